@@ -1,0 +1,62 @@
+//! The fixed window as envoyproxy/ratelimit counts it: what a rule without an `algorithm` means.
+//!
+//! A refused hit counts; a look is over the limit only when more than the limit is counted. So a client that
+//! keeps asking sees what that server would have told it, to the letter.
+
+use crate::{
+    algorithm::{Algorithm, Ask, Decision, Verdict, Window, WindowCounter, WindowReceipt},
+    time::Timestamp,
+};
+
+/// At most `limit` hits in each window; refused hits count too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Classic {
+    /// Hits that pass in one window; 0 lets none pass.
+    pub limit: u64,
+    /// The window, aligned to the epoch.
+    pub window: Window,
+}
+
+impl Algorithm for Classic {
+    type Counter = WindowCounter;
+    type Receipt = WindowReceipt;
+
+    fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
+        let mut turned = *counter;
+        turned.turn(self.window, now, |_| 0);
+        let (hits, charged) = match ask {
+            Ask::Look => (1, None),
+            Ask::Charge(hits) => (hits, Some(turned.add(hits))),
+            Ask::Refund(hits) => {
+                turned.remove(hits);
+                (0, None)
+            }
+        };
+        if ask != Ask::Look {
+            *counter = turned;
+        }
+        let reset_after = self.window.end(turned.start, 0).since(now);
+        let remaining = self.limit.saturating_sub(turned.count);
+        if turned.count <= self.limit || matches!(ask, Ask::Refund(_)) {
+            return Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: charged };
+        }
+        let retry_after = (hits <= self.limit).then_some(reset_after);
+        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt: None }
+    }
+
+    fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {
+        counter.undo(receipt);
+    }
+
+    fn idle_at(&self, counter: &WindowCounter) -> Timestamp {
+        if counter.count == 0 { counter.start } else { self.window.end(counter.start, 0) }
+    }
+
+    fn since(&self, counter: &WindowCounter, base: &WindowCounter, _now: Timestamp) -> WindowCounter {
+        counter.since(base)
+    }
+
+    fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
+        counter.absorb(other, self.window, now, |_| 0);
+    }
+}

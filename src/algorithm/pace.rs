@@ -1,0 +1,130 @@
+//! A steady pace, and a debt that time pays off at that pace.
+//!
+//! This is the generic cell rate algorithm (ITU-T I.371): what a bucket holds is written as the one instant at
+//! which it will be full again. The distance of that instant from now is a debt; an algorithm is a bound on it.
+//!
+//! Debts are whole numbers: a hit costs as many units as the pace has nanoseconds, and each nanosecond pays as
+//! many units as the pace has hits. So an interval that is no whole number of nanoseconds loses nothing.
+
+use std::{num::NonZeroU64, time::Duration};
+
+use crate::time::Timestamp;
+
+/// So many hits in so many nanoseconds, evenly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pace {
+    hits: NonZeroU64,
+    nanos: NonZeroU64,
+}
+
+/// The longest time that a debt may take to be paid: 200 years. Longer ones are cut to that.
+const NANOS_MAX: u64 = 200 * 365 * 86_400 * crate::time::SECOND;
+
+impl Pace {
+    /// `hits` every `nanos`.
+    pub const fn new(hits: NonZeroU64, nanos: NonZeroU64) -> Self {
+        Self { hits, nanos }
+    }
+
+    /// Nanoseconds in which its hits come.
+    pub const fn nanos(self) -> u64 {
+        self.nanos.get()
+    }
+
+    /// The time it takes to pay for `hits`, in nanoseconds, rounded up.
+    pub const fn nanos_for(self, hits: u64) -> u128 {
+        self.cost(hits).div_ceil(self.hits.get() as u128)
+    }
+
+    /// What `hits` cost, in units.
+    pub(crate) const fn cost(self, hits: u64) -> u128 {
+        hits as u128 * self.nanos.get() as u128
+    }
+
+    /// The whole hits that `units` pay for.
+    pub(crate) fn hits_in(self, units: u128) -> u64 {
+        u64::try_from(units / u128::from(self.nanos.get())).unwrap_or(u64::MAX)
+    }
+
+    /// The time after which `units` are paid, rounded up to whole nanoseconds.
+    pub(crate) fn time_for(self, units: u128) -> Duration {
+        Duration::from_nanos(u64::try_from(units.div_ceil(self.units_per_nano())).unwrap_or(u64::MAX))
+    }
+
+    fn units_per_nano(self) -> u128 {
+        u128::from(self.hits.get())
+    }
+}
+
+/// A debt, as the instant at which it is paid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PaceCounter {
+    /// The last whole nanosecond before the debt is paid.
+    pub(crate) paid_at: Timestamp,
+    /// Units that are then still owed: less than one nanosecond pays.
+    pub(crate) rest: u64,
+}
+
+/// A charge to a debt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PaceReceipt {
+    at: Timestamp,
+    hits: u64,
+}
+
+impl PaceCounter {
+    /// The units owed at `now`.
+    pub(crate) fn debt(&self, pace: Pace, now: Timestamp) -> u128 {
+        if self.paid_at < now {
+            return 0;
+        }
+        // Under another pace the rest may be worth more than a nanosecond; it never is.
+        let rest = self.rest.min(pace.hits.get() - 1);
+        u128::from(self.paid_at.nanos_since(now)) * pace.units_per_nano() + u128::from(rest)
+    }
+
+    /// Owes `units` at `now`.
+    pub(crate) fn owe(&mut self, pace: Pace, now: Timestamp, units: u128) {
+        let units = units.min(u128::from(NANOS_MAX) * pace.units_per_nano());
+        let (whole, rest) = (units / pace.units_per_nano(), units % pace.units_per_nano());
+        // Both fit: `whole` is at most NANOS_MAX and `rest` is less than the hits of a pace.
+        self.paid_at = now.plus(whole as u64);
+        self.rest = rest as u64;
+    }
+
+    /// The instant from which nothing is owed.
+    pub(crate) fn idle_at(&self) -> Timestamp {
+        self.paid_at.plus(u64::from(0 < self.rest))
+    }
+
+    /// What [`PaceCounter::undo`] needs to take back `hits` charged at `now`.
+    pub(crate) fn receipt(now: Timestamp, hits: u64) -> PaceReceipt {
+        PaceReceipt { at: now, hits }
+    }
+
+    /// Takes back what of a charge cannot have been paid since: so, whatever else was charged or taken back
+    /// meanwhile, never more than that charge still weighs.
+    pub(crate) fn undo(&mut self, pace: Pace, receipt: PaceReceipt, now: Timestamp) {
+        let paid = u128::from(now.nanos_since(receipt.at)) * pace.units_per_nano();
+        self.forgive(pace, now, pace.cost(receipt.hits).saturating_sub(paid));
+    }
+
+    /// Lowers the debt by `units`, or to nothing.
+    pub(crate) fn forgive(&mut self, pace: Pace, now: Timestamp, units: u128) {
+        let debt = self.debt(pace, now);
+        self.owe(pace, now, debt.saturating_sub(units));
+    }
+
+    /// What was owed more than `base` owed.
+    pub(crate) fn since(&self, base: &Self, pace: Pace, now: Timestamp) -> Self {
+        let mut since = *self;
+        since.forgive(pace, now, base.debt(pace, now));
+        since
+    }
+
+    /// Adds the debt of `other`.
+    pub(crate) fn absorb(&mut self, other: &Self, pace: Pace, now: Timestamp) {
+        let debt = self.debt(pace, now).saturating_add(other.debt(pace, now));
+        self.owe(pace, now, debt);
+    }
+}

@@ -1,0 +1,120 @@
+//! Windows of time and the count of hits in one.
+
+use crate::time::Timestamp;
+
+/// A length of time that starts anew at each of its multiples since the Unix epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Window {
+    // Invariant: not 0, at most `Window::NANOS_MAX`.
+    nanos: u64,
+}
+
+impl Window {
+    /// The shortest window: a millisecond.
+    pub const NANOS_MIN: u64 = 1_000_000;
+    /// The longest window: a hundred years of 365 days.
+    pub const NANOS_MAX: u64 = 100 * 365 * 86_400 * crate::time::SECOND;
+
+    /// A window of `nanos`, or `None` where that is out of bounds.
+    pub const fn of_nanos(nanos: u64) -> Option<Self> {
+        if nanos < Self::NANOS_MIN || Self::NANOS_MAX < nanos { None } else { Some(Self { nanos }) }
+    }
+
+    /// A window of a number of seconds, known to be within bounds.
+    pub(crate) const fn of_seconds(seconds: u32) -> Self {
+        assert!(0 < seconds && seconds as u64 <= Self::NANOS_MAX / crate::time::SECOND);
+        Self { nanos: seconds as u64 * crate::time::SECOND }
+    }
+
+    /// Its length in nanoseconds.
+    pub const fn nanos(self) -> u64 {
+        self.nanos
+    }
+
+    /// The start of the window that holds `now`.
+    pub(crate) const fn start(self, now: Timestamp) -> Timestamp {
+        now.minus(now.as_nanos() % self.nanos)
+    }
+
+    /// The end of the window that starts at `start`, or of the one `later` windows after it.
+    pub(crate) const fn end(self, start: Timestamp, later: u64) -> Timestamp {
+        start.plus(self.nanos.saturating_mul(later.saturating_add(1)))
+    }
+
+    /// How many windows lie between two starts.
+    pub(crate) const fn turns(self, from: Timestamp, to: Timestamp) -> u64 {
+        to.nanos_since(from) / self.nanos
+    }
+}
+
+/// Hits counted in one window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowCounter {
+    /// The start of the window.
+    pub(crate) start: Timestamp,
+    /// The hits in it. May exceed the limit.
+    pub(crate) count: u64,
+}
+
+/// A charge to one window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowReceipt {
+    start: Timestamp,
+    hits: u64,
+}
+
+impl WindowCounter {
+    /// Goes on to the window that holds `now`, leaving `carried(turns)` hits in it. A window later than `now`
+    /// stays: time that goes back frees nothing.
+    pub(crate) fn turn(&mut self, window: Window, now: Timestamp, carried: impl FnOnce(u64) -> u64) {
+        let start = window.start(now);
+        if self.start < start {
+            self.count = carried(window.turns(self.start, start));
+            self.start = start;
+        }
+    }
+
+    /// Counts `hits` more.
+    pub(crate) fn add(&mut self, hits: u64) -> WindowReceipt {
+        self.count = self.count.saturating_add(hits);
+        WindowReceipt { start: self.start, hits }
+    }
+
+    /// Takes `hits` off, or as many as there are.
+    pub(crate) fn remove(&mut self, hits: u64) {
+        self.count = self.count.saturating_sub(hits);
+    }
+
+    /// Takes one charge back if its window is still the one that counts.
+    pub(crate) fn undo(&mut self, receipt: WindowReceipt) {
+        if receipt.start == self.start {
+            self.remove(receipt.hits);
+        }
+    }
+
+    /// What came after `base`.
+    pub(crate) fn since(&self, base: &Self) -> Self {
+        let before = if base.start == self.start { base.count } else { 0 };
+        Self { start: self.start, count: self.count.saturating_sub(before) }
+    }
+
+    /// Adds hits counted elsewhere: those of an older window no longer count, those of a newer one (at most the
+    /// one after that of `now`: a clock may be ahead, but not by more) begin it.
+    pub(crate) fn absorb(
+        &mut self,
+        other: &Self,
+        window: Window,
+        now: Timestamp,
+        carried: impl FnOnce(u64) -> u64,
+    ) {
+        let next = window.end(window.start(now), 0);
+        let start = other.start.min(next.max(self.start));
+        if self.start < start {
+            self.count = carried(window.turns(self.start, start));
+            self.start = start;
+        }
+        if self.start == start {
+            self.count = self.count.saturating_add(other.count);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What is asked about, and the key of its counter.
+
+use std::hash::{Hash, Hasher};
+
+use siphasher::sip128::SipHasher13;
+use smallvec::SmallVec;
+
+/// One step of a descriptor: a key and the value it has in this request, which may be empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The name of the step.
+    pub key: &'a str,
+    /// Its value, possibly empty.
+    pub value: &'a str,
+}
+
+/// The secret that the hash of keys is keyed with, so that nobody can choose descriptors that collide.
+#[derive(Clone)]
+pub struct Secret([u8; 16]);
+
+impl Secret {
+    /// A secret from its bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// A fresh secret from the operating system's randomness.
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// Which counter: 128 bits that stand for a domain, a descriptor and a kind of counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    high: u64,
+    low: u64,
+}
+
+impl Key {
+    /// The upper half, evenly spread over all its bits.
+    pub const fn high(self) -> u64 {
+        self.high
+    }
+
+    /// The lower half, evenly spread over all its bits and independent of the upper one.
+    pub const fn low(self) -> u64 {
+        self.low
+    }
+}
+
+/// Hashes as its lower half: the bits are as good as any hash would make them.
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.low);
+    }
+}
+
+/// The text that a key is the hash of. Every part carries its length, so that no two descriptors share one.
+#[derive(Clone, Debug)]
+pub struct KeyText(SmallVec<[u8; 248]>);
+
+/// The first byte of each part of a [`KeyText`].
+#[derive(Clone, Copy)]
+enum Part {
+    Domain = 0,
+    /// An entry as it was sent.
+    Sent = 1,
+    /// An entry that counts together with all others of its pattern.
+    Shared = 2,
+    Kind = 3,
+}
+
+impl KeyText {
+    /// Begins the text of a counter in `domain`.
+    pub fn new(domain: &str) -> Self {
+        let mut text = Self(SmallVec::new());
+        text.part(Part::Domain, &[domain.as_bytes()]);
+        text
+    }
+
+    /// Adds an entry as it was sent.
+    pub fn entry(&mut self, entry: Entry<'_>) {
+        self.part(Part::Sent, &[entry.key.as_bytes(), entry.value.as_bytes()]);
+    }
+
+    /// Adds the pattern that stands for an entry, so that all entries which match it share the counter.
+    pub fn pattern(&mut self, pattern: Entry<'_>) {
+        self.part(Part::Shared, &[pattern.key.as_bytes(), pattern.value.as_bytes()]);
+    }
+
+    /// The key of the counter of this kind.
+    pub fn key(&self, kind: &[u8], secret: &Secret) -> Key {
+        let mut text = self.clone();
+        text.part(Part::Kind, &[kind]);
+        let hash = SipHasher13::new_with_key(&secret.0).hash(&text.0);
+        Key { high: hash.h1, low: hash.h2 }
+    }
+
+    fn part(&mut self, part: Part, texts: &[&[u8]]) {
+        self.0.push(part as u8);
+        for text in texts {
+            // A message is at most 4 MiB, so its parts fit; a longer one would only wrap, and so collide.
+            self.0.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            self.0.extend_from_slice(text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn text(domain: &str, entries: &[(String, String)]) -> KeyText {
+        let mut text = KeyText::new(domain);
+        for (key, value) in entries {
+            text.entry(Entry { key, value });
+        }
+        text
+    }
+
+    #[test]
+    fn the_hash_of_a_key_never_changes() {
+        let mut text = KeyText::new("shop");
+        text.entry(Entry { key: "user", value: "alice" });
+        text.pattern(Entry { key: "path", value: "/api/*" });
+        let key = text.key(&[1, 2, 3], &Secret::from_bytes(*b"0123456789abcdef"));
+        assert_eq!(format!("{:016x}{:016x}", key.high(), key.low()), "5f3646a37295c07fabdd271a5eda7943");
+    }
+
+    #[test]
+    fn another_secret_gives_another_key() {
+        let text = KeyText::new("shop");
+        let one = text.key(&[], &Secret::from_bytes([1; 16]));
+        let other = text.key(&[], &Secret::from_bytes([2; 16]));
+        assert_ne!(one, other);
+    }
+
+    #[test]
+    fn a_value_that_reads_like_a_pattern_does_not_share_its_counter() {
+        let secret = Secret::from_bytes([7; 16]);
+        let entry = Entry { key: "path", value: "/api/*" };
+        let (mut sent, mut shared) = (KeyText::new("shop"), KeyText::new("shop"));
+        sent.entry(entry);
+        shared.pattern(entry);
+        assert_ne!(sent.key(&[], &secret), shared.key(&[], &secret));
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        "[ab_]{0,3}"
+    }
+
+    proptest! {
+        #[test]
+        fn distinct_descriptors_have_distinct_keys(
+            domains in (name(), name()),
+            one in prop::collection::vec((name(), name()), 0..4),
+            other in prop::collection::vec((name(), name()), 0..4),
+        ) {
+            let secret = Secret::from_bytes([9; 16]);
+            let same = domains.0 == domains.1 && one == other;
+            let keys = (text(&domains.0, &one).key(&[], &secret), text(&domains.1, &other).key(&[], &secret));
+            prop_assert_eq!(same, keys.0 == keys.1);
+        }
+    }
+}

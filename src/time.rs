@@ -1,0 +1,209 @@
+//! Instants, and the one place that reads a clock.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use arc_swap::ArcSwap;
+
+/// Nanoseconds in a second.
+pub const SECOND: u64 = 1_000_000_000;
+
+/// How much slower than real time a clock runs while the wall clock is behind it: 1 %.
+const SLOWER_BY: u64 = 100;
+
+/// An instant: nanoseconds since the Unix epoch. Reaches to the year 2554; arithmetic stops there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// The Unix epoch, before everything that is ever counted.
+    pub const EPOCH: Self = Self(0);
+    /// The last instant there is.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// The instant `nanos` after the Unix epoch.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the Unix epoch.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The instant `nanos` later, at most the last one there is.
+    pub const fn plus(self, nanos: u64) -> Self {
+        Self(self.0.saturating_add(nanos))
+    }
+
+    /// The instant `nanos` earlier, at least the epoch.
+    pub const fn minus(self, nanos: u64) -> Self {
+        Self(self.0.saturating_sub(nanos))
+    }
+
+    /// Nanoseconds from `earlier` to here; 0 where `earlier` is in fact later.
+    pub const fn nanos_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// The time from `earlier` to here; zero where `earlier` is in fact later.
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.nanos_since(earlier))
+    }
+}
+
+/// Tells the time. Cloning gives another handle of the same clock.
+#[derive(Clone, Debug)]
+pub struct Clock(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    System(Arc<SystemClock>),
+    Manual(Arc<AtomicU64>),
+}
+
+impl Clock {
+    /// The clock of this machine: the wall's time at the start, carried on by the monotonic clock.
+    pub fn system() -> Self {
+        Self(Source::System(Arc::new(SystemClock::start())))
+    }
+
+    /// A clock that stands still at `now` until [`Clock::set`] moves it.
+    pub fn manual(now: Timestamp) -> Self {
+        Self(Source::Manual(Arc::new(AtomicU64::new(now.as_nanos()))))
+    }
+
+    /// The current instant.
+    pub fn now(&self) -> Timestamp {
+        match &self.0 {
+            Source::System(clock) => clock.now(),
+            Source::Manual(nanos) => Timestamp(nanos.load(Ordering::SeqCst)),
+        }
+    }
+
+    /// Moves a manual clock to `now`; a system clock cannot be set and stays as it is.
+    pub fn set(&self, now: Timestamp) {
+        match &self.0 {
+            Source::System(_) => {}
+            Source::Manual(nanos) => nanos.store(now.as_nanos(), Ordering::SeqCst),
+        }
+    }
+
+    /// Compares a system clock with the wall clock and follows it: at once where the wall is ahead, by
+    /// running 1 % slower where it is behind. To be called about ten times a second.
+    pub fn follow_wall(&self) {
+        match &self.0 {
+            Source::System(clock) => clock.follow_wall(),
+            Source::Manual(_) => {}
+        }
+    }
+}
+
+/// Which line between monotonic and told time is in force.
+#[derive(Debug)]
+struct SystemClock {
+    line: ArcSwap<Line>,
+}
+
+/// Told time as a function of the monotonic clock, from one point on.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    from: Instant,
+    told: Timestamp,
+    slow: bool,
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+impl SystemClock {
+    fn start() -> Self {
+        let line = Line { from: Instant::now(), told: wall(), slow: false };
+        Self { line: ArcSwap::from_pointee(line) }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.line.load().at(Instant::now())
+    }
+
+    fn follow_wall(&self) {
+        let line = **self.line.load();
+        let next = line.following(Instant::now(), wall());
+        self.line.store(Arc::new(next));
+    }
+}
+
+impl Line {
+    fn at(&self, monotonic: Instant) -> Timestamp {
+        let passed = nanos(monotonic.saturating_duration_since(self.from));
+        self.told.plus(if self.slow { passed - passed / SLOWER_BY } else { passed })
+    }
+
+    /// The line to go on with when the wall clock shows `wall` at the instant `monotonic`.
+    fn following(&self, monotonic: Instant, wall: Timestamp) -> Self {
+        let told = self.at(monotonic);
+        if told <= wall {
+            return Self { from: monotonic, told: wall, slow: false };
+        }
+        // Being slow for one more round must not overshoot: then the clock would swing around the wall's.
+        let round = nanos(monotonic.saturating_duration_since(self.from));
+        Self { from: monotonic, told, slow: round / SLOWER_BY <= told.nanos_since(wall) }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+fn wall() -> Timestamp {
+    // A wall clock before 1970 reads as 1970.
+    Timestamp(nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "an arbitrary start for the lines under test")]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600 * SECOND;
+
+    #[test]
+    fn a_wall_that_steps_forward_is_followed_at_once() {
+        let from = Instant::now();
+        let line = Line { from, told: Timestamp(10 * HOUR), slow: false };
+        let next = line.following(from + Duration::from_millis(100), Timestamp(11 * HOUR));
+        assert_eq!(next.at(next.from), Timestamp(11 * HOUR));
+    }
+
+    #[test]
+    fn a_wall_that_steps_back_slows_the_clock_by_one_percent_until_they_meet() {
+        let mut monotonic = Instant::now();
+        let start = Timestamp(10 * HOUR);
+        let mut line = Line { from: monotonic, told: start, slow: false };
+        let mut wall = start.minus(SECOND / 2);
+        let mut told = line.at(monotonic);
+        for _ in 0..1_000 {
+            line = line.following(monotonic, wall);
+            monotonic += Duration::from_millis(100);
+            wall = wall.plus(SECOND / 10);
+            let next = line.at(monotonic);
+            assert!(next.nanos_since(told) >= SECOND / 10 * 99 / 100, "at most 1 % slower, and never back");
+            told = next;
+        }
+        assert!(told.nanos_since(wall) <= SECOND / 100, "it has approached the wall");
+        assert!(wall.nanos_since(told) <= SECOND / 100, "and does not fall behind it");
+    }
+
+    #[test]
+    fn a_manual_clock_stands_until_it_is_set() {
+        let clock = Clock::manual(Timestamp(5));
+        let other = clock.clone();
+        assert_eq!(clock.now(), Timestamp(5));
+        other.set(Timestamp(3));
+        assert_eq!(clock.now(), Timestamp(3));
+    }
+}
