@@ -3,4 +3,5 @@
 
 pub mod algorithm;
 pub mod descriptor;
+pub mod store;
 pub mod time;

@@ -13,6 +13,8 @@ mod token_bucket;
 mod window;
 
 #[cfg(test)]
+mod examples;
+#[cfg(test)]
 mod laws;
 
 pub use classic::Classic;
