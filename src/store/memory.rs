@@ -175,3 +175,149 @@ impl Hasher for KeyHasher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        num::NonZeroU64,
+        sync::atomic::{AtomicU64, Ordering},
+        thread,
+    };
+
+    use super::*;
+    use crate::{
+        algorithm::{Excess, FixedWindow, Limit, Pace, TokenBucket, Verdict, Window},
+        descriptor::{Entry, KeyText, Secret},
+        time::SECOND,
+    };
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+    fn key(name: &str) -> Key {
+        let mut text = KeyText::new("test");
+        text.entry(Entry { key: "name", value: name });
+        text.key(&[], &Secret::from_bytes([1; 16]))
+    }
+
+    fn window(limit: u64) -> Limit {
+        let window = Window::of_nanos(3_600 * SECOND).unwrap();
+        Limit::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse })
+    }
+
+    fn bucket(burst: u64) -> Limit {
+        let pace = Pace::new(NonZeroU64::new(1).unwrap(), NonZeroU64::new(3_600 * SECOND).unwrap());
+        Limit::TokenBucket(TokenBucket { pace, burst, excess: Excess::Refuse })
+    }
+
+    fn any_refused(decisions: &[Decision]) -> bool {
+        decisions.iter().any(|decision| !decision.verdict.passes())
+    }
+
+    fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
+        memory.apply(&[Check { key, limit, ask: Ask::Look }], NOW, |_| false)[0].remaining
+    }
+
+    fn race(callers: u64, call: impl Fn(u64) -> bool + Sync) -> u64 {
+        let passed = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for caller in 0..callers {
+                let (passed, call) = (&passed, &call);
+                scope.spawn(move || passed.fetch_add(call(caller).into(), Ordering::Relaxed));
+            }
+        });
+        passed.into_inner()
+    }
+
+    #[test]
+    fn of_racing_callers_exactly_the_limit_pass() {
+        for limit in [window(100), bucket(100)] {
+            let memory = Memory::new();
+            let check = Check { key: key("one"), limit: &limit, ask: Ask::Charge(1) };
+            let passed = race(256, |_| memory.apply(&[check], NOW, |_| false)[0].verdict.passes());
+            assert_eq!(passed, 100);
+        }
+    }
+
+    #[test]
+    fn of_racing_callers_of_several_counters_exactly_the_tightest_limit_pass_and_the_others_lose_nothing() {
+        let (memory, group, user) = (Memory::new(), window(100), bucket(30));
+        let passed = race(300, |caller| {
+            let user_key = key(&format!("user {}", caller % 5));
+            let mut checks = [
+                Check { key: key("group"), limit: &group, ask: Ask::Charge(1) },
+                Check { key: user_key, limit: &user, ask: Ask::Charge(1) },
+            ];
+            if caller % 2 == 0 {
+                checks.reverse();
+            }
+            !any_refused(&memory.apply(&checks, NOW, any_refused))
+        });
+        assert_eq!(passed, 100);
+        assert_eq!(left(&memory, key("group"), &group), 0);
+        let users = (0..5).map(|user_index| 30 - left(&memory, key(&format!("user {user_index}")), &user));
+        assert_eq!(users.sum::<u64>(), 100);
+    }
+
+    #[test]
+    fn a_refused_call_tells_what_is_left_without_it() {
+        let (memory, wide, narrow) = (Memory::new(), window(10), window(1));
+        let checks = [
+            Check { key: key("wide"), limit: &wide, ask: Ask::Charge(1) },
+            Check { key: key("narrow"), limit: &narrow, ask: Ask::Charge(1) },
+        ];
+        assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
+        let refused = memory.apply(&checks, NOW, any_refused);
+        assert_eq!((refused[0].verdict, refused[0].remaining), (Verdict::Pass, 9));
+        assert_eq!(refused[1].remaining, 0);
+        assert_eq!(left(&memory, key("wide"), &wide), 9);
+    }
+
+    #[test]
+    fn two_checks_of_one_counter_charge_it_twice_or_not_at_all() {
+        let (memory, limit) = (Memory::new(), window(3));
+        let twice = [Check { key: key("one"), limit: &limit, ask: Ask::Charge(1) }; 2];
+        assert!(!any_refused(&memory.apply(&twice, NOW, any_refused)));
+        assert!(any_refused(&memory.apply(&twice, NOW, any_refused)));
+        assert_eq!(left(&memory, key("one"), &limit), 1);
+    }
+
+    #[test]
+    fn a_call_may_involve_every_lock_there_is() {
+        let (memory, limit) = (Memory::new(), window(1));
+        let checks: Vec<_> = (0..10_000)
+            .map(|index| Check { key: key(&index.to_string()), limit: &limit, ask: Ask::Charge(1) })
+            .collect();
+        assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
+        assert!(memory.apply(&checks, NOW, any_refused).iter().all(|decision| !decision.verdict.passes()));
+    }
+
+    #[test]
+    fn a_look_keeps_no_counter() {
+        let (memory, limit) = (Memory::new(), window(1));
+        assert_eq!(left(&memory, key("one"), &limit), 1);
+        assert!(memory.is_empty());
+    }
+
+    #[test]
+    fn a_sweep_forgets_what_is_idle_and_nothing_else() {
+        let (memory, window, bucket) = (Memory::new(), window(1), bucket(4));
+        for index in 0..1_000 {
+            let key = key(&index.to_string());
+            let (limit, hits) = if index % 2 == 0 { (&window, 1) } else { (&bucket, 4) };
+            memory.apply(&[Check { key, limit, ask: Ask::Charge(hits) }], NOW, |_| false);
+        }
+        let sweep = |hours: u64| {
+            (0..PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(hours * 3_600 * SECOND)))
+        };
+        sweep(0);
+        assert_eq!(memory.len(), 1_000);
+        sweep(1);
+        assert_eq!(memory.len(), 500, "buckets take four hours to fill");
+        sweep(4);
+        assert!(memory.is_empty());
+        assert!(
+            memory.parts.iter().map(DashMap::capacity).sum::<usize>() < 100,
+            "and their memory is given back"
+        );
+    }
+}
