@@ -4,3 +4,4 @@
 pub mod algorithm;
 pub mod descriptor;
 pub mod time;
+pub mod yaml;
