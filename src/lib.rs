@@ -3,5 +3,6 @@
 
 pub mod algorithm;
 pub mod descriptor;
+pub mod rules;
 pub mod time;
 pub mod yaml;

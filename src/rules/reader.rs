@@ -102,8 +102,12 @@ impl<'n> Fields<'n> {
         let found = choices.iter().find(|(name, _)| *name == text);
         if found.is_none() {
             let names = || choices.iter().map(|(name, _)| *name);
-            let hint = keys::nearest(&text, names()).map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
-            report.add(mark, format!("`{key}` cannot be {}; it is one of {}{hint}", quote(&text), keys::list(names())));
+            let hint = keys::nearest(&text, names())
+                .map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+            report.add(
+                mark,
+                format!("`{key}` cannot be {}; it is one of {}{hint}", quote(&text), keys::list(names())),
+            );
         }
         found.map(|(_, value)| Located { value: *value, mark })
     }
@@ -121,7 +125,10 @@ fn wrong_value<T>(pair: &Pair, wanted: &str, report: &mut Report<'_>) -> Option<
     match pair.value.value {
         Value::Unreadable => {}
         Value::Scalar(_) | Value::List(_) | Value::Mapping(_) => {
-            report.add(pair.value.mark, format!("`{}` takes {wanted}, not {}", pair.key, pair.value.describe()));
+            report.add(
+                pair.value.mark,
+                format!("`{}` takes {wanted}, not {}", pair.key, pair.value.describe()),
+            );
         }
     }
     None

@@ -9,7 +9,10 @@ impl Node {
     pub fn to_json(&self, problems: &mut Vec<Problem>) -> Json {
         match &self.value {
             Value::Scalar(scalar) => scalar.to_json().unwrap_or_else(|| {
-                let what = format!("{} is a number that JSON cannot hold; write it as text, in quotes", quote(&scalar.text));
+                let what = format!(
+                    "{} is a number that JSON cannot hold; write it as text, in quotes",
+                    quote(&scalar.text)
+                );
                 problems.push(Problem { mark: self.mark, what });
                 Json::Null
             }),

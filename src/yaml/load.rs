@@ -92,9 +92,10 @@ impl Loader {
         while let Some(event) = parser.next() {
             let outcome = match event {
                 Ok((event, span)) => self.take(event, span),
-                Err(error) => {
-                    Err(Stop::Document(Problem { mark: mark(*error.marker()), what: format!("not YAML: {}", error.info()) }))
-                }
+                Err(error) => Err(Stop::Document(Problem {
+                    mark: mark(*error.marker()),
+                    what: format!("not YAML: {}", error.info()),
+                })),
             };
             match outcome {
                 Ok(()) => {}
@@ -169,7 +170,8 @@ impl Loader {
 
     fn refuse_tag(&mut self, mark: Mark, tagged: bool) {
         if tagged {
-            let what = "tags (`!...`) are not supported; text is written in quotes, all else without a tag".into();
+            let what =
+                "tags (`!...`) are not supported; text is written in quotes, all else without a tag".into();
             self.report(Problem { mark, what });
         }
     }
@@ -307,7 +309,9 @@ fn key_of(node: Node) -> Result<Option<(String, Mark)>, Problem> {
     let what = match node.value {
         Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
         Value::Unreadable => return Ok(None),
-        Value::Scalar(_) => format!("a key must be text, but this is {shown}; if it is meant as text, put it in quotes"),
+        Value::Scalar(_) => {
+            format!("a key must be text, but this is {shown}; if it is meant as text, put it in quotes")
+        }
         Value::List(_) | Value::Mapping(_) => format!("a key must be text, but this is {shown}"),
     };
     Err(Problem { mark: node.mark, what })
@@ -323,7 +327,10 @@ fn is_key(scalar: &Scalar) -> bool {
 }
 
 fn too_deep(mark: Mark) -> Problem {
-    Problem { mark, what: format!("nested too deep; at most {DEPTH_MAX} lists and mappings in each other are allowed") }
+    Problem {
+        mark,
+        what: format!("nested too deep; at most {DEPTH_MAX} lists and mappings in each other are allowed"),
+    }
 }
 
 fn mark(marker: Marker) -> Mark {

@@ -25,7 +25,9 @@ impl Scalar {
         }
         match self.text.as_str() {
             "" | "~" | "null" | "Null" | "NULL" => Meaning::Null,
-            "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => Meaning::Bool(true),
+            "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => {
+                Meaning::Bool(true)
+            }
             "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "n" | "N" => {
                 Meaning::Bool(false)
             }
@@ -115,7 +117,9 @@ mod tests {
 
     #[test]
     fn other_numbers_are_no_whole_numbers() {
-        for (text, value) in [("1.5", 1.5), ("1e3", 1000.0), (".5", 0.5), ("09", 9.0), ("-.inf", f64::NEG_INFINITY)] {
+        for (text, value) in
+            [("1.5", 1.5), ("1e3", 1000.0), (".5", 0.5), ("09", 9.0), ("-.inf", f64::NEG_INFINITY)]
+        {
             assert_eq!(plain(text), Meaning::Number(value), "{text}");
         }
     }
@@ -128,7 +132,9 @@ mod tests {
         for text in ["n", "No", "off", "False"] {
             assert_eq!(plain(text), Meaning::Bool(false), "{text}");
         }
-        for text in ["yEs", "tRUE", "inf", "-inf", "nan", "1.2.3", "0x", "0xg", "-", "1s", "--1", "2026-01-01"] {
+        for text in
+            ["yEs", "tRUE", "inf", "-inf", "nan", "1.2.3", "0x", "0xg", "-", "1s", "--1", "2026-01-01"]
+        {
             assert_eq!(plain(text), Meaning::Text, "{text}");
         }
     }

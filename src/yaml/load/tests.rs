@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 
 fn problems(text: &str) -> Vec<String> {
-    let problem = |problem: &Problem| format!("{}:{}: {}", problem.mark.line, problem.mark.column, problem.what);
+    let problem =
+        |problem: &Problem| format!("{}:{}: {}", problem.mark.line, problem.mark.column, problem.what);
     load(text.as_bytes()).problems.iter().map(problem).collect()
 }
 
@@ -18,7 +19,10 @@ fn nodes_keep_their_places_and_scalars_their_texts() {
     let stream = load("a: 010\nb:\n  - 'yes'\n  - ä: 1.50\n".as_bytes());
     let Value::Mapping(pairs) = &stream.documents[0].value else { panic!("a mapping") };
     assert_eq!(pairs[0].value.value, Value::Scalar(Scalar { text: "010".into(), quoted: false }));
-    assert_eq!((pairs[1].mark, pairs[1].value.mark), (Mark { line: 2, column: 1 }, Mark { line: 3, column: 3 }));
+    assert_eq!(
+        (pairs[1].mark, pairs[1].value.mark),
+        (Mark { line: 2, column: 1 }, Mark { line: 3, column: 3 })
+    );
     let Value::List(items) = &pairs[1].value.value else { panic!("a list") };
     assert_eq!(items[0].value, Value::Scalar(Scalar { text: "yes".into(), quoted: true }));
     let Value::Mapping(inner) = &items[1].value else { panic!("a mapping") };
@@ -66,7 +70,8 @@ fn a_syntax_error_ends_its_document_and_the_next_one_is_read() {
 
 #[test]
 fn anchors_aliases_and_merges_work() {
-    let text = "base: &b {unit: day, n: 1}\none: *b\ntwo: {n: 2, <<: *b}\nthree: {<<: [{x: 1}, *b, {x: 2}]}\n";
+    let text =
+        "base: &b {unit: day, n: 1}\none: *b\ntwo: {n: 2, <<: *b}\nthree: {<<: [{x: 1}, *b, {x: 2}]}\n";
     assert_eq!(
         json(text),
         serde_json::json!({
@@ -109,7 +114,15 @@ fn nesting_is_bounded_however_it_is_written() {
     (1..deep).for_each(|level| chain += &format!("a{level}: &a{level} [*a{}]\n", level - 1));
     let mapping: String = (0..deep).map(|level| format!("{}a:\n", " ".repeat(level))).collect();
     let mixed = format!("{}{}", "- ".repeat(20), "[".repeat(20));
-    for text in ["[".repeat(5_000), "- ".repeat(5_000), "{a: ".repeat(5_000), "? ".repeat(5_000), chain, mapping, mixed] {
+    for text in [
+        "[".repeat(5_000),
+        "- ".repeat(5_000),
+        "{a: ".repeat(5_000),
+        "? ".repeat(5_000),
+        chain,
+        mapping,
+        mixed,
+    ] {
         let stream = load(text.as_bytes());
         assert_eq!(stream.problems.len(), 1, "{}", &text[..40]);
     }
