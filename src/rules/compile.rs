@@ -28,7 +28,12 @@ pub struct Source {
 
 /// Compiles files in the given order: all of them, or none and a list of what is wrong.
 pub fn compile(sources: &[Source]) -> Result<Rules, Problems> {
-    let mut compiler = Compiler::default();
+    compile_with(Problems::default(), sources)
+}
+
+/// Compiles files of which something was wrong before.
+pub(crate) fn compile_with(problems: Problems, sources: &[Source]) -> Result<Rules, Problems> {
+    let mut compiler = Compiler { problems, ..Compiler::default() };
     sources.iter().for_each(|source| compiler.file(source));
     compiler.finish(hash(sources))
 }

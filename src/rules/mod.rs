@@ -11,20 +11,27 @@ use crate::{
     descriptor::{Entry, KeyText},
 };
 
+mod book;
 mod compile;
 mod file;
 mod keys;
 mod limit;
+mod mount;
 mod pattern;
 mod place;
 mod reader;
+mod source;
 mod tree;
 mod unit;
+mod watch;
 
+pub use book::{Book, LoadError, Status};
 pub use compile::{Source, compile};
 pub use keys::{KEYS, Key, Level, Named, Use};
 pub use place::{Place, Problem, Problems};
+pub use source::load;
 pub use unit::Unit;
+pub use watch::{Settings, Watcher};
 
 use tree::{Hop, How};
 
