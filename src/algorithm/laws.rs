@@ -1,6 +1,6 @@
 //! Properties that every named algorithm keeps, and the table that is the law of classic rules.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::num::NonZeroU64;
 
 use proptest::prelude::*;
 

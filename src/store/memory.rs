@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::{Ask, Counter, Decision},
     descriptor::Key,
-    store::{Check, Decisions},
+    store::{Check, Decisions, OnRefusal},
     time::{Clock, Timestamp},
 };
 
@@ -71,7 +71,8 @@ impl Memory {
     /// Answers all checks of one call as one: nobody else's check falls between them.
     ///
     /// Where `refused` says that the call as a whole is refused for what was decided, the charges that passed are
-    /// taken back before anybody sees them; their decisions then tell what is left without them.
+    /// taken back before anybody sees them, if their checks say so; their decisions then tell what is left without
+    /// them.
     pub fn apply(
         &self,
         checks: &[Check<'_>],
@@ -113,7 +114,9 @@ impl Memory {
         if 1 < checks.len() && refused(&decisions) {
             // Newest first, so that two charges to one counter come off in turn.
             for (index, decision) in decisions.iter_mut().enumerate().rev() {
-                if let Some(receipt) = decision.receipt.take() {
+                if checks[index].on_refusal == OnRefusal::TakeBack
+                    && let Some(receipt) = decision.receipt.take()
+                {
                     each(index, &mut |check, counter| check.limit.undo(counter, receipt, now));
                 }
             }
@@ -214,7 +217,9 @@ mod tests {
     }
 
     fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
-        memory.apply(&[Check { key, limit, ask: Ask::Look }], NOW, |_| false)[0].remaining
+        memory.apply(&[Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::TakeBack }], NOW, |_| false)
+            [0]
+        .remaining
     }
 
     fn race(callers: u64, call: impl Fn(u64) -> bool + Sync) -> u64 {
@@ -232,7 +237,12 @@ mod tests {
     fn of_racing_callers_exactly_the_limit_pass() {
         for limit in [window(100), bucket(100)] {
             let memory = Memory::new();
-            let check = Check { key: key("one"), limit: &limit, ask: Ask::Charge(1) };
+            let check = Check {
+                key: key("one"),
+                limit: &limit,
+                ask: Ask::Charge(1),
+                on_refusal: OnRefusal::TakeBack,
+            };
             let passed = race(256, |_| memory.apply(&[check], NOW, |_| false)[0].verdict.passes());
             assert_eq!(passed, 100);
         }
@@ -244,8 +254,13 @@ mod tests {
         let passed = race(300, |caller| {
             let user_key = key(&format!("user {}", caller % 5));
             let mut checks = [
-                Check { key: key("group"), limit: &group, ask: Ask::Charge(1) },
-                Check { key: user_key, limit: &user, ask: Ask::Charge(1) },
+                Check {
+                    key: key("group"),
+                    limit: &group,
+                    ask: Ask::Charge(1),
+                    on_refusal: OnRefusal::TakeBack,
+                },
+                Check { key: user_key, limit: &user, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
             ];
             if caller % 2 == 0 {
                 checks.reverse();
@@ -262,8 +277,13 @@ mod tests {
     fn a_refused_call_tells_what_is_left_without_it() {
         let (memory, wide, narrow) = (Memory::new(), window(10), window(1));
         let checks = [
-            Check { key: key("wide"), limit: &wide, ask: Ask::Charge(1) },
-            Check { key: key("narrow"), limit: &narrow, ask: Ask::Charge(1) },
+            Check { key: key("wide"), limit: &wide, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
+            Check {
+                key: key("narrow"),
+                limit: &narrow,
+                ask: Ask::Charge(1),
+                on_refusal: OnRefusal::TakeBack,
+            },
         ];
         assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
         let refused = memory.apply(&checks, NOW, any_refused);
@@ -275,7 +295,9 @@ mod tests {
     #[test]
     fn two_checks_of_one_counter_charge_it_twice_or_not_at_all() {
         let (memory, limit) = (Memory::new(), window(3));
-        let twice = [Check { key: key("one"), limit: &limit, ask: Ask::Charge(1) }; 2];
+        let twice =
+            [Check { key: key("one"), limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
+                2];
         assert!(!any_refused(&memory.apply(&twice, NOW, any_refused)));
         assert!(any_refused(&memory.apply(&twice, NOW, any_refused)));
         assert_eq!(left(&memory, key("one"), &limit), 1);
@@ -285,7 +307,12 @@ mod tests {
     fn a_call_may_involve_every_lock_there_is() {
         let (memory, limit) = (Memory::new(), window(1));
         let checks: Vec<_> = (0..10_000)
-            .map(|index| Check { key: key(&index.to_string()), limit: &limit, ask: Ask::Charge(1) })
+            .map(|index| Check {
+                key: key(&index.to_string()),
+                limit: &limit,
+                ask: Ask::Charge(1),
+                on_refusal: OnRefusal::TakeBack,
+            })
             .collect();
         assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
         assert!(memory.apply(&checks, NOW, any_refused).iter().all(|decision| !decision.verdict.passes()));
@@ -304,7 +331,11 @@ mod tests {
         for index in 0..1_000 {
             let key = key(&index.to_string());
             let (limit, hits) = if index % 2 == 0 { (&window, 1) } else { (&bucket, 4) };
-            memory.apply(&[Check { key, limit, ask: Ask::Charge(hits) }], NOW, |_| false);
+            memory.apply(
+                &[Check { key, limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack }],
+                NOW,
+                |_| false,
+            );
         }
         let sweep = |hours: u64| {
             (0..PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(hours * 3_600 * SECOND)))

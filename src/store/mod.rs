@@ -20,6 +20,17 @@ pub struct Check<'a> {
     pub limit: &'a Limit,
     /// What is wanted of it.
     pub ask: Ask,
+    /// What becomes of the charge where the call as a whole is refused for another check.
+    pub on_refusal: OnRefusal,
+}
+
+/// What becomes of a charge that passed in a call that is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnRefusal {
+    /// It stays.
+    Keep,
+    /// It is taken back.
+    TakeBack,
 }
 
 /// The answers to the checks of one call, in their order.
