@@ -1,7 +1,10 @@
 //! Holds `docs/rules.md` against the code.
 
 use super::rules;
-use crate::rules::{KEYS, Level, Named, Unit, Use};
+use crate::rules::{
+    Unit,
+    keys::{KEYS, Level, Named, Use},
+};
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/rules.md"));
 
