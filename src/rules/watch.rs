@@ -201,9 +201,11 @@ impl Alarm {
         };
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let watcher = notify::recommended_watcher(ring).and_then(|mut watcher| {
-            watcher.watch(above, RecursiveMode::NonRecursive)?;
+            let nearest = if is_directory { path } else { above };
+            watcher.watch(nearest, RecursiveMode::NonRecursive)?;
             if is_directory {
-                watcher.watch(path, RecursiveMode::NonRecursive)?;
+                // Not every process may read the directory above; then a replaced one is found by polling.
+                watcher.watch(above, RecursiveMode::NonRecursive).ok();
             }
             Ok(watcher)
         });
