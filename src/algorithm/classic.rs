@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// At most `limit` hits in each window; refused hits count too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Classic {
     /// Hits that pass in one window; 0 lets none pass.
     pub limit: u64,
@@ -23,7 +23,7 @@ impl Algorithm for Classic {
 
     fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
         let mut turned = *counter;
-        turned.turn(self.window, self.window.start(now), |_, _| 0);
+        turned.turn(&self.window, self.window.start(now), |_, _| 0);
         let (hits, charged) = match ask {
             Ask::Look => (1, None),
             Ask::Charge(hits) => (hits, Some(turned.add(hits))),
@@ -53,10 +53,10 @@ impl Algorithm for Classic {
     }
 
     fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {
-        counter.since(base, self.window, now, |_, _| 0)
+        counter.since(base, &self.window, now, |_, _| 0)
     }
 
     fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
-        counter.absorb(other, self.window, now, |_, _| 0);
+        counter.absorb(other, &self.window, now, |_, _| 0);
     }
 }

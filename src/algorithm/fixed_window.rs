@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// At most `limit` hits in each window, so at most twice that in any span as long as a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
     /// Hits that pass in one window; 0 lets none pass.
     pub limit: u64,
@@ -59,7 +59,7 @@ impl Algorithm for FixedWindow {
 
     fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
         let mut turned = *counter;
-        turned.turn(self.window, self.window.start(now), |count, turns| self.carried(count, turns));
+        turned.turn(&self.window, self.window.start(now), |count, turns| self.carried(count, turns));
         let (hits, passes, receipt) = match ask {
             Ask::Look => (1, turned.count < self.limit, None),
             Ask::Charge(hits) => {
@@ -71,12 +71,7 @@ impl Algorithm for FixedWindow {
                 (0, true, None)
             }
         };
-        let changes_nothing = match ask {
-            Ask::Look => true,
-            Ask::Charge(_) => !passes && self.excess != Excess::Count,
-            Ask::Refund(_) => false,
-        };
-        if !changes_nothing {
+        if ask.changes(passes, self.excess) {
             *counter = turned;
         }
         let end = self.window.end(turned.start, 0).since(now);
@@ -109,10 +104,10 @@ impl Algorithm for FixedWindow {
     }
 
     fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {
-        counter.since(base, self.window, now, |count, turns| self.carried(count, turns))
+        counter.since(base, &self.window, now, |count, turns| self.carried(count, turns))
     }
 
     fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
-        counter.absorb(other, self.window, now, |count, turns| self.carried(count, turns));
+        counter.absorb(other, &self.window, now, |count, turns| self.carried(count, turns));
     }
 }

@@ -6,9 +6,14 @@ use std::time::Duration;
 
 use crate::time::Timestamp;
 
+mod calendar;
 mod classic;
 mod fixed_window;
+mod leaky_queue;
 mod pace;
+mod sliding_log;
+mod sliding_window;
+mod stepped_bucket;
 mod token_bucket;
 mod window;
 
@@ -17,11 +22,16 @@ mod examples;
 #[cfg(test)]
 mod laws;
 
+pub use calendar::{Calendar, CalendarUnit};
 pub use classic::Classic;
 pub use fixed_window::FixedWindow;
+pub use leaky_queue::LeakyQueue;
 pub use pace::{Pace, PaceCounter, PaceReceipt};
+pub use sliding_log::{LogCounter, LogReceipt, SlidingLog};
+pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
+pub use stepped_bucket::{StepCounter, StepReceipt, SteppedBucket};
 pub use token_bucket::TokenBucket;
-pub use window::{Window, WindowCounter, WindowReceipt};
+pub use window::{Span, Window, WindowCounter, WindowReceipt};
 
 /// What a caller wants of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +42,17 @@ pub enum Ask {
     Charge(u64),
     /// Give this many hits back, the newest first. Never refused, never gives more than the limit.
     Refund(u64),
+}
+
+impl Ask {
+    /// Whether it changes the counter, given whether it passes and what becomes of what does not.
+    pub(crate) fn changes(self, passes: bool, excess: Excess) -> bool {
+        match self {
+            Self::Look => false,
+            Self::Charge(_) => passes || excess == Excess::Count,
+            Self::Refund(_) => true,
+        }
+    }
 }
 
 /// Whether it may pass.
@@ -114,8 +135,20 @@ pub enum Limit {
     Classic(Classic),
     /// `fixed_window`
     FixedWindow(FixedWindow),
+    /// `sliding_window`
+    SlidingWindow(SlidingWindow),
+    /// `sliding_window` with `sub_windows`
+    SubWindows(SlidingLog),
+    /// `sliding_log`
+    SlidingLog(SlidingLog),
     /// `token_bucket`
     TokenBucket(TokenBucket),
+    /// `token_bucket` with `refill_amount` and `refill_interval`
+    SteppedBucket(SteppedBucket),
+    /// `leaky_bucket`: what a token bucket has lost is what a leaky one holds, so they are one arithmetic.
+    LeakyBucket(TokenBucket),
+    /// `leaky_queue`
+    LeakyQueue(LeakyQueue),
 }
 
 /// The history of one key.
@@ -123,8 +156,14 @@ pub enum Limit {
 pub enum Counter {
     /// Hits in a window.
     Window(WindowCounter),
+    /// Hits in a window and the one before it.
+    Sliding(SlidingCounter),
+    /// Charges and their instants.
+    Log(LogCounter),
     /// A debt that time pays off.
     Pace(PaceCounter),
+    /// Tokens that are missing.
+    Step(StepCounter),
 }
 
 /// What taking one charge back needs.
@@ -132,22 +171,32 @@ pub enum Counter {
 pub enum Receipt {
     /// Of a charge to a window.
     Window(WindowReceipt),
+    /// Of a charge to a window that slides.
+    Sliding(SlidingReceipt),
+    /// Of a charge that is remembered.
+    Log(LogReceipt),
     /// Of a charge to a debt.
     Pace(PaceReceipt),
+    /// Of a charge in a step.
+    Step(StepReceipt),
 }
 
 /// What makes two counters of one descriptor different counters: the algorithm and its window, not the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {
     algorithm: u8,
-    nanos: u64,
+    // Its window's length, or what stands for it.
+    window: u64,
+    // The length of a sub-window.
+    grain: u64,
 }
 
 impl Kind {
     /// Its bytes in the text of a key. They never change: keys outlive versions.
-    pub fn bytes(self) -> [u8; 9] {
-        let mut bytes = [self.algorithm; 9];
-        bytes[1..].copy_from_slice(&self.nanos.to_le_bytes());
+    pub fn bytes(self) -> [u8; 17] {
+        let mut bytes = [self.algorithm; 17];
+        bytes[1..9].copy_from_slice(&self.window.to_le_bytes());
+        bytes[9..].copy_from_slice(&self.grain.to_le_bytes());
         bytes
     }
 }
@@ -160,10 +209,23 @@ impl Limit {
 
     /// Which counters it counts in.
     pub fn kind(&self) -> Kind {
+        let windows = |aligned, calendar, window: &Window| match window {
+            Window::Aligned(span) => Kind { algorithm: aligned, window: span.nanos(), grain: 0 },
+            Window::Calendar(each) => Kind { algorithm: calendar, window: each.code(), grain: 0 },
+        };
+        let plain = |algorithm, window| Kind { algorithm, window, grain: 0 };
         match self {
-            Self::Classic(limit) => Kind { algorithm: 0, nanos: limit.window.nanos() },
-            Self::FixedWindow(limit) => Kind { algorithm: 1, nanos: limit.window.nanos() },
-            Self::TokenBucket(limit) => Kind { algorithm: 2, nanos: limit.pace.nanos() },
+            Self::Classic(limit) => windows(0, 1, &limit.window),
+            Self::FixedWindow(limit) => windows(2, 3, &limit.window),
+            Self::SlidingWindow(limit) => plain(4, limit.span.nanos()),
+            Self::SubWindows(limit) => {
+                Kind { algorithm: 5, window: limit.span.nanos(), grain: limit.grain.get() }
+            }
+            Self::SlidingLog(limit) => plain(6, limit.span.nanos()),
+            Self::TokenBucket(limit) => plain(7, limit.pace.nanos()),
+            Self::SteppedBucket(limit) => plain(8, limit.interval.get()),
+            Self::LeakyBucket(limit) => plain(9, limit.pace.nanos()),
+            Self::LeakyQueue(limit) => plain(10, limit.pace.nanos()),
         }
     }
 }
@@ -250,5 +312,11 @@ macro_rules! dispatch {
 dispatch! {
     Classic => Window,
     FixedWindow => Window,
+    SlidingWindow => Sliding,
+    SubWindows => Log,
+    SlidingLog => Log,
     TokenBucket => Pace,
+    SteppedBucket => Step,
+    LeakyBucket => Pace,
+    LeakyQueue => Pace,
 }

@@ -51,6 +51,11 @@ impl Pace {
         u64::try_from(units / u128::from(self.nanos.get())).unwrap_or(u64::MAX)
     }
 
+    /// The units that are paid in that time.
+    pub(crate) fn paid_in(self, time: Duration) -> u128 {
+        time.as_nanos().saturating_mul(self.units_per_nano())
+    }
+
     /// The time after which `units` are paid, rounded up to whole nanoseconds.
     pub(crate) fn time_for(self, units: u128) -> Duration {
         Duration::from_nanos(u64::try_from(units.div_ceil(self.units_per_nano())).unwrap_or(u64::MAX))
@@ -75,6 +80,7 @@ pub struct PaceCounter {
 pub struct PaceReceipt {
     at: Timestamp,
     hits: u64,
+    after: PaceCounter,
 }
 
 impl PaceCounter {
@@ -102,9 +108,14 @@ impl PaceCounter {
         self.paid_at.plus(u64::from(0 < self.rest))
     }
 
-    /// What [`PaceCounter::undo`] needs to take back `hits` charged at `now`.
-    pub(crate) fn receipt(now: Timestamp, hits: u64) -> PaceReceipt {
-        PaceReceipt { at: now, hits }
+    /// What [`PaceCounter::undo`] needs to take back `hits` just charged at `now`.
+    pub(crate) fn receipt(&self, now: Timestamp, hits: u64) -> PaceReceipt {
+        PaceReceipt { at: now, hits, after: *self }
+    }
+
+    /// Whether nothing came after that charge.
+    pub(crate) fn is_as_after(&self, receipt: PaceReceipt) -> bool {
+        *self == receipt.after
     }
 
     /// Takes back what of a charge cannot have been paid since: so, whatever else was charged or taken back

@@ -73,7 +73,7 @@ impl Algorithm for TokenBucket {
             // A charge that passed by overdraft is never taken back.
             let receipt = match ask {
                 Ask::Charge(hits) if self.pace.cost(hits) <= self.left(before) => {
-                    Some(PaceCounter::receipt(now, hits))
+                    Some(counter.receipt(now, hits))
                 }
                 Ask::Charge(_) | Ask::Look | Ask::Refund(_) => None,
             };

@@ -1,26 +1,35 @@
 //! Windows of time and the count of hits in one.
 
-use crate::time::Timestamp;
+use crate::{algorithm::Calendar, time::Timestamp};
 
-/// A length of time that starts anew at each of its multiples since the Unix epoch.
+/// A length of time, from a millisecond to a hundred years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Window {
-    // Invariant: not 0, at most `Window::NANOS_MAX`.
+pub struct Span {
+    // Invariant: within the bounds below.
     nanos: u64,
 }
 
-impl Window {
-    /// The shortest window: a millisecond.
+/// Time cut into pieces, each of which begins anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// Pieces of one length, beginning at its multiples since the Unix epoch.
+    Aligned(Span),
+    /// Days, weeks, months or years of a time zone.
+    Calendar(Calendar),
+}
+
+impl Span {
+    /// The shortest: a millisecond.
     pub const NANOS_MIN: u64 = 1_000_000;
-    /// The longest window: a hundred years of 365 days.
+    /// The longest: a hundred years of 365 days.
     pub const NANOS_MAX: u64 = 100 * 365 * 86_400 * crate::time::SECOND;
 
-    /// A window of `nanos`, or `None` where that is out of bounds.
+    /// A span of `nanos`, or `None` where that is out of bounds.
     pub const fn of_nanos(nanos: u64) -> Option<Self> {
         if nanos < Self::NANOS_MIN || Self::NANOS_MAX < nanos { None } else { Some(Self { nanos }) }
     }
 
-    /// A window of a number of seconds, known to be within bounds.
+    /// A span of a number of seconds, known to be within bounds.
     pub(crate) const fn of_seconds(seconds: u32) -> Self {
         assert!(0 < seconds && seconds as u64 <= Self::NANOS_MAX / crate::time::SECOND);
         Self { nanos: seconds as u64 * crate::time::SECOND }
@@ -31,19 +40,43 @@ impl Window {
         self.nanos
     }
 
-    /// The start of the window that holds `now`.
+    /// Its last multiple that is not after `now`.
     pub(crate) const fn start(self, now: Timestamp) -> Timestamp {
         now.minus(now.as_nanos() % self.nanos)
     }
+}
+
+impl Window {
+    /// Windows of `nanos`, or `None` where that is out of bounds.
+    pub const fn of_nanos(nanos: u64) -> Option<Self> {
+        match Span::of_nanos(nanos) {
+            Some(span) => Some(Self::Aligned(span)),
+            None => None,
+        }
+    }
+
+    /// The start of the window that holds `now`.
+    pub(crate) fn start(&self, now: Timestamp) -> Timestamp {
+        match self {
+            Self::Aligned(span) => span.start(now),
+            Self::Calendar(calendar) => calendar.start(now),
+        }
+    }
 
     /// The end of the window that starts at `start`, or of the one `later` windows after it.
-    pub(crate) const fn end(self, start: Timestamp, later: u64) -> Timestamp {
-        start.plus(self.nanos.saturating_mul(later.saturating_add(1)))
+    pub(crate) fn end(&self, start: Timestamp, later: u64) -> Timestamp {
+        match self {
+            Self::Aligned(span) => start.plus(span.nanos.saturating_mul(later.saturating_add(1))),
+            Self::Calendar(calendar) => calendar.end(start, later),
+        }
     }
 
     /// How many windows lie between two starts.
-    pub(crate) const fn turns(self, from: Timestamp, to: Timestamp) -> u64 {
-        to.nanos_since(from) / self.nanos
+    pub(crate) fn turns(&self, from: Timestamp, to: Timestamp) -> u64 {
+        match self {
+            Self::Aligned(span) => to.nanos_since(from) / span.nanos,
+            Self::Calendar(calendar) => calendar.turns(from, to),
+        }
     }
 }
 
@@ -66,9 +99,11 @@ pub struct WindowReceipt {
 impl WindowCounter {
     /// Goes on to the window that starts at `start`. Of the hits counted so far, `carried(hits, turns)` still
     /// count there. A window that is later already stays: time that goes back frees nothing.
-    pub(crate) fn turn(&mut self, window: Window, start: Timestamp, carried: impl FnOnce(u64, u64) -> u64) {
+    pub(crate) fn turn(&mut self, window: &Window, start: Timestamp, carried: impl FnOnce(u64, u64) -> u64) {
         if self.start < start {
-            self.count = carried(self.count, window.turns(self.start, start));
+            if 0 < self.count {
+                self.count = carried(self.count, window.turns(self.start, start));
+            }
             self.start = start;
         }
     }
@@ -95,7 +130,7 @@ impl WindowCounter {
     pub(crate) fn since(
         &self,
         base: &Self,
-        window: Window,
+        window: &Window,
         now: Timestamp,
         carried: impl Fn(u64, u64) -> u64,
     ) -> Self {
@@ -112,7 +147,7 @@ impl WindowCounter {
     pub(crate) fn absorb(
         &mut self,
         other: &Self,
-        window: Window,
+        window: &Window,
         now: Timestamp,
         carried: impl Fn(u64, u64) -> u64,
     ) {

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use jiff::SignedDuration;
 
 use crate::{
-    algorithm::{Classic, Excess, FixedWindow, Limit, Pace, TokenBucket, Window},
+    algorithm::{Classic, Excess, FixedWindow, Limit, Pace, Span, TokenBucket, Window},
     rules::{
         Allowance, Shown, Unit,
         file::{Given, RateLimit},
@@ -23,8 +23,8 @@ pub(crate) struct Terms {
 }
 
 /// A window and the unit that names it, if one does.
-struct Span {
-    window: Window,
+struct Length {
+    span: Span,
     unit: Option<Unit>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn terms(draft: &RateLimit, report: &mut Report<'_>) -> Option<Terms>
         let shown = Shown { requests_per_unit: 0, unit: None };
         return all_fit.then_some(Terms { allowance: Allowance::Unlimited, shown });
     }
-    let span = span(draft, report);
+    let length = length(draft, report);
     let requests = draft.requests_per_unit.as_ref().map(|requests| requests.value);
     if draft.given("requests_per_unit").is_none() {
         report.add(
@@ -49,9 +49,9 @@ pub(crate) fn terms(draft: &RateLimit, report: &mut Report<'_>) -> Option<Terms>
     if !all_fit {
         return None;
     }
-    let (span, requests, excess) = (span?, requests?, excess?);
-    let limit = limit(draft, &span, requests, excess, report)?;
-    let shown = Shown { requests_per_unit: requests, unit: span.unit };
+    let (length, requests, excess) = (length?, requests?, excess?);
+    let limit = limit(draft, &length, requests, excess, report)?;
+    let shown = Shown { requests_per_unit: requests, unit: length.unit };
     Some(Terms { allowance: Allowance::Limited(limit), shown })
 }
 
@@ -84,7 +84,7 @@ fn misuse(draft: &RateLimit, given: Given) -> Option<Located<String>> {
     Some(Located { value, mark: given.mark })
 }
 
-fn span(draft: &RateLimit, report: &mut Report<'_>) -> Option<Span> {
+fn length(draft: &RateLimit, report: &mut Report<'_>) -> Option<Length> {
     if let Some(mark) = draft.given("window") {
         for other in ["unit", "unit_multiplier"] {
             if draft.given(other).is_some() {
@@ -92,7 +92,7 @@ fn span(draft: &RateLimit, report: &mut Report<'_>) -> Option<Span> {
             }
         }
         let window = window(draft.window.as_ref()?, report)?;
-        return Some(Span { window, unit: None });
+        return Some(Length { span: window, unit: None });
     }
     if draft.given("unit").is_none() {
         let names = keys::list(Unit::ALL.iter().map(|unit| unit.name()));
@@ -101,20 +101,20 @@ fn span(draft: &RateLimit, report: &mut Report<'_>) -> Option<Span> {
     }
     let unit = draft.unit.as_ref()?.value;
     match (&draft.unit_multiplier, draft.given("unit_multiplier")) {
-        (None, None) => Some(Span { window: unit.window(), unit: Some(unit) }),
+        (None, None) => Some(Length { span: unit.span(), unit: Some(unit) }),
         (None, Some(_reported)) => None,
-        (Some(Located { value: 1, .. }), _) => Some(Span { window: unit.window(), unit: Some(unit) }),
+        (Some(Located { value: 1, .. }), _) => Some(Length { span: unit.span(), unit: Some(unit) }),
         (Some(Located { value, mark }), _) => {
-            let window = Window::of_nanos(unit.window().nanos().saturating_mul(*value));
+            let window = Span::of_nanos(unit.span().nanos().saturating_mul(*value));
             if window.is_none() {
                 report.add(*mark, format!("`unit_multiplier` of {value} is out of range; it is at least 1, and the window at most 100 years"));
             }
-            Some(Span { window: window?, unit: None })
+            Some(Length { span: window?, unit: None })
         }
     }
 }
 
-fn window(text: &Located<String>, report: &mut Report<'_>) -> Option<Window> {
+fn window(text: &Located<String>, report: &mut Report<'_>) -> Option<Span> {
     const MILLISECOND: u128 = 1_000_000;
     const WANTED: &str =
         "it is a time like `90s`, `250ms` or `1h 30m`, in whole milliseconds, from 1 ms to 100 years";
@@ -123,7 +123,7 @@ fn window(text: &Located<String>, report: &mut Report<'_>) -> Option<Window> {
     let window = nanos
         .filter(|nanos| nanos.is_multiple_of(MILLISECOND))
         .and_then(|nanos| u64::try_from(nanos).ok())
-        .and_then(Window::of_nanos);
+        .and_then(Span::of_nanos);
     if window.is_none() {
         report.add(text.mark, format!("`window` cannot be {}; {WANTED}", quote(&text.value)));
     }
@@ -153,24 +153,25 @@ fn excess(draft: &RateLimit, requests: u64, report: &mut Report<'_>) -> Option<E
 
 fn limit(
     draft: &RateLimit,
-    span: &Span,
+    length: &Length,
     requests: u64,
     excess: Excess,
     report: &mut Report<'_>,
 ) -> Option<Limit> {
     let Some(algorithm) = &draft.algorithm else {
         let known = draft.given("algorithm").is_none();
-        return known.then_some(Limit::Classic(Classic { limit: requests, window: span.window }));
+        return known
+            .then_some(Limit::Classic(Classic { limit: requests, window: Window::Aligned(length.span) }));
     };
     match algorithm.value {
-        Named::FixedWindow => fixed_window(draft, span, requests, excess, report).map(Limit::FixedWindow),
-        Named::TokenBucket => token_bucket(draft, span, requests, excess, report).map(Limit::TokenBucket),
+        Named::FixedWindow => fixed_window(draft, length, requests, excess, report).map(Limit::FixedWindow),
+        Named::TokenBucket => token_bucket(draft, length, requests, excess, report).map(Limit::TokenBucket),
     }
 }
 
 fn fixed_window(
     draft: &RateLimit,
-    span: &Span,
+    length: &Length,
     requests: u64,
     excess: Excess,
     report: &mut Report<'_>,
@@ -181,7 +182,7 @@ fn fixed_window(
     };
     // Where nothing ever passes there is no debt.
     let windows = if requests == 0 { 0 } else { debt.div_ceil(requests) };
-    if Window::NANOS_MAX < span.window.nanos().saturating_mul(windows) {
+    if Span::NANOS_MAX < length.span.nanos().saturating_mul(windows) {
         let mark = draft.given("overdraft_limit").unwrap_or(draft.mark);
         report.add(
             mark,
@@ -189,17 +190,17 @@ fn fixed_window(
         );
         return None;
     }
-    Some(FixedWindow { limit: requests, window: span.window, excess })
+    Some(FixedWindow { limit: requests, window: Window::Aligned(length.span), excess })
 }
 
 fn token_bucket(
     draft: &RateLimit,
-    span: &Span,
+    length: &Length,
     requests: u64,
     excess: Excess,
     report: &mut Report<'_>,
 ) -> Option<TokenBucket> {
-    let nanos = NonZeroU64::new(span.window.nanos())?;
+    let nanos = NonZeroU64::new(length.span.nanos())?;
     let Some(hits) = NonZeroU64::new(requests) else {
         return Some(TokenBucket {
             pace: Pace::new(NonZeroU64::MIN, nanos),
@@ -221,7 +222,7 @@ fn token_bucket(
         Excess::Refuse | Excess::Count => burst,
         Excess::Overdraft(most) => burst.saturating_add(most),
     };
-    if u128::from(Window::NANOS_MAX) < pace.nanos_for(most) {
+    if u128::from(Span::NANOS_MAX) < pace.nanos_for(most) {
         let mark = draft.given("overdraft_limit").or(draft.given("burst")).unwrap_or(draft.mark);
         report.add(mark, "a full `burst` (with `overdraft_limit`) takes more than 100 years to come back at this rate; lower it");
         return None;

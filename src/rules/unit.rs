@@ -1,6 +1,6 @@
 //! Units of time as rule files name them.
 
-use crate::algorithm::Window;
+use crate::algorithm::{Span, Window};
 
 /// A unit of time. Weeks turn over on Thursday, a month is 30 days and a year 365: all are counted from the
 /// Unix epoch.
@@ -58,8 +58,13 @@ impl Unit {
         }
     }
 
-    /// The window as long as it.
+    /// A span as long as it.
+    pub const fn span(self) -> Span {
+        Span::of_seconds(self.seconds())
+    }
+
+    /// Windows as long as it.
     pub const fn window(self) -> Window {
-        Window::of_seconds(self.seconds())
+        Window::Aligned(self.span())
     }
 }

@@ -43,7 +43,7 @@ fn a_rule_that_names_no_algorithm_is_classic() {
 
 #[test]
 fn units_are_as_long_as_they_have_always_been() {
-    let lengths = Unit::ALL.map(|unit| (unit.name(), unit.seconds(), unit.window().nanos() / SECOND));
+    let lengths = Unit::ALL.map(|unit| (unit.name(), unit.seconds(), unit.span().nanos() / SECOND));
     let expected = [
         ("second", 1),
         ("minute", 60),

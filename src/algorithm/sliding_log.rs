@@ -1,0 +1,209 @@
+//! The sliding log: every charge is remembered until it is one window old.
+//!
+//! With a grain, charges of one sub-window are remembered together and leave together: a sliding window of
+//! counts per second, say, of which the old seconds are dropped.
+
+use std::{collections::VecDeque, num::NonZeroU64};
+
+use crate::{
+    algorithm::{Algorithm, Ask, Decision, Excess, Span, Verdict},
+    time::Timestamp,
+};
+
+/// The most charges that are remembered apart. Beyond them the two oldest become one, of the later instant: then
+/// it is stricter by a little, never more lenient.
+pub const ENTRIES_MAX: usize = 10_000;
+
+/// At most `limit` hits within any span as long as the window (with a grain: as the window less one grain).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlidingLog {
+    /// Hits within one window's length; 0 lets none pass.
+    pub limit: u64,
+    /// The window's length.
+    pub span: Span,
+    /// Instants are remembered as the multiple of this many nanoseconds before them; it divides the window.
+    pub grain: NonZeroU64,
+    /// What happens to a charge larger than what is left. A debt leaves when the charge that made it does.
+    pub excess: Excess,
+}
+
+/// Charges within one window's length, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogCounter {
+    // Invariant: instants increase; no hits are 0.
+    pub(crate) entries: VecDeque<LogEntry>,
+}
+
+/// Hits of one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEntry {
+    pub(crate) at: Timestamp,
+    pub(crate) hits: u64,
+}
+
+/// A charge of one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogReceipt(LogEntry);
+
+impl SlidingLog {
+    /// The instant under which a charge at `now` is remembered.
+    fn instant(&self, counter: &LogCounter, now: Timestamp) -> Timestamp {
+        let grain = now.minus(now.as_nanos() % self.grain);
+        // Time that goes back adds to the newest entry.
+        counter.entries.back().map_or(grain, |newest| newest.at.max(grain))
+    }
+
+    fn leaves_at(&self, entry: &LogEntry) -> Timestamp {
+        entry.at.plus(self.span.nanos())
+    }
+
+    /// Those that still count.
+    fn live<'c>(&self, counter: &'c LogCounter, now: Timestamp) -> impl Iterator<Item = &'c LogEntry> {
+        counter.entries.iter().skip_while(move |entry| self.leaves_at(entry) <= now)
+    }
+
+    fn sum(&self, counter: &LogCounter, now: Timestamp) -> u64 {
+        self.live(counter, now).fold(0, |sum, entry| sum.saturating_add(entry.hits))
+    }
+
+    fn charge(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) -> (bool, Option<LogReceipt>) {
+        let sum = self.sum(counter, now);
+        let left = self.limit.saturating_sub(sum);
+        let (passes, taken) = match self.excess {
+            _ if hits <= left => (true, hits),
+            Excess::Refuse => (false, 0),
+            Excess::Count => (false, hits),
+            Excess::Overdraft(_) if left == 0 => (false, 0),
+            Excess::Overdraft(debt) => (true, hits.min(left.saturating_add(debt))),
+        };
+        let entry = LogEntry { at: self.instant(counter, now), hits: taken };
+        if 0 < taken {
+            self.forget(counter, now);
+            counter.add(entry);
+            self.bound(counter);
+        }
+        (passes, (passes && hits <= left).then_some(LogReceipt(entry)))
+    }
+
+    /// Drops what no longer counts.
+    fn forget(&self, counter: &mut LogCounter, now: Timestamp) {
+        while counter.entries.front().is_some_and(|oldest| self.leaves_at(oldest) <= now) {
+            counter.entries.pop_front();
+        }
+    }
+
+    /// Keeps no more entries than needed: those beyond the newest `limit` hits change no answer.
+    fn bound(&self, counter: &mut LogCounter) {
+        let most = usize::try_from(self.limit).unwrap_or(usize::MAX).clamp(1, ENTRIES_MAX);
+        while most < counter.entries.len() {
+            let oldest = counter.entries.pop_front();
+            let rest = counter.entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.hits));
+            if let (Some(oldest), Some(next)) = (oldest, counter.entries.front_mut())
+                && rest < self.limit
+            {
+                next.hits = next.hits.saturating_add(oldest.hits);
+            }
+        }
+    }
+
+    /// The first instant at which `hits` would pass if nobody else came; `None` where they never would.
+    fn passes_at(&self, counter: &LogCounter, now: Timestamp, hits: u64) -> Option<Timestamp> {
+        let hits = match self.excess {
+            Excess::Refuse | Excess::Count => hits,
+            Excess::Overdraft(_) => hits.min(1),
+        };
+        let room = self.limit.checked_sub(hits)?;
+        // Oldest first they leave, until the rest leaves room.
+        let mut kept = 0_u64;
+        let keeps = |entry: &&LogEntry| {
+            kept = kept.saturating_add(entry.hits);
+            kept <= room
+        };
+        let fitting = counter.entries.iter().rev().take_while(keeps).count();
+        let last_to_leave = counter.entries.iter().rev().nth(fitting)?;
+        Some(self.leaves_at(last_to_leave).max(now))
+    }
+}
+
+impl Algorithm for SlidingLog {
+    type Counter = LogCounter;
+    type Receipt = LogReceipt;
+
+    fn decide(&self, counter: &mut LogCounter, now: Timestamp, ask: Ask) -> Decision<LogReceipt> {
+        let (hits, passes, receipt) = match ask {
+            Ask::Look => (1, self.sum(counter, now) < self.limit, None),
+            Ask::Charge(hits) => {
+                let (passes, receipt) = self.charge(counter, now, hits);
+                (hits, passes, receipt)
+            }
+            Ask::Refund(hits) => {
+                self.forget(counter, now);
+                counter.remove(hits);
+                (0, true, None)
+            }
+        };
+        let remaining = self.limit.saturating_sub(self.sum(counter, now));
+        let oldest = self.live(counter, now).next();
+        let oldest_leaves = oldest.map(|entry| self.leaves_at(entry).since(now)).unwrap_or_default();
+        if passes {
+            return Decision { verdict: Verdict::Pass, remaining, reset_after: oldest_leaves, receipt };
+        }
+        let retry_after = self.passes_at(counter, now, hits).map(|then| then.since(now));
+        let reset_after = retry_after.unwrap_or(oldest_leaves);
+        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt }
+    }
+
+    fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {
+        if let Ok(index) = counter.entries.binary_search_by_key(&charge.at, |entry| entry.at) {
+            let entry = &mut counter.entries[index];
+            entry.hits = entry.hits.saturating_sub(charge.hits);
+            if entry.hits == 0 {
+                counter.entries.remove(index);
+            }
+        }
+    }
+
+    fn idle_at(&self, counter: &LogCounter) -> Timestamp {
+        counter.entries.back().map_or(Timestamp::EPOCH, |newest| self.leaves_at(newest))
+    }
+
+    fn since(&self, counter: &LogCounter, base: &LogCounter, now: Timestamp) -> LogCounter {
+        let mut since = counter.clone();
+        self.forget(&mut since, now);
+        for entry in &base.entries {
+            self.undo(&mut since, LogReceipt(*entry), now);
+        }
+        since
+    }
+
+    fn absorb(&self, counter: &mut LogCounter, other: &LogCounter, now: Timestamp) {
+        self.forget(counter, now);
+        // Where another clock is ahead, at most one window.
+        let latest = now.plus(self.span.nanos());
+        for entry in self.live(other, now) {
+            counter.add(LogEntry { at: entry.at.min(latest), hits: entry.hits });
+        }
+        self.bound(counter);
+    }
+}
+
+impl LogCounter {
+    fn add(&mut self, new: LogEntry) {
+        match self.entries.binary_search_by_key(&new.at, |entry| entry.at) {
+            Ok(index) => self.entries[index].hits = self.entries[index].hits.saturating_add(new.hits),
+            Err(index) => self.entries.insert(index, new),
+        }
+    }
+
+    /// Takes `hits` off, the newest first, or as many as there are.
+    fn remove(&mut self, mut hits: u64) {
+        while let Some(newest) = self.entries.back_mut() {
+            if hits < newest.hits {
+                newest.hits -= hits;
+                return;
+            }
+            hits -= newest.hits;
+            self.entries.pop_back();
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The sliding window that two counts stand for: this window's, and the last one's by the share of it that is
+//! still within sight.
+//!
+//! The estimate is rounded down, as in the article that made this algorithm known ("How we built rate limiting
+//! capable of scaling to millions of domains", Cloudflare, 2017); that formula is its bound.
+
+use crate::{
+    algorithm::{Algorithm, Ask, Decision, Excess, Span, Verdict},
+    time::Timestamp,
+};
+
+/// At most `limit` hits by the estimate: the hits of this window, and those of the last one weighed by how much
+/// of it lies within one window's length before now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// Hits within one window's length; 0 lets none pass.
+    pub limit: u64,
+    /// The window's length.
+    pub span: Span,
+    /// What happens to a charge larger than what is left. A debt slides out of sight like hits that passed.
+    pub excess: Excess,
+}
+
+/// Hits counted in one window and in the one before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlidingCounter {
+    /// The start of the current window.
+    pub(crate) start: Timestamp,
+    pub(crate) previous: u64,
+    pub(crate) current: u64,
+}
+
+/// A charge to one window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingReceipt {
+    start: Timestamp,
+    hits: u64,
+}
+
+impl SlidingWindow {
+    fn turned(&self, counter: &SlidingCounter, now: Timestamp) -> SlidingCounter {
+        counter.turned(self.span, self.span.start(now))
+    }
+
+    /// How long before the end of its window `now` is, at most the whole window.
+    fn ahead(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
+        self.length() - now.nanos_since(counter.start).min(self.length())
+    }
+
+    fn length(&self) -> u64 {
+        self.span.nanos()
+    }
+
+    fn end(&self, start: Timestamp) -> Timestamp {
+        start.plus(self.length())
+    }
+
+    /// What the last window's hits still weigh.
+    fn weight(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
+        let weighed = u128::from(counter.previous) * u128::from(self.ahead(counter, now));
+        // At most `previous`, so it fits.
+        (weighed / u128::from(self.length())) as u64
+    }
+
+    fn estimate(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
+        counter.current.saturating_add(self.weight(counter, now))
+    }
+
+    fn left(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
+        self.limit.saturating_sub(self.estimate(counter, now))
+    }
+
+    fn charge(
+        &self,
+        counter: &mut SlidingCounter,
+        now: Timestamp,
+        hits: u64,
+    ) -> (bool, Option<SlidingReceipt>) {
+        let left = self.left(counter, now);
+        let counted = counter.current.saturating_add(hits);
+        if hits <= left {
+            counter.current = counted;
+            return (true, Some(SlidingReceipt { start: counter.start, hits }));
+        }
+        match self.excess {
+            Excess::Refuse => (false, None),
+            Excess::Count => {
+                counter.current = counted;
+                (false, None)
+            }
+            Excess::Overdraft(_) if left == 0 => (false, None),
+            Excess::Overdraft(debt) => {
+                let most = self.limit.saturating_add(debt) - self.weight(counter, now);
+                counter.current = counted.min(most);
+                (true, None)
+            }
+        }
+    }
+
+    /// The instant at which at most `weight` is left of `hits` counted in the window that ends at `end`.
+    fn faded(&self, hits: u64, weight: u64, end: Timestamp) -> Timestamp {
+        if hits <= weight {
+            return end;
+        }
+        // The largest distance to the end of the next window at which hits x distance / length rounds down to it.
+        let length = u128::from(self.length());
+        let ahead = ((u128::from(weight) + 1) * length - 1) / u128::from(hits);
+        // Less than the length, as `weight` is less than `hits`.
+        end.plus(self.length() - ahead as u64)
+    }
+
+    /// The first instant at which `hits` would pass if nobody else came; `None` where they never would.
+    fn passes_at(&self, counter: &SlidingCounter, hits: u64) -> Option<Timestamp> {
+        let hits = match self.excess {
+            Excess::Refuse | Excess::Count => hits,
+            Excess::Overdraft(_) => hits.min(1),
+        };
+        let room = self.limit.checked_sub(hits)?;
+        Some(match room.checked_sub(counter.current) {
+            Some(weight) => self.faded(counter.previous, weight, counter.start),
+            None => self.faded(counter.current, room, self.end(counter.start)),
+        })
+    }
+}
+
+impl Algorithm for SlidingWindow {
+    type Counter = SlidingCounter;
+    type Receipt = SlidingReceipt;
+
+    fn decide(&self, counter: &mut SlidingCounter, now: Timestamp, ask: Ask) -> Decision<SlidingReceipt> {
+        let mut turned = self.turned(counter, now);
+        let (hits, passes, receipt) = match ask {
+            Ask::Look => (1, 0 < self.left(&turned, now), None),
+            Ask::Charge(hits) => {
+                let (passes, receipt) = self.charge(&mut turned, now, hits);
+                (hits, passes, receipt)
+            }
+            Ask::Refund(hits) => {
+                turned.remove(hits);
+                (0, true, None)
+            }
+        };
+        if ask.changes(passes, self.excess) {
+            *counter = turned;
+        }
+        let end = self.end(turned.start).since(now);
+        let remaining = self.left(&turned, now);
+        if passes {
+            return Decision { verdict: Verdict::Pass, remaining, reset_after: end, receipt };
+        }
+        let retry_after = self.passes_at(&turned, hits).map(|then| then.since(now));
+        let reset_after = retry_after.unwrap_or(end);
+        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt }
+    }
+
+    fn undo(&self, counter: &mut SlidingCounter, receipt: SlidingReceipt, _now: Timestamp) {
+        if receipt.start == counter.start {
+            counter.current = counter.current.saturating_sub(receipt.hits);
+        } else if self.end(receipt.start) == counter.start {
+            counter.previous = counter.previous.saturating_sub(receipt.hits);
+        }
+    }
+
+    fn idle_at(&self, counter: &SlidingCounter) -> Timestamp {
+        if counter.current == 0 {
+            self.faded(counter.previous, 0, counter.start)
+        } else {
+            self.faded(counter.current, 0, self.end(counter.start))
+        }
+    }
+
+    fn since(&self, counter: &SlidingCounter, base: &SlidingCounter, now: Timestamp) -> SlidingCounter {
+        let start = self.span.start(now).max(counter.start).max(base.start);
+        let (counter, base) = (counter.turned(self.span, start), base.turned(self.span, start));
+        SlidingCounter {
+            start,
+            previous: counter.previous.saturating_sub(base.previous),
+            current: counter.current.saturating_sub(base.current),
+        }
+    }
+
+    fn absorb(&self, counter: &mut SlidingCounter, other: &SlidingCounter, now: Timestamp) {
+        let current = self.span.start(now).max(counter.start);
+        // Where another clock is ahead, at most one window.
+        let start = other.start.min(self.end(current)).max(current);
+        let other = if other.start < start { other.turned(self.span, start) } else { *other };
+        let turned = counter.turned(self.span, start);
+        *counter = SlidingCounter {
+            start,
+            previous: turned.previous.saturating_add(other.previous),
+            current: turned.current.saturating_add(other.current),
+        };
+    }
+}
+
+impl SlidingCounter {
+    /// As it is in the window that starts at `start`; a later window stays.
+    fn turned(&self, span: Span, start: Timestamp) -> Self {
+        if start <= self.start {
+            return *self;
+        }
+        let previous = if self.start.plus(span.nanos()) == start { self.current } else { 0 };
+        Self { start, previous, current: 0 }
+    }
+
+    /// Takes `hits` off, the newest first, or as many as there are.
+    fn remove(&mut self, hits: u64) {
+        let rest = hits.saturating_sub(self.current);
+        self.current = self.current.saturating_sub(hits);
+        self.previous = self.previous.saturating_sub(rest);
+    }
+}
