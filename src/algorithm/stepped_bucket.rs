@@ -21,52 +21,77 @@ pub struct SteppedBucket {
     pub excess: Excess,
 }
 
-/// Tokens that are missing, and since when the current step lasts.
+/// A debt of whole steps, as the instant of the last of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCounter {
-    /// The start of the current step.
-    pub(crate) step: Timestamp,
-    pub(crate) missing: u64,
+    /// The step at which the bucket will be full again.
+    pub(crate) full_at: Timestamp,
+    /// Tokens that this last step will bring in vain.
+    pub(crate) spare: u64,
 }
 
 /// A charge in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepReceipt {
-    charge: StepCounter,
+    step: Timestamp,
+    hits: u64,
     // Whether the bucket was full, so that this charge began its step.
     began: bool,
 }
 
+/// What a [`StepCounter`] means at one instant.
+#[derive(Clone, Copy)]
+struct Level {
+    /// The start of the current step.
+    step: Timestamp,
+    /// Wider than the tokens of any bucket: seen from a time long before, many steps are still to come.
+    missing: u128,
+}
+
 impl SteppedBucket {
-    /// The counter after all steps until `now`.
-    fn refilled(&self, counter: &StepCounter, now: Timestamp) -> StepCounter {
-        let steps = now.nanos_since(counter.step) / self.interval;
-        let missing = counter.missing.saturating_sub(steps.saturating_mul(self.amount.get()));
-        if missing == 0 {
-            return StepCounter { step: counter.step.max(now), missing };
+    fn level(&self, counter: &StepCounter, now: Timestamp) -> Level {
+        let steps = counter.full_at.nanos_since(now).div_ceil(self.interval.get());
+        if steps == 0 {
+            return Level { step: now, missing: 0 };
         }
-        StepCounter { step: counter.step.plus(steps * self.interval.get()), missing }
+        let step = counter.full_at.minus(steps.saturating_mul(self.interval.get()));
+        // With another amount the spare tokens may be more than a step brings; they never are.
+        let spare = counter.spare.min(self.amount.get() - 1);
+        Level { step, missing: u128::from(steps) * self.brought() - u128::from(spare) }
+    }
+
+    fn counter(&self, level: Level) -> StepCounter {
+        let brought = level.missing.div_ceil(self.brought()).saturating_mul(self.brought());
+        // Less than one step brings, so it fits.
+        let spare = (brought - level.missing) as u64;
+        StepCounter { full_at: self.back_at(level, level.missing), spare }
     }
 
     /// The instant at which `tokens` have come back.
-    fn back_at(&self, counter: &StepCounter, tokens: u64) -> Timestamp {
-        counter.step.plus(self.interval.get().saturating_mul(tokens.div_ceil(self.amount.get())))
+    fn back_at(&self, level: Level, tokens: u128) -> Timestamp {
+        let steps = u64::try_from(tokens.div_ceil(self.brought())).unwrap_or(u64::MAX);
+        level.step.plus(self.interval.get().saturating_mul(steps))
     }
 
-    fn left(&self, counter: &StepCounter) -> u64 {
-        self.burst.saturating_sub(counter.missing)
+    /// What one step brings.
+    fn brought(&self) -> u128 {
+        self.amount.get().into()
+    }
+
+    fn left(&self, level: Level) -> u64 {
+        u64::try_from(level.missing).map_or(0, |missing| self.burst.saturating_sub(missing))
     }
 
     /// Whether `hits` pass, and how many tokens are missing then.
-    fn charge(&self, counter: &StepCounter, hits: u64) -> (bool, u64) {
-        let (left, missing) = (self.left(counter), counter.missing.saturating_add(hits));
+    fn charge(&self, level: Level, hits: u64) -> (bool, u128) {
+        let (left, missing) = (self.left(level), level.missing.saturating_add(hits.into()));
         match self.excess {
             _ if hits <= left => (true, missing),
-            Excess::Refuse => (false, counter.missing),
+            Excess::Refuse => (false, level.missing),
             // Bounded, so that who stops asking is let in again: a second burst at most.
-            Excess::Count => (false, missing.min(self.burst.saturating_mul(2)).max(counter.missing)),
-            Excess::Overdraft(_) if left == 0 => (false, counter.missing),
-            Excess::Overdraft(debt) => (true, missing.min(self.burst.saturating_add(debt))),
+            Excess::Count => (false, missing.min(u128::from(self.burst) * 2).max(level.missing)),
+            Excess::Overdraft(_) if left == 0 => (false, level.missing),
+            Excess::Overdraft(debt) => (true, missing.min(u128::from(self.burst) + u128::from(debt))),
         }
     }
 }
@@ -76,27 +101,26 @@ impl Algorithm for SteppedBucket {
     type Receipt = StepReceipt;
 
     fn decide(&self, counter: &mut StepCounter, now: Timestamp, ask: Ask) -> Decision<StepReceipt> {
-        let before = self.refilled(counter, now);
+        let before = self.level(counter, now);
         let (hits, passes, missing) = match ask {
-            Ask::Look => (1, 0 < self.left(&before), before.missing),
+            Ask::Look => (1, 0 < self.left(before), before.missing),
             Ask::Charge(hits) => {
-                let (passes, missing) = self.charge(&before, hits);
+                let (passes, missing) = self.charge(before, hits);
                 (hits, passes, missing)
             }
-            Ask::Refund(hits) => (0, true, before.missing.saturating_sub(hits)),
+            Ask::Refund(hits) => (0, true, before.missing.saturating_sub(hits.into())),
         };
-        let after = StepCounter { missing, ..before };
+        let after = Level { missing, ..before };
         if ask.changes(passes, self.excess) {
-            *counter = after;
+            *counter = self.counter(after);
         }
-        let full_after = self.back_at(&after, missing).since(now);
-        let remaining = self.left(&after);
+        let full_after = self.back_at(after, missing).since(now);
+        let remaining = self.left(after);
         if passes {
             // A charge that passed by overdraft is never taken back.
             let receipt = match ask {
-                Ask::Charge(hits) if hits <= self.left(&before) => {
-                    let charge = StepCounter { step: before.step, missing: hits };
-                    Some(StepReceipt { charge, began: before.missing == 0 })
+                Ask::Charge(hits) if hits <= self.left(before) => {
+                    Some(StepReceipt { step: before.step, hits, began: before.missing == 0 })
                 }
                 Ask::Charge(_) | Ask::Look | Ask::Refund(_) => None,
             };
@@ -107,8 +131,8 @@ impl Algorithm for SteppedBucket {
             Excess::Overdraft(_) => hits.min(1),
         };
         let retry_after = self.burst.checked_sub(needed).map(|room| {
-            let tokens = missing.saturating_sub(room);
-            self.back_at(&after, tokens).since(now)
+            let tokens = missing.saturating_sub(room.into());
+            self.back_at(after, tokens).since(now)
         });
         let reset_after = retry_after.unwrap_or(full_after);
         Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt: None }
@@ -116,31 +140,30 @@ impl Algorithm for SteppedBucket {
 
     fn undo(&self, counter: &mut StepCounter, receipt: StepReceipt, now: Timestamp) {
         // Whatever else was charged, all steps since may have paid for this charge alone.
-        let unpaid = self.refilled(&receipt.charge, now).missing;
-        let refilled = self.refilled(counter, now);
+        let steps = u128::from(now.nanos_since(receipt.step) / self.interval);
+        let unpaid = u128::from(receipt.hits).saturating_sub(steps * self.brought());
+        let level = self.level(counter, now);
         // Without it the step would have begun with a later charge, at the latest now.
-        let step = if receipt.began { refilled.step.max(now) } else { refilled.step };
-        *counter = StepCounter { step, missing: refilled.missing.saturating_sub(unpaid) };
+        let step = if receipt.began { level.step.max(now) } else { level.step };
+        *counter = self.counter(Level { step, missing: level.missing.saturating_sub(unpaid) });
     }
 
     fn idle_at(&self, counter: &StepCounter) -> Timestamp {
-        if counter.missing == 0 { counter.step } else { self.back_at(counter, counter.missing) }
+        counter.full_at
     }
 
     fn since(&self, counter: &StepCounter, base: &StepCounter, now: Timestamp) -> StepCounter {
-        let (counter, base) = (self.refilled(counter, now), self.refilled(base, now));
-        StepCounter { missing: counter.missing.saturating_sub(base.missing), ..counter }
+        let (level, base) = (self.level(counter, now), self.level(base, now));
+        self.counter(Level { missing: level.missing.saturating_sub(base.missing), ..level })
     }
 
     fn absorb(&self, counter: &mut StepCounter, other: &StepCounter, now: Timestamp) {
-        let (one, other) = (self.refilled(counter, now), self.refilled(other, now));
-        *counter = match (one.missing, other.missing) {
+        let (one, other) = (self.level(counter, now), self.level(other, now));
+        *counter = self.counter(match (one.missing, other.missing) {
             (_, 0) => one,
             (0, _) => other,
             // The later step: nothing comes back before it would have.
-            (here, there) => {
-                StepCounter { step: one.step.max(other.step), missing: here.saturating_add(there) }
-            }
-        };
+            (here, there) => Level { step: one.step.max(other.step), missing: here.saturating_add(there) },
+        });
     }
 }

@@ -11,7 +11,14 @@ const OVER_LIMIT: u8 = 2;
 
 /// Runs the command that the arguments name.
 pub fn run() -> ExitCode {
-    let matches = command().get_matches();
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        // Not clap's own exit code: that is 2, which means "over limit" here.
+        Err(error) => {
+            let told = error.print();
+            return if told.is_ok() && !error.use_stderr() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        }
+    };
     match matches.subcommand() {
         Some(("serve", serve)) => serve::run(serve),
         Some(("check", check)) => check::run(check),
