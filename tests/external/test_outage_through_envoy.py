@@ -28,6 +28,7 @@ def test_while_tollgate_is_down_envoy_does_as_failure_mode_deny_says_and_limits_
 
     tollgate.kill()
     assert envoy.codes(5, x_user="ann") == [code] * 5
+    assert envoy.statistic("cluster.upstream.ratelimit.error") == 5
 
     start_tollgate(rules, grpc=tollgate.grpc)
     eventually("envoy finds it again", lambda: envoy.healthy("tollgate"))
