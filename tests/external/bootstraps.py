@@ -100,7 +100,8 @@ def tollgate_cluster(addresses):
 
 def cluster(name, addresses, protocol=None):
     options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    http = {"@type": f"type.googleapis.com/{options}", "explicit_http_config": protocol or {"http_protocol_options": {}}}
+    protocol = protocol or {"http_protocol_options": {}}
+    http = {"@type": f"type.googleapis.com/{options}", "explicit_http_config": protocol}
     endpoints = [{"endpoint": {"address": socket_address(address)}} for address in addresses]
     return {
         "name": name,

@@ -89,7 +89,9 @@ def test_a_bad_file_is_refused_with_a_place(rule_file, text):
 
 
 def test_a_directory_is_checked_whole(tmp_path):
-    (tmp_path / "a.yaml").write_text("domain: a\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
+    (tmp_path / "a.yaml").write_text(
+        "domain: a\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+    )
     (tmp_path / "b.yml").write_text("domain: b\ndescriptor: []\n")
     (tmp_path / "notes.txt").write_text("not rules\n")
     (tmp_path / ".hidden.yaml").write_text("nor: these\n")

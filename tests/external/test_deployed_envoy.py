@@ -26,7 +26,9 @@ def edge(start_tollgate, start_envoy, tmp_path):
     tollgate = start_tollgate(RULES)
     text = BOOTSTRAP.read_text()
     # Its own upstream is asked over a Unix socket here: a port of 0 would be known to the listener only.
-    text = replaced(text, "socket_address: { address: 127.0.0.1, port_value: 10001 }", f'pipe: {{ path: "{tmp_path}/up" }}')
+    text = replaced(
+        text, "socket_address: { address: 127.0.0.1, port_value: 10001 }", f'pipe: {{ path: "{tmp_path}/up" }}'
+    )
     text = replaced(text, "port_value: 10000", "port_value: 0")
     text = replaced(text, "port_value: 9901", "port_value: 0")
     text = replaced(text, "port_value: 8081", f"port_value: {tollgate.grpc.rsplit(':', 1)[1]}")
