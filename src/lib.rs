@@ -2,5 +2,14 @@
 //! its counters in memory.
 
 pub mod algorithm;
+pub mod api;
+pub mod cli;
 pub mod descriptor;
+pub mod limiter;
+pub mod rules;
+pub mod server;
+pub mod settings;
+pub mod store;
+pub mod telemetry;
 pub mod time;
+pub mod yaml;

@@ -23,7 +23,7 @@ impl Algorithm for Classic {
 
     fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
         let mut turned = *counter;
-        turned.turn(self.window, now, |_| 0);
+        turned.turn(self.window, self.window.start(now), |_, _| 0);
         let (hits, charged) = match ask {
             Ask::Look => (1, None),
             Ask::Charge(hits) => (hits, Some(turned.add(hits))),
@@ -52,11 +52,11 @@ impl Algorithm for Classic {
         if counter.count == 0 { counter.start } else { self.window.end(counter.start, 0) }
     }
 
-    fn since(&self, counter: &WindowCounter, base: &WindowCounter, _now: Timestamp) -> WindowCounter {
-        counter.since(base)
+    fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {
+        counter.since(base, self.window, now, |_, _| 0)
     }
 
     fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
-        counter.absorb(other, self.window, now, |_| 0);
+        counter.absorb(other, self.window, now, |_, _| 0);
     }
 }

@@ -59,7 +59,7 @@ impl Algorithm for FixedWindow {
 
     fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
         let mut turned = *counter;
-        turned.turn(self.window, now, |turns| self.carried(counter.count, turns));
+        turned.turn(self.window, self.window.start(now), |count, turns| self.carried(count, turns));
         let (hits, passes, receipt) = match ask {
             Ask::Look => (1, turned.count < self.limit, None),
             Ask::Charge(hits) => {
@@ -108,15 +108,11 @@ impl Algorithm for FixedWindow {
         }
     }
 
-    fn since(&self, counter: &WindowCounter, base: &WindowCounter, _now: Timestamp) -> WindowCounter {
-        let mut base = *base;
-        let count = base.count;
-        base.turn(self.window, counter.start, |turns| self.carried(count, turns));
-        counter.since(&base)
+    fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {
+        counter.since(base, self.window, now, |count, turns| self.carried(count, turns))
     }
 
     fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
-        let count = counter.count;
-        counter.absorb(other, self.window, now, |turns| self.carried(count, turns));
+        counter.absorb(other, self.window, now, |count, turns| self.carried(count, turns));
     }
 }

@@ -1,1 +1,413 @@
+//! Properties that every named algorithm keeps, and the table that is the law of classic rules.
 
+use std::num::NonZeroU64;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::time::SECOND;
+
+const HOUR: u64 = 3_600 * SECOND;
+
+/// What the laws are told of an algorithm besides its own functions.
+trait Law: Algorithm<Counter: Clone + PartialEq + std::fmt::Debug, Receipt: Clone> + std::fmt::Debug {
+    /// The most hits that may be admitted in any span of this length (overdrafts aside).
+    fn bound(&self, span: u64) -> u128;
+    /// Hits that pass when nothing was counted.
+    fn allowance(&self) -> u64;
+    fn excess(&self) -> Excess;
+}
+
+impl Law for FixedWindow {
+    fn bound(&self, span: u64) -> u128 {
+        u128::from(self.limit) * (2 + u128::from(span / self.window.nanos()))
+    }
+
+    fn allowance(&self) -> u64 {
+        self.limit
+    }
+
+    fn excess(&self) -> Excess {
+        self.excess
+    }
+}
+
+impl Law for TokenBucket {
+    fn bound(&self, span: u64) -> u128 {
+        let paid = u128::from(span) * u128::from(self.pace.hits()) / u128::from(self.pace.nanos());
+        u128::from(self.burst) + paid + 1
+    }
+
+    fn allowance(&self) -> u64 {
+        self.burst
+    }
+
+    fn excess(&self) -> Excess {
+        self.excess
+    }
+}
+
+fn any_instant() -> impl Strategy<Value = Timestamp> {
+    // From 1970 to the year 2200, with both ends and the present well covered.
+    prop_oneof![
+        Just(Timestamp::EPOCH),
+        (0..50 * HOUR).prop_map(Timestamp::from_nanos),
+        (0..50 * HOUR).prop_map(|nanos| Timestamp::from_nanos(1_790_000_000 * SECOND + nanos)),
+        (0..7_258_000_000 * SECOND).prop_map(Timestamp::from_nanos),
+    ]
+}
+
+fn any_hits() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 1..5_u64, 2 => 1..200_u64, 1 => Just(u64::from(u32::MAX)), 1 => any::<u64>()]
+}
+
+fn any_ask() -> impl Strategy<Value = Ask> {
+    prop_oneof![
+        1 => Just(Ask::Look),
+        6 => any_hits().prop_map(Ask::Charge),
+        1 => any_hits().prop_map(Ask::Refund),
+    ]
+}
+
+fn any_excess() -> impl Strategy<Value = Excess> {
+    prop_oneof![
+        3 => Just(Excess::Refuse),
+        1 => Just(Excess::Count),
+        1 => (0..100_u64).prop_map(Excess::Overdraft),
+    ]
+}
+
+fn any_nanos() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(Window::NANOS_MIN),
+        Just(SECOND),
+        Just(60 * SECOND),
+        Just(86_400 * SECOND),
+        Window::NANOS_MIN..100 * SECOND,
+        Just(365 * 86_400 * SECOND),
+    ]
+}
+
+fn any_limit() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0..20_u64, 2 => 1..2_000_u64, 1 => Just(u64::from(u32::MAX)), 1 => any::<u64>()]
+}
+
+prop_compose! {
+    fn fixed_window()(limit in any_limit(), nanos in any_nanos(), excess in any_excess()) -> FixedWindow {
+        FixedWindow { limit, window: Window::of_nanos(nanos).unwrap(), excess }
+    }
+}
+
+prop_compose! {
+    // As rules are: the whole burst is back within a hundred years.
+    fn token_bucket()(
+        hits in any_limit().prop_map(|hits| hits.max(1)),
+        nanos in any_nanos(),
+        burst in prop_oneof![0..50_u64, any_limit()],
+        excess in any_excess(),
+    ) -> TokenBucket {
+        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+        let burst = if pace.nanos_for(burst) <= u128::from(Window::NANOS_MAX) { burst } else { 1 };
+        TokenBucket { pace, burst, excess }
+    }
+}
+
+/// Asks one after another, each some time after the one before.
+fn history() -> impl Strategy<Value = (Timestamp, Vec<(u64, Ask)>)> {
+    let pause = prop_oneof![3 => Just(0), 3 => 0..SECOND, 2 => 0..100 * SECOND, 1 => 0..50 * HOUR];
+    (any_instant(), prop::collection::vec((pause, any_ask()), 0..40))
+}
+
+/// The counter after a history, and the instant of its end.
+fn after<A: Law>(limit: &A, history: &(Timestamp, Vec<(u64, Ask)>)) -> (A::Counter, Timestamp) {
+    let (mut now, mut counter) = (history.0, A::Counter::default());
+    for (pause, ask) in &history.1 {
+        now = now.plus(*pause);
+        limit.decide(&mut counter, now, *ask);
+    }
+    (counter, now)
+}
+
+fn verdict<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp, ask: Ask) -> Verdict {
+    limit.decide(&mut counter.clone(), now, ask).verdict
+}
+
+fn remaining<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp) -> u64 {
+    limit.decide(&mut counter.clone(), now, Ask::Look).remaining
+}
+
+/// The hits of a charge that passed.
+fn admitted<R>(decision: &Decision<R>, ask: Ask) -> u64 {
+    match ask {
+        Ask::Charge(hits) if decision.verdict.passes() => hits,
+        Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
+    }
+}
+
+fn never_admits_above_its_bound<A: Law>(limit: A, (start, asks): (Timestamp, Vec<(u64, Ask)>)) {
+    if matches!(limit.excess(), Excess::Overdraft(_)) {
+        return;
+    }
+    let (mut now, mut counter) = (start, A::Counter::default());
+    let mut admissions: Vec<(Timestamp, u64)> = Vec::new();
+    for (pause, ask) in asks {
+        if matches!(ask, Ask::Refund(_)) {
+            continue;
+        }
+        now = now.plus(pause);
+        let decision = limit.decide(&mut counter, now, ask);
+        admissions.push((now, admitted(&decision, ask)));
+        let mut sum = 0_u128;
+        for (at, hits) in admissions.iter().rev() {
+            sum += u128::from(*hits);
+            assert!(sum <= limit.bound(now.nanos_since(*at)), "{sum} from {at:?} to {now:?}");
+        }
+    }
+}
+
+fn a_refusals_wait_is_exact<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>), hits: u64) {
+    let (mut counter, now) = after(&limit, &history);
+    let ask = Ask::Charge(hits);
+    let Verdict::Refuse { retry_after } = limit.decide(&mut counter, now, ask).verdict else { return };
+    match retry_after {
+        Some(wait) => {
+            let then = now.plus(u64::try_from(wait.as_nanos()).unwrap());
+            assert!(verdict(&limit, &counter, then, ask).passes(), "passes after {wait:?}");
+            assert!(!verdict(&limit, &counter, then.minus(1), ask).passes(), "not a nanosecond earlier");
+        }
+        None => {
+            let fresh = verdict(&limit, &A::Counter::default(), now, ask).passes();
+            assert!(!fresh, "what passes on a fresh counter passes some day");
+        }
+    }
+}
+
+fn remaining_is_what_would_pass<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>)) {
+    let (counter, now) = after(&limit, &history);
+    let left = remaining(&limit, &counter, now);
+    assert!(left <= limit.allowance());
+    if 0 < left {
+        assert!(verdict(&limit, &counter, now, Ask::Charge(left)).passes());
+    }
+    assert_eq!(verdict(&limit, &counter, now, Ask::Look).passes(), 0 < left);
+    if let (Some(more), false) =
+        (left.checked_add(1), matches!(limit.excess(), Excess::Overdraft(_)) && 0 < left)
+    {
+        assert!(!verdict(&limit, &counter, now, Ask::Charge(more)).passes());
+    }
+}
+
+fn a_look_and_a_refusal_change_nothing<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>), ask: Ask) {
+    let (counter, now) = after(&limit, &history);
+    let mut looked = counter.clone();
+    limit.decide(&mut looked, now, Ask::Look);
+    assert_eq!(looked, counter);
+    let mut asked = counter.clone();
+    let passes = limit.decide(&mut asked, now, ask).verdict.passes();
+    if !passes && limit.excess() != Excess::Count {
+        assert_eq!(asked, counter);
+    }
+}
+
+/// A counter that is idle and one that never was answer any further history alike.
+fn idle_equals_fresh<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>), more: Vec<(u64, Ask)>) {
+    let (mut counter, now) = after(&limit, &history);
+    let idle_at = limit.idle_at(&counter);
+    if idle_at == Timestamp::MAX {
+        return;
+    }
+    if now < idle_at {
+        let before = idle_at.minus(1).max(now);
+        assert!(
+            remaining(&limit, &counter, before) < limit.allowance() || limit.allowance() == 0,
+            "forgetting it any earlier would free something"
+        );
+    }
+    let (mut fresh, mut now) = (A::Counter::default(), now.max(idle_at));
+    for (pause, ask) in more {
+        now = now.plus(pause);
+        let (one, other) = (limit.decide(&mut counter, now, ask), limit.decide(&mut fresh, now, ask));
+        assert_eq!(
+            (one.verdict, one.remaining, one.reset_after),
+            (other.verdict, other.remaining, other.reset_after)
+        );
+    }
+}
+
+fn time_that_goes_back_frees_nothing<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    back: u64,
+    ask: Ask,
+) {
+    let (counter, now) = after(&limit, &history);
+    let then = now.minus(back);
+    assert!(remaining(&limit, &counter, then) <= remaining(&limit, &counter, now));
+    // Nor does what is asked in the past free anything afterwards.
+    let mut asked = counter.clone();
+    limit.decide(&mut asked, then, ask);
+    if !matches!(ask, Ask::Refund(_)) {
+        assert!(remaining(&limit, &asked, now) <= remaining(&limit, &counter, now));
+    }
+}
+
+fn a_refund_gives_back_at_most_what_was_taken<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    hits: u64,
+) {
+    let (mut counter, now) = after(&limit, &history);
+    let before = remaining(&limit, &counter, now);
+    let decision = limit.decide(&mut counter, now, Ask::Refund(hits));
+    assert_eq!(decision.verdict, Verdict::Pass);
+    let given = decision.remaining - before;
+    assert!(given <= hits);
+    assert!(decision.remaining <= limit.allowance());
+}
+
+/// Charges some of which are taken back leave at least what the others alone would have left counted, and a
+/// charge taken back at once leaves no trace.
+fn undo_takes_back_one_charge_and_no_more<A: Law>(
+    limit: A,
+    start: Timestamp,
+    asks: Vec<(u64, u64, Option<u64>)>,
+) {
+    let (mut now, mut counter, mut without) = (start, A::Counter::default(), A::Counter::default());
+    let mut receipts: Vec<(usize, A::Receipt)> = Vec::new();
+    for (index, (pause, hits, undone_after)) in asks.iter().enumerate() {
+        now = now.plus(*pause);
+        let before = remaining(&limit, &counter, now);
+        let decision = limit.decide(&mut counter, now, Ask::Charge(*hits));
+        if let Some(receipt) = decision.receipt {
+            let mut undone = counter.clone();
+            limit.undo(&mut undone, receipt.clone(), now);
+            assert_eq!(remaining(&limit, &undone, now), before, "taken back at once");
+            match undone_after {
+                Some(after) => receipts.push((index + *after as usize, receipt)),
+                None => {
+                    limit.decide(&mut without, now, Ask::Charge(*hits));
+                }
+            }
+        } else if decision.verdict.passes() || limit.excess() == Excess::Count {
+            limit.decide(&mut without, now, Ask::Charge(*hits));
+        }
+        let (due, later) = receipts.into_iter().partition(|(at, _)| *at <= index);
+        receipts = later;
+        for (_, receipt) in due {
+            limit.undo(&mut counter, receipt, now);
+        }
+        if limit.excess() == Excess::Refuse && receipts.is_empty() {
+            assert!(remaining(&limit, &counter, now) <= remaining(&limit, &without, now));
+        }
+    }
+}
+
+/// What is counted here and elsewhere after a common start adds up, in any order, and frees nothing.
+fn absorbing_adds_consumption<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    more: Vec<(u64, Ask)>,
+    elsewhere: u64,
+) {
+    let (base, start) = after(&limit, &history);
+    let (mut whole, mut now) = (base.clone(), start);
+    for (pause, ask) in more {
+        if !matches!(ask, Ask::Refund(_)) {
+            now = now.plus(pause);
+            limit.decide(&mut whole, now, ask);
+        }
+    }
+    let since = limit.since(&whole, &base, now);
+    let mut rebuilt = base.clone();
+    limit.absorb(&mut rebuilt, &since, now);
+    assert_eq!(
+        remaining(&limit, &rebuilt, now),
+        remaining(&limit, &whole, now),
+        "base and since are the whole"
+    );
+
+    let mut other = A::Counter::default();
+    limit.decide(&mut other, now, Ask::Charge(elsewhere));
+    let (mut one_way, mut other_way) = (base.clone(), base);
+    limit.absorb(&mut one_way, &since, now);
+    limit.absorb(&mut one_way, &other, now);
+    limit.absorb(&mut other_way, &other, now);
+    limit.absorb(&mut other_way, &since, now);
+    let left = remaining(&limit, &one_way, now);
+    assert_eq!(left, remaining(&limit, &other_way, now), "in any order");
+    assert!(left <= remaining(&limit, &whole, now).min(remaining(&limit, &other, now)), "never frees");
+}
+
+/// Every law, for one algorithm.
+macro_rules! laws {
+    ($module:ident, $limit:expr) => {
+        mod $module {
+            use super::*;
+
+            proptest! {
+                #[test]
+                fn never_admits_above_its_bound(limit in $limit, history in history()) {
+                    super::never_admits_above_its_bound(limit, history);
+                }
+
+                #[test]
+                fn a_refusals_wait_is_exact(limit in $limit, history in history(), hits in any_hits()) {
+                    super::a_refusals_wait_is_exact(limit, history, hits);
+                }
+
+                #[test]
+                fn remaining_is_what_would_pass(limit in $limit, history in history()) {
+                    super::remaining_is_what_would_pass(limit, history);
+                }
+
+                #[test]
+                fn a_look_and_a_refusal_change_nothing(
+                    limit in $limit, history in history(), ask in any_ask(),
+                ) {
+                    super::a_look_and_a_refusal_change_nothing(limit, history, ask);
+                }
+
+                #[test]
+                fn idle_equals_fresh(limit in $limit, history in history(), more in history()) {
+                    super::idle_equals_fresh(limit, history, more.1);
+                }
+
+                #[test]
+                fn time_that_goes_back_frees_nothing(
+                    limit in $limit, history in history(), back in 0..3 * HOUR, ask in any_ask(),
+                ) {
+                    super::time_that_goes_back_frees_nothing(limit, history, back, ask);
+                }
+
+                #[test]
+                fn a_refund_gives_back_at_most_what_was_taken(
+                    limit in $limit, history in history(), hits in any_hits(),
+                ) {
+                    super::a_refund_gives_back_at_most_what_was_taken(limit, history, hits);
+                }
+
+                #[test]
+                fn undo_takes_back_one_charge_and_no_more(
+                    limit in $limit,
+                    start in any_instant(),
+                    asks in prop::collection::vec(
+                        (prop_oneof![Just(0), 0..2 * SECOND], any_hits(), prop::option::of(0..4_u64)),
+                        0..30,
+                    ),
+                ) {
+                    super::undo_takes_back_one_charge_and_no_more(limit, start, asks);
+                }
+
+                #[test]
+                fn absorbing_adds_consumption(
+                    limit in $limit, history in history(), more in history(), elsewhere in any_hits(),
+                ) {
+                    super::absorbing_adds_consumption(limit, history, more.1, elsewhere);
+                }
+            }
+        }
+    };
+}
+
+laws!(of_fixed_window, fixed_window());
+laws!(of_token_bucket, token_bucket());

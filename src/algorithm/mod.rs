@@ -13,6 +13,8 @@ mod token_bucket;
 mod window;
 
 #[cfg(test)]
+mod examples;
+#[cfg(test)]
 mod laws;
 
 pub use classic::Classic;
@@ -151,6 +153,11 @@ impl Kind {
 }
 
 impl Limit {
+    /// Whether it is what envoyproxy/ratelimit does, and not one of the named algorithms.
+    pub fn is_classic(&self) -> bool {
+        matches!(self, Self::Classic(_))
+    }
+
     /// Which counters it counts in.
     pub fn kind(&self) -> Kind {
         match self {

@@ -26,6 +26,11 @@ impl Pace {
         Self { hits, nanos }
     }
 
+    /// Its hits.
+    pub const fn hits(self) -> u64 {
+        self.hits.get()
+    }
+
     /// Nanoseconds in which its hits come.
     pub const fn nanos(self) -> u64 {
         self.nanos.get()

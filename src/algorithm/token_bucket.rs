@@ -71,9 +71,10 @@ impl Algorithm for TokenBucket {
         let remaining = self.pace.hits_in(self.left(debt));
         if passes {
             // A charge that passed by overdraft is never taken back.
-            let within = debt <= self.pace.cost(self.burst);
             let receipt = match ask {
-                Ask::Charge(hits) if within => Some(PaceCounter::receipt(now, hits)),
+                Ask::Charge(hits) if self.pace.cost(hits) <= self.left(before) => {
+                    Some(PaceCounter::receipt(now, hits))
+                }
                 Ask::Charge(_) | Ask::Look | Ask::Refund(_) => None,
             };
             return Decision { verdict: Verdict::Pass, remaining, reset_after: full_after, receipt };

@@ -64,12 +64,11 @@ pub struct WindowReceipt {
 }
 
 impl WindowCounter {
-    /// Goes on to the window that holds `now`, leaving `carried(turns)` hits in it. A window later than `now`
-    /// stays: time that goes back frees nothing.
-    pub(crate) fn turn(&mut self, window: Window, now: Timestamp, carried: impl FnOnce(u64) -> u64) {
-        let start = window.start(now);
+    /// Goes on to the window that starts at `start`. Of the hits counted so far, `carried(hits, turns)` still
+    /// count there. A window that is later already stays: time that goes back frees nothing.
+    pub(crate) fn turn(&mut self, window: Window, start: Timestamp, carried: impl FnOnce(u64, u64) -> u64) {
         if self.start < start {
-            self.count = carried(window.turns(self.start, start));
+            self.count = carried(self.count, window.turns(self.start, start));
             self.start = start;
         }
     }
@@ -92,29 +91,36 @@ impl WindowCounter {
         }
     }
 
-    /// What came after `base`.
-    pub(crate) fn since(&self, base: &Self) -> Self {
-        let before = if base.start == self.start { base.count } else { 0 };
-        Self { start: self.start, count: self.count.saturating_sub(before) }
+    /// What counts now and came after `base`.
+    pub(crate) fn since(
+        &self,
+        base: &Self,
+        window: Window,
+        now: Timestamp,
+        carried: impl Fn(u64, u64) -> u64,
+    ) -> Self {
+        let (mut since, mut base) = (*self, *base);
+        let start = window.start(now).max(since.start).max(base.start);
+        since.turn(window, start, &carried);
+        base.turn(window, start, &carried);
+        since.remove(base.count);
+        since
     }
 
-    /// Adds hits counted elsewhere: those of an older window no longer count, those of a newer one (at most the
-    /// one after that of `now`: a clock may be ahead, but not by more) begin it.
+    /// Adds what of `other` still counts. It may be of a later window, where another clock is ahead, but is cut
+    /// to the one after that of `now`.
     pub(crate) fn absorb(
         &mut self,
         other: &Self,
         window: Window,
         now: Timestamp,
-        carried: impl FnOnce(u64) -> u64,
+        carried: impl Fn(u64, u64) -> u64,
     ) {
-        let next = window.end(window.start(now), 0);
-        let start = other.start.min(next.max(self.start));
-        if self.start < start {
-            self.count = carried(window.turns(self.start, start));
-            self.start = start;
-        }
-        if self.start == start {
-            self.count = self.count.saturating_add(other.count);
-        }
+        let current = window.start(now).max(self.start);
+        let start = other.start.min(window.end(current, 0)).max(current);
+        let mut other = *other;
+        self.turn(window, start, &carried);
+        other.turn(window, start, &carried);
+        self.add(other.count);
     }
 }

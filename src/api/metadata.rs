@@ -1,0 +1,102 @@
+//! The dynamic metadata of an answer, in the shape that envoyproxy/ratelimit gives it.
+
+use prost_types::{ListValue, Struct, Value, value::Kind};
+use serde_json::Map;
+
+use crate::{
+    api::proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
+        service::ratelimit::v3::RateLimitRequest,
+        r#type::v3::RateLimitUnit,
+    },
+    limiter::Answer,
+};
+
+/// What was asked, and the metadata of the rules that let it pass.
+pub(super) fn of(request: &RateLimitRequest, answer: &Answer<'_>) -> Struct {
+    let mut fields = Struct::default();
+    let descriptors = request.descriptors.iter().map(descriptor).collect();
+    set(&mut fields, "domain", text(&request.domain));
+    set(&mut fields, "descriptors", Kind::ListValue(ListValue { values: descriptors }));
+    if request.hits_addend != 0 {
+        set(&mut fields, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
+    }
+    let merged = merged(answer);
+    if !merged.is_empty() {
+        set(&mut fields, "metadata", structure(&merged));
+    }
+    fields
+}
+
+fn descriptor(descriptor: &RateLimitDescriptor) -> Value {
+    let mut fields = Struct::default();
+    let entries = descriptor.entries.iter();
+    let entries = entries.map(|entry| value(text(&format!("{}={}", entry.key, entry.value)))).collect();
+    set(&mut fields, "entries", Kind::ListValue(ListValue { values: entries }));
+    if let Some(limit) = &descriptor.limit {
+        set(&mut fields, "limit", text(&limit_text(limit)));
+    }
+    if let Some(hits) = descriptor.hits_addend {
+        // Numbers here are floating point: above 2^53 the nearest one has to do.
+        set(&mut fields, "hitsAddend", Kind::NumberValue(hits as f64));
+    }
+    value(Kind::StructValue(fields))
+}
+
+fn limit_text(limit: &RateLimitOverride) -> String {
+    let unit = RateLimitUnit::try_from(limit.unit).map_or("WEEK", |unit| unit.as_str_name());
+    format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit)
+}
+
+/// The metadata of the rules whose descriptors passed. Of two values for one key the first stays; two maps are
+/// merged by the same rule.
+fn merged(answer: &Answer<'_>) -> Map<String, serde_json::Value> {
+    let passed = answer.statuses.iter().filter(|status| status.passes && status.limit.is_some());
+    let mut merged = Map::new();
+    for metadata in passed.filter_map(|status| status.rule?.metadata.as_ref()) {
+        merge(&mut merged, metadata);
+    }
+    merged
+}
+
+fn merge(into: &mut Map<String, serde_json::Value>, from: &Map<String, serde_json::Value>) {
+    for (key, value) in from {
+        match (into.get_mut(key), value) {
+            (None, value) => {
+                into.insert(key.clone(), value.clone());
+            }
+            (Some(serde_json::Value::Object(into)), serde_json::Value::Object(from)) => merge(into, from),
+            (Some(_), _) => {}
+        }
+    }
+}
+
+fn structure(map: &Map<String, serde_json::Value>) -> Kind {
+    let fields = map.iter().map(|(key, json)| (key.clone(), value(kind(json)))).collect();
+    Kind::StructValue(Struct { fields })
+}
+
+fn kind(json: &serde_json::Value) -> Kind {
+    match json {
+        serde_json::Value::Null => Kind::NullValue(0),
+        serde_json::Value::Bool(flag) => Kind::BoolValue(*flag),
+        serde_json::Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
+        serde_json::Value::String(string) => text(string),
+        serde_json::Value::Array(items) => {
+            Kind::ListValue(ListValue { values: items.iter().map(|item| value(kind(item))).collect() })
+        }
+        serde_json::Value::Object(map) => structure(map),
+    }
+}
+
+fn set(fields: &mut Struct, name: &str, kind: Kind) {
+    fields.fields.insert(name.to_owned(), value(kind));
+}
+
+fn text(text: &str) -> Kind {
+    Kind::StringValue(text.to_owned())
+}
+
+fn value(kind: Kind) -> Value {
+    Value { kind: Some(kind) }
+}

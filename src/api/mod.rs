@@ -1,0 +1,81 @@
+//! The languages we speak. Each translates into the limiter's requests and back; none decides anything.
+
+use crate::limiter::{Limiter, Unanswered};
+
+pub mod admin;
+pub mod envoy;
+pub mod http;
+pub mod json;
+mod metadata;
+
+/// The messages of `proto/`, generated.
+#[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
+pub mod proto {
+    include!(concat!(env!("OUT_DIR"), "/proto.rs"));
+
+    /// All files of `proto/`, for reflection and JSON.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+}
+
+/// How answers are worded.
+#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Whether answers carry dynamic metadata.
+    pub dynamic_metadata: bool,
+    /// Whether times until reset are exact, not rounded up to whole seconds.
+    pub exact_reset: bool,
+}
+
+/// Answers requests in Envoy's language, over whichever protocol they come.
+#[derive(Clone, Debug)]
+pub struct Api {
+    limiter: Limiter,
+    settings: Settings,
+}
+
+impl Api {
+    /// Asks `limiter` and words answers as `settings` say.
+    pub fn new(limiter: Limiter, settings: Settings) -> Self {
+        Self { limiter, settings }
+    }
+}
+
+/// Why a request is not answered.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub enum Error {
+    /// The limiter has no answer.
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
+    /// A descriptor brings a limit whose unit is none.
+    #[error(
+        "descriptors[{descriptor}].limit.unit: {number} is no unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
+    )]
+    Unit {
+        /// Which descriptor.
+        descriptor: usize,
+        /// What was sent for the unit.
+        number: i32,
+    },
+}
+
+impl Error {
+    /// Whether the request itself is at fault, so that sending it again is of no use.
+    pub fn is_callers_fault(self) -> bool {
+        match self {
+            Self::Unanswered(Unanswered::NoRules) => false,
+            Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors) | Self::Unit { .. } => true,
+        }
+    }
+}
+
+// Never `UNKNOWN`: Envoy lets a request with that answer pass, whatever its failure mode.
+impl From<Error> for tonic::Status {
+    fn from(error: Error) -> Self {
+        if error.is_callers_fault() {
+            Self::invalid_argument(error.to_string())
+        } else {
+            Self::unavailable(error.to_string())
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! `tollgate check`: names every problem of rules before they are used.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
+
+use crate::rules;
+
+pub(super) fn command() -> Command {
+    let path = Arg::new("path")
+        .value_name("PATH")
+        .required(true)
+        .value_parser(value_parser!(PathBuf))
+        .value_hint(ValueHint::AnyPath)
+        .help("The rule file, or a directory of them");
+    Command::new("check")
+        .about("Names every problem of a rule file or directory; exits 1 if there is any")
+        .arg(path)
+}
+
+pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+    let path = matches.get_one::<PathBuf>("path").expect("clap requires it");
+    match rules::load(path) {
+        Ok(rules) => {
+            let domains = rules.domains().count();
+            println!("good: {} rules in {domains} domains, content {}", rules.len(), rules.hash());
+            ExitCode::SUCCESS
+        }
+        Err(problems) => {
+            println!("{problems}");
+            ExitCode::FAILURE
+        }
+    }
+}

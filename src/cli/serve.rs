@@ -1,0 +1,93 @@
+//! `tollgate serve`: runs the service.
+
+use std::process::ExitCode;
+
+use clap::{Arg, ArgMatches, Command, ValueHint};
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+use tracing::{error, info};
+
+use crate::{
+    server::Server,
+    settings::{CATALOG, Settings, Sources, environment},
+    telemetry::logs,
+    time::Clock,
+};
+
+pub(super) fn command() -> Command {
+    let file =
+        Arg::new("settings").long("settings").value_name("FILE").value_hint(ValueHint::FilePath).help(
+            "A YAML file of settings; the environment (TOLLGATE_<SECTION>__<NAME>) and flags overrule it",
+        );
+    let flags = CATALOG.iter().map(|setting| {
+        let default = setting.default.map(|default| format!(" [default: {default}]")).unwrap_or_default();
+        Arg::new(setting.name)
+            .long(setting.flag())
+            .value_name(setting.shape.value_name())
+            .help(format!("{}{default}", setting.help))
+    });
+    Command::new("serve").about("Runs the service").arg(file).args(flags)
+}
+
+pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+    let settings = match sources(matches).load() {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if let Err(error) = logs::start(&settings.log) {
+        eprintln!("log.level: {error}");
+        return ExitCode::FAILURE;
+    }
+    let served = match runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(serve(settings)),
+        Err(error) => Err(error.into()),
+    };
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!(%error, "cannot serve");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn sources(matches: &ArgMatches) -> Sources {
+    let flag = |name: &str| matches.get_one::<String>(name).cloned();
+    Sources {
+        file: flag("settings").map(Into::into),
+        environment: environment(),
+        flags: CATALOG.iter().filter_map(|setting| Some((setting, flag(setting.name)?))).collect(),
+    }
+}
+
+async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
+    let (tell, leave) = mpsc::channel(2);
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if tell.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
+    let server = Server::bind(settings, Clock::system()).await?;
+    let addresses = server.addresses()?;
+    for (listener, address) in
+        [("grpc", addresses.grpc), ("http", addresses.http), ("admin", addresses.admin)]
+    {
+        info!(listener, %address, "listening");
+    }
+    info!(command = format!("tollgate ask --to {} DOMAIN key=value", addresses.grpc), "to try it");
+    server.run(leave).await?;
+    Ok(())
+}

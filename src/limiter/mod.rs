@@ -1,0 +1,215 @@
+//! The path of a request: find each descriptor's rule, ask its counter, fold the decisions into one answer.
+
+use std::sync::Arc;
+
+use arc_swap::Guard;
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::{Ask, Classic, Limit},
+    descriptor::{Entry, KeyText, Secret},
+    rules::{Allowance, Book, Domain, Match, OnDenied, Rules, Unit},
+    store::{Check, Memory, OnRefusal},
+    time::{Clock, Timestamp},
+};
+
+mod answer;
+
+pub use answer::{Answer, CurrentLimit, Status};
+
+/// One request: descriptors of one domain, decided together.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Which set of rules applies.
+    pub domain: &'a str,
+    /// What is asked about, at least one.
+    pub descriptors: &'a [Descriptor<'a>],
+}
+
+/// One descriptor of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor<'a> {
+    /// Matched one level of the rules each.
+    pub entries: &'a [Entry<'a>],
+    /// What is wanted of its counter.
+    pub ask: Ask,
+    /// The limit that the caller wants in place of the configured one.
+    pub limit: Option<Override>,
+}
+
+/// A limit that a caller brings along. It is classic, whatever the rules say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// Hits that pass in one unit; 0 lets none pass.
+    pub requests_per_unit: u32,
+    /// The window.
+    pub unit: Unit,
+}
+
+/// Why a request has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// The request names no domain.
+    #[error("the domain of the request is empty")]
+    EmptyDomain,
+    /// The request asks about nothing.
+    #[error("the request has no descriptors")]
+    NoDescriptors,
+    /// No rules were ever good, so nothing can be said.
+    #[error("no valid rules are loaded yet")]
+    NoRules,
+}
+
+/// Decides requests by the rules in force.
+#[derive(Clone, Debug)]
+pub struct Limiter {
+    book: Arc<Book>,
+    memory: Arc<Memory>,
+    clock: Clock,
+    secret: Secret,
+}
+
+/// The rules and the instant that one request, or one batch of them, is decided by.
+#[derive(Debug)]
+pub struct Snapshot<'l> {
+    limiter: &'l Limiter,
+    rules: Guard<Option<Arc<Rules>>>,
+    now: Timestamp,
+}
+
+/// What applies to one descriptor, before any counter is read.
+enum Applies<'s> {
+    /// No rule, or one that another descriptor's rule replaces.
+    Nothing,
+    Unlimited(Match<'s>),
+    Rule(Match<'s>, &'s Limit),
+    Override(CurrentLimit<'s>, Limit),
+}
+
+impl Limiter {
+    /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
+    pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: Secret) -> Self {
+        Self { book, memory, clock, secret }
+    }
+
+    /// The rules now in force, and the time now.
+    pub fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot { limiter: self, rules: self.book.snapshot(), now: self.clock.now() }
+    }
+}
+
+impl Snapshot<'_> {
+    /// Answers `request`, charging what it asks to charge.
+    pub fn decide(&self, request: &Request<'_>) -> Result<Answer<'_>, Unanswered> {
+        if request.domain.is_empty() {
+            return Err(Unanswered::EmptyDomain);
+        }
+        if request.descriptors.is_empty() {
+            return Err(Unanswered::NoDescriptors);
+        }
+        let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
+        let Some(domain) = rules.domain(request.domain) else {
+            return Ok(Answer::without_limits(request.descriptors.len()));
+        };
+        let applies = applying(domain, request.descriptors);
+        Ok(self.answer(domain, request.descriptors, &applies))
+    }
+
+    fn answer<'s>(
+        &'s self,
+        domain: &Domain,
+        descriptors: &[Descriptor<'_>],
+        applies: &[Applies<'s>],
+    ) -> Answer<'s> {
+        let mut statuses: SmallVec<[Status<'s>; 2]> = SmallVec::with_capacity(descriptors.len());
+        let mut checks: SmallVec<[Check<'_>; 2]> = SmallVec::new();
+        // Which status each check belongs to.
+        let mut places: SmallVec<[usize; 2]> = SmallVec::new();
+        for (index, (descriptor, applies)) in descriptors.iter().zip(applies).enumerate() {
+            let (status, key, limit) = match applies {
+                Applies::Nothing => {
+                    statuses.push(Status::without_limit());
+                    continue;
+                }
+                Applies::Unlimited(matched) => {
+                    statuses.push(Status::unlimited(matched.rule));
+                    continue;
+                }
+                Applies::Rule(matched, limit) => {
+                    let text = matched.key_text(&domain.name, descriptor.entries);
+                    (Status::of_rule(matched.rule), text, *limit)
+                }
+                Applies::Override(current, limit) => {
+                    (Status::of_override(*current), sent(domain, descriptor.entries), limit)
+                }
+            };
+            let key = key.key(&limit.kind().bytes(), &self.limiter.secret);
+            statuses.push(status);
+            let on_refusal = match domain.on_denied(limit) {
+                OnDenied::ChargeAll => OnRefusal::Keep,
+                OnDenied::ChargeNone => OnRefusal::TakeBack,
+            };
+            checks.push(Check { key, limit, ask: descriptor.ask, on_refusal });
+            places.push(index);
+        }
+        let decisions = self.limiter.memory.apply(&checks, self.now, |decisions| {
+            let decided = places.iter().zip(decisions);
+            answer::refuses(decided.map(|(place, decision)| (&statuses[*place], decision)))
+        });
+        Answer::fold(statuses, &places, &decisions)
+    }
+}
+
+/// What applies to each descriptor, once those that `replaces` names are dropped.
+fn applying<'s>(domain: &'s Domain, descriptors: &[Descriptor<'_>]) -> SmallVec<[Applies<'s>; 2]> {
+    let mut applies: SmallVec<[Applies<'s>; 2]> =
+        descriptors.iter().map(|descriptor| what_applies(domain, descriptor)).collect();
+    let replaced: SmallVec<[&str; 4]> = applies
+        .iter()
+        .filter_map(Applies::matched)
+        .flat_map(|matched| matched.rule.replaces.iter().map(String::as_str))
+        .collect();
+    if !replaced.is_empty() {
+        for each in &mut applies {
+            let name = each.matched().and_then(|matched| matched.rule.name.as_deref());
+            if name.is_some_and(|name| replaced.contains(&name)) {
+                *each = Applies::Nothing;
+            }
+        }
+    }
+    applies
+}
+
+fn what_applies<'s>(domain: &'s Domain, descriptor: &Descriptor<'_>) -> Applies<'s> {
+    if let Some(Override { requests_per_unit, unit }) = descriptor.limit {
+        let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
+        let current =
+            CurrentLimit { name: None, requests_per_unit: requests_per_unit.into(), unit: Some(unit) };
+        return Applies::Override(current, Limit::Classic(limit));
+    }
+    match domain.find(descriptor.entries) {
+        None => Applies::Nothing,
+        Some(matched) => match &matched.rule.allowance {
+            Allowance::Unlimited => Applies::Unlimited(matched),
+            Allowance::Limited(limit) => Applies::Rule(matched, limit),
+        },
+    }
+}
+
+impl<'s> Applies<'s> {
+    fn matched(&self) -> Option<&Match<'s>> {
+        match self {
+            Self::Unlimited(matched) | Self::Rule(matched, _) => Some(matched),
+            Self::Nothing | Self::Override(..) => None,
+        }
+    }
+}
+
+/// The text of a key whose entries all count as they were sent.
+fn sent(domain: &Domain, entries: &[Entry<'_>]) -> KeyText {
+    let mut text = KeyText::new(&domain.name);
+    for entry in entries {
+        text.entry(*entry);
+    }
+    text
+}

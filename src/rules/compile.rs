@@ -1,0 +1,255 @@
+//! From files to rules: what they mean, and everything that is wrong with them.
+
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use siphasher::sip128::SipHasher13;
+
+use crate::{
+    rules::{
+        Domain, OnDenied, Problem, Problems, Rule, Rules,
+        file::{Descriptor, Document, RateLimit},
+        limit,
+        place::{Place, Report},
+        reader::Located,
+        tree::{Level, Node, composite},
+    },
+    yaml::{self, quote},
+};
+
+/// A rule file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Its path, for messages.
+    pub path: Arc<str>,
+    /// What it holds.
+    pub bytes: Vec<u8>,
+}
+
+/// Compiles files in the given order: all of them, or none and a list of what is wrong.
+pub fn compile(sources: &[Source]) -> Result<Rules, Problems> {
+    compile_with(Problems::default(), sources)
+}
+
+/// Compiles files of which something was wrong before.
+pub(crate) fn compile_with(problems: Problems, sources: &[Source]) -> Result<Rules, Problems> {
+    let mut compiler = Compiler { problems, ..Compiler::default() };
+    sources.iter().for_each(|source| compiler.file(source));
+    compiler.finish(hash(sources))
+}
+
+impl Rules {
+    /// The rules of a single file with this text.
+    pub fn parse(path: &str, text: &str) -> Result<Self, Problems> {
+        compile(&[Source { path: path.into(), bytes: text.into() }])
+    }
+}
+
+/// A hash of all contents in order, with their lengths.
+fn hash(sources: &[Source]) -> String {
+    let mut bytes = Vec::new();
+    for source in sources {
+        bytes.extend_from_slice(&(source.bytes.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&source.bytes);
+    }
+    format!("{:032x}", SipHasher13::new().hash(&bytes).as_u128())
+}
+
+#[derive(Default)]
+struct Compiler {
+    domains: Vec<Draft>,
+    by_name: FxHashMap<String, usize>,
+    problems: Problems,
+    warnings: Problems,
+}
+
+/// A domain under construction.
+struct Draft {
+    name: String,
+    on_denied: Option<(OnDenied, Place)>,
+    root: Level,
+    rules: Vec<Arc<Rule>>,
+    names: FxHashSet<String>,
+    replaced: Vec<(String, Place)>,
+}
+
+impl Compiler {
+    fn file(&mut self, source: &Source) {
+        let stream = yaml::load(&source.bytes);
+        let mut report = Report::new(source.path.clone(), &mut self.problems);
+        let unread = !stream.problems.is_empty();
+        report.add_all(stream.problems);
+        let documents: Vec<_> = stream.documents.iter().filter(|document| !document.is_null()).collect();
+        if documents.is_empty() && !unread {
+            report.add(yaml::Mark::START, "the file holds no rules; a rule file has at least a `domain`");
+        }
+        for node in documents {
+            let mut report = Report::new(source.path.clone(), &mut self.problems);
+            if let Some(document) = Document::read(node, &mut report) {
+                self.document(&source.path, document);
+            }
+        }
+    }
+
+    fn document(&mut self, file: &Arc<str>, document: Document) {
+        let next = self.domains.len();
+        let index = *self.by_name.entry(document.domain.clone()).or_insert(next);
+        if index == next {
+            self.domains.push(Draft::new(document.domain));
+        }
+        let draft = &mut self.domains[index];
+        let mut branch = Branch {
+            report: Report::new(file.clone(), &mut self.problems),
+            warnings: Report::new(file.clone(), &mut self.warnings),
+            rules: &mut draft.rules,
+            names: &mut draft.names,
+            replaced: &mut draft.replaced,
+        };
+        if let Some(Located { value, mark }) = document.on_denied {
+            let here = branch.report.place(mark);
+            let (before, there) = draft.on_denied.get_or_insert((value, here));
+            if *before != value {
+                let what = format!(
+                    "`on_denied` of this domain is set otherwise at {there}; give it once, or the same"
+                );
+                branch.report.add(mark, what);
+            }
+        }
+        for descriptor in document.descriptors {
+            branch.descriptor(descriptor, &mut draft.root, &draft.name);
+        }
+    }
+
+    fn finish(mut self, hash: String) -> Result<Rules, Problems> {
+        if !self.problems.is_empty() {
+            self.problems.sort();
+            return Err(self.problems);
+        }
+        for draft in &self.domains {
+            let unknown = draft.replaced.iter().filter(|(name, _)| !draft.names.contains(name));
+            for (name, place) in unknown {
+                let what = format!(
+                    "no limit of domain {} has the name {}; this replaces nothing",
+                    quote(&draft.name),
+                    quote(name)
+                );
+                self.warnings.push(Problem { place: place.clone(), what });
+            }
+        }
+        self.warnings.sort();
+        let warnings = self.warnings.iter().cloned().collect();
+        let domains = self.domains.into_iter().map(Draft::finish).collect();
+        Ok(Rules { domains, by_name: self.by_name, hash, warnings })
+    }
+}
+
+impl Draft {
+    fn new(name: String) -> Self {
+        Self {
+            name,
+            on_denied: None,
+            root: Level::default(),
+            rules: Vec::new(),
+            names: FxHashSet::default(),
+            replaced: Vec::new(),
+        }
+    }
+
+    fn finish(self) -> Domain {
+        let on_denied = self.on_denied.map(|(on_denied, _)| on_denied);
+        Domain { name: self.name, on_denied, root: self.root, rules: self.rules }
+    }
+}
+
+/// The descriptors of one document, on their way into the tree of their domain.
+struct Branch<'c> {
+    report: Report<'c>,
+    warnings: Report<'c>,
+    rules: &'c mut Vec<Arc<Rule>>,
+    names: &'c mut FxHashSet<String>,
+    replaced: &'c mut Vec<(String, Place)>,
+}
+
+impl Branch<'_> {
+    fn descriptor(&mut self, mut draft: Descriptor, level: &mut Level, parent: &str) {
+        let key = draft.key.take();
+        let composite = composite(key.as_deref().unwrap_or_default(), &draft.value);
+        let path = format!("{parent}.{composite}");
+        let twin = level.get(&composite).filter(|_| key.is_some()).map(|node| node.place.clone());
+        if let Some(place) = &twin {
+            let what =
+                format!("{} is already given at {place}; keys and values together must differ", quote(&path));
+            self.report.add(draft.mark, what);
+        }
+        self.flags(&draft, &composite);
+        let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &path));
+        let mut children = Level::default();
+        for child in draft.descriptors {
+            self.descriptor(child, &mut children, &path);
+        }
+        if let (Some(key), None) = (key, twin) {
+            level.push(Node {
+                place: self.report.place(draft.mark),
+                key: key.into(),
+                value: draft.value.into(),
+                rule,
+                value_to_metric: draft.value_to_metric.is_some_and(|flag| flag.value),
+                share_threshold: draft.share_threshold.is_some_and(|flag| flag.value),
+                children,
+            });
+        }
+    }
+
+    fn flags(&mut self, draft: &Descriptor, composite: &str) {
+        let set =
+            |flag: &Option<Located<bool>>| flag.as_ref().filter(|flag| flag.value).map(|flag| flag.mark);
+        if let Some(mark) = set(&draft.share_threshold).filter(|_| !composite.contains('*')) {
+            let what = format!(
+                "`share_threshold` needs a `*` in `key` or `value`, but this is {}",
+                quote(composite)
+            );
+            self.report.add(mark, what);
+        }
+        if draft.rate_limit.is_some() {
+            return;
+        }
+        let metadata = draft.metadata.as_ref().map(|metadata| metadata.mark);
+        for (name, mark) in [
+            ("shadow_mode", set(&draft.shadow_mode)),
+            ("quota_mode", set(&draft.quota_mode)),
+            ("detailed_metric", set(&draft.detailed_metric)),
+            ("metadata", metadata),
+        ] {
+            if let Some(mark) = mark {
+                self.warnings.add(mark, format!("`{name}` has no effect without a `rate_limit` beside it"));
+            }
+        }
+    }
+
+    fn rule(&mut self, limit: RateLimit, draft: &mut Descriptor, path: &str) -> Option<Arc<Rule>> {
+        for replaced in &limit.replaces {
+            if limit.name.as_ref() == Some(&replaced.value) {
+                self.report
+                    .add(replaced.mark, "`replaces` names the limit itself; it takes the names of others");
+            }
+            self.replaced.push((replaced.value.clone(), self.report.place(replaced.mark)));
+        }
+        self.names.extend(limit.name.clone());
+        let terms = limit::terms(&limit, &mut self.report)?;
+        let set = |flag: &Option<Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
+        let rule = Arc::new(Rule {
+            path: path.to_owned(),
+            name: limit.name,
+            allowance: terms.allowance,
+            replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
+            shadow_mode: set(&draft.shadow_mode),
+            quota_mode: set(&draft.quota_mode),
+            detailed_metric: set(&draft.detailed_metric),
+            metadata: draft.metadata.take().map(|metadata| metadata.value),
+            shown: terms.shown,
+            place: self.report.place(limit.mark),
+        });
+        self.rules.push(rule.clone());
+        Some(rule)
+    }
+}

@@ -1,0 +1,191 @@
+//! A rule file as written: which key holds what, with its place, before any meaning.
+
+use serde_json::{Map, Value as Json};
+
+use crate::{
+    rules::{
+        OnDenied, Unit,
+        keys::{self, Key, Level, Named},
+        place::Report,
+        reader::{Fields, Located},
+    },
+    yaml::{Mark, Node, quote},
+};
+
+/// One document.
+pub(crate) struct Document {
+    /// Not empty.
+    pub(crate) domain: String,
+    pub(crate) on_denied: Option<Located<OnDenied>>,
+    pub(crate) descriptors: Vec<Descriptor>,
+}
+
+/// One item of `descriptors`.
+pub(crate) struct Descriptor {
+    pub(crate) mark: Mark,
+    /// Not empty; `None` where that was reported.
+    pub(crate) key: Option<String>,
+    /// Empty where any value matches.
+    pub(crate) value: String,
+    pub(crate) rate_limit: Option<RateLimit>,
+    pub(crate) shadow_mode: Option<Located<bool>>,
+    pub(crate) quota_mode: Option<Located<bool>>,
+    pub(crate) detailed_metric: Option<Located<bool>>,
+    pub(crate) value_to_metric: Option<Located<bool>>,
+    pub(crate) share_threshold: Option<Located<bool>>,
+    pub(crate) metadata: Option<Located<Map<String, Json>>>,
+    pub(crate) descriptors: Vec<Descriptor>,
+}
+
+/// The value of `rate_limit`. A key that is given but has no value here was reported.
+pub(crate) struct RateLimit {
+    pub(crate) mark: Mark,
+    pub(crate) given: Vec<Given>,
+    pub(crate) requests_per_unit: Option<Located<u64>>,
+    pub(crate) unlimited: bool,
+    pub(crate) name: Option<String>,
+    pub(crate) replaces: Vec<Located<String>>,
+    pub(crate) unit: Option<Located<Unit>>,
+    pub(crate) unit_multiplier: Option<Located<u64>>,
+    pub(crate) window: Option<Located<String>>,
+    pub(crate) algorithm: Option<Located<Named>>,
+    pub(crate) burst: Option<Located<u64>>,
+    pub(crate) count_denied: Option<Located<bool>>,
+    pub(crate) overdraft: Option<Located<bool>>,
+    pub(crate) overdraft_limit: Option<Located<u64>>,
+}
+
+/// A key that is given.
+#[derive(Clone, Copy)]
+pub(crate) struct Given {
+    pub(crate) key: &'static Key,
+    pub(crate) mark: Mark,
+}
+
+impl RateLimit {
+    /// Where the key is given.
+    pub(crate) fn given(&self, name: &str) -> Option<Mark> {
+        self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
+    }
+}
+
+impl Document {
+    /// Reads a document; `None` where it is not even known whose rules it holds.
+    pub(crate) fn read(node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        let fields = Fields::read(node, Level::Root, report)?;
+        let domain = required(&fields, "domain", "the name that requests ask under", report);
+        let choices = [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
+        let on_denied = fields.choice("on_denied", &choices, report);
+        let descriptors = Descriptor::read_all(&fields, report);
+        Some(Self { domain: domain?, on_denied, descriptors })
+    }
+}
+
+impl Descriptor {
+    fn read_all(fields: &Fields<'_>, report: &mut Report<'_>) -> Vec<Self> {
+        let items = fields.items("descriptors", report);
+        items.iter().filter_map(|item| Self::read(item, report)).collect()
+    }
+
+    fn read(node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        let fields = Fields::read(node, Level::Descriptor, report)?;
+        let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, report));
+        Some(Self {
+            mark: fields.mark,
+            key: required(&fields, "key", "the key of a descriptor entry", report),
+            value: fields.text("value", report).map(|value| value.value).unwrap_or_default(),
+            rate_limit,
+            shadow_mode: fields.flag("shadow_mode", report),
+            quota_mode: fields.flag("quota_mode", report),
+            detailed_metric: fields.flag("detailed_metric", report),
+            value_to_metric: fields.flag("value_to_metric", report),
+            share_threshold: fields.flag("share_threshold", report),
+            metadata: metadata(&fields, report),
+            descriptors: Self::read_all(&fields, report),
+        })
+    }
+}
+
+impl RateLimit {
+    fn read(node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        let fields = Fields::read(node, Level::RateLimit, report)?;
+        let given = |pair: &crate::yaml::Pair| {
+            keys::find(&pair.key, Level::RateLimit).map(|key| Given { key, mark: pair.mark })
+        };
+        Some(Self {
+            mark: fields.mark,
+            given: fields.pairs().filter_map(given).collect(),
+            requests_per_unit: fields.whole("requests_per_unit", report),
+            unlimited: fields.flag("unlimited", report).is_some_and(|flag| flag.value),
+            name: fields.text("name", report).map(|name| name.value).filter(|name| !name.is_empty()),
+            replaces: replaces(&fields, report),
+            unit: unit(&fields, report),
+            unit_multiplier: fields.whole("unit_multiplier", report),
+            window: fields.text("window", report),
+            algorithm: fields.choice("algorithm", &Named::ALL.map(|named| (named.name(), named)), report),
+            burst: fields.whole("burst", report),
+            count_denied: fields.flag("count_denied", report),
+            overdraft: fields.flag("overdraft", report),
+            overdraft_limit: fields.whole("overdraft_limit", report),
+        })
+    }
+}
+
+/// A text that must be there and not be empty.
+fn required(fields: &Fields<'_>, key: &str, meaning: &str, report: &mut Report<'_>) -> Option<String> {
+    if fields.pair(key).is_none() {
+        report.add(fields.mark, format!("`{key}` is missing; it is {meaning} and must not be empty"));
+        return None;
+    }
+    let text = fields.text(key, report)?;
+    if text.value.is_empty() {
+        report.add(text.mark, format!("`{key}` is empty; it is {meaning} and must not be empty"));
+        return None;
+    }
+    Some(text.value)
+}
+
+fn metadata(fields: &Fields<'_>, report: &mut Report<'_>) -> Option<Located<Map<String, Json>>> {
+    let node = &fields.pair("metadata")?.value;
+    let mut problems = Vec::new();
+    let json = node.to_json(&mut problems);
+    report.add_all(problems);
+    match json {
+        Json::Object(value) => Some(Located { value, mark: node.mark }),
+        _other_json if node.value == crate::yaml::Value::Unreadable => None,
+        _other_json => {
+            report.add(node.mark, format!("`metadata` takes a mapping, not {}", node.describe()));
+            None
+        }
+    }
+}
+
+fn unit(fields: &Fields<'_>, report: &mut Report<'_>) -> Option<Located<Unit>> {
+    let Located { value: text, mark } = fields.text("unit", report)?;
+    let unit = Unit::parse(&text);
+    if unit.is_none() {
+        let names = || Unit::ALL.iter().map(|unit| unit.name());
+        let hint = keys::nearest(&text, names())
+            .map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+        report.add(
+            mark,
+            format!("`unit` cannot be {}; it is one of {}{hint}", quote(&text), keys::list(names())),
+        );
+    }
+    unit.map(|value| Located { value, mark })
+}
+
+fn replaces(fields: &Fields<'_>, report: &mut Report<'_>) -> Vec<Located<String>> {
+    let items = fields.items("replaces", report);
+    let mut names = Vec::with_capacity(items.len());
+    for item in items {
+        let Some(fields) = Fields::read(item, Level::Replaced, report) else { continue };
+        let name = fields.text("name", report).map(|name| name.value).unwrap_or_default();
+        if name.is_empty() {
+            report.add(item.mark, "an item of `replaces` needs a `name`, that of the limit it replaces");
+        } else {
+            names.push(Located { value: name, mark: item.mark });
+        }
+    }
+    names
+}

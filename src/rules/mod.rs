@@ -1,0 +1,223 @@
+//! What is limited: rules for descriptors, read from files, replaced as a whole while running.
+
+use std::{borrow::Cow, sync::Arc};
+
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value as Json};
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Limit,
+    descriptor::{Entry, KeyText},
+};
+
+mod book;
+mod compile;
+mod file;
+mod keys;
+mod limit;
+mod mount;
+mod pattern;
+mod place;
+mod reader;
+mod source;
+mod tree;
+mod unit;
+mod watch;
+
+pub use book::{Book, LoadError, Status};
+pub use compile::{Source, compile};
+pub use keys::{KEYS, Key, Level, Named, Use};
+pub use place::{Place, Problem, Problems};
+pub use source::load;
+pub use unit::Unit;
+pub use watch::{Settings, Watcher};
+
+use tree::{Hop, How};
+
+/// All rules in force at one time.
+#[derive(Debug)]
+pub struct Rules {
+    // In the order of the files.
+    domains: Vec<Domain>,
+    by_name: FxHashMap<String, usize>,
+    hash: String,
+    warnings: Vec<Problem>,
+}
+
+impl Rules {
+    /// The domain of that name.
+    pub fn domain(&self, name: &str) -> Option<&Domain> {
+        self.by_name.get(name).map(|index| &self.domains[*index])
+    }
+
+    /// All domains, in the order of the files.
+    pub fn domains(&self) -> impl Iterator<Item = &Domain> {
+        self.domains.iter()
+    }
+
+    /// A hash of what the files hold, in hexadecimal: equal on all replicas that read the same.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// How many rules there are, in all domains together.
+    pub fn len(&self) -> usize {
+        self.domains.iter().map(|domain| domain.rules.len()).sum()
+    }
+
+    /// Whether there is no rule in any domain.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What is allowed but probably not meant.
+    pub fn warnings(&self) -> &[Problem] {
+        &self.warnings
+    }
+}
+
+/// The rules for requests that ask under one name.
+#[derive(Debug)]
+pub struct Domain {
+    /// Its name.
+    pub name: String,
+    /// What a refused call charges; without a word on it, each rule's family decides.
+    pub on_denied: Option<OnDenied>,
+    root: tree::Level,
+    rules: Vec<Arc<Rule>>,
+}
+
+/// What a call charges that is refused: of its descriptors, those that would have passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDenied {
+    /// All of them, as envoyproxy/ratelimit does.
+    ChargeAll,
+    /// None of them.
+    ChargeNone,
+}
+
+impl Domain {
+    /// What a call that is refused because of another descriptor does to `limit`'s counter. Without a word on it,
+    /// a classic limit is charged all the same, and a named one is not.
+    pub fn on_denied(&self, limit: &Limit) -> OnDenied {
+        self.on_denied.unwrap_or(if limit.is_classic() { OnDenied::ChargeAll } else { OnDenied::ChargeNone })
+    }
+
+    /// The rule for a descriptor.
+    pub fn find<'r>(&'r self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
+        let hops = self.root.way(entries).hops;
+        let rule = hops.last()?.node.rule.as_ref()?;
+        (hops.len() == entries.len()).then_some(Match { rule, hops })
+    }
+
+    /// How many tables and patterns a look-up tries. It does not grow with the number of rules.
+    pub fn visits(&self, entries: &[Entry<'_>]) -> usize {
+        self.root.way(entries).visits
+    }
+
+    /// All its rules, in the order of the files.
+    pub fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
+        self.rules.iter()
+    }
+}
+
+/// The rule for a descriptor, and how it was found.
+#[derive(Clone, Debug)]
+pub struct Match<'r> {
+    /// The rule.
+    pub rule: &'r Arc<Rule>,
+    // One for each entry.
+    hops: SmallVec<[Hop<'r>; 4]>,
+}
+
+impl<'r> Match<'r> {
+    /// The text of the counter's key: the entries as sent, or the pattern where all that match it share one.
+    /// `entries` are those that the match was found for.
+    pub fn key_text(&self, domain: &str, entries: &[Entry<'_>]) -> KeyText {
+        let mut text = KeyText::new(domain);
+        for (hop, entry) in self.hops.iter().zip(entries) {
+            if hop.is_shared() {
+                text.pattern(Entry { key: &hop.node.key, value: &hop.node.value });
+            } else {
+                text.entry(*entry);
+            }
+        }
+        text
+    }
+
+    /// The rule's name in metrics: its path, with the values that `detailed_metric` and `value_to_metric` ask
+    /// for. `entries` are those that the match was found for.
+    pub fn metric_name(&self, domain: &str, entries: &[Entry<'_>]) -> Cow<'r, str> {
+        let detailed = self.rule.detailed_metric;
+        if !detailed && self.hops.iter().all(|hop| !hop.node.value_to_metric) {
+            return Cow::Borrowed(&self.rule.path);
+        }
+        let any_shared = self.hops.iter().any(Hop::is_shared);
+        let mut name = domain.to_owned();
+        for (hop, entry) in self.hops.iter().zip(entries) {
+            name.push('.');
+            if hop.is_shared() || !(detailed || hop.node.value_to_metric || hop.how == How::Exact) {
+                name.push_str(&hop.node.composite());
+            } else if detailed && !any_shared {
+                name.extend([entry.key, "_", entry.value]);
+            } else {
+                name.push_str(&tree::composite(entry.key, entry.value));
+            }
+        }
+        Cow::Owned(name)
+    }
+}
+
+impl Hop<'_> {
+    /// Whether all values that match here count together.
+    fn is_shared(&self) -> bool {
+        self.node.share_threshold && self.how == How::Pattern
+    }
+}
+
+/// A descriptor's limit, with everything that is said about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// Where it stands in its tree: `domain.key_value.key`.
+    pub path: String,
+    /// The name that `replaces` refers to it by.
+    pub name: Option<String>,
+    /// How much it lets pass.
+    pub allowance: Allowance,
+    /// The names of the limits that do not apply where this rule matches too.
+    pub replaces: Vec<String>,
+    /// Whether it only counts: what it refuses passes.
+    pub shadow_mode: bool,
+    /// Whether a call is refused only where all its rules of this kind refuse.
+    pub quota_mode: bool,
+    /// Whether its name in metrics shows the values of all entries.
+    pub detailed_metric: bool,
+    /// What answers carry when it passes.
+    pub metadata: Option<Map<String, Json>>,
+    /// What answers say of it.
+    pub shown: Shown,
+    /// Where it is written.
+    pub place: Place,
+}
+
+/// How much a rule lets pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allowance {
+    /// Everything; nothing is counted.
+    Unlimited,
+    /// So much; a limit of 0 lets nothing pass.
+    Limited(Limit),
+}
+
+/// What answers say of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// As written; 0 where the rule is unlimited.
+    pub requests_per_unit: u64,
+    /// As written; `None` where no unit is as long as the window.
+    pub unit: Option<Unit>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! Patterns: texts in which each `*` stands for any text, an empty one too.
+
+use std::ops::ControlFlow;
+
+use rustc_hash::FxHashMap;
+
+/// A pattern, cut at its `*`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    // Invariant: at least two; the first is the prefix, the last the suffix.
+    pieces: Vec<Box<[u8]>>,
+}
+
+impl Pattern {
+    /// The pattern that `text` is; `None` where it holds no `*`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let pieces: Vec<Box<[u8]>> = text.split('*').map(|piece| piece.as_bytes().into()).collect();
+        (2 <= pieces.len()).then_some(Self { pieces })
+    }
+
+    fn prefix(&self) -> &[u8] {
+        &self.pieces[0]
+    }
+
+    fn suffix(&self) -> &[u8] {
+        &self.pieces[self.pieces.len() - 1]
+    }
+
+    fn middle(&self) -> &[Box<[u8]>] {
+        &self.pieces[1..self.pieces.len() - 1]
+    }
+}
+
+/// Many patterns, found by what they begin and end with. So a look-up tries only patterns that differ from the
+/// text, if at all, between their first and last `*`.
+#[derive(Debug, Default)]
+pub(crate) struct Patterns {
+    prefixes: Affixes<Affixes<Vec<Numbered>>>,
+}
+
+/// What is found under texts of some few lengths.
+#[derive(Debug)]
+struct Affixes<T> {
+    lengths: Vec<usize>,
+    of: FxHashMap<Box<[u8]>, T>,
+}
+
+#[derive(Debug)]
+struct Numbered {
+    number: u32,
+    middle: Vec<Box<[u8]>>,
+}
+
+/// What a look-up found, and what it cost.
+pub(crate) struct Found {
+    /// The lowest number of a pattern that matches.
+    pub(crate) number: Option<u32>,
+    /// How many tables and patterns were tried.
+    pub(crate) visits: usize,
+}
+
+impl<T> Default for Affixes<T> {
+    fn default() -> Self {
+        Self { lengths: Vec::new(), of: FxHashMap::default() }
+    }
+}
+
+impl<T: Default> Affixes<T> {
+    fn entry(&mut self, affix: &[u8]) -> &mut T {
+        if let Err(place) = self.lengths.binary_search(&affix.len()) {
+            self.lengths.insert(place, affix.len());
+        }
+        self.of.entry(affix.into()).or_default()
+    }
+}
+
+impl Patterns {
+    /// Adds a pattern. Numbers must be given in ascending order.
+    pub(crate) fn add(&mut self, number: u32, pattern: &Pattern) {
+        let middle = pattern.middle().iter().filter(|piece| !piece.is_empty()).cloned().collect();
+        let numbered = self.prefixes.entry(pattern.prefix()).entry(pattern.suffix());
+        numbered.push(Numbered { number, middle });
+    }
+
+    /// The pattern with the lowest number that matches `text`.
+    pub(crate) fn first_match(&self, text: &[u8]) -> Found {
+        let mut found = Found { number: None, visits: 0 };
+        for &length in self.prefixes.lengths.iter().take_while(|&&length| length <= text.len()) {
+            let (prefix, rest) = text.split_at(length);
+            found.visits += 1;
+            if let Some(suffixes) = self.prefixes.of.get(prefix) {
+                suffixes.search(rest, &mut found);
+            }
+        }
+        found
+    }
+}
+
+impl Affixes<Vec<Numbered>> {
+    /// Looks for a pattern whose suffix and middle match `rest`, the text after the prefix.
+    fn search(&self, rest: &[u8], found: &mut Found) {
+        for &length in self.lengths.iter().take_while(|&&length| length <= rest.len()) {
+            let (inner, suffix) = rest.split_at(rest.len() - length);
+            found.visits += 1;
+            let Some(patterns) = self.of.get(suffix) else { continue };
+            let earlier = |pattern: &&Numbered| found.number.is_none_or(|best| pattern.number < best);
+            let mut tried = 0;
+            let first = patterns
+                .iter()
+                .take_while(earlier)
+                .inspect(|_| tried += 1)
+                .find(|pattern| pattern.fits(inner));
+            let number = first.map(|pattern| pattern.number);
+            found.number = number.or(found.number);
+            found.visits += tried;
+        }
+    }
+}
+
+impl Numbered {
+    /// Whether the middle pieces occur in `inner` one after the other.
+    fn fits(&self, inner: &[u8]) -> bool {
+        let rest = self.middle.iter().try_fold(inner, |rest, piece| match position(rest, piece) {
+            Some(at) => ControlFlow::Continue(&rest[at + piece.len()..]),
+            None => ControlFlow::Break(()),
+        });
+        rest.is_continue()
+    }
+}
+
+fn position(text: &[u8], piece: &[u8]) -> Option<usize> {
+    text.windows(piece.len()).position(|window| window == piece)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn patterns(texts: &[String]) -> Patterns {
+        let mut patterns = Patterns::default();
+        for (number, text) in texts.iter().enumerate() {
+            patterns.add(number as u32, &Pattern::parse(text).unwrap());
+        }
+        patterns
+    }
+
+    fn matches(pattern: &str, text: &str) -> bool {
+        patterns(&[pattern.to_owned()]).first_match(text.as_bytes()).number.is_some()
+    }
+
+    /// The definition: a `*` is any text.
+    fn matches_by_definition(pattern: &[u8], text: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => text.is_empty(),
+            Some((b'*', rest)) => (0..=text.len()).any(|at| matches_by_definition(rest, &text[at..])),
+            Some((first, rest)) => text
+                .split_first()
+                .is_some_and(|(next, text)| next == first && matches_by_definition(rest, text)),
+        }
+    }
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        for (pattern, yes, no) in [
+            ("foo*", &["foo1", "foo", "foo/_*"][..], &["bar", "fo", "xfoo"][..]),
+            ("bar*b", &["barab", "bar123b", "barb"], &["bara", "xbarb", "bar", "ba"]),
+            ("foo*bar*baz", &["foo123bar456baz", "foobarbaz"], &["foo123baz", "bar456baz", "foobarbarba"]),
+            ("*", &["", "anything"], &[]),
+            ("*ab*ba*", &["abba", "xabxbax"], &["aba"]),
+            ("a**b", &["ab", "axb"], &["a"]),
+        ] {
+            yes.iter().for_each(|text| assert!(matches(pattern, text), "{pattern} {text}"));
+            no.iter().for_each(|text| assert!(!matches(pattern, text), "{pattern} {text}"));
+        }
+    }
+
+    #[test]
+    fn a_text_without_a_star_is_no_pattern() {
+        assert_eq!(Pattern::parse("foo"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_first_declared_pattern_that_matches_by_definition_is_found(
+            texts in prop::collection::vec("[ab]{0,2}\\*[ab*]{0,4}", 0..8),
+            text in "[ab]{0,8}",
+        ) {
+            let by_definition = texts.iter().position(|pattern| matches_by_definition(pattern.as_bytes(), text.as_bytes()));
+            let found = patterns(&texts).first_match(text.as_bytes());
+            prop_assert_eq!(found.number.map(|number| number as usize), by_definition);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Finds and reads the files that hold the rules: one file, or all `*.yaml` and `*.yml` of a directory.
+
+use std::{
+    collections::HashSet,
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use siphasher::sip128::SipHasher13;
+
+use crate::{
+    rules::{
+        Problems, Rules, Source,
+        compile::compile_with,
+        place::{Place, Problem},
+    },
+    yaml,
+};
+
+/// How deep directories are searched.
+const DEPTH_MAX: usize = 16;
+/// How many directory entries are looked at.
+const ENTRIES_MAX: usize = 10_000;
+/// How many bytes are read in all: 64 MiB.
+const BYTES_MAX: usize = 64 << 20;
+
+/// Reads and compiles the rules under `path`, a file or a directory.
+pub fn load(path: &Path) -> Result<Rules, Problems> {
+    read(path).compile()
+}
+
+/// What was found under a path at one time.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    pub(crate) sources: Vec<Source>,
+    problems: Problems,
+}
+
+/// Reads what is under `path`.
+pub(crate) fn read(path: &Path) -> Reading {
+    let mut reading = Reading { sources: Vec::new(), problems: Problems::default() };
+    let files = Search::of(path, &mut reading.problems);
+    let mut bytes_left = BYTES_MAX;
+    for file in &files {
+        match bytes_of(file, bytes_left) {
+            Ok(bytes) => {
+                bytes_left -= bytes.len();
+                reading.sources.push(Source { path: shown(file), bytes });
+            }
+            Err(error) => reading.problems.push(unreadable(file, &error)),
+        }
+    }
+    if files.is_empty() && reading.problems.is_empty() {
+        let what = "the directory holds no `*.yaml` or `*.yml` file; it needs at least one".into();
+        reading.problems.push(Problem { place: Place::whole(shown(path)), what });
+    }
+    reading
+}
+
+impl Reading {
+    /// What tells it from other readings: the paths, the contents and the problems.
+    pub(crate) fn fingerprint(&self) -> u128 {
+        let mut bytes = Vec::new();
+        let mut add = |part: &[u8]| {
+            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(part);
+        };
+        for source in &self.sources {
+            add(source.path.as_bytes());
+            add(&source.bytes);
+        }
+        add(self.problems.to_string().as_bytes());
+        SipHasher13::new().hash(&bytes).as_u128()
+    }
+
+    /// The rules that the files make together.
+    pub(crate) fn compile(self) -> Result<Rules, Problems> {
+        compile_with(self.problems, &self.sources)
+    }
+}
+
+/// A walk through a directory: every file once, however many links lead to it, and no loop.
+struct Search<'p> {
+    problems: &'p mut Problems,
+    files: Vec<PathBuf>,
+    directories_seen: HashSet<PathBuf>,
+    entries_left: usize,
+}
+
+impl<'p> Search<'p> {
+    /// The files under `path` in the order of their paths.
+    fn of(path: &Path, problems: &'p mut Problems) -> Vec<PathBuf> {
+        let mut search =
+            Self { problems, files: Vec::new(), directories_seen: HashSet::new(), entries_left: ENTRIES_MAX };
+        match fs::metadata(path) {
+            Ok(about) if about.is_dir() => search.directory(path, 0),
+            Ok(_) => search.files.push(path.to_owned()),
+            Err(error) => search.problems.push(unreadable(path, &error)),
+        }
+        search.files.sort();
+        let mut seen = HashSet::new();
+        search.files.retain(|file| fs::canonicalize(file).map_or(true, |real| seen.insert(real)));
+        search.files
+    }
+
+    fn directory(&mut self, path: &Path, depth: usize) {
+        match self.entries(path, depth) {
+            Ok(entries) => entries.iter().for_each(|entry| self.entry(entry, depth)),
+            Err(error) => self.problems.push(unreadable(path, &error)),
+        }
+    }
+
+    /// What a directory holds, sorted; nothing where it was seen before. Hidden entries are left out: the
+    /// directories of a Kubernetes volume hold each file a second time under `..data`.
+    fn entries(&mut self, path: &Path, depth: usize) -> io::Result<Vec<PathBuf>> {
+        if !self.directories_seen.insert(fs::canonicalize(path)?) {
+            return Ok(Vec::new());
+        }
+        if DEPTH_MAX < depth {
+            return Err(io::Error::other(format!("directories may be nested {DEPTH_MAX} deep")));
+        }
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            if self.entries_left == 0 {
+                return Err(io::Error::other(format!(
+                    "more than {ENTRIES_MAX} files and directories in all"
+                )));
+            }
+            self.entries_left -= 1;
+            entries.push(entry.path());
+        }
+        entries.sort();
+        Ok(entries)
+    }
+
+    fn entry(&mut self, path: &Path, depth: usize) {
+        let is_rule_file = path.extension().is_some_and(|end| end == "yaml" || end == "yml");
+        match fs::metadata(path) {
+            Ok(about) if about.is_dir() => self.directory(path, depth + 1),
+            Ok(_) if is_rule_file => self.files.push(path.to_owned()),
+            Err(error) if is_rule_file => self.problems.push(unreadable(path, &error)),
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+fn bytes_of(path: &Path, bytes_left: usize) -> io::Result<Vec<u8>> {
+    // Opening a pipe would wait for its other end.
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    // One byte more than may be, so that too large a file is told from one that just fits.
+    let most = yaml::BYTES_MAX.min(bytes_left) + 1;
+    File::open(path)?.take(most as u64).read_to_end(&mut bytes)?;
+    if bytes_left < bytes.len() {
+        return Err(io::Error::other(format!("all files together have more than {BYTES_MAX} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Problem {
+    Problem { place: Place::whole(shown(path)), what: format!("cannot be read: {error}") }
+}
+
+fn shown(path: &Path) -> std::sync::Arc<str> {
+    path.to_string_lossy().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let reading = read(directory);
+        assert!(reading.problems.is_empty(), "{}", reading.problems);
+        let name = |source: &Source| {
+            Path::new(&*source.path).strip_prefix(directory).unwrap().to_string_lossy().into_owned()
+        };
+        reading.sources.iter().map(name).collect()
+    }
+
+    fn write(directory: &Path, names: &[&str]) {
+        for name in names {
+            let path = directory.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, name).unwrap();
+        }
+    }
+
+    #[test]
+    fn rule_files_are_read_in_the_order_of_their_paths_and_others_are_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        write(
+            path,
+            &[
+                "b.yaml",
+                "a.yml",
+                "c/a.yaml",
+                "c.yaml",
+                "README.md",
+                "b.yaml~",
+                "b.yaml.swp",
+                ".x.yaml",
+                ".git/y.yaml",
+            ],
+        );
+        assert_eq!(names(path), ["a.yml", "b.yaml", "c/a.yaml", "c.yaml"]);
+    }
+
+    #[test]
+    fn a_file_that_several_links_lead_to_is_read_once_and_loops_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        write(path, &["real/b.yaml"]);
+        symlink(path.join("real/b.yaml"), path.join("a.yaml")).unwrap();
+        symlink(path.join("real"), path.join("again")).unwrap();
+        symlink(path, path.join("real/loop")).unwrap();
+        assert_eq!(names(path), ["a.yaml"]);
+    }
+
+    #[test]
+    fn whatever_cannot_be_read_is_a_problem_of_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let problem = |path: &Path| load(path).unwrap_err().to_string();
+        assert!(
+            problem(path)
+                .ends_with(":1:1: the directory holds no `*.yaml` or `*.yml` file; it needs at least one")
+        );
+        let gone = problem(&path.join("gone.yaml"));
+        assert!(gone.contains("gone.yaml:1:1: cannot be read: No such file"), "{gone}");
+        symlink(path.join("nowhere"), path.join("dangling.yaml")).unwrap();
+        write(path, &["x/broken.yaml"]);
+        let both = problem(path);
+        assert!(
+            both.contains("dangling.yaml:1:1: cannot be read")
+                && both.contains("x/broken.yaml:1:1: expected a mapping"),
+            "{both}"
+        );
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_waited_for() {
+        let what = load(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert_eq!(what, "/dev/zero:1:1: cannot be read: it is no regular file");
+    }
+
+    #[test]
+    fn readings_differ_where_a_path_a_content_or_a_problem_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let mut seen = HashSet::from([read(path).fingerprint()]);
+        write(path, &["a.yaml"]);
+        assert!(seen.insert(read(path).fingerprint()));
+        assert!(!seen.insert(read(path).fingerprint()));
+        fs::rename(path.join("a.yaml"), path.join("b.yaml")).unwrap();
+        assert!(seen.insert(read(path).fingerprint()));
+        fs::write(path.join("b.yaml"), "").unwrap();
+        assert!(seen.insert(read(path).fingerprint()));
+    }
+}

@@ -1,0 +1,251 @@
+use proptest::prelude::*;
+
+use super::{problems, rules};
+use crate::rules::{Rules, Source, compile};
+
+/// A file with one rule, of which `limit` is the `rate_limit`, one key to a line from line 4 on, column 7.
+fn with_limit(limit: &[&str]) -> String {
+    let lines: String = limit.iter().map(|line| format!("      {line}\n")).collect();
+    format!("domain: d\ndescriptors:\n  - {{key: a, rate_limit: {{\n{}}}}}\n", lines.replace('\n', ",\n"))
+}
+
+fn limit_problems(limit: &[&str]) -> String {
+    problems(&with_limit(limit))
+}
+
+macro_rules! broken {
+    ($($fact:ident: $file:literal => $expected:expr;)*) => {
+        $(#[test]
+        fn $fact() {
+            let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/rules/", $file));
+            assert_eq!(problems(text), $expected);
+        })*
+    };
+}
+
+broken! {
+    a_file_that_is_no_yaml_is_refused: "no_yaml.yaml" =>
+        "f:2:1: not YAML: invalid indentation in multiline quoted scalar";
+    a_key_that_is_no_text_is_refused: "number_as_key.yaml" =>
+        "f:3:5: a key must be text, but this is the number `0.25`; if it is meant as text, put it in quotes\n\
+         f:3:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
+         f:4:5: `key` is missing; it is the key of a descriptor entry and must not be empty";
+    a_misspelt_key_is_refused_with_the_nearest_known_one: "misspelt_keys.yaml" =>
+        "f:4:5: unknown key `ratelimit`; did you mean `rate_limit`?\n\
+         f:9:7: unknown key `requestsperunit`; did you mean `requests_per_unit`?\n\
+         f:9:7: `requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything";
+    a_list_of_something_else_than_mappings_is_refused: "list_of_texts.yaml" =>
+        "f:3:5: expected a mapping, not the text `a`\nf:4:5: expected a mapping, not the number `1`";
+    a_missing_and_an_empty_domain_are_refused: "no_domain.yaml" =>
+        "f:2:1: `domain` is missing; it is the name that requests ask under and must not be empty\n\
+         f:6:9: `domain` is empty; it is the name that requests ask under and must not be empty";
+    a_missing_and_an_empty_key_are_refused: "no_key.yaml" =>
+        "f:3:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
+         f:4:10: `key` is empty; it is the key of a descriptor entry and must not be empty\n\
+         f:6:7: `unit` cannot be `blink`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`";
+    a_composite_key_that_stands_twice_is_refused: "duplicate_descriptor.yaml" =>
+        "f:5:5: `d.a_b` is already given at f:3:5; keys and values together must differ\n\
+         f:6:5: `d.a_b` is already given at f:3:5; keys and values together must differ\n\
+         f:10:9: `d.c.x` is already given at f:9:9; keys and values together must differ";
+    a_unit_that_is_none_or_missing_is_refused: "bad_unit.yaml" =>
+        "f:5:13: `unit` cannot be `foo`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`\n\
+         f:9:13: `unit` cannot be `minutes`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`\
+         ; did you mean `minute`?\n\
+         f:12:17: `unit` is missing; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`, \
+         or give a `window`";
+    an_unlimited_rule_with_a_unit_is_refused: "unlimited_with_unit.yaml" =>
+        "f:6:7: `unit` has no meaning with `unlimited: true`; drop one of them";
+    an_item_of_replaces_without_a_name_or_with_its_own_is_refused: "bad_replaces.yaml" =>
+        "f:9:11: an item of `replaces` needs a `name`, that of the limit it replaces\n\
+         f:10:11: an item of `replaces` needs a `name`, that of the limit it replaces\n\
+         f:11:11: `replaces` names the limit itself; it takes the names of others\n\
+         f:12:11: expected a mapping, not the text `text`";
+    share_threshold_without_a_star_is_refused: "share_threshold.yaml" =>
+        "f:5:22: `share_threshold` needs a `*` in `key` or `value`, but this is `a_b`";
+    metadata_that_is_no_mapping_of_texts_is_refused: "bad_metadata.yaml" =>
+        "f:4:15: `metadata` takes a mapping, not the text `text`\n\
+         f:7:7: a key must be text, but this is the number `1`; if it is meant as text, put it in quotes\n\
+         f:8:10: `.nan` is a number that JSON cannot hold; write it as text, in quotes";
+    a_key_at_the_wrong_level_is_refused_with_the_right_one: "misplaced_keys.yaml" =>
+        "f:2:1: `unit` does not belong at the root of the document; it belongs in `rate_limit`\n\
+         f:5:5: `requests_per_unit` does not belong in a descriptor; it belongs in `rate_limit`\n\
+         f:9:7: `shadow_mode` does not belong in `rate_limit`; it belongs in a descriptor\n\
+         f:10:19: `unit` does not belong in an item of `replaces`; it belongs in `rate_limit`\n\
+         f:11:5: `name` does not belong in a descriptor; it belongs in `rate_limit` or in an item of `replaces`";
+    a_key_that_stands_twice_in_a_mapping_is_refused: "duplicate_key.yaml" =>
+        "f:2:1: `domain` is given twice, first in line 1\nf:7:7: `unit` is given twice, first in line 6";
+    a_value_of_the_wrong_type_is_refused: "wrong_types.yaml" =>
+        "f:2:12: `on_denied` cannot be `charge_some`; it is one of `charge_all`, `charge_none`; did you mean `charge_none`?\n\
+         f:4:10: `key` takes text, not a list\n\
+         f:5:18: `shadow_mode` takes `true` or `false`, not the number `1`\n\
+         f:6:17: `quota_mode` takes `true` or `false`, not the text `true` in quotes\n\
+         f:7:18: `descriptors` takes a list, not a mapping\n\
+         f:8:17: expected a mapping, not the number `5`";
+}
+
+#[test]
+fn an_empty_file_and_one_with_nothing_but_comments_are_refused() {
+    for text in ["", "# nothing yet\n", "---\n...\n", "~\n"] {
+        assert_eq!(
+            problems(text),
+            "f:1:1: the file holds no rules; a rule file has at least a `domain`",
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn a_request_count_must_be_a_whole_number_of_64_bits() {
+    for (value, shown) in [
+        ("-1", "the number `-1`"),
+        ("18446744073709551616", "the number `18446744073709551616`"),
+        ("'5'", "the text `5` in quotes"),
+        ("1.5", "the number `1.5`"),
+        ("1e3", "the number `1e3`"),
+        ("ten", "the text `ten`"),
+        ("yes", "the boolean `yes`"),
+        ("[1]", "a list"),
+    ] {
+        let expected = format!(
+            "f:5:26: `requests_per_unit` takes a whole number from 0 to 18446744073709551615, without quotes, not {shown}"
+        );
+        assert_eq!(limit_problems(&["unit: day", &format!("requests_per_unit: {value}")]), expected);
+    }
+}
+
+#[test]
+fn a_missing_request_count_is_refused() {
+    let what = "`requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything";
+    assert_eq!(limit_problems(&["unit: day"]), format!("f:3:26: {what}"));
+    assert_eq!(limit_problems(&["unit: day", "requests_per_unit: "]), format!("f:3:26: {what}"));
+}
+
+#[test]
+fn keys_of_named_rules_need_an_algorithm() {
+    let base = ["unit: day", "requests_per_unit: 1"];
+    for key in ["count_denied: true", "overdraft: true"] {
+        let name = key.split(':').next().unwrap();
+        let expected =
+            format!("f:6:7: `{name}` needs an `algorithm`: name one of `fixed_window`, `token_bucket`");
+        assert_eq!(limit_problems(&[base[0], base[1], key]), expected);
+    }
+    assert_eq!(
+        limit_problems(&[base[0], base[1], "burst: 2"]),
+        "f:6:7: `burst` needs an `algorithm` that has it: `token_bucket`"
+    );
+}
+
+#[test]
+fn a_key_of_another_algorithm_is_refused() {
+    assert_eq!(
+        limit_problems(&["unit: day", "requests_per_unit: 1", "algorithm: fixed_window", "burst: 2"]),
+        "f:7:7: `burst` does not go with `algorithm: fixed_window`, only with `token_bucket`"
+    );
+}
+
+#[test]
+fn an_unknown_algorithm_is_refused_and_what_may_go_with_it_is_not() {
+    assert_eq!(
+        limit_problems(&[
+            "unit: day",
+            "requests_per_unit: 1",
+            "algorithm: tokenbucket",
+            "burst: 2",
+            "overdraft: true"
+        ]),
+        "f:6:18: `algorithm` cannot be `tokenbucket`; it is one of `fixed_window`, `token_bucket`; \
+         did you mean `token_bucket`?"
+    );
+}
+
+#[test]
+fn overdraft_excludes_count_denied_and_its_limit_needs_it() {
+    let base = ["unit: day", "requests_per_unit: 1", "algorithm: token_bucket"];
+    assert_eq!(
+        limit_problems(&[base[0], base[1], base[2], "count_denied: true", "overdraft: true"]),
+        "f:8:7: `overdraft` does not go with `count_denied`; drop one of them"
+    );
+    assert_eq!(
+        limit_problems(&[base[0], base[1], base[2], "overdraft: false", "overdraft_limit: 5"]),
+        "f:8:7: `overdraft_limit` needs `overdraft: true`"
+    );
+}
+
+#[test]
+fn a_window_stands_alone_and_is_a_time_in_whole_milliseconds() {
+    assert_eq!(
+        limit_problems(&["window: 90s", "requests_per_unit: 1", "unit: day", "unit_multiplier: 2"]),
+        "f:4:7: `window` stands alone; drop it or `unit`\nf:4:7: `window` stands alone; drop it or `unit_multiplier`"
+    );
+    for window in ["0s", "-5s", "500us", "1500us", "1 month", "90", "900000h", "soon", "''"] {
+        let quoted = window.trim_matches('\'');
+        assert_eq!(
+            limit_problems(&[&format!("window: {window}"), "requests_per_unit: 1"]),
+            format!(
+                "f:4:15: `window` cannot be `{quoted}`; it is a time like `90s`, `250ms` or `1h 30m`, \
+                 in whole milliseconds, from 1 ms to 100 years"
+            )
+        );
+    }
+}
+
+#[test]
+fn a_unit_multiplier_is_at_least_1_and_leads_to_at_most_100_years() {
+    for value in [0, 101, u64::MAX] {
+        assert_eq!(
+            limit_problems(&["unit: year", "requests_per_unit: 1", &format!("unit_multiplier: {value}")]),
+            format!(
+                "f:6:24: `unit_multiplier` of {value} is out of range; it is at least 1, \
+                 and the window at most 100 years"
+            )
+        );
+    }
+}
+
+#[test]
+fn a_burst_is_at_least_1_and_comes_back_within_100_years() {
+    let base = ["unit: year", "requests_per_unit: 1", "algorithm: token_bucket"];
+    assert_eq!(
+        limit_problems(&[base[0], base[1], base[2], "burst: 0"]),
+        "f:7:14: `burst` is at least 1; to let nothing pass, set `requests_per_unit: 0`"
+    );
+    let what = "a full `burst` (with `overdraft_limit`) takes more than 100 years to come back at this rate; lower it";
+    assert_eq!(limit_problems(&[base[0], base[1], base[2], "burst: 101"]), format!("f:7:7: {what}"));
+    let overdrawn = [base[0], base[1], base[2], "burst: 60", "overdraft: true", "overdraft_limit: 41"];
+    assert_eq!(limit_problems(&overdrawn), format!("f:9:7: {what}"));
+    rules(&with_limit(&[base[0], base[1], base[2], "burst: 100"]));
+}
+
+#[test]
+fn every_problem_of_a_file_is_reported_at_once() {
+    let text = "domain: d\nextra: 1\ndescriptors:\n  - value: x\n  - key: a\n    rate_limit: {unit: eon, requests_per_unit: -1}\n";
+    assert_eq!(problems(text).lines().count(), 4);
+}
+
+#[test]
+fn an_alias_that_could_not_be_read_is_reported_once() {
+    let text = "domain: d\ndescriptors:\n  - key: *a\n    value: *b\n    metadata: *c\n    rate_limit: *d\n    shadow_mode: *e\n    descriptors: *f\n";
+    assert_eq!(problems(text).lines().count(), 6);
+}
+
+proptest! {
+    #[test]
+    fn no_file_makes_the_compiler_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = compile(&[Source { path: "f".into(), bytes }]);
+    }
+
+    #[test]
+    fn no_mix_of_known_keys_and_values_makes_the_compiler_panic(
+        lines in prop::collection::vec((0usize..26, 0usize..12, 0usize..5), 0..12),
+    ) {
+        const VALUES: [&str; 12] =
+            ["", "1", "0", "a", "a*", "true", "day", "token_bucket", "{name: a}", "[{key: a}]", "90s", "18446744073709551615"];
+        let line = |(key, value, indent): &(usize, usize, usize)| {
+            format!("{}{}: {}\n", "  ".repeat(*indent), crate::rules::KEYS[*key].name, VALUES[*value])
+        };
+        let text: String = lines.iter().map(line).collect();
+        let _ = Rules::parse("f", &format!("domain: d\ndescriptors:\n  - key: a\n{text}"));
+        let limit: String = lines.iter().map(|(key, value, _)| line(&(*key, *value, 3))).collect();
+        let _ = Rules::parse("f", &format!("domain: d\ndescriptors:\n  - key: a\n    rate_limit:\n{limit}"));
+    }
+}

@@ -1,0 +1,261 @@
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+
+use super::{path, rules, with};
+use crate::{
+    descriptor::{Entry, Key, KeyText, Secret},
+    rules::{Domain, Rules},
+};
+
+const LIMIT: &str = "rate_limit: {unit: day, requests_per_unit: 1}";
+
+/// The domain `d` with these descriptors, given as flow mappings in which `LIMIT` is spelt out.
+fn domain_of(descriptors: &[&str]) -> Rules {
+    let items: String =
+        descriptors.iter().map(|item| format!("  - {}\n", item.replace("LIMIT", LIMIT))).collect();
+    rules(&format!("domain: d\ndescriptors:\n{items}"))
+}
+
+fn key(rules: &Rules, entries: &[(&str, &str)]) -> Key {
+    let text: KeyText =
+        with(rules.domain("d").unwrap(), entries, |found, entries| found.unwrap().key_text("d", entries));
+    text.key(&[], &Secret::from_bytes([3; 16]))
+}
+
+fn metric_name(rules: &Rules, entries: &[(&str, &str)]) -> String {
+    with(rules.domain("d").unwrap(), entries, |found, entries| {
+        found.unwrap().metric_name("d", entries).into_owned()
+    })
+}
+
+#[test]
+fn an_exact_value_comes_before_a_pattern_and_a_pattern_before_the_key_alone() {
+    let rules = domain_of(&["{key: a, LIMIT}", "{key: a, value: x*, LIMIT}", "{key: a, value: x1, LIMIT}"]);
+    assert_eq!(path(&rules, &[("a", "x1")]), Some("d.a_x1"));
+    assert_eq!(path(&rules, &[("a", "x2")]), Some("d.a_x*"));
+    assert_eq!(path(&rules, &[("a", "y")]), Some("d.a"));
+    assert_eq!(path(&rules, &[("a", "")]), Some("d.a"));
+    assert_eq!(path(&rules, &[("b", "x1")]), None);
+}
+
+#[test]
+fn the_first_declared_pattern_that_matches_wins_even_over_a_more_specific_one() {
+    let rules = domain_of(&[
+        "{key: a, value: 'x*', LIMIT}",
+        "{key: a, value: 'xy*', LIMIT}",
+        "{key: a, value: '*', LIMIT}",
+    ]);
+    assert_eq!(path(&rules, &[("a", "xyz")]), Some("d.a_x*"));
+    assert_eq!(path(&rules, &[("a", "z")]), Some("d.a_*"));
+    assert_eq!(path(&rules, &[("a", "")]), Some("d.a_*"), "a star matches an empty value too");
+    let rules = domain_of(&["{key: a, value: '*z', LIMIT}", "{key: a, value: 'xy*', LIMIT}"]);
+    assert_eq!(path(&rules, &[("a", "xyz")]), Some("d.a_*z"));
+}
+
+#[test]
+fn a_value_that_reads_like_a_pattern_matches_it_literally_first() {
+    let rules = domain_of(&["{key: a, value: '*', LIMIT}", "{key: a, value: 'x*', LIMIT}"]);
+    assert_eq!(path(&rules, &[("a", "x*")]), Some("d.a_x*"));
+}
+
+#[test]
+fn a_node_once_chosen_is_kept() {
+    let rules = domain_of(&[
+        "{key: a, value: x, descriptors: [{key: b, value: '1', LIMIT}]}",
+        "{key: a, value: 'x*', descriptors: [{key: b, LIMIT}]}",
+        "{key: a, descriptors: [{key: b, LIMIT}, {key: c, LIMIT}]}",
+    ]);
+    assert_eq!(path(&rules, &[("a", "x"), ("b", "1")]), Some("d.a_x.b_1"));
+    assert_eq!(path(&rules, &[("a", "x"), ("b", "2")]), None);
+    assert_eq!(path(&rules, &[("a", "x2"), ("b", "2")]), Some("d.a_x*.b"));
+    assert_eq!(path(&rules, &[("a", "x2"), ("c", "")]), None);
+    assert_eq!(path(&rules, &[("a", "y"), ("c", "")]), Some("d.a.c"));
+}
+
+#[test]
+fn a_value_without_a_limit_is_exempt() {
+    let rules = domain_of(&["{key: a, LIMIT}", "{key: a, value: vip}"]);
+    assert_eq!(path(&rules, &[("a", "vip")]), None);
+    assert_eq!(path(&rules, &[("a", "other")]), Some("d.a"));
+}
+
+#[test]
+fn only_the_node_of_the_last_entry_limits() {
+    let rules = domain_of(&["{key: a, LIMIT, descriptors: [{key: b}]}"]);
+    assert_eq!(path(&rules, &[("a", "x")]), Some("d.a"));
+    assert_eq!(path(&rules, &[("a", "x"), ("b", "y")]), None);
+    assert_eq!(path(&rules, &[("a", "x"), ("c", "y")]), None);
+    assert_eq!(path(&rules, &[("a", "x"), ("b", "y"), ("c", "z")]), None);
+    assert_eq!(path(&rules, &[]), None);
+}
+
+#[test]
+fn an_underscore_joins_key_and_value_so_splits_that_read_the_same_are_the_same() {
+    let rules = domain_of(&["{key: a, value: b, LIMIT}", "{key: 'us*', LIMIT}"]);
+    assert_eq!(path(&rules, &[("a_b", "x")]), Some("d.a_b"));
+    assert_eq!(path(&rules, &[("user", "x")]), Some("d.us*"));
+    assert_eq!(path(&rules, &[("us", "")]), Some("d.us*"));
+}
+
+#[test]
+fn a_pattern_matches_the_middle_and_nested_levels() {
+    let rules = domain_of(&["{key: path, value: /api/*/item/*, descriptors: [{key: m, value: G*, LIMIT}]}"]);
+    assert_eq!(path(&rules, &[("path", "/api/v1/item/5"), ("m", "GET")]), Some("d.path_/api/*/item/*.m_G*"));
+    assert_eq!(path(&rules, &[("path", "/api/v1/items"), ("m", "GET")]), None);
+}
+
+#[test]
+fn values_that_match_a_pattern_share_a_counter_only_where_the_rule_says_so() {
+    let rules = domain_of(&[
+        "{key: own, value: 'x*', LIMIT}",
+        "{key: all, value: 'x*', share_threshold: true, LIMIT}",
+        "{key: all, value: x1, LIMIT}",
+    ]);
+    assert_ne!(key(&rules, &[("own", "x1")]), key(&rules, &[("own", "x2")]));
+    assert_eq!(key(&rules, &[("all", "x2")]), key(&rules, &[("all", "x3")]));
+    assert_ne!(
+        key(&rules, &[("all", "x1")]),
+        key(&rules, &[("all", "x2")]),
+        "an exact sibling keeps its own"
+    );
+    assert_ne!(
+        key(&rules, &[("all", "x*")]),
+        key(&rules, &[("all", "x2")]),
+        "a literal match is no wildcard match"
+    );
+}
+
+#[test]
+fn a_level_above_the_limit_may_be_the_shared_one() {
+    let rules = domain_of(&["{key: a, value: 'x*', share_threshold: true, descriptors: [{key: b, LIMIT}]}"]);
+    assert_eq!(key(&rules, &[("a", "x1"), ("b", "1")]), key(&rules, &[("a", "x2"), ("b", "1")]));
+    assert_ne!(key(&rules, &[("a", "x1"), ("b", "1")]), key(&rules, &[("a", "x1"), ("b", "2")]));
+}
+
+#[test]
+fn metric_names_are_the_rules_path_unless_the_rule_asks_for_values() {
+    let rules = domain_of(&[
+        "{key: plain, value: v, descriptors: [{key: sub, LIMIT}]}",
+        "{key: detailed, detailed_metric: true, LIMIT}",
+        "{key: route, value_to_metric: true, descriptors: [{key: m, value_to_metric: true, descriptors: [{key: id, LIMIT}]}]}",
+        "{key: user, value: 'a*', value_to_metric: true, descriptors: [{key: id, LIMIT}]}",
+        "{key: path, value: 'p/*', share_threshold: true, value_to_metric: true, descriptors: [{key: id, detailed_metric: true, LIMIT}]}",
+    ]);
+    for (entries, name) in [
+        (&[("plain", "v"), ("sub", "9")][..], "d.plain_v.sub"),
+        (&[("detailed", "x")], "d.detailed_x"),
+        (&[("detailed", "")], "d.detailed_"),
+        (&[("route", "draw"), ("m", "GET"), ("id", "7")], "d.route_draw.m_GET.id"),
+        (&[("route", ""), ("m", "GET"), ("id", "7")], "d.route.m_GET.id"),
+        (&[("user", "alice"), ("id", "7")], "d.user_alice.id"),
+        (&[("path", "p/1"), ("id", "7")], "d.path_p/*.id_7"),
+        (&[("path", "p/1"), ("id", "")], "d.path_p/*.id"),
+    ] {
+        assert_eq!(metric_name(&rules, entries), name);
+    }
+}
+
+#[test]
+fn a_look_up_tries_the_same_number_of_tables_however_many_rules_there_are() {
+    let visits = |number: usize| {
+        let mut text = String::from("domain: d\ndescriptors:\n");
+        for rule in 0..number {
+            writeln!(text, "  - {{key: exact, value: v{rule:06}, {LIMIT}}}").unwrap();
+            writeln!(text, "  - {{key: only{rule:06}, {LIMIT}}}").unwrap();
+            writeln!(text, "  - {{key: path, value: /{rule:06}/*, {LIMIT}}}").unwrap();
+        }
+        let rules = rules(&text);
+        assert_eq!(rules.len(), 3 * number);
+        let domain = rules.domain("d").unwrap();
+        [
+            ("exact", "v000005", "d.exact_v000005"),
+            ("only000005", "anything", "d.only000005"),
+            ("path", "/000005/x", "d.path_/000005/*"),
+        ]
+        .map(|(key, value, expected)| {
+            assert_eq!(path(&rules, &[(key, value)]), Some(expected));
+            domain.visits(&[Entry { key, value }])
+        })
+    };
+    let few = visits(10);
+    assert_eq!(few, [1, 3, 4]);
+    assert_eq!(few, visits(1_000));
+    assert_eq!(few, visits(33_334), "100,002 rules");
+}
+
+/// A descriptor of the oracle below.
+#[derive(Clone, Debug)]
+struct Sketch {
+    key: String,
+    value: String,
+    limited: bool,
+    children: Vec<Sketch>,
+}
+
+impl Sketch {
+    fn text(&self) -> String {
+        if self.value.is_empty() { self.key.clone() } else { format!("{}_{}", self.key, self.value) }
+    }
+
+    fn yaml(&self) -> String {
+        let limit = if self.limited { LIMIT } else { "rate_limit: " };
+        let children: Vec<_> = self.children.iter().map(Self::yaml).collect();
+        format!(
+            "{{key: '{}', value: '{}', {limit}, descriptors: [{}]}}",
+            self.key,
+            self.value,
+            children.join(", ")
+        )
+    }
+}
+
+fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((before, after)) => text
+            .strip_prefix(before)
+            .is_some_and(|rest| (0..=rest.len()).any(|at| matches(after, &rest[at..]))),
+    }
+}
+
+/// The look-up as its definition reads, one rule after the other.
+fn by_definition(level: &[Sketch], path: &str, entries: &[(&str, &str)]) -> Option<String> {
+    let ((key, value), rest) = entries.split_first()?;
+    let text = format!("{key}_{value}");
+    let exact = level.iter().find(|sketch| sketch.text() == text);
+    let pattern =
+        || level.iter().find(|sketch| sketch.text().contains('*') && matches(&sketch.text(), &text));
+    let sketch = exact.or_else(pattern).or_else(|| level.iter().find(|sketch| sketch.text() == *key))?;
+    let path = format!("{path}.{}", sketch.text());
+    if rest.is_empty() {
+        sketch.limited.then_some(path)
+    } else {
+        by_definition(&sketch.children, &path, rest)
+    }
+}
+
+fn level(children: BoxedStrategy<Vec<Sketch>>) -> BoxedStrategy<Vec<Sketch>> {
+    let sketch = ("[ab*]{1,2}", "[ab_*]{0,3}", any::<bool>(), children)
+        .prop_map(|(key, value, limited, children)| Sketch { key, value, limited, children });
+    let distinct = |sketches: Vec<Sketch>| {
+        let mut seen = std::collections::HashSet::new();
+        sketches.into_iter().filter(|sketch| seen.insert(sketch.text())).collect()
+    };
+    prop::collection::vec(sketch, 0..6).prop_map(distinct).boxed()
+}
+
+proptest! {
+    #[test]
+    fn a_look_up_finds_what_its_definition_says(
+        sketches in level(level(Just(Vec::new()).boxed())),
+        entries in prop::collection::vec(("[ab]{1,2}", "[ab_*]{0,3}"), 0..4),
+    ) {
+        let items: Vec<_> = sketches.iter().map(Sketch::yaml).collect();
+        let rules = rules(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
+        let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let domain: &Domain = rules.domain("d").unwrap();
+        let found = with(domain, &entries, |found, _| found.map(|found| found.rule.path.clone()));
+        prop_assert_eq!(found, by_definition(&sketches, "d", &entries));
+    }
+}

@@ -1,0 +1,187 @@
+use serde_json::json;
+
+use super::rules;
+use crate::{
+    algorithm::{Classic, Excess, FixedWindow, Limit, Pace, TokenBucket, Window},
+    rules::{Allowance, Domain, OnDenied, Rule, Rules, Shown, Unit},
+    time::SECOND,
+};
+
+fn only_rule(text: &str) -> Rule {
+    let rules = rules(text);
+    assert_eq!(rules.len(), 1);
+    let rule = rules.domains().flat_map(Domain::rules).next().unwrap();
+    Rule::clone(rule)
+}
+
+fn limit(limit: &str) -> Rule {
+    only_rule(&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {{{limit}}}}}]\n"))
+}
+
+fn limited(limit: Limit) -> Allowance {
+    Allowance::Limited(limit)
+}
+
+fn window(seconds: u64) -> Window {
+    Window::of_nanos(seconds * SECOND).unwrap()
+}
+
+fn pace(hits: u64, seconds: u64) -> Pace {
+    Pace::new(hits.try_into().unwrap(), (seconds * SECOND).try_into().unwrap())
+}
+
+fn warnings(rules: &Rules) -> Vec<String> {
+    rules.warnings().iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_rule_that_names_no_algorithm_is_classic() {
+    let rule = limit("unit: Minute, requests_per_unit: 1_000");
+    assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 1_000, window: window(60) })));
+    assert_eq!(rule.shown, Shown { requests_per_unit: 1_000, unit: Some(Unit::Minute) });
+}
+
+#[test]
+fn units_are_as_long_as_they_have_always_been() {
+    let lengths = Unit::ALL.map(|unit| (unit.name(), unit.seconds(), unit.window().nanos() / SECOND));
+    let expected = [
+        ("second", 1),
+        ("minute", 60),
+        ("hour", 3_600),
+        ("day", 86_400),
+        ("week", 604_800),
+        ("month", 2_592_000),
+        ("year", 31_536_000),
+    ];
+    assert_eq!(lengths, expected.map(|(name, seconds)| (name, seconds, u64::from(seconds))));
+    Unit::ALL.into_iter().for_each(|unit| assert_eq!(Unit::parse(&unit.name().to_uppercase()), Some(unit)));
+}
+
+#[test]
+fn a_multiplied_unit_and_a_window_are_shown_without_a_unit() {
+    let rule = limit("unit: minute, unit_multiplier: 5, requests_per_unit: 9");
+    assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(300) })));
+    assert_eq!(rule.shown, Shown { requests_per_unit: 9, unit: None });
+    for (text, seconds) in [("90s", 90), ("1h 30m", 5_400), ("'60s'", 60), ("PT2M", 120)] {
+        let rule = limit(&format!("window: {text}, requests_per_unit: 9"));
+        assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(seconds) })));
+        assert_eq!(rule.shown.unit, None);
+    }
+    let millisecond = Window::of_nanos(SECOND / 1_000).unwrap();
+    let rule = limit("window: 1ms, requests_per_unit: 9");
+    assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: millisecond })));
+    assert_eq!(limit("unit: day, unit_multiplier: 1, requests_per_unit: 9").shown.unit, Some(Unit::Day));
+}
+
+#[test]
+fn a_named_rule_has_its_algorithm_and_its_excess() {
+    let base = "unit: hour, requests_per_unit: 10";
+    let fixed =
+        |excess| limited(Limit::FixedWindow(FixedWindow { limit: 10, window: window(3_600), excess }));
+    let bucket =
+        |burst, excess| limited(Limit::TokenBucket(TokenBucket { pace: pace(10, 3_600), burst, excess }));
+    for (more, allowance) in [
+        ("algorithm: fixed_window", fixed(Excess::Refuse)),
+        ("algorithm: fixed_window, count_denied: true", fixed(Excess::Count)),
+        ("algorithm: fixed_window, overdraft: true", fixed(Excess::Overdraft(10))),
+        ("algorithm: fixed_window, overdraft: true, overdraft_limit: 3", fixed(Excess::Overdraft(3))),
+        ("algorithm: fixed_window, overdraft: no, count_denied: off", fixed(Excess::Refuse)),
+        ("algorithm: token_bucket", bucket(10, Excess::Refuse)),
+        ("algorithm: token_bucket, burst: 50", bucket(50, Excess::Refuse)),
+        ("algorithm: token_bucket, burst: 50, overdraft: on", bucket(50, Excess::Overdraft(10))),
+    ] {
+        assert_eq!(limit(&format!("{base}, {more}")).allowance, allowance, "{more}");
+    }
+}
+
+#[test]
+fn a_limit_of_0_bans() {
+    let rule = limit("unit: second, requests_per_unit: 0");
+    assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 0, window: window(1) })));
+    let rule = limit("unit: second, requests_per_unit: 0, algorithm: token_bucket, burst: 5");
+    let Allowance::Limited(Limit::TokenBucket(bucket)) = rule.allowance else { panic!("a token bucket") };
+    assert_eq!((bucket.burst, rule.shown.requests_per_unit), (0, 0));
+}
+
+#[test]
+fn an_unlimited_rule_may_say_a_number_but_it_means_nothing() {
+    let rule = limit("unlimited: yes, requests_per_unit: 5, name: free, replaces: [{name: other}]");
+    assert_eq!(rule.allowance, Allowance::Unlimited);
+    assert_eq!(rule.shown, Shown { requests_per_unit: 0, unit: None });
+    assert_eq!((rule.name.as_deref(), rule.replaces), (Some("free"), vec!["other".into()]));
+}
+
+#[test]
+fn numbers_and_booleans_are_text_where_text_is_wanted() {
+    let values = ["010", "yes", "1.5", "true", "5", "99999999999999999999", "2026-01-01"];
+    let items: String = values
+        .iter()
+        .map(|value| format!("  - {{key: a, value: {value}, rate_limit: {{unlimited: true}}}}\n"))
+        .collect();
+    let rules = rules(&format!("domain: 7\ndescriptors:\n{items}"));
+    let paths: Vec<_> = rules.domain("7").unwrap().rules().map(|rule| rule.path.clone()).collect();
+    assert_eq!(paths, values.map(|value| format!("7.a_{value}")));
+}
+
+#[test]
+fn what_stands_beside_a_limit_is_kept_with_it() {
+    let text = "domain: d\non_denied: charge_none\ndescriptors:\n  - key: a\n    shadow_mode: on\n    quota_mode: true\n    \
+                detailed_metric: true\n    metadata: {tier: gold, cost: {per: 0x10}}\n    rate_limit: {unit: day, requests_per_unit: 1}\n";
+    assert_eq!(rules(text).domain("d").unwrap().on_denied, Some(OnDenied::ChargeNone));
+    let rule = only_rule(text);
+    assert!(rule.shadow_mode && rule.quota_mode && rule.detailed_metric);
+    assert_eq!(json!(rule.metadata), json!({"tier": "gold", "cost": {"per": 16}}));
+    assert_eq!(rule.place.to_string(), "rules.yaml:9:17");
+}
+
+#[test]
+fn rules_come_in_the_order_of_the_file() {
+    let text = "domain: d\ndescriptors:\n  - key: z\n    rate_limit: {unlimited: true}\n    descriptors:\n      \
+                - {key: y, rate_limit: {unlimited: true}}\n  - {key: a, rate_limit: {unlimited: true}}\n";
+    let rules = rules(text);
+    let paths: Vec<_> = rules.domain("d").unwrap().rules().map(|rule| rule.path.as_str()).collect();
+    assert_eq!(paths, ["d.z", "d.z.y", "d.a"]);
+}
+
+#[test]
+fn a_domain_may_have_no_rules_and_absent_values_are_as_good_as_no_key() {
+    for text in [
+        "domain: d\n",
+        "domain: d\ndescriptors:\n",
+        "domain: d\ndescriptors: [{key: a, value: , rate_limit: }]\n---\n",
+    ] {
+        let rules = rules(text);
+        assert_eq!((rules.len(), rules.domain("d").map(|domain| domain.on_denied)), (0, Some(None)));
+    }
+}
+
+#[test]
+fn replacing_a_limit_that_no_rule_of_the_domain_has_is_a_warning() {
+    let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit:\n      unlimited: true\n      replaces: [{name: b}, {name: gone}]\n  \
+                - {key: b, rate_limit: {unlimited: true, name: b}}\n";
+    assert_eq!(
+        warnings(&rules(text)),
+        ["rules.yaml:6:29: no limit of domain `d` has the name `gone`; this replaces nothing"]
+    );
+}
+
+#[test]
+fn a_mode_without_a_limit_beside_it_is_a_warning() {
+    let text = "domain: d\ndescriptors:\n  - key: a\n    shadow_mode: true\n    quota_mode: false\n    metadata: {}\n";
+    assert_eq!(
+        warnings(&rules(text)),
+        [
+            "rules.yaml:4:18: `shadow_mode` has no effect without a `rate_limit` beside it",
+            "rules.yaml:6:15: `metadata` has no effect without a `rate_limit` beside it",
+        ]
+    );
+}
+
+#[test]
+fn aliases_and_merges_spare_repetition() {
+    let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit: &base {unit: day, requests_per_unit: 1}\n  \
+                - {key: b, rate_limit: *base}\n  - {key: c, rate_limit: {<<: *base, requests_per_unit: 2}}\n";
+    let rules = rules(text);
+    let shown: Vec<_> = rules.domain("d").unwrap().rules().map(|rule| rule.shown.requests_per_unit).collect();
+    assert_eq!(shown, [1, 1, 2]);
+}

@@ -1,0 +1,46 @@
+use crate::{
+    descriptor::Entry,
+    rules::{Domain, Match, Rules, Source, compile},
+};
+
+mod errors;
+mod matching;
+mod meaning;
+mod several_files;
+
+/// The rules of a file that is right.
+fn rules(text: &str) -> Rules {
+    Rules::parse("rules.yaml", text).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+/// Everything that is wrong with a file, one to a line.
+fn problems(text: &str) -> String {
+    Rules::parse("f", text).expect_err("the file is wrong").to_string()
+}
+
+fn sources<const N: usize>(files: [(&str, &str); N]) -> Vec<Source> {
+    files.map(|(path, text)| Source { path: path.into(), bytes: text.into() }).into()
+}
+
+/// The path of the rule that a descriptor finds in the domain `d`.
+fn path<'r>(rules: &'r Rules, entries: &[(&str, &str)]) -> Option<&'r str> {
+    with(rules.domain("d").unwrap(), entries, |found, _| found.map(|found| found.rule.path.as_str()))
+}
+
+fn with<'r, T>(
+    domain: &'r Domain,
+    entries: &[(&str, &str)],
+    look: impl FnOnce(Option<Match<'r>>, &[Entry<'_>]) -> T,
+) -> T {
+    let entries: Vec<_> = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
+    look(domain.find(&entries), &entries)
+}
+
+#[test]
+fn the_hash_is_that_of_the_contents_alone() {
+    let text = "domain: d\n";
+    let one = compile(&sources([("a", text)])).unwrap();
+    let other = compile(&sources([("b", text)])).unwrap();
+    assert_eq!((one.hash(), one.hash().len()), (other.hash(), 32));
+    assert_ne!(one.hash(), rules("domain: d \n").hash());
+}

@@ -1,0 +1,57 @@
+use super::{problems, rules, sources};
+use crate::rules::{OnDenied, compile};
+
+const A: &str = "domain: d\ndescriptors: [{key: a, value: '*', rate_limit: {unlimited: true}}]\n";
+const B: &str = "domain: d\ndescriptors: [{key: a, value: 'x*', rate_limit: {unlimited: true}}]\n";
+
+fn failure<const N: usize>(files: [(&str, &str); N]) -> String {
+    compile(&sources(files)).expect_err("the files disagree").to_string()
+}
+
+#[test]
+fn several_documents_and_files_make_one_set_in_their_order() {
+    let both = compile(&sources([("a", A), ("b", B), ("c", "domain: e\n---\ndomain: f\n")])).unwrap();
+    let names: Vec<_> = both.domains().map(|domain| domain.name.as_str()).collect();
+    assert_eq!((names, both.len()), (vec!["d", "e", "f"], 2));
+    for (files, first) in [([("a", A), ("b", B)], "d.a_*"), ([("b", B), ("a", A)], "d.a_x*")] {
+        let merged = compile(&sources(files)).unwrap();
+        assert_eq!(super::path(&merged, &[("a", "x")]), Some(first), "earlier files come first");
+    }
+    let documents = rules(&format!("{A}---\n{B}"));
+    assert_eq!(documents.len(), 2);
+}
+
+#[test]
+fn the_same_descriptor_in_two_files_is_refused_naming_both_even_without_limits() {
+    assert_eq!(
+        failure([("one", A), ("two", A)]),
+        "two:2:15: `d.a_*` is already given at one:2:15; keys and values together must differ"
+    );
+    let parent =
+        |child: &str| format!("domain: d\ndescriptors: [{{key: a, descriptors: [{{key: {child}}}]}}]\n");
+    let what = failure([("one", &parent("b")), ("two", &parent("c"))]);
+    assert_eq!(what, "two:2:15: `d.a` is already given at one:2:15; keys and values together must differ");
+}
+
+#[test]
+fn on_denied_may_be_given_once_or_alike_but_not_otherwise() {
+    let none = "domain: d\non_denied: charge_none\n";
+    let merged = compile(&sources([("a", A), ("b", none), ("c", none)])).unwrap();
+    assert_eq!(merged.domain("d").unwrap().on_denied, Some(OnDenied::ChargeNone));
+    assert_eq!(
+        failure([("a", none), ("b", "domain: d\non_denied: charge_all\n")]),
+        "b:2:12: `on_denied` of this domain is set otherwise at a:2:12; give it once, or the same"
+    );
+}
+
+#[test]
+fn one_bad_file_refuses_all_and_every_file_is_reported() {
+    let what = failure([("a", A), ("b", "domain: [\n"), ("c", ""), ("d", "domain: e\nx: 1\n")]);
+    let places: Vec<_> = what.lines().map(|line| &line[..2]).collect();
+    assert_eq!(places, ["b:", "c:", "d:"]);
+}
+
+#[test]
+fn a_broken_document_does_not_hide_the_problems_of_the_others() {
+    assert_eq!(problems("domain: [\n---\ndomain: d\nx: 1\n---\ndomain: ''\n").lines().count(), 3);
+}

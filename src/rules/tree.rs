@@ -1,0 +1,133 @@
+//! From the entries of a descriptor to its rule.
+//!
+//! Each entry is looked up among the children of the node found for the one before. A node once chosen is kept:
+//! where nothing below it matches there is no rule, whatever a sibling would have had.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::{
+    descriptor::Entry,
+    rules::{
+        Rule,
+        pattern::{Pattern, Patterns},
+        place::Place,
+    },
+};
+
+/// The descriptors that stand beside each other in a rule file.
+#[derive(Debug, Default)]
+pub(crate) struct Level {
+    // In the order of declaration.
+    nodes: Vec<Node>,
+    // Every node under its key and value as written, so that a literal match comes first for patterns as well.
+    by_text: FxHashMap<Box<[u8]>, u32>,
+    patterns: Patterns,
+}
+
+/// One descriptor of a rule file.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) place: Place,
+    pub(crate) key: Box<str>,
+    pub(crate) value: Box<str>,
+    pub(crate) rule: Option<Arc<Rule>>,
+    pub(crate) value_to_metric: bool,
+    pub(crate) share_threshold: bool,
+    pub(crate) children: Level,
+}
+
+/// Why an entry led to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Its key and value are those of the node.
+    Exact,
+    /// They match its pattern.
+    Pattern,
+    /// Its key is that of a node without a value.
+    KeyOnly,
+}
+
+/// A node on the way to a rule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hop<'r> {
+    pub(crate) node: &'r Node,
+    pub(crate) how: How,
+}
+
+/// A way through the tree.
+pub(crate) struct Way<'r> {
+    /// One hop for each entry; fewer where the way ends before.
+    pub(crate) hops: SmallVec<[Hop<'r>; 4]>,
+    /// How many tables and patterns were tried.
+    pub(crate) visits: usize,
+}
+
+/// A key and a value as one text: `key_value`, or `key` alone for a rule without a value.
+pub(crate) fn composite(key: &str, value: &str) -> String {
+    if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
+}
+
+impl Node {
+    pub(crate) fn composite(&self) -> String {
+        composite(&self.key, &self.value)
+    }
+}
+
+impl Level {
+    /// The node whose key and value together read like `composite`.
+    pub(crate) fn get(&self, composite: &str) -> Option<&Node> {
+        self.at(composite.as_bytes())
+    }
+
+    /// Adds a node behind the others, none of which may read the same.
+    pub(crate) fn push(&mut self, node: Node) {
+        let composite = node.composite();
+        debug_assert!(self.get(&composite).is_none(), "composite keys are unique");
+        // A file of at most 16 MiB cannot hold 2^32 nodes, nor can the files of one directory.
+        let number = self.nodes.len() as u32;
+        if let Some(pattern) = Pattern::parse(&composite) {
+            self.patterns.add(number, &pattern);
+        }
+        self.by_text.insert(composite.into_bytes().into(), number);
+        self.nodes.push(node);
+    }
+
+    /// The way that `entries` lead.
+    pub(crate) fn way(&self, entries: &[Entry<'_>]) -> Way<'_> {
+        let mut way = Way { hops: SmallVec::new(), visits: 0 };
+        let mut level = self;
+        let mut text = SmallVec::<[u8; 256]>::new();
+        for entry in entries {
+            text.clear();
+            text.extend_from_slice(entry.key.as_bytes());
+            text.push(b'_');
+            text.extend_from_slice(entry.value.as_bytes());
+            let Some(hop) = level.hop(*entry, &text, &mut way.visits) else { break };
+            way.hops.push(hop);
+            level = &hop.node.children;
+        }
+        way
+    }
+
+    fn hop(&self, entry: Entry<'_>, text: &[u8], visits: &mut usize) -> Option<Hop<'_>> {
+        *visits += 1;
+        if let Some(node) = self.at(text) {
+            return Some(Hop { node, how: How::Exact });
+        }
+        let found = self.patterns.first_match(text);
+        *visits += found.visits;
+        if let Some(number) = found.number {
+            return Some(Hop { node: &self.nodes[number as usize], how: How::Pattern });
+        }
+        *visits += 1;
+        let node = self.at(entry.key.as_bytes())?;
+        Some(Hop { node, how: How::KeyOnly })
+    }
+
+    fn at(&self, text: &[u8]) -> Option<&Node> {
+        self.by_text.get(text).map(|number| &self.nodes[*number as usize])
+    }
+}

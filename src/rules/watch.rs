@@ -1,0 +1,223 @@
+//! Keeps the rules in force up to date with their files.
+//!
+//! What the files hold is compared every few seconds; that is the truth. Events of the file system only make it
+//! look sooner: they are lost where a watched file is replaced, and never come for what a link leads to.
+
+use std::{path::Path, path::PathBuf, sync::Arc, time::Duration};
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::{sync::Notify, task, time::sleep};
+use tracing::{error, info, warn};
+
+use crate::{
+    rules::{
+        Book, Problem, Problems, Rules, mount,
+        source::{self, Reading},
+    },
+    time::Clock,
+};
+
+/// How long files must stay as they are before they count as written.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How often in a row files are read to see whether they settle.
+const SETTLE_READS_MAX: usize = 20;
+/// How many problems one line of the log lists.
+const LOGGED_MAX: usize = 20;
+
+/// Where the rules come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// A rule file, or a directory of rule files.
+    pub path: PathBuf,
+    /// How often the files are compared with what is in force.
+    pub poll_interval: Duration,
+}
+
+impl Settings {
+    /// The interval unless another is asked for.
+    pub const POLL_INTERVAL: Duration = Duration::from_secs(3);
+
+    /// The rules under `path`, compared every 3 seconds.
+    pub fn of(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), poll_interval: Self::POLL_INTERVAL }
+    }
+}
+
+/// Loads the rules and replaces them when their files change.
+#[derive(Debug)]
+pub struct Watcher {
+    settings: Settings,
+    clock: Clock,
+    book: Arc<Book>,
+    // What was compiled last, and what is in force, by their fingerprints.
+    seen: Option<u128>,
+    in_force: Option<u128>,
+}
+
+impl Watcher {
+    /// A watcher that keeps `book` up to date.
+    pub fn new(settings: Settings, clock: Clock, book: Arc<Book>) -> Self {
+        Self { settings, clock, book, seen: None, in_force: None }
+    }
+
+    /// Watches until `shutdown` is ready.
+    pub async fn run(mut self, shutdown: impl Future<Output = ()>) {
+        let watch = async {
+            let mut alarm = Alarm::watching(&self.settings.path);
+            self.warn_of_mounts().await;
+            if let Err(error) = &alarm.watcher {
+                warn!(path = %self.settings.path.display(), %error, "no file events; rules are only polled");
+            }
+            loop {
+                if self.look().await {
+                    // The directory may be another one now. What happened before it is watched is seen by
+                    // looking once more.
+                    alarm = Alarm::watching(&self.settings.path);
+                    continue;
+                }
+                if alarm.watcher.is_err() {
+                    alarm = Alarm::watching(&self.settings.path);
+                }
+                alarm.wait(self.settings.poll_interval).await;
+            }
+        };
+        tokio::select! {
+            () = shutdown => {}
+            () = watch => {}
+        }
+    }
+
+    /// Compares the files with what is in force, and loads them where they changed. Says whether they did.
+    pub async fn look(&mut self) -> bool {
+        let Some(reading) = self.settled().await else { return false };
+        let fingerprint = reading.fingerprint();
+        self.seen = Some(fingerprint);
+        if self.in_force == Some(fingerprint) {
+            self.book.recover();
+            info!(path = %self.settings.path.display(), "the rule files are as they were; their rules are still in force");
+            return true;
+        }
+        match blocking(move || reading.compile()).await {
+            Some(Ok(rules)) => {
+                self.in_force = Some(fingerprint);
+                self.accept(rules);
+            }
+            Some(Err(problems)) => self.refuse(problems),
+            // Only a panic or the end of the runtime leads here; the next look tries again.
+            None => self.seen = None,
+        }
+        true
+    }
+
+    /// What the files hold, if it is new and stays so for a moment: a file may be half written.
+    async fn settled(&self) -> Option<Reading> {
+        let mut before = self.read().await?;
+        if self.seen == Some(before.fingerprint()) {
+            return None;
+        }
+        for _ in 0..SETTLE_READS_MAX {
+            sleep(SETTLE).await;
+            let reading = self.read().await?;
+            let fingerprint = reading.fingerprint();
+            if fingerprint == before.fingerprint() {
+                return (self.seen != Some(fingerprint)).then_some(reading);
+            }
+            before = reading;
+        }
+        None
+    }
+
+    async fn read(&self) -> Option<Reading> {
+        let path = self.settings.path.clone();
+        blocking(move || source::read(&path)).await
+    }
+
+    fn accept(&self, rules: Rules) {
+        let path = self.settings.path.display();
+        if !rules.warnings().is_empty() {
+            let list = listed(rules.warnings().iter());
+            warn!(%path, warnings = rules.warnings().len(), list, "the rules may not say what is meant");
+        }
+        let (hash, number) = (rules.hash().to_owned(), rules.len());
+        let recovered = self.book.status().last_error.is_some();
+        self.book.replace(rules, self.clock.now());
+        let generation = self.book.status().generation;
+        info!(%path, generation, hash, rules = number, recovered, "new rules are in force");
+    }
+
+    fn refuse(&self, problems: Problems) {
+        let path = self.settings.path.display();
+        let (number, list) = (problems.len(), listed(problems.iter()));
+        match self.book.status().hash {
+            Some(hash) => {
+                error!(%path, problems = number, list, hash, "the rules cannot be loaded; the old ones stay")
+            }
+            None => {
+                error!(%path, problems = number, list, "the rules cannot be loaded; there are none in force")
+            }
+        }
+        self.book.fail(Arc::new(problems), self.clock.now());
+    }
+
+    /// Warns of files that cannot change while this process runs.
+    async fn warn_of_mounts(&self) {
+        let Some(reading) = self.read().await else { return };
+        let files: Vec<PathBuf> = reading.sources.iter().map(|source| PathBuf::from(&*source.path)).collect();
+        let mounts = blocking(|| std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
+        for path in mount::mounted_alone(&mounts.unwrap_or_default(), &files) {
+            let hint = "mount the whole volume instead of a subPath of it";
+            warn!(path = %path.display(), hint, "this rule file is mounted alone, so changes of it will not be seen");
+        }
+    }
+}
+
+/// Runs file work where it may block; `None` where it could not run to its end.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    task::spawn_blocking(work).await.ok()
+}
+
+/// The first few, for one line of the log.
+fn listed<'p>(problems: impl Iterator<Item = &'p Problem>) -> String {
+    problems.take(LOGGED_MAX).map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Rings when something happens beside the rule files.
+struct Alarm {
+    rung: Arc<Notify>,
+    // Held, because dropping it ends the events.
+    watcher: notify::Result<RecommendedWatcher>,
+}
+
+impl Alarm {
+    /// Watches the directory of a file; of a directory also the one above, where it may be replaced.
+    fn watching(path: &Path) -> Self {
+        let rung = Arc::new(Notify::new());
+        let bell = rung.clone();
+        let ring = move |event: notify::Result<notify::Event>| {
+            // Our own reads raise events of access.
+            if !event.is_ok_and(|event| event.kind.is_access()) {
+                bell.notify_one();
+            }
+        };
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let watcher = notify::recommended_watcher(ring).and_then(|mut watcher| {
+            watcher.watch(above, RecursiveMode::NonRecursive)?;
+            if path.is_dir() {
+                watcher.watch(path, RecursiveMode::NonRecursive)?;
+            }
+            Ok(watcher)
+        });
+        Self { rung, watcher }
+    }
+
+    /// Waits until it rings, at most `most`.
+    async fn wait(&self, most: Duration) {
+        tokio::select! {
+            () = self.rung.notified() => {
+                // Events come in bunches; so a busy directory is looked at a few times a second at most.
+                sleep(SETTLE).await;
+            }
+            () = sleep(most) => {}
+        }
+    }
+}

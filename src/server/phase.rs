@@ -1,0 +1,70 @@
+//! What the process is doing with its life.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use crate::{api::http::Readiness, rules::Book};
+
+/// The names under which the health service tells of us; empty is the server as a whole.
+const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
+
+/// Starting, serving, draining, stopping: in this order, never back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Listening, but without rules: nothing can be answered.
+    Starting,
+    /// Answering.
+    Serving,
+    /// Answering still, but to be sent no more requests.
+    Draining,
+    /// Answering only what has already come.
+    Stopping,
+}
+
+/// Tells probes whether to send requests here.
+#[derive(Clone, Debug)]
+pub(super) struct Probe {
+    pub(super) phase: watch::Receiver<Phase>,
+    pub(super) book: Arc<Book>,
+}
+
+impl Readiness for Probe {
+    fn ready(&self) -> Result<(), String> {
+        match *self.phase.borrow() {
+            Phase::Starting => Err(match self.book.status().last_error {
+                Some(error) => format!("no valid rules are loaded yet:\n{}\n", error.problems),
+                None => "no rules are loaded yet\n".to_owned(),
+            }),
+            Phase::Serving => Ok(()),
+            Phase::Draining | Phase::Stopping => Err("leaving\n".to_owned()),
+        }
+    }
+}
+
+/// Waits until `phase` is reached or passed.
+pub(super) async fn reached(mut phases: watch::Receiver<Phase>, phase: Phase) {
+    // Whoever sends phases outlives the servers; if it is gone, so is the reason to wait.
+    let _ = phases.wait_for(|now| phase <= *now).await;
+}
+
+/// Keeps the health service true, for as long as it is polled.
+pub(super) async fn report_health(reporter: HealthReporter, mut phases: watch::Receiver<Phase>) {
+    loop {
+        let phase = *phases.borrow_and_update();
+        for name in HEALTH_NAMES {
+            match phase {
+                Phase::Starting | Phase::Draining => {
+                    reporter.set_service_status(name, ServingStatus::NotServing).await;
+                }
+                Phase::Serving => reporter.set_service_status(name, ServingStatus::Serving).await,
+                // Forgotten, so that streams which watch it end and hold nobody up.
+                Phase::Stopping => reporter.clone().clear_service_status(name).await,
+            }
+        }
+        if phases.changed().await.is_err() {
+            return;
+        }
+    }
+}

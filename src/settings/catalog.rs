@@ -1,0 +1,163 @@
+//! Every setting there is.
+
+use std::{net::SocketAddr, time::Duration};
+
+use jiff::SignedDuration;
+
+/// One setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Its section and name, as in a settings file: `drain.delay`.
+    pub name: &'static str,
+    /// What it may be set to.
+    pub shape: Shape,
+    /// What it is when nothing sets it; `None` where something must.
+    pub default: Option<&'static str>,
+    /// What it does, in one sentence.
+    pub help: &'static str,
+}
+
+/// What a setting may be set to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// An IP address and a port.
+    Address,
+    /// A length of time.
+    Duration,
+    /// On or off.
+    Switch,
+    /// A file or directory.
+    Path,
+    /// One of a few words.
+    Word(&'static [&'static str]),
+    /// Which logs to write.
+    LogFilter,
+}
+
+/// All settings, in the order of the documentation.
+pub const CATALOG: &[Setting] = &[
+    Setting {
+        name: "rules.path",
+        shape: Shape::Path,
+        default: None,
+        help: "The rule file, or a directory of them.",
+    },
+    Setting {
+        name: "rules.poll_interval",
+        shape: Shape::Duration,
+        default: Some("3s"),
+        help: "How often the rules are compared with what is on disk, besides whenever the system reports a change.",
+    },
+    Setting {
+        name: "grpc.listen",
+        shape: Shape::Address,
+        default: Some("0.0.0.0:8081"),
+        help: "Where the gRPC service listens.",
+    },
+    Setting {
+        name: "http.listen",
+        shape: Shape::Address,
+        default: Some("0.0.0.0:8080"),
+        help: "Where probes and POST /json are served.",
+    },
+    Setting {
+        name: "admin.listen",
+        shape: Shape::Address,
+        default: Some("127.0.0.1:6070"),
+        help: "Where operators look; not for the network.",
+    },
+    Setting {
+        name: "api.dynamic_metadata",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether answers carry dynamic metadata for the caller's logs.",
+    },
+    Setting {
+        name: "api.exact_reset",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether times until reset are sent to the nanosecond instead of rounded up to whole seconds.",
+    },
+    Setting {
+        name: "drain.delay",
+        shape: Shape::Duration,
+        default: Some("5s"),
+        help: "How long to go on answering after SIGTERM while no longer ready.",
+    },
+    Setting {
+        name: "drain.timeout",
+        shape: Shape::Duration,
+        default: Some("25s"),
+        help: "How long leaving may take in all, the delay included.",
+    },
+    Setting {
+        name: "log.level",
+        shape: Shape::LogFilter,
+        default: Some("info"),
+        help: "What to log: error, warn, info, debug, trace or off, also per module, as in info,tollgate::rules=debug.",
+    },
+    Setting {
+        name: "log.format",
+        shape: Shape::Word(&["text", "json"]),
+        default: Some("text"),
+        help: "How to write logs.",
+    },
+];
+
+impl Setting {
+    /// Its command-line flag, without the dashes.
+    pub fn flag(&self) -> String {
+        match self.name {
+            "rules.path" => "rules".to_owned(),
+            name => name.replace(['.', '_'], "-"),
+        }
+    }
+
+    /// Its environment variable.
+    pub fn variable(&self) -> String {
+        format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
+    }
+}
+
+impl Shape {
+    /// The kind of value, as a word for help texts.
+    pub fn value_name(self) -> &'static str {
+        match self {
+            Self::Address => "ADDRESS:PORT",
+            Self::Duration => "TIME",
+            Self::Switch => "BOOL",
+            Self::Path => "PATH",
+            Self::Word(_) => "WORD",
+            Self::LogFilter => "LEVEL",
+        }
+    }
+
+    /// What is allowed.
+    pub fn expected(self) -> String {
+        match self {
+            Self::Address => "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081".to_owned(),
+            Self::Duration => "a length of time, as in 250ms, 5s or 1m 30s".to_owned(),
+            Self::Switch => "true or false".to_owned(),
+            Self::Path => "a path".to_owned(),
+            Self::Word(words) => format!("one of {}", words.join(", ")),
+            Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
+        }
+    }
+
+    /// Whether `text` is allowed.
+    pub fn allows(self, text: &str) -> bool {
+        match self {
+            Self::Address => text.parse::<SocketAddr>().is_ok(),
+            Self::Duration => duration(text).is_some(),
+            Self::Switch => matches!(text, "true" | "false"),
+            Self::Path => !text.is_empty(),
+            Self::Word(words) => words.contains(&text),
+            Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),
+        }
+    }
+}
+
+/// Reads a length of time.
+pub(super) fn duration(text: &str) -> Option<Duration> {
+    text.parse::<SignedDuration>().ok()?.try_into().ok()
+}

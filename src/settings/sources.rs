@@ -1,0 +1,282 @@
+//! Where settings come from, and what is said when one is wrong.
+
+use std::{fs, io, path::PathBuf};
+
+use config::{Config, ConfigError};
+
+use crate::{
+    settings::{CATALOG, Setting, Settings},
+    yaml::{self, Mark, Node, Pair, Value},
+};
+
+/// What sets settings, each overruling the ones before it.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// A settings file, in YAML: sections with their settings.
+    pub file: Option<PathBuf>,
+    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>` are settings.
+    pub environment: Vec<(String, String)>,
+    /// Settings that flags set, and their values.
+    pub flags: Vec<(&'static Setting, String)>,
+}
+
+/// Why the settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The settings file cannot be read.
+    #[error("{path}: {error}", path = path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// One or more settings are wrong; each line says where and what is allowed.
+    #[error("{}", .0.join("\n"))]
+    Wrong(Vec<String>),
+    /// The settings do not fit together.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+/// The environment of this process.
+#[expect(clippy::disallowed_methods, reason = "settings are what reads the environment")]
+pub fn environment() -> Vec<(String, String)> {
+    // A variable that is not text cannot be one of ours.
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+impl Sources {
+    /// The settings in force; every problem of every source at once.
+    pub fn load(&self) -> Result<Settings, Error> {
+        let mut problems = Problems::default();
+        let mut config = Config::builder();
+        for setting in CATALOG {
+            if let Some(default) = setting.default {
+                config = config.set_default(setting.name, default)?;
+            }
+        }
+        let file = self.file_layer(&mut problems)?;
+        let environment = self.environment_layer(&mut problems);
+        let flags = self.flag_layer(&mut problems);
+        let values: Vec<_> = [file, environment, flags].into_iter().flatten().collect();
+        for missing in CATALOG.iter().filter(|setting| setting.default.is_none()) {
+            if values.iter().all(|(setting, _)| setting.name != missing.name) {
+                let (name, flag, variable) = (missing.name, missing.flag(), missing.variable());
+                problems.0.push(format!("{name}: not set; use --{flag}, {variable} or a settings file"));
+            }
+        }
+        problems.none()?;
+        for (setting, value) in values {
+            config = config.set_override(setting.name, value)?;
+        }
+        Ok(config.build()?.try_deserialize()?)
+    }
+
+    fn file_layer(&self, problems: &mut Problems) -> Result<Layer, Error> {
+        let Some(path) = &self.file else { return Ok(Layer::new()) };
+        let bytes = fs::read(path).map_err(|error| Error::Unreadable { path: path.clone(), error })?;
+        let stream = yaml::load(&bytes);
+        let place = |mark: Mark| format!("{}:{}:{}", path.display(), mark.line, mark.column);
+        problems.0.extend(
+            stream.problems.iter().map(|problem| format!("{}: {}", place(problem.mark), problem.what)),
+        );
+        let mut layer = Layer::new();
+        let documents = stream.documents.iter();
+        let sections: Vec<_> = documents.flat_map(|document| problems.pairs(document, &place)).collect();
+        for section in sections {
+            for setting in problems.pairs(&section.value, &place) {
+                let name = format!("{}.{}", section.key, setting.key);
+                let written = |setting: &Setting| setting.name.to_owned();
+                match &setting.value.value {
+                    Value::Scalar(scalar) => {
+                        layer.extend(problems.checked(&place(setting.mark), written, &name, &scalar.text));
+                    }
+                    Value::List(_) | Value::Mapping(_) => {
+                        let what = setting.value.describe();
+                        problems.0.push(format!("{}: {name} cannot be {what}", place(setting.mark)));
+                    }
+                    Value::Unreadable => {}
+                }
+            }
+        }
+        Ok(layer)
+    }
+
+    fn environment_layer(&self, problems: &mut Problems) -> Layer {
+        let ours = self.environment.iter().filter_map(|(variable, value)| {
+            // A variable without the double underscore is not a setting: Kubernetes makes some for a Service.
+            let (section, name) = variable.strip_prefix("TOLLGATE_")?.split_once("__")?;
+            Some((variable, format!("{section}.{name}").to_lowercase(), value))
+        });
+        ours.filter_map(|(variable, name, value)| problems.checked(variable, Setting::variable, &name, value))
+            .collect()
+    }
+
+    fn flag_layer(&self, problems: &mut Problems) -> Layer {
+        let flag = |setting: &Setting| format!("--{}", setting.flag());
+        let flags = self.flags.iter();
+        flags.filter_map(|(set, value)| problems.checked(&flag(set), flag, set.name, value)).collect()
+    }
+}
+
+/// Settings that one source sets, and their values.
+type Layer = Vec<(&'static Setting, String)>;
+
+#[derive(Default)]
+struct Problems(Vec<String>);
+
+impl Problems {
+    /// The pairs of a mapping, which a settings file is made of; nothing has none.
+    fn pairs<'n>(&mut self, node: &'n Node, place: &impl Fn(Mark) -> String) -> &'n [Pair] {
+        match &node.value {
+            Value::Mapping(pairs) => pairs,
+            Value::Unreadable => &[],
+            Value::Scalar(_) if node.is_null() => &[],
+            Value::Scalar(_) | Value::List(_) => {
+                let what = node.describe();
+                self.0.push(format!("{}: {what} where sections of settings are expected", place(node.mark)));
+                &[]
+            }
+        }
+    }
+
+    /// The setting called `name` and its value, unless one of them is wrong. `place` is where it was set;
+    /// `written` tells how a setting's name is written there.
+    fn checked(
+        &mut self,
+        place: &str,
+        written: impl Fn(&Setting) -> String,
+        name: &str,
+        value: &str,
+    ) -> Option<(&'static Setting, String)> {
+        let Some(setting) = CATALOG.iter().find(|setting| setting.name == name) else {
+            let near = CATALOG.iter().max_by(|one, other| {
+                strsim::jaro_winkler(one.name, name).total_cmp(&strsim::jaro_winkler(other.name, name))
+            });
+            let near =
+                near.map(|setting| format!("; the nearest is {}", written(setting))).unwrap_or_default();
+            self.0.push(format!("{place}: no such setting{near}"));
+            return None;
+        };
+        if !setting.shape.allows(value) {
+            self.0.push(format!("{place}: `{value}` is not allowed; {} is", setting.shape.expected()));
+            return None;
+        }
+        Some((setting, value.to_owned()))
+    }
+
+    fn none(self) -> Result<(), Error> {
+        if self.0.is_empty() { Ok(()) } else { Err(Error::Wrong(self.0)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, time::Duration};
+
+    use tempfile::NamedTempFile;
+
+    use super::*;
+
+    fn file(text: &str) -> NamedTempFile {
+        let mut file = NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    fn setting(name: &str) -> &'static Setting {
+        CATALOG.iter().find(|setting| setting.name == name).unwrap()
+    }
+
+    fn with_rules(mut sources: Sources) -> Sources {
+        sources.flags.push((setting("rules.path"), "rules.yaml".to_owned()));
+        sources
+    }
+
+    fn problems(sources: &Sources) -> Vec<String> {
+        match sources.load() {
+            Err(Error::Wrong(problems)) => problems,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_setting_but_the_rules_has_a_default_that_is_allowed() {
+        let settings = with_rules(Sources::default()).load().unwrap();
+        assert_eq!(settings.grpc.listen.port(), 8081);
+        assert_eq!(settings.drain.delay, Duration::from_secs(5));
+        for setting in CATALOG {
+            assert!(setting.default.is_none_or(|default| setting.shape.allows(default)), "{}", setting.name);
+        }
+    }
+
+    #[test]
+    fn flags_overrule_the_environment_which_overrules_the_file() {
+        let file = file("drain:\n  delay: 1s\n  timeout: 1s\nlog:\n  level: debug\n");
+        let settings = with_rules(Sources {
+            file: Some(file.path().to_owned()),
+            environment: vec![
+                ("TOLLGATE_DRAIN__DELAY".to_owned(), "2s".to_owned()),
+                ("TOLLGATE_DRAIN__TIMEOUT".to_owned(), "2s".to_owned()),
+            ],
+            flags: vec![(setting("drain.delay"), "3s".to_owned())],
+        });
+        let settings = settings.load().unwrap();
+        assert_eq!(settings.drain.delay, Duration::from_secs(3));
+        assert_eq!(settings.drain.timeout, Duration::from_secs(2));
+        assert_eq!(settings.log.level, "debug");
+    }
+
+    #[test]
+    fn a_variable_without_a_double_underscore_is_not_a_setting() {
+        let environment = vec![("TOLLGATE_PORT".to_owned(), "tcp://10.0.0.1:8081".to_owned())];
+        assert!(with_rules(Sources { environment, ..Sources::default() }).load().is_ok());
+    }
+
+    #[test]
+    fn an_unknown_setting_is_named_with_its_source_and_the_nearest_one() {
+        let file = file("grpc:\n  listn: 127.0.0.1:1\n");
+        let path = file.path().display().to_string();
+        let environment = vec![("TOLLGATE_DRAIN__DELY".to_owned(), "2s".to_owned())];
+        let sources =
+            with_rules(Sources { file: Some(file.path().to_owned()), environment, ..Sources::default() });
+        assert_eq!(
+            problems(&sources),
+            [
+                format!("{path}:2:3: no such setting; the nearest is grpc.listen"),
+                "TOLLGATE_DRAIN__DELY: no such setting; the nearest is TOLLGATE_DRAIN__DELAY".to_owned(),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_value_that_is_not_allowed_is_named_with_what_is() {
+        let flags = [
+            ("grpc.listen", "8081"),
+            ("drain.delay", "-1s"),
+            ("api.exact_reset", "yes"),
+            ("log.format", "xml"),
+        ];
+        let flags = flags.map(|(name, value)| (setting(name), value.to_owned()));
+        let problems = problems(&with_rules(Sources { flags: flags.to_vec(), ..Sources::default() }));
+        assert_eq!(problems.len(), 4);
+        assert!(problems[0].starts_with("--grpc-listen: `8081` is not allowed; an IP address and a port"));
+        assert!(problems[3].ends_with("one of text, json is"));
+    }
+
+    #[test]
+    fn a_setting_that_must_be_set_is_named_when_it_is_not() {
+        let problems = problems(&Sources::default());
+        assert_eq!(problems, ["rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file"]);
+    }
+
+    #[test]
+    fn a_file_that_is_no_mapping_of_sections_is_refused_with_the_place() {
+        let file = file("- a\n");
+        let sources = with_rules(Sources { file: Some(file.path().to_owned()), ..Sources::default() });
+        assert!(problems(&sources)[0].ends_with(":1:1: a list where sections of settings are expected"));
+    }
+}

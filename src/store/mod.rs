@@ -1,0 +1,37 @@
+//! Where counters live: a check goes in, a decision comes out.
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::{Ask, Decision, Limit},
+    descriptor::Key,
+};
+
+mod memory;
+
+pub use memory::{Memory, sweep};
+
+/// One question to one counter.
+#[derive(Clone, Copy, Debug)]
+pub struct Check<'a> {
+    /// Which counter.
+    pub key: Key,
+    /// The limit that it is held against.
+    pub limit: &'a Limit,
+    /// What is wanted of it.
+    pub ask: Ask,
+    /// What becomes of the charge where the call as a whole is refused for another check.
+    pub on_refusal: OnRefusal,
+}
+
+/// What becomes of a charge that passed in a call that is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnRefusal {
+    /// It stays.
+    Keep,
+    /// It is taken back.
+    TakeBack,
+}
+
+/// The answers to the checks of one call, in their order.
+pub type Decisions = SmallVec<[Decision; 2]>;

@@ -1,0 +1,3 @@
+//! What the process tells of itself while it runs.
+
+pub mod logs;

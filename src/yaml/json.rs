@@ -1,0 +1,68 @@
+//! YAML as JSON.
+
+use serde_json::{Map, Number, Value as Json};
+
+use crate::yaml::{Meaning, Node, Problem, Scalar, Value, quote};
+
+impl Node {
+    /// The same value as JSON. What JSON cannot hold is left out and reported.
+    pub fn to_json(&self, problems: &mut Vec<Problem>) -> Json {
+        match &self.value {
+            Value::Scalar(scalar) => scalar.to_json().unwrap_or_else(|| {
+                let what = format!(
+                    "{} is a number that JSON cannot hold; write it as text, in quotes",
+                    quote(&scalar.text)
+                );
+                problems.push(Problem { mark: self.mark, what });
+                Json::Null
+            }),
+            Value::List(items) => items.iter().map(|item| item.to_json(problems)).collect(),
+            Value::Mapping(pairs) => {
+                let fields = pairs.iter().map(|pair| (pair.key.clone(), pair.value.to_json(problems)));
+                Json::Object(fields.collect::<Map<_, _>>())
+            }
+            Value::Unreadable => Json::Null,
+        }
+    }
+}
+
+impl Scalar {
+    fn to_json(&self) -> Option<Json> {
+        match self.meaning() {
+            Meaning::Null => Some(Json::Null),
+            Meaning::Bool(value) => Some(Json::Bool(value)),
+            Meaning::Whole(value) => i64::try_from(value)
+                .map(Number::from)
+                .or_else(|_| u64::try_from(value).map(Number::from))
+                .ok()
+                .or_else(|| Number::from_f64(value as f64))
+                .map(Json::Number),
+            Meaning::Number(value) => Number::from_f64(value).map(Json::Number),
+            Meaning::Text => Some(Json::String(self.text.clone())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::yaml::load;
+
+    #[test]
+    fn yaml_becomes_the_json_it_means() {
+        let text = "a: yes\nb: [1, 0x10, 1.5, ~, '1', text]\nc: {d: }\n";
+        let stream = load(text.as_bytes());
+        let mut problems = Vec::new();
+        let json = stream.documents[0].to_json(&mut problems);
+        assert_eq!(json, json!({"a": true, "b": [1, 16, 1.5, null, "1", "text"], "c": {"d": null}}));
+        assert_eq!(problems, []);
+    }
+
+    #[test]
+    fn a_number_that_json_cannot_hold_is_named() {
+        let mut problems = Vec::new();
+        load(b"a:\n  b: .inf\n").documents[0].to_json(&mut problems);
+        assert_eq!((problems[0].mark.line, problems[0].mark.column), (2, 6));
+    }
+}

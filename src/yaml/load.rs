@@ -1,0 +1,341 @@
+//! From bytes to a tree.
+
+use std::collections::HashMap;
+
+use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
+
+use crate::yaml::{Mark, Meaning, Node, Pair, Problem, Scalar, Stream, Value, quote};
+
+/// The largest file: 16 MiB.
+pub const BYTES_MAX: usize = 16 << 20;
+/// How many lists and mappings may be nested in each other.
+pub const DEPTH_MAX: usize = 32;
+/// How many problems of one file are reported.
+pub const PROBLEMS_MAX: usize = 1_000;
+/// How many nodes a file may have once its aliases are expanded; long texts weigh as several.
+pub const WEIGHT_MAX: usize = 4_000_000;
+
+/// Reads a file, in as many documents as it has.
+pub fn load(bytes: &[u8]) -> Stream {
+    match readable(bytes) {
+        Ok(text) => Loader::default().run(text),
+        Err(problem) => Stream { documents: Vec::new(), problems: vec![problem] },
+    }
+}
+
+fn readable(bytes: &[u8]) -> Result<&str, Problem> {
+    if BYTES_MAX < bytes.len() {
+        let what = format!("the file has {} bytes; at most {BYTES_MAX} are allowed", bytes.len());
+        return Err(Problem { mark: Mark::START, what });
+    }
+    std::str::from_utf8(bytes).map_err(|error| {
+        let good = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+        let line = good.matches('\n').count() + 1;
+        let column = good.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        Problem { mark: Mark { line, column }, what: "not UTF-8; the file must be UTF-8 text".into() }
+    })
+}
+
+/// The tree under construction.
+#[derive(Default)]
+struct Loader {
+    stream: Stream,
+    root: Option<Node>,
+    open: Vec<Frame>,
+    anchors: HashMap<usize, Anchor>,
+    // What has been built so far, with all that aliases expanded to.
+    weight: usize,
+}
+
+/// A list or mapping that has not ended.
+struct Frame {
+    mark: Mark,
+    anchor: usize,
+    weight_before: usize,
+    height: usize,
+    items: Items,
+}
+
+enum Items {
+    List(Vec<Node>),
+    Mapping { pairs: Vec<Pair>, next: Next },
+}
+
+/// What a mapping waits for.
+enum Next {
+    Key,
+    /// The value of a key; `None` where the key was not usable.
+    Value(Option<(String, Mark)>),
+}
+
+/// A node to which aliases may refer.
+struct Anchor {
+    node: Node,
+    weight: usize,
+    height: usize,
+}
+
+/// Why the rest of a document, or of the file, is not read.
+enum Stop {
+    Document(Problem),
+    File(Problem),
+}
+
+impl Loader {
+    fn run(mut self, text: &str) -> Stream {
+        let options = granit_parser::options! {
+            flow_nesting_limit: DEPTH_MAX,
+            block_nesting_limit: DEPTH_MAX,
+            emit_unresolved_aliases: true,
+        };
+        let mut parser = Parser::new_from_str_with_options(text, options);
+        while let Some(event) = parser.next() {
+            let outcome = match event {
+                Ok((event, span)) => self.take(event, span),
+                Err(error) => Err(Stop::Document(Problem {
+                    mark: mark(*error.marker()),
+                    what: format!("not YAML: {}", error.info()),
+                })),
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(Stop::Document(problem)) => {
+                    self.report(problem);
+                    self.forget_document();
+                    if !parser.proceed_next_document().unwrap_or(false) {
+                        break;
+                    }
+                }
+                Err(Stop::File(problem)) => {
+                    self.report(problem);
+                    break;
+                }
+            }
+        }
+        self.stream
+    }
+
+    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Stop> {
+        let at = mark(span.start);
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                self.refuse_tag(at, tag.is_some());
+                // An absent value comes as `~` without a width.
+                let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
+                let text = if absent { String::new() } else { text.into_owned() };
+                let weight = self.weigh(at, 1 + text.len() / 64)?;
+                let value = Value::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
+                self.finish(Node { mark: at, value }, anchor, weight, 0);
+                Ok(())
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                self.refuse_tag(at, tag.is_some());
+                self.begin(at, anchor, Items::List(Vec::new()))
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                self.refuse_tag(at, tag.is_some());
+                self.begin(at, anchor, Items::Mapping { pairs: Vec::new(), next: Next::Key })
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                self.end();
+                Ok(())
+            }
+            Event::Alias(anchor) => self.expand(at, anchor),
+            Event::UnresolvedAlias(name) => {
+                let what = format!("no anchor `&{name}` stands before this alias");
+                self.report(Problem { mark: at, what });
+                self.add(Node { mark: at, value: Value::Unreadable }, 0);
+                Ok(())
+            }
+            Event::DocumentEnd => {
+                self.stream.documents.extend(self.root.take());
+                self.forget_document();
+                Ok(())
+            }
+            _stream_and_document_starts => Ok(()),
+        }
+    }
+
+    fn forget_document(&mut self) {
+        self.root = None;
+        self.open.clear();
+        self.anchors.clear();
+    }
+
+    fn report(&mut self, problem: Problem) {
+        if self.stream.problems.len() < PROBLEMS_MAX {
+            self.stream.problems.push(problem);
+        }
+    }
+
+    fn refuse_tag(&mut self, mark: Mark, tagged: bool) {
+        if tagged {
+            let what =
+                "tags (`!...`) are not supported; text is written in quotes, all else without a tag".into();
+            self.report(Problem { mark, what });
+        }
+    }
+
+    fn weigh(&mut self, mark: Mark, weight: usize) -> Result<usize, Stop> {
+        self.weight = self.weight.saturating_add(weight);
+        if self.weight <= WEIGHT_MAX {
+            return Ok(weight);
+        }
+        let what = format!("more than {WEIGHT_MAX} values, aliases expanded; write fewer, or split the file");
+        Err(Stop::File(Problem { mark, what }))
+    }
+
+    fn begin(&mut self, mark: Mark, anchor: usize, items: Items) -> Result<(), Stop> {
+        if DEPTH_MAX <= self.open.len() {
+            return Err(Stop::Document(too_deep(mark)));
+        }
+        let weight_before = self.weight;
+        self.weigh(mark, 1)?;
+        self.open.push(Frame { mark, anchor, weight_before, height: 0, items });
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        let Some(frame) = self.open.pop() else { return };
+        let value = match frame.items {
+            Items::List(nodes) => Value::List(nodes),
+            Items::Mapping { pairs, .. } => Value::Mapping(self.without_twins(pairs)),
+        };
+        let weight = self.weight - frame.weight_before;
+        self.finish(Node { mark: frame.mark, value }, frame.anchor, weight, frame.height + 1);
+    }
+
+    /// Adds a complete node, and keeps it where aliases may refer to it.
+    fn finish(&mut self, node: Node, anchor: usize, weight: usize, height: usize) {
+        if anchor != 0 {
+            self.anchors.insert(anchor, Anchor { node: node.clone(), weight, height });
+        }
+        self.add(node, height);
+    }
+
+    fn expand(&mut self, mark: Mark, anchor: usize) -> Result<(), Stop> {
+        let Some(Anchor { weight, height, .. }) = self.anchors.get(&anchor) else {
+            self.report(Problem { mark, what: "this alias stands inside what it refers to".into() });
+            self.add(Node { mark, value: Value::Unreadable }, 0);
+            return Ok(());
+        };
+        let (weight, height) = (*weight, *height);
+        if DEPTH_MAX < self.open.len() + height {
+            return Err(Stop::Document(too_deep(mark)));
+        }
+        self.weigh(mark, weight)?;
+        let node = self.anchors[&anchor].node.clone();
+        self.add(node, height);
+        Ok(())
+    }
+
+    /// Puts a node where it belongs: into what is open, or at the root.
+    fn add(&mut self, mut node: Node, height: usize) {
+        let Some(frame) = self.open.last_mut() else {
+            self.root = Some(node);
+            return;
+        };
+        frame.height = frame.height.max(height);
+        let (pairs, next) = match &mut frame.items {
+            Items::List(nodes) => return nodes.push(node),
+            Items::Mapping { pairs, next } => (pairs, next),
+        };
+        match std::mem::replace(next, Next::Key) {
+            Next::Key => match key_of(node) {
+                Ok(key) => *next = Next::Value(key),
+                Err(problem) => {
+                    *next = Next::Value(None);
+                    self.report(problem);
+                }
+            },
+            Next::Value(None) => {}
+            Next::Value(Some((key, mark))) => {
+                if node.value == Value::Scalar(Scalar { text: String::new(), quoted: false }) {
+                    node.mark = mark;
+                }
+                pairs.push(Pair { key, mark, value: node });
+            }
+        }
+    }
+
+    /// The pairs with each key once, the first; then what `<<` adds to them.
+    fn without_twins(&mut self, pairs: Vec<Pair>) -> Vec<Pair> {
+        let mut first: HashMap<String, Mark> = HashMap::with_capacity(pairs.len());
+        let mut kept = Vec::with_capacity(pairs.len());
+        let mut merged = None;
+        for pair in pairs {
+            if let Some(before) = first.get(&pair.key) {
+                let what = format!("{} is given twice, first in line {}", quote(&pair.key), before.line);
+                self.report(Problem { mark: pair.mark, what });
+                continue;
+            }
+            first.insert(pair.key.clone(), pair.mark);
+            if pair.key == "<<" { merged = Some(pair) } else { kept.push(pair) }
+        }
+        for pair in merged.map(|pair| self.merged(pair)).unwrap_or_default() {
+            if !first.contains_key(&pair.key) {
+                first.insert(pair.key.clone(), pair.mark);
+                kept.push(pair);
+            }
+        }
+        kept
+    }
+
+    /// What a `<<` key brings in: the pairs of a mapping, or of each mapping in a list.
+    fn merged(&mut self, pair: Pair) -> Vec<Pair> {
+        let sources = match pair.value.value {
+            Value::List(nodes) => nodes,
+            Value::Mapping(pairs) => return pairs,
+            Value::Scalar(_) | Value::Unreadable => vec![pair.value],
+        };
+        let mut pairs = Vec::new();
+        for source in sources {
+            match source.value {
+                Value::Mapping(more) => pairs.extend(more),
+                Value::Unreadable => {}
+                Value::Scalar(_) | Value::List(_) => {
+                    let what = "`<<` takes a mapping or a list of mappings".into();
+                    self.report(Problem { mark: source.mark, what });
+                }
+            }
+        }
+        pairs
+    }
+}
+
+/// The text of a key and its place; `None` where its problem was reported already.
+fn key_of(node: Node) -> Result<Option<(String, Mark)>, Problem> {
+    let shown = node.describe();
+    let what = match node.value {
+        Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
+        Value::Unreadable => return Ok(None),
+        Value::Scalar(_) => {
+            format!("a key must be text, but this is {shown}; if it is meant as text, put it in quotes")
+        }
+        Value::List(_) | Value::Mapping(_) => format!("a key must be text, but this is {shown}"),
+    };
+    Err(Problem { mark: node.mark, what })
+}
+
+/// Whether it can be a key. As a key a single letter is a name, as in `x` and `y`, whatever YAML 1.1 says.
+fn is_key(scalar: &Scalar) -> bool {
+    match scalar.meaning() {
+        Meaning::Text => true,
+        Meaning::Bool(_) => scalar.text.len() == 1,
+        Meaning::Null | Meaning::Whole(_) | Meaning::Number(_) => false,
+    }
+}
+
+fn too_deep(mark: Mark) -> Problem {
+    Problem {
+        mark,
+        what: format!("nested too deep; at most {DEPTH_MAX} lists and mappings in each other are allowed"),
+    }
+}
+
+fn mark(marker: Marker) -> Mark {
+    Mark { line: marker.line(), column: marker.col() + 1 }
+}
+
+#[cfg(test)]
+mod tests;

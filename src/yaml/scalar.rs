@@ -1,0 +1,148 @@
+//! What an unquoted scalar means, as YAML 1.1 has it.
+
+use crate::yaml::{Scalar, quote};
+
+/// What a scalar means where its type is free.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Meaning {
+    /// Nothing: absent, `~` or `null`.
+    Null,
+    /// `true`, `yes`, `on`, `y` and their opposites.
+    Bool(bool),
+    /// A whole number: decimal, `0x`, `0b`, `0o` or with a leading zero octal, `_` between digits.
+    Whole(i128),
+    /// Any other number.
+    Number(f64),
+    /// Everything else, and everything in quotes.
+    Text,
+}
+
+impl Scalar {
+    /// What it means where its type is free.
+    pub fn meaning(&self) -> Meaning {
+        if self.quoted {
+            return Meaning::Text;
+        }
+        match self.text.as_str() {
+            "" | "~" | "null" | "Null" | "NULL" => Meaning::Null,
+            "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => {
+                Meaning::Bool(true)
+            }
+            "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "n" | "N" => {
+                Meaning::Bool(false)
+            }
+            text => number(text).unwrap_or(Meaning::Text),
+        }
+    }
+
+    /// What it is, for a message.
+    pub(crate) fn describe(&self) -> String {
+        let shown = quote(&self.text);
+        match self.meaning() {
+            Meaning::Null => "nothing".into(),
+            Meaning::Bool(_) => format!("the boolean {shown}"),
+            Meaning::Whole(_) | Meaning::Number(_) => format!("the number {shown}"),
+            Meaning::Text if self.quoted => format!("the text {shown} in quotes"),
+            Meaning::Text => format!("the text {shown}"),
+        }
+    }
+}
+
+fn number(text: &str) -> Option<Meaning> {
+    let starts = text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '+' | '-' | '.'));
+    if !starts || 400 < text.len() {
+        return None;
+    }
+    let plain = text.replace('_', "");
+    whole(&plain).map(Meaning::Whole).or_else(|| real(&plain).map(Meaning::Number))
+}
+
+fn whole(plain: &str) -> Option<i128> {
+    let (negative, digits) = match plain.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, plain.strip_prefix('+').unwrap_or(plain)),
+    };
+    let (radix, digits) = match digits.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (16, &digits[2..]),
+        [b'0', b'o' | b'O', ..] => (8, &digits[2..]),
+        [b'0', b'b' | b'B', ..] => (2, &digits[2..]),
+        [b'0', _, ..] => (8, &digits[1..]),
+        _ => (10, digits),
+    };
+    if !digits.starts_with(|first: char| first.is_ascii_hexdigit()) {
+        return None;
+    }
+    let value = i128::from_str_radix(digits, radix).ok()?;
+    Some(if negative { -value } else { value })
+}
+
+fn real(plain: &str) -> Option<f64> {
+    let unsigned = plain.strip_prefix(['+', '-']).unwrap_or(plain);
+    let sign = if plain.starts_with('-') { -1.0 } else { 1.0 };
+    match unsigned {
+        ".inf" | ".Inf" | ".INF" => return Some(sign * f64::INFINITY),
+        ".nan" | ".NaN" | ".NAN" => return Some(f64::NAN),
+        _ => {}
+    }
+    // What is left must be digits, a point and an exponent: Rust would also read `inf` and `nan`.
+    let digits = unsigned.trim_start_matches('.').starts_with(|first: char| first.is_ascii_digit());
+    if digits { plain.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(text: &str) -> Meaning {
+        Scalar { text: text.into(), quoted: false }.meaning()
+    }
+
+    #[test]
+    fn whole_numbers_are_read_as_yaml_1_1_writes_them() {
+        for (text, value) in [
+            ("0", 0),
+            ("12", 12),
+            ("+7", 7),
+            ("-3", -3),
+            ("0x1F", 31),
+            ("0b101", 5),
+            ("0o17", 15),
+            ("010", 8),
+            ("1_000_000", 1_000_000),
+            ("18446744073709551615", i128::from(u64::MAX)),
+        ] {
+            assert_eq!(plain(text), Meaning::Whole(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_numbers_are_no_whole_numbers() {
+        for (text, value) in
+            [("1.5", 1.5), ("1e3", 1000.0), (".5", 0.5), ("09", 9.0), ("-.inf", f64::NEG_INFINITY)]
+        {
+            assert_eq!(plain(text), Meaning::Number(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn words_are_booleans_only_as_yaml_1_1_spells_them() {
+        for text in ["y", "Yes", "on", "TRUE"] {
+            assert_eq!(plain(text), Meaning::Bool(true), "{text}");
+        }
+        for text in ["n", "No", "off", "False"] {
+            assert_eq!(plain(text), Meaning::Bool(false), "{text}");
+        }
+        for text in
+            ["yEs", "tRUE", "inf", "-inf", "nan", "1.2.3", "0x", "0xg", "-", "1s", "--1", "2026-01-01"]
+        {
+            assert_eq!(plain(text), Meaning::Text, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_quoted_is_text() {
+        for text in ["1", "true", "~", ""] {
+            assert_eq!(Scalar { text: text.into(), quoted: true }.meaning(), Meaning::Text, "{text}");
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! What the rate limit service answers over gRPC.
+
+use tollgate::api::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
+    service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
+    },
+};
+use tonic::Code as GrpcCode;
+
+use crate::harness::{Service, descriptor, one, request, until};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 10, name: per user}
+  - key: bucket
+    rate_limit: {unit: minute, requests_per_unit: 60, algorithm: token_bucket, burst: 5}
+  - key: window
+    rate_limit: {unit: hour, requests_per_unit: 10, algorithm: fixed_window}
+  - key: banned
+    rate_limit: {unit: day, requests_per_unit: 0}
+  - key: free
+    rate_limit: {unlimited: true}
+  - key: shadow
+    shadow_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: huge
+    rate_limit: {unit: week, requests_per_unit: 30000000000}
+  - key: five_minutes
+    rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 10}
+";
+
+fn with_hits(mut request: RateLimitRequest, hits: u64) -> RateLimitRequest {
+    for descriptor in &mut request.descriptors {
+        descriptor.hits_addend = Some(hits);
+    }
+    request
+}
+
+fn refund(mut request: RateLimitRequest, hits: u64) -> RateLimitRequest {
+    for descriptor in &mut request.descriptors {
+        descriptor.hits_addend = Some(hits);
+        descriptor.is_negative_hits = true;
+    }
+    request
+}
+
+fn with_override(requests_per_unit: u32, unit: i32, entry: (&str, &str)) -> RateLimitDescriptor {
+    let limit = Some(RateLimitOverride { requests_per_unit, unit });
+    RateLimitDescriptor { limit, ..descriptor(&[entry]) }
+}
+
+fn codes(answer: &RateLimitResponse) -> Vec<Code> {
+    answer.statuses.iter().map(DescriptorStatus::code).collect()
+}
+
+fn reset(status: &DescriptorStatus) -> (i64, i32) {
+    let reset = status.duration_until_reset.expect("a limited descriptor has a reset");
+    (reset.seconds, reset.nanos)
+}
+
+#[tokio::test]
+async fn a_status_tells_the_limit_what_is_left_and_when_it_resets() {
+    let service = Service::start(RULES).await;
+    let status = service.status(one("shop", "user", "alice")).await;
+    let limit = status.current_limit.clone().unwrap();
+    assert_eq!((limit.requests_per_unit, limit.unit(), &*limit.name), (10, Unit::Minute, "per user"));
+    assert_eq!((status.code(), status.limit_remaining, reset(&status)), (Code::Ok, 9, (36, 0)));
+}
+
+#[tokio::test]
+async fn statuses_come_in_the_order_of_the_descriptors_and_one_refusal_refuses_all() {
+    let service = Service::start(RULES).await;
+    let names = ["free", "user", "banned", "unknown"];
+    let answer =
+        service.ask(request("shop", names.map(|name| descriptor(&[(name, "x")])).to_vec())).await.unwrap();
+    assert_eq!(answer.overall_code(), Code::OverLimit);
+    assert_eq!(codes(&answer), [Code::Ok, Code::Ok, Code::OverLimit, Code::Ok]);
+    let limits: Vec<_> = answer.statuses.iter().map(|status| status.current_limit.is_some()).collect();
+    assert_eq!(limits, [false, true, true, false]);
+    assert_eq!(answer.statuses[0].limit_remaining, u32::MAX, "there is no end of what is unlimited");
+}
+
+#[tokio::test]
+async fn a_requests_zero_hits_are_one_and_a_descriptors_own_zero_only_looks() {
+    let service = Service::start(RULES).await;
+    let user = one("shop", "user", "alice");
+    assert_eq!(service.status(user.clone()).await.limit_remaining, 9);
+    assert_eq!(service.status(with_hits(user.clone(), 0)).await.limit_remaining, 9);
+    assert_eq!(service.status(RateLimitRequest { hits_addend: 3, ..user.clone() }).await.limit_remaining, 6);
+    let own = with_hits(RateLimitRequest { hits_addend: 3, ..user.clone() }, 2);
+    assert_eq!(service.status(own).await.limit_remaining, 4);
+}
+
+#[tokio::test]
+async fn each_descriptor_is_charged_its_own_hits() {
+    let service = Service::start(RULES).await;
+    let mut mixed = request("shop", vec![descriptor(&[("user", "a")]), descriptor(&[("user", "b")])]);
+    mixed.hits_addend = 2;
+    mixed.descriptors[1].hits_addend = Some(5);
+    let answer = service.ask(mixed).await.unwrap();
+    let left: Vec<_> = answer.statuses.iter().map(|status| status.limit_remaining).collect();
+    assert_eq!(left, [8, 5]);
+}
+
+#[tokio::test]
+async fn a_refund_is_never_refused_and_gives_at_most_the_limit_back() {
+    let service = Service::start(RULES).await;
+    for key in ["user", "window"] {
+        let ask = one("shop", key, "alice");
+        assert_eq!(service.status(refund(ask.clone(), 3)).await.limit_remaining, 10);
+        assert_eq!(service.status(with_hits(ask.clone(), 10)).await.limit_remaining, 0);
+        assert_eq!(service.status(ask.clone()).await.code(), Code::OverLimit);
+        assert_eq!(service.status(refund(ask.clone(), 4)).await.code(), Code::Ok);
+        let back = service.status(refund(ask, u64::MAX)).await;
+        assert_eq!((back.code(), back.limit_remaining), (Code::Ok, 10));
+    }
+}
+
+#[tokio::test]
+async fn an_override_takes_the_place_of_the_rule_and_its_limit_is_not_part_of_the_counter() {
+    let service = Service::start(RULES).await;
+    let ask = |limit| request("shop", vec![with_override(limit, 2, ("anything", "x"))]);
+    for _ in 0..5 {
+        assert_eq!(service.status(ask(5)).await.code(), Code::Ok);
+    }
+    assert_eq!(service.status(ask(5)).await.code(), Code::OverLimit);
+    let raised = service.status(ask(100)).await;
+    assert_eq!((raised.code(), raised.limit_remaining), (Code::Ok, 93));
+    assert_eq!(service.status(ask(0)).await.code(), Code::OverLimit);
+}
+
+#[tokio::test]
+async fn an_override_counts_with_the_classic_rule_of_its_unit() {
+    let service = Service::start(RULES).await;
+    service.status(with_hits(one("shop", "user", "alice"), 4)).await;
+    let ask = request("shop", vec![with_override(20, 2, ("user", "alice"))]);
+    assert_eq!(service.status(ask).await.limit_remaining, 15);
+}
+
+#[tokio::test]
+async fn an_override_without_a_unit_is_an_invalid_argument() {
+    let service = Service::start(RULES).await;
+    for unit in [0, 8, -1, i32::MAX] {
+        let refused =
+            service.ask(request("shop", vec![with_override(5, unit, ("user", "x"))])).await.unwrap_err();
+        assert_eq!(refused.code(), GrpcCode::InvalidArgument);
+        assert!(refused.message().contains("descriptors[0].limit.unit"), "{}", refused.message());
+    }
+    assert_eq!(service.status(one("shop", "user", "x")).await.code(), Code::Ok, "and the service lives on");
+}
+
+#[tokio::test]
+async fn a_request_without_a_domain_or_descriptors_is_an_invalid_argument() {
+    let service = Service::start(RULES).await;
+    for bad in [one("", "user", "x"), request("shop", Vec::new())] {
+        assert_eq!(service.ask(bad).await.unwrap_err().code(), GrpcCode::InvalidArgument);
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_domain_and_a_descriptor_without_a_rule_pass_without_a_limit() {
+    let service = Service::start(RULES).await;
+    let odd = [one("other", "user", "x"), one("shop", "none", "x"), request("shop", vec![descriptor(&[])])];
+    for ask in odd {
+        let status = service.status(ask).await;
+        assert_eq!(
+            (status.code(), status.current_limit, status.duration_until_reset),
+            (Code::Ok, None, None)
+        );
+    }
+}
+
+#[tokio::test]
+async fn without_rules_requests_are_unavailable_and_the_probe_says_why() {
+    let service = Service::start_unready("domain: shop\ndescriptors: [{kee: x}]\n", &[]).await;
+    assert_eq!(service.ask(one("shop", "user", "x")).await.unwrap_err().code(), GrpcCode::Unavailable);
+    until(async || {
+        let (code, why) = service.http("GET", "/readyz", "").await;
+        (code == 503 && why.contains("rules.yaml:2:")).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_limit_binds_and_the_window_turns() {
+    let service = Service::start(RULES).await;
+    let user = one("shop", "user", "alice");
+    service.status(with_hits(user.clone(), 10)).await;
+    let refused = service.status(user.clone()).await;
+    assert_eq!((refused.code(), refused.limit_remaining, reset(&refused)), (Code::OverLimit, 0, (36, 0)));
+    service.pass(std::time::Duration::from_nanos(36_000_000_000 - 1));
+    let refused = service.status(user.clone()).await;
+    assert_eq!((refused.code(), reset(&refused)), (Code::OverLimit, (1, 0)), "rounded up, at least one");
+    service.pass(std::time::Duration::from_nanos(1));
+    assert_eq!(service.status(user).await.code(), Code::Ok);
+}
+
+#[tokio::test]
+async fn a_bucket_resets_when_it_is_full_and_after_a_refusal_when_the_hits_would_pass() {
+    let service = Service::start_with(RULES, &[("api.exact_reset", "true")]).await;
+    let bucket = one("shop", "bucket", "x");
+    let status = service.status(with_hits(bucket.clone(), 4)).await;
+    assert_eq!((status.limit_remaining, reset(&status)), (1, (4, 0)));
+    service.pass(std::time::Duration::from_millis(500));
+    let refused = service.status(with_hits(bucket.clone(), 3)).await;
+    assert_eq!(
+        (refused.code(), refused.limit_remaining, reset(&refused)),
+        (Code::OverLimit, 1, (1, 500_000_000))
+    );
+    service.pass(std::time::Duration::from_millis(1_500));
+    assert_eq!(service.status(with_hits(bucket, 3)).await.code(), Code::Ok);
+}
+
+#[tokio::test]
+async fn a_shadow_rule_counts_but_never_refuses() {
+    let service = Service::start(RULES).await;
+    for left in [0, 0, 0] {
+        let answer = service.ask(one("shop", "shadow", "x")).await.unwrap();
+        assert_eq!((answer.overall_code(), answer.statuses[0].limit_remaining), (Code::Ok, left));
+    }
+}
+
+#[tokio::test]
+async fn what_the_wire_cannot_show_is_clamped() {
+    let service = Service::start(RULES).await;
+    let status = service.status(one("shop", "huge", "x")).await;
+    let limit = status.current_limit.clone().unwrap();
+    assert_eq!(
+        (limit.requests_per_unit, limit.unit(), status.limit_remaining),
+        (u32::MAX, Unit::Week, u32::MAX)
+    );
+    let status = service.status(with_hits(one("shop", "huge", "x"), u64::MAX)).await;
+    assert_eq!(status.code(), Code::OverLimit);
+}
+
+#[tokio::test]
+async fn a_window_that_no_unit_names_is_shown_without_one() {
+    let service = Service::start(RULES).await;
+    let limit = service.status(one("shop", "five_minutes", "x")).await.current_limit.unwrap();
+    assert_eq!((limit.requests_per_unit, limit.unit()), (10, Unit::Unknown));
+}
+
+fn special(on_denied: &str) -> String {
+    let limits = "
+  - key: group
+    rate_limit: {unit: hour, requests_per_unit: 10}
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 3}";
+    format!("domain: shop\non_denied: {on_denied}\ndescriptors:{limits}\n")
+}
+
+#[tokio::test]
+async fn a_refused_call_charges_the_other_limits_only_where_the_domain_says_so() {
+    for (on_denied, left) in [("charge_none", 7), ("charge_all", 5)] {
+        let service = Service::start(&special(on_denied)).await;
+        let call = request("shop", vec![descriptor(&[("group", "g")]), descriptor(&[("user", "u")])]);
+        let mut passed = 0;
+        for _ in 0..5 {
+            passed += i32::from(service.ask(call.clone()).await.unwrap().overall_code() == Code::Ok);
+        }
+        assert_eq!(passed, 3);
+        let group = service.status(with_hits(one("shop", "group", "g"), 0)).await;
+        assert_eq!(group.limit_remaining, left, "{on_denied}");
+    }
+}
+
+#[tokio::test]
+async fn of_256_racing_callers_exactly_the_limit_pass() {
+    let rules = "
+domain: shop
+on_denied: charge_none
+descriptors:
+  - key: tight
+    rate_limit: {unit: hour, requests_per_unit: 100, algorithm: token_bucket}
+  - key: wide
+    rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: fixed_window}
+";
+    let service = Service::start(rules).await;
+    let client = service.client().await;
+    let call = request("shop", vec![descriptor(&[("wide", "w")]), descriptor(&[("tight", "t")])]);
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..256 {
+        let (mut client, call) = (client.clone(), call.clone());
+        calls.spawn(async move { client.should_rate_limit(call).await.unwrap().into_inner().overall_code() });
+    }
+    let codes = calls.join_all().await;
+    assert_eq!(codes.iter().filter(|code| **code == Code::Ok).count(), 100);
+    let wide = service.status(with_hits(one("shop", "wide", "w"), 0)).await;
+    assert_eq!(wide.limit_remaining, 900, "refused calls left the other budget as it was");
+}
+
+#[tokio::test]
+async fn a_rule_that_replaces_another_drops_it_wherever_it_stands() {
+    let rules = "
+domain: shop
+descriptors:
+  - key: all
+    rate_limit: {unit: hour, requests_per_unit: 1, name: everyone}
+  - key: vip
+    rate_limit: {unlimited: true, replaces: [{name: everyone}]}
+";
+    let service = Service::start(rules).await;
+    let both = request("shop", vec![descriptor(&[("all", "")]), descriptor(&[("vip", "x")])]);
+    for _ in 0..3 {
+        let answer = service.ask(both.clone()).await.unwrap();
+        assert_eq!(answer.overall_code(), Code::Ok);
+        assert_eq!((answer.statuses[0].current_limit.clone(), answer.statuses[0].limit_remaining), (None, 0));
+    }
+    assert_eq!(service.status(one("shop", "all", "")).await.code(), Code::Ok, "the counter was left alone");
+}
+
+#[tokio::test]
+async fn the_rules_in_quota_mode_refuse_only_together() {
+    let rules = "
+domain: shop
+descriptors:
+  - key: plain
+    rate_limit: {unit: hour, requests_per_unit: 1}
+  - key: quota
+    quota_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 1}
+  - key: quota
+    value: large
+    quota_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 1000}
+";
+    let service = Service::start(rules).await;
+    for used in ["plain", "quota"] {
+        service.status(one("shop", used, "")).await;
+    }
+    let (plain, fresh) = (("plain", ""), ("plain", "fresh"));
+    let (quota, large) = (("quota", ""), ("quota", "large"));
+    let table = [
+        (vec![plain, large], Code::OverLimit),
+        (vec![fresh, quota], Code::OverLimit),
+        (vec![("plain", "other"), large], Code::Ok),
+        (vec![quota, quota], Code::OverLimit),
+        (vec![quota, large], Code::Ok),
+    ];
+    for (entries, code) in table {
+        let descriptors = entries.iter().map(|entry| descriptor(&[*entry])).collect();
+        let answer = service.ask(request("shop", descriptors)).await.unwrap();
+        assert_eq!(answer.overall_code(), code, "{entries:?}");
+    }
+}
+
+#[tokio::test]
+async fn dynamic_metadata_tells_what_was_asked_and_merges_what_passed() {
+    let rules = "
+domain: shop
+descriptors:
+  - key: a
+    metadata: {owner: {team: red}, tier: 1}
+    rate_limit: {unit: hour, requests_per_unit: 10}
+  - key: b
+    metadata: {owner: {team: blue, mail: b@x}, tags: [x]}
+    rate_limit: {unit: hour, requests_per_unit: 10}
+  - key: c
+    metadata: {refused: true}
+    rate_limit: {unit: hour, requests_per_unit: 0}
+";
+    let service = Service::start_with(rules, &[("api.dynamic_metadata", "true")]).await;
+    let body = r#"{"domain": "shop", "hitsAddend": 2, "descriptors": [{"entries": [{"key": "a", "value": "1"}]},
+        {"entries": [{"key": "b"}], "hitsAddend": "1"}, {"entries": [{"key": "c", "value": "x"}]},
+        {"entries": [{"key": "d"}], "limit": {"requestsPerUnit": 5, "unit": "MINUTE"}}]}"#;
+    for _ in 0..2 {
+        let (code, json) = service.http("POST", "/json", body).await;
+        assert_eq!(code, 429);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let expected = serde_json::json!({
+            "domain": "shop",
+            "hitsAddend": 2.0,
+            "descriptors": [
+                {"entries": ["a=1"]},
+                {"entries": ["b="], "hitsAddend": 1.0},
+                {"entries": ["c=x"]},
+                {"entries": ["d="], "limit": "requests_per_unit:5 unit:MINUTE"},
+            ],
+            "metadata": {"owner": {"team": "red", "mail": "b@x"}, "tier": 1.0, "tags": ["x"]},
+        });
+        assert_eq!(json["dynamicMetadata"], expected);
+    }
+}

@@ -1,0 +1,11 @@
+//! Tests of the service as its users see it: over real sockets, in one process, needing nothing else.
+
+#![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
+
+mod answers;
+mod floors;
+mod harness;
+mod http;
+mod life;
+mod reload;
+mod settings;
