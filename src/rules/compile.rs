@@ -17,6 +17,9 @@ use crate::{
     yaml::{self, quote},
 };
 
+/// How many descriptors all files may have together.
+const DESCRIPTORS_MAX: usize = 1_000_000;
+
 /// A rule file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
@@ -59,6 +62,7 @@ fn hash(sources: &[Source]) -> String {
 struct Compiler {
     domains: Vec<Draft>,
     by_name: FxHashMap<String, usize>,
+    descriptors: usize,
     problems: Problems,
     warnings: Problems,
 }
@@ -101,6 +105,7 @@ impl Compiler {
         let mut branch = Branch {
             report: Report::new(file.clone(), &mut self.problems),
             warnings: Report::new(file.clone(), &mut self.warnings),
+            descriptors: &mut self.descriptors,
             rules: &mut draft.rules,
             names: &mut draft.names,
             replaced: &mut draft.replaced,
@@ -165,6 +170,7 @@ impl Draft {
 struct Branch<'c> {
     report: Report<'c>,
     warnings: Report<'c>,
+    descriptors: &'c mut usize,
     rules: &'c mut Vec<Arc<Rule>>,
     names: &'c mut FxHashSet<String>,
     replaced: &'c mut Vec<(String, Place)>,
@@ -172,6 +178,14 @@ struct Branch<'c> {
 
 impl Branch<'_> {
     fn descriptor(&mut self, mut draft: Descriptor, level: &mut Level, parent: &str) {
+        *self.descriptors += 1;
+        if DESCRIPTORS_MAX < *self.descriptors {
+            if *self.descriptors == DESCRIPTORS_MAX + 1 {
+                let what = format!("more than {DESCRIPTORS_MAX} descriptors in all files; write fewer");
+                self.report.add(draft.mark, what);
+            }
+            return;
+        }
         let key = draft.key.take();
         let composite = composite(key.as_deref().unwrap_or_default(), &draft.value);
         let path = format!("{parent}.{composite}");

@@ -163,11 +163,33 @@ fn limit(
         return known.then_some(Limit::Classic(Classic { limit: requests, window: span.window }));
     };
     match algorithm.value {
-        Named::FixedWindow => {
-            Some(Limit::FixedWindow(FixedWindow { limit: requests, window: span.window, excess }))
-        }
+        Named::FixedWindow => fixed_window(draft, span, requests, excess, report).map(Limit::FixedWindow),
         Named::TokenBucket => token_bucket(draft, span, requests, excess, report).map(Limit::TokenBucket),
     }
+}
+
+fn fixed_window(
+    draft: &RateLimit,
+    span: &Span,
+    requests: u64,
+    excess: Excess,
+    report: &mut Report<'_>,
+) -> Option<FixedWindow> {
+    let debt = match excess {
+        Excess::Refuse | Excess::Count => 0,
+        Excess::Overdraft(most) => most,
+    };
+    // Where nothing ever passes there is no debt.
+    let windows = if requests == 0 { 0 } else { debt.div_ceil(requests) };
+    if Window::NANOS_MAX < span.window.nanos().saturating_mul(windows) {
+        let mark = draft.given("overdraft_limit").unwrap_or(draft.mark);
+        report.add(
+            mark,
+            "a full `overdraft_limit` takes more than 100 years to be paid at this rate; lower it",
+        );
+        return None;
+    }
+    Some(FixedWindow { limit: requests, window: span.window, excess })
 }
 
 fn token_bucket(

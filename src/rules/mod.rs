@@ -27,7 +27,6 @@ mod watch;
 
 pub use book::{Book, LoadError, Status};
 pub use compile::{Source, compile};
-pub use keys::{KEYS, Key, Level, Named, Use};
 pub use place::{Place, Problem, Problems};
 pub use source::load;
 pub use unit::Unit;

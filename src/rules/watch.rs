@@ -29,7 +29,7 @@ const LOGGED_MAX: usize = 20;
 pub struct Settings {
     /// A rule file, or a directory of rule files.
     pub path: PathBuf,
-    /// How often the files are compared with what is in force.
+    /// How often the files are compared with what is in force; at most 20 times a second.
     pub poll_interval: Duration,
 }
 
@@ -192,18 +192,20 @@ impl Alarm {
     /// Watches the directory of a file; of a directory also the one above, where it may be replaced.
     fn watching(path: &Path) -> Self {
         let rung = Arc::new(Notify::new());
-        let bell = rung.clone();
+        let (bell, watched) = (rung.clone(), Watched { path: path.to_owned(), is_directory: path.is_dir() });
+        let is_directory = watched.is_directory;
         let ring = move |event: notify::Result<notify::Event>| {
-            // Our own reads raise events of access.
-            if !event.is_ok_and(|event| event.kind.is_access()) {
+            if event.map_or(true, |event| watched.concerns(&event)) {
                 bell.notify_one();
             }
         };
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let watcher = notify::recommended_watcher(ring).and_then(|mut watcher| {
-            watcher.watch(above, RecursiveMode::NonRecursive)?;
-            if path.is_dir() {
-                watcher.watch(path, RecursiveMode::NonRecursive)?;
+            let nearest = if is_directory { path } else { above };
+            watcher.watch(nearest, RecursiveMode::NonRecursive)?;
+            if is_directory {
+                // Not every process may read the directory above; then a replaced one is found by polling.
+                watcher.watch(above, RecursiveMode::NonRecursive).ok();
             }
             Ok(watcher)
         });
@@ -217,7 +219,26 @@ impl Alarm {
                 // Events come in bunches; so a busy directory is looked at a few times a second at most.
                 sleep(SETTLE).await;
             }
-            () = sleep(most) => {}
+            () = sleep(most.max(SETTLE)) => {}
         }
+    }
+}
+
+/// What an alarm is about.
+struct Watched {
+    path: PathBuf,
+    is_directory: bool,
+}
+
+impl Watched {
+    /// Whether an event may mean other rules. Of a file everything beside it counts: it may be a link.
+    fn concerns(&self, event: &notify::Event) -> bool {
+        // Our own reads raise events of access.
+        if event.kind.is_access() {
+            return false;
+        }
+        let is_near =
+            |path: &PathBuf| path.starts_with(&self.path) || path.file_name() == self.path.file_name();
+        !self.is_directory || event.paths.is_empty() || event.paths.iter().any(is_near)
     }
 }

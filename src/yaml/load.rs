@@ -336,6 +336,3 @@ fn too_deep(mark: Mark) -> Problem {
 fn mark(marker: Marker) -> Mark {
     Mark { line: marker.line(), column: marker.col() + 1 }
 }
-
-#[cfg(test)]
-mod tests;

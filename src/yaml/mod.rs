@@ -117,3 +117,6 @@ fn visible(character: char) -> impl Iterator<Item = char> {
     let plain = (!character.is_control()).then_some(character);
     escaped.into_iter().flatten().chain(plain)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,12 @@
 //! Rules follow their files, however the files are changed, and stay where the files are wrong.
 
+#![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
+
 use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -273,6 +275,66 @@ async fn errors_are_counted_from_0_and_once_for_each_content() {
     assert_eq!(still.book.status().load_errors, 1);
     still.write("domain: [").await;
     assert_eq!(still.book.status().load_errors, 2);
+}
+
+/// The lines logged while it lives, by this thread.
+struct Log {
+    lines: Arc<Mutex<Vec<u8>>>,
+    // While there are several, threads that log nothing cannot declare an event uninteresting for all.
+    _other: tracing::Dispatch,
+    _guard: tracing::subscriber::DefaultGuard,
+}
+
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn start() -> Self {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let writer = lines.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || Lines(writer.clone()));
+        let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+        let _guard = tracing::subscriber::set_default(subscriber.finish());
+        tracing::callsite::rebuild_interest_cache();
+        Self { lines, _other, _guard }
+    }
+
+    fn take(&self) -> Vec<String> {
+        let bytes = std::mem::take(&mut *self.lines.lock().unwrap());
+        String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
+    }
+}
+
+#[tokio::test]
+async fn each_content_is_one_line_in_the_log_however_often_it_is_looked_at() {
+    let log = Log::start();
+    let mut still = Still::start(&version(0)).await;
+    let begun = log.take();
+    assert!(begun.len() == 1 && begun[0].contains("new rules are in force"), "{begun:?}");
+    still.write("domain: shop\ndescriptors: [{key: a}, {key: a}, {kez: b}]\n").await;
+    for _ in 0..3 {
+        still.watcher.look().await;
+    }
+    let broken = log.take();
+    assert!(
+        broken.len() == 1 && broken[0].contains("ERROR") && broken[0].contains("problems=3"),
+        "{broken:?}"
+    );
+    assert!(broken[0].contains("limits.yaml:2:25: `shop.a` is already given"), "{broken:?}");
+    still.write(&version(1)).await;
+    still.watcher.look().await;
+    let repaired = log.take();
+    assert!(repaired.len() == 1 && repaired[0].contains("recovered=true"), "{repaired:?}");
 }
 
 #[tokio::test]

@@ -203,7 +203,7 @@ fn a_unit_multiplier_is_at_least_1_and_leads_to_at_most_100_years() {
 }
 
 #[test]
-fn a_burst_is_at_least_1_and_comes_back_within_100_years() {
+fn a_burst_is_at_least_1_and_comes_back_within_100_years_as_a_debt_does() {
     let base = ["unit: year", "requests_per_unit: 1", "algorithm: token_bucket"];
     assert_eq!(
         limit_problems(&[base[0], base[1], base[2], "burst: 0"]),
@@ -214,6 +214,11 @@ fn a_burst_is_at_least_1_and_comes_back_within_100_years() {
     let overdrawn = [base[0], base[1], base[2], "burst: 60", "overdraft: true", "overdraft_limit: 41"];
     assert_eq!(limit_problems(&overdrawn), format!("f:9:7: {what}"));
     rules(&with_limit(&[base[0], base[1], base[2], "burst: 100"]));
+    let windows = [base[0], base[1], "algorithm: fixed_window", "overdraft: true", "overdraft_limit: 101"];
+    assert_eq!(
+        limit_problems(&windows),
+        "f:8:7: a full `overdraft_limit` takes more than 100 years to be paid at this rate; lower it"
+    );
 }
 
 #[test]
@@ -241,7 +246,7 @@ proptest! {
         const VALUES: [&str; 12] =
             ["", "1", "0", "a", "a*", "true", "day", "token_bucket", "{name: a}", "[{key: a}]", "90s", "18446744073709551615"];
         let line = |(key, value, indent): &(usize, usize, usize)| {
-            format!("{}{}: {}\n", "  ".repeat(*indent), crate::rules::KEYS[*key].name, VALUES[*value])
+            format!("{}{}: {}\n", "  ".repeat(*indent), crate::rules::keys::KEYS[*key].name, VALUES[*value])
         };
         let text: String = lines.iter().map(line).collect();
         let _ = Rules::parse("f", &format!("domain: d\ndescriptors:\n  - key: a\n{text}"));

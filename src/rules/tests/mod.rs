@@ -3,6 +3,7 @@ use crate::{
     rules::{Domain, Match, Rules, Source, compile},
 };
 
+mod documented;
 mod errors;
 mod matching;
 mod meaning;

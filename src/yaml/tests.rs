@@ -131,6 +131,11 @@ fn nesting_is_bounded_however_it_is_written() {
 }
 
 #[test]
+fn a_byte_order_mark_and_foreign_line_ends_are_no_part_of_the_text() {
+    assert_eq!(json("\u{feff}a: b\r\nc:\r\n  - d\r\n"), serde_json::json!({"a": "b", "c": ["d"]}));
+}
+
+#[test]
 fn bytes_that_are_not_utf_8_are_named_by_line_and_column() {
     let stream = load(b"a: 1\n\xc3\xa4b: \xff\n");
     assert_eq!(stream.problems[0].mark, Mark { line: 2, column: 5 });
