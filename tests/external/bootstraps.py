@@ -1,0 +1,112 @@
+"""Envoy configurations for the tests. They are JSON, which is YAML too."""
+
+import json
+
+LIMIT = "envoy.filters.http.ratelimit"
+
+
+def bootstrap(tollgates, upstream, routes, failure_mode_deny=False, filters=(), timeout="5s"):
+    """An edge that asks `tollgates` (addresses) about what `routes` say and passes requests on to `upstream`."""
+    limiter = {
+        "domain": "edge",
+        # Long, because these tests ask what is decided and not how soon.
+        "timeout": timeout,
+        "failure_mode_deny": failure_mode_deny,
+        "enable_x_ratelimit_headers": "DRAFT_VERSION_03",
+        "rate_limit_service": {
+            "transport_api_version": "V3",
+            "grpc_service": {"envoy_grpc": {"cluster_name": "tollgate"}},
+        },
+    }
+    manager = {
+        "stat_prefix": "edge",
+        "use_remote_address": True,
+        "http_filters": [
+            *filters,
+            typed(LIMIT, "extensions.filters.http.ratelimit.v3.RateLimit", limiter),
+            typed("envoy.filters.http.router", "extensions.filters.http.router.v3.Router", {}),
+        ],
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": list(routes)}]},
+    }
+    listener = {
+        "name": "edge",
+        "address": socket_address("127.0.0.1:0"),
+        "filter_chains": [
+            {
+                "filters": [
+                    typed(
+                        "envoy.filters.network.http_connection_manager",
+                        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+                        manager,
+                    )
+                ]
+            }
+        ],
+    }
+    return json.dumps(
+        {
+            "admin": {"address": socket_address("127.0.0.1:0")},
+            "static_resources": {
+                "listeners": [listener],
+                "clusters": [tollgate_cluster(tollgates), cluster("upstream", [upstream])],
+            },
+        },
+        indent=1,
+    )
+
+
+def route(prefix, *rate_limits):
+    """A route whose rate limits are asked about; per route, as some of their fields are allowed only there."""
+    per_route = {"@type": type_url("extensions.filters.http.ratelimit.v3.RateLimitPerRoute")}
+    return {
+        "match": {"prefix": prefix},
+        "route": {"cluster": "upstream"},
+        "typed_per_filter_config": {LIMIT: {**per_route, "rate_limits": list(rate_limits)}},
+    }
+
+
+def rate_limit(*actions, **more):
+    return {"actions": list(actions), **more}
+
+
+def generic(key, value):
+    return {"generic_key": {"descriptor_key": key, "descriptor_value": value}}
+
+
+def header(key):
+    """The entry `key` with the value of the header `x-key`."""
+    return {"request_headers": {"header_name": f"x-{key}", "descriptor_key": key}}
+
+
+def typed(name, kind, config):
+    return {"name": name, "typed_config": {"@type": type_url(kind), **config}}
+
+
+def type_url(kind):
+    return f"type.googleapis.com/envoy.{kind}"
+
+
+def socket_address(address):
+    host, port = address.rsplit(":", 1)
+    return {"socket_address": {"address": host, "port_value": int(port)}}
+
+
+def tollgate_cluster(addresses):
+    # Checked often, so that a test need not wait long until a draining instance is left alone.
+    check = {"timeout": "1s", "interval": "0.1s", "unhealthy_threshold": 1, "healthy_threshold": 1}
+    check |= {"no_traffic_interval": "0.1s", "unhealthy_interval": "0.1s", "grpc_health_check": {}}
+    return cluster("tollgate", addresses, {"http2_protocol_options": {}}) | {"health_checks": [check]}
+
+
+def cluster(name, addresses, protocol=None):
+    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    protocol = protocol or {"http_protocol_options": {}}
+    http = {"@type": f"type.googleapis.com/{options}", "explicit_http_config": protocol}
+    endpoints = [{"endpoint": {"address": socket_address(address)}} for address in addresses]
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "typed_extension_protocol_options": {options: http},
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+    }

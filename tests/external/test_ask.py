@@ -1,0 +1,138 @@
+"""`tollgate ask` as its user sees it."""
+
+import json
+import socket
+
+import pytest
+
+from processes import http_call, run
+
+PASSED, NO_ANSWER, OVER_LIMIT = 0, 1, 2
+
+RULES = """
+    domain: edge
+    on_denied: charge_none
+    descriptors:
+      - key: user
+        rate_limit: {unit: year, requests_per_unit: 3, algorithm: fixed_window, name: per_user}
+      - key: group
+        rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
+        descriptors:
+          - key: user
+            rate_limit: {unit: year, requests_per_unit: 1, algorithm: fixed_window}
+      - key: beta
+        value: true
+        rate_limit: {unit: year, requests_per_unit: 1, algorithm: fixed_window}
+"""
+
+
+@pytest.fixture
+def tollgate(rule_file, start_tollgate):
+    return start_tollgate(rule_file(RULES))
+
+
+def test_it_passes_until_the_limit_is_reached(tollgate):
+    codes = [tollgate.ask("edge", "user=ann").returncode for _ in range(4)]
+
+    assert codes == [PASSED, PASSED, PASSED, OVER_LIMIT]
+
+
+def test_it_tells_limit_name_and_remaining(tollgate):
+    done = tollgate.ask("edge", "user=ann")
+
+    assert "per_user" in done.stdout
+    assert "2" in done.stdout
+    assert done.stderr == ""
+
+
+def test_hits_are_charged_at_once_or_not_at_all(tollgate):
+    assert tollgate.ask("edge", "user=ann", "--hits", "2").returncode == PASSED
+    for _ in range(3):
+        assert tollgate.ask("edge", "user=ann", "--hits", "2").returncode == OVER_LIMIT
+        assert tollgate.remaining(("user", "ann")) == 1
+    assert tollgate.ask("edge", "user=ann").returncode == PASSED
+
+
+def test_a_look_charges_nothing_and_a_refund_gives_back(tollgate):
+    looks = [tollgate.ask("edge", "user=ann", "--look").returncode for _ in range(5)]
+    assert looks == [PASSED] * 5
+    assert tollgate.ask("edge", "user=ann", "--hits", "3").returncode == PASSED
+    assert tollgate.ask("edge", "user=ann", "--look").returncode == OVER_LIMIT
+
+    assert tollgate.ask("edge", "user=ann", "--refund", "2").returncode == PASSED
+    assert tollgate.remaining(("user", "ann")) == 2
+    assert tollgate.ask("edge", "user=ann", "--refund", "50").returncode == PASSED
+    assert tollgate.remaining(("user", "ann")) == 3, "never more than the limit"
+
+
+def test_several_descriptors_go_into_one_call(tollgate):
+    assert tollgate.ask("edge", "user=ann", "group=red").returncode == PASSED
+    assert tollgate.ask("edge", "user=ann", "group=red", "--hits", "3").returncode == OVER_LIMIT
+
+    assert tollgate.remaining(("user", "ann")) == 2
+    assert tollgate.remaining(("group", "red")) == 9, "a refused call charges nothing"
+
+
+def test_entries_nest_and_their_separators_can_be_escaped(tollgate):
+    assert tollgate.ask("edge", "group=red,user=ann").returncode == PASSED
+    assert tollgate.ask("edge", "group=red,user=ann").returncode == OVER_LIMIT
+
+    assert tollgate.ask("edge", r"user=a\,b\=c").returncode == PASSED
+    assert tollgate.remaining(("user", "a,b=c")) == 2
+
+
+def test_a_value_that_yaml_takes_for_a_boolean_is_text(tollgate):
+    assert [tollgate.ask("edge", "beta=true").returncode for _ in range(2)] == [PASSED, OVER_LIMIT]
+    assert tollgate.ask("edge", "beta=false", "--hits", "9").returncode == PASSED, "no rule is for that"
+
+
+def test_json_is_what_the_http_endpoint_answers(tollgate):
+    done = tollgate.ask("edge", "user=ann", "--look", "--json")
+
+    question = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ann"}], "hitsAddend": "0"}]}
+    answer = http_call(tollgate.http, "/json", "POST", body=json.dumps(question)).json()
+    told = json.loads(done.stdout)
+    for one in (told, answer):
+        for status in one["statuses"]:
+            status.pop("durationUntilReset")
+    assert told == answer
+
+
+def test_an_unknown_domain_passes(tollgate):
+    assert tollgate.ask("elsewhere", "user=ann").returncode == PASSED
+
+
+def test_nobody_there_is_no_answer():
+    # Bound but not listening: nobody else can take the port meanwhile, and nobody answers.
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        done = run("ask", "--to", f"127.0.0.1:{taken.getsockname()[1]}", "edge", "user=ann")
+
+    assert done.returncode == NO_ANSWER
+    assert done.stderr.strip()
+
+
+def test_an_empty_domain_is_an_error_and_no_pass(tollgate):
+    done = tollgate.ask("", "user=ann")
+
+    assert done.returncode == NO_ANSWER
+    assert done.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["edge"],
+        ["edge", "user"],
+        ["edge", "user=ann", "--hits", "many"],
+        ["edge", "user=ann", "--hits", "1", "--look"],
+        ["edge", "user=ann", "--no-such-flag"],
+    ],
+    ids=["no descriptor", "no value", "hits no number", "hits and look", "unknown flag"],
+)
+def test_bad_arguments_are_neither_a_pass_nor_a_refusal(tollgate, arguments):
+    done = tollgate.ask(*arguments)
+
+    assert done.returncode == NO_ANSWER, "a script must not take it for an answer"
+    assert done.stderr.strip()
+    assert tollgate.remaining(("user", "ann")) == 3

@@ -1,0 +1,112 @@
+"""`tollgate check` as its user sees it."""
+
+import re
+
+import pytest
+
+from processes import ROOT, run
+
+GOOD = """
+    domain: edge
+    descriptors:
+      - key: user
+        rate_limit: {unit: minute, requests_per_unit: 5}
+"""
+
+
+def problems(done):
+    """(line, column, text) of each problem that was told."""
+    assert done.returncode == 1, done
+    found = re.findall(r"^\S+?:(\d+):(\d+): (.+)$", done.stdout + done.stderr, re.MULTILINE)
+    return [(int(line), int(column), text) for line, column, text in found]
+
+
+def test_a_good_file_gives_one_line_and_success(rule_file):
+    done = run("check", rule_file(GOOD))
+
+    assert done.returncode == 0, done
+    assert len((done.stdout + done.stderr).strip().splitlines()) == 1
+
+
+def test_the_example_rules_are_good():
+    done = run("check", ROOT / "deploy" / "rules" / "example.yaml")
+
+    assert done.returncode == 0, done
+
+
+def test_every_problem_is_named_with_its_place(rule_file):
+    path = rule_file(
+        """\
+        domain: edge
+        descriptors:
+          - key: user
+            ratelimit: {unit: minute, requests_per_unit: 5}
+          - key: group
+            rate_limit:
+              unit: fortnight
+              requests_per_unit: many
+        """
+    )
+
+    done = run("check", path)
+
+    found = problems(done)
+    assert [line for line, _, _ in found] == [4, 7, 8]
+    assert found[0][1] == 5, "the column at which the misspelled key begins"
+    assert "rate_limit" in found[0][2], "the key that was meant"
+    assert str(path) in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: minute}}]\n",
+        "domain: ''\ndescriptors: []\n",
+        "domain: edge\ndescriptors: {key: user}\n",
+        "domain: edge\ndescriptors:\n  - key: [\n",
+        "domain: edge\ndomain: edge\n",
+        "domain: edge\ndescriptors:\n  - {key: user, shadow: true}\n",
+        "domain: edge\ndescriptors:\n  - {key: a, rate_limit: {unit: day, requests_per_unit: -1}}\n",
+        "domain: edge\non_denied: charge_some\n",
+        "domain: edge\ndescriptors:\n  - {key: a}\n  - {key: a}\n",
+    ],
+    ids=[
+        "empty",
+        "no requests_per_unit",
+        "empty domain",
+        "mapping for a list",
+        "not YAML",
+        "key twice",
+        "unknown key",
+        "negative",
+        "unknown on_denied",
+        "rule twice",
+    ],
+)
+def test_a_bad_file_is_refused_with_a_place(rule_file, text):
+    assert problems(run("check", rule_file(text)))
+
+
+def test_a_directory_is_checked_whole(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "domain: a\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+    )
+    (tmp_path / "b.yml").write_text("domain: b\ndescriptor: []\n")
+    (tmp_path / "notes.txt").write_text("not rules\n")
+    (tmp_path / ".hidden.yaml").write_text("nor: these\n")
+
+    done = run("check", tmp_path)
+
+    assert [line for line, _, _ in problems(done)] == [2]
+    assert "b.yml:2:1: " in done.stdout + done.stderr
+
+    (tmp_path / "b.yml").unlink()
+    assert run("check", tmp_path).returncode == 0
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path):
+    done = run("check", tmp_path / "nowhere.yaml")
+
+    assert done.returncode == 1
+    assert "nowhere.yaml" in done.stdout + done.stderr

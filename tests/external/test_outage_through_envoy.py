@@ -1,0 +1,108 @@
+"""What Envoy does when Tollgate is down, comes back, drains, or is replaced."""
+
+import threading
+
+import pytest
+
+from bootstraps import bootstrap, header, rate_limit, route
+from processes import eventually, http_call
+
+THREE_FOR_EACH_USER = """
+    domain: edge
+    descriptors:
+      - key: user
+        rate_limit: {unit: year, requests_per_unit: 3}
+"""
+PLENTY_FOR_EACH_USER = THREE_FOR_EACH_USER.replace("3}", "1000000000}")
+ROUTES = [route("/", rate_limit(header("user")))]
+
+
+@pytest.mark.parametrize("failure_mode_deny, code", [(False, 200), (True, 500)])
+def test_while_tollgate_is_down_envoy_does_as_failure_mode_deny_says_and_limits_again_after(
+    rule_file, start_tollgate, start_envoy, echo, failure_mode_deny, code
+):
+    rules = rule_file(THREE_FOR_EACH_USER)
+    tollgate = start_tollgate(rules)
+    envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, ROUTES, failure_mode_deny=failure_mode_deny))
+    assert envoy.codes(5, x_user="ann") == [200] * 3 + [429] * 2
+
+    tollgate.kill()
+    assert envoy.codes(5, x_user="ann") == [code] * 5
+    assert envoy.statistic("cluster.upstream.ratelimit.error") == 5
+
+    start_tollgate(rules, grpc=tollgate.grpc)
+    eventually("envoy finds it again", lambda: envoy.healthy("tollgate"))
+    assert envoy.codes(5, x_user="bob") == [200] * 3 + [429] * 2
+
+
+def test_calls_that_arrive_during_the_drain_delay_are_answered(rule_file, start_tollgate, start_envoy, echo):
+    tollgate = start_tollgate(rule_file(THREE_FOR_EACH_USER), drain_delay="5s")
+    envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, ROUTES, failure_mode_deny=True))
+    assert envoy.get(x_user="ann").code == 200
+
+    tollgate.terminate()
+    eventually("it is not ready any more", lambda: http_call(tollgate.http, "/readyz").code == 503)
+    assert http_call(tollgate.http, "/livez").code == 200, "not ready is not dead"
+    codes = envoy.codes(50, x_user="ann")
+
+    tollgate.must_run()
+    assert codes == [200] * 2 + [429] * 48
+    assert tollgate.wait() == 0
+
+
+def test_two_instances_replaced_in_turn_under_load_fail_no_call(rule_file, start_tollgate, start_envoy, echo):
+    rules = rule_file(PLENTY_FOR_EACH_USER)
+    instances = [start_tollgate(rules, drain_delay="2s") for _ in range(2)]
+    addresses = [instance.grpc for instance in instances]
+    envoy = start_envoy(bootstrap(addresses, echo.address, ROUTES, failure_mode_deny=True))
+    eventually("both are in use", lambda: envoy.healthy_hosts("tollgate") == 2)
+
+    with Load(envoy, clients=4) as load:
+        for old in instances:
+            old.terminate()
+            assert old.wait() == 0
+            start_tollgate(rules, grpc=old.grpc)
+            eventually("both are in use again", lambda: envoy.healthy_hosts("tollgate") == 2)
+            load.await_further(50)
+
+    assert load.failures() == []
+    assert envoy.statistic("cluster.upstream.ratelimit.error") == 0
+
+
+class Load:
+    """Clients that ask again and again, each as soon as it has its answer, with a bound on how often."""
+
+    CALLS_OF_A_CLIENT_MAX = 20_000
+
+    def __init__(self, envoy, clients):
+        self.envoy = envoy
+        self.codes = []
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self.call, args=(number,)) for number in range(clients)]
+
+    def call(self, number):
+        for _ in range(self.CALLS_OF_A_CLIENT_MAX):
+            if self.over.wait(0.005):
+                return
+            try:
+                self.codes.append(self.envoy.get(x_user=f"client-{number}").code)
+            except OSError as error:
+                self.codes.append(repr(error))
+
+    def await_further(self, calls):
+        enough = len(self.codes) + calls
+        eventually(f"{calls} further calls", lambda: len(self.codes) >= enough)
+
+    def failures(self):
+        return [code for code in self.codes if code != 200]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        self.await_further(50)
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
