@@ -9,6 +9,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use serde::{Deserialize, Serialize};
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
@@ -17,7 +18,7 @@ pub const SECOND: u64 = 1_000_000_000;
 const SLOWER_BY: u64 = 100;
 
 /// An instant: nanoseconds since the Unix epoch. Reaches to the year 2554; arithmetic stops there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Timestamp(u64);
 
 impl Timestamp {

@@ -23,6 +23,11 @@ pub struct LeakyQueue {
 }
 
 impl LeakyQueue {
+    /// The longest time until nobody leaves any more, in nanoseconds, at which a hit is still let in.
+    pub(crate) fn refused_from(&self) -> u64 {
+        self.pace.nanos_in(self.room(1).unwrap_or_default())
+    }
+
     /// What may be owed before `hits` so that they are let in, in units; `None` where they never are.
     fn room(&self, hits: u64) -> Option<u128> {
         let places = self.pace.cost(self.burst?).saturating_add(self.pace.cost(1));

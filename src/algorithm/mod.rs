@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::Timestamp;
 
 mod calendar;
@@ -152,7 +154,7 @@ pub enum Limit {
 }
 
 /// The history of one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Counter {
     /// Hits in a window.
     Window(WindowCounter),
@@ -207,6 +209,64 @@ impl Limit {
         matches!(self, Self::Classic(_))
     }
 
+    /// Hits that pass when nothing was counted.
+    pub fn allowance(&self) -> u64 {
+        match self {
+            Self::Classic(limit) => limit.limit,
+            Self::FixedWindow(limit) => limit.limit,
+            Self::SlidingWindow(limit) => limit.limit,
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.limit,
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.burst,
+            Self::SteppedBucket(limit) => limit.burst,
+            Self::LeakyQueue(limit) => limit.burst.map_or(0, |burst| burst.saturating_add(1)),
+        }
+    }
+
+    /// Of a limit that keeps a debt as time: the longest time, in nanoseconds, that a debt may take to be paid
+    /// while a single hit still passes. 0 for the others.
+    pub(crate) fn refused_from(&self) -> u64 {
+        match self {
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.refused_from(),
+            Self::SteppedBucket(limit) => limit.refused_from(),
+            Self::LeakyQueue(limit) => limit.refused_from(),
+            Self::Classic(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingWindow(_)
+            | Self::SubWindows(_)
+            | Self::SlidingLog(_) => 0,
+        }
+    }
+
+    /// The windows that its [`WindowCounter`]s count in.
+    pub(crate) fn window(&self) -> Option<&Window> {
+        match self {
+            Self::Classic(limit) => Some(&limit.window),
+            Self::FixedWindow(limit) => Some(&limit.window),
+            Self::SlidingWindow(_)
+            | Self::SubWindows(_)
+            | Self::SlidingLog(_)
+            | Self::TokenBucket(_)
+            | Self::SteppedBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::LeakyQueue(_) => None,
+        }
+    }
+
+    /// The length of the windows that its [`SlidingCounter`]s count in.
+    pub(crate) fn span(&self) -> Option<Span> {
+        match self {
+            Self::SlidingWindow(limit) => Some(limit.span),
+            Self::Classic(_)
+            | Self::FixedWindow(_)
+            | Self::SubWindows(_)
+            | Self::SlidingLog(_)
+            | Self::TokenBucket(_)
+            | Self::SteppedBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::LeakyQueue(_) => None,
+        }
+    }
+
     /// Which counters it counts in.
     pub fn kind(&self) -> Kind {
         let windows = |aligned, calendar, window: &Window| match window {
@@ -226,6 +286,27 @@ impl Limit {
             Self::SteppedBucket(limit) => plain(8, limit.interval.get()),
             Self::LeakyBucket(limit) => plain(9, limit.pace.nanos()),
             Self::LeakyQueue(limit) => plain(10, limit.pace.nanos()),
+        }
+    }
+}
+
+impl Counter {
+    /// The bytes that it takes besides itself.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Log(log) => log.heap_bytes(),
+            Self::Window(_) | Self::Sliding(_) | Self::Pace(_) | Self::Step(_) => 0,
+        }
+    }
+
+    /// Makes all its instants `back` nanoseconds earlier, for a clock that shows that much less.
+    pub(crate) fn shift_back(&mut self, back: u64) {
+        match self {
+            Self::Window(counter) => counter.start = counter.start.minus(back),
+            Self::Sliding(counter) => counter.start = counter.start.minus(back),
+            Self::Log(counter) => counter.shift_back(back),
+            Self::Pace(counter) => counter.paid_at = counter.paid_at.minus(back),
+            Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
         }
     }
 }

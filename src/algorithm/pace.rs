@@ -8,6 +8,8 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::Timestamp;
 
 /// So many hits in so many nanoseconds, evenly.
@@ -56,6 +58,11 @@ impl Pace {
         time.as_nanos().saturating_mul(self.units_per_nano())
     }
 
+    /// The whole nanoseconds in which at most `units` are paid.
+    pub(crate) fn nanos_in(self, units: u128) -> u64 {
+        u64::try_from(units / self.units_per_nano()).unwrap_or(u64::MAX)
+    }
+
     /// The time after which `units` are paid, rounded up to whole nanoseconds.
     pub(crate) fn time_for(self, units: u128) -> Duration {
         Duration::from_nanos(u64::try_from(units.div_ceil(self.units_per_nano())).unwrap_or(u64::MAX))
@@ -67,7 +74,7 @@ impl Pace {
 }
 
 /// A debt, as the instant at which it is paid.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PaceCounter {
     /// The last whole nanosecond before the debt is paid.
     pub(crate) paid_at: Timestamp,

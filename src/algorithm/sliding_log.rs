@@ -5,6 +5,8 @@
 
 use std::{collections::VecDeque, num::NonZeroU64};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Algorithm, Ask, Decision, Excess, Span, Verdict},
     time::Timestamp,
@@ -28,14 +30,14 @@ pub struct SlidingLog {
 }
 
 /// Charges within one window's length, oldest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogCounter {
     // Invariant: instants increase; no hits are 0.
     pub(crate) entries: VecDeque<LogEntry>,
 }
 
 /// Hits of one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogEntry {
     pub(crate) at: Timestamp,
     pub(crate) hits: u64,
@@ -188,6 +190,16 @@ impl Algorithm for SlidingLog {
 }
 
 impl LogCounter {
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<LogEntry>()
+    }
+
+    pub(crate) fn shift_back(&mut self, back: u64) {
+        for entry in &mut self.entries {
+            entry.at = entry.at.minus(back);
+        }
+    }
+
     fn add(&mut self, new: LogEntry) {
         match self.entries.binary_search_by_key(&new.at, |entry| entry.at) {
             Ok(index) => self.entries[index].hits = self.entries[index].hits.saturating_add(new.hits),

@@ -4,6 +4,8 @@
 //! The estimate is rounded down, as in the article that made this algorithm known ("How we built rate limiting
 //! capable of scaling to millions of domains", Cloudflare, 2017); that formula is its bound.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Algorithm, Ask, Decision, Excess, Span, Verdict},
     time::Timestamp,
@@ -22,7 +24,7 @@ pub struct SlidingWindow {
 }
 
 /// Hits counted in one window and in the one before it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingCounter {
     /// The start of the current window.
     pub(crate) start: Timestamp,

@@ -2,6 +2,8 @@
 
 use std::num::NonZeroU64;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Algorithm, Ask, Decision, Excess, Verdict},
     time::Timestamp,
@@ -22,7 +24,7 @@ pub struct SteppedBucket {
 }
 
 /// A debt of whole steps, as the instant of the last of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepCounter {
     /// The step at which the bucket will be full again.
     pub(crate) full_at: Timestamp,
@@ -49,6 +51,12 @@ struct Level {
 }
 
 impl SteppedBucket {
+    /// The longest time until it is full, in nanoseconds, at which a hit surely passes.
+    pub(crate) fn refused_from(&self) -> u64 {
+        let steps = self.burst.div_ceil(self.amount.get()).saturating_sub(1);
+        self.interval.get().saturating_mul(steps)
+    }
+
     fn level(&self, counter: &StepCounter, now: Timestamp) -> Level {
         let steps = counter.full_at.nanos_since(now).div_ceil(self.interval.get());
         if steps == 0 {

@@ -18,6 +18,11 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
+    /// The longest time until it is full, in nanoseconds, at which a hit still passes.
+    pub(crate) fn refused_from(&self) -> u64 {
+        self.pace.nanos_in(self.left(self.pace.cost(1)))
+    }
+
     /// What is left when `debt` is owed, in units.
     fn left(&self, debt: u128) -> u128 {
         self.pace.cost(self.burst).saturating_sub(debt)

@@ -1,5 +1,7 @@
 //! Windows of time and the count of hits in one.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{algorithm::Calendar, time::Timestamp};
 
 /// A length of time, from a millisecond to a hundred years.
@@ -81,7 +83,7 @@ impl Window {
 }
 
 /// Hits counted in one window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowCounter {
     /// The start of the window.
     pub(crate) start: Timestamp,

@@ -103,7 +103,7 @@ impl Server {
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
         let Self { grpc, http, admin, settings, clock } = self;
         let book = Arc::new(Book::default());
-        let memory = Arc::new(Memory::new());
+        let memory = Arc::new(Memory::new(1 << 30, crate::store::OnFull::Deny));
         let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), Secret::random());
         let api = Api::new(limiter, settings.api);
         let (phase, phases) = watch::channel(Phase::Starting);

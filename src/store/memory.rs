@@ -6,13 +6,18 @@ use std::{
     time::Duration,
 };
 
-use dashmap::{DashMap, SharedValue};
+use dashmap::DashMap;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Counter, Decision},
+    algorithm::{Ask, Counter, Decision, Verdict},
     descriptor::Key,
-    store::{Check, Decisions, OnRefusal},
+    store::{
+        Check, Decisions, OnFull, OnRefusal,
+        budget::Budget,
+        cell::Cell,
+        table::{self, Means, Rest, Tally},
+    },
     time::{Clock, Timestamp},
 };
 
@@ -23,19 +28,32 @@ const SHARDS: usize = 16;
 /// A full round of sweeps takes about this long.
 const SWEEP_ROUND: Duration = Duration::from_secs(10);
 
-/// All counters of this process, each under the lock of its shard.
+/// All counters of this process, each under the lock of its shard, within a budget of bytes.
 #[derive(Debug)]
 pub struct Memory {
     parts: Box<[Part]>,
+    // One for each shard.
+    rests: Box<[Rest]>,
+    means: Means,
+    on_full: OnFull,
+    refused_full: Tally,
 }
 
-type Part = DashMap<Key, Held, BuildHasherDefault<KeyHasher>>;
+type Part = DashMap<Key, Cell, BuildHasherDefault<KeyHasher>>;
 
-#[derive(Debug)]
-struct Held {
-    counter: Counter,
-    /// From then on, forgetting the counter changes no answer.
-    idle_at: Timestamp,
+/// What there is, and what became of the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figures {
+    /// Counters that are kept, idle ones that were not swept yet included.
+    pub live: usize,
+    /// The bytes that they take.
+    pub bytes: usize,
+    /// Counters forgotten because they were idle, since the start.
+    pub evicted_idle: u64,
+    /// Counters forgotten for want of memory although they were not idle.
+    pub evicted_unexpired: u64,
+    /// Charges to keys for which there was no memory.
+    pub refused_full: u64,
 }
 
 /// Where a key's lock is. Locks are always taken in this order, so no two callers wait for each other.
@@ -45,27 +63,33 @@ struct Place {
     shard: usize,
 }
 
-impl Default for Memory {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Memory {
-    /// No counters yet.
-    pub fn new() -> Self {
+    /// No counters yet; at most `bytes_max` for them, and what becomes of new keys when that is not enough.
+    pub fn new(bytes_max: u64, on_full: OnFull) -> Self {
         let part = || DashMap::with_hasher_and_shard_amount(BuildHasherDefault::default(), SHARDS);
-        Self { parts: (0..PARTS).map(|_| part()).collect() }
+        let means = Means {
+            budget: Budget::new(bytes_max),
+            evicted_idle: Tally::default(),
+            evicted_unexpired: Tally::default(),
+        };
+        Self {
+            parts: (0..PARTS).map(|_| part()).collect(),
+            rests: (0..PARTS * SHARDS).map(|_| Rest::default()).collect(),
+            means,
+            on_full,
+            refused_full: Tally::default(),
+        }
     }
 
-    /// How many counters are kept, idle ones that were not swept yet included.
-    pub fn len(&self) -> usize {
-        self.parts.iter().map(DashMap::len).sum()
-    }
-
-    /// Whether no counter is kept.
-    pub fn is_empty(&self) -> bool {
-        self.parts.iter().all(DashMap::is_empty)
+    /// What there is now.
+    pub fn figures(&self) -> Figures {
+        Figures {
+            live: self.parts.iter().map(DashMap::len).sum(),
+            bytes: self.means.budget.taken(),
+            evicted_idle: self.means.evicted_idle.get(),
+            evicted_unexpired: self.means.evicted_unexpired.get(),
+            refused_full: self.refused_full.get(),
+        }
     }
 
     /// Answers all checks of one call as one: nobody else's check falls between them.
@@ -87,57 +111,78 @@ impl Memory {
         let mut shards: SmallVec<[_; 2]> =
             locked.iter().map(|place| self.parts[place.part].shards()[place.shard].write()).collect();
 
-        let mut each = |index: usize, with: &mut dyn FnMut(&Check<'_>, &mut Counter)| {
+        // What `decide` says to the counter of a check; a counter that is new and not idle is kept.
+        let mut each = |index: usize, decide: &mut dyn FnMut(&Check<'_>, &mut Counter) -> Decision| {
             let (check, place) = (&checks[index], places[index]);
             // Every place is among the locked ones.
-            let shard = &mut shards[locked.partition_point(|other| *other < place)];
-            let hash = check.key.low();
-            if let Some((_, held)) = shard.get_mut(hash, |(key, _)| *key == check.key) {
-                let held = held.get_mut();
-                with(check, &mut held.counter);
-                held.idle_at = check.limit.idle_at(&held.counter);
-                return;
+            let shard = &mut *shards[locked.partition_point(|other| *other < place)];
+            if let Some(cell) = table::get_mut(shard, check.key) {
+                let before = cell.heap_bytes();
+                let decision = cell.update(check.limit, |counter| decide(check, counter));
+                self.means.budget.change(before, cell.heap_bytes());
+                return decision;
             }
             let mut counter = check.limit.fresh();
-            with(check, &mut counter);
-            let idle_at = check.limit.idle_at(&counter);
-            if now < idle_at {
-                let held = SharedValue::new(Held { counter, idle_at });
-                shard.insert(hash, (check.key, held), |(key, _)| key.low());
+            let decision = decide(check, &mut counter);
+            if check.limit.idle_at(&counter) <= now {
+                return decision;
             }
+            let (cell, rest) = (Cell::new(check.limit, counter, &decision), &self.rests[place.index()]);
+            if table::insert(shard, check.key, cell, now, &self.means, rest) {
+                return decision;
+            }
+            self.refused_full.add(1);
+            self.on_full.in_place_of(decision)
         };
 
         let mut decisions = Decisions::new();
         for index in 0..checks.len() {
-            each(index, &mut |check, counter| decisions.push(check.limit.decide(counter, now, check.ask)));
+            decisions.push(each(index, &mut |check, counter| check.limit.decide(counter, now, check.ask)));
         }
         if 1 < checks.len() && refused(&decisions) {
+            let look = |check: &Check<'_>, counter: &mut Counter| check.limit.decide(counter, now, Ask::Look);
             // Newest first, so that two charges to one counter come off in turn.
             for (index, decision) in decisions.iter_mut().enumerate().rev() {
                 if checks[index].on_refusal == OnRefusal::TakeBack
                     && let Some(receipt) = decision.receipt.take()
                 {
-                    each(index, &mut |check, counter| check.limit.undo(counter, receipt, now));
+                    each(index, &mut |check, counter| {
+                        check.limit.undo(counter, receipt, now);
+                        look(check, counter)
+                    });
                 }
             }
             for (index, decision) in decisions.iter_mut().enumerate() {
-                each(index, &mut |check, counter| {
-                    if decision.verdict.passes() {
-                        let look = check.limit.decide(counter, now, Ask::Look);
-                        (decision.remaining, decision.reset_after) = (look.remaining, look.reset_after);
-                    }
-                });
+                if decision.verdict.passes() {
+                    let left = each(index, &mut |check, counter| look(check, counter));
+                    (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
+                }
             }
         }
         decisions
     }
 
     /// Forgets what is idle in one of the table's parts, and gives memory back that it no longer needs.
-    fn sweep_part(&self, part: usize, now: Timestamp) {
-        let part = &self.parts[part];
-        part.retain(|_, held| now < held.idle_at);
-        if part.len() < part.capacity() / 4 {
-            part.shrink_to_fit();
+    fn sweep_part(&self, number: usize, now: Timestamp) {
+        let part = &self.parts[number];
+        let (mut forgotten, mut heap) = (0, 0);
+        part.retain(|_, cell| {
+            let stays = now < cell.idle_at();
+            if !stays {
+                forgotten += 1;
+                heap += cell.heap_bytes();
+            }
+            stays
+        });
+        self.means.evicted_idle.add(forgotten);
+        self.means.budget.change(heap, 0);
+        for (shard, rest) in part.shards().iter().zip(&self.rests[number * SHARDS..]) {
+            let table = &mut *shard.write();
+            // Counters that were kept in time may have grown since.
+            if self.means.budget.is_short_of(0) {
+                table::clear(table, now, &self.means, rest);
+            }
+            table::shrink(table, &self.means);
         }
     }
 
@@ -146,6 +191,26 @@ impl Memory {
         let part = (key.high() >> (u64::BITS - PARTS.ilog2())) as usize;
         let shard = self.parts[part].determine_shard(key.low() as usize);
         Place { part, shard }
+    }
+}
+
+impl Place {
+    /// Its number among all places.
+    fn index(self) -> usize {
+        self.part * SHARDS + self.shard
+    }
+}
+
+impl OnFull {
+    /// What is answered in place of `decision`, which could not be kept.
+    fn in_place_of(self, decision: Decision) -> Decision {
+        let verdict = match self {
+            _ if !decision.verdict.passes() => decision.verdict,
+            Self::Allow => Verdict::Pass,
+            Self::Deny => Verdict::Refuse { retry_after: None },
+        };
+        let remaining = if verdict.passes() { decision.remaining } else { 0 };
+        Decision { verdict, remaining, receipt: None, ..decision }
     }
 }
 
@@ -180,175 +245,4 @@ impl Hasher for KeyHasher {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        num::NonZeroU64,
-        sync::atomic::{AtomicU64, Ordering},
-        thread,
-    };
-
-    use super::*;
-    use crate::{
-        algorithm::{Excess, FixedWindow, Limit, Pace, TokenBucket, Verdict, Window},
-        descriptor::{Entry, KeyText, Secret},
-        time::SECOND,
-    };
-
-    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
-
-    fn key(name: &str) -> Key {
-        let mut text = KeyText::new("test");
-        text.entry(Entry { key: "name", value: name });
-        text.key(&[], &Secret::from_bytes([1; 16]))
-    }
-
-    fn window(limit: u64) -> Limit {
-        let window = Window::of_nanos(3_600 * SECOND).unwrap();
-        Limit::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse })
-    }
-
-    fn bucket(burst: u64) -> Limit {
-        let pace = Pace::new(NonZeroU64::new(1).unwrap(), NonZeroU64::new(3_600 * SECOND).unwrap());
-        Limit::TokenBucket(TokenBucket { pace, burst, excess: Excess::Refuse })
-    }
-
-    fn any_refused(decisions: &[Decision]) -> bool {
-        decisions.iter().any(|decision| !decision.verdict.passes())
-    }
-
-    fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
-        memory.apply(&[Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::TakeBack }], NOW, |_| false)
-            [0]
-        .remaining
-    }
-
-    fn race(callers: u64, call: impl Fn(u64) -> bool + Sync) -> u64 {
-        let passed = AtomicU64::new(0);
-        thread::scope(|scope| {
-            for caller in 0..callers {
-                let (passed, call) = (&passed, &call);
-                scope.spawn(move || passed.fetch_add(call(caller).into(), Ordering::Relaxed));
-            }
-        });
-        passed.into_inner()
-    }
-
-    #[test]
-    fn of_racing_callers_exactly_the_limit_pass() {
-        for limit in [window(100), bucket(100)] {
-            let memory = Memory::new();
-            let check = Check {
-                key: key("one"),
-                limit: &limit,
-                ask: Ask::Charge(1),
-                on_refusal: OnRefusal::TakeBack,
-            };
-            let passed = race(256, |_| memory.apply(&[check], NOW, |_| false)[0].verdict.passes());
-            assert_eq!(passed, 100);
-        }
-    }
-
-    #[test]
-    fn of_racing_callers_of_several_counters_exactly_the_tightest_limit_pass_and_the_others_lose_nothing() {
-        let (memory, group, user) = (Memory::new(), window(100), bucket(30));
-        let passed = race(300, |caller| {
-            let user_key = key(&format!("user {}", caller % 5));
-            let mut checks = [
-                Check {
-                    key: key("group"),
-                    limit: &group,
-                    ask: Ask::Charge(1),
-                    on_refusal: OnRefusal::TakeBack,
-                },
-                Check { key: user_key, limit: &user, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
-            ];
-            if caller % 2 == 0 {
-                checks.reverse();
-            }
-            !any_refused(&memory.apply(&checks, NOW, any_refused))
-        });
-        assert_eq!(passed, 100);
-        assert_eq!(left(&memory, key("group"), &group), 0);
-        let users = (0..5).map(|user_index| 30 - left(&memory, key(&format!("user {user_index}")), &user));
-        assert_eq!(users.sum::<u64>(), 100);
-    }
-
-    #[test]
-    fn a_refused_call_tells_what_is_left_without_it() {
-        let (memory, wide, narrow) = (Memory::new(), window(10), window(1));
-        let checks = [
-            Check { key: key("wide"), limit: &wide, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
-            Check {
-                key: key("narrow"),
-                limit: &narrow,
-                ask: Ask::Charge(1),
-                on_refusal: OnRefusal::TakeBack,
-            },
-        ];
-        assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
-        let refused = memory.apply(&checks, NOW, any_refused);
-        assert_eq!((refused[0].verdict, refused[0].remaining), (Verdict::Pass, 9));
-        assert_eq!(refused[1].remaining, 0);
-        assert_eq!(left(&memory, key("wide"), &wide), 9);
-    }
-
-    #[test]
-    fn two_checks_of_one_counter_charge_it_twice_or_not_at_all() {
-        let (memory, limit) = (Memory::new(), window(3));
-        let twice =
-            [Check { key: key("one"), limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
-                2];
-        assert!(!any_refused(&memory.apply(&twice, NOW, any_refused)));
-        assert!(any_refused(&memory.apply(&twice, NOW, any_refused)));
-        assert_eq!(left(&memory, key("one"), &limit), 1);
-    }
-
-    #[test]
-    fn a_call_may_involve_every_lock_there_is() {
-        let (memory, limit) = (Memory::new(), window(1));
-        let checks: Vec<_> = (0..10_000)
-            .map(|index| Check {
-                key: key(&index.to_string()),
-                limit: &limit,
-                ask: Ask::Charge(1),
-                on_refusal: OnRefusal::TakeBack,
-            })
-            .collect();
-        assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
-        assert!(memory.apply(&checks, NOW, any_refused).iter().all(|decision| !decision.verdict.passes()));
-    }
-
-    #[test]
-    fn a_look_keeps_no_counter() {
-        let (memory, limit) = (Memory::new(), window(1));
-        assert_eq!(left(&memory, key("one"), &limit), 1);
-        assert!(memory.is_empty());
-    }
-
-    #[test]
-    fn a_sweep_forgets_what_is_idle_and_nothing_else() {
-        let (memory, window, bucket) = (Memory::new(), window(1), bucket(4));
-        for index in 0..1_000 {
-            let key = key(&index.to_string());
-            let (limit, hits) = if index % 2 == 0 { (&window, 1) } else { (&bucket, 4) };
-            memory.apply(
-                &[Check { key, limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack }],
-                NOW,
-                |_| false,
-            );
-        }
-        let sweep = |hours: u64| {
-            (0..PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(hours * 3_600 * SECOND)))
-        };
-        sweep(0);
-        assert_eq!(memory.len(), 1_000);
-        sweep(1);
-        assert_eq!(memory.len(), 500, "buckets take four hours to fill");
-        sweep(4);
-        assert!(memory.is_empty());
-        assert!(
-            memory.parts.iter().map(DashMap::capacity).sum::<usize>() < 100,
-            "and their memory is given back"
-        );
-    }
-}
+mod tests;

@@ -7,9 +7,13 @@ use crate::{
     descriptor::Key,
 };
 
+mod budget;
+mod cell;
 mod memory;
+mod table;
 
-pub use memory::{Memory, sweep};
+pub use budget::{BYTES_MIN, machine_memory};
+pub use memory::{Figures, Memory, sweep};
 
 /// One question to one counter.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +35,17 @@ pub enum OnRefusal {
     Keep,
     /// It is taken back.
     TakeBack,
+}
+
+/// What becomes of a charge to a new key for which there is no memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFull {
+    /// It is refused.
+    #[default]
+    Deny,
+    /// It passes, uncounted.
+    Allow,
 }
 
 /// The answers to the checks of one call, in their order.

@@ -1,0 +1,257 @@
+//! A counter in sixteen bytes, with what the table must know of it without its limit.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    algorithm::{Counter, Decision, Limit, PaceCounter, SlidingCounter, Span, StepCounter, WindowCounter},
+    time::Timestamp,
+};
+
+/// Nanoseconds in a millisecond.
+const MILLISECOND: u64 = 1_000_000;
+
+/// A counter as the table keeps it. What a limit knows anyway, such as how long its window is, is left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Cell {
+    /// Hits in the window that ends at `end`.
+    Window { used: Used, count: u32, end: Timestamp },
+    /// Hits in two windows. `until` is the end of the last one in which they weigh anything.
+    Sliding { used: Used, until: Millis, previous: u32, current: u32 },
+    /// A debt, and from which debt on a single hit is refused.
+    Pace { refused_from: Rough, rest: u32, paid_at: Timestamp },
+    /// The same in steps.
+    Step { refused_from: Rough, spare: u32, full_at: Timestamp },
+    /// One that is too large for that.
+    Large(Box<Large>),
+}
+
+/// A counter that does not fit into a cell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Large {
+    counter: Counter,
+    idle_at: Timestamp,
+    used: Used,
+}
+
+/// How much of its allowance a counter has used, in 254ths rounded down; 255 is one that refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Used(u8);
+
+/// Milliseconds since the Unix epoch, in six bytes: enough for 8,900 years.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Millis([u16; 3]);
+
+/// A number to 10 bits, rounded down: an exponent of 6 bits and 9 bits that follow the leading one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Rough(u16);
+
+// The table's bytes for each counter follow from this.
+const _: () = assert!(size_of::<Cell>() == 16);
+
+impl Cell {
+    /// A cell for `counter` as `limit` has left it.
+    pub(super) fn new(limit: &Limit, counter: Counter, decision: &Decision) -> Self {
+        let small = match &counter {
+            Counter::Window(counter) => Self::window(limit, counter, decision),
+            Counter::Sliding(counter) => Self::sliding(limit, counter, decision),
+            Counter::Pace(PaceCounter { paid_at, rest }) => u32::try_from(*rest).ok().map(|rest| {
+                Self::Pace { refused_from: Rough::of(limit.refused_from()), rest, paid_at: *paid_at }
+            }),
+            Counter::Step(StepCounter { full_at, spare }) => u32::try_from(*spare).ok().map(|spare| {
+                Self::Step { refused_from: Rough::of(limit.refused_from()), spare, full_at: *full_at }
+            }),
+            Counter::Log(_) => None,
+        };
+        small.unwrap_or_else(|| {
+            let (idle_at, used) = (limit.idle_at(&counter), Used::of(limit, decision));
+            Self::Large(Box::new(Large { counter, idle_at, used }))
+        })
+    }
+
+    fn window(limit: &Limit, counter: &WindowCounter, decision: &Decision) -> Option<Self> {
+        let end = limit.window()?.end(counter.start, 0);
+        let count = u32::try_from(counter.count).ok()?;
+        // A debt lasts longer than its window.
+        let pays_off = limit.idle_at(&Counter::Window(*counter)) <= end;
+        pays_off.then(|| Self::Window { used: Used::of(limit, decision), count, end })
+    }
+
+    fn sliding(limit: &Limit, counter: &SlidingCounter, decision: &Decision) -> Option<Self> {
+        let (previous, current) =
+            (u32::try_from(counter.previous).ok()?, u32::try_from(counter.current).ok()?);
+        let until = Millis::of(counter.start.plus(limit.span()?.nanos() * Self::windows(current)))?;
+        Some(Self::Sliding { used: Used::of(limit, decision), until, previous, current })
+    }
+
+    /// In how many windows, counted from the current one, its hits weigh anything.
+    fn windows(current: u32) -> u64 {
+        if current == 0 { 1 } else { 2 }
+    }
+
+    /// Lets `decide` at the counter, for the limit whose kind it is.
+    pub(super) fn update(
+        &mut self,
+        limit: &Limit,
+        decide: impl FnOnce(&mut Counter) -> Decision,
+    ) -> Decision {
+        match self {
+            // In its place, for it may be long.
+            Self::Large(large) => {
+                let decision = decide(&mut large.counter);
+                large.idle_at = limit.idle_at(&large.counter);
+                large.used = Used::of(limit, &decision);
+                decision
+            }
+            Self::Window { .. } | Self::Sliding { .. } | Self::Pace { .. } | Self::Step { .. } => {
+                let mut counter = self.counter(limit);
+                let decision = decide(&mut counter);
+                *self = Self::new(limit, counter, &decision);
+                decision
+            }
+        }
+    }
+
+    /// The counter, for the limit whose kind it is.
+    fn counter(&self, limit: &Limit) -> Counter {
+        match self {
+            Self::Window { count, end, .. } => {
+                let start = limit.window().map_or(Timestamp::EPOCH, |window| window.start(end.minus(1)));
+                Counter::Window(WindowCounter { start, count: (*count).into() })
+            }
+            Self::Sliding { until, previous, current, .. } => {
+                let back = limit.span().map_or(0, Span::nanos) * Self::windows(*current);
+                Counter::Sliding(SlidingCounter {
+                    start: until.timestamp().minus(back),
+                    previous: (*previous).into(),
+                    current: (*current).into(),
+                })
+            }
+            Self::Pace { rest, paid_at, .. } => {
+                Counter::Pace(PaceCounter { paid_at: *paid_at, rest: (*rest).into() })
+            }
+            Self::Step { spare, full_at, .. } => {
+                Counter::Step(StepCounter { full_at: *full_at, spare: (*spare).into() })
+            }
+            Self::Large(large) => large.counter.clone(),
+        }
+    }
+
+    /// The instant from which it may be forgotten without changing any answer.
+    pub(super) fn idle_at(&self) -> Timestamp {
+        match self {
+            Self::Window { end, .. } => *end,
+            Self::Sliding { until, .. } => until.timestamp(),
+            Self::Pace { rest, paid_at, .. } => paid_at.plus(u64::from(0 < *rest)),
+            Self::Step { full_at, .. } => *full_at,
+            Self::Large(large) => large.idle_at,
+        }
+    }
+
+    /// How much forgetting it would give away, from 0 to 254; `None` where it refuses now, so that forgetting it
+    /// would let someone in who is kept out.
+    pub(super) fn harm(&self, now: Timestamp) -> Option<u8> {
+        let owed = |until: Timestamp, refused_from: Rough| {
+            let (debt, most) = (until.nanos_since(now), refused_from.number());
+            // The share is below 254, as the debt is at most `most`.
+            (debt <= most).then(|| (u128::from(debt) * 254 / u128::from(most.max(1))) as u8)
+        };
+        let counted = |used: Used| (used.0 < u8::MAX).then_some(used.0);
+        match self {
+            Self::Window { used, .. } | Self::Sliding { used, .. } => counted(*used),
+            Self::Pace { refused_from, paid_at, .. } => owed(*paid_at, *refused_from),
+            Self::Step { refused_from, full_at, .. } => owed(*full_at, *refused_from),
+            Self::Large(large) => counted(large.used),
+        }
+    }
+
+    /// The bytes that it takes outside of the table.
+    pub(super) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Window { .. } | Self::Sliding { .. } | Self::Pace { .. } | Self::Step { .. } => 0,
+            Self::Large(large) => size_of::<Large>() + large.counter.heap_bytes(),
+        }
+    }
+
+    /// The same, with all its instants `back` nanoseconds earlier.
+    pub(super) fn earlier(mut self, back: u64) -> Self {
+        match &mut self {
+            Self::Window { end: instant, .. }
+            | Self::Pace { paid_at: instant, .. }
+            | Self::Step { full_at: instant, .. } => *instant = instant.minus(back),
+            Self::Sliding { until, .. } => {
+                // Whole milliseconds stay whole, and in range.
+                *until =
+                    Millis::of(until.timestamp().minus(back / MILLISECOND * MILLISECOND)).unwrap_or(*until);
+            }
+            Self::Large(large) => {
+                large.idle_at = large.idle_at.minus(back);
+                large.counter.shift_back(back);
+            }
+        }
+        self
+    }
+}
+
+impl Used {
+    fn of(limit: &Limit, decision: &Decision) -> Self {
+        if decision.remaining == 0 || !decision.verdict.passes() {
+            return Self(u8::MAX);
+        }
+        let (left, all) = (u128::from(decision.remaining), u128::from(limit.allowance().max(1)));
+        // The share is below 254, as something is left.
+        Self((all.saturating_sub(left) * 254 / all) as u8)
+    }
+}
+
+impl Millis {
+    /// `None` where it is no whole number of milliseconds.
+    fn of(instant: Timestamp) -> Option<Self> {
+        let millis = instant.as_nanos() / MILLISECOND;
+        let parts = [millis, millis >> 16, millis >> 32].map(|part| (part & 0xffff) as u16);
+        instant.as_nanos().is_multiple_of(MILLISECOND).then_some(Self(parts))
+    }
+
+    fn timestamp(self) -> Timestamp {
+        let [low, middle, high] = self.0.map(u64::from);
+        Timestamp::from_nanos((low | middle << 16 | high << 32).saturating_mul(MILLISECOND))
+    }
+}
+
+impl Rough {
+    const BITS: u32 = 9;
+
+    fn of(number: u64) -> Self {
+        let Some(exponent) = number.checked_ilog2().and_then(|log| log.checked_sub(Self::BITS)) else {
+            return Self(number as u16);
+        };
+        let rest = (number >> exponent) as u16 & ((1 << Self::BITS) - 1);
+        Self((exponent as u16 + 1) << Self::BITS | rest)
+    }
+
+    fn number(self) -> u64 {
+        let (exponent, rest) = (self.0 >> Self::BITS, u64::from(self.0 & ((1 << Self::BITS) - 1)));
+        if exponent == 0 { rest } else { (rest | 1 << Self::BITS) << (exponent - 1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_rough_number_is_at_most_one_part_in_512_too_small(number: u64) {
+            let rough = Rough::of(number).number();
+            prop_assert!(rough <= number && number - rough <= number / 512);
+        }
+
+        #[test]
+        fn whole_milliseconds_come_back_from_six_bytes(millis in 0..u64::MAX / MILLISECOND) {
+            let instant = Timestamp::from_nanos(millis * MILLISECOND);
+            prop_assert_eq!(Millis::of(instant).unwrap().timestamp(), instant);
+            prop_assert_eq!(Millis::of(instant.plus(1)), None);
+        }
+    }
+}

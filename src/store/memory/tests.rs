@@ -1,0 +1,327 @@
+//! What the table promises: exactness under races, all or nothing, and a bound on its memory.
+
+use std::{
+    num::NonZeroU64,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    algorithm::{
+        Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog,
+        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+    },
+    descriptor::{Entry, KeyText, Secret},
+    store::BYTES_MIN,
+    time::SECOND,
+};
+
+const BYTES: u64 = 1 << 30;
+const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+fn key(name: &str) -> Key {
+    let mut text = KeyText::new("test");
+    text.entry(Entry { key: "name", value: name });
+    text.key(&[], &Secret::from_bytes([1; 16]))
+}
+
+fn window(limit: u64) -> Limit {
+    let window = Window::of_nanos(3_600 * SECOND).unwrap();
+    Limit::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse })
+}
+
+fn bucket(burst: u64) -> Limit {
+    let pace = Pace::new(NonZeroU64::new(1).unwrap(), NonZeroU64::new(3_600 * SECOND).unwrap());
+    Limit::TokenBucket(TokenBucket { pace, burst, excess: Excess::Refuse })
+}
+
+fn any_refused(decisions: &[Decision]) -> bool {
+    decisions.iter().any(|decision| !decision.verdict.passes())
+}
+
+fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
+    memory.apply(&[Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::TakeBack }], NOW, |_| false)[0]
+        .remaining
+}
+
+fn race(callers: u64, call: impl Fn(u64) -> bool + Sync) -> u64 {
+    let passed = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for caller in 0..callers {
+            let (passed, call) = (&passed, &call);
+            scope.spawn(move || passed.fetch_add(call(caller).into(), Ordering::Relaxed));
+        }
+    });
+    passed.into_inner()
+}
+
+#[test]
+fn of_racing_callers_exactly_the_limit_pass() {
+    for limit in [window(100), bucket(100)] {
+        let memory = Memory::new(BYTES, OnFull::Deny);
+        let check =
+            Check { key: key("one"), limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
+        let passed = race(256, |_| memory.apply(&[check], NOW, |_| false)[0].verdict.passes());
+        assert_eq!(passed, 100);
+    }
+}
+
+#[test]
+fn of_racing_callers_of_several_counters_exactly_the_tightest_limit_pass_and_the_others_lose_nothing() {
+    let (memory, group, user) = (Memory::new(BYTES, OnFull::Deny), window(100), bucket(30));
+    let passed = race(300, |caller| {
+        let user_key = key(&format!("user {}", caller % 5));
+        let mut checks = [
+            Check { key: key("group"), limit: &group, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
+            Check { key: user_key, limit: &user, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
+        ];
+        if caller % 2 == 0 {
+            checks.reverse();
+        }
+        !any_refused(&memory.apply(&checks, NOW, any_refused))
+    });
+    assert_eq!(passed, 100);
+    assert_eq!(left(&memory, key("group"), &group), 0);
+    let users = (0..5).map(|user_index| 30 - left(&memory, key(&format!("user {user_index}")), &user));
+    assert_eq!(users.sum::<u64>(), 100);
+}
+
+#[test]
+fn a_refused_call_tells_what_is_left_without_it() {
+    let (memory, wide, narrow) = (Memory::new(BYTES, OnFull::Deny), window(10), window(1));
+    let checks = [
+        Check { key: key("wide"), limit: &wide, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
+        Check { key: key("narrow"), limit: &narrow, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
+    ];
+    assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
+    let refused = memory.apply(&checks, NOW, any_refused);
+    assert_eq!((refused[0].verdict, refused[0].remaining), (Verdict::Pass, 9));
+    assert_eq!(refused[1].remaining, 0);
+    assert_eq!(left(&memory, key("wide"), &wide), 9);
+}
+
+#[test]
+fn two_checks_of_one_counter_charge_it_twice_or_not_at_all() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(3));
+    let twice =
+        [Check { key: key("one"), limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack }; 2];
+    assert!(!any_refused(&memory.apply(&twice, NOW, any_refused)));
+    assert!(any_refused(&memory.apply(&twice, NOW, any_refused)));
+    assert_eq!(left(&memory, key("one"), &limit), 1);
+}
+
+#[test]
+fn a_call_may_involve_every_lock_there_is() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1));
+    let checks: Vec<_> = (0..10_000)
+        .map(|index| Check {
+            key: key(&index.to_string()),
+            limit: &limit,
+            ask: Ask::Charge(1),
+            on_refusal: OnRefusal::TakeBack,
+        })
+        .collect();
+    assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
+    assert!(memory.apply(&checks, NOW, any_refused).iter().all(|decision| !decision.verdict.passes()));
+}
+
+#[test]
+fn a_look_keeps_no_counter() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1));
+    assert_eq!(left(&memory, key("one"), &limit), 1);
+    assert_eq!(memory.figures().live, 0);
+}
+
+#[test]
+fn a_sweep_forgets_what_is_idle_and_nothing_else() {
+    let (memory, window, bucket) = (Memory::new(BYTES, OnFull::Deny), window(1), bucket(4));
+    for index in 0..1_000 {
+        let key = key(&index.to_string());
+        let (limit, hits) = if index % 2 == 0 { (&window, 1) } else { (&bucket, 4) };
+        memory.apply(
+            &[Check { key, limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack }],
+            NOW,
+            |_| false,
+        );
+    }
+    let sweep =
+        |hours: u64| (0..PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(hours * 3_600 * SECOND)));
+    sweep(0);
+    assert_eq!(memory.figures().live, 1_000);
+    sweep(1);
+    assert_eq!(memory.figures().live, 500, "buckets take four hours to fill");
+    sweep(4);
+    assert_eq!(memory.figures().live, 0);
+    assert!(
+        memory.parts.iter().map(DashMap::capacity).sum::<usize>() < 100,
+        "and their memory is given back"
+    );
+}
+
+fn second_of(index: u64) -> Limit {
+    let pace = |hits, nanos| Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+    let window = || Window::of_nanos(SECOND).unwrap();
+    let span = Span::of_nanos(SECOND).unwrap();
+    let odd = Span::of_nanos(1_234_567).unwrap();
+    let number = |number| NonZeroU64::new(number).unwrap();
+    let calendar = || Window::Calendar(Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap());
+    let (refuse, owes) = (Excess::Refuse, Excess::Overdraft(25));
+    let all = [
+        Limit::Classic(Classic { limit: 10, window: window() }),
+        Limit::Classic(Classic { limit: 10, window: calendar() }),
+        Limit::FixedWindow(FixedWindow { limit: 10, window: window(), excess: refuse }),
+        Limit::FixedWindow(FixedWindow { limit: 10, window: window(), excess: owes }),
+        Limit::FixedWindow(FixedWindow { limit: u64::MAX, window: calendar(), excess: refuse }),
+        Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess: Excess::Count }),
+        Limit::SlidingWindow(SlidingWindow { limit: u64::MAX / 2, span: odd, excess: refuse }),
+        Limit::SlidingWindow(SlidingWindow { limit: 7, span: odd, excess: owes }),
+        Limit::SubWindows(SlidingLog { limit: 10, span, grain: number(SECOND / 10), excess: refuse }),
+        Limit::SlidingLog(SlidingLog { limit: 10, span, grain: number(1), excess: Excess::Count }),
+        Limit::TokenBucket(TokenBucket { pace: pace(3, SECOND), burst: 10, excess: refuse }),
+        Limit::TokenBucket(TokenBucket { pace: pace(u64::MAX, SECOND), burst: 1 << 40, excess: refuse }),
+        Limit::SteppedBucket(SteppedBucket {
+            amount: number(3),
+            interval: number(SECOND),
+            burst: 10,
+            excess: owes,
+        }),
+        Limit::LeakyBucket(TokenBucket { pace: pace(7, SECOND), burst: 4, excess: Excess::Count }),
+        Limit::LeakyQueue(LeakyQueue { pace: pace(5, SECOND), burst: Some(4), max_delay: None }),
+    ];
+    all[index as usize % all.len()].clone()
+}
+
+proptest! {
+    #[test]
+    fn a_counter_in_the_table_answers_as_the_algorithm_does(
+        index in 0..15_u64,
+        asks in prop::collection::vec(
+            (prop_oneof![Just(0), 0..SECOND, 0..4 * SECOND], prop_oneof![
+                1 => Just(Ask::Look),
+                6 => (1..9_u64).prop_map(Ask::Charge),
+                1 => any::<u64>().prop_map(Ask::Charge),
+                1 => (1..9_u64).prop_map(Ask::Refund),
+            ]),
+            1..60,
+        ),
+    ) {
+        let (limit, memory, mut now) = (second_of(index), Memory::new(BYTES, OnFull::Deny), NOW);
+        let mut counter = limit.fresh();
+        for (step, (pause, ask)) in asks.into_iter().enumerate() {
+            now = now.plus(pause);
+            let check = Check { key: key("one"), limit: &limit, ask, on_refusal: OnRefusal::TakeBack };
+            let kept = memory.apply(&[check], now, |_| false)[0];
+            let expected = limit.decide(&mut counter, now, ask);
+            prop_assert_eq!(kept.verdict, expected.verdict);
+            prop_assert_eq!((kept.remaining, kept.reset_after), (expected.remaining, expected.reset_after));
+            if step % 7 == 0 {
+                (0..PARTS).for_each(|part| memory.sweep_part(part, now));
+            }
+        }
+        (0..PARTS).for_each(|part| memory.sweep_part(part, Timestamp::MAX));
+        prop_assert_eq!((memory.figures().live, memory.figures().bytes), (0, 0));
+    }
+}
+
+fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> bool {
+    let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
+    memory.apply(&[check], now, |_| false)[0].verdict.passes()
+}
+
+fn number(number: u64) -> Key {
+    key(&number.to_string())
+}
+
+#[test]
+fn a_million_counters_take_at_most_80_bytes_each() {
+    let sliding =
+        SlidingWindow { limit: 10, span: Span::of_nanos(SECOND * 60).unwrap(), excess: Excess::Refuse };
+    for limit in [window(10), bucket(10), Limit::SlidingWindow(sliding)] {
+        let memory = Memory::new(BYTES, OnFull::Deny);
+        let mut worst = 0.0_f64;
+        for index in 0..1_000_000 {
+            assert!(charge(&memory, number(index), &limit, NOW));
+            if index % 10_000 == 0 && 100_000 < index {
+                worst = worst.max(memory.figures().bytes as f64 / (index + 1) as f64);
+            }
+        }
+        assert_eq!(memory.figures().live, 1_000_000);
+        assert!(worst <= 80.0, "{worst} bytes a counter");
+    }
+}
+
+#[test]
+fn a_flood_of_new_keys_stays_within_the_budget_and_frees_nobody_who_is_refused() {
+    let bytes_max = 2 * BYTES_MIN;
+    for limit in [window(3), bucket(3)] {
+        let memory = Memory::new(bytes_max, OnFull::Deny);
+        for _ in 0..3 {
+            assert!(charge(&memory, key("exhausted"), &limit, NOW));
+        }
+        assert!(!charge(&memory, key("exhausted"), &limit, NOW));
+        for index in 0..200_000 {
+            assert!(charge(&memory, number(index), &limit, NOW), "there is always one to forget");
+            assert!(memory.figures().bytes as u64 <= bytes_max);
+        }
+        let figures = memory.figures();
+        assert!(!charge(&memory, key("exhausted"), &limit, NOW));
+        assert!(0 < figures.evicted_unexpired && figures.evicted_idle == 0 && figures.refused_full == 0);
+        assert!(bytes_max / 80 < figures.live as u64, "the budget is used: {figures:?}");
+    }
+}
+
+#[test]
+fn idle_counters_go_before_any_other() {
+    let (memory, short, long) = (Memory::new(BYTES_MIN, OnFull::Deny), second_of(2), window(1_000));
+    for index in 0..5_000 {
+        charge(&memory, number(index), &long, NOW);
+    }
+    // The flood's counters are idle a second later, when the next thousand come.
+    for second in 0..100 {
+        for index in 0..1_000 {
+            charge(&memory, key(&format!("{second} {index}")), &short, NOW.plus(second * SECOND));
+        }
+    }
+    let figures = memory.figures();
+    assert!(0 < figures.evicted_idle && figures.evicted_unexpired == 0, "{figures:?}");
+}
+
+#[test]
+fn where_nothing_may_go_new_keys_get_what_is_set_and_the_others_live_on() {
+    for (on_full, passes) in [(OnFull::Deny, false), (OnFull::Allow, true)] {
+        let (memory, tight, other) = (Memory::new(BYTES_MIN, on_full), window(1), window(100));
+        charge(&memory, key("other"), &other, NOW);
+        let mut kept = 0;
+        for index in 0..60_000 {
+            kept += u64::from(charge(&memory, number(index), &tight, NOW));
+        }
+        let figures = memory.figures();
+        assert!(0 < figures.refused_full && figures.live < 60_000, "{figures:?}");
+        assert_eq!(kept == 60_000, passes);
+        // Who was let in once is refused, whether there was memory for the key or not.
+        assert!(!charge(&memory, number(0), &tight, NOW));
+        assert_eq!(charge(&memory, key("new"), &tight, NOW), passes);
+        assert!(figures.bytes as u64 <= BYTES_MIN);
+    }
+}
+
+#[test]
+fn logs_count_in_the_budget() {
+    let span = Span::of_nanos(3_600 * SECOND).unwrap();
+    let limit =
+        Limit::SlidingLog(SlidingLog { limit: 1_000, span, grain: NonZeroU64::MIN, excess: Excess::Refuse });
+    let memory = Memory::new(BYTES_MIN, OnFull::Deny);
+    for index in 0..500 {
+        for hit in 0..100 {
+            charge(&memory, number(index), &limit, NOW.plus(hit));
+        }
+    }
+    (0..PARTS).for_each(|part| memory.sweep_part(part, NOW));
+    let figures = memory.figures();
+    assert!(0 < figures.evicted_unexpired && figures.bytes as u64 <= BYTES_MIN, "{figures:?}");
+    (0..PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(3_601 * SECOND)));
+    assert_eq!(memory.figures().bytes, 0);
+}
