@@ -24,6 +24,11 @@ impl Secret {
         Self(bytes)
     }
 
+    /// Its bytes, for whoever may know them.
+    pub(crate) const fn to_bytes(&self) -> [u8; 16] {
+        self.0
+    }
+
     /// A fresh secret from the operating system's randomness.
     pub fn random() -> Self {
         Self(rand::random())
@@ -44,6 +49,11 @@ pub struct Key {
 }
 
 impl Key {
+    /// The key of these halves.
+    pub(crate) const fn from_halves(high: u64, low: u64) -> Self {
+        Self { high, low }
+    }
+
     /// The upper half, evenly spread over all its bits.
     pub const fn high(self) -> u64 {
         self.high

@@ -5,11 +5,23 @@ use std::sync::Arc;
 use axum::{Json, Router, extract::State, routing::get};
 use serde_json::{Value, json};
 
-use crate::{rules::Book, time::Timestamp};
+use crate::{rules::Book, store::Memory, time::Timestamp};
 
-/// `/rules`: what is in force.
-pub fn router(book: Arc<Book>) -> Router {
-    Router::new().route("/rules", get(rules)).with_state(book)
+/// `/rules`: what is in force. `/store`: how many counters there are.
+pub fn router(book: Arc<Book>, memory: Arc<Memory>) -> Router {
+    let rules = Router::new().route("/rules", get(rules)).with_state(book);
+    rules.merge(Router::new().route("/store", get(store)).with_state(memory))
+}
+
+async fn store(State(memory): State<Arc<Memory>>) -> Json<Value> {
+    let figures = memory.figures();
+    Json(json!({
+        "live": figures.live,
+        "bytes": figures.bytes,
+        "evicted_idle": figures.evicted_idle,
+        "evicted_unexpired": figures.evicted_unexpired,
+        "refused_full": figures.refused_full,
+    }))
 }
 
 async fn rules(State(book): State<Arc<Book>>) -> Json<Value> {

@@ -18,11 +18,10 @@ use crate::{
             DESCRIPTORS, envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer,
         },
     },
-    descriptor::Secret,
     limiter::Limiter,
     rules::{Book, Watcher},
     settings::{Drain, Settings},
-    store::{self, Memory},
+    store::{self, Keeping},
     time::Clock,
 };
 
@@ -103,34 +102,43 @@ impl Server {
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
         let Self { grpc, http, admin, settings, clock } = self;
         let book = Arc::new(Book::default());
-        let memory = Arc::new(Memory::new(1 << 30, crate::store::OnFull::Deny));
-        let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), Secret::random());
+        let keeping = Keeping::start(settings.store, clock.now());
+        let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
+        let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret);
         let api = Api::new(limiter, settings.api);
         let (phase, phases) = watch::channel(Phase::Starting);
 
         let mut chores = JoinSet::new();
         chores.spawn(Watcher::new(settings.rules, clock.clone(), book.clone()).run(std::future::pending()));
-        chores.spawn(store::sweep(memory, clock.clone()));
-        chores.spawn(follow_wall(clock));
+        chores.spawn(store::sweep(memory.clone(), clock.clone()));
+        chores.spawn(keeping.clone().write_often(clock.clone()));
+        chores.spawn(follow_wall(clock.clone()));
         let (reporter, health) = tonic_health::server::health_reporter();
         chores.spawn(phase::report_health(reporter, phases.clone()));
 
         let mut servers = JoinSet::new();
         let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
         servers.spawn(serve_http("http", http, http::router(api.clone(), probe), phases.clone()));
-        servers.spawn(serve_http("admin", admin, admin::router(book.clone()), phases.clone()));
+        servers.spawn(serve_http("admin", admin, admin::router(book.clone(), memory), phases.clone()));
         servers.spawn(serve_grpc(grpc, api, health, phases));
 
-        tokio::select! {
-            () = book.loaded() => {}
-            _ = leave.recv() => return drain(&phase, &settings.drain, servers, leave).await,
-            ended = first_end(&mut servers) => return ended,
-        }
-        phase.send_replace(Phase::Serving);
-        tokio::select! {
-            _ = leave.recv() => drain(&phase, &settings.drain, servers, leave).await,
+        let serve = async {
+            book.loaded().await;
+            phase.send_replace(Phase::Serving);
+            std::future::pending::<()>().await;
+        };
+        let ended = tokio::select! {
+            () = serve => Ok(()),
+            _ = leave.recv() => {
+                drain(&phase, &settings.drain, servers, leave).await;
+                Ok(())
+            }
             ended = first_end(&mut servers) => ended,
-        }
+        };
+        // Nobody is answered any more, so nothing is counted that it would miss.
+        drop(chores);
+        keeping.write(&clock).await;
+        ended
     }
 }
 
@@ -152,7 +160,7 @@ async fn drain(
     drain: &Drain,
     mut servers: JoinSet<Result<(), Error>>,
     mut leave: mpsc::Receiver<()>,
-) -> Result<(), Error> {
+) {
     info!(delay = ?drain.delay, timeout = ?drain.timeout, "draining");
     phase.send_replace(Phase::Draining);
     let finish = async {
@@ -167,7 +175,6 @@ async fn drain(
         },
         _ = leave.recv() => warn!("stopped at once, being told twice"),
     }
-    Ok(())
 }
 
 /// The end of the first server that ends: while serving, none should.

@@ -2,7 +2,13 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use bytesize::ByteSize;
 use jiff::SignedDuration;
+
+use crate::store;
+
+/// What counters may take where nothing tells how much memory there is.
+const BYTES_UNKNOWN: u64 = 512 * 1024 * 1024;
 
 /// One setting.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +34,10 @@ pub enum Shape {
     Switch,
     /// A file or directory.
     Path,
+    /// A file, or none.
+    PathOrOff,
+    /// A number of bytes, or one that suits the machine.
+    Size,
     /// One of a few words.
     Word(&'static [&'static str]),
     /// Which logs to write.
@@ -79,6 +89,30 @@ pub const CATALOG: &[Setting] = &[
         help: "Whether times until reset are sent to the nanosecond instead of rounded up to whole seconds.",
     },
     Setting {
+        name: "store.memory_limit",
+        shape: Shape::Size,
+        default: Some("auto"),
+        help: "The most memory that counters may take; auto is half of what this process may use.",
+    },
+    Setting {
+        name: "store.on_full",
+        shape: Shape::Word(&["deny", "allow"]),
+        default: Some("deny"),
+        help: "What becomes of a new key for which there is no memory: it is refused, or passes uncounted.",
+    },
+    Setting {
+        name: "store.snapshot",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "The file that counters are written to, so that they outlive the process.",
+    },
+    Setting {
+        name: "store.snapshot_every",
+        shape: Shape::Duration,
+        default: Some("10s"),
+        help: "How often they are written, besides when the process leaves.",
+    },
+    Setting {
         name: "drain.delay",
         shape: Shape::Duration,
         default: Some("5s"),
@@ -109,6 +143,7 @@ impl Setting {
     pub fn flag(&self) -> String {
         match self.name {
             "rules.path" => "rules".to_owned(),
+            "store.snapshot" => "snapshot".to_owned(),
             name => name.replace(['.', '_'], "-"),
         }
     }
@@ -126,7 +161,8 @@ impl Shape {
             Self::Address => "ADDRESS:PORT",
             Self::Duration => "TIME",
             Self::Switch => "BOOL",
-            Self::Path => "PATH",
+            Self::Path | Self::PathOrOff => "PATH",
+            Self::Size => "SIZE",
             Self::Word(_) => "WORD",
             Self::LogFilter => "LEVEL",
         }
@@ -139,6 +175,11 @@ impl Shape {
             Self::Duration => "a length of time, as in 250ms, 5s or 1m 30s".to_owned(),
             Self::Switch => "true or false".to_owned(),
             Self::Path => "a path".to_owned(),
+            Self::PathOrOff => "a path, or off".to_owned(),
+            Self::Size => {
+                "a size of at least 1MiB and at most this machine's memory, as in 512MiB or 2GiB, or auto"
+                    .to_owned()
+            }
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
         }
@@ -150,11 +191,22 @@ impl Shape {
             Self::Address => text.parse::<SocketAddr>().is_ok(),
             Self::Duration => duration(text).is_some(),
             Self::Switch => matches!(text, "true" | "false"),
-            Self::Path => !text.is_empty(),
+            Self::Path | Self::PathOrOff => !text.is_empty(),
+            Self::Size => size(text).is_some(),
             Self::Word(words) => words.contains(&text),
             Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),
         }
     }
+}
+
+/// Reads a number of bytes. `auto` is half of what this process may use.
+pub(super) fn size(text: &str) -> Option<u64> {
+    let machine = store::machine_memory();
+    if text == "auto" {
+        return Some(machine.map_or(BYTES_UNKNOWN, |bytes| bytes / 2).max(store::BYTES_MIN));
+    }
+    let bytes = text.parse::<ByteSize>().ok()?.as_u64();
+    (store::BYTES_MIN <= bytes && machine.is_none_or(|machine| bytes <= machine)).then_some(bytes)
 }
 
 /// Reads a length of time.

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::{api, rules, telemetry};
+use crate::{api, rules, store, telemetry};
 
 mod catalog;
 mod sources;
@@ -25,6 +25,9 @@ pub struct Settings {
     /// Where rules come from.
     #[serde(deserialize_with = "rules_settings")]
     pub rules: rules::Settings,
+    /// How counters are kept.
+    #[serde(deserialize_with = "store_settings")]
+    pub store: store::Settings,
     /// How answers are worded.
     pub api: api::Settings,
     /// How the process leaves.
@@ -63,6 +66,23 @@ fn rules_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<rules::S
     }
     let Settings { path, poll_interval } = Settings::deserialize(deserializer)?;
     Ok(rules::Settings { path, poll_interval })
+}
+
+fn store_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<store::Settings, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Settings {
+        memory_limit: String,
+        on_full: store::OnFull,
+        snapshot: std::path::PathBuf,
+        #[serde(deserialize_with = "duration")]
+        snapshot_every: Duration,
+    }
+    let Settings { memory_limit, on_full, snapshot, snapshot_every } = Settings::deserialize(deserializer)?;
+    let memory_limit =
+        catalog::size(&memory_limit).ok_or_else(|| D::Error::custom(Shape::Size.expected()))?;
+    let snapshot = Some(snapshot).filter(|path| path.as_os_str() != "off");
+    Ok(store::Settings { memory_limit, on_full, snapshot, snapshot_every })
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

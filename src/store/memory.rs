@@ -92,6 +92,28 @@ impl Memory {
         }
     }
 
+    /// All counters, a part at a time, as they are when their part's turn comes.
+    pub(super) fn each_part<E>(
+        &self,
+        mut take: impl FnMut(Vec<(Key, Cell)>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.parts.iter().try_for_each(|part| {
+            // Copied first, so that no lock is held while they are taken.
+            take(part.iter().map(|entry| (*entry.key(), entry.value().clone())).collect())
+        })
+    }
+
+    /// Keeps counters of a former process, as many as there is memory for.
+    pub(super) fn restore(&self, cells: Vec<(Key, Cell)>, now: Timestamp) {
+        for (key, cell) in cells.into_iter().filter(|(_, cell)| now < cell.idle_at()) {
+            let place = self.place(key);
+            let shard = &mut *self.parts[place.part].shards()[place.shard].write();
+            if !table::insert(shard, key, cell, now, &self.means, &self.rests[place.index()]) {
+                self.refused_full.add(1);
+            }
+        }
+    }
+
     /// Answers all checks of one call as one: nobody else's check falls between them.
     ///
     /// Where `refused` says that the call as a whole is refused for what was decided, the charges that passed are

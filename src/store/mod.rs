@@ -9,11 +9,15 @@ use crate::{
 
 mod budget;
 mod cell;
+mod keeping;
 mod memory;
+mod snapshot;
 mod table;
 
 pub use budget::{BYTES_MIN, machine_memory};
+pub use keeping::{Keeping, Settings};
 pub use memory::{Figures, Memory, sweep};
+pub use snapshot::SnapshotError;
 
 /// One question to one counter.
 #[derive(Clone, Copy, Debug)]

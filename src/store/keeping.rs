@@ -1,0 +1,215 @@
+//! How counters are kept: how many, and whether they outlive the process.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{task::spawn_blocking, time::sleep};
+use tracing::{error, info};
+
+use crate::{
+    descriptor::Secret,
+    store::{Memory, OnFull, SnapshotError, snapshot},
+    time::{Clock, Timestamp},
+};
+
+/// How counters are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The most bytes that they may take.
+    pub memory_limit: u64,
+    /// What becomes of new keys when that is not enough.
+    pub on_full: OnFull,
+    /// Where they are written to, if anywhere.
+    pub snapshot: Option<PathBuf>,
+    /// How often.
+    pub snapshot_every: Duration,
+}
+
+/// Counters with the secret of their keys, and where they are written to.
+#[derive(Clone, Debug)]
+pub struct Keeping {
+    /// The counters.
+    pub memory: Arc<Memory>,
+    /// What their keys are hashed with.
+    pub secret: Secret,
+    settings: Settings,
+    // Held while a snapshot is written: two at a time would write into one file.
+    writing: Arc<Mutex<()>>,
+}
+
+impl Keeping {
+    /// The counters of the last snapshot, or none. One that cannot be used is set aside and told of; it never
+    /// keeps the process from starting.
+    pub fn start(settings: Settings, now: Timestamp) -> Self {
+        let memory = Arc::new(Memory::new(settings.memory_limit, settings.on_full));
+        let secret = Self::restore(&settings, &memory, now).unwrap_or_else(Secret::random);
+        Self { memory, secret, settings, writing: Arc::default() }
+    }
+
+    fn restore(settings: &Settings, memory: &Memory, now: Timestamp) -> Option<Secret> {
+        let path = settings.snapshot.as_deref()?;
+        match snapshot::read(path, now) {
+            Ok(snapshot) => {
+                let snapshot = snapshot?;
+                memory.restore(snapshot.cells, now);
+                info!(path = %path.display(), counters = memory.figures().live, "restored a snapshot");
+                Some(snapshot.secret)
+            }
+            Err(problem) => {
+                let aside = match snapshot::set_aside(path) {
+                    Ok(aside) => format!("moved to {}", aside.display()),
+                    Err(error) => format!("left where it is: {error}"),
+                };
+                error!(path = %path.display(), %problem, aside, "cannot use the snapshot; counters begin anew");
+                None
+            }
+        }
+    }
+
+    /// Writes snapshots every so often, for as long as it is polled; forever nothing where none are wanted.
+    pub async fn write_often(self, clock: Clock) {
+        loop {
+            sleep(self.settings.snapshot_every).await;
+            self.write(&clock).await;
+        }
+    }
+
+    /// Writes a snapshot where one is wanted. An error is logged: the counters themselves are unharmed.
+    pub async fn write(&self, clock: &Clock) {
+        let Some(path) = self.settings.snapshot.clone() else { return };
+        let (keeping, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
+        let written = spawn_blocking(move || {
+            let _one_at_a_time = keeping.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            snapshot::write(&keeping.memory, &keeping.secret, clock.now(), &path)
+        })
+        .await;
+        let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));
+        if let Err(problem) = written.flatten() {
+            error!(path = shown, %problem, "cannot write the snapshot");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, num::NonZeroU64, path::Path};
+
+    use super::*;
+    use crate::{
+        algorithm::{
+            Ask, Classic, Excess, Limit, Pace, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket,
+            Window,
+        },
+        descriptor::KeyText,
+        store::{Check, OnRefusal},
+        time::SECOND,
+    };
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+    const HOUR: u64 = 3_600 * SECOND;
+
+    fn settings(path: &Path) -> Settings {
+        Settings {
+            memory_limit: 1 << 24,
+            on_full: OnFull::Deny,
+            snapshot: Some(path.to_owned()),
+            snapshot_every: Duration::from_secs(1),
+        }
+    }
+
+    fn limits() -> [Limit; 5] {
+        let (span, excess) = (Span::of_nanos(24 * HOUR).unwrap(), Excess::Refuse);
+        let [one, hour] = [1, HOUR].map(|number| NonZeroU64::new(number).unwrap());
+        [
+            Limit::Classic(Classic { limit: 10, window: Window::Aligned(span) }),
+            Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess }),
+            Limit::SlidingLog(SlidingLog { limit: 10, span, grain: one, excess }),
+            Limit::TokenBucket(TokenBucket { pace: Pace::new(one, hour), burst: 10, excess }),
+            Limit::SteppedBucket(SteppedBucket { amount: one, interval: hour, burst: 10, excess }),
+        ]
+    }
+
+    fn left(keeping: &Keeping, limit: &Limit, ask: Ask, now: Timestamp) -> u64 {
+        let key = KeyText::new("test").key(&limit.kind().bytes(), &keeping.secret);
+        let check = Check { key, limit, ask, on_refusal: OnRefusal::TakeBack };
+        keeping.memory.apply(&[check], now, |_| false)[0].remaining
+    }
+
+    /// Four of ten hits taken of every limit, and a snapshot of that.
+    async fn written(path: &Path) -> Keeping {
+        let keeping = Keeping::start(settings(path), NOW);
+        for limit in limits() {
+            assert_eq!(left(&keeping, &limit, Ask::Charge(4), NOW), 6);
+        }
+        keeping.write(&Clock::manual(NOW)).await;
+        keeping
+    }
+
+    #[tokio::test]
+    async fn what_was_counted_is_counted_after_a_restart_and_time_has_passed_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("counters");
+        let before = written(&path).await;
+        let after = Keeping::start(settings(&path), NOW.plus(HOUR));
+        assert_eq!(after.secret.to_bytes(), before.secret.to_bytes());
+        let lefts = limits().map(|limit| left(&after, &limit, Ask::Look, NOW.plus(HOUR)));
+        assert_eq!(lefts, [6, 6, 6, 7, 7]);
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_shows_less_than_the_snapshot_locks_nobody_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("counters");
+        written(&path).await;
+        let earlier = NOW.minus(1_000 * 24 * HOUR);
+        let after = Keeping::start(settings(&path), earlier);
+        let [classic, _, log, bucket, steps] = limits();
+        for limit in [log, bucket, steps] {
+            assert_eq!(left(&after, &limit, Ask::Look, earlier), 6);
+            assert_eq!(left(&after, &limit, Ask::Look, earlier.plus(24 * HOUR)), 10);
+        }
+        assert_eq!(left(&after, &classic, Ask::Look, earlier.plus(48 * HOUR)), 10);
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_is_torn_or_changed_anywhere_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("counters");
+        written(&path).await;
+        let whole = fs::read(&path).unwrap();
+        let torn = (0..whole.len()).map(|length| whole[..length].to_vec());
+        let changed = (0..whole.len()).map(|index| {
+            let mut bytes = whole.clone();
+            bytes[index] ^= 1;
+            bytes
+        });
+        for bad in torn.chain(changed).chain([b"something else".to_vec()]) {
+            fs::write(&path, &bad).unwrap();
+            assert_eq!(Keeping::start(settings(&path), NOW).memory.figures().live, 0);
+            assert!(!path.exists());
+            assert_eq!(fs::read(folder.path().join("counters.bad")).unwrap(), bad);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_is_the_owners_alone_and_a_failure_to_write_harms_nothing() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("counters");
+        let keeping = written(&path).await;
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::create_dir(folder.path().join("counters.new")).unwrap();
+        keeping.write(&Clock::manual(NOW)).await;
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn without_a_snapshot_counters_begin_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let keeping = Keeping::start(settings(&folder.path().join("none")), NOW);
+        assert_eq!(keeping.memory.figures().live, 0);
+    }
+}
