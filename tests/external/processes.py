@@ -104,11 +104,11 @@ class Tollgate(Process):
 
     grpc = http = admin = None
 
-    def __init__(self, rules, log, grpc=f"{LOOPBACK}:0", drain_delay="0s"):
+    def __init__(self, rules, log, grpc=f"{LOOPBACK}:0", drain_delay="0s", flags=()):
         super().__init__(
             [TOLLGATE, "serve", "--rules", rules, "--grpc-listen", grpc]
             + ["--http-listen", f"{LOOPBACK}:0", "--admin-listen", f"{LOOPBACK}:0", "--log-format", "json"]
-            + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms"],
+            + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms", *flags],
             log,
         )
 
