@@ -109,7 +109,8 @@ fn ask(limiter: &Limiter, ask: Ask) -> Told {
     let entries = [Entry { key: "a", value: "x" }];
     let descriptors = [Descriptor { entries: &entries, ask, limit: None }];
     let snapshot = limiter.snapshot();
-    let answer = snapshot.decide(&Request { domain: "d", descriptors: &descriptors }).unwrap();
+    let answer =
+        snapshot.decide(&Request { domain: "d", descriptors: &descriptors, patience: None }).unwrap();
     let status = answer.statuses[0];
     Told { passes: answer.passes, remaining: status.remaining, limited: status.limit.is_some() }
 }

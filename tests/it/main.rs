@@ -8,5 +8,6 @@ mod floors;
 mod harness;
 mod http;
 mod life;
+mod queue;
 mod reload;
 mod settings;

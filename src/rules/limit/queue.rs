@@ -32,7 +32,7 @@ pub(super) fn leaky(
     let burst = draft.burst.as_ref()?.value;
     let Some(hits) = NonZeroU64::new(requests) else {
         let pace = Pace::new(NonZeroU64::MIN, length.nanos());
-        return Some(Limit::LeakyQueue(LeakyQueue { pace, burst: None, max_delay }));
+        return Some(Limit::LeakyQueue(LeakyQueue { pace, burst: None, max_delay, patience: None }));
     };
     let pace = Pace::new(hits, length.nanos());
     if u128::from(Span::NANOS_MAX) < pace.nanos_for(burst.saturating_add(1)) {
@@ -40,5 +40,5 @@ pub(super) fn leaky(
         report.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
         return None;
     }
-    Some(Limit::LeakyQueue(LeakyQueue { pace, burst: Some(burst), max_delay }))
+    Some(Limit::LeakyQueue(LeakyQueue { pace, burst: Some(burst), max_delay, patience: None }))
 }

@@ -145,7 +145,7 @@ fn every_algorithm_can_be_named() {
     let bucket = |burst, excess| TokenBucket { pace: pace(10, 60), burst, excess };
     let sliding = |excess| Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess });
     let queue = |burst, max_delay| {
-        Limit::LeakyQueue(LeakyQueue { pace: pace(10, 60), burst: Some(burst), max_delay })
+        Limit::LeakyQueue(LeakyQueue { pace: pace(10, 60), burst: Some(burst), max_delay, patience: None })
     };
     for (text, expected) in [
         ("sliding_window", sliding(Excess::Refuse)),
