@@ -102,3 +102,171 @@ impl Calendar {
         Timestamp::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        algorithm::{Algorithm, Ask, Excess, FixedWindow, Window, WindowCounter},
+        time::SECOND,
+    };
+
+    const HOUR: u64 = 3_600 * SECOND;
+
+    fn at(text: &str) -> Timestamp {
+        let instant: jiff::Timestamp = text.parse().unwrap();
+        Timestamp::from_nanos(instant.as_nanosecond().try_into().unwrap())
+    }
+
+    /// Of the window that holds an instant: its start, and its length in hours.
+    #[track_caller]
+    fn assert_window(unit: CalendarUnit, zone: &str, now: &str, start: &str, hours: f64) {
+        let calendar = Calendar::new(unit, zone).unwrap();
+        let (first, end) = (at(start), at(start).plus((hours * HOUR as f64) as u64));
+        assert_eq!(calendar.start(at(now)), first, "{now}");
+        assert_eq!(calendar.end(first, 0), end, "{now}");
+        for (instant, begins) in [(first, first), (end.minus(1), first), (end, end)] {
+            assert_eq!(calendar.start(instant), begins, "{instant:?} in {zone}");
+        }
+        assert!(calendar.start(first.minus(1)) < first);
+        assert_eq!(calendar.turns(first, end), 1);
+    }
+
+    #[test]
+    fn a_day_is_as_long_as_the_clocks_make_it() {
+        let new_york = "America/New_York";
+        for (zone, now, start, hours) in [
+            (new_york, "2026-03-07T12:00:00-05:00", "2026-03-07T00:00:00-05:00", 24.0),
+            (new_york, "2026-03-08T12:00:00-04:00", "2026-03-08T00:00:00-05:00", 23.0),
+            (new_york, "2026-11-01T12:00:00-05:00", "2026-11-01T00:00:00-04:00", 25.0),
+            ("Australia/Lord_Howe", "2026-04-05T12:00:00+10:30", "2026-04-05T00:00:00+11:00", 24.5),
+            ("Australia/Lord_Howe", "2026-10-04T12:00:00+11:00", "2026-10-04T00:00:00+10:30", 23.5),
+            ("UTC", "2026-03-08T12:00:00Z", "2026-03-08T00:00:00Z", 24.0),
+            ("Asia/Kathmandu", "2026-03-08T12:00:00Z", "2026-03-08T00:00:00+05:45", 24.0),
+        ] {
+            assert_window(CalendarUnit::Day, zone, now, start, hours);
+        }
+    }
+
+    #[test]
+    fn a_day_without_a_midnight_begins_with_its_first_instant() {
+        let day = |now, start, hours| {
+            assert_window(CalendarUnit::Day, "America/Sao_Paulo", now, start, hours);
+        };
+        day("2018-11-03T12:00:00-03:00", "2018-11-03T00:00:00-03:00", 24.0);
+        day("2018-11-04T12:00:00-02:00", "2018-11-04T01:00:00-02:00", 23.0);
+    }
+
+    #[test]
+    fn a_day_with_two_midnights_begins_with_the_first() {
+        let day = |now| {
+            assert_window(CalendarUnit::Day, "America/Havana", now, "2026-11-01T00:00:00-04:00", 25.0);
+        };
+        day("2026-11-01T00:30:00-04:00");
+        day("2026-11-01T00:30:00-05:00");
+    }
+
+    #[test]
+    fn a_day_that_is_left_out_is_none() {
+        let (now, start) = ("2011-12-29T12:00:00-10:00", "2011-12-29T00:00:00-10:00");
+        let calendar = Calendar::new(CalendarUnit::Day, "Pacific/Apia").unwrap();
+        assert_eq!(calendar.start(at(now)), at(start));
+        assert_eq!(calendar.end(at(start), 0), at("2011-12-31T00:00:00+14:00"));
+        assert_eq!(calendar.start(at("2011-12-31T00:00:00+14:00")), at("2011-12-31T00:00:00+14:00"));
+    }
+
+    #[test]
+    fn a_month_has_as_many_days_as_it_has() {
+        let month = |now, start, days| {
+            assert_window(CalendarUnit::Month, "UTC", now, start, f64::from(days) * 24.0);
+        };
+        month("2026-02-14T07:00:00Z", "2026-02-01T00:00:00Z", 28);
+        month("2028-02-29T23:59:59.999999999Z", "2028-02-01T00:00:00Z", 29);
+        month("2100-02-28T07:00:00Z", "2100-02-01T00:00:00Z", 28);
+        month("2026-04-30T07:00:00Z", "2026-04-01T00:00:00Z", 30);
+        month("2026-12-31T07:00:00Z", "2026-12-01T00:00:00Z", 31);
+        let berlin = |now, start, hours| {
+            assert_window(CalendarUnit::Month, "Europe/Berlin", now, start, hours);
+        };
+        berlin("2026-03-31T12:00:00+02:00", "2026-03-01T00:00:00+01:00", 31.0 * 24.0 - 1.0);
+        berlin("2026-10-01T00:00:00+02:00", "2026-10-01T00:00:00+02:00", 31.0 * 24.0 + 1.0);
+    }
+
+    #[test]
+    fn a_year_has_365_or_366_days() {
+        let year = |zone, now, start, days| {
+            assert_window(CalendarUnit::Year, zone, now, start, f64::from(days) * 24.0);
+        };
+        year("UTC", "2026-07-01T00:00:00Z", "2026-01-01T00:00:00Z", 365);
+        year("UTC", "2028-12-31T23:59:59Z", "2028-01-01T00:00:00Z", 366);
+        year("UTC", "2100-03-01T00:00:00Z", "2100-01-01T00:00:00Z", 365);
+        year("Europe/Berlin", "2025-12-31T23:30:00Z", "2026-01-01T00:00:00+01:00", 365);
+    }
+
+    #[test]
+    fn a_week_begins_on_the_day_that_is_given() {
+        let week = |first, now, start| {
+            assert_window(CalendarUnit::Week(first), "UTC", now, start, 168.0);
+        };
+        // The first of July 2026 is a Wednesday.
+        week(Weekday::Monday, "2026-07-01T12:00:00Z", "2026-06-29T00:00:00Z");
+        week(Weekday::Sunday, "2026-07-01T12:00:00Z", "2026-06-28T00:00:00Z");
+        week(Weekday::Wednesday, "2026-07-01T00:00:00Z", "2026-07-01T00:00:00Z");
+        week(Weekday::Thursday, "2026-07-01T23:59:59Z", "2026-06-25T00:00:00Z");
+        // Over the turn of the year, and one that is an hour short.
+        week(Weekday::Monday, "2027-01-01T12:00:00Z", "2026-12-28T00:00:00Z");
+        assert_window(
+            CalendarUnit::Week(Weekday::Sunday),
+            "America/New_York",
+            "2026-03-10T12:00:00-04:00",
+            "2026-03-08T00:00:00-05:00",
+            167.0,
+        );
+    }
+
+    #[test]
+    fn the_reset_of_a_calendar_window_is_exact() {
+        let calendar = Calendar::new(CalendarUnit::Day, "America/New_York").unwrap();
+        let limit = FixedWindow { limit: 2, window: Window::Calendar(calendar), excess: Excess::Refuse };
+        let mut counter = WindowCounter::default();
+        let before_the_change = at("2026-03-08T01:59:59-05:00");
+        let decision = limit.decide(&mut counter, before_the_change, Ask::Charge(2));
+        assert_eq!(decision.reset_after.as_secs(), 21 * 3_600 + 1);
+        let midnight = at("2026-03-09T00:00:00-04:00");
+        assert!(!limit.decide(&mut counter, midnight.minus(1), Ask::Charge(1)).verdict.passes());
+        let next = limit.decide(&mut counter, midnight, Ask::Charge(1));
+        assert!(next.verdict.passes());
+        assert_eq!(next.reset_after.as_secs(), 24 * 3_600);
+    }
+
+    #[test]
+    fn a_debt_is_paid_by_the_true_months_that_follow() {
+        let calendar = Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap();
+        let window = Window::Calendar(calendar);
+        let limit = FixedWindow { limit: 10, window, excess: Excess::Overdraft(25) };
+        let mut counter = WindowCounter::default();
+        limit.decide(&mut counter, at("2027-12-15T00:00:00+01:00"), Ask::Charge(100));
+        // 35 are counted: December and January pay ten each, February has five left.
+        let left =
+            |counter: &mut WindowCounter, now: &str| limit.decide(counter, at(now), Ask::Look).remaining;
+        assert_eq!(left(&mut counter, "2028-02-29T12:00:00+01:00"), 0);
+        assert_eq!(left(&mut counter, "2028-03-01T00:00:00+01:00"), 5);
+        assert_eq!(limit.idle_at(&counter), at("2028-04-01T00:00:00+02:00"));
+    }
+
+    #[test]
+    fn calendars_end_with_time_and_do_not_panic() {
+        for zone in ["UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"] {
+            for unit in [CalendarUnit::Day, CalendarUnit::Week(Weekday::Monday), CalendarUnit::Year] {
+                let calendar = Calendar::new(unit, zone).unwrap();
+                for now in [Timestamp::EPOCH, Timestamp::MAX, Timestamp::MAX.minus(1)] {
+                    let start = calendar.start(now);
+                    assert!(start <= now && now <= calendar.end(start, 0));
+                    calendar.end(start, u64::MAX);
+                }
+                assert!(calendar.turns(Timestamp::EPOCH, Timestamp::MAX) >= 580);
+            }
+        }
+        assert_eq!(Calendar::new(CalendarUnit::Day, "Europe/Atlantis"), None);
+    }
+}

@@ -224,7 +224,7 @@ prop_compose! {
     ) -> LeakyQueue {
         let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
         let fits = |burst: &u64| pace.nanos_for(burst.saturating_add(1)) <= u128::from(Span::NANOS_MAX);
-        LeakyQueue { pace, burst: burst.map(|burst| Some(burst).filter(fits).unwrap_or(1)), max_delay }
+        LeakyQueue { pace, burst: burst.map(|burst| Some(burst).filter(fits).unwrap_or(1)), max_delay, patience: None }
     }
 }
 

@@ -20,6 +20,9 @@ pub struct LeakyQueue {
     pub burst: Option<u64>,
     /// The longest that one waits; a turn after that is refused.
     pub max_delay: Option<Duration>,
+    /// The longest that the caller at hand waits. Its turn after that is refused, and `retry_after` is then the
+    /// wait that it would have needed. No rule has it.
+    pub patience: Option<Duration>,
 }
 
 impl LeakyQueue {
@@ -35,10 +38,15 @@ impl LeakyQueue {
         Some(self.max_delay.map_or(room, |longest| room.min(self.pace.paid_in(longest))))
     }
 
+    /// Whether the caller at hand waits until `debt` is paid.
+    fn waits(&self, debt: u128) -> bool {
+        self.patience.is_none_or(|longest| self.pace.time_for(debt) <= longest)
+    }
+
     /// Hits that would be let in now, to leave at their turn.
     fn left(&self, debt: u128) -> u64 {
         match (self.burst, self.room(1)) {
-            (Some(burst), Some(room)) if debt <= room => {
+            (Some(burst), Some(room)) if debt <= room && self.waits(debt) => {
                 let places = self.pace.cost(burst).saturating_add(self.pace.cost(1));
                 self.pace.hits_in(places - debt)
             }
@@ -59,9 +67,12 @@ impl Algorithm for LeakyQueue {
             Ask::Refund(hits) => (0, before.saturating_sub(self.pace.cost(hits))),
         };
         let room = self.room(hits);
-        let passes = hits == 0 || room.is_some_and(|room| before <= room);
+        let passes = hits == 0 || room.is_some_and(|room| before <= room && self.waits(before));
         if !passes {
-            let retry_after = room.map(|room| self.pace.time_for(before - room));
+            let retry_after = room.map(|room| match before.checked_sub(room) {
+                None | Some(0) => self.pace.time_for(before),
+                Some(excess) => self.pace.time_for(excess),
+            });
             let reset_after = retry_after.unwrap_or_else(|| self.pace.time_for(before));
             let remaining = self.left(before);
             return Decision {

@@ -2,7 +2,7 @@
 //!
 //! A limit is policy, a counter is history. Nothing here locks, waits, logs or reads a clock.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -264,6 +264,24 @@ impl Limit {
             | Self::SteppedBucket(_)
             | Self::LeakyBucket(_)
             | Self::LeakyQueue(_) => None,
+        }
+    }
+
+    /// The same limit for a caller who waits so long and no longer: where it lets nobody wait, itself.
+    pub fn within(&self, patience: Option<Duration>) -> Cow<'_, Self> {
+        match self {
+            Self::LeakyQueue(queue) if patience.is_some() => {
+                Cow::Owned(Self::LeakyQueue(LeakyQueue { patience, ..*queue }))
+            }
+            Self::LeakyQueue(_)
+            | Self::Classic(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingWindow(_)
+            | Self::SubWindows(_)
+            | Self::SlidingLog(_)
+            | Self::TokenBucket(_)
+            | Self::SteppedBucket(_)
+            | Self::LeakyBucket(_) => Cow::Borrowed(self),
         }
     }
 

@@ -8,7 +8,7 @@ use tonic::{Request, Response};
 use crate::{
     algorithm::Ask,
     api::{
-        Api, Error, Settings, metadata,
+        Api, Error, Settings, metadata, patience,
         proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
@@ -31,21 +31,31 @@ impl RateLimitService for Api {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
-        Ok(Response::new(self.answer(request.get_ref()).await?))
+        let patience = patience::of(request.metadata());
+        Ok(Response::new(self.answer(request.get_ref(), patience).await?))
     }
 }
 
 impl Api {
-    /// Answers one request, at its turn where it has to wait.
-    pub async fn answer(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Error> {
-        let (response, delay) = self.decide(request)?;
+    /// Answers one request, at its turn where it has to wait. A turn after the caller's patience is refused at
+    /// once.
+    pub async fn answer(
+        &self,
+        request: &RateLimitRequest,
+        patience: Option<Duration>,
+    ) -> Result<RateLimitResponse, Error> {
+        let (response, delay) = self.decide(request, patience)?;
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
         Ok(response)
     }
 
-    fn decide(&self, request: &RateLimitRequest) -> Result<(RateLimitResponse, Duration), Error> {
+    fn decide(
+        &self,
+        request: &RateLimitRequest,
+        patience: Option<Duration>,
+    ) -> Result<(RateLimitResponse, Duration), Error> {
         let entries: SmallVec<[SmallVec<[Entry<'_>; 4]>; 2]> =
             request.descriptors.iter().map(entries_of).collect();
         let descriptors = request
@@ -59,8 +69,11 @@ impl Api {
             })
             .collect::<Result<SmallVec<[_; 2]>, Error>>()?;
         let snapshot = self.limiter.snapshot();
-        let answer =
-            snapshot.decide(&limiter::Request { domain: &request.domain, descriptors: &descriptors })?;
+        let answer = snapshot.decide(&limiter::Request {
+            domain: &request.domain,
+            descriptors: &descriptors,
+            patience,
+        })?;
         Ok((response_of(request, &answer, self.settings), answer.delay))
     }
 }

@@ -51,7 +51,7 @@ async fn should_rate_limit(State(api): State<Api>, body: Bytes) -> Response {
         Ok(request) => request,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     };
-    let response = match api.answer(&request).await {
+    let response = match api.answer(&request, None).await {
         Ok(response) => response,
         Err(error) if error.is_callers_fault() => {
             return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();

@@ -7,6 +7,7 @@ pub mod envoy;
 pub mod http;
 pub mod json;
 mod metadata;
+mod patience;
 
 /// The messages of `proto/`, generated.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]

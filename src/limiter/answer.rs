@@ -122,7 +122,10 @@ impl<'s> Answer<'s> {
         for (place, decision) in places.iter().zip(decisions) {
             statuses[*place].decide(decision);
             match decision.verdict {
-                Verdict::Delay(turn) if passes => delay = delay.max(turn),
+                // A rule that only counts keeps nobody waiting, nor does one of a call that is refused.
+                Verdict::Delay(turn) if passes && !statuses[*place].in_shadow_mode() => {
+                    delay = delay.max(turn);
+                }
                 Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => {}
             }
         }

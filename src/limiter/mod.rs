@@ -1,6 +1,6 @@
 //! The path of a request: find each descriptor's rule, ask its counter, fold the decisions into one answer.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 use smallvec::SmallVec;
@@ -24,6 +24,8 @@ pub struct Request<'a> {
     pub domain: &'a str,
     /// What is asked about, at least one.
     pub descriptors: &'a [Descriptor<'a>],
+    /// The longest that the caller waits for the answer; `None` where it did not say.
+    pub patience: Option<Duration>,
 }
 
 /// One descriptor of a request.
@@ -82,7 +84,7 @@ enum Applies<'s> {
     /// No rule, or one that another descriptor's rule replaces.
     Nothing,
     Unlimited(Match<'s>),
-    Rule(Match<'s>, &'s Limit),
+    Rule(Match<'s>, Cow<'s, Limit>),
     Override(CurrentLimit<'s>, Limit),
 }
 
@@ -111,7 +113,7 @@ impl Snapshot<'_> {
         let Some(domain) = rules.domain(request.domain) else {
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
-        let applies = applying(domain, request.descriptors);
+        let applies = applying(domain, request);
         Ok(self.answer(domain, request.descriptors, &applies))
     }
 
@@ -137,7 +139,7 @@ impl Snapshot<'_> {
                 }
                 Applies::Rule(matched, limit) => {
                     let text = matched.key_text(&domain.name, descriptor.entries);
-                    (Status::of_rule(matched.rule), text, *limit)
+                    (Status::of_rule(matched.rule), text, limit.as_ref())
                 }
                 Applies::Override(current, limit) => {
                     (Status::of_override(*current), sent(domain, descriptor.entries), limit)
@@ -161,9 +163,9 @@ impl Snapshot<'_> {
 }
 
 /// What applies to each descriptor, once those that `replaces` names are dropped.
-fn applying<'s>(domain: &'s Domain, descriptors: &[Descriptor<'_>]) -> SmallVec<[Applies<'s>; 2]> {
-    let mut applies: SmallVec<[Applies<'s>; 2]> =
-        descriptors.iter().map(|descriptor| what_applies(domain, descriptor)).collect();
+fn applying<'s>(domain: &'s Domain, request: &Request<'_>) -> SmallVec<[Applies<'s>; 2]> {
+    let each = |descriptor| what_applies(domain, descriptor, request.patience);
+    let mut applies: SmallVec<[Applies<'s>; 2]> = request.descriptors.iter().map(each).collect();
     let replaced: SmallVec<[&str; 4]> = applies
         .iter()
         .filter_map(Applies::matched)
@@ -180,7 +182,11 @@ fn applying<'s>(domain: &'s Domain, descriptors: &[Descriptor<'_>]) -> SmallVec<
     applies
 }
 
-fn what_applies<'s>(domain: &'s Domain, descriptor: &Descriptor<'_>) -> Applies<'s> {
+fn what_applies<'s>(
+    domain: &'s Domain,
+    descriptor: &Descriptor<'_>,
+    patience: Option<Duration>,
+) -> Applies<'s> {
     if let Some(Override { requests_per_unit, unit }) = descriptor.limit {
         let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
         let current =
@@ -191,7 +197,7 @@ fn what_applies<'s>(domain: &'s Domain, descriptor: &Descriptor<'_>) -> Applies<
         None => Applies::Nothing,
         Some(matched) => match &matched.rule.allowance {
             Allowance::Unlimited => Applies::Unlimited(matched),
-            Allowance::Limited(limit) => Applies::Rule(matched, limit),
+            Allowance::Limited(limit) => Applies::Rule(matched, limit.within(patience)),
         },
     }
 }

@@ -66,7 +66,7 @@ impl Book {
     }
 
     /// Puts other rules in force.
-    pub(crate) fn replace(&self, rules: Rules, now: Timestamp) {
+    pub fn replace(&self, rules: Rules, now: Timestamp) {
         let hash = rules.hash().to_owned();
         self.update(|status| {
             self.rules.store(Some(Arc::new(rules)));

@@ -1,5 +1,6 @@
 //! A rule file as written: which key holds what, with its place, before any meaning.
 
+use jiff::civil::Weekday;
 use serde_json::{Map, Value as Json};
 
 use crate::{
@@ -49,10 +50,24 @@ pub(crate) struct RateLimit {
     pub(crate) unit_multiplier: Option<Located<u64>>,
     pub(crate) window: Option<Located<String>>,
     pub(crate) algorithm: Option<Located<Named>>,
+    pub(crate) calendar: Option<Calendar>,
+    pub(crate) sub_windows: Option<Located<u64>>,
     pub(crate) burst: Option<Located<u64>>,
+    pub(crate) refill_amount: Option<Located<u64>>,
+    pub(crate) refill_interval: Option<Located<String>>,
+    pub(crate) max_delay: Option<Located<String>>,
     pub(crate) count_denied: Option<Located<bool>>,
     pub(crate) overdraft: Option<Located<bool>>,
     pub(crate) overdraft_limit: Option<Located<u64>>,
+}
+
+/// The value of `calendar`.
+pub(crate) struct Calendar {
+    /// `None` where that was reported.
+    pub(crate) timezone: Option<Located<String>>,
+    /// Where `week_start` is given.
+    pub(crate) week_start_given: Option<Mark>,
+    pub(crate) week_start: Option<Located<Weekday>>,
 }
 
 /// A key that is given.
@@ -123,10 +138,40 @@ impl RateLimit {
             unit_multiplier: fields.whole("unit_multiplier", report),
             window: fields.text("window", report),
             algorithm: fields.choice("algorithm", &Named::ALL.map(|named| (named.name(), named)), report),
+            calendar: fields.pair("calendar").and_then(|pair| Calendar::read(&pair.value, report)),
+            sub_windows: fields.whole("sub_windows", report),
             burst: fields.whole("burst", report),
+            refill_amount: fields.whole("refill_amount", report),
+            refill_interval: fields.text("refill_interval", report),
+            max_delay: fields.text("max_delay", report),
             count_denied: fields.flag("count_denied", report),
             overdraft: fields.flag("overdraft", report),
             overdraft_limit: fields.whole("overdraft_limit", report),
+        })
+    }
+}
+
+impl Calendar {
+    const WEEKDAYS: [(&str, Weekday); 7] = [
+        ("monday", Weekday::Monday),
+        ("tuesday", Weekday::Tuesday),
+        ("wednesday", Weekday::Wednesday),
+        ("thursday", Weekday::Thursday),
+        ("friday", Weekday::Friday),
+        ("saturday", Weekday::Saturday),
+        ("sunday", Weekday::Sunday),
+    ];
+
+    fn read(node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        let fields = Fields::read(node, Level::Calendar, report)?;
+        if fields.pair("timezone").is_none() {
+            let what = "`timezone` is missing; it is an IANA name such as `Europe/Berlin`";
+            report.add(fields.mark, what);
+        }
+        Some(Self {
+            timezone: fields.text("timezone", report),
+            week_start_given: fields.pair("week_start").map(|pair| pair.mark),
+            week_start: fields.choice("week_start", &Self::WEEKDAYS, report),
         })
     }
 }

@@ -11,6 +11,8 @@ pub enum Level {
     RateLimit,
     /// An item of `replaces`.
     Replaced,
+    /// The value of `calendar`.
+    Calendar,
 }
 
 impl Level {
@@ -21,6 +23,7 @@ impl Level {
             Self::Descriptor => "in a descriptor",
             Self::RateLimit => "in `rate_limit`",
             Self::Replaced => "in an item of `replaces`",
+            Self::Calendar => "in `calendar`",
         }
     }
 }
@@ -30,19 +33,38 @@ impl Level {
 pub enum Named {
     /// `fixed_window`
     FixedWindow,
+    /// `sliding_window`
+    SlidingWindow,
+    /// `sliding_log`
+    SlidingLog,
     /// `token_bucket`
     TokenBucket,
+    /// `leaky_bucket`
+    LeakyBucket,
+    /// `leaky_queue`
+    LeakyQueue,
 }
 
 impl Named {
     /// All there are.
-    pub const ALL: [Self; 2] = [Self::FixedWindow, Self::TokenBucket];
+    pub const ALL: [Self; 6] = [
+        Self::FixedWindow,
+        Self::SlidingWindow,
+        Self::SlidingLog,
+        Self::TokenBucket,
+        Self::LeakyBucket,
+        Self::LeakyQueue,
+    ];
 
     /// As it is written.
     pub fn name(self) -> &'static str {
         match self {
             Self::FixedWindow => "fixed_window",
+            Self::SlidingWindow => "sliding_window",
+            Self::SlidingLog => "sliding_log",
             Self::TokenBucket => "token_bucket",
+            Self::LeakyBucket => "leaky_bucket",
+            Self::LeakyQueue => "leaky_queue",
         }
     }
 }
@@ -54,8 +76,8 @@ pub enum Use {
     Any,
     /// Any rule that limits.
     Limited,
-    /// Those that name an algorithm.
-    Named,
+    /// Those that name no algorithm, or one of these.
+    ClassicOr(&'static [Named]),
     /// Those that name one of these.
     Only(&'static [Named]),
 }
@@ -94,11 +116,30 @@ pub const KEYS: &[Key] = &[
     limit("unit_multiplier", Use::Limited),
     limit("window", Use::Limited),
     limit("algorithm", Use::Limited),
-    limit("burst", Use::Only(&[Named::TokenBucket])),
-    limit("count_denied", Use::Named),
-    limit("overdraft", Use::Named),
-    limit("overdraft_limit", Use::Named),
+    limit("calendar", Use::ClassicOr(&[Named::FixedWindow])),
+    limit("sub_windows", Use::Only(&[Named::SlidingWindow])),
+    limit("burst", Use::Only(&[Named::TokenBucket, Named::LeakyBucket, Named::LeakyQueue])),
+    limit("refill_amount", Use::Only(&[Named::TokenBucket])),
+    limit("refill_interval", Use::Only(&[Named::TokenBucket])),
+    limit("max_delay", Use::Only(&[Named::LeakyQueue])),
+    limit("count_denied", Use::Only(ANSWERED_AT_ONCE)),
+    limit("overdraft", Use::Only(ANSWERED_AT_ONCE)),
+    limit("overdraft_limit", Use::Only(ANSWERED_AT_ONCE)),
     key("name", Level::Replaced),
+    key("timezone", Level::Calendar),
+    key("week_start", Level::Calendar),
+];
+
+/// Those that never keep a request waiting. In a queue everyone has a place or none: there is nothing to count or
+/// to owe beyond it.
+const ANSWERED_AT_ONCE: &[Named] =
+    &[Named::FixedWindow, Named::SlidingWindow, Named::SlidingLog, Named::TokenBucket, Named::LeakyBucket];
+
+/// Keys of `rate_limit` that say the same in two ways: none of the first stands with any of the second.
+pub const APART: &[(&[&str], &[&str])] = &[
+    (&["window"], &["unit", "unit_multiplier"]),
+    (&["calendar"], &["window", "unit_multiplier"]),
+    (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
 ];
 
 const fn key(name: &'static str, level: Level) -> Key {
@@ -141,7 +182,9 @@ pub(crate) fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>)
         return None;
     }
     let word = word.to_lowercase().replace('-', "_");
-    let likeness = |candidate: &'c str| (strsim::normalized_damerau_levenshtein(&word, candidate), candidate);
+    let likeness = |candidate: &'c str| {
+        (strsim::normalized_damerau_levenshtein(&word, &candidate.to_lowercase()), candidate)
+    };
     let best = candidates.map(likeness).reduce(|best, next| if best.0 < next.0 { next } else { best })?;
     (LIKENESS_MIN <= best.0).then_some(best.1)
 }

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
 
 mod answers;
+mod changes;
 mod floors;
 mod harness;
 mod http;
 mod life;
+mod queue;
 mod reload;
 mod settings;

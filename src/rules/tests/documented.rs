@@ -24,12 +24,31 @@ fn every_key_has_a_row_at_its_level_and_every_row_is_a_key() {
         (Level::Descriptor, "A descriptor"),
         (Level::RateLimit, "`rate_limit`"),
         (Level::Replaced, "An item of `replaces`"),
+        (Level::Calendar, "`calendar`"),
     ] {
         let mut documented: Vec<_> = rows(heading).iter().map(|(key, _)| *key).collect();
         let mut known: Vec<_> = KEYS.iter().filter(|key| key.level == level).map(|key| key.name).collect();
         documented.sort_unstable();
         known.sort_unstable();
         assert_eq!(documented, known, "{heading}");
+    }
+}
+
+fn names(some: &[Named]) -> String {
+    some.iter().map(|named| format!("`{}`", named.name())).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn the_row_of_an_algorithm_names_the_keys_that_are_its_own() {
+    let rows = rows("Algorithms");
+    assert_eq!(rows.iter().map(|(name, _)| *name).collect::<Vec<_>>(), Named::ALL.map(Named::name));
+    for (named, (_, row)) in Named::ALL.into_iter().zip(rows) {
+        let own = KEYS.iter().filter(|key| match key.goes_with {
+            Use::Any | Use::Limited => false,
+            Use::ClassicOr(some) | Use::Only(some) => some.contains(&named),
+        });
+        let documented: Vec<_> = row.split('|').nth(2).unwrap().trim().split(", ").collect();
+        assert_eq!(documented, own.map(|key| format!("`{}`", key.name)).collect::<Vec<_>>(), "{row}");
     }
 }
 
@@ -42,11 +61,10 @@ fn the_row_of_a_key_names_the_algorithms_it_goes_with() {
         match key.goes_with {
             Use::Any => assert_eq!(goes_with, "any rule", "{}", key.name),
             Use::Limited => assert_eq!(goes_with, "any rule that limits", "{}", key.name),
-            Use::Named => assert_eq!(goes_with, "any `algorithm`", "{}", key.name),
-            Use::Only(some) => {
-                let names: Vec<_> = some.iter().map(|named| format!("`{}`", named.name())).collect();
-                assert_eq!(goes_with, names.join(", "), "{}", key.name);
+            Use::ClassicOr(some) => {
+                assert_eq!(goes_with, format!("no `algorithm`, {}", names(some)), "{}", key.name)
             }
+            Use::Only(some) => assert_eq!(goes_with, names(some), "{}", key.name),
         }
     }
 }

@@ -123,24 +123,45 @@ fn a_missing_request_count_is_refused() {
 #[test]
 fn keys_of_named_rules_need_an_algorithm() {
     let base = ["unit: day", "requests_per_unit: 1"];
-    for key in ["count_denied: true", "overdraft: true"] {
+    let at_once = "`fixed_window`, `sliding_window`, `sliding_log`, `token_bucket`, `leaky_bucket`";
+    for (key, algorithms) in [
+        ("count_denied: true", at_once),
+        ("overdraft: true", at_once),
+        ("burst: 2", "`token_bucket`, `leaky_bucket`, `leaky_queue`"),
+        ("sub_windows: 2", "`sliding_window`"),
+        ("max_delay: 1s", "`leaky_queue`"),
+    ] {
         let name = key.split(':').next().unwrap();
-        let expected =
-            format!("f:6:7: `{name}` needs an `algorithm`: name one of `fixed_window`, `token_bucket`");
+        let expected = format!("f:6:7: `{name}` needs an `algorithm` that has it: {algorithms}");
         assert_eq!(limit_problems(&[base[0], base[1], key]), expected);
     }
-    assert_eq!(
-        limit_problems(&[base[0], base[1], "burst: 2"]),
-        "f:6:7: `burst` needs an `algorithm` that has it: `token_bucket`"
-    );
 }
 
 #[test]
 fn a_key_of_another_algorithm_is_refused() {
-    assert_eq!(
-        limit_problems(&["unit: day", "requests_per_unit: 1", "algorithm: fixed_window", "burst: 2"]),
-        "f:7:7: `burst` does not go with `algorithm: fixed_window`, only with `token_bucket`"
-    );
+    let at_once = "`fixed_window`, `sliding_window`, `sliding_log`, `token_bucket`, `leaky_bucket`";
+    let bursts = "`token_bucket`, `leaky_bucket`, `leaky_queue`";
+    for (algorithm, key, algorithms) in [
+        ("fixed_window", "burst: 2", bursts),
+        ("sliding_window", "burst: 2", bursts),
+        ("sliding_log", "burst: 2", bursts),
+        ("token_bucket", "sub_windows: 2", "`sliding_window`"),
+        ("sliding_log", "sub_windows: 2", "`sliding_window`"),
+        ("leaky_bucket", "refill_amount: 2", "`token_bucket`"),
+        ("leaky_bucket", "refill_interval: 1s", "`token_bucket`"),
+        ("leaky_bucket", "max_delay: 1s", "`leaky_queue`"),
+        ("leaky_queue", "count_denied: true", at_once),
+        ("leaky_queue", "overdraft: true", at_once),
+        ("sliding_window", "calendar: {timezone: UTC}", "`fixed_window` or none"),
+        ("token_bucket", "calendar: {timezone: UTC}", "`fixed_window` or none"),
+    ] {
+        let name = key.split(':').next().unwrap();
+        let told =
+            limit_problems(&["unit: day", "requests_per_unit: 1", &format!("algorithm: {algorithm}"), key]);
+        let expected =
+            format!("f:7:7: `{name}` does not go with `algorithm: {algorithm}`, only with {algorithms}");
+        assert!(told.lines().any(|line| line == expected), "{told}");
+    }
 }
 
 #[test]
@@ -153,8 +174,8 @@ fn an_unknown_algorithm_is_refused_and_what_may_go_with_it_is_not() {
             "burst: 2",
             "overdraft: true"
         ]),
-        "f:6:18: `algorithm` cannot be `tokenbucket`; it is one of `fixed_window`, `token_bucket`; \
-         did you mean `token_bucket`?"
+        "f:6:18: `algorithm` cannot be `tokenbucket`; it is one of `fixed_window`, `sliding_window`, \
+         `sliding_log`, `token_bucket`, `leaky_bucket`, `leaky_queue`; did you mean `token_bucket`?"
     );
 }
 
@@ -175,7 +196,8 @@ fn overdraft_excludes_count_denied_and_its_limit_needs_it() {
 fn a_window_stands_alone_and_is_a_time_in_whole_milliseconds() {
     assert_eq!(
         limit_problems(&["window: 90s", "requests_per_unit: 1", "unit: day", "unit_multiplier: 2"]),
-        "f:4:7: `window` stands alone; drop it or `unit`\nf:4:7: `window` stands alone; drop it or `unit_multiplier`"
+        "f:6:7: `unit` does not go with `window`; drop one of them\n\
+         f:7:7: `unit_multiplier` does not go with `window`; drop one of them"
     );
     for window in ["0s", "-5s", "500us", "1500us", "1 month", "90", "900000h", "soon", "''"] {
         let quoted = window.trim_matches('\'');
@@ -222,6 +244,131 @@ fn a_burst_is_at_least_1_and_comes_back_within_100_years_as_a_debt_does() {
 }
 
 #[test]
+fn steps_need_both_their_keys_and_a_burst_and_stand_for_the_rate() {
+    let bucket = "algorithm: token_bucket";
+    assert_eq!(
+        limit_problems(&[bucket, "refill_amount: 2"]),
+        "f:5:7: `refill_amount` needs a `refill_interval`: so many tokens, each so often\n\
+         f:5:7: `burst` is missing; with steps it must say how many tokens a full bucket holds"
+    );
+    assert_eq!(
+        limit_problems(&[bucket, "refill_interval: 1s", "burst: 4"]),
+        "f:5:7: `refill_interval` needs a `refill_amount`: so many tokens, each so often"
+    );
+    let steps = [bucket, "refill_amount: 2", "refill_interval: 1s", "burst: 4"];
+    for key in ["unit: day", "unit_multiplier: 2", "window: 1s", "requests_per_unit: 4"] {
+        let name = key.split(':').next().unwrap();
+        let what = format!("f:8:7: `{name}` does not go with `refill_amount`; drop one of them");
+        assert_eq!(limit_problems(&[steps[0], steps[1], steps[2], steps[3], key]), what);
+    }
+    assert_eq!(
+        limit_problems(&[bucket, "refill_amount: 0", "refill_interval: 500us", "burst: 0"]),
+        "f:5:22: `refill_amount` is at least 1\n\
+         f:6:24: `refill_interval` cannot be `500us`; it is a time like `90s`, `250ms` or `1h 30m`, \
+         in whole milliseconds, from 1 ms to 100 years\n\
+         f:7:14: `burst` is at least 1"
+    );
+    let years = "refill_interval: 8760h";
+    assert_eq!(
+        limit_problems(&[bucket, "refill_amount: 2", years, "burst: 201"]),
+        "f:7:7: a full `burst` (with `overdraft_limit`) takes more than 100 years to come back at this rate; lower it"
+    );
+    rules(&with_limit(&[bucket, "refill_amount: 2", years, "burst: 200"]));
+}
+
+#[test]
+fn sub_windows_cut_the_window_into_whole_parts_of_a_millisecond_at_least() {
+    for (window, parts) in [("1m", 0), ("1m", 7), ("1h", 1_001), ("90ms", 100), ("10ms", 20)] {
+        let what = format!(
+            "f:7:20: `sub_windows` cannot be {parts}; it is a number from 1 to 1000 that cuts the window \
+             into whole nanoseconds, at least 1 ms each"
+        );
+        let limit = [
+            &format!("window: {window}"),
+            "requests_per_unit: 1",
+            "algorithm: sliding_window",
+            &format!("sub_windows: {parts}"),
+        ];
+        assert_eq!(limit_problems(&limit), what);
+    }
+}
+
+#[test]
+fn a_queue_says_how_many_may_wait_and_for_how_long() {
+    let base = ["unit: second", "requests_per_unit: 1", "algorithm: leaky_queue"];
+    assert_eq!(
+        limit_problems(&base),
+        "f:3:26: `burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets nobody wait"
+    );
+    for delay in ["-1s", "soon", "1500us", "5"] {
+        assert_eq!(
+            limit_problems(&[base[0], base[1], base[2], "burst: 1", &format!("max_delay: {delay}")]),
+            format!(
+                "f:8:18: `max_delay` cannot be `{delay}`; it is a time like `90s`, `250ms` or `1h 30m`, \
+                 in whole milliseconds, from 0 ms to 100 years"
+            )
+        );
+    }
+    assert_eq!(
+        limit_problems(&["unit: year", base[1], base[2], "burst: 100"]),
+        "f:7:7: a full queue takes more than 100 years to leave at this rate; lower `burst`"
+    );
+    rules(&with_limit(&["unit: year", base[1], base[2], "burst: 99"]));
+}
+
+#[test]
+fn a_leaky_bucket_drains_within_100_years() {
+    let limit = ["unit: year", "requests_per_unit: 1", "algorithm: leaky_bucket", "burst: 101"];
+    assert_eq!(
+        limit_problems(&limit),
+        "f:7:7: a full `burst` (with `overdraft_limit`) takes more than 100 years to come back at this rate; lower it"
+    );
+}
+
+#[test]
+fn a_calendar_has_a_known_time_zone_and_units_that_it_changes() {
+    let limit = |unit: &str, calendar: &str| {
+        limit_problems(&[unit, "requests_per_unit: 1", &format!("calendar: {calendar}")])
+    };
+    assert_eq!(
+        limit("unit: day", "{}"),
+        "f:6:17: `timezone` is missing; it is an IANA name such as `Europe/Berlin`"
+    );
+    assert_eq!(
+        limit("unit: day", "{timezone: Europe/Berln}"),
+        "f:6:28: `timezone` cannot be `Europe/Berln`; it is an IANA name such as `Europe/Berlin` or `UTC`; \
+         did you mean `Europe/Berlin`?"
+    );
+    assert_eq!(
+        limit("unit: day", "{timezone: somewhere else}"),
+        "f:6:28: `timezone` cannot be `somewhere else`; it is an IANA name such as `Europe/Berlin` or `UTC`"
+    );
+    assert_eq!(
+        limit("unit: hour", "{timezone: UTC}"),
+        "f:4:13: `unit: hour` is the same in every calendar; with `calendar` it is one of `day`, `week`, \
+         `month`, `year`"
+    );
+    assert_eq!(
+        limit("unit: month", "{timezone: UTC, week_start: monday}"),
+        "f:6:33: `week_start` goes with `unit: week` only"
+    );
+    assert_eq!(
+        limit("unit: week", "{timezone: UTC, week_start: mondy}"),
+        "f:6:45: `week_start` cannot be `mondy`; it is one of `monday`, `tuesday`, `wednesday`, `thursday`, \
+         `friday`, `saturday`, `sunday`; did you mean `monday`?"
+    );
+    assert_eq!(
+        limit("window: 24h", "{timezone: UTC}"),
+        "f:4:7: `window` does not go with `calendar`; drop one of them"
+    );
+    assert_eq!(limit("unit: day", "UTC"), "f:6:17: expected a mapping, not the text `UTC`");
+    assert_eq!(
+        limit("unit: day", "{zone: UTC}").lines().next().unwrap(),
+        "f:6:17: `timezone` is missing; it is an IANA name such as `Europe/Berlin`"
+    );
+}
+
+#[test]
 fn every_problem_of_a_file_is_reported_at_once() {
     let text = "domain: d\nextra: 1\ndescriptors:\n  - value: x\n  - key: a\n    rate_limit: {unit: eon, requests_per_unit: -1}\n";
     assert_eq!(problems(text).lines().count(), 4);
@@ -241,10 +388,10 @@ proptest! {
 
     #[test]
     fn no_mix_of_known_keys_and_values_makes_the_compiler_panic(
-        lines in prop::collection::vec((0usize..26, 0usize..12, 0usize..5), 0..12),
+        lines in prop::collection::vec((0..crate::rules::keys::KEYS.len(), 0usize..12, 0usize..5), 0..12),
     ) {
         const VALUES: [&str; 12] =
-            ["", "1", "0", "a", "a*", "true", "day", "token_bucket", "{name: a}", "[{key: a}]", "90s", "18446744073709551615"];
+            ["", "1", "0", "a", "a*", "true", "day", "leaky_queue", "{timezone: UTC}", "[{key: a}]", "90s", "18446744073709551615"];
         let line = |(key, value, indent): &(usize, usize, usize)| {
             format!("{}{}: {}\n", "  ".repeat(*indent), crate::rules::keys::KEYS[*key].name, VALUES[*value])
         };

@@ -1,10 +1,16 @@
+use std::time::Duration;
+
+use jiff::civil::Weekday;
 use serde_json::json;
 
 use super::rules;
 use crate::{
-    algorithm::{Classic, Excess, FixedWindow, Limit, Pace, TokenBucket, Window},
+    algorithm::{
+        Ask, Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog,
+        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+    },
     rules::{Allowance, Domain, OnDenied, Rule, Rules, Shown, Unit},
-    time::SECOND,
+    time::{SECOND, Timestamp},
 };
 
 fn only_rule(text: &str) -> Rule {
@@ -101,6 +107,96 @@ fn a_limit_of_0_bans() {
     let rule = limit("unit: second, requests_per_unit: 0, algorithm: token_bucket, burst: 5");
     let Allowance::Limited(Limit::TokenBucket(bucket)) = rule.allowance else { panic!("a token bucket") };
     assert_eq!((bucket.burst, rule.shown.requests_per_unit), (0, 0));
+    let queue = limit("unit: second, requests_per_unit: 0, algorithm: leaky_queue, burst: 5");
+    let Allowance::Limited(Limit::LeakyQueue(queue)) = queue.allowance else { panic!("a leaky queue") };
+    assert_eq!(queue.burst, None);
+}
+
+#[test]
+fn nothing_ever_passes_a_limit_of_0_whatever_the_algorithm() {
+    let calendar = "calendar: {timezone: Europe/Berlin}";
+    let burst = "burst: 5";
+    for (algorithm, more) in [
+        ("fixed_window", calendar),
+        ("fixed_window", "overdraft: true"),
+        ("sliding_window", ""),
+        ("sliding_window", "sub_windows: 24"),
+        ("sliding_log", ""),
+        ("token_bucket", burst),
+        ("leaky_bucket", burst),
+        ("leaky_queue", burst),
+    ] {
+        let rule = limit(&format!("unit: day, requests_per_unit: 0, algorithm: {algorithm}, {more}"));
+        let Allowance::Limited(limit) = rule.allowance else { panic!("{algorithm} limits") };
+        let now = Timestamp::from_nanos(1_790_000_000 * SECOND);
+        let decision = limit.decide(&mut limit.fresh(), now, Ask::Charge(1));
+        assert_eq!(decision.verdict, Verdict::Refuse { retry_after: None }, "{algorithm} {more}");
+        assert_eq!(decision.remaining, 0);
+    }
+}
+
+#[test]
+fn every_algorithm_can_be_named() {
+    let span = Span::of_nanos(60 * SECOND).unwrap();
+    let log = |grain: u64, excess| {
+        let grain = grain.try_into().unwrap();
+        SlidingLog { limit: 10, span, grain, excess }
+    };
+    let bucket = |burst, excess| TokenBucket { pace: pace(10, 60), burst, excess };
+    let sliding = |excess| Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess });
+    let queue = |burst, max_delay| {
+        Limit::LeakyQueue(LeakyQueue { pace: pace(10, 60), burst: Some(burst), max_delay, patience: None })
+    };
+    for (text, expected) in [
+        ("sliding_window", sliding(Excess::Refuse)),
+        ("sliding_window, overdraft: true", sliding(Excess::Overdraft(10))),
+        ("sliding_window, sub_windows: 60", Limit::SubWindows(log(SECOND, Excess::Refuse))),
+        ("sliding_log, count_denied: true", Limit::SlidingLog(log(1, Excess::Count))),
+        ("leaky_bucket", Limit::LeakyBucket(bucket(10, Excess::Refuse))),
+        ("leaky_bucket, burst: 1, count_denied: true", Limit::LeakyBucket(bucket(1, Excess::Count))),
+        ("leaky_queue, burst: 0", queue(0, None)),
+        ("leaky_queue, burst: 5, max_delay: 250ms", queue(5, Some(Duration::from_millis(250)))),
+        ("leaky_queue, burst: 5, max_delay: 0s", queue(5, Some(Duration::ZERO))),
+    ] {
+        let rule = limit(&format!("unit: minute, requests_per_unit: 10, algorithm: {text}"));
+        assert_eq!(rule.allowance, limited(expected), "{text}");
+        assert_eq!(rule.shown, Shown { requests_per_unit: 10, unit: Some(Unit::Minute) });
+    }
+}
+
+#[test]
+fn a_bucket_in_steps_is_shown_by_its_burst_and_without_a_unit() {
+    let steps = "algorithm: token_bucket, refill_amount: 2, refill_interval: 1s, burst: 4";
+    let bucket = |excess| {
+        let [amount, interval] = [2, SECOND].map(|number| number.try_into().unwrap());
+        limited(Limit::SteppedBucket(SteppedBucket { amount, interval, burst: 4, excess }))
+    };
+    let rule = limit(steps);
+    assert_eq!(rule.allowance, bucket(Excess::Refuse));
+    assert_eq!(rule.shown, Shown { requests_per_unit: 4, unit: None });
+    assert_eq!(limit(&format!("{steps}, overdraft: true")).allowance, bucket(Excess::Overdraft(4)));
+}
+
+#[test]
+fn a_calendar_goes_with_classic_rules_and_fixed_windows_and_is_shown_without_a_unit() {
+    for (text, unit) in [
+        ("unit: day, calendar: {timezone: Europe/Berlin}", CalendarUnit::Day),
+        ("unit: week, calendar: {timezone: Europe/Berlin}", CalendarUnit::Week(Weekday::Monday)),
+        (
+            "unit: week, calendar: {timezone: Europe/Berlin, week_start: sunday}",
+            CalendarUnit::Week(Weekday::Sunday),
+        ),
+        ("unit: MONTH, calendar: {timezone: Europe/Berlin}", CalendarUnit::Month),
+        ("unit: year, calendar: {timezone: Europe/Berlin}", CalendarUnit::Year),
+    ] {
+        let window = Window::Calendar(Calendar::new(unit, "Europe/Berlin").unwrap());
+        let rule = limit(&format!("{text}, requests_per_unit: 7"));
+        assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 7, window: window.clone() })));
+        assert_eq!(rule.shown, Shown { requests_per_unit: 7, unit: None });
+        let rule = limit(&format!("{text}, requests_per_unit: 7, algorithm: fixed_window"));
+        let fixed = FixedWindow { limit: 7, window, excess: Excess::Refuse };
+        assert_eq!(rule.allowance, limited(Limit::FixedWindow(fixed)));
+    }
 }
 
 #[test]

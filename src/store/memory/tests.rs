@@ -189,7 +189,12 @@ fn second_of(index: u64) -> Limit {
             excess: owes,
         }),
         Limit::LeakyBucket(TokenBucket { pace: pace(7, SECOND), burst: 4, excess: Excess::Count }),
-        Limit::LeakyQueue(LeakyQueue { pace: pace(5, SECOND), burst: Some(4), max_delay: None }),
+        Limit::LeakyQueue(LeakyQueue {
+            pace: pace(5, SECOND),
+            burst: Some(4),
+            max_delay: None,
+            patience: None,
+        }),
     ];
     all[index as usize % all.len()].clone()
 }

@@ -1,38 +1,6 @@
-//! Worked examples: what each algorithm is known for, with its numbers.
-
-use std::{num::NonZeroU64, time::Duration};
+//! Worked examples of windows and logs.
 
 use super::*;
-use crate::time::SECOND;
-
-const MINUTE: u64 = 60 * SECOND;
-const DAY: u64 = 86_400 * SECOND;
-
-/// Two o'clock on some day.
-const TWO: Timestamp = Timestamp::from_nanos(20_000 * DAY + 2 * 60 * MINUTE);
-
-fn at(seconds: u64) -> Timestamp {
-    TWO.plus(seconds * SECOND)
-}
-
-fn classic(limit: u64, nanos: u64) -> Classic {
-    Classic { limit, window: Window::of_nanos(nanos).unwrap() }
-}
-
-fn fixed_window(limit: u64, nanos: u64) -> FixedWindow {
-    FixedWindow { limit, window: Window::of_nanos(nanos).unwrap(), excess: Excess::Refuse }
-}
-
-fn token_bucket(hits: u64, nanos: u64, burst: u64) -> TokenBucket {
-    let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
-    TokenBucket { pace, burst, excess: Excess::Refuse }
-}
-
-/// How many single hits of `asked` pass at `now`.
-fn passed<A: Algorithm>(limit: &A, counter: &mut A::Counter, now: Timestamp, asked: u64) -> u64 {
-    let hits = (0..asked).map(|_| limit.decide(counter, now, Ask::Charge(1)).verdict.passes());
-    hits.map(u64::from).sum()
-}
 
 #[test]
 fn a_fixed_window_of_three_a_second_passes_three_in_each_second() {
@@ -56,63 +24,6 @@ fn sixty_a_minute_at_one_a_second_is_never_refused() {
     let (limit, mut counter) = (fixed_window(60, MINUTE), WindowCounter::default());
     for second in 0..600 {
         assert_eq!(passed(&limit, &mut counter, at(second), 1), 1);
-    }
-}
-
-#[test]
-fn a_full_token_bucket_gives_its_burst_and_then_its_pace() {
-    let (limit, mut counter) = (token_bucket(2, SECOND, 10), PaceCounter::default());
-    assert_eq!(passed(&limit, &mut counter, at(0), 20), 10);
-    assert_eq!(passed(&limit, &mut counter, at(1), 20), 2);
-    assert_eq!(passed(&limit, &mut counter, at(4), 20), 6);
-    assert_eq!(
-        passed(&limit, &mut counter, at(3_600), 20),
-        10,
-        "no more than the burst, however long it rested"
-    );
-}
-
-#[test]
-fn a_token_bucket_takes_all_hits_of_a_charge_or_none() {
-    let (limit, mut counter) = (token_bucket(1, SECOND, 4), PaceCounter::default());
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(3)).verdict.passes());
-    let refused = limit.decide(&mut counter, at(0), Ask::Charge(2));
-    assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_secs(1)) });
-    assert_eq!(refused.remaining, 1);
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(1)).verdict.passes());
-    let never = limit.decide(&mut counter, at(0), Ask::Charge(5));
-    assert_eq!(never.verdict, Verdict::Refuse { retry_after: None });
-    assert_eq!(never.reset_after, Duration::from_secs(4), "until it is full");
-}
-
-#[test]
-fn a_token_bucket_refills_while_traffic_keeps_coming() {
-    let (limit, mut counter) = (token_bucket(10, 30 * SECOND, 10), PaceCounter::default());
-    assert_eq!(passed(&limit, &mut counter, at(0), 20), 10);
-    let passes = (1..=9).filter(|second| passed(&limit, &mut counter, at(*second), 1) == 1);
-    assert_eq!(passes.collect::<Vec<_>>(), [3, 6, 9]);
-}
-
-#[test]
-fn a_pace_that_is_no_whole_number_of_nanoseconds_loses_and_gains_no_hit() {
-    for (hits, nanos) in
-        [(3, SECOND), (7, DAY), (1_000_000_000, SECOND), (999_999_937, SECOND), (7, 60 * SECOND)]
-    {
-        let (limit, mut counter) = (token_bucket(hits, nanos, hits), PaceCounter::default());
-        let greedy = |counter: &mut PaceCounter, now| {
-            let left = limit.decide(counter, now, Ask::Look).remaining;
-            limit.decide(counter, now, Ask::Charge(left));
-            left
-        };
-        assert_eq!(greedy(&mut counter, TWO), hits);
-        // Many steps that share no factor with the pace, ending after ten whole windows.
-        let steps = 10_007;
-        let mut sum = 0;
-        for step in 1..=steps {
-            let passed = u64::try_from(10 * u128::from(nanos) * step / steps).unwrap();
-            sum += greedy(&mut counter, TWO.plus(passed));
-        }
-        assert_eq!(sum, 10 * hits, "{hits} in {nanos} ns");
     }
 }
 
@@ -200,16 +111,6 @@ fn an_overdraft_passes_once_and_is_paid_by_the_windows_that_follow() {
 }
 
 #[test]
-fn an_overdraft_of_a_bucket_is_paid_at_its_pace() {
-    let limit = TokenBucket { excess: Excess::Overdraft(10), ..token_bucket(1, SECOND, 10) };
-    let mut counter = PaceCounter::default();
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(15)).verdict.passes());
-    let refused = limit.decide(&mut counter, at(0), Ask::Look);
-    assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_secs(6)) });
-    assert!(limit.decide(&mut counter, at(6), Ask::Charge(1)).verdict.passes());
-}
-
-#[test]
 fn hits_that_were_refused_keep_a_counting_window_shut() {
     let limit = FixedWindow { excess: Excess::Count, ..fixed_window(2, MINUTE) };
     let mut counter = WindowCounter::default();
@@ -217,4 +118,59 @@ fn hits_that_were_refused_keep_a_counting_window_shut() {
     limit.decide(&mut counter, at(0), Ask::Refund(1));
     assert_eq!(passed(&limit, &mut counter, at(0), 1), 0, "four are still counted");
     assert_eq!(passed(&limit, &mut counter, at(60), 5), 2);
+}
+
+#[test]
+fn a_log_of_two_a_minute_lets_a_third_pass_when_the_first_is_a_minute_old() {
+    let (limit, mut counter) = (sliding_log(2, MINUTE, 1), LogCounter::default());
+    let answers = [1, 30, 50, 100, 105].map(|second| passed(&limit, &mut counter, at(second), 1));
+    assert_eq!(answers, [1, 1, 0, 1, 1], "the refused one was not counted");
+}
+
+#[test]
+fn a_log_that_counts_what_it_refuses_keeps_those_as_well() {
+    let limit = SlidingLog { excess: Excess::Count, ..sliding_log(2, MINUTE, 1) };
+    let mut counter = LogCounter::default();
+    let answers = [1, 30, 50, 100, 105].map(|second| passed(&limit, &mut counter, at(second), 1));
+    assert_eq!(answers, [1, 1, 0, 1, 0], "the refused one of second 50 still counts at 105");
+}
+
+#[test]
+fn a_sliding_window_weighs_the_last_minute_and_rounds_down() {
+    let (limit, mut counter) = (sliding_window(7, MINUTE), SlidingCounter::default());
+    assert_eq!(passed(&limit, &mut counter, at(30), 5), 5);
+    assert_eq!(passed(&limit, &mut counter, at(60), 3), 2, "all of the last minute counts");
+    assert_eq!(passed(&limit, &mut counter, at(72), 1), 1);
+    // 30 % into it: three of its own and 3.5 of the last one make six.
+    assert_eq!(limit.decide(&mut counter, at(78), Ask::Look).remaining, 1);
+    assert_eq!(passed(&limit, &mut counter, at(78), 3), 1);
+}
+
+#[test]
+fn a_quarter_into_the_window_the_last_one_weighs_three_quarters() {
+    let (limit, mut counter) = (sliding_window(100, MINUTE), SlidingCounter::default());
+    limit.decide(&mut counter, at(59), Ask::Charge(80));
+    assert_eq!(limit.decide(&mut counter, at(75), Ask::Look).remaining, 40);
+}
+
+#[test]
+fn five_requests_in_the_last_second_counted_in_tenths() {
+    let (limit, mut counter) = (sliding_log(5, SECOND, SECOND / 10), LogCounter::default());
+    let tenth = |tenths: u64| at(0).plus(tenths * SECOND / 10);
+    assert_eq!(passed(&limit, &mut counter, tenth(0).plus(SECOND / 20), 3), 3);
+    assert_eq!(passed(&limit, &mut counter, tenth(5), 9), 2);
+    assert_eq!(passed(&limit, &mut counter, tenth(10).minus(1), 9), 0);
+    assert_eq!(passed(&limit, &mut counter, tenth(10), 9), 3, "the first tenth is dropped as a whole");
+    assert_eq!(passed(&limit, &mut counter, tenth(15), 9), 2);
+}
+
+#[test]
+fn a_hundred_in_the_last_minute_counted_in_seconds() {
+    let (limit, mut counter) = (sliding_log(100, MINUTE, SECOND), LogCounter::default());
+    assert!(limit.decide(&mut counter, at(0).plus(SECOND - 1), Ask::Charge(60)).verdict.passes());
+    assert_eq!(passed(&limit, &mut counter, at(30), 99), 40);
+    let refused = limit.decide(&mut counter, at(59), Ask::Charge(60));
+    assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_secs(1)) });
+    assert!(limit.decide(&mut counter, at(60), Ask::Charge(60)).verdict.passes());
+    assert!(counter.entries.len() <= 60, "a count for each second and no more");
 }

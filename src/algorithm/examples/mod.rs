@@ -1,0 +1,71 @@
+//! Worked examples: what each algorithm is known for, with its numbers.
+
+use std::{num::NonZeroU64, time::Duration};
+
+use crate::{algorithm::*, time::SECOND};
+
+mod buckets;
+mod every_algorithm;
+mod windows;
+
+const MINUTE: u64 = 60 * SECOND;
+const DAY: u64 = 86_400 * SECOND;
+
+/// Two o'clock on some day.
+const TWO: Timestamp = Timestamp::from_nanos(20_000 * DAY + 2 * 60 * MINUTE);
+
+fn at(seconds: u64) -> Timestamp {
+    TWO.plus(seconds * SECOND)
+}
+
+fn classic(limit: u64, nanos: u64) -> Classic {
+    Classic { limit, window: Window::of_nanos(nanos).unwrap() }
+}
+
+fn fixed_window(limit: u64, nanos: u64) -> FixedWindow {
+    FixedWindow { limit, window: Window::of_nanos(nanos).unwrap(), excess: Excess::Refuse }
+}
+
+fn token_bucket(hits: u64, nanos: u64, burst: u64) -> TokenBucket {
+    let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+    TokenBucket { pace, burst, excess: Excess::Refuse }
+}
+
+fn stepped_bucket(amount: u64, interval: u64, burst: u64) -> SteppedBucket {
+    let [amount, interval] = [amount, interval].map(|number| NonZeroU64::new(number).unwrap());
+    SteppedBucket { amount, interval, burst, excess: Excess::Refuse }
+}
+
+fn leaky_queue(hits: u64, nanos: u64, burst: u64) -> LeakyQueue {
+    let pace = token_bucket(hits, nanos, 0).pace;
+    LeakyQueue { pace, burst: Some(burst), max_delay: None, patience: None }
+}
+
+fn sliding_window(limit: u64, nanos: u64) -> SlidingWindow {
+    SlidingWindow { limit, span: Span::of_nanos(nanos).unwrap(), excess: Excess::Refuse }
+}
+
+fn sliding_log(limit: u64, nanos: u64, grain: u64) -> SlidingLog {
+    let (span, grain) = (Span::of_nanos(nanos).unwrap(), NonZeroU64::new(grain).unwrap());
+    SlidingLog { limit, span, grain, excess: Excess::Refuse }
+}
+
+/// Every named algorithm, each letting ten hits pass and then none for a while.
+fn ten_each() -> [Limit; 8] {
+    [
+        Limit::FixedWindow(fixed_window(10, MINUTE)),
+        Limit::SlidingWindow(sliding_window(10, MINUTE)),
+        Limit::SubWindows(sliding_log(10, MINUTE, SECOND)),
+        Limit::SlidingLog(sliding_log(10, MINUTE, 1)),
+        Limit::TokenBucket(token_bucket(10, MINUTE, 10)),
+        Limit::SteppedBucket(stepped_bucket(10, MINUTE, 10)),
+        Limit::LeakyBucket(token_bucket(10, MINUTE, 10)),
+        Limit::LeakyQueue(leaky_queue(10, MINUTE, 9)),
+    ]
+}
+
+/// How many single hits of `asked` pass at `now`.
+fn passed<A: Algorithm>(limit: &A, counter: &mut A::Counter, now: Timestamp, asked: u64) -> u64 {
+    let hits = (0..asked).map(|_| limit.decide(counter, now, Ask::Charge(1)).verdict.passes());
+    hits.map(u64::from).sum()
+}
