@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
 
 mod answers;
+mod docs;
 mod floors;
 mod harness;
 mod http;
