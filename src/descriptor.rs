@@ -106,10 +106,9 @@ impl KeyText {
     }
 
     /// The key of the counter of this kind.
-    pub fn key(&self, kind: &[u8], secret: &Secret) -> Key {
-        let mut text = self.clone();
-        text.part(Part::Kind, &[kind]);
-        let hash = SipHasher13::new_with_key(&secret.0).hash(&text.0);
+    pub fn key(mut self, kind: &[u8], secret: &Secret) -> Key {
+        self.part(Part::Kind, &[kind]);
+        let hash = SipHasher13::new_with_key(&secret.0).hash(&self.0);
         Key { high: hash.h1, low: hash.h2 }
     }
 
@@ -149,7 +148,7 @@ mod tests {
     #[test]
     fn another_secret_gives_another_key() {
         let text = KeyText::new("shop");
-        let one = text.key(&[], &Secret::from_bytes([1; 16]));
+        let one = text.clone().key(&[], &Secret::from_bytes([1; 16]));
         let other = text.key(&[], &Secret::from_bytes([2; 16]));
         assert_ne!(one, other);
     }

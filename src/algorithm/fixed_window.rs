@@ -94,13 +94,12 @@ impl Algorithm for FixedWindow {
         if counter.count == 0 {
             return counter.start;
         }
-        match (self.excess, self.limit) {
-            (Excess::Refuse | Excess::Count, _) => self.window.end(counter.start, 0),
-            (Excess::Overdraft(_), 0) => Timestamp::MAX,
-            (Excess::Overdraft(_), limit) => {
-                self.window.end(counter.start, counter.count.div_ceil(limit) - 1)
-            }
-        }
+        let windows = match (self.excess, self.limit) {
+            // A debt to a limit that lets nothing pass is never paid, and keeps nobody out who is not kept out.
+            (Excess::Refuse | Excess::Count, _) | (Excess::Overdraft(_), 0) => 1,
+            (Excess::Overdraft(_), limit) => counter.count.div_ceil(limit),
+        };
+        self.window.end(counter.start, windows - 1)
     }
 
     fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {

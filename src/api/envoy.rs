@@ -8,7 +8,7 @@ use tonic::{Request, Response};
 use crate::{
     algorithm::Ask,
     api::{
-        Api, Error, Settings, metadata, patience,
+        Api, Error, metadata, patience,
         proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
@@ -25,6 +25,17 @@ use crate::{
     rules::Unit,
 };
 
+/// How times until reset are told. Rounded ones are rounded up: whoever waits that long has waited long enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resets {
+    /// At least one second: Envoy prints whole seconds by cutting.
+    WholeSeconds,
+    /// Whole milliseconds.
+    Millis,
+    /// To the nanosecond.
+    Exact,
+}
+
 #[tonic::async_trait]
 impl RateLimitService for Api {
     async fn should_rate_limit(
@@ -32,7 +43,8 @@ impl RateLimitService for Api {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
         let patience = patience::of(request.metadata());
-        Ok(Response::new(self.answer(request.get_ref(), patience).await?))
+        let resets = if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds };
+        Ok(Response::new(self.answer(request.get_ref(), patience, resets).await?))
     }
 }
 
@@ -43,8 +55,9 @@ impl Api {
         &self,
         request: &RateLimitRequest,
         patience: Option<Duration>,
+        resets: Resets,
     ) -> Result<RateLimitResponse, Error> {
-        let (response, delay) = self.decide(request, patience)?;
+        let (response, delay) = self.decide(request, patience, resets)?;
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
@@ -55,6 +68,7 @@ impl Api {
         &self,
         request: &RateLimitRequest,
         patience: Option<Duration>,
+        resets: Resets,
     ) -> Result<(RateLimitResponse, Duration), Error> {
         let entries: SmallVec<[SmallVec<[Entry<'_>; 4]>; 2]> =
             request.descriptors.iter().map(entries_of).collect();
@@ -74,7 +88,21 @@ impl Api {
             descriptors: &descriptors,
             patience,
         })?;
-        Ok((response_of(request, &answer, self.settings), answer.delay))
+        Ok((self.response_of(request, &answer, resets), answer.delay))
+    }
+
+    fn response_of(
+        &self,
+        request: &RateLimitRequest,
+        answer: &Answer<'_>,
+        resets: Resets,
+    ) -> RateLimitResponse {
+        RateLimitResponse {
+            overall_code: code(answer.passes).into(),
+            statuses: answer.statuses.iter().map(|status| status_of(status, resets)).collect(),
+            dynamic_metadata: self.settings.dynamic_metadata.then(|| metadata::of(request, answer)),
+            ..RateLimitResponse::default()
+        }
     }
 }
 
@@ -106,21 +134,12 @@ fn override_of(descriptor: usize, limit: &RateLimitOverride) -> Result<Override,
     Ok(Override { requests_per_unit: limit.requests_per_unit, unit })
 }
 
-fn response_of(request: &RateLimitRequest, answer: &Answer<'_>, settings: Settings) -> RateLimitResponse {
-    RateLimitResponse {
-        overall_code: code(answer.passes).into(),
-        statuses: answer.statuses.iter().map(|status| status_of(status, settings)).collect(),
-        dynamic_metadata: settings.dynamic_metadata.then(|| metadata::of(request, answer)),
-        ..RateLimitResponse::default()
-    }
-}
-
-fn status_of(status: &Status<'_>, settings: Settings) -> DescriptorStatus {
+fn status_of(status: &Status<'_>, resets: Resets) -> DescriptorStatus {
     DescriptorStatus {
         code: code(status.passes).into(),
         current_limit: status.limit.as_ref().map(limit_of),
         limit_remaining: clamped(status.remaining),
-        duration_until_reset: status.reset_after.map(|after| duration_of(after, settings)),
+        duration_until_reset: status.reset_after.map(|after| duration_of(after, resets)),
         quota: None,
     }
 }
@@ -143,15 +162,23 @@ fn limit_of(limit: &CurrentLimit<'_>) -> RateLimit {
     }
 }
 
-/// Envoy prints whole seconds by cutting, so unless exact times are wanted they are rounded up, to at least one.
-fn duration_of(after: Duration, settings: Settings) -> prost_types::Duration {
-    let whole = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
-    if settings.exact_reset {
-        // Less than a billion, so it fits.
-        return prost_types::Duration { seconds: whole, nanos: after.subsec_nanos() as i32 };
-    }
-    let seconds = whole.saturating_add(i64::from(0 < after.subsec_nanos())).max(1);
-    prost_types::Duration { seconds, nanos: 0 }
+fn duration_of(after: Duration, resets: Resets) -> prost_types::Duration {
+    const MILLI: Duration = Duration::from_millis(1);
+    const SECOND: Duration = Duration::from_secs(1);
+    let told = match resets {
+        Resets::WholeSeconds => rounded_up(after, SECOND).max(SECOND),
+        Resets::Millis => rounded_up(after, MILLI),
+        Resets::Exact => after,
+    };
+    // There are less than a billion nanoseconds beside the seconds, so they fit.
+    let nanos = told.subsec_nanos() as i32;
+    prost_types::Duration { seconds: i64::try_from(told.as_secs()).unwrap_or(i64::MAX), nanos }
+}
+
+/// `time`, or the next multiple of `step`, which divides a second.
+fn rounded_up(time: Duration, step: Duration) -> Duration {
+    let rest = time.subsec_nanos() % u32::try_from(step.as_nanos()).unwrap_or(u32::MAX);
+    if rest == 0 { time } else { time.saturating_add(step - Duration::from_nanos(rest.into())) }
 }
 
 fn code(passes: bool) -> Code {

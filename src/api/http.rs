@@ -9,7 +9,7 @@ use axum::{
     routing::{get, post},
 };
 
-use crate::api::{Api, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code};
+use crate::api::{Api, envoy::Resets, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code};
 
 /// The largest request, in bytes: as over gRPC, for a smaller bound would be a way around the limits.
 const REQUEST_MAX: usize = 4 * 1024 * 1024;
@@ -51,7 +51,7 @@ async fn should_rate_limit(State(api): State<Api>, body: Bytes) -> Response {
         Ok(request) => request,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     };
-    let response = match api.answer(&request, None).await {
+    let response = match api.answer(&request, None, Resets::Millis).await {
         Ok(response) => response,
         Err(error) if error.is_callers_fault() => {
             return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();

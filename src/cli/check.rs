@@ -22,8 +22,11 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let path = matches.get_one::<PathBuf>("path").expect("clap requires it");
     match rules::load(path) {
         Ok(rules) => {
-            let domains = rules.domains().count();
-            println!("good: {} rules in {domains} domains, content {}", rules.len(), rules.hash());
+            for warning in rules.warnings() {
+                println!("{warning} (a warning)");
+            }
+            let domains = counted(rules.domains().count(), "domain");
+            println!("good: {} in {domains}, content {}", counted(rules.len(), "rule"), rules.hash());
             ExitCode::SUCCESS
         }
         Err(problems) => {
@@ -31,4 +34,8 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn counted(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }

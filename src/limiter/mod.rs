@@ -166,15 +166,18 @@ impl Snapshot<'_> {
 fn applying<'s>(domain: &'s Domain, request: &Request<'_>) -> SmallVec<[Applies<'s>; 2]> {
     let each = |descriptor| what_applies(domain, descriptor, request.patience);
     let mut applies: SmallVec<[Applies<'s>; 2]> = request.descriptors.iter().map(each).collect();
-    let replaced: SmallVec<[&str; 4]> = applies
+    let mut replaced: SmallVec<[&str; 4]> = applies
         .iter()
         .filter_map(Applies::matched)
         .flat_map(|matched| matched.rule.replaces.iter().map(String::as_str))
         .collect();
     if !replaced.is_empty() {
+        // A call may hold many descriptors, and their rules name each other.
+        replaced.sort_unstable();
+        replaced.dedup();
         for each in &mut applies {
             let name = each.matched().and_then(|matched| matched.rule.name.as_deref());
-            if name.is_some_and(|name| replaced.contains(&name)) {
+            if name.is_some_and(|name| replaced.binary_search(&name).is_ok()) {
                 *each = Applies::Nothing;
             }
         }

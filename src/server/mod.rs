@@ -133,7 +133,8 @@ impl Server {
                 drain(&phase, &settings.drain, servers, leave).await;
                 Ok(())
             }
-            ended = first_end(&mut servers) => ended,
+            error = end_of(&mut servers) => Err(error),
+            error = end_of_chore(&mut chores) => Err(error),
         };
         // Nobody is answered any more, so nothing is counted that it would miss.
         drop(chores);
@@ -177,13 +178,23 @@ async fn drain(
     }
 }
 
-/// The end of the first server that ends: while serving, none should.
-async fn first_end(servers: &mut JoinSet<Result<(), Error>>) -> Result<(), Error> {
+/// The end of the first server that ends; before the process leaves, none should.
+async fn end_of(servers: &mut JoinSet<Result<(), Error>>) -> Error {
+    let ended = |why: String| Error::Ended { part: "a server", why };
     match servers.join_next().await {
-        None | Some(Ok(Ok(()))) => Ok(()),
-        Some(Ok(Err(error))) => Err(error),
-        Some(Err(panic)) => Err(Error::Ended { part: "a server", why: panic.to_string() }),
+        None | Some(Ok(Ok(()))) => ended("nobody told it to".to_owned()),
+        Some(Ok(Err(error))) => error,
+        Some(Err(panic)) => ended(panic.to_string()),
     }
+}
+
+/// The end of the first chore that ends; none should, ever.
+async fn end_of_chore(chores: &mut JoinSet<()>) -> Error {
+    let why = match chores.join_next().await {
+        None | Some(Ok(())) => "nobody told it to".to_owned(),
+        Some(Err(panic)) => panic.to_string(),
+    };
+    Error::Ended { part: "a chore", why }
 }
 
 async fn serve_grpc<H>(

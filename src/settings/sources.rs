@@ -5,7 +5,7 @@ use std::{fs, io, path::PathBuf};
 use config::{Config, ConfigError};
 
 use crate::{
-    settings::{CATALOG, Setting, Settings},
+    settings::{CATALOG, Drain, Setting, Settings},
     yaml::{self, Mark, Node, Pair, Value},
 };
 
@@ -72,7 +72,13 @@ impl Sources {
         for (setting, value) in values {
             config = config.set_override(setting.name, value)?;
         }
-        Ok(config.build()?.try_deserialize()?)
+        let settings: Settings = config.build()?.try_deserialize()?;
+        let Drain { delay, timeout } = settings.drain;
+        if timeout < delay {
+            let what = "drain.delay is longer than drain.timeout, which includes it";
+            return Err(Error::Wrong(vec![format!("{what}: {delay:?} and {timeout:?}")]));
+        }
+        Ok(settings)
     }
 
     fn file_layer(&self, problems: &mut Problems) -> Result<Layer, Error> {
@@ -215,18 +221,18 @@ mod tests {
 
     #[test]
     fn flags_overrule_the_environment_which_overrules_the_file() {
-        let file = file("drain:\n  delay: 1s\n  timeout: 1s\nlog:\n  level: debug\n");
+        let file = file("drain:\n  delay: 1s\n  timeout: 10s\nlog:\n  level: debug\n");
         let settings = with_rules(Sources {
             file: Some(file.path().to_owned()),
             environment: vec![
                 ("TOLLGATE_DRAIN__DELAY".to_owned(), "2s".to_owned()),
-                ("TOLLGATE_DRAIN__TIMEOUT".to_owned(), "2s".to_owned()),
+                ("TOLLGATE_DRAIN__TIMEOUT".to_owned(), "20s".to_owned()),
             ],
             flags: vec![(setting("drain.delay"), "3s".to_owned())],
         });
         let settings = settings.load().unwrap();
         assert_eq!(settings.drain.delay, Duration::from_secs(3));
-        assert_eq!(settings.drain.timeout, Duration::from_secs(2));
+        assert_eq!(settings.drain.timeout, Duration::from_secs(20));
         assert_eq!(settings.log.level, "debug");
     }
 
@@ -265,6 +271,13 @@ mod tests {
         assert_eq!(problems.len(), 4);
         assert!(problems[0].starts_with("--grpc-listen: `8081` is not allowed; an IP address and a port"));
         assert!(problems[3].ends_with("one of text, json is"));
+    }
+
+    #[test]
+    fn a_delay_that_outlasts_the_drain_is_refused() {
+        let flags = vec![(setting("drain.delay"), "26s".to_owned())];
+        let problems = problems(&with_rules(Sources { flags, ..Sources::default() }));
+        assert!(problems[0].contains("drain.delay is longer than drain.timeout"), "{problems:?}");
     }
 
     #[test]

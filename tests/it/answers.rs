@@ -9,7 +9,7 @@ use tollgate::api::proto::envoy::{
 };
 use tonic::Code as GrpcCode;
 
-use crate::harness::{Service, descriptor, one, request, until};
+use crate::harness::{Service, descriptor, one, request, until, with_hits};
 
 const RULES: &str = "
 domain: shop
@@ -32,13 +32,6 @@ descriptors:
   - key: five_minutes
     rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 10}
 ";
-
-fn with_hits(mut request: RateLimitRequest, hits: u64) -> RateLimitRequest {
-    for descriptor in &mut request.descriptors {
-        descriptor.hits_addend = Some(hits);
-    }
-    request
-}
 
 fn refund(mut request: RateLimitRequest, hits: u64) -> RateLimitRequest {
     for descriptor in &mut request.descriptors {

@@ -167,3 +167,11 @@ pub fn request(domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimit
 pub fn one(domain: &str, key: &str, value: &str) -> RateLimitRequest {
     request(domain, vec![descriptor(&[(key, value)])])
 }
+
+/// The same request, with so many hits of each descriptor's own.
+pub fn with_hits(mut request: RateLimitRequest, hits: u64) -> RateLimitRequest {
+    for descriptor in &mut request.descriptors {
+        descriptor.hits_addend = Some(hits);
+    }
+    request
+}

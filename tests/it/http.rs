@@ -53,6 +53,14 @@ async fn json_takes_the_names_of_the_proto_files_too() {
 }
 
 #[tokio::test]
+async fn json_tells_resets_to_the_millisecond() {
+    let service = Service::start(RULES).await;
+    service.pass(std::time::Duration::from_nanos(250_000_001));
+    let (_, body) = service.http("POST", "/json", ALICE).await;
+    assert!(body.contains(r#""durationUntilReset":"35.750s""#), "{body}");
+}
+
+#[tokio::test]
 async fn bad_json_is_answered_with_400_and_what_is_wrong() {
     let service = Service::start(RULES).await;
     let bad = [

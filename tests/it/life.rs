@@ -16,7 +16,7 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
 };
 
-use crate::harness::{PATIENCE, Service, one, settings, until};
+use crate::harness::{PATIENCE, Service, one, settings, until, with_hits};
 
 const RULES: &str = "
 domain: shop
@@ -111,10 +111,25 @@ async fn after_the_delay_it_ends_although_clients_stay_connected_and_watch() {
 
 #[tokio::test]
 async fn the_end_of_the_drains_time_ends_it_whatever_is_open() {
-    let times = [("drain.delay", "1h"), ("drain.timeout", "10ms")];
-    let service = Service::start_with(RULES, &times).await;
+    let queue = "
+domain: shop
+descriptors:
+  - key: queue
+    rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_queue, burst: 1}
+";
+    let service = Service::start_with(queue, &[("drain.timeout", "10ms")]).await;
+    assert!(service.ask(one("shop", "queue", "x")).await.is_ok());
+    // This one waits for an hour.
+    let mut client = service.client().await;
+    let waiting = tokio::spawn(async move { client.should_rate_limit(one("shop", "queue", "x")).await });
+    until(async || {
+        let look = with_hits(one("shop", "queue", "x"), 0);
+        (service.ask(look).await.unwrap().statuses[0].limit_remaining == 0).then_some(())
+    })
+    .await;
     service.leave.send(()).await.unwrap();
     assert!(timeout(PATIENCE, service.ended).await.unwrap().unwrap().is_ok());
+    assert!(timeout(PATIENCE, waiting).await.unwrap().unwrap().is_err());
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 
 mod answers;
 mod changes;
+mod docs;
 mod floors;
 mod harness;
 mod http;

@@ -9,6 +9,7 @@ use tokio::{
 use tollgate::{
     api::{
         self, Api,
+        envoy::Resets,
         proto::envoy::service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
         },
@@ -65,7 +66,7 @@ async fn timed(
     patience: Option<Duration>,
 ) -> (RateLimitResponse, Duration) {
     let start = Instant::now();
-    let answer = api.answer(&request, patience).await.unwrap();
+    let answer = api.answer(&request, patience, Resets::Exact).await.unwrap();
     (answer, start.elapsed())
 }
 
@@ -84,7 +85,7 @@ async fn ten_thousand_wait_on_one_thread_and_leave_in_order_each_at_its_turn() {
     for index in 0..10_000_u32 {
         let api = api.clone();
         waiting.spawn(async move {
-            let answer = api.answer(&of("fast"), None).await.unwrap();
+            let answer = api.answer(&of("fast"), None, Resets::Exact).await.unwrap();
             assert_eq!(answer.overall_code(), Code::Ok);
             (index, start.elapsed())
         });

@@ -1,0 +1,104 @@
+//! The pages tell the truth where a test can know it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// README.md and the pages of `docs/`, with their texts.
+fn pages() -> Vec<(PathBuf, String)> {
+    let folder = fs::read_dir(Path::new(ROOT).join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = folder.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let read = |path: PathBuf| (path.clone(), fs::read_to_string(path).unwrap());
+    std::iter::once(Path::new(ROOT).join("README.md")).chain(pages).map(read).collect()
+}
+
+/// What lies between `open` and the next `close`, again and again.
+fn between<'t>(text: &'t str, open: &'t str, close: &'t str) -> impl Iterator<Item = &'t str> {
+    text.split(open).skip(1).filter_map(move |rest| Some(rest.split_once(close)?.0))
+}
+
+/// All sources under a folder of the project, as one text.
+fn sources(folder: &str) -> String {
+    let mut text = String::new();
+    let mut folders = vec![Path::new(ROOT).join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                text += &fs::read_to_string(path).unwrap();
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn every_relative_link_leads_to_a_file() {
+    let mut broken = Vec::new();
+    for (page, text) in pages() {
+        for link in between(&text, "](", ")").filter(|link| !link.contains("://")) {
+            let path = link.split('#').next().unwrap();
+            // A link within the page has no path, and leads to the folder: that exists.
+            if !page.parent().unwrap().join(path).exists() {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn the_rules_in_the_readme_compile() {
+    let readme = fs::read_to_string(Path::new(ROOT).join("README.md")).unwrap();
+    let blocks: Vec<_> =
+        between(&readme, "```yaml\n", "```").filter(|block| block.starts_with("domain:")).collect();
+    assert!(!blocks.is_empty());
+    for block in blocks {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&file, block).unwrap();
+        let rules = tollgate::rules::load(file.path()).unwrap();
+        assert_eq!((rules.warnings(), rules.is_empty()), (&[][..], false), "{block}");
+    }
+}
+
+#[test]
+fn every_test_that_the_architecture_names_exists() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/architecture.md")).unwrap();
+    let sources = sources("src") + &sources("tests");
+    let rows = page.lines().filter(|line| line.starts_with('|'));
+    let cells = rows.filter_map(|row| row.trim_end_matches(" |").rsplit('|').next());
+    let mut named = 0;
+    for test in cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)) {
+        named += 1;
+        assert!(sources.contains(&format!("fn {test}(")), "no test is called {test}");
+    }
+    assert!(named > 20, "the tests in the table were found");
+}
+
+#[test]
+fn every_part_of_the_source_tree_is_in_the_architecture() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/architecture.md")).unwrap();
+    for entry in fs::read_dir(Path::new(ROOT).join("src")).unwrap() {
+        let entry = entry.unwrap();
+        let end = if entry.path().is_dir() { "/ " } else { " " };
+        let line = format!("\n  {}{end}", entry.file_name().to_str().unwrap());
+        assert!(page.contains(&line), "the tree lacks {line}");
+    }
+}
+
+#[test]
+fn every_dependency_has_a_row_and_every_row_is_a_dependency() {
+    let manifest = fs::read_to_string(Path::new(ROOT).join("Cargo.toml")).unwrap();
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/dependencies.md")).unwrap();
+    let sections = between(&manifest, "dependencies]\n", "\n\n");
+    let wanted: BTreeSet<_> =
+        sections.flat_map(str::lines).filter_map(|line| Some(line.split_once(" = ")?.0)).collect();
+    let rows = page.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0));
+    assert_eq!(rows.collect::<BTreeSet<_>>(), wanted);
+}
