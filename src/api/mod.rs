@@ -1,9 +1,12 @@
 //! The languages we speak. Each translates into the limiter's requests and back; none decides anything.
 
+use std::sync::Arc;
+
 use crate::limiter::{Limiter, Unanswered};
 
 pub mod admin;
 pub mod envoy;
+pub mod headers;
 pub mod http;
 pub mod json;
 mod metadata;
@@ -33,12 +36,13 @@ pub struct Settings {
 pub struct Api {
     limiter: Limiter,
     settings: Settings,
+    headers: Arc<headers::Settings>,
 }
 
 impl Api {
-    /// Asks `limiter` and words answers as `settings` say.
-    pub fn new(limiter: Limiter, settings: Settings) -> Self {
-        Self { limiter, settings }
+    /// Asks `limiter` and words answers as `settings` and `headers` say.
+    pub fn new(limiter: Limiter, settings: Settings, headers: headers::Settings) -> Self {
+        Self { limiter, settings, headers: Arc::new(headers) }
     }
 }
 

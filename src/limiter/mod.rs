@@ -15,7 +15,7 @@ use crate::{
 
 mod answer;
 
-pub use answer::{Answer, CurrentLimit, Status};
+pub use answer::{Answer, CurrentLimit, Modes, Status};
 
 /// One request: descriptors of one domain, decided together.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +69,7 @@ pub struct Limiter {
     memory: Arc<Memory>,
     clock: Clock,
     secret: Secret,
+    modes: Modes,
 }
 
 /// The rules and the instant that one request, or one batch of them, is decided by.
@@ -91,7 +92,17 @@ enum Applies<'s> {
 impl Limiter {
     /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
     pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: Secret) -> Self {
-        Self { book, memory, clock, secret }
+        Self { book, memory, clock, secret, modes: Modes::default() }
+    }
+
+    /// The same limiter, folding decisions in these modes.
+    pub fn with_modes(self, modes: Modes) -> Self {
+        Self { modes, ..self }
+    }
+
+    /// How decisions are folded.
+    pub fn modes(&self) -> Modes {
+        self.modes
     }
 
     /// The rules now in force, and the time now.
@@ -154,11 +165,12 @@ impl Snapshot<'_> {
             checks.push(Check { key, limit, ask: descriptor.ask, on_refusal });
             places.push(index);
         }
-        let decisions = self.limiter.memory.apply(&checks, self.now, |decisions| {
-            let decided = places.iter().zip(decisions);
-            answer::refuses(decided.map(|(place, decision)| (&statuses[*place], decision)))
-        });
-        Answer::fold(statuses, &places, &decisions)
+        let modes = self.limiter.modes;
+        let decisions = self
+            .limiter
+            .memory
+            .apply(&checks, self.now, |decisions| answer::refuses(modes, &statuses, &places, decisions));
+        Answer::fold(modes, statuses, &places, &decisions)
     }
 }
 

@@ -104,8 +104,9 @@ impl Server {
         let book = Arc::new(Book::default());
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
-        let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret);
-        let api = Api::new(limiter, settings.api);
+        let limiter =
+            Limiter::new(book.clone(), memory.clone(), clock.clone(), secret).with_modes(settings.limiter);
+        let api = Api::new(limiter, settings.api, settings.headers);
         let (phase, phases) = watch::channel(Phase::Starting);
 
         let mut chores = JoinSet::new();

@@ -40,6 +40,8 @@ pub enum Shape {
     Size,
     /// One of a few words.
     Word(&'static [&'static str]),
+    /// The name of an HTTP header.
+    HeaderName,
     /// Which logs to write.
     LogFilter,
 }
@@ -75,6 +77,60 @@ pub const CATALOG: &[Setting] = &[
         shape: Shape::Address,
         default: Some("127.0.0.1:6070"),
         help: "Where operators look; not for the network.",
+    },
+    Setting {
+        name: "limiter.quota_mode",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether a request is refused only where all its descriptors are, as if all rules had quota_mode.",
+    },
+    Setting {
+        name: "limiter.shadow_mode",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether requests that would be refused pass all the same; statuses tell the truth.",
+    },
+    Setting {
+        name: "headers.x_ratelimit",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether answers carry X-RateLimit-Limit, -Remaining and -Reset.",
+    },
+    Setting {
+        name: "headers.ratelimit",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether answers carry RateLimit-Limit, -Remaining and -Reset, as envoyproxy/ratelimit's do.",
+    },
+    Setting {
+        name: "headers.limit_name",
+        shape: Shape::HeaderName,
+        default: Some("RateLimit-Limit"),
+        help: "The first of those.",
+    },
+    Setting {
+        name: "headers.remaining_name",
+        shape: Shape::HeaderName,
+        default: Some("RateLimit-Remaining"),
+        help: "The second of those.",
+    },
+    Setting {
+        name: "headers.reset_name",
+        shape: Shape::HeaderName,
+        default: Some("RateLimit-Reset"),
+        help: "The third of those.",
+    },
+    Setting {
+        name: "headers.ietf",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether answers carry RateLimit and RateLimit-Policy of draft-ietf-httpapi-ratelimit-headers-09.",
+    },
+    Setting {
+        name: "headers.retry_after",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether refusals carry Retry-After.",
     },
     Setting {
         name: "api.dynamic_metadata",
@@ -164,6 +220,7 @@ impl Shape {
             Self::Path | Self::PathOrOff => "PATH",
             Self::Size => "SIZE",
             Self::Word(_) => "WORD",
+            Self::HeaderName => "NAME",
             Self::LogFilter => "LEVEL",
         }
     }
@@ -181,6 +238,7 @@ impl Shape {
                     .to_owned()
             }
             Self::Word(words) => format!("one of {}", words.join(", ")),
+            Self::HeaderName => "the name of an HTTP header".to_owned(),
             Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
         }
     }
@@ -194,6 +252,7 @@ impl Shape {
             Self::Path | Self::PathOrOff => !text.is_empty(),
             Self::Size => size(text).is_some(),
             Self::Word(words) => words.contains(&text),
+            Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
             Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),
         }
     }
