@@ -274,6 +274,7 @@ fn admitted<R>(decision: &Decision<R>, ask: Ask) -> u64 {
     }
 }
 
+/// Also not for a caller that comes back at the very instant that its refusal named.
 fn never_admits_above_its_bound<A: Law>(limit: A, (start, asks): (Timestamp, Vec<(u64, Ask)>)) {
     if matches!(limit.excess(), Excess::Overdraft(_)) {
         return;
@@ -285,13 +286,27 @@ fn never_admits_above_its_bound<A: Law>(limit: A, (start, asks): (Timestamp, Vec
             continue;
         }
         now = now.plus(pause);
-        let decision = limit.decide(&mut counter, now, ask);
+        let mut decision = limit.decide(&mut counter, now, ask);
+        if let Some(wait) = named_wait(&decision.verdict) {
+            now = now.plus(wait);
+            decision = limit.decide(&mut counter, now, ask);
+        }
         admissions.push((now, admitted(&decision, ask)));
         let mut sum = 0_u128;
         for (at, hits) in admissions.iter().rev() {
             sum += u128::from(*hits);
             assert!(sum <= limit.bound(now.nanos_since(*at)), "{sum} from {at:?} to {now:?}");
         }
+    }
+}
+
+/// The wait that a refusal names, in nanoseconds, if a history has the time for it.
+fn named_wait(verdict: &Verdict) -> Option<u64> {
+    match verdict {
+        Verdict::Refuse { retry_after: Some(wait) } => {
+            u64::try_from(wait.as_nanos()).ok().filter(|wait| *wait < 50 * HOUR)
+        }
+        Verdict::Refuse { retry_after: None } | Verdict::Pass | Verdict::Delay(_) => None,
     }
 }
 

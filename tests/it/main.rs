@@ -4,6 +4,7 @@
 
 mod answers;
 mod changes;
+mod counters;
 mod floors;
 mod harness;
 mod http;
@@ -11,3 +12,4 @@ mod life;
 mod queue;
 mod reload;
 mod settings;
+mod uses;
