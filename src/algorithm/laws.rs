@@ -20,6 +20,10 @@ trait Law: Algorithm<Counter: Clone + PartialEq + std::fmt::Debug, Receipt: Clon
     fn early(&self) -> u64 {
         0
     }
+    /// Whether a charge taken back is as if it had never been. A debt keeps what others may have paid meanwhile.
+    fn undoes_all(&self) -> bool {
+        true
+    }
     /// Whether one hit given back may make room for several.
     fn opens_at_once(&self) -> bool {
         false
@@ -85,6 +89,10 @@ impl Law for TokenBucket {
     fn excess(&self) -> Excess {
         self.excess
     }
+
+    fn undoes_all(&self) -> bool {
+        false
+    }
 }
 
 impl Law for SteppedBucket {
@@ -103,6 +111,10 @@ impl Law for SteppedBucket {
     // The step that a charge began has passed for those behind it, too.
     fn early(&self) -> u64 {
         self.amount.get()
+    }
+
+    fn undoes_all(&self) -> bool {
+        false
     }
 }
 
@@ -123,6 +135,10 @@ impl Law for LeakyQueue {
     // Nothing is let in until the delay is short enough; then all that is behind fits.
     fn opens_at_once(&self) -> bool {
         self.max_delay.is_some()
+    }
+
+    fn undoes_all(&self) -> bool {
+        false
     }
 }
 
@@ -448,12 +464,28 @@ fn undo_takes_back_one_charge_and_no_more<A: Law>(
     }
 }
 
+/// What still counts of a charge is taken back, also from another window than it was counted in.
+fn undo_takes_back_all_that_still_counts<A: Law>(limit: A, start: Timestamp, hits: [u64; 2], pause: u64) {
+    let (mut counter, mut without) = (A::Counter::default(), A::Counter::default());
+    let Some(receipt) = limit.decide(&mut counter, start, Ask::Charge(hits[0])).receipt else { return };
+    let now = start.plus(pause);
+    if limit.undoes_all() {
+        if limit.decide(&mut counter, now, Ask::Charge(hits[1])).receipt.is_none() {
+            return;
+        }
+        limit.decide(&mut without, now, Ask::Charge(hits[1]));
+    }
+    limit.undo(&mut counter, receipt, now);
+    assert_eq!(remaining(&limit, &counter, now), remaining(&limit, &without, now));
+}
+
 /// What is counted here and elsewhere after a common start adds up, in any order, and frees nothing.
 fn absorbing_adds_consumption<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Ask)>),
     more: Vec<(u64, Ask)>,
     elsewhere: u64,
+    later: u64,
 ) {
     let (base, start) = after(&limit, &history);
     let (mut whole, mut now) = (base.clone(), start);
@@ -481,7 +513,11 @@ fn absorbing_adds_consumption<A: Law>(
     limit.absorb(&mut other_way, &since, now);
     let left = remaining(&limit, &one_way, now);
     assert_eq!(left, remaining(&limit, &other_way, now), "in any order");
-    assert!(left <= remaining(&limit, &whole, now).min(remaining(&limit, &other, now)), "never frees");
+    for now in [now, now.plus(later)] {
+        let left = remaining(&limit, &one_way, now);
+        let apart = remaining(&limit, &whole, now).min(remaining(&limit, &other, now));
+        assert!(left <= apart, "never frees, not even later");
+    }
 }
 
 /// Every law, for one algorithm.
@@ -545,10 +581,21 @@ macro_rules! laws {
                 }
 
                 #[test]
+                fn undo_takes_back_all_that_still_counts(
+                    limit in $limit,
+                    start in any_instant(),
+                    hits in [any_hits(), any_hits()],
+                    pause in prop_oneof![0..2 * SECOND, 0..100 * SECOND, 0..50 * HOUR],
+                ) {
+                    super::undo_takes_back_all_that_still_counts(limit, start, hits, pause);
+                }
+
+                #[test]
                 fn absorbing_adds_consumption(
                     limit in $limit, history in history(), more in history(), elsewhere in any_hits(),
+                    later in prop_oneof![0..SECOND, 0..100 * SECOND, 0..50 * HOUR],
                 ) {
-                    super::absorbing_adds_consumption(limit, history, more.1, elsewhere);
+                    super::absorbing_adds_consumption(limit, history, more.1, elsewhere, later);
                 }
             }
         }
@@ -561,3 +608,42 @@ laws!(of_sliding_log, sliding_log());
 laws!(of_token_bucket, token_bucket());
 laws!(of_stepped_bucket, stepped_bucket());
 laws!(of_leaky_queue, leaky_queue());
+
+proptest! {
+    /// Whatever is taken back meanwhile, those who were told a turn leave one after another and not faster.
+    #[test]
+    fn turns_of_a_queue_that_were_told_are_kept(
+        hits in 1..50_u64,
+        burst in 0..50_u64,
+        start in any_instant(),
+        asks in prop::collection::vec(
+            (prop_oneof![2 => Just(0), 1 => 0..SECOND], prop::option::weighted(0.3, 0..4_usize)),
+            0..30,
+        ),
+    ) {
+        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(SECOND).unwrap());
+        let limit = LeakyQueue { pace, burst: Some(burst), max_delay: None, patience: None };
+        let (mut now, mut counter) = (start, PaceCounter::default());
+        let (mut turns, mut due) = (Vec::new(), Vec::new());
+        for (index, (pause, undone_after)) in asks.into_iter().enumerate() {
+            now = now.plus(pause);
+            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
+            let turn = match decision.verdict {
+                Verdict::Pass => now,
+                Verdict::Delay(delay) => now.plus(u64::try_from(delay.as_nanos()).unwrap()),
+                Verdict::Refuse { .. } => continue,
+            };
+            match (undone_after, decision.receipt) {
+                (Some(after), Some(receipt)) => due.push((index + after, receipt)),
+                (Some(_) | None, _) => turns.push(turn.as_nanos()),
+            }
+            for (_, receipt) in due.extract_if(.., |(at, _)| *at <= index) {
+                limit.undo(&mut counter, receipt, now);
+            }
+        }
+        for pair in turns.windows(2) {
+            // Turns are rounded up to whole nanoseconds.
+            prop_assert!(pair[0] + SECOND / hits <= pair[1] + 1, "{:?}", pair);
+        }
+    }
+}
