@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Which headers answers carry. None, unless they are asked for.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.

@@ -40,9 +40,14 @@ pub struct Api {
 }
 
 impl Api {
-    /// Asks `limiter` and words answers as `settings` and `headers` say.
-    pub fn new(limiter: Limiter, settings: Settings, headers: headers::Settings) -> Self {
-        Self { limiter, settings, headers: Arc::new(headers) }
+    /// Asks `limiter` and words answers as `settings` say, without headers.
+    pub fn new(limiter: Limiter, settings: Settings) -> Self {
+        Self { limiter, settings, headers: Arc::default() }
+    }
+
+    /// The same, with headers.
+    pub fn with_headers(self, headers: headers::Settings) -> Self {
+        Self { headers: Arc::new(headers), ..self }
     }
 }
 

@@ -106,7 +106,7 @@ impl Server {
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let limiter =
             Limiter::new(book.clone(), memory.clone(), clock.clone(), secret).with_modes(settings.limiter);
-        let api = Api::new(limiter, settings.api, settings.headers);
+        let api = Api::new(limiter, settings.api).with_headers(settings.headers);
         let (phase, phases) = watch::channel(Phase::Starting);
 
         let mut chores = JoinSet::new();

@@ -209,6 +209,18 @@ async fn a_bucket_resets_when_it_is_full_and_after_a_refusal_when_the_hits_would
 }
 
 #[tokio::test]
+async fn each_status_has_the_reset_of_its_own_limit() {
+    let service = Service::start(RULES).await;
+    let mut both = request("shop", vec![descriptor(&[("window", "x")]), descriptor(&[("user", "x")])]);
+    both.descriptors[1].hits_addend = Some(11);
+    let answer = service.ask(both).await.unwrap();
+    assert_eq!(codes(&answer), [Code::Ok, Code::OverLimit]);
+    let resets: Vec<_> = answer.statuses.iter().map(reset).collect();
+    assert_eq!(resets[1], (36, 0), "the end of the minute");
+    assert!(resets[0].0 > 36 && resets[0].0 <= 3_600, "the end of the hour");
+}
+
+#[tokio::test]
 async fn a_shadow_rule_counts_but_never_refuses() {
     let service = Service::start(RULES).await;
     for left in [0, 0, 0] {

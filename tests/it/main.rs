@@ -4,6 +4,7 @@
 
 mod answers;
 mod changes;
+mod counters;
 mod docs;
 mod floors;
 mod harness;
@@ -12,3 +13,4 @@ mod life;
 mod queue;
 mod reload;
 mod settings;
+mod uses;
