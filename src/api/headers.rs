@@ -54,7 +54,7 @@ impl Settings {
         }
         if self.ietf {
             let (left, reset) = (tightest.status.remaining, tightest.reset);
-            let left = format!("{};r={left};t={reset}", quoted(name_of(tightest.status)));
+            let left = format!("{};r={left};t={reset}", quoted(tightest.status.name()));
             headers.push(header("RateLimit-Policy", policies(answer)));
             headers.push(header("RateLimit", left));
         }
@@ -109,7 +109,7 @@ fn policies(answer: &Answer<'_>) -> String {
     for Limited { status, limit, .. } in limited(answer) {
         let separator = if policies.is_empty() { "" } else { ", " };
         // Writing to a string does not fail.
-        let _ = write!(policies, "{separator}{};q={}", quoted(name_of(status)), limit.requests_per_unit);
+        let _ = write!(policies, "{separator}{};q={}", quoted(status.name()), limit.requests_per_unit);
         if let Some(window) = window(status, limit) {
             let _ = write!(policies, ";w={window}");
         }
@@ -126,10 +126,6 @@ fn window(status: &Status<'_>, limit: &CurrentLimit<'_>) -> Option<u64> {
         Some(unit) => Some(unit.seconds().into()),
         None => of_rule().map(|period| period.as_secs()),
     }
-}
-
-fn name_of<'s>(status: &Status<'s>) -> &'s str {
-    status.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
 }
 
 /// A string of structured fields (RFC 9651), which holds printable ASCII only: what is not becomes `?`.

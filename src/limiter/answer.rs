@@ -49,6 +49,8 @@ pub struct Status<'s> {
     pub retry_after: Option<Duration>,
     /// The rule that decided. An override has none.
     pub rule: Option<&'s Rule>,
+    /// Whether the rule's candidate would have refused. It has no say in anything else.
+    pub candidate_refuses: bool,
 }
 
 /// What a status says of the limit in force.
@@ -65,7 +67,15 @@ pub struct CurrentLimit<'s> {
 impl<'s> Status<'s> {
     /// No limit applies.
     pub(super) fn without_limit() -> Self {
-        Self { passes: true, limit: None, remaining: 0, reset_after: None, retry_after: None, rule: None }
+        Self {
+            passes: true,
+            limit: None,
+            remaining: 0,
+            reset_after: None,
+            retry_after: None,
+            rule: None,
+            candidate_refuses: false,
+        }
     }
 
     /// A rule says that nothing is limited.
@@ -92,6 +102,11 @@ impl<'s> Status<'s> {
     /// Whether its refusal refuses the request only together with all others in quota mode.
     pub fn in_quota_mode(&self, modes: Modes) -> bool {
         modes.quota || self.rule.is_some_and(|rule| rule.quota_mode)
+    }
+
+    /// What to call whoever decided: the rule by its name, or by its path; `override` where there was none.
+    pub fn name(&self) -> &'s str {
+        self.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
     }
 
     /// Whether its rule lets everything pass.
