@@ -1,6 +1,7 @@
 //! Worked examples of windows and logs.
 
 use super::*;
+use crate::algorithm::sliding_log::LogEntry;
 
 #[test]
 fn a_fixed_window_of_three_a_second_passes_three_in_each_second() {
@@ -133,6 +134,26 @@ fn a_log_that_counts_what_it_refuses_keeps_those_as_well() {
     let mut counter = LogCounter::default();
     let answers = [1, 30, 50, 100, 105].map(|second| passed(&limit, &mut counter, at(second), 1));
     assert_eq!(answers, [1, 1, 0, 1, 0], "the refused one of second 50 still counts at 105");
+}
+
+#[test]
+fn a_log_beyond_ten_thousand_charges_is_stricter_and_never_more_lenient() {
+    let limit = sliding_log(20_000, MINUTE, 1);
+    let instants: Vec<_> = (0..10_050).map(|nanos| at(0).plus(nanos)).collect();
+    let apart = instants[..10_000].iter().map(|&at| LogEntry { at, hits: 1 });
+    let mut counter = LogCounter { entries: apart.collect() };
+    for &instant in &instants[10_000..] {
+        assert_eq!(passed(&limit, &mut counter, instant, 1), 1);
+    }
+    assert_eq!(counter.entries.len(), 10_000);
+    let left = |now| limit.decide(&mut counter.clone(), now, Ask::Look).remaining;
+    assert_eq!(left(at(1)), 9_950, "every charge counts");
+    for (index, instant) in instants.iter().enumerate().step_by(97) {
+        let known = 9_950 + index as u64 + 1;
+        let left = left(instant.plus(MINUTE));
+        assert!(left <= known && known - left <= 50, "{left} of {known}");
+    }
+    assert_eq!(left(at(61)), 20_000);
 }
 
 #[test]
