@@ -47,7 +47,10 @@ fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
-    println!("| limit | allocated bytes a counter, 1M, worst | after 10M keys: allocated of a budget of {} MiB | counters kept | refused for want of memory |", BUDGET >> 20);
+    println!(
+        "| limit | allocated bytes a counter, 1M, worst | after 10M keys: allocated of a budget of {} MiB | counters kept | refused for want of memory |",
+        BUDGET >> 20
+    );
     println!("|---|---:|---:|---:|---:|");
     for (name, limit) in limits() {
         let worst = bytes_a_counter(&limit);
