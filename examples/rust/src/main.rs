@@ -41,7 +41,11 @@ async fn main() -> ExitCode {
             // Nothing can be done about a standard error that is closed.
             _ = error.print();
             // The exit code that clap would take means "denied" here.
-            return if error.kind() == ErrorKind::DisplayHelp { ExitCode::SUCCESS } else { ExitCode::from(USAGE) };
+            return if error.kind() == ErrorKind::DisplayHelp {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(USAGE)
+            };
         }
     };
     let timeout = Duration::from_millis(asked.timeout.into());

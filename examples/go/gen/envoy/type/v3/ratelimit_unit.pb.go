@@ -98,8 +98,7 @@ const file_envoy_type_v3_ratelimit_unit_proto_rawDesc = "" +
 	"\x04HOUR\x10\x03\x12\a\n" +
 	"\x03DAY\x10\x04\x12\t\n" +
 	"\x05MONTH\x10\x05\x12\b\n" +
-	"\x04YEAR\x10\x06B\xb3\x01\n" +
-	"\x11com.envoy.type.v3B\x12RatelimitUnitProtoP\x01Z4example.com/tollgate-client/gen/envoy/type/v3;typev3\xa2\x02\x03ETX\xaa\x02\rEnvoy.Type.V3\xca\x02\rEnvoy\\Type\\V3\xe2\x02\x19Envoy\\Type\\V3\\GPBMetadata\xea\x02\x0fEnvoy::Type::V3b\x06proto3"
+	"\x04YEAR\x10\x06b\x06proto3"
 
 var (
 	file_envoy_type_v3_ratelimit_unit_proto_rawDescOnce sync.Once

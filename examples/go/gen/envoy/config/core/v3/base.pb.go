@@ -92,8 +92,7 @@ const file_envoy_config_core_v3_base_proto_rawDesc = "" +
 	"\vHeaderValue\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x1b\n" +
-	"\traw_value\x18\x03 \x01(\fR\brawValueB\xd5\x01\n" +
-	"\x18com.envoy.config.core.v3B\tBaseProtoP\x01Z;example.com/tollgate-client/gen/envoy/config/core/v3;corev3\xa2\x02\x03ECC\xaa\x02\x14Envoy.Config.Core.V3\xca\x02\x14Envoy\\Config\\Core\\V3\xe2\x02 Envoy\\Config\\Core\\V3\\GPBMetadata\xea\x02\x17Envoy::Config::Core::V3b\x06proto3"
+	"\traw_value\x18\x03 \x01(\fR\brawValueb\x06proto3"
 
 var (
 	file_envoy_config_core_v3_base_proto_rawDescOnce sync.Once

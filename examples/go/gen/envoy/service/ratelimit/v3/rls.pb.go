@@ -583,8 +583,7 @@ const file_envoy_service_ratelimit_v3_rls_proto_rawDesc = "" +
 	"\n" +
 	"OVER_LIMIT\x10\x022\x82\x01\n" +
 	"\x10RateLimitService\x12n\n" +
-	"\x0fShouldRateLimit\x12,.envoy.service.ratelimit.v3.RateLimitRequest\x1a-.envoy.service.ratelimit.v3.RateLimitResponseB\xfd\x01\n" +
-	"\x1ecom.envoy.service.ratelimit.v3B\bRlsProtoP\x01ZFexample.com/tollgate-client/gen/envoy/service/ratelimit/v3;ratelimitv3\xa2\x02\x03ESR\xaa\x02\x1aEnvoy.Service.Ratelimit.V3\xca\x02\x1aEnvoy\\Service\\Ratelimit\\V3\xe2\x02&Envoy\\Service\\Ratelimit\\V3\\GPBMetadata\xea\x02\x1dEnvoy::Service::Ratelimit::V3b\x06proto3"
+	"\x0fShouldRateLimit\x12,.envoy.service.ratelimit.v3.RateLimitRequest\x1a-.envoy.service.ratelimit.v3.RateLimitResponseb\x06proto3"
 
 var (
 	file_envoy_service_ratelimit_v3_rls_proto_rawDescOnce sync.Once

@@ -220,8 +220,7 @@ const file_envoy_extensions_common_ratelimit_v3_ratelimit_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x1aq\n" +
 	"\x11RateLimitOverride\x12*\n" +
 	"\x11requests_per_unit\x18\x01 \x01(\rR\x0frequestsPerUnit\x120\n" +
-	"\x04unit\x18\x02 \x01(\x0e2\x1c.envoy.type.v3.RateLimitUnitR\x04unitB\xc1\x02\n" +
-	"(com.envoy.extensions.common.ratelimit.v3B\x0eRatelimitProtoP\x01ZPexample.com/tollgate-client/gen/envoy/extensions/common/ratelimit/v3;ratelimitv3\xa2\x02\x04EECR\xaa\x02$Envoy.Extensions.Common.Ratelimit.V3\xca\x02$Envoy\\Extensions\\Common\\Ratelimit\\V3\xe2\x020Envoy\\Extensions\\Common\\Ratelimit\\V3\\GPBMetadata\xea\x02(Envoy::Extensions::Common::Ratelimit::V3b\x06proto3"
+	"\x04unit\x18\x02 \x01(\x0e2\x1c.envoy.type.v3.RateLimitUnitR\x04unitb\x06proto3"
 
 var (
 	file_envoy_extensions_common_ratelimit_v3_ratelimit_proto_rawDescOnce sync.Once
