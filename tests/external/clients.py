@@ -1,5 +1,6 @@
 """Builds the example clients, each in a copy of its folder and by the commands in its README."""
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -49,10 +50,15 @@ def build(language):
     setup, command = readme_blocks(EXAMPLES / language / "README.md")
     mark, made_from = home / "made-from", fingerprint(language)
     if not mark.exists() or mark.read_text() != made_from:
-        shutil.rmtree(home, ignore_errors=True)
         leftovers = shutil.ignore_patterns("__pycache__", *LEFTOVERS.get(language, []))
-        shutil.copytree(EXAMPLES / language, folder, ignore=leftovers)
-        shutil.copytree(PROTO, home / "proto")
+        with contextlib.ExitStack() as stack:
+            if language == "rust":
+                # The libraries that an earlier build has compiled take longest of all.
+                stack.enter_context(kept(folder / "target"))
+            shutil.rmtree(home, ignore_errors=True)
+            # Without the times of the files: what is copied is newer than what was built.
+            shutil.copytree(EXAMPLES / language, folder, ignore=leftovers, copy_function=shutil.copy)
+            shutil.copytree(PROTO, home / "proto", copy_function=shutil.copy)
         if language == "rust":
             # The versions that the service was built with, which are there already.
             shutil.copy(ROOT / "Cargo.lock", folder)
@@ -60,6 +66,18 @@ def build(language):
         assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"
         mark.write_text(made_from)
     return Client(folder, shlex.split(command.split(" --to ")[0]))
+
+
+@contextlib.contextmanager
+def kept(folder):
+    """Keeps a folder, if it is there, while what is around it is made anew."""
+    aside = BUILDS / "kept"
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.exists():
+        folder.rename(aside)
+    yield
+    if aside.exists():
+        aside.rename(folder)
 
 
 def grpcurl(to):
@@ -79,7 +97,8 @@ def generate_go(target):
     for name in ("go", "go-grpc"):
         plugin = run(["go", "tool", "-n", f"protoc-gen-{name}"], folder, BUILD_PATIENCE)
         assert plugin.returncode == 0, plugin.stderr
-        command += [f"--plugin=protoc-gen-{name}={plugin.stdout.strip()}", f"--{name}_out={target}", f"--{name}_opt={options}"]
+        command += [f"--plugin=protoc-gen-{name}={plugin.stdout.strip()}"]
+        command += [f"--{name}_out={target}", f"--{name}_opt={options}"]
     done = run([*command, *PROTO.rglob("*.proto")], folder, RUN_PATIENCE)
     assert done.returncode == 0, done.stderr
 

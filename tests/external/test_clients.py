@@ -27,7 +27,7 @@ RULES = """
         rate_limit: {unit: minute, requests_per_unit: 1, algorithm: leaky_queue, burst: 5}
 """
 FENCE = {"go": "go", "java": "java", "node": "js", "python": "python", "rust": "rust"}
-SOURCES = {"go": "limiter.go", "java": "Limiter.java", "node": "limiter.js", "python": "limiter.py", "rust": "limiter.rs"}
+ENDING = {"go": "go", "java": "java", "node": "js", "python": "py", "rust": "rs"}
 
 
 @pytest.fixture(scope="session", params=clients.TOOLS)
@@ -188,7 +188,7 @@ def test_the_generated_go_code_is_that_of_the_protocol_files(tmp_path):
 @pytest.mark.parametrize("language", clients.TOOLS)
 def test_the_lines_on_the_main_page_are_lines_of_the_clients(language):
     [lines] = clients.blocks((ROOT / "README.md").read_text(), FENCE[language])
-    sources = (clients.EXAMPLES / language).rglob(SOURCES[language])
+    sources = (clients.EXAMPLES / language).rglob(f"[Ll]imiter.{ENDING[language]}")
     there = {line.strip() for path in sources for line in path.read_text().splitlines()}
 
     assert [line for line in lines.splitlines() if line.strip() not in there | {""}] == []
