@@ -87,19 +87,22 @@ pub(super) struct SocketFile {
 
 impl SocketFile {
     fn at(path: &Path) -> io::Result<Self> {
-        let file = fs::symlink_metadata(path)?;
-        Ok(Self { path: path.to_owned(), device_and_inode: (file.dev(), file.ino()) })
+        Ok(Self { path: path.to_owned(), device_and_inode: device_and_inode(path)? })
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours = Self::at(&self.path).is_ok_and(|now| now.device_and_inode == self.device_and_inode);
-        if ours {
+        if device_and_inode(&self.path).is_ok_and(|now| now == self.device_and_inode) {
             // Nothing is left to do if that fails: the next process finds a socket that nobody listens on.
             fs::remove_file(&self.path).ok();
         }
     }
+}
+
+fn device_and_inode(path: &Path) -> io::Result<(u64, u64)> {
+    let file = fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino()))
 }
 
 /// Whether a socket can be put at `path`: nothing is there, or one that nobody listens on.

@@ -117,7 +117,7 @@ pub const CATALOG: &[Setting] = &[
     Setting {
         name: "grpc.max_concurrent_streams",
         shape: Shape::Count,
-        default: Some("1000"),
+        default: Some("10000"),
         help: "The most calls at a time on one gRPC connection; clients hold back further ones.",
     },
     Setting {
