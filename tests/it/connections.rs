@@ -12,7 +12,10 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tollgate::{server::Server, time::Clock};
+use tollgate::{
+    api::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient,
+    server::Server, time::Clock,
+};
 use tonic::transport::Channel;
 
 use crate::{
@@ -229,6 +232,6 @@ async fn an_idle_channel_connects_anew_after_its_age() {
     let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
     until(async || (service.counters.grpc.figures().aged == 1).then_some(())).await;
     until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
-    let mut client = tollgate::api::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient::new(channel);
+    let mut client = RateLimitServiceClient::new(channel);
     assert!(client.should_rate_limit(one("shop", "user", "x")).await.is_ok());
 }
