@@ -8,6 +8,7 @@ use std::{
 
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
+use tonic::Status;
 
 /// How long the body of a request may take to arrive, once it has been waited for.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
@@ -50,7 +51,8 @@ impl Body for Timely {
             (Poll::Pending, Bound::Unbounded) => Poll::Pending,
             (Poll::Pending, Bound::Bounded) => {
                 let end = this.end.get_or_insert_with(|| Box::pin(sleep(BODY_WITHIN)));
-                end.as_mut().poll(cx).map(|()| Some(Err("the request has not arrived in time".into())))
+                let late = || Status::deadline_exceeded("the request has not arrived in time");
+                end.as_mut().poll(cx).map(|()| Some(Err(late().into())))
             }
         }
     }

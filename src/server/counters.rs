@@ -87,18 +87,28 @@ impl ListenerCounters {
         if most <= self.open.load(Relaxed) {
             return None;
         }
-        self.open.fetch_add(1, Relaxed);
-        Some(Seat(self.clone()))
+        let taken = self.open.fetch_add(1, Relaxed);
+        Some(Seat { counters: self.clone(), number: taken + 1 })
     }
 }
 
 /// One connection among those open; it stops counting when this is dropped.
 #[derive(Debug)]
-pub(super) struct Seat(Arc<ListenerCounters>);
+pub(super) struct Seat {
+    counters: Arc<ListenerCounters>,
+    number: u64,
+}
+
+impl Seat {
+    /// How many were taken when this one was, itself included.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+}
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Relaxed);
+        self.counters.open.fetch_sub(1, Relaxed);
     }
 }
 

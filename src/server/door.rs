@@ -152,7 +152,7 @@ impl Door {
         let Self { name, listener, certificates, protocols, limits, counters } = self;
         let host = Arc::new(Host { name, certificates, protocols, limits, counters, service });
         let mut open = JoinSet::new();
-        let mut is_full = false;
+        let (mut is_full, mut is_failing) = (false, false);
         let mut stopping = pin!(reached(phases.clone(), Phase::Stopping));
         loop {
             let accepted = tokio::select! {
@@ -162,9 +162,13 @@ impl Door {
             };
             match accepted {
                 Ok(socket) => {
+                    is_failing = false;
                     count(&host.counters.accepted);
-                    let seat = host.counters.seat(limits.connections);
-                    if seat.is_none() {
+                    if let Some(seat) = host.counters.seat(limits.connections) {
+                        // A tenth has to be free before it counts as not full, so that the log stays short.
+                        is_full &= limits.connections - limits.connections / 10 < seat.number();
+                        open.spawn(host.clone().receive(socket, seat, phases.clone()));
+                    } else {
                         count(&host.counters.refused_full);
                         if !is_full {
                             warn!(
@@ -173,16 +177,16 @@ impl Door {
                                 "full; closing new connections"
                             );
                         }
-                    }
-                    is_full = seat.is_none();
-                    if let Some(seat) = seat {
-                        open.spawn(host.clone().receive(socket, seat, phases.clone()));
+                        is_full = true;
                     }
                 }
                 Err(error) if is_of_one_connection(&error) => debug!(listener = name, %error, "gone already"),
                 Err(error) => {
                     count(&host.counters.accept_errors);
-                    warn!(listener = name, %error, "cannot accept connections");
+                    if !is_failing {
+                        warn!(listener = name, %error, "cannot accept connections");
+                    }
+                    is_failing = true;
                     sleep(ACCEPT_PAUSE).await;
                 }
             }

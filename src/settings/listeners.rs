@@ -251,7 +251,7 @@ fn list_of_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Name>
 
 /// Whether `text` is a number of things that there must be at least one of.
 pub(super) fn is_count(text: &str) -> bool {
-    text.parse::<u32>().is_ok_and(|number| 1 <= number && number <= catalog::COUNT_MAX)
+    text.parse().is_ok_and(|number| (1..=catalog::COUNT_MAX).contains(&number))
 }
 
 #[cfg(test)]
