@@ -1,10 +1,15 @@
 //! `tollgate ask`: asks a rate limit server, ours or another's, one question.
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
-use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, ValueHint, value_parser};
 use tokio::{runtime, time::timeout};
-use tonic::transport::Endpoint;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
     api::{
@@ -25,8 +30,25 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn command() -> Command {
-    let to =
-        Arg::new("to").long("to").value_name("HOST:PORT").required(true).help("The server to ask, over gRPC");
+    let to = Arg::new("to")
+        .long("to")
+        .value_name("HOST:PORT")
+        .required(true)
+        .help("The server to ask, over gRPC; unix:/path/to.sock for one on a Unix socket");
+    let file = |name: &'static str, help: &'static str| {
+        let arg = Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf));
+        arg.value_hint(ValueHint::FilePath).help(help)
+    };
+    let tls = [
+        file("tls-ca", "Ask over TLS, and trust whom this authority (PEM) has signed, nobody else"),
+        file("tls-cert", "The certificate to show (PEM)").requires("tls-ca").requires("tls-key"),
+        file("tls-key", "The key of that certificate (PEM)").requires("tls-cert"),
+        Arg::new("tls-name")
+            .long("tls-name")
+            .value_name("HOST")
+            .requires("tls-ca")
+            .help("The name that the server's certificate must have [default: that of --to]"),
+    ];
     let domain = Arg::new("domain").value_name("DOMAIN").required(true).help("Which set of rules applies");
     let descriptors = Arg::new("descriptor")
         .value_name("KEY=VALUE[,KEY=VALUE]...")
@@ -51,6 +73,7 @@ pub(super) fn command() -> Command {
     Command::new("ask")
         .about("Asks a server once; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer")
         .args([to, domain, descriptors, hits, look, refund, json])
+        .args(tls)
         .group(ArgGroup::new("what").args(["hits", "look", "refund"]))
 }
 
@@ -58,7 +81,10 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
     let request = request(matches, text("domain"));
     let answer = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(ask(&text("to"), request.clone())),
+        Ok(runtime) => runtime.block_on(async {
+            let tls = tls(matches)?;
+            ask(&text("to"), tls, request.clone()).await
+        }),
         Err(error) => Err(error.to_string()),
     };
     let printed = answer.and_then(|answer| {
@@ -95,10 +121,36 @@ fn request(matches: &ArgMatches, domain: String) -> RateLimitRequest {
     RateLimitRequest { domain, descriptors: descriptors.collect(), hits_addend: 0 }
 }
 
-async fn ask(to: &str, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{to}"))
-        .map_err(|_| "this is no HOST:PORT".to_owned())?
-        .connect_timeout(PATIENCE);
+/// What the flags say about TLS; without an authority there is none.
+fn tls(matches: &ArgMatches) -> Result<Option<ClientTlsConfig>, String> {
+    let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+    let file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
+    let Some(authority) = file("tls-ca")? else { return Ok(None) };
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
+    if let (Some(cert), Some(key)) = (file("tls-cert")?, file("tls-key")?) {
+        config = config.identity(Identity::from_pem(cert, key));
+    }
+    if let Some(name) = matches.get_one::<String>("tls-name") {
+        config = config.domain_name(name);
+    }
+    Ok(Some(config))
+}
+
+async fn ask(
+    to: &str,
+    tls: Option<ClientTlsConfig>,
+    request: RateLimitRequest,
+) -> Result<RateLimitResponse, String> {
+    let uri = match &tls {
+        _ if to.starts_with("unix:") => to.to_owned(),
+        Some(_) => format!("https://{to}"),
+        None => format!("http://{to}"),
+    };
+    let mut endpoint =
+        Endpoint::from_shared(uri).map_err(|_| "this is no HOST:PORT".to_owned())?.connect_timeout(PATIENCE);
+    if let Some(tls) = tls {
+        endpoint = endpoint.tls_config(tls).map_err(|error| causes(&error))?;
+    }
     let asked = async {
         let channel = endpoint.connect().await.map_err(|error| causes(&error))?;
         let mut client = RateLimitServiceClient::new(channel);

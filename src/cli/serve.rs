@@ -82,11 +82,9 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
     });
     let server = Server::bind(settings, Clock::system()).await?;
     let addresses = server.addresses()?;
-    for (listener, address) in
-        [("grpc", addresses.grpc), ("http", addresses.http), ("admin", addresses.admin)]
-    {
-        info!(listener, %address, "listening");
-    }
+    info!(listener = "grpc", address = %addresses.grpc, "listening");
+    info!(listener = "http", address = %addresses.http, "listening");
+    info!(listener = "admin", address = %addresses.admin, "listening");
     info!(command = format!("tollgate ask --to {} DOMAIN key=value", addresses.grpc), "to try it");
     server.run(leave).await?;
     Ok(())

@@ -3,12 +3,11 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
-    net::TcpListener,
     sync::{mpsc, watch},
     task::JoinSet,
     time::{interval, sleep, timeout},
 };
-use tonic::transport::server::TcpIncoming;
+use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
@@ -20,17 +19,33 @@ use crate::{
     },
     limiter::Limiter,
     rules::{Book, Watcher},
-    settings::{Drain, Settings},
+    settings::{self, Address, Drain, Settings},
     store::{self, Keeping},
     time::Clock,
 };
 
+mod body;
+mod counters;
+mod door;
+mod listen;
 mod phase;
+mod routed;
+mod tls;
 
+pub use counters::{Counters, ListenerCounters, ListenerFigures};
 pub use phase::Phase;
+pub use tls::Refusal;
+
+use door::{Door, Protocols};
+use listen::Listener;
+use routed::Routed;
+use tls::Certificates;
 
 /// How often the clock is compared with the wall's.
 const CLOCK_CHECK: Duration = Duration::from_millis(100);
+
+/// The largest message, in bytes.
+const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// Why the service cannot start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -41,10 +56,13 @@ pub enum Error {
         /// Which of the listeners.
         listener: &'static str,
         /// The address asked for.
-        address: SocketAddr,
+        address: Address,
         /// Why not.
         error: io::Error,
     },
+    /// Certificates are no good.
+    #[error(transparent)]
+    Certificates(#[from] Refusal),
     /// A part of the service ended by itself.
     #[error("{part} has ended: {why}")]
     Ended {
@@ -58,18 +76,19 @@ pub enum Error {
 /// The service, listening but not answering yet.
 #[derive(Debug)]
 pub struct Server {
-    grpc: TcpListener,
-    http: TcpListener,
-    admin: TcpListener,
+    grpc: Door,
+    http: Door,
+    admin: Door,
     settings: Settings,
     clock: Clock,
+    counters: Counters,
 }
 
 /// Where the service listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// The gRPC service.
-    pub grpc: SocketAddr,
+    pub grpc: Address,
     /// Probes and JSON.
     pub http: SocketAddr,
     /// The operator's side.
@@ -77,30 +96,76 @@ pub struct Addresses {
 }
 
 impl Server {
-    /// Takes all addresses, or none.
+    /// Takes all addresses, or none. Certificates are read first, and none may be bad.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, Error> {
+        let counters = Counters::default();
+        let load = |listener, files: &Option<_>, protocols: &Protocols, counters: &Arc<_>| {
+            let load = |files: &settings::Tls| {
+                let (files, names) = (files.clone(), protocols.names());
+                Certificates::load(listener, files, names, clock.clone(), Arc::clone(counters)).map(Arc::new)
+            };
+            files.as_ref().map(load).transpose()
+        };
+        let (grpc, http) = (Protocols::grpc(&settings.grpc), Protocols::http(&settings.http));
+        let grpc_tls = load("grpc", &settings.grpc.tls, &grpc, &counters.grpc)?;
+        let http_tls = load("http", &settings.http.tls, &http, &counters.http)?;
+        let tcp = Address::Tcp;
+        let grpc_at = listen("grpc", &settings.grpc.listen, settings.grpc.socket_mode).await?;
+        let http_at = listen("http", &tcp(settings.http.listen), 0).await?;
+        let admin_at = listen("admin", &tcp(settings.admin.listen), 0).await?;
         Ok(Self {
-            grpc: listen("grpc", settings.grpc.listen).await?,
-            http: listen("http", settings.http.listen).await?,
-            admin: listen("admin", settings.admin.listen).await?,
+            grpc: Door {
+                name: "grpc",
+                listener: grpc_at,
+                certificates: grpc_tls,
+                protocols: grpc,
+                limits: door::Limits::grpc(&settings.grpc),
+                counters: counters.grpc.clone(),
+            },
+            http: Door {
+                name: "http",
+                listener: http_at,
+                certificates: http_tls,
+                protocols: http,
+                limits: door::Limits::http(settings.http.max_connections, settings.http.header_timeout),
+                counters: counters.http.clone(),
+            },
+            admin: Door {
+                name: "admin",
+                listener: admin_at,
+                certificates: None,
+                protocols: Protocols::http(&settings.http),
+                limits: door::Limits::http(settings.admin.max_connections, settings.http.header_timeout),
+                counters: counters.admin.clone(),
+            },
             settings,
             clock,
+            counters,
         })
     }
 
     /// Where it listens, with the ports that port 0 has become.
     pub fn addresses(&self) -> io::Result<Addresses> {
+        let tcp = |door: &Door| match door.listener.address()? {
+            Address::Tcp(address) => Ok(address),
+            Address::Unix(_) => Err(io::Error::other("a port has become a Unix socket")),
+        };
         Ok(Addresses {
-            grpc: self.grpc.local_addr()?,
-            http: self.http.local_addr()?,
-            admin: self.admin.local_addr()?,
+            grpc: self.grpc.listener.address()?,
+            http: tcp(&self.http)?,
+            admin: tcp(&self.admin)?,
         })
+    }
+
+    /// What becomes of its connections, counted.
+    pub fn counters(&self) -> Counters {
+        self.counters.clone()
     }
 
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
-        let Self { grpc, http, admin, settings, clock } = self;
+        let Self { grpc, http, admin, settings, clock, counters: _ } = self;
         let book = Arc::new(Book::default());
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
@@ -117,11 +182,16 @@ impl Server {
         let (reporter, health) = tonic_health::server::health_reporter();
         chores.spawn(phase::report_health(reporter, phases.clone()));
 
+        for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
+            chores.spawn(certificates.clone().follow(settings.tls.poll_interval));
+        }
+
         let mut servers = JoinSet::new();
         let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
-        servers.spawn(serve_http("http", http, http::router(api.clone(), probe), phases.clone()));
-        servers.spawn(serve_http("admin", admin, admin::router(book.clone(), memory), phases.clone()));
-        servers.spawn(serve_grpc(grpc, api, health, phases));
+        let routes = Routed::http(http::router(api.clone(), probe));
+        servers.spawn(http.serve(routes, phases.clone()));
+        servers.spawn(admin.serve(Routed::http(admin::router(book.clone(), memory)), phases.clone()));
+        servers.spawn(grpc.serve(Routed::grpc(grpc_routes(api, health)?), phases));
 
         let serve = async {
             book.loaded().await;
@@ -144,8 +214,9 @@ impl Server {
     }
 }
 
-async fn listen(listener: &'static str, address: SocketAddr) -> Result<TcpListener, Error> {
-    TcpListener::bind(address).await.map_err(|error| Error::Listen { listener, address, error })
+async fn listen(listener: &'static str, address: &Address, mode: u32) -> Result<Listener, Error> {
+    let listening = Listener::bind(address, mode).await;
+    listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
 }
 
 async fn follow_wall(clock: Clock) {
@@ -160,7 +231,7 @@ async fn follow_wall(clock: Clock) {
 async fn drain(
     phase: &watch::Sender<Phase>,
     drain: &Drain,
-    mut servers: JoinSet<Result<(), Error>>,
+    mut servers: JoinSet<()>,
     mut leave: mpsc::Receiver<()>,
 ) {
     info!(delay = ?drain.delay, timeout = ?drain.timeout, "draining");
@@ -180,11 +251,10 @@ async fn drain(
 }
 
 /// The end of the first server that ends; before the process leaves, none should.
-async fn end_of(servers: &mut JoinSet<Result<(), Error>>) -> Error {
+async fn end_of(servers: &mut JoinSet<()>) -> Error {
     let ended = |why: String| Error::Ended { part: "a server", why };
     match servers.join_next().await {
-        None | Some(Ok(Ok(()))) => ended("nobody told it to".to_owned()),
-        Some(Ok(Err(error))) => error,
+        None | Some(Ok(())) => ended("nobody told it to".to_owned()),
         Some(Err(panic)) => ended(panic.to_string()),
     }
 }
@@ -198,41 +268,20 @@ async fn end_of_chore(chores: &mut JoinSet<()>) -> Error {
     Error::Ended { part: "a chore", why }
 }
 
-async fn serve_grpc<H>(
-    listener: TcpListener,
+/// Everything that is answered over gRPC.
+fn grpc_routes<H>(
     api: Api,
     health: tonic_health::pb::health_server::HealthServer<H>,
-    phases: watch::Receiver<Phase>,
-) -> Result<(), Error>
+) -> Result<axum::Router, Error>
 where
     H: tonic_health::pb::health_server::Health,
 {
-    let ended = |why: String| Error::Ended { part: "the gRPC server", why };
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
-        .map_err(|error| ended(error.to_string()))?;
-    tonic::transport::Server::builder()
-        .add_service(RateLimitServiceServer::new(api))
-        .add_service(health)
-        .add_service(reflection)
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            phase::reached(phases, Phase::Stopping),
-        )
-        .await
-        .map_err(|error| ended(error.to_string()))
-}
-
-async fn serve_http(
-    part: &'static str,
-    listener: TcpListener,
-    router: axum::Router,
-    phases: watch::Receiver<Phase>,
-) -> Result<(), Error> {
-    axum::serve(listener, router)
-        .with_graceful_shutdown(phase::reached(phases, Phase::Stopping))
-        .await
-        .map_err(|error| Error::Ended { part, why: error.to_string() })
+        .map_err(|error| Error::Ended { part: "the gRPC server", why: error.to_string() })?;
+    let service = RateLimitServiceServer::new(api).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let routes = Routes::new(service).add_service(health).add_service(reflection);
+    Ok(routes.prepare().into_axum_router())
 }

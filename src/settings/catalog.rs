@@ -5,7 +5,13 @@ use std::{net::SocketAddr, time::Duration};
 use bytesize::ByteSize;
 use jiff::SignedDuration;
 
-use crate::store;
+use crate::{
+    settings::listeners::{Address, is_count, mode, names},
+    store,
+};
+
+/// The largest number that a setting may be.
+pub(super) const COUNT_MAX: u32 = 1_000_000;
 
 /// What counters may take where nothing tells how much memory there is.
 const BYTES_UNKNOWN: u64 = 512 * 1024 * 1024;
@@ -28,6 +34,14 @@ pub struct Setting {
 pub enum Shape {
     /// An IP address and a port.
     Address,
+    /// An IP address and a port, or a Unix socket.
+    Socket,
+    /// Who may open a file.
+    Mode,
+    /// Names in certificates, or none.
+    Names,
+    /// How many, at least one.
+    Count,
     /// A length of time.
     Duration,
     /// On or off.
@@ -62,15 +76,123 @@ pub const CATALOG: &[Setting] = &[
     },
     Setting {
         name: "grpc.listen",
-        shape: Shape::Address,
+        shape: Shape::Socket,
         default: Some("0.0.0.0:8081"),
-        help: "Where the gRPC service listens.",
+        help: "Where the gRPC service listens: an address and a port, or unix:/path/to.sock.",
+    },
+    Setting {
+        name: "grpc.socket_mode",
+        shape: Shape::Mode,
+        default: Some("0660"),
+        help: "Who may connect to a Unix socket, as in chmod.",
+    },
+    Setting {
+        name: "grpc.tls_cert",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "The certificate chain that clients are shown, in PEM; without one the listener speaks plaintext.",
+    },
+    Setting {
+        name: "grpc.tls_key",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "The key of that certificate, in PEM.",
+    },
+    Setting {
+        name: "grpc.tls_client_ca",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "Who must have signed the client's certificate, in PEM; nobody else is trusted. Without it clients need none.",
+    },
+    Setting {
+        name: "grpc.tls_client_san",
+        shape: Shape::Names,
+        default: Some("off"),
+        help: "The names of which the client's certificate must have one: hosts, URIs or IP addresses, separated by commas.",
+    },
+    Setting {
+        name: "grpc.max_connections",
+        shape: Shape::Count,
+        default: Some("10000"),
+        help: "The most gRPC connections at a time; one more is closed at once.",
+    },
+    Setting {
+        name: "grpc.max_concurrent_streams",
+        shape: Shape::Count,
+        default: Some("10000"),
+        help: "The most calls at a time on one gRPC connection; clients hold back further ones.",
+    },
+    Setting {
+        name: "grpc.max_connection_age",
+        shape: Shape::Duration,
+        default: Some("30m"),
+        help: "How long a gRPC connection lasts before its client is told to make a new one, give or take a fifth.",
+    },
+    Setting {
+        name: "grpc.max_connection_age_grace",
+        shape: Shape::Duration,
+        default: Some("5m"),
+        help: "How long the calls that are then open may still take.",
+    },
+    Setting {
+        name: "grpc.keepalive_interval",
+        shape: Shape::Duration,
+        default: Some("1m"),
+        help: "How often a gRPC client is asked whether it is still there.",
+    },
+    Setting {
+        name: "grpc.keepalive_timeout",
+        shape: Shape::Duration,
+        default: Some("20s"),
+        help: "How long it may take to say so.",
+    },
+    Setting {
+        name: "grpc.handshake_timeout",
+        shape: Shape::Duration,
+        default: Some("10s"),
+        help: "How long a new gRPC connection may take to begin, TLS included.",
     },
     Setting {
         name: "http.listen",
         shape: Shape::Address,
         default: Some("0.0.0.0:8080"),
         help: "Where probes and POST /json are served.",
+    },
+    Setting {
+        name: "http.tls_cert",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "The certificate chain that clients are shown, in PEM; without one the listener speaks plaintext.",
+    },
+    Setting {
+        name: "http.tls_key",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "The key of that certificate, in PEM.",
+    },
+    Setting {
+        name: "http.tls_client_ca",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "Who must have signed the client's certificate, in PEM; nobody else is trusted. Without it clients need none.",
+    },
+    Setting {
+        name: "http.tls_client_san",
+        shape: Shape::Names,
+        default: Some("off"),
+        help: "The names of which the client's certificate must have one: hosts, URIs or IP addresses, separated by commas.",
+    },
+    Setting {
+        name: "http.max_connections",
+        shape: Shape::Count,
+        default: Some("1000"),
+        help: "The most HTTP connections at a time; one more is closed at once.",
+    },
+    Setting {
+        name: "http.header_timeout",
+        shape: Shape::Duration,
+        default: Some("30s"),
+        help: "How long TLS, and then the head of each HTTP request, may take to arrive, also on the admin listener; an idle connection is closed after it.",
     },
     Setting {
         name: "admin.listen",
@@ -131,6 +253,18 @@ pub const CATALOG: &[Setting] = &[
         shape: Shape::Switch,
         default: Some("false"),
         help: "Whether refusals carry Retry-After.",
+    },
+    Setting {
+        name: "admin.max_connections",
+        shape: Shape::Count,
+        default: Some("100"),
+        help: "The most connections of operators at a time; one more is closed at once.",
+    },
+    Setting {
+        name: "tls.poll_interval",
+        shape: Shape::Duration,
+        default: Some("3s"),
+        help: "How often the files of certificates are compared with what is in force.",
     },
     Setting {
         name: "api.dynamic_metadata",
@@ -214,7 +348,10 @@ impl Shape {
     /// The kind of value, as a word for help texts.
     pub fn value_name(self) -> &'static str {
         match self {
-            Self::Address => "ADDRESS:PORT",
+            Self::Address | Self::Socket => "ADDRESS:PORT",
+            Self::Mode => "MODE",
+            Self::Names => "NAME[,NAME]...",
+            Self::Count => "N",
             Self::Duration => "TIME",
             Self::Switch => "BOOL",
             Self::Path | Self::PathOrOff => "PATH",
@@ -229,6 +366,12 @@ impl Shape {
     pub fn expected(self) -> String {
         match self {
             Self::Address => "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081".to_owned(),
+            Self::Socket => {
+                "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock".to_owned()
+            }
+            Self::Mode => "a mode of a file, as in 0660".to_owned(),
+            Self::Names => "a comma list of host names, URIs and IP addresses, or off".to_owned(),
+            Self::Count => format!("a number from 1 to {COUNT_MAX}"),
             Self::Duration => "a length of time, as in 250ms, 5s or 1m 30s".to_owned(),
             Self::Switch => "true or false".to_owned(),
             Self::Path => "a path".to_owned(),
@@ -247,6 +390,10 @@ impl Shape {
     pub fn allows(self, text: &str) -> bool {
         match self {
             Self::Address => text.parse::<SocketAddr>().is_ok(),
+            Self::Socket => text.parse::<Address>().is_ok(),
+            Self::Mode => mode(text).is_some(),
+            Self::Names => names(text).is_some(),
+            Self::Count => is_count(text),
             Self::Duration => duration(text).is_some(),
             Self::Switch => matches!(text, "true" | "false"),
             Self::Path | Self::PathOrOff => !text.is_empty(),

@@ -1,15 +1,17 @@
 //! How this process runs, fixed until it is restarted: defaults, then a file, then the environment, then flags.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{api, limiter, rules, store, telemetry};
 
 mod catalog;
+mod listeners;
 mod sources;
 
 pub use catalog::{CATALOG, Setting, Shape};
+pub use listeners::{Address, Admin, Grpc, Http, Name, Reload, Tls};
 pub use sources::{Error, Sources, environment};
 
 /// All settings.
@@ -17,11 +19,13 @@ pub use sources::{Error, Sources, environment};
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// The gRPC service.
-    pub grpc: Listener,
+    pub grpc: Grpc,
     /// The plain HTTP side.
-    pub http: Listener,
+    pub http: Http,
     /// The operator's side.
-    pub admin: Listener,
+    pub admin: Admin,
+    /// How certificates are kept up to date.
+    pub tls: Reload,
     /// Where rules come from.
     #[serde(deserialize_with = "rules_settings")]
     pub rules: rules::Settings,
@@ -38,14 +42,6 @@ pub struct Settings {
     pub drain: Drain,
     /// What it writes while it runs.
     pub log: telemetry::logs::Settings,
-}
-
-/// Where to listen.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Listener {
-    /// The address; port 0 takes any that is free.
-    pub listen: SocketAddr,
 }
 
 /// How the process leaves after SIGTERM.

@@ -72,7 +72,15 @@ impl Sources {
         for (setting, value) in values {
             config = config.set_override(setting.name, value)?;
         }
-        let settings: Settings = config.build()?.try_deserialize()?;
+        let config = config.build()?;
+        let mut problems = Problems::default();
+        for section in ["grpc", "http"] {
+            problems.certificates(section, |name| {
+                config.get_string(&format!("{section}.{name}")).is_ok_and(|value| value != "off")
+            });
+        }
+        problems.none()?;
+        let settings: Settings = config.try_deserialize()?;
         let Drain { delay, timeout } = settings.drain;
         if timeout < delay {
             let what = "drain.delay is longer than drain.timeout, which includes it";
@@ -174,6 +182,19 @@ impl Problems {
         Some((setting, value.to_owned()))
     }
 
+    /// What a listener's certificates lack, where `is_set` tells which of their settings are given.
+    fn certificates(&mut self, section: &str, is_set: impl Fn(&str) -> bool) {
+        let needs = [
+            ("tls_cert", "tls_key"),
+            ("tls_key", "tls_cert"),
+            ("tls_client_ca", "tls_cert"),
+            ("tls_client_san", "tls_client_ca"),
+        ];
+        for (given, needed) in needs.into_iter().filter(|(given, needed)| is_set(given) && !is_set(needed)) {
+            self.0.push(format!("{section}.{given} needs {section}.{needed}, which is not set"));
+        }
+    }
+
     fn none(self) -> Result<(), Error> {
         if self.0.is_empty() { Ok(()) } else { Err(Error::Wrong(self.0)) }
     }
@@ -212,7 +233,7 @@ mod tests {
     #[test]
     fn every_setting_but_the_rules_has_a_default_that_is_allowed() {
         let settings = with_rules(Sources::default()).load().unwrap();
-        assert_eq!(settings.grpc.listen.port(), 8081);
+        assert_eq!(settings.grpc.listen.to_string(), "0.0.0.0:8081");
         assert_eq!(settings.drain.delay, Duration::from_secs(5));
         for setting in CATALOG {
             assert!(setting.default.is_none_or(|default| setting.shape.allows(default)), "{}", setting.name);
@@ -271,6 +292,19 @@ mod tests {
         assert_eq!(problems.len(), 4);
         assert!(problems[0].starts_with("--grpc-listen: `8081` is not allowed; an IP address and a port"));
         assert!(problems[3].ends_with("one of text, json is"));
+    }
+
+    #[test]
+    fn certificates_that_lack_a_part_are_refused_with_what_they_need() {
+        let flags = [("grpc.tls_cert", "a.pem"), ("http.tls_client_san", "edge.example")];
+        let flags = flags.map(|(name, value)| (setting(name), value.to_owned())).to_vec();
+        assert_eq!(
+            problems(&with_rules(Sources { flags, ..Sources::default() })),
+            [
+                "grpc.tls_cert needs grpc.tls_key, which is not set",
+                "http.tls_client_san needs http.tls_client_ca, which is not set",
+            ]
+        );
     }
 
     #[test]

@@ -5,8 +5,11 @@ import json
 LIMIT = "envoy.filters.http.ratelimit"
 
 
-def bootstrap(tollgates, upstream, routes, failure_mode_deny=False, filters=(), timeout="5s"):
-    """An edge that asks `tollgates` (addresses) about what `routes` say and passes requests on to `upstream`."""
+def bootstrap(tollgates, upstream, routes, failure_mode_deny=False, filters=(), timeout="5s", tls=None):
+    """An edge that asks `tollgates` (addresses) about what `routes` say and passes requests on to `upstream`.
+
+    Over TLS where `tls` is one of `upstream_tls`.
+    """
     limiter = {
         "domain": "edge",
         # Long, because these tests ask what is decided and not how soon.
@@ -48,7 +51,7 @@ def bootstrap(tollgates, upstream, routes, failure_mode_deny=False, filters=(), 
             "admin": {"address": socket_address("127.0.0.1:0")},
             "static_resources": {
                 "listeners": [listener],
-                "clusters": [tollgate_cluster(tollgates), cluster("upstream", [upstream])],
+                "clusters": [tollgate_cluster(tollgates) | (tls or {}), cluster("upstream", [upstream])],
             },
         },
         indent=1,
@@ -86,7 +89,20 @@ def type_url(kind):
     return f"type.googleapis.com/envoy.{kind}"
 
 
+def upstream_tls(authority, certificate=None, key=None):
+    """What a cluster needs for TLS: whom it trusts, and what it shows (paths of PEM files)."""
+    context = {"validation_context": {"trusted_ca": {"filename": str(authority)}}}
+    if certificate:
+        pair = {"certificate_chain": {"filename": str(certificate)}, "private_key": {"filename": str(key)}}
+        context["tls_certificates"] = [pair]
+    kind = "extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    config = {"common_tls_context": context, "sni": "localhost"}
+    return {"transport_socket": typed("envoy.transport_sockets.tls", kind, config)}
+
+
 def socket_address(address):
+    if address.startswith("unix:"):
+        return {"pipe": {"path": address.removeprefix("unix:")}}
     host, port = address.rsplit(":", 1)
     return {"socket_address": {"address": host, "port_value": int(port)}}
 

@@ -18,7 +18,7 @@ use tollgate::{
             rate_limit_service_client::RateLimitServiceClient,
         },
     },
-    server::{Addresses, Error, Server},
+    server::{Addresses, Counters, Error, Server},
     settings::{CATALOG, Settings, Sources},
     time::{Clock, Timestamp},
 };
@@ -37,6 +37,7 @@ pub struct Service {
     pub leave: mpsc::Sender<()>,
     pub ended: JoinHandle<Result<(), Error>>,
     pub rules: TempDir,
+    pub counters: Counters,
 }
 
 /// Settings for a test: free ports, quick, rules in `rules`, and those given.
@@ -76,10 +77,10 @@ impl Service {
         fs::write(folder.path().join("rules.yaml"), rules).unwrap();
         let clock = Clock::manual(START);
         let server = Server::bind(settings(&folder, given), clock.clone()).await.unwrap();
-        let addresses = server.addresses().unwrap();
+        let (addresses, counters) = (server.addresses().unwrap(), server.counters());
         let (leave, left) = mpsc::channel(2);
         let ended = tokio::spawn(server.run(left));
-        Self { addresses, clock, leave, ended, rules: folder }
+        Self { addresses, clock, leave, ended, rules: folder, counters }
     }
 
     /// A client with a connection of its own.

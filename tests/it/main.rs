@@ -3,14 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
 
 mod answers;
+mod certificates;
 mod changes;
+mod connections;
 mod counters;
 mod docs;
 mod floors;
 mod harness;
+mod hostile;
 mod http;
 mod life;
 mod queue;
 mod reload;
 mod settings;
+mod tls;
 mod uses;

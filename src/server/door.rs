@@ -1,0 +1,394 @@
+//! Accepts connections, greets them, and sees each of them out.
+//!
+//! Whatever a client does costs its own connection and nobody else's: greeting happens in a task of each
+//! connection, everything is bounded in number or time, and at a bound the connection is closed and counted.
+
+use std::{
+    io,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::server::conn::{http1, http2};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::graceful::GracefulConnection,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, warn};
+
+use crate::{
+    server::{
+        Certificates, Listener, Phase, Routed,
+        counters::{ListenerCounters, Seat, count},
+        listen::Socket,
+        phase::reached,
+    },
+    settings,
+};
+
+/// How long to wait before accepting again where the system could not.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The most bytes of all headers of a request.
+const HEADER_BYTES_MAX: u32 = 16 * 1024;
+/// How many bytes an HTTP/2 client sends before anything else.
+const PREFACE_BYTES: usize = 24;
+/// How many streams a client may have reset that we have not come to yet, before its connection is closed.
+const RESETS_PENDING_MAX: usize = 20;
+/// How many streams we may have reset for a client's mistakes, before its connection is closed.
+const RESETS_FOR_ERRORS_MAX: usize = 1024;
+/// How long HTTP connections last, give or take a fifth, and then their last request.
+const HTTP_AGE: Duration = Duration::from_secs(5 * 60);
+/// The least time between two keepalive pings.
+const KEEPALIVE_MIN: Duration = Duration::from_millis(10);
+/// By which part ages differ, so that connections made together do not end together.
+const JITTER: f64 = 0.2;
+
+/// A listener and how those who come are met.
+#[derive(Debug)]
+pub(super) struct Door {
+    pub(super) name: &'static str,
+    pub(super) listener: Listener,
+    pub(super) certificates: Option<Arc<Certificates>>,
+    pub(super) protocols: Protocols,
+    pub(super) limits: Limits,
+    pub(super) counters: Arc<ListenerCounters>,
+}
+
+/// What is spoken behind a door.
+#[derive(Clone, Debug)]
+pub(super) struct Protocols {
+    // Spoken unless the handshake has agreed on HTTP/2; without it everybody speaks HTTP/2.
+    http1: Option<http1::Builder>,
+    http2: http2::Builder<TokioExecutor>,
+}
+
+/// What connections may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// How many at a time.
+    connections: u64,
+    /// How long TLS may take, and then the first bytes.
+    handshake: Duration,
+    /// How long a connection may last, on average.
+    age: Duration,
+    /// How long what is then open may still take.
+    grace: Duration,
+}
+
+impl Limits {
+    pub(super) fn grpc(settings: &settings::Grpc) -> Self {
+        Self {
+            connections: settings.max_connections as u64,
+            handshake: settings.handshake_timeout,
+            age: settings.max_connection_age,
+            grace: settings.max_connection_age_grace,
+        }
+    }
+
+    pub(super) fn http(max_connections: usize, header_timeout: Duration) -> Self {
+        let connections = max_connections as u64;
+        Self { connections, handshake: header_timeout, age: HTTP_AGE, grace: HTTP_AGE }
+    }
+}
+
+impl Protocols {
+    /// HTTP/2 only.
+    pub(super) fn grpc(settings: &settings::Grpc) -> Self {
+        let mut http2 = http2();
+        http2
+            .max_concurrent_streams(settings.max_concurrent_streams)
+            .keep_alive_interval(settings.keepalive_interval.max(KEEPALIVE_MIN))
+            .keep_alive_timeout(settings.keepalive_timeout);
+        Self { http1: None, http2 }
+    }
+
+    /// HTTP/1.1, or HTTP/2 where a TLS handshake agrees on it.
+    pub(super) fn http(settings: &settings::Http) -> Self {
+        let mut http1 = http1::Builder::new();
+        http1
+            .timer(TokioTimer::new())
+            .header_read_timeout(settings.header_timeout)
+            .max_header_size(HEADER_BYTES_MAX as usize);
+        let mut http2 = http2();
+        http2.keep_alive_interval(settings.header_timeout.max(KEEPALIVE_MIN));
+        Self { http1: Some(http1), http2 }
+    }
+
+    /// Their names in a TLS handshake, the best first.
+    pub(super) fn names(&self) -> &'static [&'static [u8]] {
+        match self.http1 {
+            None => &[b"h2"],
+            Some(_) => &[b"h2", b"http/1.1"],
+        }
+    }
+}
+
+fn http2() -> http2::Builder<TokioExecutor> {
+    // Another executor would go here.
+    let mut http2 = http2::Builder::new(TokioExecutor::new());
+    http2
+        .timer(TokioTimer::new())
+        .max_header_list_size(HEADER_BYTES_MAX)
+        .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+        .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX);
+    http2
+}
+
+impl Door {
+    /// Lets `service` answer all who come, until the process stops; then finishes what has come.
+    pub(super) async fn serve(self, service: Routed, phases: watch::Receiver<Phase>) {
+        let Self { name, listener, certificates, protocols, limits, counters } = self;
+        let host = Arc::new(Host { name, certificates, protocols, limits, counters, service });
+        let mut open = JoinSet::new();
+        let (mut is_full, mut is_failing) = (false, false);
+        let mut stopping = pin!(reached(phases.clone(), Phase::Stopping));
+        loop {
+            let accepted = tokio::select! {
+                () = &mut stopping => break,
+                Some(_) = open.join_next() => continue,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok(socket) => {
+                    is_failing = false;
+                    count(&host.counters.accepted);
+                    if let Some(seat) = host.counters.seat(limits.connections) {
+                        // A tenth has to be free before it counts as not full, so that the log stays short.
+                        is_full &= limits.connections - limits.connections / 10 < seat.number();
+                        open.spawn(host.clone().receive(socket, seat, phases.clone()));
+                    } else {
+                        count(&host.counters.refused_full);
+                        if !is_full {
+                            warn!(
+                                listener = name,
+                                most = limits.connections,
+                                "full; closing new connections"
+                            );
+                        }
+                        is_full = true;
+                    }
+                }
+                Err(error) if is_of_one_connection(&error) => debug!(listener = name, %error, "gone already"),
+                Err(error) => {
+                    count(&host.counters.accept_errors);
+                    if !is_failing {
+                        warn!(listener = name, %error, "cannot accept connections");
+                    }
+                    is_failing = true;
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        // From here on nobody can connect.
+        drop(listener);
+        while open.join_next().await.is_some() {}
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+/// What all connections of a door share.
+struct Host {
+    name: &'static str,
+    certificates: Option<Arc<Certificates>>,
+    protocols: Protocols,
+    limits: Limits,
+    counters: Arc<ListenerCounters>,
+    service: Routed,
+}
+
+/// Why a connection is to end.
+enum Ending {
+    /// Nothing has come in time.
+    NeverBegan,
+    /// It has lasted long enough.
+    Aged,
+    /// The process leaves.
+    Stopping,
+}
+
+impl Host {
+    /// One connection from its first byte to its last. It holds its seat until then.
+    async fn receive(self: Arc<Self>, socket: Socket, seat: Seat, phases: watch::Receiver<Phase>) {
+        let _seat = seat;
+        let Some(certificates) = &self.certificates else {
+            return self.speak(socket, Agreed::Nothing, phases).await;
+        };
+        let accepting = TlsAcceptor::from(certificates.in_force()).accept(socket);
+        let greeted = tokio::select! {
+            greeted = timeout(self.limits.handshake, accepting) => greeted,
+            // Whoever has not said anything yet is not cut off.
+            () = reached(phases.clone(), Phase::Stopping) => return,
+        };
+        match greeted {
+            Ok(Ok(stream)) => {
+                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let agreed = if is_http2 { Agreed::Http2 } else { Agreed::Nothing };
+                self.speak(stream, agreed, phases).await;
+            }
+            Ok(Err(error)) => {
+                count(&self.counters.handshakes_failed);
+                debug!(listener = self.name, %error, "a handshake has failed");
+            }
+            Err(_) => count(&self.counters.handshakes_slow),
+        }
+    }
+
+    async fn speak<W>(&self, wire: W, agreed: Agreed, phases: watch::Receiver<Phase>)
+    where
+        W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let begun = Begun::default();
+        let wire = TokioIo::new(Watched { wire, begun: begun.clone() });
+        let service = self.service.clone();
+        match (&self.protocols.http1, agreed) {
+            (Some(http1), Agreed::Nothing) => {
+                self.see_out(http1.serve_connection(wire, service), &begun, phases).await;
+            }
+            (Some(_), Agreed::Http2) | (None, Agreed::Nothing | Agreed::Http2) => {
+                self.see_out(self.protocols.http2.serve_connection(wire, service), &begun, phases).await;
+            }
+        }
+    }
+
+    /// Drives a connection to its end, which comes with age at the latest.
+    async fn see_out<C>(&self, connection: C, begun: &Begun, phases: watch::Receiver<Phase>)
+    where
+        C: GracefulConnection,
+        C::Error: std::fmt::Display,
+    {
+        let mut connection = pin!(connection);
+        let ending = tokio::select! {
+            ended = connection.as_mut() => return self.note(ended),
+            ending = self.ending(begun) => ending,
+            () = reached(phases, Phase::Stopping) => Ending::Stopping,
+        };
+        match ending {
+            Ending::NeverBegan => return count(&self.counters.handshakes_slow),
+            Ending::Aged => count(&self.counters.aged),
+            // There is nothing to finish.
+            Ending::Stopping if begun.bytes() == 0 => return,
+            Ending::Stopping => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        match timeout(self.limits.grace, connection).await {
+            Ok(ended) => self.note(ended),
+            Err(_) => count(&self.counters.cut),
+        }
+    }
+
+    /// Waits for the time when a connection has to end.
+    async fn ending(&self, begun: &Begun) -> Ending {
+        let age = jittered(self.limits.age, rand::random());
+        let beginning = self.limits.handshake.min(age);
+        sleep(beginning).await;
+        // Of HTTP/1 hyper waits for the head as long itself.
+        let needed = if self.protocols.http1.is_none() { PREFACE_BYTES } else { 1 };
+        if begun.bytes() < needed {
+            return Ending::NeverBegan;
+        }
+        sleep(age.saturating_sub(beginning)).await;
+        Ending::Aged
+    }
+
+    fn note(&self, ended: Result<(), impl std::fmt::Display>) {
+        if let Err(error) = ended {
+            debug!(listener = self.name, %error, "a connection has ended in an error");
+        }
+    }
+}
+
+/// What a handshake has agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Agreed {
+    Nothing,
+    Http2,
+}
+
+/// `age`, give or take a fifth: as much of that as `dice`, from 0 to 1, says.
+fn jittered(age: Duration, dice: f64) -> Duration {
+    age.mul_f64(1.0 - JITTER + 2.0 * JITTER * dice)
+}
+
+/// How many bytes have come over a connection; only the first few are counted.
+#[derive(Clone, Debug, Default)]
+struct Begun(Arc<AtomicUsize>);
+
+impl Begun {
+    fn bytes(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+/// A wire that tells whether anything has come over it.
+struct Watched<W> {
+    wire: W,
+    begun: Begun,
+}
+
+impl<W: AsyncRead + Unpin> AsyncRead for Watched<W> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.wire).poll_read(cx, buf);
+        let bytes = this.begun.bytes();
+        if bytes < PREFACE_BYTES {
+            this.begun.0.store(bytes + buf.filled().len() - before, Relaxed);
+        }
+        read
+    }
+}
+
+impl<W: AsyncWrite + Unpin> AsyncWrite for Watched<W> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().wire).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().wire).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().wire).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().wire).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.wire.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_differ_by_a_fifth_either_way() {
+        let age = Duration::from_secs(100);
+        for (dice, expected) in [(0.0, 80), (0.5, 100), (1.0, 120)] {
+            assert_eq!(jittered(age, dice).as_secs_f64().round(), f64::from(expected));
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Where connections come from: a port, or a socket in the file system.
+
+use std::{
+    fs, io,
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    time::timeout,
+};
+
+use crate::settings::Address;
+
+/// How long another process may take to accept, before its socket counts as live all the same.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Takes connections.
+#[derive(Debug)]
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    // The file goes first, so that nobody connects to a socket that is about to close.
+    Unix(SocketFile, UnixListener),
+}
+
+/// A connection as it comes, before any of its bytes are read.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Listener {
+    /// Takes `address`. `mode` is of the file where that is a Unix socket; a file that a dead process has
+    /// left is replaced.
+    pub(super) async fn bind(address: &Address, mode: u32) -> io::Result<Self> {
+        match address {
+            Address::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
+            Address::Unix(path) => {
+                vacant(path).await?;
+                // Made beside its place and moved there once its mode is right: until then nobody knows it.
+                let mut beside = path.as_os_str().to_owned();
+                beside.push(".new");
+                let beside = PathBuf::from(beside);
+                remove_socket(&beside)?;
+                let listener = UnixListener::bind(&beside)?;
+                fs::set_permissions(&beside, fs::Permissions::from_mode(mode))?;
+                fs::rename(&beside, path)?;
+                Ok(Self::Unix(SocketFile::at(path)?, listener))
+            }
+        }
+    }
+
+    /// Where it listens, with the port that port 0 has become.
+    pub(super) fn address(&self) -> io::Result<Address> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().map(Address::Tcp),
+            Self::Unix(file, _) => Ok(Address::Unix(file.path.clone())),
+        }
+    }
+
+    /// The next connection. May be dropped while it waits, and loses none.
+    pub(super) async fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // It fails only where the client is gone already, which reading will tell.
+                stream.set_nodelay(true).ok();
+                Ok(Socket::Tcp(stream))
+            }
+            Self::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Socket::Unix(stream)),
+        }
+    }
+}
+
+/// The file of a socket that we listen on; removed with this, if it is still ours.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    device_and_inode: (u64, u64),
+}
+
+impl SocketFile {
+    fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), device_and_inode: device_and_inode(path)? })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if device_and_inode(&self.path).is_ok_and(|now| now == self.device_and_inode) {
+            // Nothing is left to do if that fails: the next process finds a socket that nobody listens on.
+            fs::remove_file(&self.path).ok();
+        }
+    }
+}
+
+fn device_and_inode(path: &Path) -> io::Result<(u64, u64)> {
+    let file = fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino()))
+}
+
+/// Whether a socket can be put at `path`: nothing is there, or one that nobody listens on.
+async fn vacant(path: &Path) -> io::Result<()> {
+    let in_use = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, why.to_owned()));
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(file) if !file.file_type().is_socket() => return in_use("there is a file that is no socket"),
+        Ok(_) => {}
+    }
+    match timeout(ALIVE_WITHIN, UnixStream::connect(path)).await {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(Ok(_) | Err(_)) | Err(_) => in_use("another process listens on it"),
+    }
+}
+
+/// Removes what an earlier start may have left half-way.
+fn remove_socket(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Tcp(stream) => stream.is_write_vectored(),
+            Self::Unix(stream) => stream.is_write_vectored(),
+        }
+    }
+}

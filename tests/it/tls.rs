@@ -1,0 +1,295 @@
+//! Certificates: whom we show ourselves to be, whom we let in, and how they change.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+};
+use tollgate::{
+    api::proto::envoy::service::ratelimit::v3::{
+        RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
+    },
+    server::{Error, Server},
+    time::Clock,
+};
+use tonic::{
+    Code,
+    transport::{Certificate, ClientTlsConfig, Endpoint},
+};
+
+use crate::{
+    certificates::{Authority, Files, Pair, connect, given},
+    harness::{START, Service, one, settings, until},
+};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 1000000}
+";
+
+fn question() -> RateLimitRequest {
+    one("shop", "user", "x")
+}
+
+/// Whether a client on a new connection is answered.
+async fn is_answered(service: &Service, authority: &Authority, identity: Option<&Pair>) -> bool {
+    let Ok(channel) = connect(&service.addresses.grpc, authority, identity).await else { return false };
+    RateLimitServiceClient::new(channel).should_rate_limit(question()).await.is_ok()
+}
+
+async fn start(settings: &[(String, String)]) -> Service {
+    Service::start_with(RULES, &given(settings)).await
+}
+
+#[tokio::test]
+async fn a_client_that_trusts_the_authority_is_answered_and_no_other() {
+    let (ours, other) = (Authority::new("ours"), Authority::new("other"));
+    let files = Files::of(&ours.server());
+    let service = start(&files.settings("grpc")).await;
+    assert!(is_answered(&service, &ours, None).await);
+    assert!(!is_answered(&service, &other, None).await);
+    let plain = RateLimitServiceClient::connect(format!("http://{}", service.addresses.grpc)).await;
+    if let Ok(mut client) = plain {
+        assert!(client.should_rate_limit(question()).await.is_err(), "plaintext is not understood");
+    }
+}
+
+#[tokio::test]
+async fn a_client_needs_a_certificate_of_the_one_authority_that_is_set() {
+    let (ours, clients, other) = (Authority::new("ours"), Authority::new("clients"), Authority::new("other"));
+    let files = Files::of(&ours.server());
+    let service = start(&files.mutual("grpc", &clients)).await;
+    assert!(is_answered(&service, &ours, Some(&clients.pair(&["edge"], 2100))).await);
+    assert!(!is_answered(&service, &ours, None).await, "none");
+    assert!(!is_answered(&service, &ours, Some(&other.pair(&["edge"], 2100))).await, "of another authority");
+    assert!(
+        !is_answered(&service, &ours, Some(&ours.pair(&["edge"], 2100))).await,
+        "of the server's authority"
+    );
+    assert!(!is_answered(&service, &ours, Some(&clients.pair(&["edge"], 2020))).await, "expired");
+    until(async || (service.counters.grpc.figures().handshakes_failed == 4).then_some(())).await;
+}
+
+#[tokio::test]
+async fn of_the_authoritys_clients_only_those_with_an_allowed_name_are_let_in() {
+    let ours = Authority::new("ours");
+    let files = Files::of(&ours.server());
+    let mut settings = files.mutual("grpc", &ours);
+    let names = "edge.shop, spiffe://shop/edge, 10.1.2.3";
+    settings.push(("grpc.tls_client_san".to_owned(), names.to_owned()));
+    let service = start(&settings).await;
+    for name in ["edge.shop", "EDGE.shop", "spiffe://shop/edge", "10.1.2.3"] {
+        assert!(is_answered(&service, &ours, Some(&ours.pair(&["other", name], 2100))).await, "{name}");
+    }
+    for name in ["shop", "x.edge.shop", "*.shop", "spiffe://shop/edge/x", "10.1.2.4"] {
+        assert!(!is_answered(&service, &ours, Some(&ours.pair(&[name], 2100))).await, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn tls_1_1_is_refused() {
+    let files = Files::of(&Authority::new("ours").server());
+    let service = start(&files.settings("grpc")).await;
+    let mut stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
+    // A hello of TLS 1.1 with one cipher that it knows.
+    let body = [&[3, 2][..], &[7; 32], &[0], &[0, 2, 0xc0, 0x13], &[1, 0]].concat();
+    let hello = [&[1, 0, 0, body.len() as u8][..], &body].concat();
+    let record = [&[22, 3, 1, 0, hello.len() as u8][..], &hello].concat();
+    stream.write_all(&record).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    assert_eq!((answer[0], answer[5]), (21, 2), "a fatal alert: {answer:?}");
+}
+
+#[tokio::test]
+async fn http_is_served_over_tls_in_both_versions() {
+    let ours = Authority::new("ours");
+    let files = Files::of(&ours.server());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
+    let server = Server::bind(settings(&folder, &given(&files.settings("http"))), Clock::manual(START));
+    let server = server.await.unwrap();
+    let address = server.addresses().unwrap().http;
+    let (_leave, left) = tokio::sync::mpsc::channel(2);
+    tokio::spawn(server.run(left));
+
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ours.pem.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = TcpStream::connect(address).await.unwrap();
+    let mut stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+
+    // Nothing is called so over HTTP: to be told that takes an HTTP/2 answer.
+    let channel = connect(address, &ours, None).await.unwrap();
+    let error = RateLimitServiceClient::new(channel).should_rate_limit(question()).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn certificates_are_swapped_under_load_and_no_call_fails() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let files = Files::of(&old.server());
+    let service = start(&files.settings("grpc")).await;
+    let both = [&old.pem, &new.pem].map(Certificate::from_pem);
+    let endpoint = Endpoint::from_shared(format!("https://{}", service.addresses.grpc)).unwrap();
+    let endpoint = endpoint.tls_config(ClientTlsConfig::new().ca_certificates(both)).unwrap();
+    let stop: Arc<AtomicBool> = Arc::default();
+    let mut load = JoinSet::new();
+    for number in 0..4 {
+        let (endpoint, stop) = (endpoint.clone(), stop.clone());
+        load.spawn(async move {
+            let mut client = RateLimitServiceClient::new(endpoint.connect().await.unwrap());
+            let mut answered = 0;
+            while !stop.load(SeqCst) {
+                // Half of them connect anew for each call.
+                if number % 2 == 0 {
+                    client = RateLimitServiceClient::new(endpoint.connect().await.unwrap());
+                }
+                client.should_rate_limit(question()).await.unwrap();
+                answered += 1;
+            }
+            answered
+        });
+    }
+    for turn in 0..6 {
+        let authority = if turn % 2 == 0 { &new } else { &old };
+        files.put(&authority.server());
+        until(async || is_answered(&service, authority, None).await.then_some(())).await;
+    }
+    assert_eq!(service.counters.grpc.figures().certificates_loaded, 7);
+    stop.store(true, SeqCst);
+    for answered in load.join_all().await {
+        assert!(answered > 0);
+    }
+}
+
+#[tokio::test]
+async fn a_new_authority_of_clients_is_taken_too() {
+    let (ours, clients, next) = (Authority::new("ours"), Authority::new("clients"), Authority::new("next"));
+    let files = Files::of(&ours.server());
+    let service = start(&files.mutual("grpc", &clients)).await;
+    let (old, new) = (clients.pair(&["edge"], 2100), next.pair(&["edge"], 2100));
+    assert!(!is_answered(&service, &ours, Some(&new)).await);
+    files.write("ca.crt", &format!("{}{}", clients.pem, next.pem));
+    until(async || is_answered(&service, &ours, Some(&new)).await.then_some(())).await;
+    assert!(is_answered(&service, &ours, Some(&old)).await);
+    files.write("ca.crt", &next.pem);
+    until(async || (!is_answered(&service, &ours, Some(&old)).await).then_some(())).await;
+    assert!(is_answered(&service, &ours, Some(&new)).await);
+}
+
+#[tokio::test]
+async fn bad_certificates_at_a_reload_keep_the_old_and_are_counted_once_each() {
+    let ours = Authority::new("ours");
+    let (good, other) = (ours.server(), ours.server());
+    let files = Files::of(&good);
+    let service = start(&files.settings("grpc")).await;
+    let errors = || service.counters.grpc.figures().certificate_errors;
+    let bad = [
+        ("no PEM", Pair { cert: "x".to_owned(), key: good.key.clone() }),
+        ("half written", Pair { cert: good.cert[..100].to_owned(), key: good.key.clone() }),
+        ("mismatched", Pair { cert: other.cert.clone(), key: good.key.clone() }),
+        ("expired", ours.pair(&["localhost", "127.0.0.1"], 2020)),
+    ];
+    for (number, (what, pair)) in (1..).zip(bad) {
+        // The mismatch between the two writes does not count: it does not last.
+        std::fs::write(files.path("tls.key"), &pair.key).unwrap();
+        std::fs::write(files.path("tls.crt"), &pair.cert).unwrap();
+        until(async || (errors() == number).then_some(())).await;
+        assert!(is_answered(&service, &ours, None).await, "{what}");
+    }
+    std::fs::remove_file(files.path("tls.crt")).unwrap();
+    until(async || (errors() == 5).then_some(())).await;
+    // Several looks later nothing more has been counted, and what is good again is taken.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(errors(), 5);
+    files.put(&other);
+    until(async || (service.counters.grpc.figures().certificates_loaded == 2).then_some(())).await;
+    assert!(is_answered(&service, &ours, None).await);
+}
+
+#[tokio::test]
+async fn a_certificate_that_was_not_valid_yet_is_taken_when_it_is() {
+    let ours = Authority::new("ours");
+    let files = Files::of(&ours.server());
+    let service = start(&files.settings("grpc")).await;
+    let figures = || service.counters.grpc.figures();
+    let day = Duration::from_secs(24 * 60 * 60);
+    // The clock goes to the year 1999, before any of them.
+    service.clock.set(tollgate::time::Timestamp::from_nanos(29 * 365 * day.as_nanos() as u64));
+    files.put(&ours.server());
+    until(async || (figures().certificate_errors == 1).then_some(())).await;
+    service.clock.set(START);
+    until(async || (figures().certificates_loaded == 2).then_some(())).await;
+}
+
+#[tokio::test]
+async fn bad_certificates_at_the_start_refuse_it_and_name_the_setting() {
+    let ours = Authority::new("ours");
+    let (good, other) = (ours.server(), ours.server());
+    let expired = ours.pair(&["localhost"], 2020);
+    let cases = [
+        (Pair { cert: "x".to_owned(), ..good.clone() }, "grpc.tls_cert: ", "there is no certificate in it"),
+        (Pair { key: "x".to_owned(), ..good.clone() }, "grpc.tls_key: ", "there is no key in it"),
+        (Pair { key: other.key, ..good.clone() }, "grpc.tls_key: ", "it is not the key of the certificate"),
+        (expired, "grpc.tls_cert: ", "the certificate has expired at 2020-01-01T00:00:00Z"),
+    ];
+    let rules = tempfile::tempdir().unwrap();
+    for (pair, setting, why) in cases {
+        let files = Files::of(&pair);
+        let settings = settings(&rules, &given(&files.settings("grpc")));
+        let error = Server::bind(settings, Clock::manual(START)).await.unwrap_err();
+        assert!(matches!(error, Error::Certificates(_)));
+        let text = error.to_string();
+        assert!(text.starts_with(setting) && text.contains(why), "{text}");
+    }
+    let files = Files::of(&good);
+    for (text, why) in [("", "there is no certificate in it"), (expired_authority(), "has expired")] {
+        let mut lines = files.mutual("grpc", &ours);
+        files.write("ca.crt", text);
+        lines.push(("grpc.tls_client_san".to_owned(), "edge".to_owned()));
+        let error = Server::bind(settings(&rules, &given(&lines)), Clock::manual(START)).await.unwrap_err();
+        let error = error.to_string();
+        assert!(error.starts_with("grpc.tls_client_ca: ") && error.contains(why), "{error}");
+    }
+    std::fs::remove_file(files.path("tls.key")).unwrap();
+    let error = Server::bind(settings(&rules, &given(&files.settings("grpc"))), Clock::manual(START)).await;
+    assert!(error.unwrap_err().to_string().contains("tls.key: No such file"));
+}
+
+/// An authority's certificate that is no good any more.
+fn expired_authority() -> &'static str {
+    static PEM: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    PEM.get_or_init(|| Authority::new("x").pair(&["authority"], 2020).cert)
+}
+
+#[tokio::test]
+async fn the_end_of_the_certificate_in_force_is_told() {
+    let files = Files::of(&Authority::new("ours").server());
+    let service = start(&files.settings("grpc")).await;
+    let ends = service.counters.grpc.figures().certificate_ends.unwrap();
+    // The first second of 2100.
+    assert_eq!(ends.as_nanos(), 4_102_444_800 * 1_000_000_000);
+    assert_eq!(service.counters.http.figures().certificate_ends, None);
+}
