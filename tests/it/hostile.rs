@@ -188,7 +188,7 @@ async fn a_hundred_thousand_connections_opened_and_dropped_leave_nothing_behind(
     // Some were gone again before they could be accepted.
     until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
     let figures = service.counters.grpc.figures();
-    assert!(connections / 2 < figures.accepted, "{figures:?}");
+    assert!(CONNECTIONS / 2 < figures.accepted, "{figures:?}");
     assert_eq!((figures.refused_full, figures.accept_errors), (0, 0));
     until(async || (sockets(address.port()) == 0).then_some(())).await;
     until(async || (Handle::current().metrics().num_alive_tasks() <= tasks).then_some(())).await;
