@@ -14,8 +14,12 @@ use crate::{
 };
 
 mod answer;
+mod metrics;
 
 pub use answer::{Answer, CurrentLimit, Status};
+pub use metrics::Metrics;
+
+use metrics::Asked;
 
 /// One request: descriptors of one domain, decided together.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +73,7 @@ pub struct Limiter {
     memory: Arc<Memory>,
     clock: Clock,
     secret: Secret,
+    metrics: Arc<Metrics>,
 }
 
 /// The rules and the instant that one request, or one batch of them, is decided by.
@@ -91,7 +96,12 @@ enum Applies<'s> {
 impl Limiter {
     /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
     pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: Secret) -> Self {
-        Self { book, memory, clock, secret }
+        Self { book, memory, clock, secret, metrics: Arc::default() }
+    }
+
+    /// The same limiter, counting in `metrics`.
+    pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics, ..self }
     }
 
     /// The rules now in force, and the time now.
@@ -111,6 +121,7 @@ impl Snapshot<'_> {
         }
         let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
         let Some(domain) = rules.domain(request.domain) else {
+            self.limiter.metrics.unknown_domains.increase();
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
         let applies = applying(domain, request);
@@ -158,7 +169,15 @@ impl Snapshot<'_> {
             let decided = places.iter().zip(decisions);
             answer::refuses(decided.map(|(place, decision)| (&statuses[*place], decision)))
         });
-        Answer::fold(statuses, &places, &decisions)
+        let answer = Answer::fold(statuses, &places, &decisions);
+        let asked =
+            Asked { domain, descriptors, applies, places: &places, checks: &checks, decisions: &decisions };
+        let metrics = &self.limiter.metrics;
+        metrics.count_asked(&asked, &answer.statuses);
+        if places.len() < descriptors.len() {
+            metrics.count_unasked(domain, descriptors, applies);
+        }
+        answer
     }
 }
 
