@@ -1,5 +1,7 @@
 //! The languages we speak. Each translates into the limiter's requests and back; none decides anything.
 
+use std::sync::Arc;
+
 use crate::limiter::{Limiter, Unanswered};
 
 pub mod admin;
@@ -7,7 +9,11 @@ pub mod envoy;
 pub mod http;
 pub mod json;
 mod metadata;
+mod metrics;
 mod patience;
+pub mod top;
+
+pub use metrics::Metrics;
 
 /// The messages of `proto/`, generated.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -33,12 +39,18 @@ pub struct Settings {
 pub struct Api {
     limiter: Limiter,
     settings: Settings,
+    metrics: Arc<Metrics>,
 }
 
 impl Api {
     /// Asks `limiter` and words answers as `settings` say.
     pub fn new(limiter: Limiter, settings: Settings) -> Self {
-        Self { limiter, settings }
+        Self { limiter, settings, metrics: Arc::default() }
+    }
+
+    /// What is counted of requests.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 }
 

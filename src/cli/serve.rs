@@ -82,9 +82,12 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
     });
     let server = Server::bind(settings, Clock::system()).await?;
     let addresses = server.addresses()?;
-    for (listener, address) in
-        [("grpc", addresses.grpc), ("http", addresses.http), ("admin", addresses.admin)]
-    {
+    for (listener, address) in [
+        ("grpc", addresses.grpc),
+        ("http", addresses.http),
+        ("admin", addresses.admin),
+        ("metrics", addresses.metrics),
+    ] {
         info!(listener, %address, "listening");
     }
     info!(command = format!("tollgate ask --to {} DOMAIN key=value", addresses.grpc), "to try it");

@@ -17,14 +17,16 @@ use crate::{
         proto::{
             DESCRIPTORS, envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer,
         },
+        top,
     },
-    limiter::Limiter,
-    rules::{Book, Watcher},
+    limiter::{self, Limiter},
+    rules::{Book, Ledger, Watcher},
     settings::{Drain, Settings},
     store::{self, Keeping},
     time::Clock,
 };
 
+mod metrics;
 mod phase;
 
 pub use phase::Phase;
@@ -61,6 +63,7 @@ pub struct Server {
     grpc: TcpListener,
     http: TcpListener,
     admin: TcpListener,
+    metrics: TcpListener,
     settings: Settings,
     clock: Clock,
 }
@@ -74,6 +77,8 @@ pub struct Addresses {
     pub http: SocketAddr,
     /// The operator's side.
     pub admin: SocketAddr,
+    /// The page of metrics.
+    pub metrics: SocketAddr,
 }
 
 impl Server {
@@ -83,6 +88,7 @@ impl Server {
             grpc: listen("grpc", settings.grpc.listen).await?,
             http: listen("http", settings.http.listen).await?,
             admin: listen("admin", settings.admin.listen).await?,
+            metrics: listen("metrics", settings.metrics.listen).await?,
             settings,
             clock,
         })
@@ -94,17 +100,20 @@ impl Server {
             grpc: self.grpc.local_addr()?,
             http: self.http.local_addr()?,
             admin: self.admin.local_addr()?,
+            metrics: self.metrics.local_addr()?,
         })
     }
 
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
-        let Self { grpc, http, admin, settings, clock } = self;
-        let book = Arc::new(Book::default());
+        let Self { grpc, http, admin, metrics, settings, clock } = self;
+        let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
-        let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret);
+        let counted = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
+        let limiter =
+            Limiter::new(book.clone(), memory.clone(), clock.clone(), secret).with_metrics(counted.clone());
         let api = Api::new(limiter, settings.api);
         let (phase, phases) = watch::channel(Phase::Starting);
 
@@ -119,7 +128,15 @@ impl Server {
         let mut servers = JoinSet::new();
         let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
         servers.spawn(serve_http("http", http, http::router(api.clone(), probe), phases.clone()));
-        servers.spawn(serve_http("admin", admin, admin::router(book.clone(), memory), phases.clone()));
+        let sources = metrics::Sources {
+            book: book.clone(),
+            memory: memory.clone(),
+            limiter: counted.clone(),
+            api: api.metrics().clone(),
+        };
+        servers.spawn(serve_http("metrics", metrics, metrics::router(sources), phases.clone()));
+        let operators = admin::router(book.clone(), memory).merge(top::router(counted));
+        servers.spawn(serve_http("admin", admin, operators, phases.clone()));
         servers.spawn(serve_grpc(grpc, api, health, phases));
 
         let serve = async {

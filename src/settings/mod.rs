@@ -22,6 +22,8 @@ pub struct Settings {
     pub http: Listener,
     /// The operator's side.
     pub admin: Listener,
+    /// The page of metrics.
+    pub metrics: Metrics,
     /// Where rules come from.
     #[serde(deserialize_with = "rules_settings")]
     pub rules: rules::Settings,
@@ -42,6 +44,18 @@ pub struct Settings {
 pub struct Listener {
     /// The address; port 0 takes any that is free.
     pub listen: SocketAddr,
+}
+
+/// Where metrics are served, and how many there can be.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// The address; port 0 takes any that is free.
+    pub listen: SocketAddr,
+    /// The most names with values of requests that one rule can have.
+    pub names_per_rule: usize,
+    /// How many of the keys denied most often are kept, in each list of them.
+    pub top_keys: usize,
 }
 
 /// How the process leaves after SIGTERM.
