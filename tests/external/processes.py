@@ -107,7 +107,8 @@ class Tollgate(Process):
     def __init__(self, rules, log, grpc=f"{LOOPBACK}:0", drain_delay="0s", flags=()):
         super().__init__(
             [TOLLGATE, "serve", "--rules", rules, "--grpc-listen", grpc]
-            + ["--http-listen", f"{LOOPBACK}:0", "--admin-listen", f"{LOOPBACK}:0", "--log-format", "json"]
+            + ["--http-listen", f"{LOOPBACK}:0", "--admin-listen", f"{LOOPBACK}:0"]
+            + ["--metrics-listen", f"{LOOPBACK}:0", "--log-format", "json"]
             + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms", *flags],
             log,
         )

@@ -9,6 +9,7 @@ mod floors;
 mod harness;
 mod http;
 mod life;
+mod metrics;
 mod queue;
 mod reload;
 mod settings;
