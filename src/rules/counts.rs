@@ -229,10 +229,7 @@ impl Ledger {
             if others != Totals::default() {
                 all.push((series(format!("{path}:other")), others));
             }
-            // A rule with names of its own counts nothing under its path.
-            if names.is_empty() || plain != Totals::default() {
-                all.push((series(path.into()), plain));
-            }
+            all.push((series(path.into()), plain));
         }
         all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         // Values can be chosen such that two names read the same.
@@ -283,14 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn a_million_names_are_as_many_series_as_the_cap_and_one() {
+    fn a_million_names_are_as_many_series_as_the_cap_the_others_and_the_path() {
         let (ledger, rules) = (Ledger::new(10), rules(&["a"]));
         ledger.open(&rules);
         for value in 0..1_000_000 {
             count(&rules, 0, Cow::Owned(format!("d.a_{value}")));
         }
         let hits = hits(&ledger);
-        assert_eq!(hits.len(), 11);
+        assert_eq!(hits.len(), 12);
         assert_eq!(
             hits.iter().find(|(name, _)| name == "d.a:other"),
             Some(&("d.a:other".to_owned(), 999_990))
@@ -311,6 +308,7 @@ mod tests {
         ledger.open(&rules);
         count(&rules, 0, Cow::Owned("d.a_b_c".to_owned()));
         count(&rules, 1, Cow::Owned("d.a_b_c".to_owned()));
-        assert_eq!(hits(&ledger), [("d.a_b_c".to_owned(), 2)]);
+        let expected = [("d.a", 0), ("d.a_b", 0), ("d.a_b_c", 2)];
+        assert_eq!(hits(&ledger), expected.map(|(name, hits)| (name.to_owned(), hits)));
     }
 }
