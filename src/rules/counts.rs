@@ -74,9 +74,11 @@ pub struct RuleCounts {
 #[derive(Debug)]
 pub struct Ledger {
     names_max: usize,
-    // By domain and path.
-    rules: Mutex<HashMap<(Arc<str>, Box<str>), Arc<RuleCounts>>>,
+    rules: Mutex<ByPath>,
 }
+
+/// By domain and path.
+type ByPath = HashMap<(Arc<str>, Box<str>), Arc<RuleCounts>>;
 
 /// What is counted under one name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -195,7 +197,7 @@ impl Ledger {
     /// are gone are forgotten.
     pub(crate) fn open(&self, rules: &Rules) {
         let mut before = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut after = HashMap::with_capacity(rules.len());
+        let mut after = ByPath::with_capacity(rules.len());
         for domain in rules.domains() {
             let name: Arc<str> = domain.name.as_str().into();
             for rule in domain.rules() {
