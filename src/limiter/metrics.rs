@@ -42,53 +42,30 @@ impl Metrics {
         }
     }
 
-    /// Counts the descriptors that no counter was asked about.
-    pub(super) fn count_unasked(
-        &self,
-        domain: &Domain,
-        descriptors: &[Descriptor<'_>],
-        applies: &[Applies<'_>],
-    ) {
-        for (descriptor, applies) in descriptors.iter().zip(applies) {
+    /// Counts what became of each descriptor.
+    pub(super) fn count(&self, asked: &Asked<'_, '_>, statuses: &[Status<'_>]) {
+        let Asked { domain, descriptors, applies, places, checks, decisions } = asked;
+        let mut checked = 0;
+        for (place, (descriptor, applies)) in descriptors.iter().zip(*applies).enumerate() {
+            let mut outcome = Outcome::default();
+            if places.get(checked) == Some(&place) {
+                let (status, check, decision) = (&statuses[place], &checks[checked], &decisions[checked]);
+                outcome = outcome_of(status, check, decision, decisions.charged()[checked]);
+                checked += 1;
+                // A look at an exhausted counter is no denial of anything.
+                if !status.passes && check.ask != Ask::Look {
+                    let key = u128::from(check.key.high()) << 64 | u128::from(check.key.low());
+                    self.denied.add(key, || text(&domain.name, descriptor.entries));
+                }
+            }
             match applies {
                 Applies::Nothing => self.unmatched.increase(),
-                Applies::Unlimited(matched) => {
-                    let outcome = Outcome { code: Code::Ok, charged: 0, near_limit: 0, shadow_denied: false };
+                Applies::Override(..) => self.overrides.add(outcome),
+                Applies::Unlimited(matched) | Applies::Rule(matched, _) => {
                     if let Some(counts) = matched.rule.counts() {
                         counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
                     }
                 }
-                Applies::Rule(..) | Applies::Override(..) => {}
-            }
-        }
-    }
-
-    /// Counts what became of the descriptors at `places`, about which counters were asked.
-    pub(super) fn count_asked(&self, asked: &Asked<'_, '_>, statuses: &[Status<'_>]) {
-        let Asked { domain, descriptors, applies, places, checks, decisions } = asked;
-        for (index, place) in places.iter().enumerate() {
-            let (status, check, decision) = (&statuses[*place], &checks[index], &decisions[index]);
-            let entries = descriptors[*place].entries;
-            let charged = decisions.charged()[index];
-            let outcome = Outcome {
-                code: if status.passes { Code::Ok } else { Code::OverLimit },
-                charged,
-                near_limit: near_limit(check, decision, charged),
-                shadow_denied: status.passes && !decision.verdict.passes(),
-            };
-            match &applies[*place] {
-                Applies::Rule(matched, _) => {
-                    if let Some(counts) = matched.rule.counts() {
-                        counts.count(matched.metric_name(&domain.name, entries), outcome);
-                    }
-                }
-                Applies::Override(..) => self.overrides.add(outcome),
-                Applies::Nothing | Applies::Unlimited(_) => {}
-            }
-            // A look at an exhausted counter is no denial of anything.
-            if !status.passes && check.ask != Ask::Look {
-                let key = u128::from(check.key.high()) << 64 | u128::from(check.key.low());
-                self.denied.add(key, || text(&domain.name, entries));
             }
         }
     }
@@ -99,10 +76,19 @@ pub(super) struct Asked<'a, 's> {
     pub(super) domain: &'a Domain,
     pub(super) descriptors: &'a [Descriptor<'a>],
     pub(super) applies: &'a [Applies<'s>],
-    // Which descriptor each check belongs to.
+    // Which descriptor each check belongs to, in ascending order.
     pub(super) places: &'a [usize],
     pub(super) checks: &'a [Check<'a>],
     pub(super) decisions: &'a Decisions,
+}
+
+fn outcome_of(status: &Status<'_>, check: &Check<'_>, decision: &Decision, charged: u64) -> Outcome {
+    Outcome {
+        code: if status.passes { Code::Ok } else { Code::OverLimit },
+        charged,
+        near_limit: near_limit(check, decision, charged),
+        shadow_denied: status.passes && !decision.verdict.passes(),
+    }
 }
 
 /// Of the hits charged, those beyond 80 % of the limit.

@@ -172,11 +172,7 @@ impl Snapshot<'_> {
         let answer = Answer::fold(statuses, &places, &decisions);
         let asked =
             Asked { domain, descriptors, applies, places: &places, checks: &checks, decisions: &decisions };
-        let metrics = &self.limiter.metrics;
-        metrics.count_asked(&asked, &answer.statuses);
-        if places.len() < descriptors.len() {
-            metrics.count_unasked(domain, descriptors, applies);
-        }
+        self.limiter.metrics.count(&asked, &answer.statuses);
         answer
     }
 }

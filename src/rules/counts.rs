@@ -11,8 +11,8 @@ use crate::{rules::Rules, telemetry::metrics::Cells};
 /// The longest name in metrics that is kept, in bytes; a longer one counts as another.
 const NAME_MAX: usize = 256;
 
-/// What became of one descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What became of one descriptor. By default it was within its limit, and nothing was charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// The code of its status.
     pub code: Code,
@@ -25,9 +25,10 @@ pub struct Outcome {
 }
 
 /// The code of a descriptor's status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Code {
     /// Within the limit.
+    #[default]
     Ok,
     /// Over it.
     OverLimit,
