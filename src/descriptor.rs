@@ -85,6 +85,8 @@ enum Part {
     /// An entry that counts together with all others of its pattern.
     Shared = 2,
     Kind = 3,
+    /// Of a limit that is only tried.
+    Candidate = 4,
 }
 
 impl KeyText {
@@ -103,6 +105,12 @@ impl KeyText {
     /// Adds the pattern that stands for an entry, so that all entries which match it share the counter.
     pub fn pattern(&mut self, pattern: Entry<'_>) {
         self.part(Part::Shared, &[pattern.key.as_bytes(), pattern.value.as_bytes()]);
+    }
+
+    /// Tells the counter from that of the limit in force.
+    pub fn of_candidate(mut self) -> Self {
+        self.part(Part::Candidate, &[]);
+        self
     }
 
     /// The key of the counter of this kind.

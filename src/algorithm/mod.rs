@@ -306,6 +306,24 @@ impl Limit {
         }
     }
 
+    /// The time in which its allowance comes, where that is always the same.
+    pub fn period(&self) -> Option<Duration> {
+        let nanos = match self {
+            Self::Classic(Classic { window, .. }) | Self::FixedWindow(FixedWindow { window, .. }) => {
+                match window {
+                    Window::Aligned(span) => span.nanos(),
+                    Window::Calendar(_) => return None,
+                }
+            }
+            Self::SlidingWindow(limit) => limit.span.nanos(),
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.span.nanos(),
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.pace.nanos(),
+            Self::LeakyQueue(limit) => limit.pace.nanos(),
+            Self::SteppedBucket(_) => return None,
+        };
+        Some(Duration::from_nanos(nanos))
+    }
+
     /// Which counters it counts in.
     pub fn kind(&self) -> Kind {
         let windows = |aligned, calendar, window: &Window| match window {

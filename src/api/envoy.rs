@@ -106,6 +106,7 @@ impl Api {
         RateLimitResponse {
             overall_code: code(answer.passes).into(),
             statuses: answer.statuses.iter().map(|status| status_of(status, resets)).collect(),
+            response_headers_to_add: self.headers.of(answer, self.limiter.modes()),
             dynamic_metadata: self.settings.dynamic_metadata.then(|| metadata::of(request, answer)),
             ..RateLimitResponse::default()
         }

@@ -1,4 +1,4 @@
-//! The dynamic metadata of an answer, in the shape that envoyproxy/ratelimit gives it.
+//! The dynamic metadata of an answer: the shape that envoyproxy/ratelimit gives it, and who refused.
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
@@ -9,10 +9,10 @@ use crate::{
         service::ratelimit::v3::RateLimitRequest,
         r#type::v3::RateLimitUnit,
     },
-    limiter::Answer,
+    limiter::{Answer, Status},
 };
 
-/// What was asked, and the metadata of the rules that let it pass.
+/// What was asked, the metadata of the rules that let it pass, and those that did not.
 pub(super) fn of(request: &RateLimitRequest, answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
     let descriptors = request.descriptors.iter().map(descriptor).collect();
@@ -25,7 +25,33 @@ pub(super) fn of(request: &RateLimitRequest, answer: &Answer<'_>) -> Struct {
     if !merged.is_empty() {
         set(&mut fields, "metadata", structure(&merged));
     }
+    let refused: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).collect();
+    if !refused.is_empty() {
+        // A text besides the list: access logs print texts, and do not look into lists.
+        let names: Vec<_> = refused.iter().map(|status| status.name()).collect();
+        set(&mut fields, "refused_by", text(&names.join(",")));
+        let refused = refused.into_iter().map(|status| refusal(request, status)).collect();
+        set(&mut fields, "refused", Kind::ListValue(ListValue { values: refused }));
+    }
     fields
+}
+
+/// Which rule refused, and why.
+fn refusal(request: &RateLimitRequest, status: &Status<'_>) -> Value {
+    let mut fields = Struct::default();
+    set(&mut fields, "rule", text(status.name()));
+    set(&mut fields, "domain", text(&request.domain));
+    let limit = status.limit.map_or(0, |limit| limit.requests_per_unit);
+    let why = match status.retry_after {
+        _ if limit == 0 => "banned",
+        None => "more hits than ever pass",
+        Some(_) => "over limit",
+    };
+    set(&mut fields, "why", text(why));
+    if let Some(wait) = status.retry_after {
+        set(&mut fields, "retryAfterMillis", Kind::NumberValue(wait.as_nanos().div_ceil(1_000_000) as f64));
+    }
+    value(Kind::StructValue(fields))
 }
 
 fn descriptor(descriptor: &RateLimitDescriptor) -> Value {

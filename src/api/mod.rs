@@ -6,6 +6,7 @@ use crate::limiter::{Limiter, Unanswered};
 
 pub mod admin;
 pub mod envoy;
+pub mod headers;
 pub mod http;
 pub mod json;
 mod metadata;
@@ -39,13 +40,19 @@ pub struct Settings {
 pub struct Api {
     limiter: Limiter,
     settings: Settings,
+    headers: Arc<headers::Settings>,
     metrics: Arc<Metrics>,
 }
 
 impl Api {
-    /// Asks `limiter` and words answers as `settings` say.
+    /// Asks `limiter` and words answers as `settings` say, without headers.
     pub fn new(limiter: Limiter, settings: Settings) -> Self {
-        Self { limiter, settings, metrics: Arc::default() }
+        Self { limiter, settings, headers: Arc::default(), metrics: Arc::default() }
+    }
+
+    /// The same, with headers.
+    pub fn with_headers(self, headers: headers::Settings) -> Self {
+        Self { headers: Arc::new(headers), ..self }
     }
 
     /// What is counted of requests.

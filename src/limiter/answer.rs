@@ -9,11 +9,25 @@ use crate::{
     rules::{Rule, Unit},
 };
 
+/// How decisions are folded, for all rules alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Modes {
+    /// Every descriptor is in quota mode, whatever its rule says.
+    #[serde(rename = "quota_mode")]
+    pub quota: bool,
+    /// A request that would be refused passes all the same.
+    #[serde(rename = "shadow_mode")]
+    pub shadow: bool,
+}
+
 /// The answer to a request.
 #[derive(Clone, Debug)]
 pub struct Answer<'s> {
     /// Whether the request as a whole may pass.
     pub passes: bool,
+    /// Whether it passes only because of the shadow mode of all rules.
+    pub passes_in_shadow: bool,
     /// How long the caller has to be kept waiting for this answer.
     pub delay: Duration,
     /// One for each descriptor, in order.
@@ -31,8 +45,12 @@ pub struct Status<'s> {
     pub remaining: u64,
     /// See [`Decision::reset_after`]; `None` without a limit.
     pub reset_after: Option<Duration>,
+    /// Of a refusal: when the same would pass; `None` where it never would.
+    pub retry_after: Option<Duration>,
     /// The rule that decided. An override has none.
     pub rule: Option<&'s Rule>,
+    /// Whether the rule's candidate would have refused. It has no say in anything else.
+    pub candidate_refuses: bool,
 }
 
 /// What a status says of the limit in force.
@@ -49,7 +67,15 @@ pub struct CurrentLimit<'s> {
 impl<'s> Status<'s> {
     /// No limit applies.
     pub(super) fn without_limit() -> Self {
-        Self { passes: true, limit: None, remaining: 0, reset_after: None, rule: None }
+        Self {
+            passes: true,
+            limit: None,
+            remaining: 0,
+            reset_after: None,
+            retry_after: None,
+            rule: None,
+            candidate_refuses: false,
+        }
     }
 
     /// A rule says that nothing is limited.
@@ -73,8 +99,19 @@ impl<'s> Status<'s> {
         Self { limit: Some(limit), ..Self::without_limit() }
     }
 
-    fn in_quota_mode(&self) -> bool {
-        self.rule.is_some_and(|rule| rule.quota_mode)
+    /// Whether its refusal refuses the request only together with all others in quota mode.
+    pub fn in_quota_mode(&self, modes: Modes) -> bool {
+        modes.quota || self.rule.is_some_and(|rule| rule.quota_mode)
+    }
+
+    /// What to call whoever decided: the rule by its name, or by its path; `override` where there was none.
+    pub fn name(&self) -> &'s str {
+        self.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
+    }
+
+    /// Whether its rule lets everything pass.
+    fn is_unlimited(&self) -> bool {
+        self.rule.is_some() && self.limit.is_none()
     }
 
     fn in_shadow_mode(&self) -> bool {
@@ -85,50 +122,62 @@ impl<'s> Status<'s> {
         self.passes = self.in_shadow_mode() || decision.verdict.passes();
         self.remaining = decision.remaining;
         self.reset_after = Some(decision.reset_after);
+        self.retry_after = match decision.verdict {
+            Verdict::Refuse { retry_after } if !self.passes => retry_after,
+            Verdict::Refuse { .. } | Verdict::Pass | Verdict::Delay(_) => None,
+        };
     }
 }
 
-/// Whether these decisions refuse the request as a whole: one refusal is enough, but of the rules in quota mode
-/// all have to refuse.
-pub(super) fn refuses<'a>(decided: impl Iterator<Item = (&'a Status<'a>, &'a Decision)>) -> bool {
+/// Whether decisions refuse the request as a whole: one refusal is enough, but of the descriptors in quota mode
+/// all have to be refused. `places` says which of the statuses each decision is on.
+pub(super) fn refuses(
+    modes: Modes,
+    statuses: &[Status<'_>],
+    places: &[usize],
+    decisions: &[Decision],
+) -> bool {
     let (mut quotas, mut exhausted) = (0, 0);
-    for (status, decision) in decided {
+    for (status, decision) in places.iter().map(|place| &statuses[*place]).zip(decisions) {
         let passes = status.in_shadow_mode() || decision.verdict.passes();
-        if status.in_quota_mode() {
+        if status.in_quota_mode(modes) {
             quotas += 1;
             exhausted += usize::from(!passes);
         } else if !passes {
             return true;
         }
     }
-    0 < quotas && quotas == exhausted
+    // A descriptor without a limit is never exhausted; one that is unlimited does not take part.
+    let endless = || statuses.iter().any(|status| status.limit.is_none() && !status.is_unlimited());
+    0 < quotas && quotas == exhausted && !(modes.quota && endless())
 }
 
 impl<'s> Answer<'s> {
     /// The answer where no limit applies to any of the descriptors.
     pub(super) fn without_limits(descriptors: usize) -> Self {
         let statuses = SmallVec::from_elem(Status::without_limit(), descriptors);
-        Self { passes: true, delay: Duration::ZERO, statuses }
+        Self { passes: true, passes_in_shadow: false, delay: Duration::ZERO, statuses }
     }
 
     /// The answer made of `decisions`, each on the status at the same position of `places`.
     pub(super) fn fold(
+        modes: Modes,
         mut statuses: SmallVec<[Status<'s>; 2]>,
         places: &[usize],
         decisions: &[Decision],
     ) -> Self {
-        let passes = !refuses(places.iter().map(|place| &statuses[*place]).zip(decisions));
+        let refused = refuses(modes, &statuses, places, decisions);
         let mut delay = Duration::ZERO;
         for (place, decision) in places.iter().zip(decisions) {
             statuses[*place].decide(decision);
             match decision.verdict {
                 // A rule that only counts keeps nobody waiting, nor does one of a call that is refused.
-                Verdict::Delay(turn) if passes && !statuses[*place].in_shadow_mode() => {
+                Verdict::Delay(turn) if !refused && !statuses[*place].in_shadow_mode() => {
                     delay = delay.max(turn);
                 }
                 Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => {}
             }
         }
-        Self { passes, delay, statuses }
+        Self { passes: !refused || modes.shadow, passes_in_shadow: refused && modes.shadow, delay, statuses }
     }
 }

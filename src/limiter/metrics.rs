@@ -3,7 +3,7 @@
 use crate::{
     algorithm::{Ask, Decision},
     descriptor::Entry,
-    limiter::{Applies, Descriptor, Status},
+    limiter::{Answer, Applies, Descriptor, Status},
     rules::{Code, Domain, Outcome, Tally},
     store::{Check, Decisions},
     telemetry::metrics::{Counter, Top},
@@ -19,6 +19,8 @@ pub struct Metrics {
     pub unknown_domains: Counter,
     /// Descriptors of a domain with rules that none of them is for.
     pub unmatched: Counter,
+    /// Requests that passed only because of the shadow mode of all rules.
+    pub shadow_passes: Counter,
     /// What became of descriptors with a limit of the caller's.
     pub overrides: Tally,
     /// The keys denied most often.
@@ -37,19 +39,24 @@ impl Metrics {
         Self {
             unknown_domains: Counter::default(),
             unmatched: Counter::default(),
+            shadow_passes: Counter::default(),
             overrides: Tally::default(),
             denied: Top::new(top_keys),
         }
     }
 
     /// Counts what became of each descriptor.
-    pub(super) fn count(&self, asked: &Asked<'_, '_>, statuses: &[Status<'_>]) {
+    pub(super) fn count(&self, asked: &Asked<'_, '_>, answer: &Answer<'_>) {
+        if answer.passes_in_shadow {
+            self.shadow_passes.increase();
+        }
         let Asked { domain, descriptors, applies, places, checks, decisions } = asked;
         let mut checked = 0;
         for (place, (descriptor, applies)) in descriptors.iter().zip(*applies).enumerate() {
-            let mut outcome = Outcome::default();
+            let status = &answer.statuses[place];
+            let mut outcome = Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() };
             if places.get(checked) == Some(&place) {
-                let (status, check, decision) = (&statuses[place], &checks[checked], &decisions[checked]);
+                let (check, decision) = (&checks[checked], &decisions[checked]);
                 outcome = outcome_of(status, check, decision, decisions.charged()[checked]);
                 checked += 1;
                 // A look at an exhausted counter is no denial of anything.
@@ -88,6 +95,7 @@ fn outcome_of(status: &Status<'_>, check: &Check<'_>, decision: &Decision, charg
         charged,
         near_limit: near_limit(check, decision, charged),
         shadow_denied: status.passes && !decision.verdict.passes(),
+        candidate_denied: status.candidate_refuses,
     }
 }
 

@@ -8,18 +8,20 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::{Ask, Classic, Limit},
     descriptor::{Entry, KeyText, Secret},
-    rules::{Allowance, Book, Domain, Match, OnDenied, Rules, Unit},
-    store::{Check, Memory, OnRefusal},
+    rules::{Allowance, Book, Domain, Match, Rules, Unit},
+    store::Memory,
     time::{Clock, Timestamp},
 };
 
 mod answer;
 mod metrics;
+mod plan;
 
-pub use answer::{Answer, CurrentLimit, Status};
+pub use answer::{Answer, CurrentLimit, Modes, Status};
 pub use metrics::Metrics;
 
 use metrics::Asked;
+use plan::Plan;
 
 /// One request: descriptors of one domain, decided together.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +75,7 @@ pub struct Limiter {
     memory: Arc<Memory>,
     clock: Clock,
     secret: Secret,
+    modes: Modes,
     metrics: Arc<Metrics>,
 }
 
@@ -96,12 +99,22 @@ enum Applies<'s> {
 impl Limiter {
     /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
     pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: Secret) -> Self {
-        Self { book, memory, clock, secret, metrics: Arc::default() }
+        Self { book, memory, clock, secret, modes: Modes::default(), metrics: Arc::default() }
+    }
+
+    /// The same limiter, folding decisions in these modes.
+    pub fn with_modes(self, modes: Modes) -> Self {
+        Self { modes, ..self }
     }
 
     /// The same limiter, counting in `metrics`.
     pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics, ..self }
+    }
+
+    /// How decisions are folded.
+    pub fn modes(&self) -> Modes {
+        self.modes
     }
 
     /// The rules now in force, and the time now.
@@ -134,45 +147,20 @@ impl Snapshot<'_> {
         descriptors: &[Descriptor<'_>],
         applies: &[Applies<'s>],
     ) -> Answer<'s> {
-        let mut statuses: SmallVec<[Status<'s>; 2]> = SmallVec::with_capacity(descriptors.len());
-        let mut checks: SmallVec<[Check<'_>; 2]> = SmallVec::new();
-        // Which status each check belongs to.
-        let mut places: SmallVec<[usize; 2]> = SmallVec::new();
-        for (index, (descriptor, applies)) in descriptors.iter().zip(applies).enumerate() {
-            let (status, key, limit) = match applies {
-                Applies::Nothing => {
-                    statuses.push(Status::without_limit());
-                    continue;
-                }
-                Applies::Unlimited(matched) => {
-                    statuses.push(Status::unlimited(matched.rule));
-                    continue;
-                }
-                Applies::Rule(matched, limit) => {
-                    let text = matched.key_text(&domain.name, descriptor.entries);
-                    (Status::of_rule(matched.rule), text, limit.as_ref())
-                }
-                Applies::Override(current, limit) => {
-                    (Status::of_override(*current), sent(domain, descriptor.entries), limit)
-                }
-            };
-            let key = key.key(&limit.kind().bytes(), &self.limiter.secret);
-            statuses.push(status);
-            let on_refusal = match domain.on_denied(limit) {
-                OnDenied::ChargeAll => OnRefusal::Keep,
-                OnDenied::ChargeNone => OnRefusal::TakeBack,
-            };
-            checks.push(Check { key, limit, ask: descriptor.ask, on_refusal });
-            places.push(index);
+        let Plan { mut statuses, checks, places, tried } =
+            Plan::draw(domain, descriptors, applies, &self.limiter.secret);
+        let modes = self.limiter.modes;
+        let decisions = self
+            .limiter
+            .memory
+            .apply(&checks, self.now, |decisions| answer::refuses(modes, &statuses, &places, decisions));
+        for (place, decision) in tried.iter().zip(&decisions[places.len()..]) {
+            statuses[*place].candidate_refuses = !decision.verdict.passes();
         }
-        let decisions = self.limiter.memory.apply(&checks, self.now, |decisions| {
-            let decided = places.iter().zip(decisions);
-            answer::refuses(decided.map(|(place, decision)| (&statuses[*place], decision)))
-        });
-        let answer = Answer::fold(statuses, &places, &decisions);
+        let answer = Answer::fold(modes, statuses, &places, &decisions);
         let asked =
             Asked { domain, descriptors, applies, places: &places, checks: &checks, decisions: &decisions };
-        self.limiter.metrics.count(&asked, &answer.statuses);
+        self.limiter.metrics.count(&asked, &answer);
         answer
     }
 }

@@ -250,12 +250,18 @@ impl Branch<'_> {
             self.replaced.push((replaced.value.clone(), self.report.place(replaced.mark)));
         }
         self.names.extend(limit.name.clone());
-        let terms = limit::terms(&limit, &mut self.report)?;
+        let terms = limit::terms(&limit, &mut self.report);
+        let tried = limit.candidate.as_ref();
+        let candidate = tried
+            .map(|tried| limit::candidate(tried, &mut self.report))
+            .map_or(Some(None), |limit| limit.map(Some));
+        let (terms, candidate) = (terms?, candidate?);
         let set = |flag: &Option<Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
         let rule = Arc::new(Rule {
             path: path.to_owned(),
             name: limit.name,
             allowance: terms.allowance,
+            candidate,
             replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
             shadow_mode: set(&draft.shadow_mode),
             quota_mode: set(&draft.quota_mode),

@@ -22,6 +22,8 @@ pub struct Outcome {
     pub near_limit: u64,
     /// Whether it passed only because its rule is in shadow mode.
     pub shadow_denied: bool,
+    /// Whether its rule's candidate would have refused it.
+    pub candidate_denied: bool,
 }
 
 /// The code of a descriptor's status.
@@ -51,6 +53,8 @@ pub struct Totals {
     pub near_limit_hits: u64,
     /// Descriptors that passed in shadow mode.
     pub shadow_denials: u64,
+    /// Descriptors that a candidate would have refused.
+    pub candidate_denials: u64,
 }
 
 // Where a tally keeps each sum.
@@ -59,7 +63,8 @@ const OVER_LIMIT: usize = 1;
 const HITS: usize = 2;
 const NEAR_LIMIT: usize = 3;
 const SHADOW: usize = 4;
-const CELLS: usize = 5;
+const CANDIDATE: usize = 5;
+const CELLS: usize = 6;
 
 /// What is counted of a rule: under its path, and under names with values where it asks for them.
 #[derive(Debug)]
@@ -123,6 +128,9 @@ impl Tally {
         if outcome.shadow_denied {
             place.add(SHADOW, 1);
         }
+        if outcome.candidate_denied {
+            place.add(CANDIDATE, 1);
+        }
     }
 
     /// What was added so far.
@@ -134,6 +142,7 @@ impl Tally {
             hits: sums[HITS],
             near_limit_hits: sums[NEAR_LIMIT],
             shadow_denials: sums[SHADOW],
+            candidate_denials: sums[CANDIDATE],
         }
     }
 }
@@ -146,6 +155,7 @@ impl Totals {
             hits: self.hits + other.hits,
             near_limit_hits: self.near_limit_hits + other.near_limit_hits,
             shadow_denials: self.shadow_denials + other.shadow_denials,
+            candidate_denials: self.candidate_denials + other.candidate_denials,
         }
     }
 }
@@ -251,7 +261,8 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    const PASSED: Outcome = Outcome { code: Code::Ok, charged: 1, near_limit: 0, shadow_denied: false };
+    const PASSED: Outcome =
+        Outcome { code: Code::Ok, charged: 1, near_limit: 0, shadow_denied: false, candidate_denied: false };
 
     fn rules(keys: &[&str]) -> Rules {
         let each = keys

@@ -59,6 +59,7 @@ pub(crate) struct RateLimit {
     pub(crate) count_denied: Option<Located<bool>>,
     pub(crate) overdraft: Option<Located<bool>>,
     pub(crate) overdraft_limit: Option<Located<u64>>,
+    pub(crate) candidate: Option<Box<RateLimit>>,
 }
 
 /// The value of `calendar`.
@@ -147,6 +148,10 @@ impl RateLimit {
             count_denied: fields.flag("count_denied", report),
             overdraft: fields.flag("overdraft", report),
             overdraft_limit: fields.whole("overdraft_limit", report),
+            candidate: fields
+                .pair("candidate")
+                .and_then(|pair| Self::read(&pair.value, report))
+                .map(Box::new),
         })
     }
 }

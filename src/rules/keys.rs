@@ -125,6 +125,7 @@ pub const KEYS: &[Key] = &[
     limit("count_denied", Use::Only(ANSWERED_AT_ONCE)),
     limit("overdraft", Use::Only(ANSWERED_AT_ONCE)),
     limit("overdraft_limit", Use::Only(ANSWERED_AT_ONCE)),
+    limit("candidate", Use::Any),
     key("name", Level::Replaced),
     key("timezone", Level::Calendar),
     key("week_start", Level::Calendar),

@@ -187,6 +187,8 @@ pub struct Rule {
     pub name: Option<String>,
     /// How much it lets pass.
     pub allowance: Allowance,
+    /// A limit that is tried beside it: it counts for itself and decides nothing.
+    pub candidate: Option<Limit>,
     /// The names of the limits that do not apply where this rule matches too.
     pub replaces: Vec<String>,
     /// Whether it only counts: what it refuses passes.

@@ -73,6 +73,8 @@ impl Sources {
         each(metrics::HITS, |totals| totals.hits);
         each(metrics::NEAR_LIMIT_HITS, |totals| totals.near_limit_hits);
         each(metrics::SHADOW_DENIALS, |totals| totals.shadow_denials);
+        each(metrics::CANDIDATE_DENIALS, |totals| totals.candidate_denials);
+        page.single(metrics::SHADOW_PASSES, self.limiter.shadow_passes.get());
         let overrides = self.limiter.overrides.totals();
         let mut family = page.family(metrics::OVERRIDE_DECISIONS);
         family.sample(&["ok"], overrides.ok);

@@ -112,9 +112,10 @@ impl Server {
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let counted = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
-        let limiter =
-            Limiter::new(book.clone(), memory.clone(), clock.clone(), secret).with_metrics(counted.clone());
-        let api = Api::new(limiter, settings.api);
+        let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret)
+            .with_modes(settings.limiter)
+            .with_metrics(counted.clone());
+        let api = Api::new(limiter, settings.api).with_headers(settings.headers);
         let (phase, phases) = watch::channel(Phase::Starting);
 
         let mut chores = JoinSet::new();

@@ -45,6 +45,8 @@ pub enum Shape {
     },
     /// One of a few words.
     Word(&'static [&'static str]),
+    /// The name of an HTTP header.
+    HeaderName,
     /// Which logs to write.
     LogFilter,
 }
@@ -98,6 +100,60 @@ pub const CATALOG: &[Setting] = &[
         shape: Shape::Number { most: 100_000 },
         default: Some("1000"),
         help: "How many keys are kept to find those denied most often, for /top; 0 keeps none.",
+    },
+    Setting {
+        name: "limiter.quota_mode",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether a request is refused only where all its descriptors are, as if all rules had quota_mode.",
+    },
+    Setting {
+        name: "limiter.shadow_mode",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether requests that would be refused pass all the same; statuses tell the truth.",
+    },
+    Setting {
+        name: "headers.x_ratelimit",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether answers carry X-RateLimit-Limit, -Remaining and -Reset.",
+    },
+    Setting {
+        name: "headers.ratelimit",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether answers carry RateLimit-Limit, -Remaining and -Reset, as envoyproxy/ratelimit's do.",
+    },
+    Setting {
+        name: "headers.limit_name",
+        shape: Shape::HeaderName,
+        default: Some("RateLimit-Limit"),
+        help: "The first of those.",
+    },
+    Setting {
+        name: "headers.remaining_name",
+        shape: Shape::HeaderName,
+        default: Some("RateLimit-Remaining"),
+        help: "The second of those.",
+    },
+    Setting {
+        name: "headers.reset_name",
+        shape: Shape::HeaderName,
+        default: Some("RateLimit-Reset"),
+        help: "The third of those.",
+    },
+    Setting {
+        name: "headers.ietf",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether answers carry RateLimit and RateLimit-Policy of draft-ietf-httpapi-ratelimit-headers-09.",
+    },
+    Setting {
+        name: "headers.retry_after",
+        shape: Shape::Switch,
+        default: Some("false"),
+        help: "Whether refusals carry Retry-After.",
     },
     Setting {
         name: "api.dynamic_metadata",
@@ -188,6 +244,7 @@ impl Shape {
             Self::Size => "SIZE",
             Self::Number { .. } => "NUMBER",
             Self::Word(_) => "WORD",
+            Self::HeaderName => "NAME",
             Self::LogFilter => "LEVEL",
         }
     }
@@ -206,6 +263,7 @@ impl Shape {
             }
             Self::Number { most } => format!("a whole number from 0 to {most}"),
             Self::Word(words) => format!("one of {}", words.join(", ")),
+            Self::HeaderName => "the name of an HTTP header".to_owned(),
             Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
         }
     }
@@ -220,6 +278,7 @@ impl Shape {
             Self::Size => size(text).is_some(),
             Self::Number { most } => text.parse::<u64>().is_ok_and(|number| number <= most),
             Self::Word(words) => words.contains(&text),
+            Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
             Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),
         }
     }

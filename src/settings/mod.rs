@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::{api, rules, store, telemetry};
+use crate::{api, limiter, rules, store, telemetry};
 
 mod catalog;
 mod sources;
@@ -30,8 +30,12 @@ pub struct Settings {
     /// How counters are kept.
     #[serde(deserialize_with = "store_settings")]
     pub store: store::Settings,
+    /// How decisions are folded.
+    pub limiter: limiter::Modes,
     /// How answers are worded.
     pub api: api::Settings,
+    /// What answers tell in headers.
+    pub headers: api::headers::Settings,
     /// How the process leaves.
     pub drain: Drain,
     /// What it writes while it runs.

@@ -209,6 +209,18 @@ async fn a_bucket_resets_when_it_is_full_and_after_a_refusal_when_the_hits_would
 }
 
 #[tokio::test]
+async fn each_status_has_the_reset_of_its_own_limit() {
+    let service = Service::start(RULES).await;
+    let mut both = request("shop", vec![descriptor(&[("window", "x")]), descriptor(&[("user", "x")])]);
+    both.descriptors[1].hits_addend = Some(11);
+    let answer = service.ask(both).await.unwrap();
+    assert_eq!(codes(&answer), [Code::Ok, Code::OverLimit]);
+    let resets: Vec<_> = answer.statuses.iter().map(reset).collect();
+    assert_eq!(resets[1], (36, 0), "the end of the minute");
+    assert!(resets[0].0 > 36 && resets[0].0 <= 3_600, "the end of the hour");
+}
+
+#[tokio::test]
 async fn a_shadow_rule_counts_but_never_refuses() {
     let service = Service::start(RULES).await;
     for left in [0, 0, 0] {
@@ -374,7 +386,124 @@ descriptors:
                 {"entries": ["d="], "limit": "requests_per_unit:5 unit:MINUTE"},
             ],
             "metadata": {"owner": {"team": "red", "mail": "b@x"}, "tier": 1.0, "tags": ["x"]},
+            "refused_by": "shop.c",
+            "refused": [{"rule": "shop.c", "domain": "shop", "why": "banned"}],
         });
         assert_eq!(json["dynamicMetadata"], expected);
     }
+}
+
+#[tokio::test]
+async fn metadata_names_each_rule_that_refused_and_why() {
+    let service = Service::start_with(RULES, &[("api.dynamic_metadata", "true")]).await;
+    service.status(with_hits(one("shop", "user", "alice"), 10)).await;
+    let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]},
+        {"entries": [{"key": "bucket"}], "hitsAddend": "9"}]}"#;
+    let (_, json) = service.http("POST", "/json", body).await;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let metadata = &json["dynamicMetadata"];
+    assert_eq!(metadata["refused_by"], "per user,shop.bucket");
+    let expected = serde_json::json!([
+        {"rule": "per user", "domain": "shop", "why": "over limit", "retryAfterMillis": 36_000.0},
+        {"rule": "shop.bucket", "domain": "shop", "why": "more hits than ever pass"},
+    ]);
+    assert_eq!(metadata["refused"], expected);
+}
+
+#[tokio::test]
+async fn a_candidate_counts_for_itself_and_decides_nothing() {
+    let rules = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit:
+      unit: minute
+      requests_per_unit: 5
+      candidate: {unit: minute, requests_per_unit: 2}
+  - key: free
+    rate_limit:
+      unlimited: true
+      candidate: {unit: minute, requests_per_unit: 1, algorithm: token_bucket}
+";
+    let service = Service::start(rules).await;
+    for (key, left) in [("user", [4, 3, 2]), ("free", [u32::MAX; 3])] {
+        for left in left {
+            let status = service.status(one("shop", key, "x")).await;
+            assert_eq!((status.code(), status.limit_remaining), (Code::Ok, left), "{key}");
+        }
+    }
+    assert_eq!(service.status(with_hits(one("shop", "user", "x"), 3)).await.code(), Code::OverLimit);
+}
+
+#[tokio::test]
+async fn in_shadow_mode_of_all_rules_requests_pass_and_statuses_tell_the_truth() {
+    let service = Service::start_with(RULES, &[("limiter.shadow_mode", "true")]).await;
+    let answer = service.ask(one("shop", "banned", "x")).await.unwrap();
+    assert_eq!((answer.overall_code(), codes(&answer)), (Code::Ok, vec![Code::OverLimit]));
+}
+
+#[tokio::test]
+async fn in_quota_mode_of_all_rules_a_request_is_refused_only_where_all_its_descriptors_are() {
+    let service = Service::start_with(RULES, &[("limiter.quota_mode", "true")]).await;
+    let table = [
+        (vec!["banned", "user"], Code::Ok),
+        (vec!["banned"], Code::OverLimit),
+        (vec!["banned", "unknown"], Code::Ok),
+        (vec!["banned", "free"], Code::OverLimit),
+    ];
+    for (keys, code) in table {
+        let descriptors = keys.iter().map(|key| descriptor(&[(key, "x")])).collect();
+        let answer = service.ask(request("shop", descriptors)).await.unwrap();
+        assert_eq!(answer.overall_code(), code, "{keys:?}");
+    }
+}
+
+async fn headers(service: &Service, keys: &[&str]) -> Vec<String> {
+    let descriptors = keys.iter().map(|key| descriptor(&[(key, "x")])).collect();
+    let answer = service.ask(request("shop", descriptors)).await.unwrap();
+    let headers = answer.response_headers_to_add.iter();
+    headers.map(|header| format!("{}: {}", header.key, header.value)).collect()
+}
+
+#[tokio::test]
+async fn headers_are_off_unless_asked_for() {
+    let service = Service::start(RULES).await;
+    assert_eq!(headers(&service, &["user"]).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn headers_tell_the_limit_with_least_left_and_a_refusing_one_first() {
+    let given = [
+        ("headers.x_ratelimit", "true"),
+        ("headers.ratelimit", "true"),
+        ("headers.reset_name", "X-Again-In"),
+        ("headers.retry_after", "true"),
+    ];
+    let service = Service::start_with(RULES, &given).await;
+    let expected = [
+        "X-RateLimit-Limit: 60",
+        "X-RateLimit-Remaining: 4",
+        "X-RateLimit-Reset: 1",
+        "RateLimit-Limit: 60",
+        "RateLimit-Remaining: 4",
+        "X-Again-In: 1",
+    ];
+    assert_eq!(headers(&service, &["user", "bucket", "free", "unknown"]).await, expected);
+    service.status(with_hits(one("shop", "user", "x"), 9)).await;
+    let refused = headers(&service, &["bucket", "user"]).await;
+    assert_eq!(refused[..3], ["X-RateLimit-Limit: 10", "X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 36"]);
+    assert_eq!(refused[6], "Retry-After: 36");
+    // A ban never ends, so there is nothing to wait for.
+    assert_eq!(headers(&service, &["banned"]).await.len(), 6);
+    assert_eq!(headers(&service, &["unknown"]).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn the_fields_of_the_draft_name_every_policy_and_what_is_left_of_the_tightest() {
+    let service = Service::start_with(RULES, &[("headers.ietf", "true")]).await;
+    let expected = [
+        r#"RateLimit-Policy: "per user";q=10;w=60, "shop.bucket";q=60;w=60, "shop.five_minutes";q=10;w=300"#,
+        r#"RateLimit: "shop.bucket";r=4;t=1"#,
+    ];
+    assert_eq!(headers(&service, &["user", "bucket", "five_minutes"]).await, expected);
 }

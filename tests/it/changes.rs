@@ -12,112 +12,13 @@ use std::{
 use proptest::prelude::*;
 use tollgate::{
     algorithm::Ask,
-    descriptor::{Entry, Secret},
-    limiter::{Descriptor, Limiter, Request},
     rules::{Book, Rules},
-    store::{Memory, OnFull},
-    time::Clock,
 };
 
-use crate::harness::START;
-
-/// A rule of one algorithm with this limit.
-type Written = fn(u64) -> String;
-
-/// Those that keep what was counted: hits, or tokens that are missing.
-const KEEP_THE_COUNT: [(&str, Written); 9] = [
-    ("classic", |limit| format!("unit: hour, requests_per_unit: {limit}")),
-    ("classic by the calendar", |limit| {
-        format!("unit: day, calendar: {{timezone: Europe/Berlin}}, requests_per_unit: {limit}")
-    }),
-    ("fixed_window", |limit| format!("algorithm: fixed_window, unit: hour, requests_per_unit: {limit}")),
-    ("fixed_window by the calendar", |limit| {
-        format!(
-            "algorithm: fixed_window, unit: week, calendar: {{timezone: UTC}}, requests_per_unit: {limit}"
-        )
-    }),
-    ("sliding_window", |limit| format!("algorithm: sliding_window, unit: hour, requests_per_unit: {limit}")),
-    ("sub_windows", |limit| {
-        format!("algorithm: sliding_window, sub_windows: 60, unit: hour, requests_per_unit: {limit}")
-    }),
-    ("sliding_log", |limit| format!("algorithm: sliding_log, unit: hour, requests_per_unit: {limit}")),
-    ("token_bucket, its burst", |limit| {
-        format!("algorithm: token_bucket, unit: hour, requests_per_unit: 10, burst: {limit}")
-    }),
-    ("token_bucket in steps", |limit| {
-        format!("algorithm: token_bucket, refill_amount: 1, refill_interval: 1h, burst: {limit}")
-    }),
-];
-
-/// Those that keep how much of the whole is used: a debt is a time.
-const KEEP_THE_SHARE: [(&str, Written); 3] = [
-    ("token_bucket", |limit| format!("algorithm: token_bucket, unit: hour, requests_per_unit: {limit}")),
-    ("leaky_bucket", |limit| format!("algorithm: leaky_bucket, unit: hour, requests_per_unit: {limit}")),
-    ("leaky_queue", |limit| {
-        let burst = limit.saturating_sub(1);
-        format!("algorithm: leaky_queue, unit: hour, requests_per_unit: {limit}, burst: {burst}")
-    }),
-];
-
-fn all() -> impl Iterator<Item = (&'static str, Written)> {
-    KEEP_THE_COUNT.into_iter().chain(KEEP_THE_SHARE)
-}
-
-/// Counters and a clock, which outlive the rules.
-struct Counters {
-    memory: Arc<Memory>,
-    clock: Clock,
-}
-
-/// What an ask was answered: whether it passes, what is left, whether a limit applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Told {
-    passes: bool,
-    remaining: u64,
-    limited: bool,
-}
-
-impl Counters {
-    fn new() -> Self {
-        Self { memory: Arc::new(Memory::new(1 << 30, OnFull::Deny)), clock: Clock::manual(START) }
-    }
-
-    /// A limiter over these counters, by a book that the caller may replace.
-    fn by(&self, book: Arc<Book>) -> Limiter {
-        Limiter::new(book, self.memory.clone(), self.clock.clone(), Secret::from_bytes([3; 16]))
-    }
-
-    /// A limiter over these counters by one rule.
-    fn under(&self, limit: &str) -> Limiter {
-        self.by(Arc::new(Book::of(rule(limit), START)))
-    }
-
-    fn pass(&self, time: Duration) {
-        self.clock.set(self.clock.now().plus(u64::try_from(time.as_nanos()).unwrap()));
-    }
-}
-
-fn rule(limit: &str) -> Rules {
-    rules(&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {{{limit}}}}}]\n"))
-}
-
-fn rules(text: &str) -> Rules {
-    Rules::parse("rules.yaml", text).unwrap_or_else(|problems| panic!("{problems}"))
-}
-
-fn ask(limiter: &Limiter, ask: Ask) -> Told {
-    let entries = [Entry { key: "a", value: "x" }];
-    let descriptors = [Descriptor { entries: &entries, ask, limit: None }];
-    let snapshot = limiter.snapshot();
-    let answer =
-        snapshot.decide(&Request { domain: "d", descriptors: &descriptors, patience: None }).unwrap();
-    let status = answer.statuses[0];
-    Told { passes: answer.passes, remaining: status.remaining, limited: status.limit.is_some() }
-}
-
-fn remaining(limiter: &Limiter) -> u64 {
-    ask(limiter, Ask::Look).remaining
-}
+use crate::{
+    counters::{Counters, KEEP_THE_COUNT, KEEP_THE_SHARE, all, ask, remaining, rule, rules},
+    harness::START,
+};
 
 #[test]
 fn a_changed_limit_holds_for_the_next_request_and_what_was_counted_stays() {
@@ -195,7 +96,7 @@ fn a_thousand_reloads_of_an_unchanged_rule_under_load_move_nothing() {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
                         passed.fetch_add(ask(&limiter, Ask::Charge(1)).passes.into(), Ordering::Relaxed);
-                        thread::yield_now();
+                        thread::sleep(Duration::from_micros(100));
                     }
                 });
             }
@@ -203,7 +104,7 @@ fn a_thousand_reloads_of_an_unchanged_rule_under_load_move_nothing() {
                 book.replace(rule(&written(500)), START);
             }
             while ask(&limiter, Ask::Look).remaining != 0 {
-                thread::yield_now();
+                thread::sleep(Duration::from_micros(100));
             }
             done.store(true, Ordering::Relaxed);
         });

@@ -4,6 +4,7 @@
 
 mod answers;
 mod changes;
+mod counters;
 mod docs;
 mod floors;
 mod harness;
@@ -13,3 +14,4 @@ mod metrics;
 mod queue;
 mod reload;
 mod settings;
+mod uses;

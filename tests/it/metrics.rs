@@ -28,6 +28,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 1000000}
   - key: free
     rate_limit: {unlimited: true}
+  - key: tried
+    rate_limit: {unit: hour, requests_per_unit: 9, candidate: {unit: hour, requests_per_unit: 1}}
 ";
 
 async fn page(service: &Service) -> String {
@@ -82,7 +84,7 @@ async fn before_anything_happens_all_series_are_there_at_zero() {
     ] {
         assert_eq!(value(&page, zero), 0.0, "{zero}");
     }
-    assert_eq!((value(&page, "tollgate_rules"), value(&page, "tollgate_rules_generation")), (4.0, 1.0));
+    assert_eq!((value(&page, "tollgate_rules"), value(&page, "tollgate_rules_generation")), (5.0, 1.0));
     assert_eq!(value(&page, "tollgate_rules_loaded_timestamp_seconds"), 1_790_000_064.0);
     assert!(value(&page, "process_resident_memory_bytes") > 1e6);
 }
@@ -114,6 +116,9 @@ async fn each_decision_is_counted_under_its_rule_and_code() {
         service.ask(one("shop", "seen", "ann")).await.unwrap();
     }
     service.ask(one("shop", "free", "ann")).await.unwrap();
+    for _ in 0..3 {
+        service.ask(one("shop", "tried", "ann")).await.unwrap();
+    }
     service.ask(one("shop", "nobody", "ann")).await.unwrap();
     service.ask(one("elsewhere", "user", "ann")).await.unwrap();
     service.ask(request("shop", Vec::new())).await.unwrap_err();
@@ -126,11 +131,13 @@ async fn each_decision_is_counted_under_its_rule_and_code() {
         (r#"tollgate_decisions_total{domain="shop",rule="shop.seen",code="ok"}"#, 3.0),
         (r#"tollgate_shadow_denials_total{domain="shop",rule="shop.seen"}"#, 2.0),
         (r#"tollgate_decisions_total{domain="shop",rule="shop.free",code="ok"}"#, 1.0),
+        (r#"tollgate_candidate_denials_total{domain="shop",rule="shop.tried"}"#, 2.0),
+        (r#"tollgate_hits_total{domain="shop",rule="shop.tried"}"#, 3.0),
         ("tollgate_unmatched_descriptors_total", 1.0),
         ("tollgate_unknown_domain_requests_total", 1.0),
         (r#"tollgate_unanswered_requests_total{reason="invalid"}"#, 1.0),
-        ("tollgate_request_duration_seconds_count", 11.0),
-        ("tollgate_counters", 2.0),
+        ("tollgate_request_duration_seconds_count", 14.0),
+        ("tollgate_counters", 4.0),
     ] {
         assert_eq!(value(&page, series), expected, "{series}");
     }

@@ -45,6 +45,21 @@ pub(crate) fn terms(draft: &RateLimit, report: &mut Report<'_>) -> Option<Terms>
     terms.filter(|_| all_fit)
 }
 
+/// The limit that is tried beside the one of its rule; `None` where something is wrong, which is then reported.
+pub(crate) fn candidate(draft: &RateLimit, report: &mut Report<'_>) -> Option<Limit> {
+    let mut fits = true;
+    for key in ["name", "replaces", "unlimited", "candidate"] {
+        if let Some(mark) = draft.given(key) {
+            report.add(mark, format!("`{key}` has no meaning in a `candidate`, which only limits; drop it"));
+            fits = false;
+        }
+    }
+    match terms(draft, report)?.allowance {
+        Allowance::Limited(limit) if fits => Some(limit),
+        Allowance::Limited(_) | Allowance::Unlimited => None,
+    }
+}
+
 /// The terms of a rule that lets so many requests pass in a time.
 fn at_a_rate(draft: &RateLimit, report: &mut Report<'_>) -> Option<Terms> {
     let length = Length::read(draft, report);

@@ -57,6 +57,10 @@ metrics! {
         "Hits that passed when more than 80 % of the limit was used.";
     SHADOW_DENIALS: Counter "tollgate_shadow_denials_total" ["domain", "rule"]
         "Descriptors that would have been over the limit of a rule in shadow mode, and passed.";
+    CANDIDATE_DENIALS: Counter "tollgate_candidate_denials_total" ["domain", "rule"]
+        "Descriptors that the candidate of a rule would have refused.";
+    SHADOW_PASSES: Counter "tollgate_shadow_passed_requests_total" []
+        "Requests that passed only because of limiter.shadow_mode.";
     OVERRIDE_DECISIONS: Counter "tollgate_override_decisions_total" ["code"]
         "Descriptors decided by a limit that the caller sent along.";
     OVERRIDE_HITS: Counter "tollgate_override_hits_total" []

@@ -1,0 +1,85 @@
+//! A flood of ten million new keys against a small budget, and what a million counters really take.
+//!
+//! Prints counts, not times: they are the same on every machine. It ends with an error where a promise is broken.
+
+use std::num::NonZeroU64;
+
+use peak_alloc::PeakAlloc;
+use tollgate::{
+    algorithm::{Ask, Excess, FixedWindow, Limit, Pace, SlidingWindow, Span, TokenBucket, Window},
+    descriptor::{Entry, Key, KeyText, Secret},
+    store::{Check, Memory, OnFull, OnRefusal},
+    time::Timestamp,
+};
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+const SECOND: u64 = 1_000_000_000;
+const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+const BUDGET: u64 = 64 * 1024 * 1024;
+
+fn key(limit: &Limit, value: u64) -> Key {
+    let mut text = KeyText::new("flood");
+    text.entry(Entry { key: "client", value: &value.to_string() });
+    text.key(&limit.kind().bytes(), &Secret::from_bytes([7; 16]))
+}
+
+fn passes(memory: &Memory, limit: &Limit, value: u64) -> bool {
+    let check = Check { key: key(limit, value), limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
+    memory.apply(&[check], NOW, |_| false)[0].verdict.passes()
+}
+
+fn limits() -> [(&'static str, Limit); 3] {
+    let span = Span::of_nanos(3_600 * SECOND).expect("an hour is a span");
+    let hour = NonZeroU64::new(span.nanos()).expect("an hour is not 0");
+    let pace = Pace::new(NonZeroU64::MIN, hour);
+    let excess = Excess::Refuse;
+    [
+        ("fixed_window", Limit::FixedWindow(FixedWindow { limit: 3, window: Window::Aligned(span), excess })),
+        ("sliding_window", Limit::SlidingWindow(SlidingWindow { limit: 3, span, excess })),
+        ("token_bucket", Limit::TokenBucket(TokenBucket { pace, burst: 3, excess })),
+    ]
+}
+
+fn main() {
+    // `cargo test --benches` only wants to know that it compiles and starts.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    println!(
+        "| limit | allocated bytes a counter, 1M, worst | after 10M keys: allocated of a budget of {} MiB | counters kept | refused for want of memory |",
+        BUDGET >> 20
+    );
+    println!("|---|---:|---:|---:|---:|");
+    for (name, limit) in limits() {
+        let worst = bytes_a_counter(&limit);
+        assert!(worst <= 80.0, "{worst} bytes a counter");
+        let before = PeakAlloc.current_usage();
+        let memory = Memory::new(BUDGET, OnFull::Deny);
+        let exhausted = u64::MAX;
+        while passes(&memory, &limit, exhausted) {}
+        for value in 0..10_000_000 {
+            passes(&memory, &limit, value);
+        }
+        let (figures, allocated) = (memory.figures(), PeakAlloc.current_usage() - before);
+        assert!(!passes(&memory, &limit, exhausted), "who was refused is refused still");
+        assert!(figures.bytes as u64 <= BUDGET);
+        let share = 100.0 * allocated as f64 / BUDGET as f64;
+        println!("| {name} | {worst:.1} | {share:.0} % | {} | {} |", figures.live, figures.refused_full);
+    }
+}
+
+/// The most bytes that a counter took, all in, on the way to a million of them.
+fn bytes_a_counter(limit: &Limit) -> f64 {
+    let before = PeakAlloc.current_usage();
+    let memory = Memory::new(1 << 30, OnFull::Deny);
+    let mut worst = 0.0_f64;
+    for value in 0..1_000_000_u64 {
+        passes(&memory, limit, value);
+        if 500_000 <= value && value % 1_000 == 0 {
+            worst = worst.max((PeakAlloc.current_usage() - before) as f64 / (value + 1) as f64);
+        }
+    }
+    worst
+}

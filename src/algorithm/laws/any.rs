@@ -1,0 +1,125 @@
+//! Any limit, any history: the extremes and what lies between.
+
+use super::*;
+
+pub(super) fn any_instant() -> impl Strategy<Value = Timestamp> {
+    // From 1970 to the year 2200, with both ends and the present well covered.
+    prop_oneof![
+        Just(Timestamp::EPOCH),
+        (0..50 * HOUR).prop_map(Timestamp::from_nanos),
+        (0..50 * HOUR).prop_map(|nanos| Timestamp::from_nanos(1_790_000_000 * SECOND + nanos)),
+        (0..7_258_000_000 * SECOND).prop_map(Timestamp::from_nanos),
+    ]
+}
+
+pub(super) fn any_hits() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 1..5_u64, 2 => 1..200_u64, 1 => Just(u64::from(u32::MAX)), 1 => any::<u64>()]
+}
+
+pub(super) fn any_ask() -> impl Strategy<Value = Ask> {
+    prop_oneof![
+        1 => Just(Ask::Look),
+        6 => any_hits().prop_map(Ask::Charge),
+        1 => any_hits().prop_map(Ask::Refund),
+    ]
+}
+
+pub(super) fn any_excess() -> impl Strategy<Value = Excess> {
+    prop_oneof![
+        3 => Just(Excess::Refuse),
+        1 => Just(Excess::Count),
+        1 => (0..100_u64).prop_map(Excess::Overdraft),
+    ]
+}
+
+pub(super) fn any_nanos() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(Span::NANOS_MIN),
+        Just(SECOND),
+        Just(60 * SECOND),
+        Just(86_400 * SECOND),
+        Span::NANOS_MIN..100 * SECOND,
+        Just(365 * 86_400 * SECOND),
+    ]
+}
+
+pub(super) fn any_limit() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0..20_u64, 2 => 1..2_000_u64, 1 => Just(u64::from(u32::MAX)), 1 => any::<u64>()]
+}
+
+prop_compose! {
+    pub(super) fn fixed_window()(limit in any_limit(), nanos in any_nanos(), excess in any_excess()) -> FixedWindow {
+        FixedWindow { limit, window: Window::of_nanos(nanos).unwrap(), excess }
+    }
+}
+
+prop_compose! {
+    pub(super) fn sliding_window()(limit in any_limit(), nanos in any_nanos(), excess in any_excess()) -> SlidingWindow {
+        SlidingWindow { limit, span: Span::of_nanos(nanos).unwrap(), excess }
+    }
+}
+
+prop_compose! {
+    pub(super) fn sliding_log()(
+        limit in any_limit(),
+        nanos in any_nanos(),
+        parts in prop_oneof![2 => Just(None), 1 => (1..100_u64).prop_map(Some)],
+        excess in any_excess(),
+    ) -> SlidingLog {
+        // As many sub-windows as there are, or none: then every nanosecond is its own.
+        let (grain, nanos) = match parts {
+            None => (1, nanos),
+            Some(parts) => (nanos / parts, nanos / parts * parts),
+        };
+        let span = Span::of_nanos(nanos).unwrap_or(Span::of_nanos(Span::NANOS_MIN).unwrap());
+        let grain = if span.nanos() == nanos { grain } else { 1 };
+        SlidingLog { limit, span, grain: NonZeroU64::new(grain).unwrap(), excess }
+    }
+}
+
+prop_compose! {
+    pub(super) fn stepped_bucket()(
+        amount in any_limit().prop_map(|amount| amount.max(1)),
+        interval in any_nanos(),
+        burst in prop_oneof![0..50_u64, any_limit()],
+        excess in any_excess(),
+    ) -> SteppedBucket {
+        let steps = u128::from(burst / amount) * u128::from(interval);
+        let burst = if steps < u128::from(Span::NANOS_MAX) { burst } else { amount.min(50) };
+        let [amount, interval] = [amount, interval].map(|number| NonZeroU64::new(number).unwrap());
+        SteppedBucket { amount, interval, burst, excess }
+    }
+}
+
+prop_compose! {
+    pub(super) fn leaky_queue()(
+        hits in any_limit().prop_map(|hits| hits.max(1)),
+        nanos in any_nanos(),
+        burst in prop_oneof![1 => Just(None), 4 => prop_oneof![0..50_u64, any_limit()].prop_map(Some)],
+        max_delay in prop::option::of((0..100 * SECOND).prop_map(Duration::from_nanos)),
+    ) -> LeakyQueue {
+        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+        let fits = |burst: &u64| pace.nanos_for(burst.saturating_add(1)) <= u128::from(Span::NANOS_MAX);
+        LeakyQueue { pace, burst: burst.map(|burst| Some(burst).filter(fits).unwrap_or(1)), max_delay, patience: None }
+    }
+}
+
+prop_compose! {
+    // As rules are: the whole burst is back within a hundred years.
+    pub(super) fn token_bucket()(
+        hits in any_limit().prop_map(|hits| hits.max(1)),
+        nanos in any_nanos(),
+        burst in prop_oneof![0..50_u64, any_limit()],
+        excess in any_excess(),
+    ) -> TokenBucket {
+        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+        let burst = if pace.nanos_for(burst) <= u128::from(Span::NANOS_MAX) { burst } else { 1 };
+        TokenBucket { pace, burst, excess }
+    }
+}
+
+/// Asks one after another, each some time after the one before.
+pub(super) fn history() -> impl Strategy<Value = (Timestamp, Vec<(u64, Ask)>)> {
+    let pause = prop_oneof![3 => Just(0), 3 => 0..SECOND, 2 => 0..100 * SECOND, 1 => 0..50 * HOUR];
+    (any_instant(), prop::collection::vec((pause, any_ask()), 0..40))
+}

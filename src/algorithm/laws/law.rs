@@ -1,0 +1,272 @@
+//! The laws themselves.
+
+use super::*;
+
+/// The counter after a history, and the instant of its end.
+pub(super) fn after<A: Law>(limit: &A, history: &(Timestamp, Vec<(u64, Ask)>)) -> (A::Counter, Timestamp) {
+    let (mut now, mut counter) = (history.0, A::Counter::default());
+    for (pause, ask) in &history.1 {
+        now = now.plus(*pause);
+        limit.decide(&mut counter, now, *ask);
+    }
+    (counter, now)
+}
+
+pub(super) fn verdict<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp, ask: Ask) -> Verdict {
+    limit.decide(&mut counter.clone(), now, ask).verdict
+}
+
+pub(super) fn remaining<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp) -> u64 {
+    limit.decide(&mut counter.clone(), now, Ask::Look).remaining
+}
+
+/// The hits of a charge that passed.
+pub(super) fn admitted<R>(decision: &Decision<R>, ask: Ask) -> u64 {
+    match ask {
+        Ask::Charge(hits) if decision.verdict.passes() => hits,
+        Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
+    }
+}
+
+/// Also not for a caller that comes back at the very instant that its refusal named.
+pub(super) fn never_admits_above_its_bound<A: Law>(limit: A, (start, asks): (Timestamp, Vec<(u64, Ask)>)) {
+    if matches!(limit.excess(), Excess::Overdraft(_)) {
+        return;
+    }
+    let (mut now, mut counter) = (start, A::Counter::default());
+    let mut admissions: Vec<(Timestamp, u64)> = Vec::new();
+    for (pause, ask) in asks {
+        if matches!(ask, Ask::Refund(_)) {
+            continue;
+        }
+        now = now.plus(pause);
+        let mut decision = limit.decide(&mut counter, now, ask);
+        if let Some(wait) = named_wait(&decision.verdict) {
+            now = now.plus(wait);
+            decision = limit.decide(&mut counter, now, ask);
+        }
+        admissions.push((now, admitted(&decision, ask)));
+        let mut sum = 0_u128;
+        for (at, hits) in admissions.iter().rev() {
+            sum += u128::from(*hits);
+            assert!(sum <= limit.bound(now.nanos_since(*at)), "{sum} from {at:?} to {now:?}");
+        }
+    }
+}
+
+/// The wait that a refusal names, in nanoseconds, if a history has the time for it.
+pub(super) fn named_wait(verdict: &Verdict) -> Option<u64> {
+    match verdict {
+        Verdict::Refuse { retry_after: Some(wait) } => {
+            u64::try_from(wait.as_nanos()).ok().filter(|wait| *wait < 50 * HOUR)
+        }
+        Verdict::Refuse { retry_after: None } | Verdict::Pass | Verdict::Delay(_) => None,
+    }
+}
+
+pub(super) fn a_refusals_wait_is_exact<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>), hits: u64) {
+    let (mut counter, now) = after(&limit, &history);
+    let ask = Ask::Charge(hits);
+    let Verdict::Refuse { retry_after } = limit.decide(&mut counter, now, ask).verdict else { return };
+    match retry_after {
+        Some(wait) => {
+            let then = now.plus(u64::try_from(wait.as_nanos()).unwrap());
+            assert!(verdict(&limit, &counter, then, ask).passes(), "passes after {wait:?}");
+            assert!(!verdict(&limit, &counter, then.minus(1), ask).passes(), "not a nanosecond earlier");
+        }
+        None => {
+            let fresh = verdict(&limit, &A::Counter::default(), now, ask).passes();
+            assert!(!fresh, "what passes on a fresh counter passes some day");
+        }
+    }
+}
+
+pub(super) fn remaining_is_what_would_pass<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>)) {
+    let (counter, now) = after(&limit, &history);
+    let left = remaining(&limit, &counter, now);
+    assert!(left <= limit.allowance());
+    if 0 < left {
+        assert!(verdict(&limit, &counter, now, Ask::Charge(left)).passes());
+    }
+    assert_eq!(verdict(&limit, &counter, now, Ask::Look).passes(), 0 < left);
+    if let (Some(more), false) =
+        (left.checked_add(1), matches!(limit.excess(), Excess::Overdraft(_)) && 0 < left)
+    {
+        assert!(!verdict(&limit, &counter, now, Ask::Charge(more)).passes());
+    }
+}
+
+pub(super) fn a_look_and_a_refusal_change_nothing<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    ask: Ask,
+) {
+    let (counter, now) = after(&limit, &history);
+    let mut looked = counter.clone();
+    limit.decide(&mut looked, now, Ask::Look);
+    assert_eq!(looked, counter);
+    let mut asked = counter.clone();
+    let passes = limit.decide(&mut asked, now, ask).verdict.passes();
+    if !passes && limit.excess() != Excess::Count {
+        assert_eq!(asked, counter);
+    }
+}
+
+/// A counter that is idle and one that never was answer any further history alike.
+pub(super) fn idle_equals_fresh<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    more: Vec<(u64, Ask)>,
+) {
+    let (mut counter, now) = after(&limit, &history);
+    let idle_at = limit.idle_at(&counter);
+    if idle_at == Timestamp::MAX {
+        return;
+    }
+    if now < idle_at {
+        let before = idle_at.minus(1).max(now);
+        assert!(
+            remaining(&limit, &counter, before) < limit.allowance() || limit.allowance() == 0,
+            "forgetting it any earlier would free something"
+        );
+    }
+    let (mut fresh, mut now) = (A::Counter::default(), now.max(idle_at));
+    for (pause, ask) in more {
+        now = now.plus(pause);
+        let (one, other) = (limit.decide(&mut counter, now, ask), limit.decide(&mut fresh, now, ask));
+        assert_eq!(
+            (one.verdict, one.remaining, one.reset_after),
+            (other.verdict, other.remaining, other.reset_after)
+        );
+    }
+}
+
+pub(super) fn time_that_goes_back_frees_nothing<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    back: u64,
+    ask: Ask,
+) {
+    let (counter, now) = after(&limit, &history);
+    let then = now.minus(back);
+    assert!(remaining(&limit, &counter, then) <= remaining(&limit, &counter, now));
+    // Nor does what is asked in the past free anything afterwards.
+    let mut asked = counter.clone();
+    limit.decide(&mut asked, then, ask);
+    if !matches!(ask, Ask::Refund(_)) {
+        assert!(remaining(&limit, &asked, now) <= remaining(&limit, &counter, now));
+    }
+}
+
+pub(super) fn a_refund_gives_back_at_most_what_was_taken<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    hits: u64,
+) {
+    let (mut counter, now) = after(&limit, &history);
+    let before = remaining(&limit, &counter, now);
+    let decision = limit.decide(&mut counter, now, Ask::Refund(hits));
+    assert_eq!(decision.verdict, Verdict::Pass);
+    let given = decision.remaining - before;
+    assert!(given <= hits || limit.opens_at_once());
+    assert!(decision.remaining <= limit.allowance());
+}
+
+/// Charges some of which are taken back leave at least what the others alone would have left counted, and a
+/// charge taken back at once leaves no trace.
+pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
+    limit: A,
+    start: Timestamp,
+    asks: Vec<(u64, u64, Option<u64>)>,
+) {
+    let (mut now, mut counter, mut without) = (start, A::Counter::default(), A::Counter::default());
+    let mut receipts: Vec<(usize, A::Receipt)> = Vec::new();
+    for (index, (pause, hits, undone_after)) in asks.iter().enumerate() {
+        now = now.plus(*pause);
+        let before = remaining(&limit, &counter, now);
+        let decision = limit.decide(&mut counter, now, Ask::Charge(*hits));
+        if let Some(receipt) = decision.receipt {
+            let mut undone = counter.clone();
+            limit.undo(&mut undone, receipt.clone(), now);
+            assert_eq!(remaining(&limit, &undone, now), before, "taken back at once");
+            match undone_after {
+                Some(after) => receipts.push((index + *after as usize, receipt)),
+                None => {
+                    limit.decide(&mut without, now, Ask::Charge(*hits));
+                }
+            }
+        } else if decision.verdict.passes() || limit.excess() == Excess::Count {
+            limit.decide(&mut without, now, Ask::Charge(*hits));
+        }
+        let (due, later) = receipts.into_iter().partition(|(at, _)| *at <= index);
+        receipts = later;
+        for (_, receipt) in due {
+            limit.undo(&mut counter, receipt, now);
+        }
+        if limit.excess() == Excess::Refuse && receipts.is_empty() {
+            let most = remaining(&limit, &without, now).saturating_add(limit.early());
+            assert!(remaining(&limit, &counter, now) <= most);
+        }
+    }
+}
+
+/// What still counts of a charge is taken back, also from another window than it was counted in.
+pub(super) fn undo_takes_back_all_that_still_counts<A: Law>(
+    limit: A,
+    start: Timestamp,
+    hits: [u64; 2],
+    pause: u64,
+) {
+    let (mut counter, mut without) = (A::Counter::default(), A::Counter::default());
+    let Some(receipt) = limit.decide(&mut counter, start, Ask::Charge(hits[0])).receipt else { return };
+    let now = start.plus(pause);
+    if limit.undoes_all() {
+        if limit.decide(&mut counter, now, Ask::Charge(hits[1])).receipt.is_none() {
+            return;
+        }
+        limit.decide(&mut without, now, Ask::Charge(hits[1]));
+    }
+    limit.undo(&mut counter, receipt, now);
+    assert_eq!(remaining(&limit, &counter, now), remaining(&limit, &without, now));
+}
+
+/// What is counted here and elsewhere after a common start adds up, in any order, and frees nothing.
+pub(super) fn absorbing_adds_consumption<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    more: Vec<(u64, Ask)>,
+    elsewhere: u64,
+    later: u64,
+) {
+    let (base, start) = after(&limit, &history);
+    let (mut whole, mut now) = (base.clone(), start);
+    for (pause, ask) in more {
+        if !matches!(ask, Ask::Refund(_)) {
+            now = now.plus(pause);
+            limit.decide(&mut whole, now, ask);
+        }
+    }
+    let since = limit.since(&whole, &base, now);
+    let mut rebuilt = base.clone();
+    limit.absorb(&mut rebuilt, &since, now);
+    assert_eq!(
+        remaining(&limit, &rebuilt, now),
+        remaining(&limit, &whole, now),
+        "base and since are the whole"
+    );
+
+    let mut other = A::Counter::default();
+    limit.decide(&mut other, now, Ask::Charge(elsewhere));
+    let (mut one_way, mut other_way) = (base.clone(), base);
+    limit.absorb(&mut one_way, &since, now);
+    limit.absorb(&mut one_way, &other, now);
+    limit.absorb(&mut other_way, &other, now);
+    limit.absorb(&mut other_way, &since, now);
+    let left = remaining(&limit, &one_way, now);
+    assert_eq!(left, remaining(&limit, &other_way, now), "in any order");
+    for now in [now, now.plus(later)] {
+        let left = remaining(&limit, &one_way, now);
+        let apart = remaining(&limit, &whole, now).min(remaining(&limit, &other, now));
+        assert!(left <= apart, "never frees, not even later");
+    }
+}

@@ -1,0 +1,144 @@
+//! Properties that every named algorithm keeps, and the table that is the law of classic rules.
+
+use std::{num::NonZeroU64, time::Duration};
+
+use proptest::prelude::*;
+
+use crate::{algorithm::*, time::SECOND};
+
+mod any;
+mod law;
+mod told;
+
+use any::*;
+use told::Law;
+
+const HOUR: u64 = 3_600 * SECOND;
+
+/// Every law, for one algorithm.
+macro_rules! laws {
+    ($module:ident, $limit:expr) => {
+        mod $module {
+            use super::*;
+
+            proptest! {
+                #[test]
+                fn never_admits_above_its_bound(limit in $limit, history in history()) {
+                    law::never_admits_above_its_bound(limit, history);
+                }
+
+                #[test]
+                fn a_refusals_wait_is_exact(limit in $limit, history in history(), hits in any_hits()) {
+                    law::a_refusals_wait_is_exact(limit, history, hits);
+                }
+
+                #[test]
+                fn remaining_is_what_would_pass(limit in $limit, history in history()) {
+                    law::remaining_is_what_would_pass(limit, history);
+                }
+
+                #[test]
+                fn a_look_and_a_refusal_change_nothing(
+                    limit in $limit, history in history(), ask in any_ask(),
+                ) {
+                    law::a_look_and_a_refusal_change_nothing(limit, history, ask);
+                }
+
+                #[test]
+                fn idle_equals_fresh(limit in $limit, history in history(), more in history()) {
+                    law::idle_equals_fresh(limit, history, more.1);
+                }
+
+                #[test]
+                fn time_that_goes_back_frees_nothing(
+                    limit in $limit, history in history(), back in 0..3 * HOUR, ask in any_ask(),
+                ) {
+                    law::time_that_goes_back_frees_nothing(limit, history, back, ask);
+                }
+
+                #[test]
+                fn a_refund_gives_back_at_most_what_was_taken(
+                    limit in $limit, history in history(), hits in any_hits(),
+                ) {
+                    law::a_refund_gives_back_at_most_what_was_taken(limit, history, hits);
+                }
+
+                #[test]
+                fn undo_takes_back_one_charge_and_no_more(
+                    limit in $limit,
+                    start in any_instant(),
+                    asks in prop::collection::vec(
+                        (prop_oneof![Just(0), 0..2 * SECOND], any_hits(), prop::option::of(0..4_u64)),
+                        0..30,
+                    ),
+                ) {
+                    law::undo_takes_back_one_charge_and_no_more(limit, start, asks);
+                }
+
+                #[test]
+                fn undo_takes_back_all_that_still_counts(
+                    limit in $limit,
+                    start in any_instant(),
+                    hits in [any_hits(), any_hits()],
+                    pause in prop_oneof![0..2 * SECOND, 0..100 * SECOND, 0..50 * HOUR],
+                ) {
+                    law::undo_takes_back_all_that_still_counts(limit, start, hits, pause);
+                }
+
+                #[test]
+                fn absorbing_adds_consumption(
+                    limit in $limit, history in history(), more in history(), elsewhere in any_hits(),
+                    later in prop_oneof![0..SECOND, 0..100 * SECOND, 0..50 * HOUR],
+                ) {
+                    law::absorbing_adds_consumption(limit, history, more.1, elsewhere, later);
+                }
+            }
+        }
+    };
+}
+
+laws!(of_fixed_window, fixed_window());
+laws!(of_sliding_window, sliding_window());
+laws!(of_sliding_log, sliding_log());
+laws!(of_token_bucket, token_bucket());
+laws!(of_stepped_bucket, stepped_bucket());
+laws!(of_leaky_queue, leaky_queue());
+
+proptest! {
+    /// Whatever is taken back meanwhile, those who were told a turn leave one after another and not faster.
+    #[test]
+    fn turns_of_a_queue_that_were_told_are_kept(
+        hits in 1..50_u64,
+        burst in 0..50_u64,
+        start in any_instant(),
+        asks in prop::collection::vec(
+            (prop_oneof![2 => Just(0), 1 => 0..SECOND], prop::option::weighted(0.3, 0..4_usize)),
+            0..30,
+        ),
+    ) {
+        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(SECOND).unwrap());
+        let limit = LeakyQueue { pace, burst: Some(burst), max_delay: None, patience: None };
+        let (mut now, mut counter) = (start, PaceCounter::default());
+        let (mut turns, mut due) = (Vec::new(), Vec::new());
+        for (index, (pause, undone_after)) in asks.into_iter().enumerate() {
+            now = now.plus(pause);
+            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
+            let turn = match decision.verdict {
+                Verdict::Pass => now,
+                Verdict::Delay(delay) => now.plus(u64::try_from(delay.as_nanos()).unwrap()),
+                Verdict::Refuse { .. } => continue,
+            };
+            match (undone_after, decision.receipt) {
+                (Some(after), Some(receipt)) => due.push((index + after, receipt)),
+                (Some(_) | None, _) => turns.push(turn.as_nanos()),
+            }
+            for (_, receipt) in due.extract_if(.., |(at, _)| *at <= index) {
+                limit.undo(&mut counter, receipt, now);
+            }
+        }
+        for pair in turns.windows(2) {
+            // Turns are rounded up to whole nanoseconds.
+            prop_assert!(pair[0] + SECOND / hits <= pair[1] + 1, "{:?}", pair);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What answers tell a client in HTTP headers: the limit that is nearest to its end, and when to come back.
+
+use std::{fmt::Write as _, time::Duration};
+
+use serde::Deserialize;
+
+use crate::{
+    api::proto::envoy::config::core::v3::HeaderValue,
+    limiter::{Answer, CurrentLimit, Modes, Status},
+    rules::Allowance,
+};
+
+/// Which headers answers carry. None, unless they are asked for.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
+    pub x_ratelimit: bool,
+    /// The same three without the `X-`, or under the names below.
+    pub ratelimit: bool,
+    /// The name of the first.
+    pub limit_name: String,
+    /// The name of the second.
+    pub remaining_name: String,
+    /// The name of the third.
+    pub reset_name: String,
+    /// `RateLimit` and `RateLimit-Policy`, as in draft-ietf-httpapi-ratelimit-headers-09.
+    pub ietf: bool,
+    /// `Retry-After`, on refusals that end.
+    pub retry_after: bool,
+}
+
+/// A descriptor that is limited, and by what.
+struct Limited<'s> {
+    status: &'s Status<'s>,
+    limit: &'s CurrentLimit<'s>,
+    reset: u64,
+}
+
+impl Settings {
+    /// The headers of an answer; none where nothing is limited.
+    pub(super) fn of(&self, answer: &Answer<'_>, modes: Modes) -> Vec<HeaderValue> {
+        let mut headers = Vec::new();
+        let Some(tightest) = tightest(answer, modes) else { return headers };
+        let numbers = [tightest.limit.requests_per_unit, tightest.status.remaining, tightest.reset];
+        let mut three = |names: [&str; 3]| {
+            headers.extend(names.iter().zip(numbers).map(|(name, number)| header(name, number.to_string())));
+        };
+        if self.x_ratelimit {
+            three(["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]);
+        }
+        if self.ratelimit {
+            three([&self.limit_name, &self.remaining_name, &self.reset_name]);
+        }
+        if self.ietf {
+            let (left, reset) = (tightest.status.remaining, tightest.reset);
+            let left = format!("{};r={left};t={reset}", quoted(tightest.status.name()));
+            headers.push(header("RateLimit-Policy", policies(answer)));
+            headers.push(header("RateLimit", left));
+        }
+        if let (true, Some(wait)) = (self.retry_after, retry_after(answer, modes)) {
+            headers.push(header("Retry-After", seconds(wait).to_string()));
+        }
+        headers
+    }
+}
+
+/// The limit to show: of those that refuse the one with the longest wait, otherwise the one with least left. The
+/// first of equals.
+fn tightest<'s>(answer: &'s Answer<'_>, modes: Modes) -> Option<Limited<'s>> {
+    limited(answer).reduce(|best, next| {
+        let rank = |each: &Limited<'_>| (!refuses(each.status, modes), each.status.remaining);
+        let tighter = rank(&next) < rank(&best)
+            || (rank(&next) == rank(&best) && refuses(next.status, modes) && best.reset < next.reset);
+        if tighter { next } else { best }
+    })
+}
+
+fn limited<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = Limited<'s>> {
+    answer.statuses.iter().filter_map(|status| {
+        let reset = seconds(status.reset_after?);
+        Some(Limited { status, limit: status.limit.as_ref()?, reset })
+    })
+}
+
+/// Whether a descriptor alone refuses the request.
+fn refuses(status: &Status<'_>, modes: Modes) -> bool {
+    !status.passes && !status.in_quota_mode(modes)
+}
+
+/// When a refused request would pass: when the last of those that refuse it would. `None` where it passes, or
+/// where one of them never would.
+fn retry_after(answer: &Answer<'_>, modes: Modes) -> Option<Duration> {
+    if answer.passes {
+        return None;
+    }
+    let refusing = || answer.statuses.iter().filter(|status| !status.passes);
+    // Where all quotas are exhausted and nothing else refuses, the first that is not will do.
+    if refusing().any(|status| refuses(status, modes)) {
+        let waits = refusing().filter(|status| refuses(status, modes)).map(|status| status.retry_after);
+        return waits.collect::<Option<Vec<_>>>()?.into_iter().max();
+    }
+    refusing().filter_map(|status| status.retry_after).min()
+}
+
+/// Every limit that applies, with its window where that is a whole number of seconds.
+fn policies(answer: &Answer<'_>) -> String {
+    let mut policies = String::new();
+    for Limited { status, limit, .. } in limited(answer) {
+        let separator = if policies.is_empty() { "" } else { ", " };
+        // Writing to a string does not fail.
+        let _ = write!(policies, "{separator}{};q={}", quoted(status.name()), limit.requests_per_unit);
+        if let Some(window) = window(status, limit) {
+            let _ = write!(policies, ";w={window}");
+        }
+    }
+    policies
+}
+
+fn window(status: &Status<'_>, limit: &CurrentLimit<'_>) -> Option<u64> {
+    let of_rule = || match &status.rule?.allowance {
+        Allowance::Unlimited => None,
+        Allowance::Limited(limit) => limit.period().filter(|period| period.subsec_nanos() == 0),
+    };
+    match limit.unit {
+        Some(unit) => Some(unit.seconds().into()),
+        None => of_rule().map(|period| period.as_secs()),
+    }
+}
+
+/// A string of structured fields (RFC 9651), which holds printable ASCII only: what is not becomes `?`.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            ' '..='~' => quoted.push(character),
+            _unprintable => quoted.push('?'),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// Whole seconds, rounded up, at least one.
+fn seconds(time: Duration) -> u64 {
+    time.as_secs().saturating_add(u64::from(0 < time.subsec_nanos())).max(1)
+}
+
+fn header(name: &str, value: String) -> HeaderValue {
+    HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }
+}

@@ -1,0 +1,76 @@
+//! What a request asks of which counters, before any is asked.
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Limit,
+    descriptor::{KeyText, Secret},
+    limiter::{Applies, Descriptor, Status, sent},
+    rules::{Domain, OnDenied},
+    store::{Check, OnRefusal},
+};
+
+/// The statuses of a request's descriptors, still undecided, and the checks that decide them.
+pub(super) struct Plan<'a, 's> {
+    pub(super) statuses: SmallVec<[Status<'s>; 2]>,
+    /// Those that decide, then those of candidates.
+    pub(super) checks: SmallVec<[Check<'a>; 2]>,
+    /// Which status each check that decides is on.
+    pub(super) places: SmallVec<[usize; 2]>,
+    /// Which status each check of a candidate is on.
+    pub(super) tried: SmallVec<[usize; 0]>,
+}
+
+impl<'a, 's> Plan<'a, 's> {
+    pub(super) fn draw(
+        domain: &Domain,
+        descriptors: &[Descriptor<'_>],
+        applies: &'a [Applies<'s>],
+        secret: &Secret,
+    ) -> Self
+    where
+        's: 'a,
+    {
+        let mut plan = Self {
+            statuses: SmallVec::with_capacity(descriptors.len()),
+            checks: SmallVec::with_capacity(descriptors.len()),
+            places: SmallVec::new(),
+            tried: SmallVec::new(),
+        };
+        let mut candidates: SmallVec<[Check<'a>; 0]> = SmallVec::new();
+        for (place, (descriptor, applies)) in descriptors.iter().zip(applies).enumerate() {
+            let check = |text: KeyText, limit: &'a Limit| {
+                let on_refusal = match domain.on_denied(limit) {
+                    OnDenied::ChargeAll => OnRefusal::Keep,
+                    OnDenied::ChargeNone => OnRefusal::TakeBack,
+                };
+                let key = text.key(&limit.kind().bytes(), secret);
+                Check { key, limit, ask: descriptor.ask, on_refusal }
+            };
+            if let Some(matched) = applies.matched()
+                && let Some(candidate) = &matched.rule.candidate
+            {
+                let text = matched.key_text(&domain.name, descriptor.entries);
+                candidates.push(check(text.of_candidate(), candidate));
+                plan.tried.push(place);
+            }
+            let status = match applies {
+                Applies::Nothing => Status::without_limit(),
+                Applies::Unlimited(matched) => Status::unlimited(matched.rule),
+                Applies::Rule(matched, limit) => {
+                    plan.checks.push(check(matched.key_text(&domain.name, descriptor.entries), limit));
+                    plan.places.push(place);
+                    Status::of_rule(matched.rule)
+                }
+                Applies::Override(current, limit) => {
+                    plan.checks.push(check(sent(domain, descriptor.entries), limit));
+                    plan.places.push(place);
+                    Status::of_override(*current)
+                }
+            };
+            plan.statuses.push(status);
+        }
+        plan.checks.extend(candidates);
+        plan
+    }
+}
