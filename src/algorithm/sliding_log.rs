@@ -29,11 +29,13 @@ pub struct SlidingLog {
     pub excess: Excess,
 }
 
-/// Charges within one window's length, oldest first.
+/// Charges within one window's length, oldest first, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogCounter {
     // Invariant: instants increase; no hits are 0.
     pub(crate) entries: VecDeque<LogEntry>,
+    // Invariant: the sum of all entries' hits; what would be more than 64 bits hold is not added.
+    total: u64,
 }
 
 /// Hits of one instant.
@@ -65,7 +67,8 @@ impl SlidingLog {
     }
 
     fn sum(&self, counter: &LogCounter, now: Timestamp) -> u64 {
-        self.live(counter, now).fold(0, |sum, entry| sum.saturating_add(entry.hits))
+        let left = counter.entries.iter().take_while(|entry| self.leaves_at(entry) <= now);
+        counter.total - left.map(|entry| entry.hits).sum::<u64>()
     }
 
     fn charge(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) -> (bool, Option<LogReceipt>) {
@@ -89,21 +92,26 @@ impl SlidingLog {
 
     /// Drops what no longer counts.
     fn forget(&self, counter: &mut LogCounter, now: Timestamp) {
-        while counter.entries.front().is_some_and(|oldest| self.leaves_at(oldest) <= now) {
+        while let Some(oldest) = counter.entries.front()
+            && self.leaves_at(oldest) <= now
+        {
+            counter.total -= oldest.hits;
             counter.entries.pop_front();
+        }
+        if counter.entries.len() < counter.entries.capacity() / 4 {
+            counter.entries.shrink_to(counter.entries.len() * 2);
         }
     }
 
-    /// Keeps no more entries than needed: those beyond the newest `limit` hits change no answer.
+    /// Keeps no more entries than needed: of more than the limit the oldest is passed by only when the one after
+    /// it is, so they may as well be one.
     fn bound(&self, counter: &mut LogCounter) {
         let most = usize::try_from(self.limit).unwrap_or(usize::MAX).clamp(1, ENTRIES_MAX);
         while most < counter.entries.len() {
             let oldest = counter.entries.pop_front();
-            let rest = counter.entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.hits));
-            if let (Some(oldest), Some(next)) = (oldest, counter.entries.front_mut())
-                && rest < self.limit
-            {
-                next.hits = next.hits.saturating_add(oldest.hits);
+            if let (Some(oldest), Some(next)) = (oldest, counter.entries.front_mut()) {
+                // Both are part of the total, so their sum fits.
+                next.hits += oldest.hits;
             }
         }
     }
@@ -158,7 +166,9 @@ impl Algorithm for SlidingLog {
     fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {
         if let Ok(index) = counter.entries.binary_search_by_key(&charge.at, |entry| entry.at) {
             let entry = &mut counter.entries[index];
-            entry.hits = entry.hits.saturating_sub(charge.hits);
+            let taken = entry.hits.min(charge.hits);
+            entry.hits -= taken;
+            counter.total -= taken;
             if entry.hits == 0 {
                 counter.entries.remove(index);
             }
@@ -201,20 +211,27 @@ impl LogCounter {
     }
 
     fn add(&mut self, new: LogEntry) {
+        let hits = new.hits.min(u64::MAX - self.total);
+        if hits == 0 {
+            return;
+        }
+        self.total += hits;
         match self.entries.binary_search_by_key(&new.at, |entry| entry.at) {
-            Ok(index) => self.entries[index].hits = self.entries[index].hits.saturating_add(new.hits),
-            Err(index) => self.entries.insert(index, new),
+            Ok(index) => self.entries[index].hits += hits,
+            Err(index) => self.entries.insert(index, LogEntry { hits, ..new }),
         }
     }
 
     /// Takes `hits` off, the newest first, or as many as there are.
     fn remove(&mut self, mut hits: u64) {
         while let Some(newest) = self.entries.back_mut() {
-            if hits < newest.hits {
-                newest.hits -= hits;
+            let taken = newest.hits.min(hits);
+            newest.hits -= taken;
+            hits -= taken;
+            self.total -= taken;
+            if 0 < newest.hits {
                 return;
             }
-            hits -= newest.hits;
             self.entries.pop_back();
         }
     }

@@ -45,8 +45,8 @@ pub(super) struct Millis([u16; 3]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Rough(u16);
 
-// The table's bytes for each counter follow from this.
-const _: () = assert!(size_of::<Cell>() == 16);
+// The table's bytes for each counter follow from this, and so does what docs/algorithms.md says of them.
+const _: () = assert!(size_of::<Cell>() == 16 && size_of::<Large>() == 56);
 
 impl Cell {
     /// A cell for `counter` as `limit` has left it.

@@ -54,23 +54,37 @@ fn every_relative_link_leads_to_a_file() {
 }
 
 #[test]
-fn the_rules_in_the_readme_compile() {
-    let readme = fs::read_to_string(Path::new(ROOT).join("README.md")).unwrap();
-    let blocks: Vec<_> =
-        between(&readme, "```yaml\n", "```").filter(|block| block.starts_with("domain:")).collect();
-    assert!(!blocks.is_empty());
-    for block in blocks {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(&file, block).unwrap();
-        let rules = tollgate::rules::load(file.path()).unwrap();
-        assert_eq!((rules.warnings(), rules.is_empty()), (&[][..], false), "{block}");
+fn the_rules_in_the_readme_and_on_the_page_of_algorithms_compile() {
+    for page in ["README.md", "docs/algorithms.md"] {
+        let text = fs::read_to_string(Path::new(ROOT).join(page)).unwrap();
+        let blocks: Vec<_> =
+            between(&text, "```yaml\n", "```").filter(|block| block.starts_with("domain:")).collect();
+        assert!(!blocks.is_empty(), "{page} has examples");
+        for block in blocks {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            fs::write(&file, block).unwrap();
+            let rules = tollgate::rules::load(file.path()).unwrap();
+            assert_eq!((rules.warnings(), rules.is_empty()), (&[][..], false), "{page}: {block}");
+        }
+    }
+}
+
+#[test]
+fn every_law_that_the_page_of_algorithms_names_exists() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/algorithms.md")).unwrap();
+    let sources = sources("src/algorithm");
+    let laws: Vec<_> =
+        page.lines().filter_map(|line| Some(line.strip_prefix("- `")?.split_once('`')?.0)).collect();
+    assert!(8 < laws.len(), "the laws on the page were found");
+    for law in laws {
+        assert!(sources.contains(&format!("fn {law}(")), "no law is called {law}");
     }
 }
 
 #[test]
 fn every_test_that_the_architecture_names_exists() {
     let page = fs::read_to_string(Path::new(ROOT).join("docs/architecture.md")).unwrap();
-    let sources = sources("src") + &sources("tests");
+    let sources = sources("src") + &sources("tests") + &sources("examples");
     let rows = page.lines().filter(|line| line.starts_with('|'));
     let cells = rows.filter_map(|row| row.trim_end_matches(" |").rsplit('|').next());
     let mut named = 0;

@@ -136,6 +136,25 @@ fn a_log_that_counts_what_it_refuses_keeps_those_as_well() {
 }
 
 #[test]
+fn a_log_beyond_ten_thousand_charges_is_stricter_and_never_more_lenient() {
+    let limit = sliding_log(20_000, MINUTE, 1);
+    let instants: Vec<_> = (0..10_050).map(|nanos| at(0).plus(nanos)).collect();
+    let mut counter = LogCounter::default();
+    for &instant in &instants {
+        assert_eq!(passed(&limit, &mut counter, instant, 1), 1);
+    }
+    assert_eq!(counter.entries.len(), 10_000);
+    let left = |now| limit.decide(&mut counter.clone(), now, Ask::Look).remaining;
+    assert_eq!(left(at(1)), 9_950, "every charge counts");
+    for (index, instant) in instants.iter().enumerate().step_by(97) {
+        let known = 9_950 + index as u64 + 1;
+        let left = left(instant.plus(MINUTE));
+        assert!(left <= known && known - left <= 50, "{left} of {known}");
+    }
+    assert_eq!(left(at(61)), 20_000);
+}
+
+#[test]
 fn a_sliding_window_weighs_the_last_minute_and_rounds_down() {
     let (limit, mut counter) = (sliding_window(7, MINUTE), SlidingCounter::default());
     assert_eq!(passed(&limit, &mut counter, at(30), 5), 5);

@@ -49,7 +49,7 @@ pub(super) fn never_admits_above_its_bound<A: Law>(limit: A, (start, asks): (Tim
         let mut sum = 0_u128;
         for (at, hits) in admissions.iter().rev() {
             sum += u128::from(*hits);
-            assert!(sum <= limit.bound(now.nanos_since(*at)), "{sum} from {at:?} to {now:?}");
+            assert!(sum <= limit.bound(*at, now), "{sum} from {at:?} to {now:?}");
         }
     }
 }

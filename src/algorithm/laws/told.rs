@@ -6,8 +6,8 @@ use super::*;
 pub(super) trait Law:
     Algorithm<Counter: Clone + PartialEq + std::fmt::Debug, Receipt: Clone> + std::fmt::Debug
 {
-    /// The most hits that may be admitted in any span of this length (overdrafts aside).
-    fn bound(&self, span: u64) -> u128;
+    /// The most hits that may be admitted between two instants, both included (overdrafts aside).
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128;
     /// Hits that pass when nothing was counted.
     fn allowance(&self) -> u64;
     fn excess(&self) -> Excess;
@@ -26,10 +26,9 @@ pub(super) trait Law:
 }
 
 impl Law for FixedWindow {
-    fn bound(&self, span: u64) -> u128 {
-        // The shortest window that laws know is a second less than a day long; calendars have their own tests.
-        let Window::Aligned(window) = self.window else { return u128::MAX };
-        u128::from(self.limit) * (2 + u128::from(span / window.nanos()))
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        let turns = self.window.turns(self.window.start(from), self.window.start(to));
+        u128::from(self.limit) * (1 + u128::from(turns))
     }
 
     fn allowance(&self) -> u64 {
@@ -42,8 +41,9 @@ impl Law for FixedWindow {
 }
 
 impl Law for SlidingWindow {
-    fn bound(&self, span: u64) -> u128 {
-        u128::from(self.limit) * (2 + u128::from(span / self.span.nanos()))
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        let turns = self.span.start(to).nanos_since(self.span.start(from)) / self.span.nanos();
+        u128::from(self.limit) * (1 + u128::from(turns))
     }
 
     fn allowance(&self) -> u64 {
@@ -56,7 +56,8 @@ impl Law for SlidingWindow {
 }
 
 impl Law for SlidingLog {
-    fn bound(&self, span: u64) -> u128 {
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        let span = to.nanos_since(from);
         // Hits a grain less than a window apart never exceed the limit together; each such span adds one.
         let exact = self.span.nanos() - (self.grain.get() - 1);
         u128::from(self.limit) * (1 + u128::from(span / exact))
@@ -72,7 +73,8 @@ impl Law for SlidingLog {
 }
 
 impl Law for TokenBucket {
-    fn bound(&self, span: u64) -> u128 {
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        let span = to.nanos_since(from);
         let paid = u128::from(span) * u128::from(self.pace.hits()) / u128::from(self.pace.nanos());
         u128::from(self.burst) + paid + 1
     }
@@ -91,7 +93,8 @@ impl Law for TokenBucket {
 }
 
 impl Law for SteppedBucket {
-    fn bound(&self, span: u64) -> u128 {
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        let span = to.nanos_since(from);
         let steps = 1 + u128::from(span / self.interval);
         u128::from(self.burst) + steps * u128::from(self.amount.get())
     }
@@ -114,7 +117,8 @@ impl Law for SteppedBucket {
 }
 
 impl Law for LeakyQueue {
-    fn bound(&self, span: u64) -> u128 {
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        let span = to.nanos_since(from);
         let paid = u128::from(span) * u128::from(self.pace.hits()) / u128::from(self.pace.nanos());
         u128::from(self.allowance()) + paid + 1
     }

@@ -1,0 +1,307 @@
+//! Draws what each algorithm makes of the same 42 seconds, for docs/algorithms.md: `cargo run --example pictures`.
+//!
+//! What is drawn is decided by the code itself; a test holds the checked-in pictures against it.
+
+#![allow(clippy::unwrap_used, reason = "a picture without its limit shows nothing")]
+
+use std::{fmt::Write, fs, num::NonZeroU64, path::Path};
+
+use tollgate::{
+    algorithm::{
+        Ask, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog, SlidingWindow, Span, SteppedBucket,
+        TokenBucket, Verdict, Window,
+    },
+    time::{SECOND, Timestamp},
+};
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pictures");
+
+const MILLISECOND: u64 = SECOND / 1_000;
+/// Every limit is so many hits in ten seconds.
+const LIMIT: u64 = 5;
+const WINDOW: u64 = 10 * SECOND;
+/// A turn of windows; times in pictures are counted from here.
+const START: Timestamp = Timestamp::from_nanos(179_000_000 * WINDOW);
+const END_MS: u64 = 42_000;
+/// How often the line is looked at.
+const STEP_MS: usize = 20;
+
+/// When hits come: a burst on each side of a turn, a patient one, a burst within a window, three more.
+#[rustfmt::skip]
+const ASKED_MS: [u64; 26] = [
+    7_000, 7_600, 8_200, 8_800, 9_400, 10_400, 10_800, 11_200, 11_600, 12_000,
+    14_000, 15_500, 17_000, 18_500, 20_000,
+    25_000, 25_400, 25_800, 26_200, 26_600, 27_000, 27_400, 27_800,
+    31_000, 32_000, 33_000,
+];
+
+const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#333}.title{font-weight:600;font-size:15px}\
+                     .small{font-size:12px;fill:#666}.asked{stroke:#777;stroke-width:1.5}.passed{fill:#1668b8}\
+                     .refused{stroke:#d1480c;stroke-width:2}.turn{stroke:#c9c9c4}.wait{stroke:#8db9e0}\
+                     .left{fill:none;stroke:#333;stroke-width:1.5}.area{fill:#e4e3dc}.band{fill:#dcebf9}";
+
+/// One picture.
+struct Picture {
+    file: &'static str,
+    title: &'static str,
+    limit: Limit,
+    line: Line,
+}
+
+/// What the line below the hits shows.
+#[derive(Clone, Copy, PartialEq)]
+enum Line {
+    Left,
+    Held,
+    Waiting,
+}
+
+/// One hit, in milliseconds since the start.
+struct Hit {
+    asked: u64,
+    /// When it was let through, if at all.
+    passed: Option<u64>,
+}
+
+/// The stretch as long as a window in which the most hits passed.
+struct Crowded {
+    from: u64,
+    hits: usize,
+}
+
+impl Line {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Left => "left",
+            Self::Held => "held",
+            Self::Waiting => "waiting",
+        }
+    }
+}
+
+fn pictures() -> Vec<Picture> {
+    let number = |number| NonZeroU64::new(number).unwrap();
+    let (span, excess) = (Span::of_nanos(WINDOW).unwrap(), Excess::Refuse);
+    let log = |grain| SlidingLog { limit: LIMIT, span, grain: number(grain), excess };
+    let pace = Pace::new(number(LIMIT), number(WINDOW));
+    let bucket = TokenBucket { pace, burst: LIMIT, excess };
+    let picture = |file, title, limit, line| Picture { file, title, limit, line };
+    vec![
+        picture(
+            "fixed_window",
+            "fixed_window: 5 in each 10 s",
+            Limit::FixedWindow(FixedWindow { limit: LIMIT, window: Window::Aligned(span), excess }),
+            Line::Left,
+        ),
+        picture(
+            "sliding_window",
+            "sliding_window: 5 in 10 s, by the weighed count",
+            Limit::SlidingWindow(SlidingWindow { limit: LIMIT, span, excess }),
+            Line::Left,
+        ),
+        picture(
+            "sub_windows",
+            "sliding_window: 5 in 10 s, by 5 sub_windows",
+            Limit::SubWindows(log(2 * SECOND)),
+            Line::Left,
+        ),
+        picture("sliding_log", "sliding_log: 5 in any 10 s", Limit::SlidingLog(log(1)), Line::Left),
+        picture(
+            "token_bucket",
+            "token_bucket: 5 in 10 s, evenly; burst 5",
+            Limit::TokenBucket(bucket),
+            Line::Left,
+        ),
+        picture(
+            "stepped_bucket",
+            "token_bucket: 2 more every 4 s; burst 5",
+            Limit::SteppedBucket(SteppedBucket {
+                amount: number(2),
+                interval: number(4 * SECOND),
+                burst: LIMIT,
+                excess,
+            }),
+            Line::Left,
+        ),
+        picture(
+            "leaky_bucket",
+            "leaky_bucket: leaks 5 in 10 s; burst 2",
+            Limit::LeakyBucket(TokenBucket { burst: 2, ..bucket }),
+            Line::Held,
+        ),
+        picture(
+            "leaky_queue",
+            "leaky_queue: one leaves every 2 s; 4 wait",
+            Limit::LeakyQueue(LeakyQueue { pace, burst: Some(4), max_delay: None, patience: None }),
+            Line::Waiting,
+        ),
+    ]
+}
+
+/// What becomes of each hit, and what is left at each step of time.
+fn replay(limit: &Limit) -> (Vec<Hit>, Vec<(u64, u64)>) {
+    let (mut counter, mut hits, mut left) = (limit.fresh(), Vec::new(), Vec::new());
+    let mut asked = ASKED_MS.into_iter().peekable();
+    for at in (0..=END_MS).step_by(STEP_MS) {
+        let now = START.plus(at * MILLISECOND);
+        left.push((at, limit.decide(&mut counter, now, Ask::Look).remaining));
+        if asked.next_if_eq(&at).is_some() {
+            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
+            let passed = match decision.verdict {
+                Verdict::Pass => Some(at),
+                Verdict::Delay(turn) => Some(at + turn.as_millis() as u64),
+                Verdict::Refuse { .. } => None,
+            };
+            hits.push(Hit { asked: at, passed });
+            left.push((at, decision.remaining));
+        }
+    }
+    assert!(asked.next().is_none(), "every hit is at a step of time");
+    (hits, left)
+}
+
+fn crowded(hits: &[Hit]) -> Crowded {
+    let passed: Vec<u64> = hits.iter().filter_map(|hit| hit.passed).collect();
+    let within =
+        |from: u64| passed.iter().filter(|at| from <= **at && **at < from + WINDOW / MILLISECOND).count();
+    // Of equals the first.
+    let each = passed.iter().rev().map(|&from| Crowded { from, hits: within(from) });
+    each.max_by_key(|crowded| crowded.hits).unwrap()
+}
+
+fn x(ms: u64) -> f64 {
+    76.0 + ms as f64 * 0.015
+}
+
+fn y(value: u64) -> f64 {
+    218.0 - value as f64 * 14.0
+}
+
+/// Steps as a path: across at the old value, then up or down to the new one.
+fn steps(values: &[(u64, u64)]) -> String {
+    let mut path = format!("M{:.1} {:.0}", x(values[0].0), y(values[0].1));
+    for pair in values.windows(2).filter(|pair| pair[0].1 != pair[1].1) {
+        write!(path, "H{:.1}V{:.0}", x(pair[1].0), y(pair[1].1)).unwrap();
+    }
+    path + &format!("H{:.1}", x(END_MS))
+}
+
+fn draw(picture: &Picture) -> String {
+    let (hits, mut values) = replay(&picture.limit);
+    for (at, value) in &mut values {
+        match picture.line {
+            Line::Left => {}
+            Line::Held => *value = picture.limit.allowance() - *value,
+            Line::Waiting => {
+                let waits = |hit: &&Hit| hit.asked <= *at && hit.passed.is_some_and(|turn| *at < turn);
+                *value = hits.iter().filter(waits).count() as u64;
+            }
+        }
+    }
+    let passed = hits.iter().filter(|hit| hit.passed.is_some()).count();
+    let crowded = crowded(&hits);
+    let summary = format!("{} asked, {passed} passed, {} refused", hits.len(), hits.len() - passed);
+
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 724 252\" role=\"img\">\n\
+         <title>{}. {summary}; at most {} passed within 10 s.</title>\n<style>{STYLE}</style>\n\
+         <rect width=\"724\" height=\"252\" rx=\"6\" fill=\"#fbfbf8\"/>\n",
+        picture.title, crowded.hits,
+    );
+    frame(&mut svg, picture, &summary, &crowded);
+    let path = steps(&values);
+    let (left, right, ground) = (x(0), x(END_MS), y(0));
+    writeln!(svg, "<path class=\"area\" d=\"{path}L{right:.1} {ground:.0}H{left:.1}Z\"/>").unwrap();
+    writeln!(svg, "<path class=\"left\" d=\"{path}\"/>").unwrap();
+    for hit in &hits {
+        mark(&mut svg, hit);
+    }
+    svg + "</svg>\n"
+}
+
+fn frame(svg: &mut String, picture: &Picture, summary: &str, crowded: &Crowded) {
+    let right = x(END_MS);
+    writeln!(svg, "<text class=\"title\" x=\"16\" y=\"25\">{}</text>", picture.title).unwrap();
+    writeln!(svg, "<text class=\"small\" x=\"{right:.1}\" y=\"25\" text-anchor=\"end\">{summary}</text>")
+        .unwrap();
+    let (from, width) = (x(crowded.from), x(WINDOW / MILLISECOND) - x(0));
+    writeln!(
+        svg,
+        "<rect class=\"band\" x=\"{from:.1}\" y=\"38\" width=\"{width:.1}\" height=\"94\"/>\n\
+         <text class=\"small\" x=\"{:.1}\" y=\"52\">within 10 s: {} passed</text>",
+        from + 5.0,
+        crowded.hits,
+    )
+    .unwrap();
+    for turn in (0..=END_MS).step_by(10_000) {
+        let at = x(turn);
+        let seconds = turn / 1_000;
+        writeln!(
+            svg,
+            "<path class=\"turn\" d=\"M{at:.1} 58V{:.0}\"/>\n\
+             <text class=\"small\" x=\"{at:.1}\" y=\"238\" text-anchor=\"middle\">{seconds} s</text>",
+            y(0),
+        )
+        .unwrap();
+    }
+    let lanes = [("asked", 72.0), ("passed", 97.0), ("refused", 122.0)];
+    let most = match picture.line {
+        Line::Left | Line::Held => picture.limit.allowance(),
+        Line::Waiting => picture.limit.allowance() - 1,
+    };
+    let middle = (y(0) + y(most)) / 2.0 + 4.0;
+    for (name, height) in lanes.into_iter().chain([(picture.line.name(), middle)]) {
+        writeln!(svg, "<text x=\"16\" y=\"{height:.0}\">{name}</text>").unwrap();
+    }
+    for value in [0, most] {
+        writeln!(
+            svg,
+            "<path class=\"turn\" d=\"M{:.1} {height:.0}H{right:.1}\"/>\
+             <text class=\"small\" x=\"{:.1}\" y=\"{:.0}\" text-anchor=\"end\">{value}</text>",
+            x(0),
+            x(0) - 5.0,
+            y(value) + 4.0,
+            height = y(value),
+        )
+        .unwrap();
+    }
+}
+
+fn mark(svg: &mut String, hit: &Hit) {
+    let at = x(hit.asked);
+    writeln!(svg, "<path class=\"asked\" d=\"M{at:.1} 62v11\"/>").unwrap();
+    match hit.passed {
+        Some(turn) => {
+            let out = x(turn);
+            if hit.asked < turn {
+                writeln!(svg, "<path class=\"wait\" d=\"M{at:.1} 74L{out:.1} 92\"/>").unwrap();
+            }
+            if turn <= END_MS {
+                writeln!(svg, "<circle class=\"passed\" cx=\"{out:.1}\" cy=\"92\" r=\"3.2\"/>").unwrap();
+            }
+        }
+        None => {
+            writeln!(svg, "<path class=\"refused\" d=\"M{:.1} 114l6 6m0 -6l-6 6\"/>", at - 3.0).unwrap();
+        }
+    }
+}
+
+fn main() {
+    for picture in pictures() {
+        fs::write(Path::new(FOLDER).join(picture.file).with_extension("svg"), draw(&picture)).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pictures_in_the_documentation_are_what_the_code_draws() {
+        for picture in pictures() {
+            let path = Path::new(FOLDER).join(picture.file).with_extension("svg");
+            let drawn = fs::read_to_string(&path).unwrap_or_default();
+            assert!(drawn == draw(&picture), "{} is not: run `cargo run --example pictures`", path.display());
+        }
+    }
+}
