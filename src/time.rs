@@ -105,6 +105,23 @@ impl Clock {
     }
 }
 
+/// Measures a length of time, whatever clocks are set to meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch(Instant);
+
+#[expect(clippy::disallowed_methods, reason = "this is a clock too")]
+impl Stopwatch {
+    /// Starts measuring.
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// The time since the start.
+    pub fn elapsed(&self) -> Duration {
+        Instant::now().saturating_duration_since(self.0)
+    }
+}
+
 /// Which line between monotonic and told time is in force.
 #[derive(Debug)]
 struct SystemClock {

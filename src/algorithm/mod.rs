@@ -222,6 +222,27 @@ impl Limit {
         }
     }
 
+    /// What happens to a charge that is larger than what is left. (A queue refuses it.)
+    fn excess(&self) -> Excess {
+        match self {
+            Self::Classic(_) => Excess::Count,
+            Self::FixedWindow(limit) => limit.excess,
+            Self::SlidingWindow(limit) => limit.excess,
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.excess,
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.excess,
+            Self::SteppedBucket(limit) => limit.excess,
+            Self::LeakyQueue(_) => Excess::Refuse,
+        }
+    }
+
+    /// Hits that `ask` charges, given whether it passes.
+    pub(crate) fn charged(&self, ask: Ask, passes: bool) -> u64 {
+        match ask {
+            Ask::Charge(hits) if ask.changes(passes, self.excess()) => hits,
+            Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
+        }
+    }
+
     /// Of a limit that keeps a debt as time: the longest time, in nanoseconds, that a debt may take to be paid
     /// while a single hit still passes. 0 for the others.
     pub(crate) fn refused_from(&self) -> u64 {

@@ -23,6 +23,7 @@ use crate::{
     descriptor::Entry,
     limiter::{self, Answer, CurrentLimit, Override, Status},
     rules::Unit,
+    time::Stopwatch,
 };
 
 /// How times until reset are told. Rounded ones are rounded up: whoever waits that long has waited long enough.
@@ -57,8 +58,13 @@ impl Api {
         patience: Option<Duration>,
         resets: Resets,
     ) -> Result<RateLimitResponse, Error> {
-        let (response, delay) = self.decide(request, patience, resets)?;
+        let stopwatch = Stopwatch::start();
+        let decided =
+            self.decide(request, patience, resets).inspect_err(|error| self.metrics.unanswered(*error));
+        self.metrics.duration.record(stopwatch.elapsed());
+        let (response, delay) = decided?;
         if !delay.is_zero() {
+            let _waiting = self.metrics.wait(delay);
             tokio::time::sleep(delay).await;
         }
         Ok(response)

@@ -10,7 +10,11 @@ pub mod headers;
 pub mod http;
 pub mod json;
 mod metadata;
+mod metrics;
 mod patience;
+pub mod top;
+
+pub use metrics::Metrics;
 
 /// The messages of `proto/`, generated.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -37,17 +41,23 @@ pub struct Api {
     limiter: Limiter,
     settings: Settings,
     headers: Arc<headers::Settings>,
+    metrics: Arc<Metrics>,
 }
 
 impl Api {
     /// Asks `limiter` and words answers as `settings` say, without headers.
     pub fn new(limiter: Limiter, settings: Settings) -> Self {
-        Self { limiter, settings, headers: Arc::default() }
+        Self { limiter, settings, headers: Arc::default(), metrics: Arc::default() }
     }
 
     /// The same, with headers.
     pub fn with_headers(self, headers: headers::Settings) -> Self {
         Self { headers: Arc::new(headers), ..self }
+    }
+
+    /// What is counted of requests.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 }
 

@@ -85,6 +85,7 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
     info!(listener = "grpc", address = %addresses.grpc, "listening");
     info!(listener = "http", address = %addresses.http, "listening");
     info!(listener = "admin", address = %addresses.admin, "listening");
+    info!(listener = "metrics", address = %addresses.metrics, "listening");
     info!(command = format!("tollgate ask --to {} DOMAIN key=value", addresses.grpc), "to try it");
     server.run(leave).await?;
     Ok(())

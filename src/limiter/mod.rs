@@ -14,9 +14,13 @@ use crate::{
 };
 
 mod answer;
+mod metrics;
 mod plan;
 
 pub use answer::{Answer, CurrentLimit, Modes, Status};
+pub use metrics::Metrics;
+
+use metrics::Asked;
 use plan::Plan;
 
 /// One request: descriptors of one domain, decided together.
@@ -72,6 +76,7 @@ pub struct Limiter {
     clock: Clock,
     secret: Secret,
     modes: Modes,
+    metrics: Arc<Metrics>,
 }
 
 /// The rules and the instant that one request, or one batch of them, is decided by.
@@ -94,12 +99,17 @@ enum Applies<'s> {
 impl Limiter {
     /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
     pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: Secret) -> Self {
-        Self { book, memory, clock, secret, modes: Modes::default() }
+        Self { book, memory, clock, secret, modes: Modes::default(), metrics: Arc::default() }
     }
 
     /// The same limiter, folding decisions in these modes.
     pub fn with_modes(self, modes: Modes) -> Self {
         Self { modes, ..self }
+    }
+
+    /// The same limiter, counting in `metrics`.
+    pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics, ..self }
     }
 
     /// How decisions are folded.
@@ -124,6 +134,7 @@ impl Snapshot<'_> {
         }
         let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
         let Some(domain) = rules.domain(request.domain) else {
+            self.limiter.metrics.unknown_domains.increase();
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
         let applies = applying(domain, request);
@@ -146,7 +157,11 @@ impl Snapshot<'_> {
         for (place, decision) in tried.iter().zip(&decisions[places.len()..]) {
             statuses[*place].candidate_refuses = !decision.verdict.passes();
         }
-        Answer::fold(modes, statuses, &places, &decisions)
+        let answer = Answer::fold(modes, statuses, &places, &decisions);
+        let asked =
+            Asked { domain, descriptors, applies, places: &places, checks: &checks, decisions: &decisions };
+        self.limiter.metrics.count(&asked, &answer);
+        answer
     }
 }
 

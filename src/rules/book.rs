@@ -6,7 +6,7 @@ use arc_swap::{ArcSwapOption, Guard};
 use tokio::sync::watch;
 
 use crate::{
-    rules::{Problems, Rules},
+    rules::{Ledger, Problems, Rules},
     time::Timestamp,
 };
 
@@ -15,6 +15,7 @@ use crate::{
 pub struct Book {
     rules: ArcSwapOption<Rules>,
     status: watch::Sender<Status>,
+    ledger: Ledger,
 }
 
 /// How the rules in force came about.
@@ -49,6 +50,16 @@ impl Book {
         book
     }
 
+    /// An empty book that counts in `ledger`.
+    pub fn with_ledger(ledger: Ledger) -> Self {
+        Self { ledger, ..Self::default() }
+    }
+
+    /// What is counted of the rules.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
     /// The rules in force: cheap, and unchanged for as long as it is held. To be held for one request.
     pub fn snapshot(&self) -> Guard<Option<Arc<Rules>>> {
         self.rules.load()
@@ -68,6 +79,7 @@ impl Book {
     /// Puts other rules in force.
     pub fn replace(&self, rules: Rules, now: Timestamp) {
         let hash = rules.hash().to_owned();
+        self.ledger.open(&rules);
         self.update(|status| {
             self.rules.store(Some(Arc::new(rules)));
             status.generation += 1;

@@ -8,6 +8,7 @@ use siphasher::sip128::SipHasher13;
 use crate::{
     rules::{
         Domain, OnDenied, Problem, Problems, Rule, Rules,
+        counts::Counted,
         file::{Descriptor, Document, RateLimit},
         limit,
         place::{Place, Report},
@@ -268,6 +269,7 @@ impl Branch<'_> {
             metadata: draft.metadata.take().map(|metadata| metadata.value),
             shown: terms.shown,
             place: self.report.place(limit.mark),
+            counted: Counted::default(),
         });
         self.rules.push(rule.clone());
         Some(rule)

@@ -13,6 +13,7 @@ use crate::{
 
 mod book;
 mod compile;
+mod counts;
 mod file;
 mod keys;
 mod limit;
@@ -27,11 +28,13 @@ mod watch;
 
 pub use book::{Book, LoadError, Status};
 pub use compile::{Source, compile};
+pub use counts::{Code, Ledger, Outcome, RuleCounts, Series, Tally, Totals};
 pub use place::{Place, Problem, Problems};
 pub use source::load;
 pub use unit::Unit;
 pub use watch::{Settings, Watcher};
 
+use counts::Counted;
 use tree::{Hop, How};
 
 /// All rules in force at one time.
@@ -200,6 +203,14 @@ pub struct Rule {
     pub shown: Shown,
     /// Where it is written.
     pub place: Place,
+    pub(crate) counted: Counted,
+}
+
+impl Rule {
+    /// What is counted of it; `None` before it is in force.
+    pub fn counts(&self) -> Option<&RuleCounts> {
+        self.counted.get()
+    }
 }
 
 /// How much a rule lets pass.

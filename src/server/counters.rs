@@ -16,6 +16,8 @@ pub struct Counters {
     pub http: Arc<ListenerCounters>,
     /// Of the operator's side.
     pub admin: Arc<ListenerCounters>,
+    /// Of the page of metrics.
+    pub metrics: Arc<ListenerCounters>,
 }
 
 /// What one listener has seen since the start.

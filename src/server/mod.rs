@@ -16,9 +16,10 @@ use crate::{
         proto::{
             DESCRIPTORS, envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer,
         },
+        top,
     },
-    limiter::Limiter,
-    rules::{Book, Watcher},
+    limiter::{self, Limiter},
+    rules::{Book, Ledger, Watcher},
     settings::{self, Address, Drain, Settings},
     store::{self, Keeping},
     time::Clock,
@@ -28,6 +29,7 @@ mod body;
 mod counters;
 mod door;
 mod listen;
+mod metrics;
 mod phase;
 mod routed;
 mod tls;
@@ -79,6 +81,7 @@ pub struct Server {
     grpc: Door,
     http: Door,
     admin: Door,
+    metrics: Door,
     settings: Settings,
     clock: Clock,
     counters: Counters,
@@ -93,6 +96,8 @@ pub struct Addresses {
     pub http: SocketAddr,
     /// The operator's side.
     pub admin: SocketAddr,
+    /// The page of metrics.
+    pub metrics: SocketAddr,
 }
 
 impl Server {
@@ -113,6 +118,15 @@ impl Server {
         let grpc_at = listen("grpc", &settings.grpc.listen, settings.grpc.socket_mode).await?;
         let http_at = listen("http", &tcp(settings.http.listen), 0).await?;
         let admin_at = listen("admin", &tcp(settings.admin.listen), 0).await?;
+        let metrics_at = listen("metrics", &tcp(settings.metrics.listen), 0).await?;
+        let plain = |name, listener, most, counters: &Arc<_>| Door {
+            name,
+            listener,
+            certificates: None,
+            protocols: Protocols::http(&settings.http),
+            limits: door::Limits::http(most, settings.http.header_timeout),
+            counters: Arc::clone(counters),
+        };
         Ok(Self {
             grpc: Door {
                 name: "grpc",
@@ -130,14 +144,8 @@ impl Server {
                 limits: door::Limits::http(settings.http.max_connections, settings.http.header_timeout),
                 counters: counters.http.clone(),
             },
-            admin: Door {
-                name: "admin",
-                listener: admin_at,
-                certificates: None,
-                protocols: Protocols::http(&settings.http),
-                limits: door::Limits::http(settings.admin.max_connections, settings.http.header_timeout),
-                counters: counters.admin.clone(),
-            },
+            admin: plain("admin", admin_at, settings.admin.max_connections, &counters.admin),
+            metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &counters.metrics),
             settings,
             clock,
             counters,
@@ -154,6 +162,7 @@ impl Server {
             grpc: self.grpc.listener.address()?,
             http: tcp(&self.http)?,
             admin: tcp(&self.admin)?,
+            metrics: tcp(&self.metrics)?,
         })
     }
 
@@ -165,12 +174,14 @@ impl Server {
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
-        let Self { grpc, http, admin, settings, clock, counters: _ } = self;
-        let book = Arc::new(Book::default());
+        let Self { grpc, http, admin, metrics, settings, clock, counters } = self;
+        let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
-        let limiter =
-            Limiter::new(book.clone(), memory.clone(), clock.clone(), secret).with_modes(settings.limiter);
+        let counted = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
+        let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret)
+            .with_modes(settings.limiter)
+            .with_metrics(counted.clone());
         let api = Api::new(limiter, settings.api).with_headers(settings.headers);
         let (phase, phases) = watch::channel(Phase::Starting);
 
@@ -190,7 +201,16 @@ impl Server {
         let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
         let routes = Routed::http(http::router(api.clone(), probe));
         servers.spawn(http.serve(routes, phases.clone()));
-        servers.spawn(admin.serve(Routed::http(admin::router(book.clone(), memory)), phases.clone()));
+        let sources = metrics::Sources {
+            book: book.clone(),
+            memory: memory.clone(),
+            limiter: counted.clone(),
+            api: api.metrics().clone(),
+            listeners: counters,
+        };
+        servers.spawn(metrics.serve(Routed::http(metrics::router(sources)), phases.clone()));
+        let operators = admin::router(book.clone(), memory).merge(top::router(counted));
+        servers.spawn(admin.serve(Routed::http(operators), phases.clone()));
         servers.spawn(grpc.serve(Routed::grpc(grpc_routes(api, health)?), phases));
 
         let serve = async {

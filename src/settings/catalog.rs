@@ -52,6 +52,11 @@ pub enum Shape {
     PathOrOff,
     /// A number of bytes, or one that suits the machine.
     Size,
+    /// A number of things, at most so many.
+    Number {
+        /// The largest that is allowed.
+        most: u64,
+    },
     /// One of a few words.
     Word(&'static [&'static str]),
     /// The name of an HTTP header.
@@ -199,6 +204,30 @@ pub const CATALOG: &[Setting] = &[
         shape: Shape::Address,
         default: Some("127.0.0.1:6070"),
         help: "Where operators look; not for the network.",
+    },
+    Setting {
+        name: "metrics.listen",
+        shape: Shape::Address,
+        default: Some("0.0.0.0:9090"),
+        help: "Where Prometheus reads /metrics.",
+    },
+    Setting {
+        name: "metrics.max_connections",
+        shape: Shape::Count,
+        default: Some("100"),
+        help: "The most connections that read metrics at a time; one more is closed at once.",
+    },
+    Setting {
+        name: "metrics.names_per_rule",
+        shape: Shape::Number { most: 10_000 },
+        default: Some("100"),
+        help: "The most names that a rule with value_to_metric or detailed_metric has in metrics; further ones count as other.",
+    },
+    Setting {
+        name: "metrics.top_keys",
+        shape: Shape::Number { most: 100_000 },
+        default: Some("1000"),
+        help: "How many keys are kept to find those denied most often, for /top; 0 keeps none.",
     },
     Setting {
         name: "limiter.quota_mode",
@@ -356,6 +385,7 @@ impl Shape {
             Self::Switch => "BOOL",
             Self::Path | Self::PathOrOff => "PATH",
             Self::Size => "SIZE",
+            Self::Number { .. } => "NUMBER",
             Self::Word(_) => "WORD",
             Self::HeaderName => "NAME",
             Self::LogFilter => "LEVEL",
@@ -380,6 +410,7 @@ impl Shape {
                 "a size of at least 1MiB and at most this machine's memory, as in 512MiB or 2GiB, or auto"
                     .to_owned()
             }
+            Self::Number { most } => format!("a whole number from 0 to {most}"),
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::HeaderName => "the name of an HTTP header".to_owned(),
             Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
@@ -398,6 +429,7 @@ impl Shape {
             Self::Switch => matches!(text, "true" | "false"),
             Self::Path | Self::PathOrOff => !text.is_empty(),
             Self::Size => size(text).is_some(),
+            Self::Number { most } => text.parse::<u64>().is_ok_and(|number| number <= most),
             Self::Word(words) => words.contains(&text),
             Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
             Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),

@@ -1,6 +1,6 @@
 //! How this process runs, fixed until it is restarted: defaults, then a file, then the environment, then flags.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -24,6 +24,8 @@ pub struct Settings {
     pub http: Http,
     /// The operator's side.
     pub admin: Admin,
+    /// The page of metrics.
+    pub metrics: Metrics,
     /// How certificates are kept up to date.
     pub tls: Reload,
     /// Where rules come from.
@@ -42,6 +44,20 @@ pub struct Settings {
     pub drain: Drain,
     /// What it writes while it runs.
     pub log: telemetry::logs::Settings,
+}
+
+/// Where metrics are served, and how many there can be.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// The address; port 0 takes any that is free.
+    pub listen: SocketAddr,
+    /// The most connections at a time.
+    pub max_connections: usize,
+    /// The most names with values of requests that one rule can have.
+    pub names_per_rule: usize,
+    /// How many of the keys denied most often are kept, in each list of them.
+    pub top_keys: usize,
 }
 
 /// How the process leaves after SIGTERM.

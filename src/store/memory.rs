@@ -133,7 +133,8 @@ impl Memory {
         let mut shards: SmallVec<[_; 2]> =
             locked.iter().map(|place| self.parts[place.part].shards()[place.shard].write()).collect();
 
-        // What `decide` says to the counter of a check; a counter that is new and not idle is kept.
+        // What `decide` says to the counter of a check, and whether that is kept; a new counter that is idle need
+        // not be.
         let mut each = |index: usize, decide: &mut dyn FnMut(&Check<'_>, &mut Counter) -> Decision| {
             let (check, place) = (&checks[index], places[index]);
             // Every place is among the locked ones.
@@ -142,24 +143,27 @@ impl Memory {
                 let before = cell.heap_bytes();
                 let decision = cell.update(check.limit, |counter| decide(check, counter));
                 self.means.budget.change(before, cell.heap_bytes());
-                return decision;
+                return (decision, true);
             }
             let mut counter = check.limit.fresh();
             let decision = decide(check, &mut counter);
             if check.limit.idle_at(&counter) <= now {
-                return decision;
+                return (decision, true);
             }
             let (cell, rest) = (Cell::new(check.limit, counter, &decision), &self.rests[place.index()]);
             if table::insert(shard, check.key, cell, now, &self.means, rest) {
-                return decision;
+                return (decision, true);
             }
             self.refused_full.add(1);
-            self.on_full.in_place_of(decision)
+            (self.on_full.in_place_of(decision), false)
         };
 
-        let mut decisions = Decisions::new();
-        for index in 0..checks.len() {
-            decisions.push(each(index, &mut |check, counter| check.limit.decide(counter, now, check.ask)));
+        let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
+        for (index, check) in checks.iter().enumerate() {
+            let (decision, kept) =
+                each(index, &mut |check, counter| check.limit.decide(counter, now, check.ask));
+            charged.push(if kept { check.limit.charged(check.ask, decision.verdict.passes()) } else { 0 });
+            decisions.push(decision);
         }
         if 1 < checks.len() && refused(&decisions) {
             let look = |check: &Check<'_>, counter: &mut Counter| check.limit.decide(counter, now, Ask::Look);
@@ -168,6 +172,7 @@ impl Memory {
                 if checks[index].on_refusal == OnRefusal::TakeBack
                     && let Some(receipt) = decision.receipt.take()
                 {
+                    charged[index] = 0;
                     each(index, &mut |check, counter| {
                         check.limit.undo(counter, receipt, now);
                         look(check, counter)
@@ -176,12 +181,12 @@ impl Memory {
             }
             for (index, decision) in decisions.iter_mut().enumerate() {
                 if decision.verdict.passes() {
-                    let left = each(index, &mut |check, counter| look(check, counter));
+                    let (left, _) = each(index, &mut |check, counter| look(check, counter));
                     (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
                 }
             }
         }
-        decisions
+        Decisions { each: decisions, charged }
     }
 
     /// Forgets what is idle in one of the table's parts, and gives memory back that it no longer needs.

@@ -1,5 +1,7 @@
 //! Where counters live: a check goes in, a decision comes out.
 
+use std::ops::Deref;
+
 use smallvec::SmallVec;
 
 use crate::{
@@ -53,4 +55,25 @@ pub enum OnFull {
 }
 
 /// The answers to the checks of one call, in their order.
-pub type Decisions = SmallVec<[Decision; 2]>;
+#[derive(Clone, Debug, Default)]
+pub struct Decisions {
+    each: SmallVec<[Decision; 2]>,
+    // One for each decision.
+    charged: SmallVec<[u64; 2]>,
+}
+
+impl Decisions {
+    /// The hits that each check has charged to its counter, in their order; 0 where they were taken back or there
+    /// was no memory for the counter.
+    pub fn charged(&self) -> &[u64] {
+        &self.charged
+    }
+}
+
+impl Deref for Decisions {
+    type Target = [Decision];
+
+    fn deref(&self) -> &[Decision] {
+        &self.each
+    }
+}

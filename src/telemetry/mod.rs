@@ -1,3 +1,4 @@
 //! What the process tells of itself while it runs.
 
 pub mod logs;
+pub mod metrics;

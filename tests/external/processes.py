@@ -20,6 +20,7 @@ TOLLGATE = pathlib.Path(os.environ.get("TOLLGATE", ROOT / "target" / "debug" / "
 ENVOY = pathlib.Path(envoy_package.__file__).parent / "_bin" / "envoy"
 LOOPBACK = "127.0.0.1"
 PATIENCE = 20.0
+LISTENERS = ("grpc", "http", "admin", "metrics")
 
 
 def eventually(what, condition, patience=PATIENCE):
@@ -102,19 +103,20 @@ class Process:
 class Tollgate(Process):
     """`tollgate serve`; its addresses are known once `await_listening` is through."""
 
-    grpc = http = admin = None
+    grpc = http = admin = metrics = None
 
     def __init__(self, rules, log, grpc=f"{LOOPBACK}:0", drain_delay="0s", flags=()):
         super().__init__(
             [TOLLGATE, "serve", "--rules", rules, "--grpc-listen", grpc]
-            + ["--http-listen", f"{LOOPBACK}:0", "--admin-listen", f"{LOOPBACK}:0", "--log-format", "json"]
+            + ["--http-listen", f"{LOOPBACK}:0", "--admin-listen", f"{LOOPBACK}:0"]
+            + ["--metrics-listen", f"{LOOPBACK}:0", "--log-format", "json"]
             + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms", *flags],
             log,
         )
 
     def await_listening(self):
         listeners = eventually("tollgate listens", self._listeners)
-        self.grpc, self.http, self.admin = (listeners[name] for name in ("grpc", "http", "admin"))
+        self.grpc, self.http, self.admin, self.metrics = (listeners[name] for name in LISTENERS)
 
     def await_ready(self):
         eventually("tollgate is ready", self.ready)
@@ -134,7 +136,7 @@ class Tollgate(Process):
     def _listeners(self):
         self.must_run()
         found = {e["listener"]: e["address"] for e in self.events() if e.get("message") == "listening"}
-        return found if {"grpc", "http", "admin"} <= found.keys() else None
+        return found if set(LISTENERS) <= found.keys() else None
 
     def rules(self):
         return http_call(self.admin, "/rules").json()

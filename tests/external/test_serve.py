@@ -96,7 +96,8 @@ def test_a_second_instance_on_the_same_port_is_an_error(rule_file, start_tollgat
     path = rule_file(GOOD)
     tollgate = start_tollgate(path)
 
-    listen = ["--grpc-listen", tollgate.grpc, "--http-listen", f"{LOOPBACK}:0", "--admin-listen", f"{LOOPBACK}:0"]
+    listen = ["--grpc-listen", tollgate.grpc]
+    listen += [part for name in ("http", "admin", "metrics") for part in (f"--{name}-listen", f"{LOOPBACK}:0")]
     done = run("serve", "--rules", path, *listen)
 
     assert done.returncode not in (0, None)
@@ -113,7 +114,8 @@ def test_a_second_instance_on_the_same_port_is_an_error(rule_file, start_tollgat
     ids=["bad value", "unknown name"],
 )
 def test_a_bad_setting_is_named_before_anything_listens(rule_file, environment, named):
-    listen = [part for name in ("grpc", "http", "admin") for part in (f"--{name}-listen", f"{LOOPBACK}:0")]
+    names = ("grpc", "http", "admin", "metrics")
+    listen = [part for name in names for part in (f"--{name}-listen", f"{LOOPBACK}:0")]
     command = [str(TOLLGATE), "serve", "--rules", str(rule_file(GOOD)), "--log-format", "json", *listen]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
 

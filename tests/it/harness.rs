@@ -49,6 +49,7 @@ pub fn settings(rules: &TempDir, given: &[(&str, &str)]) -> Settings {
         ("grpc.listen", "127.0.0.1:0"),
         ("http.listen", "127.0.0.1:0"),
         ("admin.listen", "127.0.0.1:0"),
+        ("metrics.listen", "127.0.0.1:0"),
         ("drain.delay", "0s"),
     ];
     let flags = quick.iter().chain(given).map(|(name, value)| {

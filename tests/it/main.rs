@@ -13,6 +13,7 @@ mod harness;
 mod hostile;
 mod http;
 mod life;
+mod metrics;
 mod queue;
 mod reload;
 mod settings;

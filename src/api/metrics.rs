@@ -1,0 +1,83 @@
+//! What is counted of requests as a whole.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use crate::{
+    api::Error,
+    telemetry::metrics::{Counter, Histogram},
+};
+
+const fn micros<const N: usize>(numbers: [u64; N]) -> [Duration; N] {
+    let mut bounds = [Duration::ZERO; N];
+    let mut index = 0;
+    while index < N {
+        bounds[index] = Duration::from_micros(numbers[index]);
+        index += 1;
+    }
+    bounds
+}
+
+const DECIDED_IN: [Duration; 15] =
+    micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
+const DELAYS: [Duration; 14] = micros([
+    1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000,
+    10_000_000, 30_000_000, 60_000_000,
+]);
+
+/// What is counted of requests, over whichever protocol they come.
+#[derive(Debug)]
+pub struct Metrics {
+    /// How long decisions took.
+    pub duration: Histogram,
+    /// How long requests were made to wait for their turn.
+    pub delays: Histogram,
+    /// Requests without an answer because there are no rules.
+    pub no_rules: Counter,
+    /// Requests without an answer through a fault of their own.
+    pub invalid: Counter,
+    waiting: AtomicU64,
+}
+
+/// A request that waits for its turn, for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Waiting<'m>(&'m AtomicU64);
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            duration: Histogram::new(&DECIDED_IN),
+            delays: Histogram::new(&DELAYS),
+            no_rules: Counter::default(),
+            invalid: Counter::default(),
+            waiting: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Metrics {
+    /// How many requests wait for their turn now.
+    pub fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Counts a request that begins to wait.
+    pub(super) fn wait(&self, delay: Duration) -> Waiting<'_> {
+        self.delays.record(delay);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(&self.waiting)
+    }
+
+    pub(super) fn unanswered(&self, error: Error) {
+        if error.is_callers_fault() { self.invalid.increase() } else { self.no_rules.increase() }
+    }
+}
+
+// Also where the caller goes away before its turn.
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

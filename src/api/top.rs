@@ -1,0 +1,24 @@
+//! Who is denied most often, for operators.
+
+use std::sync::Arc;
+
+use axum::{Json, Router, extract::State, routing::get};
+use serde_json::{Value, json};
+
+use crate::limiter::Metrics;
+
+/// How many keys are listed.
+const LISTED_MAX: usize = 100;
+
+/// `/top`: the keys that were denied most often since the start.
+pub fn router(metrics: Arc<Metrics>) -> Router {
+    Router::new().route("/top", get(top)).with_state(metrics)
+}
+
+async fn top(State(metrics): State<Arc<Metrics>>) -> Json<Value> {
+    let denied = metrics.denied.entries(LISTED_MAX);
+    let denied = denied
+        .into_iter()
+        .map(|entry| json!({"key": entry.text, "count": entry.count, "error": entry.error}));
+    Json(json!({"denied": denied.collect::<Vec<_>>(), "missed": metrics.denied.missed()}))
+}

@@ -1,0 +1,157 @@
+//! Counts what became of each descriptor.
+
+use crate::{
+    algorithm::{Ask, Decision},
+    descriptor::Entry,
+    limiter::{Answer, Applies, Descriptor, Status},
+    rules::{Code, Domain, Outcome, Tally},
+    store::{Check, Decisions},
+    telemetry::metrics::{Counter, Top},
+};
+
+/// How many keys are listed as denied most often, unless another number is asked for.
+const TOP_KEYS: usize = 1_000;
+
+/// What the limiter counts besides what each rule does.
+#[derive(Debug)]
+pub struct Metrics {
+    /// Requests for a domain without rules.
+    pub unknown_domains: Counter,
+    /// Descriptors of a domain with rules that none of them is for.
+    pub unmatched: Counter,
+    /// Requests that passed only because of the shadow mode of all rules.
+    pub shadow_passes: Counter,
+    /// What became of descriptors with a limit of the caller's.
+    pub overrides: Tally,
+    /// The keys denied most often.
+    pub denied: Top,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new(TOP_KEYS)
+    }
+}
+
+impl Metrics {
+    /// Nothing counted yet; lists of `top_keys` keys that are denied most often.
+    pub fn new(top_keys: usize) -> Self {
+        Self {
+            unknown_domains: Counter::default(),
+            unmatched: Counter::default(),
+            shadow_passes: Counter::default(),
+            overrides: Tally::default(),
+            denied: Top::new(top_keys),
+        }
+    }
+
+    /// Counts what became of each descriptor.
+    pub(super) fn count(&self, asked: &Asked<'_, '_>, answer: &Answer<'_>) {
+        if answer.passes_in_shadow {
+            self.shadow_passes.increase();
+        }
+        let Asked { domain, descriptors, applies, places, checks, decisions } = asked;
+        let mut checked = 0;
+        for (place, (descriptor, applies)) in descriptors.iter().zip(*applies).enumerate() {
+            let status = &answer.statuses[place];
+            let mut outcome = Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() };
+            if places.get(checked) == Some(&place) {
+                let (check, decision) = (&checks[checked], &decisions[checked]);
+                outcome = outcome_of(status, check, decision, decisions.charged()[checked]);
+                checked += 1;
+                // A look at an exhausted counter is no denial of anything.
+                if !status.passes && check.ask != Ask::Look {
+                    let key = u128::from(check.key.high()) << 64 | u128::from(check.key.low());
+                    self.denied.add(key, || text(&domain.name, descriptor.entries));
+                }
+            }
+            match applies {
+                Applies::Nothing => self.unmatched.increase(),
+                Applies::Override(..) => self.overrides.add(outcome),
+                Applies::Unlimited(matched) | Applies::Rule(matched, _) => {
+                    if let Some(counts) = matched.rule.counts() {
+                        counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the counters of one call were asked, and said.
+pub(super) struct Asked<'a, 's> {
+    pub(super) domain: &'a Domain,
+    pub(super) descriptors: &'a [Descriptor<'a>],
+    pub(super) applies: &'a [Applies<'s>],
+    // Which descriptor each check belongs to, in ascending order.
+    pub(super) places: &'a [usize],
+    pub(super) checks: &'a [Check<'a>],
+    pub(super) decisions: &'a Decisions,
+}
+
+fn outcome_of(status: &Status<'_>, check: &Check<'_>, decision: &Decision, charged: u64) -> Outcome {
+    Outcome {
+        code: if status.passes { Code::Ok } else { Code::OverLimit },
+        charged,
+        near_limit: near_limit(check, decision, charged),
+        shadow_denied: status.passes && !decision.verdict.passes(),
+        candidate_denied: status.candidate_refuses,
+    }
+}
+
+/// Of the hits charged, those beyond 80 % of the limit.
+fn near_limit(check: &Check<'_>, decision: &Decision, charged: u64) -> u64 {
+    if charged == 0 || !decision.verdict.passes() {
+        return 0;
+    }
+    let most = check.limit.allowance();
+    let near = most / 5 * 4 + most % 5 * 4 / 5;
+    most.saturating_sub(decision.remaining).saturating_sub(near).min(charged)
+}
+
+/// A descriptor for people to read: `domain key=value,key=value`.
+fn text(domain: &str, entries: &[Entry<'_>]) -> String {
+    let mut text = domain.to_owned();
+    for (index, entry) in entries.iter().enumerate() {
+        text.push(if index == 0 { ' ' } else { ',' });
+        text.extend([entry.key, "=", entry.value]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        algorithm::{Classic, Limit, Verdict},
+        descriptor::{KeyText, Secret},
+        rules::Unit,
+        store::OnRefusal,
+    };
+
+    #[test]
+    fn hits_beyond_80_percent_of_the_limit_are_near_it() {
+        let near = |limit: u64, after: u64, hits: u64| {
+            let limit = Limit::Classic(Classic { limit, window: Unit::Hour.window() });
+            let check = Check {
+                key: KeyText::new("d").key(&[], &Secret::from_bytes([0; 16])),
+                limit: &limit,
+                ask: Ask::Charge(hits),
+                on_refusal: OnRefusal::Keep,
+            };
+            let (remaining, reset_after) = (limit.allowance() - after, Duration::ZERO);
+            near_limit(
+                &check,
+                &Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None },
+                hits,
+            )
+        };
+        for (limit, after, hits, expected) in
+            [(15, 11, 1, 0), (15, 12, 1, 0), (15, 13, 1, 1), (20, 5, 3, 0), (8, 7, 2, 1), (20, 19, 3, 3)]
+        {
+            assert_eq!(near(limit, after, hits), expected, "{hits} to {after} of {limit}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The page of metrics, and where it is served.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+
+use crate::{
+    api, limiter,
+    rules::{self, Book, Series, Totals},
+    server::{Counters, ListenerFigures},
+    store::Memory,
+    telemetry::metrics::{self, Metric, Page, Process},
+    time::Timestamp,
+};
+
+/// Whatever has something to tell.
+#[derive(Clone, Debug)]
+pub(super) struct Sources {
+    pub(super) book: Arc<Book>,
+    pub(super) memory: Arc<Memory>,
+    pub(super) limiter: Arc<limiter::Metrics>,
+    pub(super) api: Arc<api::Metrics>,
+    pub(super) listeners: Counters,
+}
+
+/// `/metrics`, and nothing else.
+pub(super) fn router(sources: Sources) -> Router {
+    Router::new().route("/metrics", get(scrape)).with_state(sources)
+}
+
+async fn scrape(State(sources): State<Sources>) -> Response {
+    // With very many rules this takes a while, which no request should wait for.
+    match tokio::task::spawn_blocking(move || sources.page()).await {
+        Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+impl Sources {
+    fn page(&self) -> String {
+        let mut page = Page::default();
+        self.decisions(&mut page);
+        self.requests(&mut page);
+        self.counters(&mut page);
+        self.rules(&mut page);
+        self.connections(&mut page);
+        page.single(metrics::TOP_MISSED, self.limiter.denied.missed());
+        page.family(metrics::BUILD_INFO).sample(&[env!("CARGO_PKG_VERSION")], 1);
+        if let Some(process) = Process::now() {
+            page.single(metrics::PROCESS_CPU, process.cpu_seconds);
+            page.single(metrics::PROCESS_MEMORY, process.resident_bytes);
+            page.single(metrics::PROCESS_START, process.started);
+        }
+        page.finish()
+    }
+
+    fn decisions(&self, page: &mut Page) {
+        let all = self.book.ledger().totals();
+        let mut family = page.family(metrics::DECISIONS);
+        for (Series { domain, rule }, totals) in &all {
+            family.sample(&[domain, rule, "ok"], totals.ok);
+            family.sample(&[domain, rule, "over_limit"], totals.over_limit);
+        }
+        let mut each = |metric: Metric, number: fn(&Totals) -> u64| {
+            let mut family = page.family(metric);
+            for (Series { domain, rule }, totals) in &all {
+                family.sample(&[domain, rule], number(totals));
+            }
+        };
+        each(metrics::HITS, |totals| totals.hits);
+        each(metrics::NEAR_LIMIT_HITS, |totals| totals.near_limit_hits);
+        each(metrics::SHADOW_DENIALS, |totals| totals.shadow_denials);
+        each(metrics::CANDIDATE_DENIALS, |totals| totals.candidate_denials);
+        page.single(metrics::SHADOW_PASSES, self.limiter.shadow_passes.get());
+        let overrides = self.limiter.overrides.totals();
+        let mut family = page.family(metrics::OVERRIDE_DECISIONS);
+        family.sample(&["ok"], overrides.ok);
+        family.sample(&["over_limit"], overrides.over_limit);
+        page.single(metrics::OVERRIDE_HITS, overrides.hits);
+        page.single(metrics::UNMATCHED, self.limiter.unmatched.get());
+        page.single(metrics::UNKNOWN_DOMAINS, self.limiter.unknown_domains.get());
+    }
+
+    fn requests(&self, page: &mut Page) {
+        let mut unanswered = page.family(metrics::UNANSWERED);
+        unanswered.sample(&["no_rules"], self.api.no_rules.get());
+        unanswered.sample(&["invalid"], self.api.invalid.get());
+        page.family(metrics::REQUEST_DURATION).buckets(&self.api.duration.buckets());
+        page.single(metrics::QUEUE_WAITING, self.api.waiting());
+        page.family(metrics::QUEUE_DELAY).buckets(&self.api.delays.buckets());
+    }
+
+    fn counters(&self, page: &mut Page) {
+        let figures = self.memory.figures();
+        page.single(metrics::COUNTERS, figures.live);
+        page.single(metrics::COUNTER_BYTES, figures.bytes);
+        let mut evicted = page.family(metrics::COUNTERS_EVICTED);
+        evicted.sample(&["idle"], figures.evicted_idle);
+        evicted.sample(&["unexpired"], figures.evicted_unexpired);
+        page.single(metrics::COUNTERS_REFUSED, figures.refused_full);
+    }
+
+    fn rules(&self, page: &mut Page) {
+        let rules::Status { generation, hash, loaded_at, load_errors, last_error } = self.book.status();
+        let number = self.book.snapshot().as_ref().map_or(0, |rules| rules.len());
+        page.single(metrics::RULES, number);
+        page.single(metrics::RULES_GENERATION, generation);
+        let mut info = page.family(metrics::RULES_INFO);
+        if let Some(hash) = hash {
+            info.sample(&[&hash], 1);
+        }
+        page.single(metrics::RULES_LOADED, loaded_at.map_or(0.0, seconds));
+        page.single(metrics::RULES_LOAD_ERRORS, load_errors);
+        page.single(metrics::RULES_STALE, u8::from(last_error.is_some()));
+    }
+}
+
+impl Sources {
+    fn connections(&self, page: &mut Page) {
+        let Counters { grpc, http, admin, metrics: own } = &self.listeners;
+        let all = [("grpc", grpc), ("http", http), ("admin", admin), ("metrics", own)];
+        let all = all.map(|(listener, counters)| (listener, counters.figures()));
+        let mut each = |metric: Metric, number: fn(&ListenerFigures) -> u64| {
+            let mut family = page.family(metric);
+            for (listener, figures) in &all {
+                family.sample(&[listener], number(figures));
+            }
+        };
+        each(metrics::CONNECTIONS, |figures| figures.open);
+        each(metrics::CONNECTIONS_ACCEPTED, |figures| figures.accepted);
+        each(metrics::ACCEPT_ERRORS, |figures| figures.accept_errors);
+        each(metrics::CERTIFICATES_LOADED, |figures| figures.certificates_loaded);
+        each(metrics::CERTIFICATE_ERRORS, |figures| figures.certificate_errors);
+        let mut closed = page.family(metrics::CONNECTIONS_CLOSED);
+        for (listener, figures) in &all {
+            closed.sample(&[listener, "full"], figures.refused_full);
+            closed.sample(&[listener, "handshake"], figures.handshakes_failed);
+            closed.sample(&[listener, "slow"], figures.handshakes_slow);
+            closed.sample(&[listener, "age"], figures.aged);
+            closed.sample(&[listener, "cut"], figures.cut);
+        }
+        let mut ends = page.family(metrics::CERTIFICATE_ENDS);
+        for (listener, figures) in &all {
+            if let Some(end) = figures.certificate_ends {
+                ends.sample(&[listener], seconds(end));
+            }
+        }
+    }
+}
+
+/// Seconds since the Unix epoch.
+fn seconds(instant: Timestamp) -> f64 {
+    instant.since(Timestamp::EPOCH).as_secs_f64()
+}

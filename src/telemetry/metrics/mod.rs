@@ -1,0 +1,44 @@
+//! Metrics: numbers that every thread adds to without waiting for another, summed when they are read.
+
+mod catalog;
+mod histogram;
+mod process;
+mod shard;
+mod text;
+mod top;
+
+pub use catalog::{
+    ACCEPT_ERRORS, ALL, BUILD_INFO, CANDIDATE_DENIALS, CERTIFICATE_ENDS, CERTIFICATE_ERRORS,
+    CERTIFICATES_LOADED, CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_CLOSED, COUNTER_BYTES, COUNTERS,
+    COUNTERS_EVICTED, COUNTERS_REFUSED, DECISIONS, HITS, Kind, Metric, NEAR_LIMIT_HITS, OVERRIDE_DECISIONS,
+    OVERRIDE_HITS, PROCESS_CPU, PROCESS_MEMORY, PROCESS_START, QUEUE_DELAY, QUEUE_WAITING, REQUEST_DURATION,
+    RULES, RULES_GENERATION, RULES_INFO, RULES_LOAD_ERRORS, RULES_LOADED, RULES_STALE, SHADOW_DENIALS,
+    SHADOW_PASSES, TOP_MISSED, UNANSWERED, UNKNOWN_DOMAINS, UNMATCHED,
+};
+pub use histogram::{Buckets, Histogram};
+pub use process::Process;
+pub use shard::{Cells, Place};
+pub use text::{CONTENT_TYPE, Family, Page};
+pub use top::{Entry, Sketch, Top};
+
+/// A single number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(Cells<1>);
+
+impl Counter {
+    /// Adds one.
+    pub fn increase(&self) {
+        self.add(1);
+    }
+
+    /// Adds so many.
+    pub fn add(&self, number: u64) {
+        self.0.place().add(0, number);
+    }
+
+    /// What all threads have added.
+    pub fn get(&self) -> u64 {
+        let [sum] = self.0.sums();
+        sum
+    }
+}

@@ -1,0 +1,243 @@
+//! The keys that something happens to most often, in bounded memory: the algorithm Space-Saving of Metwally,
+//! Agrawal and El Abbadi. A key that is not in a full list takes the place and the count of the rarest one.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, PoisonError, TryLockError},
+};
+
+use crate::telemetry::metrics::{Counter, shard};
+
+/// The most bytes of a text that are kept.
+const TEXT_MAX: usize = 256;
+/// The most lists that threads share.
+const LISTS_MAX: usize = 8;
+
+/// The most frequent keys of all threads. Counting never waits: what comes while a list is read is left out.
+#[derive(Debug)]
+pub struct Top {
+    lists: Box<[Mutex<Sketch>]>,
+    missed: Counter,
+}
+
+/// The most frequent keys, as far as a bounded list can tell.
+#[derive(Clone, Debug)]
+pub struct Sketch {
+    capacity: usize,
+    // At most `capacity`; each is in both of the others.
+    slots: Vec<Slot>,
+    by_key: HashMap<u128, usize>,
+    by_count: BTreeSet<(u64, usize)>,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    key: u128,
+    text: Box<str>,
+    count: u64,
+    error: u64,
+}
+
+/// One of the most frequent keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What the key stands for, cut where it is longer than 256 bytes.
+    pub text: String,
+    /// How often it came: at most this,
+    pub count: u64,
+    /// and at least this less.
+    pub error: u64,
+}
+
+impl Sketch {
+    /// A list of at most `capacity` keys.
+    pub fn new(capacity: usize) -> Self {
+        Self { capacity, slots: Vec::new(), by_key: HashMap::new(), by_count: BTreeSet::new() }
+    }
+
+    /// Counts a key once. Its text is asked for only when it enters the list.
+    pub fn add(&mut self, key: u128, text: impl FnOnce() -> String) {
+        if self.capacity == 0 {
+            return;
+        }
+        if let Some(place) = self.by_key.get(&key).copied() {
+            self.count(place);
+            return;
+        }
+        let full = self.slots.len() == self.capacity;
+        let rarest = self.by_count.first().filter(|_| full).copied();
+        let place = match rarest {
+            None => {
+                self.slots.push(Slot { key, text: cut(text()), count: 0, error: 0 });
+                self.by_count.insert((0, self.slots.len() - 1));
+                self.slots.len() - 1
+            }
+            Some((count, place)) => {
+                self.by_key.remove(&self.slots[place].key);
+                self.slots[place] = Slot { key, text: cut(text()), count, error: count };
+                place
+            }
+        };
+        self.by_key.insert(key, place);
+        self.count(place);
+    }
+
+    fn count(&mut self, place: usize) {
+        let slot = &mut self.slots[place];
+        self.by_count.remove(&(slot.count, place));
+        slot.count += 1;
+        self.by_count.insert((slot.count, place));
+    }
+
+    /// The most that a key can have come which is not in the list.
+    fn unseen_max(&self) -> u64 {
+        let full = self.slots.len() == self.capacity;
+        self.by_count.first().filter(|_| full).map_or(0, |(count, _)| *count)
+    }
+}
+
+impl Top {
+    /// Lists of at most `capacity` keys each.
+    pub fn new(capacity: usize) -> Self {
+        let lists = shard::places().min(LISTS_MAX);
+        Self {
+            lists: (0..lists).map(|_| Mutex::new(Sketch::new(capacity))).collect(),
+            missed: Counter::default(),
+        }
+    }
+
+    /// Counts a key once.
+    pub fn add(&self, key: u128, text: impl FnOnce() -> String) {
+        match self.lists[shard::seat() % self.lists.len()].try_lock() {
+            Ok(mut list) => list.add(key, text),
+            Err(TryLockError::Poisoned(list)) => list.into_inner().add(key, text),
+            Err(TryLockError::WouldBlock) => self.missed.increase(),
+        }
+    }
+
+    /// How many were left out.
+    pub fn missed(&self) -> u64 {
+        self.missed.get()
+    }
+
+    /// The most frequent keys of all lists together, at most `most` of them, those that come most often first.
+    pub fn entries(&self, most: usize) -> Vec<Entry> {
+        let lists = self.lists.iter().map(|list| list.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        merged(&lists.collect::<Vec<_>>(), most)
+    }
+}
+
+fn merged(lists: &[Sketch], most: usize) -> Vec<Entry> {
+    let unseen_max: u64 = lists.iter().map(Sketch::unseen_max).sum();
+    let mut all: HashMap<u128, Entry> = HashMap::new();
+    for list in lists {
+        for slot in &list.slots {
+            // Each list that lacks the key may have missed as many as its rarest key has.
+            let entry = all.entry(slot.key).or_insert_with(|| Entry {
+                text: slot.text.to_string(),
+                count: unseen_max,
+                error: unseen_max,
+            });
+            entry.count += slot.count - list.unseen_max();
+            // Never below zero: the error of a slot is at most the rarest count.
+            entry.error = entry.error + slot.error - list.unseen_max();
+        }
+    }
+    let mut all: Vec<_> = all.into_values().collect();
+    all.sort_unstable_by(|one, other| other.count.cmp(&one.count).then_with(|| one.text.cmp(&other.text)));
+    all.truncate(most);
+    all
+}
+
+fn cut(text: String) -> Box<str> {
+    if text.len() <= TEXT_MAX {
+        return text.into();
+    }
+    let end = text.floor_char_boundary(TEXT_MAX);
+    format!("{}…", &text[..end]).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Keys of which the `n`th comes about `1/n` times as often as the first.
+    fn zipf(keys: u64, draws: usize, seed: u64) -> Vec<u128> {
+        let weights: Vec<f64> = (1..=keys).map(|rank| 1.0 / rank as f64).collect();
+        let all: f64 = weights.iter().sum();
+        let mut state = seed;
+        let draw = |_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let mut rest = (state >> 11) as f64 / (1_u64 << 53) as f64 * all;
+            let rank = weights.iter().position(|weight| {
+                rest -= weight;
+                rest < 0.0
+            });
+            rank.unwrap_or(0) as u128
+        };
+        (0..draws).map(draw).collect()
+    }
+
+    fn exact(stream: &[u128]) -> HashMap<String, u64> {
+        let mut counts = HashMap::new();
+        stream.iter().for_each(|key| *counts.entry(key.to_string()).or_default() += 1);
+        counts
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
+        #[test]
+        fn the_true_count_lies_within_the_bounds_that_are_told(
+            seed: u64,
+            lists in 1_usize..4,
+            capacity in 20_usize..60,
+        ) {
+            let stream = zipf(500, 10_000, seed);
+            let mut sketches = vec![Sketch::new(capacity); lists];
+            for (index, key) in stream.iter().enumerate() {
+                sketches[index % lists].add(*key, || key.to_string());
+            }
+            let (truth, told) = (exact(&stream), merged(&sketches, usize::MAX));
+            for Entry { text, count, error } in &told {
+                let came = truth[text];
+                prop_assert!(count - error <= came && came <= *count, "{text}: {came} in {count}-{error}");
+                prop_assert!(*error <= (stream.len() / capacity) as u64, "the bound of the algorithm");
+            }
+            // Whoever came more often than the bound is in the list.
+            for (text, came) in &truth {
+                let listed = told.iter().any(|entry| entry.text == *text);
+                prop_assert!(listed || *came <= (stream.len() / capacity) as u64, "{text} came {came} times");
+            }
+            prop_assert_eq!(&told[0].text, "0");
+        }
+    }
+
+    #[test]
+    fn no_more_keys_are_kept_than_there_is_room_for() {
+        let mut sketch = Sketch::new(10);
+        (0..100_000).for_each(|key| sketch.add(key, || key.to_string()));
+        assert_eq!((sketch.slots.len(), sketch.by_key.len(), sketch.by_count.len()), (10, 10, 10));
+        let told = merged(&[sketch], 3);
+        assert!(told.len() == 3 && told.iter().all(|entry| entry.count - entry.error <= 1));
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        let kept = cut("é".repeat(1_000));
+        assert_eq!(*kept, *format!("{}…", "é".repeat(TEXT_MAX / 2)));
+    }
+
+    #[test]
+    fn counting_while_a_list_is_read_is_left_out_and_told() {
+        let top = Top::new(10);
+        let held: Vec<_> = top.lists.iter().map(|list| list.lock().unwrap()).collect();
+        top.add(1, || "one".to_owned());
+        drop(held);
+        top.add(1, || "one".to_owned());
+        assert_eq!(top.missed(), 1);
+        assert_eq!(top.entries(9), [Entry { text: "one".to_owned(), count: 1, error: 0 }]);
+    }
+}

@@ -1,0 +1,293 @@
+//! What is scraped, over a real socket.
+
+use std::{collections::BTreeSet, fs, time::Duration};
+
+use serde_json::{Value, json};
+use tollgate::{
+    api::proto::envoy::{
+        extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
+        service::ratelimit::v3::RateLimitRequest,
+    },
+    server::{Error, Server},
+    telemetry::metrics,
+    time::Clock,
+};
+
+use crate::harness::{Service, descriptor, http, one, request, settings, until, with_hits};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 10, algorithm: fixed_window}
+  - key: seen
+    shadow_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 1, algorithm: fixed_window}
+  - key: plan
+    value_to_metric: true
+    rate_limit: {unit: hour, requests_per_unit: 1000000}
+  - key: free
+    rate_limit: {unlimited: true}
+  - key: tried
+    rate_limit: {unit: hour, requests_per_unit: 9, candidate: {unit: hour, requests_per_unit: 1}}
+";
+
+async fn page(service: &Service) -> String {
+    let (code, page) = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap();
+    assert_eq!(code, 200);
+    page
+}
+
+/// The value of the series that is written like this.
+fn value(page: &str, series: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in\n{page}")).parse().unwrap()
+}
+
+fn series(page: &str) -> impl Iterator<Item = &str> {
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.rsplit_once(' ').unwrap().0)
+}
+
+/// The sum of what all rules and overrides have charged.
+fn charged(page: &str) -> f64 {
+    let hits =
+        |line: &&str| line.starts_with("tollgate_hits_total{") || line.starts_with("tollgate_override_hits");
+    page.lines().filter(hits).map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+fn with_override(mut request: RateLimitRequest, requests_per_unit: u32) -> RateLimitRequest {
+    for descriptor in &mut request.descriptors {
+        descriptor.limit = Some(RateLimitOverride { requests_per_unit, unit: 3 });
+    }
+    request
+}
+
+#[tokio::test]
+async fn before_anything_happens_all_series_are_there_at_zero() {
+    let service = Service::start(RULES).await;
+    let page = page(&service).await;
+    for zero in [
+        r#"tollgate_decisions_total{domain="shop",rule="shop.user",code="ok"}"#,
+        r#"tollgate_decisions_total{domain="shop",rule="shop.user",code="over_limit"}"#,
+        r#"tollgate_hits_total{domain="shop",rule="shop.user"}"#,
+        "tollgate_rules_load_errors_total",
+        "tollgate_rules_stale",
+        r#"tollgate_unanswered_requests_total{reason="no_rules"}"#,
+        r#"tollgate_unanswered_requests_total{reason="invalid"}"#,
+        "tollgate_unknown_domain_requests_total",
+        r#"tollgate_counters_evicted_total{reason="unexpired"}"#,
+        "tollgate_counters_refused_total",
+        r#"tollgate_request_duration_seconds_bucket{le="+Inf"}"#,
+        "tollgate_queue_waiting_requests",
+        "tollgate_counters",
+    ] {
+        assert_eq!(value(&page, zero), 0.0, "{zero}");
+    }
+    assert_eq!((value(&page, "tollgate_rules"), value(&page, "tollgate_rules_generation")), (5.0, 1.0));
+    assert_eq!(value(&page, "tollgate_rules_loaded_timestamp_seconds"), 1_790_000_064.0);
+    assert!(value(&page, "process_resident_memory_bytes") > 1e6);
+}
+
+#[tokio::test]
+async fn load_errors_are_there_at_zero_and_counted_even_if_rules_were_never_good() {
+    let service = Service::start_unready("domain: [", &[]).await;
+    assert!(page(&service).await.contains("\ntollgate_rules_generation 0\n"));
+    until(async || (value(&page(&service).await, "tollgate_rules_load_errors_total") == 1.0).then_some(()))
+        .await;
+    assert_eq!(value(&page(&service).await, "tollgate_rules_stale"), 1.0);
+    assert!(service.ask(one("shop", "user", "ann")).await.is_err());
+    assert_eq!(value(&page(&service).await, r#"tollgate_unanswered_requests_total{reason="no_rules"}"#), 1.0);
+    fs::write(service.rules.path().join("rules.yaml"), RULES).unwrap();
+    service.until_http("/readyz", 200).await;
+    let mended = page(&service).await;
+    assert_eq!(value(&mended, "tollgate_rules_load_errors_total"), 1.0);
+    assert_eq!(value(&mended, "tollgate_rules_stale"), 0.0);
+}
+
+#[tokio::test]
+async fn each_decision_is_counted_under_its_rule_and_code() {
+    let service = Service::start(RULES).await;
+    for _ in 0..3 {
+        service.ask(with_hits(one("shop", "user", "ann"), 3)).await.unwrap();
+    }
+    service.ask(with_hits(one("shop", "user", "ann"), 2)).await.unwrap();
+    for _ in 0..3 {
+        service.ask(one("shop", "seen", "ann")).await.unwrap();
+    }
+    service.ask(one("shop", "free", "ann")).await.unwrap();
+    for _ in 0..3 {
+        service.ask(one("shop", "tried", "ann")).await.unwrap();
+    }
+    service.ask(one("shop", "nobody", "ann")).await.unwrap();
+    service.ask(one("elsewhere", "user", "ann")).await.unwrap();
+    service.ask(request("shop", Vec::new())).await.unwrap_err();
+    let page = page(&service).await;
+    for (series, expected) in [
+        (r#"tollgate_decisions_total{domain="shop",rule="shop.user",code="ok"}"#, 3.0),
+        (r#"tollgate_decisions_total{domain="shop",rule="shop.user",code="over_limit"}"#, 1.0),
+        (r#"tollgate_hits_total{domain="shop",rule="shop.user"}"#, 9.0),
+        (r#"tollgate_near_limit_hits_total{domain="shop",rule="shop.user"}"#, 1.0),
+        (r#"tollgate_decisions_total{domain="shop",rule="shop.seen",code="ok"}"#, 3.0),
+        (r#"tollgate_shadow_denials_total{domain="shop",rule="shop.seen"}"#, 2.0),
+        (r#"tollgate_decisions_total{domain="shop",rule="shop.free",code="ok"}"#, 1.0),
+        (r#"tollgate_candidate_denials_total{domain="shop",rule="shop.tried"}"#, 2.0),
+        (r#"tollgate_hits_total{domain="shop",rule="shop.tried"}"#, 3.0),
+        ("tollgate_unmatched_descriptors_total", 1.0),
+        ("tollgate_unknown_domain_requests_total", 1.0),
+        (r#"tollgate_unanswered_requests_total{reason="invalid"}"#, 1.0),
+        ("tollgate_request_duration_seconds_count", 14.0),
+        ("tollgate_counters", 4.0),
+    ] {
+        assert_eq!(value(&page, series), expected, "{series}");
+    }
+    assert!(!page.contains("elsewhere"), "a domain without rules makes no series");
+}
+
+#[tokio::test]
+async fn what_is_counted_as_charged_is_what_the_counters_hold() {
+    let service = Service::start(
+        "
+domain: shop
+on_denied: charge_none
+descriptors:
+  - {key: few, rate_limit: {unit: hour, requests_per_unit: 3, algorithm: sliding_log}}
+  - {key: many, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: token_bucket}}
+  - {key: hard, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: fixed_window, count_denied: true}}
+  - {key: plain, rate_limit: {unit: hour, requests_per_unit: 1000}}
+",
+    )
+    .await;
+    let (few, many) = (descriptor(&[("few", "x")]), descriptor(&[("many", "x")]));
+    for _ in 0..7 {
+        // Four of these are refused, and take nothing from either counter.
+        service.ask(request("shop", vec![few.clone(), many.clone()])).await.unwrap();
+        service.ask(with_hits(one("shop", "hard", "x"), 1)).await.unwrap();
+        service.ask(with_hits(one("shop", "plain", "x"), 5)).await.unwrap();
+        service.ask(with_hits(one("shop", "plain", "x"), 0)).await.unwrap();
+        service.ask(with_override(one("shop", "own", "x"), 100)).await.unwrap();
+    }
+    // 3 and 3; all 7, as refused ones count; 35; 7.
+    assert_eq!(charged(&page(&service).await), 3.0 + 3.0 + 7.0 + 35.0 + 7.0);
+    let left = async |key: &str| service.status(with_hits(one("shop", key, "x"), 0)).await.limit_remaining;
+    assert_eq!((left("few").await, left("many").await, left("plain").await), (0, 97, 965));
+    let own = service.status(with_hits(with_override(one("shop", "own", "x"), 100), 0)).await;
+    assert_eq!(own.limit_remaining, 93);
+}
+
+#[tokio::test]
+async fn values_and_overrides_without_number_leave_the_number_of_series_as_it_is() {
+    let service = Service::start_with(RULES, &[("metrics.names_per_rule", "5")]).await;
+    let mut client = service.client().await;
+    let mut numbers = BTreeSet::new();
+    for round in 0..20 {
+        let descriptors = (0..1_000).flat_map(|value| {
+            let value = format!("{round}-{value}");
+            let limited = with_override(one("shop", "user", &value), round * 1_000 + 1).descriptors;
+            limited.into_iter().chain([descriptor(&[("plan", &value)]), descriptor(&[("user", &value)])])
+        });
+        client.should_rate_limit(request("shop", descriptors.collect())).await.unwrap();
+        client.should_rate_limit(one(&format!("domain-{round}"), "user", "x")).await.unwrap();
+        numbers.insert(series(&page(&service).await).count());
+    }
+    assert_eq!(numbers.len(), 1, "{numbers:?}");
+    let page = page(&service).await;
+    assert_eq!(value(&page, r#"tollgate_hits_total{domain="shop",rule="shop.plan:other"}"#), 19_995.0);
+    assert_eq!(value(&page, "tollgate_override_hits_total"), 20_000.0);
+    let all: Vec<_> = series(&page).collect();
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "each series is there once");
+}
+
+#[tokio::test]
+async fn a_reload_keeps_the_counts_of_the_rules_that_stay() {
+    let service = Service::start(RULES).await;
+    service.ask(one("shop", "user", "ann")).await.unwrap();
+    service.ask(one("shop", "seen", "ann")).await.unwrap();
+    let fewer = "
+domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: hour, requests_per_unit: 20, algorithm: fixed_window}}
+";
+    fs::write(service.rules.path().join("rules.yaml"), fewer).unwrap();
+    until(async || (value(&page(&service).await, "tollgate_rules_generation") == 2.0).then_some(())).await;
+    service.ask(one("shop", "user", "ann")).await.unwrap();
+    let page = page(&service).await;
+    assert_eq!(value(&page, r#"tollgate_hits_total{domain="shop",rule="shop.user"}"#), 2.0);
+    assert!(!page.contains("shop.seen"), "a rule that is gone has no series");
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_its_turn_is_seen_waiting_and_with_its_delay() {
+    let queue = "
+domain: shop
+descriptors:
+  - {key: queue, rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_queue, burst: 5}}
+";
+    let service = Service::start(queue).await;
+    service.ask(one("shop", "queue", "x")).await.unwrap();
+    let mut client = service.client().await;
+    let waiting = tokio::spawn(async move { client.should_rate_limit(one("shop", "queue", "x")).await });
+    until(async || (value(&page(&service).await, "tollgate_queue_waiting_requests") == 1.0).then_some(()))
+        .await;
+    assert_eq!(value(&page(&service).await, "tollgate_queue_delay_seconds_sum"), 3_600.0);
+    waiting.abort();
+    until(async || (value(&page(&service).await, "tollgate_queue_waiting_requests") == 0.0).then_some(()))
+        .await;
+}
+
+#[tokio::test]
+async fn the_keys_denied_most_often_are_shown_to_operators() {
+    let service = Service::start(RULES).await;
+    for (user, hits) in [("a\"b", 13), ("bob", 11), ("cid", 10)] {
+        for _ in 0..hits {
+            service.ask(one("shop", "user", user)).await.unwrap();
+        }
+    }
+    let (code, body) = http(service.addresses.admin, "GET", "/top", "").await.unwrap();
+    let expected = json!({"missed": 0, "denied": [
+        {"key": "shop user=a\"b", "count": 3, "error": 0},
+        {"key": "shop user=bob", "count": 1, "error": 0},
+    ]});
+    assert_eq!((code, serde_json::from_str::<Value>(&body).unwrap()), (200, expected));
+}
+
+#[tokio::test]
+async fn only_the_page_is_served_and_nothing_can_be_sent() {
+    let service = Service::start(RULES).await;
+    for (method, path, expected) in
+        [("GET", "/", 404), ("GET", "/rules", 404), ("GET", "/top", 404), ("POST", "/metrics", 405)]
+    {
+        let (code, _) = http(service.addresses.metrics, method, path, "").await.unwrap();
+        assert_eq!(code, expected, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_an_error_that_names_the_metrics() {
+    let service = Service::start(RULES).await;
+    let address = service.addresses.metrics.to_string();
+    let settings = settings(&service.rules, &[("metrics.listen", &address)]);
+    let error = Server::bind(settings, Clock::system()).await.unwrap_err();
+    assert!(matches!(error, Error::Listen { listener: "metrics", .. }), "{error}");
+}
+
+#[tokio::test]
+async fn the_documentation_the_code_and_the_page_name_the_same_metrics() {
+    let service = Service::start(RULES).await;
+    service.pass(Duration::from_secs(1));
+    let scraped = page(&service).await;
+    let types = scraped.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let known: Vec<_> = metrics::ALL.iter().map(|metric| metric.name).collect();
+    assert_eq!(types.collect::<Vec<_>>(), known);
+
+    let manual = include_str!("../../docs/operations.md");
+    for metric in metrics::ALL {
+        let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+        let (name, kind, labels) = (metric.name, metric.kind.name(), labels.join(", "));
+        let row = format!("| `{name}` | {kind} | {labels} | {} |", metric.help).replace("|  |", "| |");
+        assert!(manual.contains(&row), "docs/operations.md lacks this row:\n{row}");
+    }
+    let rows =
+        manual.lines().filter(|line| line.starts_with("| `tollgate_") || line.starts_with("| `process_"));
+    assert_eq!(rows.count(), known.len(), "every row is a metric");
+}
