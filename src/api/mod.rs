@@ -2,15 +2,22 @@
 
 use std::sync::Arc;
 
-use crate::limiter::{Limiter, Unanswered};
+use crate::{
+    limiter::{Limiter, Unanswered},
+    telemetry::{logs, traces::Traces},
+};
 
 pub mod admin;
+mod denials;
 pub mod envoy;
 pub mod headers;
 pub mod http;
 pub mod json;
 mod metadata;
 mod patience;
+mod span;
+
+use denials::Denials;
 
 /// The messages of `proto/`, generated.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -37,17 +44,29 @@ pub struct Api {
     limiter: Limiter,
     settings: Settings,
     headers: Arc<headers::Settings>,
+    denials: Option<Arc<Denials>>,
+    traces: Option<Traces>,
 }
 
 impl Api {
     /// Asks `limiter` and words answers as `settings` say, without headers.
     pub fn new(limiter: Limiter, settings: Settings) -> Self {
-        Self { limiter, settings, headers: Arc::default() }
+        Self { limiter, settings, headers: Arc::default(), denials: None, traces: None }
     }
 
     /// The same, with headers.
     pub fn with_headers(self, headers: headers::Settings) -> Self {
         Self { headers: Arc::new(headers), ..self }
+    }
+
+    /// The same, logging denials.
+    pub fn with_denials(self, denials: logs::Denials) -> Self {
+        Self { denials: Denials::of(denials).map(Arc::new), ..self }
+    }
+
+    /// The same, with a span for each gRPC call where there are traces.
+    pub fn with_traces(self, traces: Option<Traces>) -> Self {
+        Self { traces, ..self }
     }
 }
 

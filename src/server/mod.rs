@@ -22,6 +22,7 @@ use crate::{
     rules::{Book, Watcher},
     settings::{Drain, Settings},
     store::{self, Keeping},
+    telemetry::traces::Traces,
     time::Clock,
 };
 
@@ -45,6 +46,9 @@ pub enum Error {
         /// Why not.
         error: io::Error,
     },
+    /// Traces cannot be sent.
+    #[error("traces cannot be sent: {0}")]
+    Traces(#[from] opentelemetry_otlp::ExporterBuildError),
     /// A part of the service ended by itself.
     #[error("{part} has ended: {why}")]
     Ended {
@@ -61,6 +65,7 @@ pub struct Server {
     grpc: TcpListener,
     http: TcpListener,
     admin: TcpListener,
+    traces: Option<Traces>,
     settings: Settings,
     clock: Clock,
 }
@@ -83,6 +88,7 @@ impl Server {
             grpc: listen("grpc", settings.grpc.listen).await?,
             http: listen("http", settings.http.listen).await?,
             admin: listen("admin", settings.admin.listen).await?,
+            traces: settings.traces.as_ref().map(Traces::start).transpose()?,
             settings,
             clock,
         })
@@ -100,13 +106,16 @@ impl Server {
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
-        let Self { grpc, http, admin, settings, clock } = self;
+        let Self { grpc, http, admin, traces, settings, clock } = self;
         let book = Arc::new(Book::default());
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let limiter =
             Limiter::new(book.clone(), memory.clone(), clock.clone(), secret).with_modes(settings.limiter);
-        let api = Api::new(limiter, settings.api).with_headers(settings.headers);
+        let api = Api::new(limiter, settings.api)
+            .with_headers(settings.headers)
+            .with_denials(settings.log.denials)
+            .with_traces(traces.clone());
         let (phase, phases) = watch::channel(Phase::Starting);
 
         let mut chores = JoinSet::new();
@@ -140,6 +149,9 @@ impl Server {
         // Nobody is answered any more, so nothing is counted that it would miss.
         drop(chores);
         keeping.write(&clock).await;
+        if let Some(traces) = traces {
+            traces.finish().await;
+        }
         ended
     }
 }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use bytesize::ByteSize;
 use jiff::SignedDuration;
 
-use crate::store;
+use crate::{store, telemetry::logs::Denials};
 
 /// What counters may take where nothing tells how much memory there is.
 const BYTES_UNKNOWN: u64 = 512 * 1024 * 1024;
@@ -44,6 +44,8 @@ pub enum Shape {
     HeaderName,
     /// Which logs to write.
     LogFilter,
+    /// How many denials to log.
+    Denials,
 }
 
 /// All settings, in the order of the documentation.
@@ -192,6 +194,12 @@ pub const CATALOG: &[Setting] = &[
         default: Some("text"),
         help: "How to write logs.",
     },
+    Setting {
+        name: "log.denials",
+        shape: Shape::Denials,
+        default: Some("off"),
+        help: "How many denials to log each second, as in 10/s, with rule, descriptor and limit; off logs none.",
+    },
 ];
 
 impl Setting {
@@ -222,6 +230,7 @@ impl Shape {
             Self::Word(_) => "WORD",
             Self::HeaderName => "NAME",
             Self::LogFilter => "LEVEL",
+            Self::Denials => "RATE",
         }
     }
 
@@ -240,6 +249,7 @@ impl Shape {
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::HeaderName => "the name of an HTTP header".to_owned(),
             Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
+            Self::Denials => Denials::EXPECTED.to_owned(),
         }
     }
 
@@ -254,6 +264,7 @@ impl Shape {
             Self::Word(words) => words.contains(&text),
             Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
             Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),
+            Self::Denials => text.parse::<Denials>().is_ok(),
         }
     }
 }

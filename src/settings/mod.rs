@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use crate::{api, limiter, rules, store, telemetry};
 
 mod catalog;
+mod otel;
 mod sources;
 
 pub use catalog::{CATALOG, Setting, Shape};
@@ -38,6 +39,9 @@ pub struct Settings {
     pub drain: Drain,
     /// What it writes while it runs.
     pub log: telemetry::logs::Settings,
+    /// Where it sends traces, if anywhere: told by OpenTelemetry's variables, not by settings of ours.
+    #[serde(skip)]
+    pub traces: Option<telemetry::traces::Settings>,
 }
 
 /// Where to listen.

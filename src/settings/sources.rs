@@ -5,7 +5,7 @@ use std::{fs, io, path::PathBuf};
 use config::{Config, ConfigError};
 
 use crate::{
-    settings::{CATALOG, Drain, Setting, Settings},
+    settings::{CATALOG, Drain, Setting, Settings, otel},
     yaml::{self, Mark, Node, Pair, Value},
 };
 
@@ -14,7 +14,8 @@ use crate::{
 pub struct Sources {
     /// A settings file, in YAML: sections with their settings.
     pub file: Option<PathBuf>,
-    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>` are settings.
+    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>` are settings; of others those of
+    /// OpenTelemetry are looked at.
     pub environment: Vec<(String, String)>,
     /// Settings that flags set, and their values.
     pub flags: Vec<(&'static Setting, String)>,
@@ -68,11 +69,15 @@ impl Sources {
                 problems.0.push(format!("{name}: not set; use --{flag}, {variable} or a settings file"));
             }
         }
+        let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
+            problems.0.push(problem);
+            None
+        });
         problems.none()?;
         for (setting, value) in values {
             config = config.set_override(setting.name, value)?;
         }
-        let settings: Settings = config.build()?.try_deserialize()?;
+        let settings = Settings { traces, ..config.build()?.try_deserialize()? };
         let Drain { delay, timeout } = settings.drain;
         if timeout < delay {
             let what = "drain.delay is longer than drain.timeout, which includes it";
@@ -271,6 +276,18 @@ mod tests {
         assert_eq!(problems.len(), 4);
         assert!(problems[0].starts_with("--grpc-listen: `8081` is not allowed; an IP address and a port"));
         assert!(problems[3].ends_with("one of text, json is"));
+    }
+
+    #[test]
+    fn the_variables_of_opentelemetry_say_where_traces_go() {
+        let environment =
+            |endpoint: &str| vec![("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), endpoint.to_owned())];
+        let sources =
+            |endpoint| with_rules(Sources { environment: environment(endpoint), ..Sources::default() });
+        let traces = sources("http://127.0.0.1:4317").load().unwrap().traces;
+        assert_eq!(traces.unwrap().endpoint, "http://127.0.0.1:4317");
+        assert!(problems(&sources("collector"))[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: `collector`"));
+        assert_eq!(with_rules(Sources::default()).load().unwrap().traces, None);
     }
 
     #[test]

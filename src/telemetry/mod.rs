@@ -1,3 +1,6 @@
 //! What the process tells of itself while it runs.
 
 pub mod logs;
+mod parent;
+pub mod sample;
+pub mod traces;

@@ -5,6 +5,7 @@
 mod answers;
 mod changes;
 mod counters;
+mod denials;
 mod docs;
 mod floors;
 mod harness;
@@ -13,4 +14,5 @@ mod life;
 mod queue;
 mod reload;
 mod settings;
+mod traces;
 mod uses;
