@@ -1,12 +1,7 @@
 //! Which trace a call belongs to, as its caller says: W3C `traceparent`, or else B3 in one header or in several.
 
 use axum::http::HeaderMap;
-use opentelemetry::{
-    Context,
-    propagation::{Extractor, TextMapPropagator},
-    trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState},
-};
-use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
 /// What a caller says of the trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,22 +16,32 @@ pub(super) enum Parent {
 
 impl Parent {
     pub(super) fn of(headers: &HeaderMap) -> Self {
-        match w3c(headers) {
-            Some(span) => Self::Span(span),
-            None => b3(headers),
-        }
+        w3c(headers).map_or_else(|| b3(headers), Self::Span)
     }
 }
 
+/// `traceparent: {version}-{trace}-{span}-{flags}`, to which versions after 00 may add. Not by the library, which
+/// takes shorter numbers and signs.
 fn w3c(headers: &HeaderMap) -> Option<SpanContext> {
-    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
-    context.has_active_span().then(|| context.span().span_context().clone())
+    let parent = text(headers, "traceparent")?;
+    let mut parts = parent.split('-');
+    let [version, trace, span, flags] = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
+    let is_version = is_hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none());
+    if !is_version
+        || !is_hex(flags, 2)
+        || trace.len() != 32
+        || parent.contains(|c: char| c.is_ascii_uppercase())
+    {
+        return None;
+    }
+    let sampled = u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 == 1);
+    let state = text(headers, "tracestate").and_then(|state| state.parse().ok());
+    context(trace, span, sampled, state.unwrap_or_default())
 }
 
 /// `b3: {trace}-{span}[-{sampled}[-{parent}]]` or `b3: 0`; else the same in `x-b3-...`.
 fn b3(headers: &HeaderMap) -> Parent {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    if let Some(single) = text("b3") {
+    if let Some(single) = text(headers, "b3") {
         let mut parts = single.split('-');
         return match (parts.next(), parts.next()) {
             (Some("0"), None) => Parent::Denied,
@@ -44,38 +49,37 @@ fn b3(headers: &HeaderMap) -> Parent {
             (_, None) | (None, _) => Parent::None,
         };
     }
-    let sampled = if text("x-b3-flags") == Some("1") { Some("d") } else { text("x-b3-sampled") };
-    match (text("x-b3-traceid"), text("x-b3-spanid")) {
+    let debug = text(headers, "x-b3-flags").filter(|flags| *flags == "1").map(|_| "d");
+    let sampled = debug.or_else(|| text(headers, "x-b3-sampled"));
+    match (text(headers, "x-b3-traceid"), text(headers, "x-b3-spanid")) {
         (Some(trace), Some(span)) => b3_span(trace, span, sampled),
         (None, _) | (_, None) if matches!(sampled, Some("0" | "false")) => Parent::Denied,
         (None, _) | (_, None) => Parent::None,
     }
 }
 
-/// Trace ids are 32 or 16 digits. A caller that has not decided whether to sample counts as one that does not.
+/// A caller that has not decided whether to sample counts as one that does not.
 fn b3_span(trace: &str, span: &str, sampled: Option<&str>) -> Parent {
-    let is_hex = |text: &str| text.bytes().all(|digit| digit.is_ascii_hexdigit());
-    if !matches!(trace.len(), 16 | 32) || span.len() != 16 || !is_hex(trace) || !is_hex(span) {
-        return Parent::None;
-    }
-    let (Ok(trace), Ok(span)) = (TraceId::from_hex(trace), SpanId::from_hex(span)) else {
-        return Parent::None;
-    };
-    let flags = TraceFlags::default().with_sampled(matches!(sampled, Some("1" | "true" | "d")));
-    let span = SpanContext::new(trace, span, flags, true, TraceState::default());
-    if span.is_valid() { Parent::Span(span) } else { Parent::None }
+    let sampled = matches!(sampled, Some("1" | "true" | "d"));
+    context(trace, span, sampled, TraceState::default()).map_or(Parent::None, Parent::Span)
 }
 
-struct Headers<'h>(&'h HeaderMap);
-
-impl Extractor for Headers<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.to_str().ok()
+/// A trace of 32 digits, or of the 16 that B3 also has, and a span of 16.
+fn context(trace: &str, span: &str, sampled: bool, state: TraceState) -> Option<SpanContext> {
+    if !(is_hex(trace, 32) || is_hex(trace, 16)) || !is_hex(span, 16) {
+        return None;
     }
+    let flags = TraceFlags::default().with_sampled(sampled);
+    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    Some(SpanContext::new(trace, span, flags, true, state)).filter(SpanContext::is_valid)
+}
 
-    fn keys(&self) -> Vec<&str> {
-        self.0.keys().map(axum::http::HeaderName::as_str).collect()
-    }
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
 #[cfg(test)]
@@ -145,7 +149,19 @@ mod tests {
         {
             assert_eq!(parent(&[("b3", b3)]), Parent::None, "{b3}");
         }
-        assert_eq!(parent(&[("traceparent", "00-1-2-3")]), Parent::None);
+        for traceparent in [
+            "00-1-2-3",
+            &format!("00-{TRACE}-{SPAN}"),
+            &format!("00-{TRACE}-{SPAN}-01-more"),
+            &format!("ff-{TRACE}-{SPAN}-01"),
+            &format!("00-{}-{SPAN}-01", TRACE.to_uppercase()),
+            &format!("00-{}-{SPAN}-01", &TRACE[16..]),
+            &format!("00-{}-{SPAN}-01", "0".repeat(32)),
+            &format!("00-{TRACE}-{SPAN}-+1"),
+        ] {
+            assert_eq!(parent(&[("traceparent", traceparent)]), Parent::None, "{traceparent}");
+        }
+        assert_eq!(parent(&[("traceparent", &format!("cc-{TRACE}-{SPAN}-01-more"))]), span(TRACE, true));
         assert_eq!(parent(&[]), Parent::None);
     }
 }

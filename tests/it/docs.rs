@@ -143,7 +143,7 @@ fn every_variable_and_flag_that_the_migration_page_names_exists() {
     // Those of `tollgate ask`, and the settings file of `tollgate serve`.
     flags.extend(["--to", "--look", "--refund", "--hits", "--json", "--settings"].map(str::to_owned));
     let unknown: Vec<_> = words(&page, "--", |letter| letter == '-' || letter.is_ascii_lowercase())
-        .filter(|flag| flag.trim_matches('-') != "" && !flags.contains(*flag))
+        .filter(|flag| !flag.trim_matches('-').is_empty() && !flags.contains(*flag))
         .collect();
     assert!(unknown.is_empty(), "no such flags: {unknown:#?}");
 }
