@@ -10,8 +10,9 @@ use tollgate::settings::{CATALOG, Setting};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Variables of listeners whose settings come with TLS and metrics.
-const ARRIVING: [&str; 8] = [
+/// Variables of listeners whose settings come with TLS, metrics and the admin token.
+const ARRIVING: [&str; 9] = [
+    "TOLLGATE_ADMIN__TOKEN_FILE",
     "TOLLGATE_GRPC__MAX_CONNECTION_AGE",
     "TOLLGATE_GRPC__MAX_CONNECTION_AGE_GRACE",
     "TOLLGATE_GRPC__SOCKET_MODE",
