@@ -19,6 +19,7 @@ use crate::{
                 rate_limit_service_server::RateLimitService,
             },
         },
+        span,
     },
     descriptor::Entry,
     limiter::{self, Answer, CurrentLimit, Override, Status},
@@ -43,13 +44,28 @@ impl RateLimitService for Api {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
-        let patience = patience::of(request.metadata());
-        let resets = if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds };
-        Ok(Response::new(self.answer(request.get_ref(), patience, resets).await?))
+        match &self.traces {
+            None => self.called(&request).await,
+            Some(traces) => {
+                let span = span::of(traces, &request);
+                let answered = self.called(&request).await;
+                span::end(span, answered.as_ref().map(Response::get_ref));
+                answered
+            }
+        }
     }
 }
 
 impl Api {
+    async fn called(
+        &self,
+        request: &Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, tonic::Status> {
+        let patience = patience::of(request.metadata());
+        let resets = if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds };
+        Ok(Response::new(self.answer(request.get_ref(), patience, resets).await?))
+    }
+
     /// Answers one request, at its turn where it has to wait. A turn after the caller's patience is refused at
     /// once.
     pub async fn answer(
@@ -94,6 +110,9 @@ impl Api {
             descriptors: &descriptors,
             patience,
         })?;
+        if let Some(denials) = &self.denials {
+            denials.log(request, &answer, snapshot.now());
+        }
         Ok((self.response_of(request, &answer, resets), answer.delay))
     }
 

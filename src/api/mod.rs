@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::limiter::{Limiter, Unanswered};
+use crate::{
+    limiter::{Limiter, Unanswered},
+    telemetry::{logs, traces::Traces},
+};
 
 pub mod admin;
+mod denials;
 pub mod envoy;
 pub mod headers;
 pub mod http;
@@ -12,9 +16,12 @@ pub mod json;
 mod metadata;
 mod metrics;
 mod patience;
+mod span;
 pub mod top;
 
 pub use metrics::Metrics;
+
+use denials::Denials;
 
 /// The messages of `proto/`, generated.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -42,12 +49,21 @@ pub struct Api {
     settings: Settings,
     headers: Arc<headers::Settings>,
     metrics: Arc<Metrics>,
+    denials: Option<Arc<Denials>>,
+    traces: Option<Traces>,
 }
 
 impl Api {
     /// Asks `limiter` and words answers as `settings` say, without headers.
     pub fn new(limiter: Limiter, settings: Settings) -> Self {
-        Self { limiter, settings, headers: Arc::default(), metrics: Arc::default() }
+        Self {
+            limiter,
+            settings,
+            headers: Arc::default(),
+            metrics: Arc::default(),
+            denials: None,
+            traces: None,
+        }
     }
 
     /// The same, with headers.
@@ -58,6 +74,16 @@ impl Api {
     /// What is counted of requests.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// The same, logging denials.
+    pub fn with_denials(self, denials: logs::Denials) -> Self {
+        Self { denials: Denials::of(denials).map(Arc::new), ..self }
+    }
+
+    /// The same, with a span for each gRPC call where there are traces.
+    pub fn with_traces(self, traces: Option<Traces>) -> Self {
+        Self { traces, ..self }
     }
 }
 

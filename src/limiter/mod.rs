@@ -124,6 +124,11 @@ impl Limiter {
 }
 
 impl Snapshot<'_> {
+    /// The instant by which requests are decided.
+    pub fn now(&self) -> Timestamp {
+        self.now
+    }
+
     /// Answers `request`, charging what it asks to charge.
     pub fn decide(&self, request: &Request<'_>) -> Result<Answer<'_>, Unanswered> {
         if request.domain.is_empty() {

@@ -22,6 +22,7 @@ use crate::{
     rules::{Book, Ledger, Watcher},
     settings::{self, Address, Drain, Settings},
     store::{self, Keeping},
+    telemetry::traces::Traces,
     time::Clock,
 };
 
@@ -65,6 +66,9 @@ pub enum Error {
     /// Certificates are no good.
     #[error(transparent)]
     Certificates(#[from] Refusal),
+    /// Traces cannot be sent.
+    #[error("traces cannot be sent: {0}")]
+    Traces(#[from] opentelemetry_otlp::ExporterBuildError),
     /// A part of the service ended by itself.
     #[error("{part} has ended: {why}")]
     Ended {
@@ -82,6 +86,7 @@ pub struct Server {
     http: Door,
     admin: Door,
     metrics: Door,
+    traces: Option<Traces>,
     settings: Settings,
     clock: Clock,
     counters: Counters,
@@ -146,6 +151,7 @@ impl Server {
             },
             admin: plain("admin", admin_at, settings.admin.max_connections, &counters.admin),
             metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &counters.metrics),
+            traces: settings.traces.as_ref().map(Traces::start).transpose()?,
             settings,
             clock,
             counters,
@@ -174,7 +180,7 @@ impl Server {
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
-        let Self { grpc, http, admin, metrics, settings, clock, counters } = self;
+        let Self { grpc, http, admin, metrics, traces, settings, clock, counters } = self;
         let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
@@ -182,7 +188,10 @@ impl Server {
         let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret)
             .with_modes(settings.limiter)
             .with_metrics(counted.clone());
-        let api = Api::new(limiter, settings.api).with_headers(settings.headers);
+        let api = Api::new(limiter, settings.api)
+            .with_headers(settings.headers)
+            .with_denials(settings.log.denials)
+            .with_traces(traces.clone());
         let (phase, phases) = watch::channel(Phase::Starting);
 
         let mut chores = JoinSet::new();
@@ -230,6 +239,9 @@ impl Server {
         // Nobody is answered any more, so nothing is counted that it would miss.
         drop(chores);
         keeping.write(&clock).await;
+        if let Some(traces) = traces {
+            traces.finish().await;
+        }
         ended
     }
 }

@@ -8,6 +8,7 @@ use jiff::SignedDuration;
 use crate::{
     settings::listeners::{Address, is_count, mode, names},
     store,
+    telemetry::logs::Denials,
 };
 
 /// The largest number that a setting may be.
@@ -63,6 +64,8 @@ pub enum Shape {
     HeaderName,
     /// Which logs to write.
     LogFilter,
+    /// How many denials to log.
+    Denials,
 }
 
 /// All settings, in the order of the documentation.
@@ -355,6 +358,12 @@ pub const CATALOG: &[Setting] = &[
         default: Some("text"),
         help: "How to write logs.",
     },
+    Setting {
+        name: "log.denials",
+        shape: Shape::Denials,
+        default: Some("off"),
+        help: "How many denials to log each second, as in 10/s, with rule, descriptor and limit; off logs none.",
+    },
 ];
 
 impl Setting {
@@ -389,6 +398,7 @@ impl Shape {
             Self::Word(_) => "WORD",
             Self::HeaderName => "NAME",
             Self::LogFilter => "LEVEL",
+            Self::Denials => "RATE",
         }
     }
 
@@ -414,6 +424,7 @@ impl Shape {
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::HeaderName => "the name of an HTTP header".to_owned(),
             Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
+            Self::Denials => Denials::EXPECTED.to_owned(),
         }
     }
 
@@ -433,6 +444,7 @@ impl Shape {
             Self::Word(words) => words.contains(&text),
             Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
             Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),
+            Self::Denials => text.parse::<Denials>().is_ok(),
         }
     }
 }

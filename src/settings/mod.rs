@@ -8,6 +8,7 @@ use crate::{api, limiter, rules, store, telemetry};
 
 mod catalog;
 mod listeners;
+mod otel;
 mod sources;
 
 pub use catalog::{CATALOG, Setting, Shape};
@@ -44,6 +45,9 @@ pub struct Settings {
     pub drain: Drain,
     /// What it writes while it runs.
     pub log: telemetry::logs::Settings,
+    /// Where it sends traces, if anywhere: told by OpenTelemetry's variables, not by settings of ours.
+    #[serde(skip)]
+    pub traces: Option<telemetry::traces::Settings>,
 }
 
 /// Where metrics are served, and how many there can be.

@@ -5,7 +5,7 @@ use std::{fs, io, path::PathBuf};
 use config::{Config, ConfigError};
 
 use crate::{
-    settings::{CATALOG, Drain, Setting, Settings},
+    settings::{CATALOG, Drain, Setting, Settings, otel},
     yaml::{self, Mark, Node, Pair, Value},
 };
 
@@ -14,7 +14,8 @@ use crate::{
 pub struct Sources {
     /// A settings file, in YAML: sections with their settings.
     pub file: Option<PathBuf>,
-    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>` are settings.
+    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>` are settings; of others those of
+    /// OpenTelemetry are looked at.
     pub environment: Vec<(String, String)>,
     /// Settings that flags set, and their values.
     pub flags: Vec<(&'static Setting, String)>,
@@ -68,6 +69,10 @@ impl Sources {
                 problems.0.push(format!("{name}: not set; use --{flag}, {variable} or a settings file"));
             }
         }
+        let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
+            problems.0.push(problem);
+            None
+        });
         problems.none()?;
         for (setting, value) in values {
             config = config.set_override(setting.name, value)?;
@@ -80,7 +85,7 @@ impl Sources {
             });
         }
         problems.none()?;
-        let settings: Settings = config.try_deserialize()?;
+        let settings = Settings { traces, ..config.try_deserialize()? };
         let Drain { delay, timeout } = settings.drain;
         if timeout < delay {
             let what = "drain.delay is longer than drain.timeout, which includes it";
@@ -305,6 +310,18 @@ mod tests {
                 "http.tls_client_san needs http.tls_client_ca, which is not set",
             ]
         );
+    }
+
+    #[test]
+    fn the_variables_of_opentelemetry_say_where_traces_go() {
+        let environment =
+            |endpoint: &str| vec![("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), endpoint.to_owned())];
+        let sources =
+            |endpoint| with_rules(Sources { environment: environment(endpoint), ..Sources::default() });
+        let traces = sources("http://127.0.0.1:4317").load().unwrap().traces;
+        assert_eq!(traces.unwrap().endpoint, "http://127.0.0.1:4317");
+        assert!(problems(&sources("collector"))[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: `collector`"));
+        assert_eq!(with_rules(Sources::default()).load().unwrap().traces, None);
     }
 
     #[test]

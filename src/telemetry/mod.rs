@@ -2,3 +2,6 @@
 
 pub mod logs;
 pub mod metrics;
+mod parent;
+pub mod sample;
+pub mod traces;

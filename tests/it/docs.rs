@@ -6,7 +6,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tollgate::settings::{CATALOG, Setting};
+
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Variables of listeners whose settings come with TLS, metrics and the admin token.
+const ARRIVING: [&str; 9] = [
+    "TOLLGATE_ADMIN__TOKEN_FILE",
+    "TOLLGATE_GRPC__MAX_CONNECTION_AGE",
+    "TOLLGATE_GRPC__MAX_CONNECTION_AGE_GRACE",
+    "TOLLGATE_GRPC__SOCKET_MODE",
+    "TOLLGATE_GRPC__TLS_CERT",
+    "TOLLGATE_GRPC__TLS_CLIENT_CA",
+    "TOLLGATE_GRPC__TLS_CLIENT_SAN",
+    "TOLLGATE_GRPC__TLS_KEY",
+    "TOLLGATE_METRICS__LISTEN",
+];
 
 /// README.md and the pages of `docs/`, with their texts.
 fn pages() -> Vec<(PathBuf, String)> {
@@ -115,4 +130,35 @@ fn every_dependency_has_a_row_and_every_row_is_a_dependency() {
         sections.flat_map(str::lines).filter_map(|line| Some(line.split_once(" = ")?.0)).collect();
     let rows = page.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0));
     assert_eq!(rows.collect::<BTreeSet<_>>(), wanted);
+}
+
+/// The words of `text` that begin with `start` and go on with what `goes_on` allows.
+fn words<'t>(text: &'t str, start: &'t str, goes_on: impl Fn(char) -> bool) -> impl Iterator<Item = &'t str> {
+    text.match_indices(start).map(move |(at, _)| {
+        let word = &text[at..];
+        word.find(|letter: char| !goes_on(letter)).map_or(word, |end| &word[..end])
+    })
+}
+
+#[test]
+fn every_variable_and_flag_that_the_migration_page_names_exists() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/migrating.md")).unwrap();
+    let variables: BTreeSet<_> = CATALOG.iter().map(Setting::variable).collect();
+    let is_capital = |letter: char| letter == '_' || letter.is_ascii_uppercase() || letter.is_ascii_digit();
+    let named: BTreeSet<_> = words(&page, "TOLLGATE_", is_capital)
+        // A whole section is written with dots after it.
+        .filter(|name| !name.ends_with("__"))
+        .filter(|name| !ARRIVING.contains(name))
+        .collect();
+    assert!(named.len() > 20, "the variables were found");
+    let unknown: Vec<_> = named.iter().filter(|name| !variables.contains(**name)).collect();
+    assert!(unknown.is_empty(), "no such variables: {unknown:#?}");
+
+    let mut flags: BTreeSet<_> = CATALOG.iter().map(|setting| format!("--{}", setting.flag())).collect();
+    // Those of `tollgate ask`, and the settings file of `tollgate serve`.
+    flags.extend(["--to", "--look", "--refund", "--hits", "--json", "--settings"].map(str::to_owned));
+    let unknown: Vec<_> = words(&page, "--", |letter| letter == '-' || letter.is_ascii_lowercase())
+        .filter(|flag| !flag.trim_matches('-').is_empty() && !flags.contains(*flag))
+        .collect();
+    assert!(unknown.is_empty(), "no such flags: {unknown:#?}");
 }

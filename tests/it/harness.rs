@@ -74,10 +74,21 @@ impl Service {
 
     /// A service that need not become ready.
     pub async fn start_unready(rules: &str, given: &[(&str, &str)]) -> Self {
+        Self::start_changed(rules, given, |_| ()).await
+    }
+
+    /// The same with settings that `change` has changed.
+    pub async fn start_changed(
+        rules: &str,
+        given: &[(&str, &str)],
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("rules.yaml"), rules).unwrap();
         let clock = Clock::manual(START);
-        let server = Server::bind(settings(&folder, given), clock.clone()).await.unwrap();
+        let mut settings = settings(&folder, given);
+        change(&mut settings);
+        let server = Server::bind(settings, clock.clone()).await.unwrap();
         let (addresses, counters) = (server.addresses().unwrap(), server.counters());
         let (leave, left) = mpsc::channel(2);
         let ended = tokio::spawn(server.run(left));

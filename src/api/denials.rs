@@ -1,0 +1,93 @@
+//! Who is refused, in the log: the first few of each second, for whoever asks for them.
+
+use tracing::info;
+
+use crate::{
+    api::proto::envoy::{
+        extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
+    },
+    limiter::Answer,
+    telemetry::{logs, sample::Sample},
+    time::Timestamp,
+};
+
+/// How much of a descriptor is shown, in bytes: what clients send can be long.
+const SHOWN_MAX: usize = 256;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// Logs a bounded number of denials each second.
+#[derive(Debug)]
+pub(super) struct Denials(Sample);
+
+impl Denials {
+    /// `None` where none are to be logged.
+    pub(super) fn of(settings: logs::Denials) -> Option<Self> {
+        match settings {
+            logs::Denials::Off => None,
+            logs::Denials::PerSecond(number) => Some(Self(Sample::new(number))),
+        }
+    }
+
+    /// Logs those descriptors of a request, answered at `now`, that are over their limit, as far as that may be.
+    pub(super) fn log(&self, request: &RateLimitRequest, answer: &Answer<'_>, now: Timestamp) {
+        let second = now.as_nanos() / NANOS_PER_SECOND;
+        let denied = request.descriptors.iter().zip(&answer.statuses).filter(|(_, status)| !status.passes);
+        for (descriptor, status) in denied {
+            let Some(left_out) = self.0.take(second) else { continue };
+            info!(
+                domain = request.domain,
+                rule = status.name(),
+                // As a text, not by `Display`: it is written in quotes, and no line of the log can be forged.
+                descriptor = text(descriptor).as_str(),
+                limit = status.limit.map(|limit| limit.requests_per_unit),
+                retry_after = status.retry_after.map(|wait| wait.as_secs_f64()),
+                call_passes = answer.passes,
+                left_out,
+                "denied"
+            );
+        }
+    }
+}
+
+/// The entries as `key=value,key=value`, cut where they are long.
+fn text(descriptor: &RateLimitDescriptor) -> String {
+    let mut text = String::new();
+    for entry in &descriptor.entries {
+        let comma = if text.is_empty() { "" } else { "," };
+        for piece in [comma, &entry.key, "=", &entry.value] {
+            let room = SHOWN_MAX - text.len();
+            if room < piece.len() {
+                text.push_str(&piece[..piece.floor_char_boundary(room)]);
+                text.push('…');
+                return text;
+            }
+            text.push_str(piece);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+
+    fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+        let entries = entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() });
+        RateLimitDescriptor { entries: entries.collect(), ..RateLimitDescriptor::default() }
+    }
+
+    #[test]
+    fn a_descriptor_is_its_entries() {
+        assert_eq!(text(&descriptor(&[("a", "1"), ("b", "")])), "a=1,b=");
+    }
+
+    #[test]
+    fn a_long_descriptor_is_cut_between_characters() {
+        let (long, exact) = ("é".repeat(SHOWN_MAX), "x".repeat(SHOWN_MAX - 2));
+        let cut = text(&descriptor(&[("a", &long), ("b", "2")]));
+        assert_eq!(cut, format!("a={}…", "é".repeat((SHOWN_MAX - 2) / 2)));
+        assert_eq!(text(&descriptor(&[("a", &exact)])).len(), SHOWN_MAX);
+        assert_eq!(text(&descriptor(&[("a", &exact), ("b", "2")])), format!("a={exact}…"));
+    }
+}

@@ -1,0 +1,78 @@
+//! What OpenTelemetry's own variables say: whether there are traces, and where they go.
+
+use crate::telemetry::traces;
+
+/// The variables that name the collector, the more special one first.
+const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
+
+/// `None` without an endpoint, or where traces are switched off. An error names the variable.
+pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::Settings>, String> {
+    // To OpenTelemetry an empty variable is one that is not set.
+    let value = |name: &str| {
+        let found = environment.iter().find(|(variable, value)| variable == name && !value.is_empty());
+        found.map(|(_, value)| value.as_str())
+    };
+    let first = |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, value(name)?)));
+    let is_off = value("OTEL_SDK_DISABLED").is_some_and(|off| off.eq_ignore_ascii_case("true"))
+        || value("OTEL_TRACES_EXPORTER") == Some("none");
+    let Some((variable, endpoint)) = first(ENDPOINTS).filter(|_| !is_off) else { return Ok(None) };
+    if let Some((variable, protocol)) = first(PROTOCOLS).filter(|(_, protocol)| *protocol != "grpc") {
+        return Err(format!("{variable}: `{protocol}` is not allowed; grpc is"));
+    }
+    let is_allowed = endpoint.starts_with("http://") && endpoint.parse::<axum::http::Uri>().is_ok();
+    if !is_allowed {
+        return Err(format!(
+            "{variable}: `{endpoint}` is not allowed; http:// with a host and a port is, as in http://127.0.0.1:4317"
+        ));
+    }
+    Ok(Some(traces::Settings { endpoint: endpoint.to_owned() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(variables: &[(&str, &str)]) -> Result<Option<String>, String> {
+        let owned: Vec<_> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        traces(&owned).map(|settings| settings.map(|settings| settings.endpoint))
+    }
+
+    #[test]
+    fn without_an_endpoint_or_with_traces_switched_off_there_are_none() {
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
+        assert_eq!(
+            told(&[("OTEL_SERVICE_NAME", "x"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]),
+            Ok(None)
+        );
+        assert_eq!(told(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]), Ok(None));
+        assert_eq!(told(&[endpoint, ("OTEL_SDK_DISABLED", "true")]), Ok(None));
+        assert_eq!(told(&[endpoint, ("OTEL_TRACES_EXPORTER", "none")]), Ok(None));
+    }
+
+    #[test]
+    fn the_endpoint_of_traces_wins() {
+        let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4317");
+        let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317");
+        assert_eq!(told(&[all]), Ok(Some(all.1.to_owned())));
+        assert_eq!(
+            told(&[all, traces, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]),
+            Ok(Some(traces.1.to_owned()))
+        );
+    }
+
+    #[test]
+    fn what_would_not_work_is_named() {
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
+        let protocol = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
+        assert_eq!(
+            told(&[endpoint, protocol]),
+            Err("OTEL_EXPORTER_OTLP_PROTOCOL: `http/protobuf` is not allowed; grpc is".to_owned())
+        );
+        for wrong in ["https://collector:4317", "collector:4317", "http://", "http://a b"] {
+            let error = told(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", wrong)]).unwrap_err();
+            assert!(error.starts_with(&format!("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: `{wrong}`")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Which trace a call belongs to, as its caller says: W3C `traceparent`, or else B3 in one header or in several.
+
+use axum::http::HeaderMap;
+use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
+
+/// What a caller says of the trace.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Parent {
+    /// Nothing that can be understood.
+    None,
+    /// That there is to be none.
+    Denied,
+    /// The span that the call is part of, sampled or not.
+    Span(SpanContext),
+}
+
+impl Parent {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        w3c(headers).map_or_else(|| b3(headers), Self::Span)
+    }
+}
+
+/// `traceparent: {version}-{trace}-{span}-{flags}`, to which versions after 00 may add. Not by the library, which
+/// takes shorter numbers and signs.
+fn w3c(headers: &HeaderMap) -> Option<SpanContext> {
+    let parent = text(headers, "traceparent")?;
+    let mut parts = parent.split('-');
+    let [version, trace, span, flags] = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
+    let is_version = is_hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none());
+    if !is_version
+        || !is_hex(flags, 2)
+        || trace.len() != 32
+        || parent.contains(|c: char| c.is_ascii_uppercase())
+    {
+        return None;
+    }
+    let sampled = u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 == 1);
+    let state = text(headers, "tracestate").and_then(|state| state.parse().ok());
+    context(trace, span, sampled, state.unwrap_or_default())
+}
+
+/// `b3: {trace}-{span}[-{sampled}[-{parent}]]` or `b3: 0`; else the same in `x-b3-...`.
+fn b3(headers: &HeaderMap) -> Parent {
+    if let Some(single) = text(headers, "b3") {
+        let mut parts = single.split('-');
+        return match (parts.next(), parts.next()) {
+            (Some("0"), None) => Parent::Denied,
+            (Some(trace), Some(span)) => b3_span(trace, span, parts.next()),
+            (_, None) | (None, _) => Parent::None,
+        };
+    }
+    let debug = text(headers, "x-b3-flags").filter(|flags| *flags == "1").map(|_| "d");
+    let sampled = debug.or_else(|| text(headers, "x-b3-sampled"));
+    match (text(headers, "x-b3-traceid"), text(headers, "x-b3-spanid")) {
+        (Some(trace), Some(span)) => b3_span(trace, span, sampled),
+        (None, _) | (_, None) if matches!(sampled, Some("0" | "false")) => Parent::Denied,
+        (None, _) | (_, None) => Parent::None,
+    }
+}
+
+/// A caller that has not decided whether to sample counts as one that does not.
+fn b3_span(trace: &str, span: &str, sampled: Option<&str>) -> Parent {
+    let sampled = matches!(sampled, Some("1" | "true" | "d"));
+    context(trace, span, sampled, TraceState::default()).map_or(Parent::None, Parent::Span)
+}
+
+/// A trace of 32 digits, or of the 16 that B3 also has, and a span of 16.
+fn context(trace: &str, span: &str, sampled: bool, state: TraceState) -> Option<SpanContext> {
+    if !(is_hex(trace, 32) || is_hex(trace, 16)) || !is_hex(span, 16) {
+        return None;
+    }
+    let flags = TraceFlags::default().with_sampled(sampled);
+    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    Some(SpanContext::new(trace, span, flags, true, state)).filter(SpanContext::is_valid)
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|digit| digit.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    const SPAN: &str = "b7ad6b7169203331";
+
+    fn parent(headers: &[(&'static str, &str)]) -> Parent {
+        Parent::of(
+            &headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect(),
+        )
+    }
+
+    fn span(trace: &str, sampled: bool) -> Parent {
+        let (trace, span) = (TraceId::from_hex(trace).unwrap(), SpanId::from_hex(SPAN).unwrap());
+        let flags = TraceFlags::default().with_sampled(sampled);
+        Parent::Span(SpanContext::new(trace, span, flags, true, TraceState::default()))
+    }
+
+    #[test]
+    fn a_traceparent_names_the_span_and_whether_it_is_sampled() {
+        for (flags, sampled) in [("01", true), ("00", false)] {
+            assert_eq!(
+                parent(&[("traceparent", &format!("00-{TRACE}-{SPAN}-{flags}"))]),
+                span(TRACE, sampled)
+            );
+        }
+    }
+
+    #[test]
+    fn one_b3_header_names_the_span_and_whether_it_is_sampled() {
+        for (end, sampled) in
+            [("-1", true), ("-d", true), ("-1-0000000000000007", true), ("-0", false), ("", false)]
+        {
+            assert_eq!(parent(&[("b3", &format!("{TRACE}-{SPAN}{end}"))]), span(TRACE, sampled), "{end}");
+        }
+        assert_eq!(parent(&[("b3", "0")]), Parent::Denied);
+    }
+
+    #[test]
+    fn several_b3_headers_do_so_too() {
+        let ids = [("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN)];
+        assert_eq!(parent(&[ids[0], ids[1], ("x-b3-sampled", "1")]), span(TRACE, true));
+        assert_eq!(parent(&[ids[0], ids[1], ("x-b3-flags", "1")]), span(TRACE, true));
+        assert_eq!(parent(&[ids[0], ids[1], ("x-b3-sampled", "0")]), span(TRACE, false));
+        assert_eq!(parent(&[("x-b3-sampled", "0")]), Parent::Denied);
+    }
+
+    #[test]
+    fn a_short_b3_trace_is_filled_with_zeros() {
+        let short = &TRACE[16..];
+        assert_eq!(parent(&[("b3", &format!("{short}-{SPAN}-1"))]), span(&format!("{:0>32}", short), true));
+    }
+
+    #[test]
+    fn w3c_wins_over_b3() {
+        let (w3c, b3) = (format!("00-{TRACE}-{SPAN}-01"), format!("{}-{SPAN}-0", "1".repeat(32)));
+        assert_eq!(parent(&[("traceparent", &w3c), ("b3", &b3)]), span(TRACE, true));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_no_parent() {
+        for b3 in
+            ["", "1", "x", "d", &format!("{TRACE}-{}", "0".repeat(16)), &format!("+{}-{SPAN}-1", &TRACE[1..])]
+        {
+            assert_eq!(parent(&[("b3", b3)]), Parent::None, "{b3}");
+        }
+        for traceparent in [
+            "00-1-2-3",
+            &format!("00-{TRACE}-{SPAN}"),
+            &format!("00-{TRACE}-{SPAN}-01-more"),
+            &format!("ff-{TRACE}-{SPAN}-01"),
+            &format!("00-{}-{SPAN}-01", TRACE.to_uppercase()),
+            &format!("00-{}-{SPAN}-01", &TRACE[16..]),
+            &format!("00-{}-{SPAN}-01", "0".repeat(32)),
+            &format!("00-{TRACE}-{SPAN}-+1"),
+        ] {
+            assert_eq!(parent(&[("traceparent", traceparent)]), Parent::None, "{traceparent}");
+        }
+        assert_eq!(parent(&[("traceparent", &format!("cc-{TRACE}-{SPAN}-01-more"))]), span(TRACE, true));
+        assert_eq!(parent(&[]), Parent::None);
+    }
+}
