@@ -5,17 +5,28 @@ import json
 LIMIT = "envoy.filters.http.ratelimit"
 
 
-def bootstrap(tollgates, upstream, routes, failure_mode_deny=False, filters=(), timeout="5s", tls=None):
+def bootstrap(
+    tollgates,
+    upstream,
+    routes,
+    failure_mode_deny=False,
+    filters=(),
+    timeout="5s",
+    tls=None,
+    own_headers=True,
+    access_log=None,
+):
     """An edge that asks `tollgates` (addresses) about what `routes` say and passes requests on to `upstream`.
 
-    Over TLS where `tls` is one of `upstream_tls`.
+    Over TLS where `tls` is one of `upstream_tls`. With `own_headers` Envoy adds x-ratelimit headers of its own;
+    `access_log` is a path and a format.
     """
     limiter = {
         "domain": "edge",
         # Long, because these tests ask what is decided and not how soon.
         "timeout": timeout,
         "failure_mode_deny": failure_mode_deny,
-        "enable_x_ratelimit_headers": "DRAFT_VERSION_03",
+        "enable_x_ratelimit_headers": "DRAFT_VERSION_03" if own_headers else "OFF",
         "rate_limit_service": {
             "transport_api_version": "V3",
             "grpc_service": {"envoy_grpc": {"cluster_name": "tollgate"}},
@@ -31,6 +42,11 @@ def bootstrap(tollgates, upstream, routes, failure_mode_deny=False, filters=(), 
         ],
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": list(routes)}]},
     }
+    if access_log:
+        path, line = access_log
+        log = {"path": str(path), "log_format": {"text_format_source": {"inline_string": line + "\n"}}}
+        kind = "extensions.access_loggers.file.v3.FileAccessLog"
+        manager["access_log"] = [typed("envoy.access_loggers.file", kind, log)]
     listener = {
         "name": "edge",
         "address": socket_address("127.0.0.1:0"),

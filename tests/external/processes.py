@@ -183,7 +183,7 @@ class Envoy(Process):
         self.admin_path = directory / "envoy-admin-address"
         super().__init__(
             [ENVOY, "-c", config, "--admin-address-path", self.admin_path, "--concurrency", "1"]
-            + ["--use-dynamic-base-id", "--log-level", "warning"],
+            + ["--use-dynamic-base-id", "--log-level", "warning", "--file-flush-interval-msec", "50"],
             directory / "envoy.log",
         )
 
