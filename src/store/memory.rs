@@ -21,6 +21,10 @@ use crate::{
     time::{Clock, Timestamp},
 };
 
+mod by_hand;
+
+pub use by_hand::{Kept, Rehearsal, Replaced};
+
 /// Parts of the table. A sweep looks at one part at a time.
 const PARTS: usize = 64;
 /// Locks in each part, so that a sweep holds up few callers, and those briefly.
@@ -40,6 +44,9 @@ pub struct Memory {
 }
 
 type Part = DashMap<Key, Cell, BuildHasherDefault<KeyHasher>>;
+
+/// What is done to the counter of a check.
+type Deed<'d> = dyn FnMut(&Check<'_>, &mut Counter) -> Decision + 'd;
 
 /// What there is, and what became of the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +141,7 @@ impl Memory {
             locked.iter().map(|place| self.parts[place.part].shards()[place.shard].write()).collect();
 
         // What `decide` says to the counter of a check; a counter that is new and not idle is kept.
-        let mut each = |index: usize, decide: &mut dyn FnMut(&Check<'_>, &mut Counter) -> Decision| {
+        let mut each = |index: usize, decide: &mut Deed<'_>| {
             let (check, place) = (&checks[index], places[index]);
             // Every place is among the locked ones.
             let shard = &mut *shards[locked.partition_point(|other| *other < place)];
@@ -157,31 +164,7 @@ impl Memory {
             self.on_full.in_place_of(decision)
         };
 
-        let mut decisions = Decisions::new();
-        for index in 0..checks.len() {
-            decisions.push(each(index, &mut |check, counter| check.limit.decide(counter, now, check.ask)));
-        }
-        if 1 < checks.len() && refused(&decisions) {
-            let look = |check: &Check<'_>, counter: &mut Counter| check.limit.decide(counter, now, Ask::Look);
-            // Newest first, so that two charges to one counter come off in turn.
-            for (index, decision) in decisions.iter_mut().enumerate().rev() {
-                if checks[index].on_refusal == OnRefusal::TakeBack
-                    && let Some(receipt) = decision.receipt.take()
-                {
-                    each(index, &mut |check, counter| {
-                        check.limit.undo(counter, receipt, now);
-                        look(check, counter)
-                    });
-                }
-            }
-            for (index, decision) in decisions.iter_mut().enumerate() {
-                if decision.verdict.passes() {
-                    let left = each(index, &mut |check, counter| look(check, counter));
-                    (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
-                }
-            }
-        }
-        decisions
+        settle(checks, now, refused, &mut each)
     }
 
     /// Forgets what is idle in one of the table's parts, and gives memory back that it no longer needs.
@@ -214,6 +197,41 @@ impl Memory {
         let shard = self.parts[part].determine_shard(key.low() as usize);
         Place { part, shard }
     }
+}
+
+/// Decides the checks of one call one after the other, and takes charges back where the call is refused. `each` does
+/// a deed to the counter of the check at that index.
+fn settle(
+    checks: &[Check<'_>],
+    now: Timestamp,
+    refused: impl FnOnce(&[Decision]) -> bool,
+    each: &mut impl FnMut(usize, &mut Deed<'_>) -> Decision,
+) -> Decisions {
+    let mut decisions = Decisions::new();
+    for index in 0..checks.len() {
+        decisions.push(each(index, &mut |check, counter| check.limit.decide(counter, now, check.ask)));
+    }
+    if 1 < checks.len() && refused(&decisions) {
+        let look = |check: &Check<'_>, counter: &mut Counter| check.limit.decide(counter, now, Ask::Look);
+        // Newest first, so that two charges to one counter come off in turn.
+        for (index, decision) in decisions.iter_mut().enumerate().rev() {
+            if checks[index].on_refusal == OnRefusal::TakeBack
+                && let Some(receipt) = decision.receipt.take()
+            {
+                each(index, &mut |check, counter| {
+                    check.limit.undo(counter, receipt, now);
+                    look(check, counter)
+                });
+            }
+        }
+        for (index, decision) in decisions.iter_mut().enumerate() {
+            if decision.verdict.passes() {
+                let left = each(index, &mut |check, counter| look(check, counter));
+                (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
+            }
+        }
+    }
+    decisions
 }
 
 impl Place {
