@@ -11,6 +11,7 @@ pub mod http;
 pub mod json;
 mod metadata;
 mod patience;
+pub mod written;
 
 /// The messages of `proto/`, generated.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]

@@ -22,6 +22,7 @@ use crate::{
     rules::{Book, Watcher},
     settings::{Drain, Settings},
     store::{self, Keeping},
+    telemetry::logs::Dial,
     time::Clock,
 };
 
@@ -45,6 +46,9 @@ pub enum Error {
         /// Why not.
         error: io::Error,
     },
+    /// There is no token for the admin pages.
+    #[error(transparent)]
+    Token(#[from] admin::TokenError),
     /// A part of the service ended by itself.
     #[error("{part} has ended: {why}")]
     Ended {
@@ -63,6 +67,7 @@ pub struct Server {
     admin: TcpListener,
     settings: Settings,
     clock: Clock,
+    logs: Dial,
 }
 
 /// Where the service listens.
@@ -79,13 +84,22 @@ pub struct Addresses {
 impl Server {
     /// Takes all addresses, or none.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, Error> {
+        if let Some(path) = &settings.admin.token_file {
+            admin::Token::new(path.clone()).read()?;
+        }
         Ok(Self {
             grpc: listen("grpc", settings.grpc.listen).await?,
             http: listen("http", settings.http.listen).await?,
             admin: listen("admin", settings.admin.listen).await?,
             settings,
             clock,
+            logs: Dial::default(),
         })
+    }
+
+    /// The same, with the dial of its logs.
+    pub fn with_logs(self, logs: Dial) -> Self {
+        Self { logs, ..self }
     }
 
     /// Where it listens, with the ports that port 0 has become.
@@ -100,12 +114,19 @@ impl Server {
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
-        let Self { grpc, http, admin, settings, clock } = self;
+        let Self { grpc, http, admin, settings, clock, logs } = self;
         let book = Arc::new(Book::default());
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let limiter =
             Limiter::new(book.clone(), memory.clone(), clock.clone(), secret).with_modes(settings.limiter);
+        let desk = admin::Desk {
+            book: book.clone(),
+            memory: memory.clone(),
+            limiter: limiter.clone(),
+            settings: settings.given.into(),
+            logs,
+        };
         let api = Api::new(limiter, settings.api).with_headers(settings.headers);
         let (phase, phases) = watch::channel(Phase::Starting);
 
@@ -120,7 +141,8 @@ impl Server {
         let mut servers = JoinSet::new();
         let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
         servers.spawn(serve_http("http", http, http::router(api.clone(), probe), phases.clone()));
-        servers.spawn(serve_http("admin", admin, admin::router(book.clone(), memory), phases.clone()));
+        let operators = admin::router(desk, settings.admin.token_file, axum::Router::new());
+        servers.spawn(serve_http("admin", admin, operators, phases.clone()));
         servers.spawn(serve_grpc(grpc, api, health, phases));
 
         let serve = async {
@@ -231,7 +253,7 @@ async fn serve_http(
     router: axum::Router,
     phases: watch::Receiver<Phase>,
 ) -> Result<(), Error> {
-    axum::serve(listener, router)
+    axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>())
         .with_graceful_shutdown(phase::reached(phases, Phase::Stopping))
         .await
         .map_err(|error| Error::Ended { part, why: error.to_string() })

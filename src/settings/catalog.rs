@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use bytesize::ByteSize;
 use jiff::SignedDuration;
 
-use crate::store;
+use crate::{store, telemetry::logs};
 
 /// What counters may take where nothing tells how much memory there is.
 const BYTES_UNKNOWN: u64 = 512 * 1024 * 1024;
@@ -76,7 +76,13 @@ pub const CATALOG: &[Setting] = &[
         name: "admin.listen",
         shape: Shape::Address,
         default: Some("127.0.0.1:6070"),
-        help: "Where operators look; not for the network.",
+        help: "Where operators look; any address but a loopback one needs admin.token_file.",
+    },
+    Setting {
+        name: "admin.token_file",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "The file with the token that operators must show; read at each request, so it can be replaced.",
     },
     Setting {
         name: "limiter.quota_mode",
@@ -204,6 +210,11 @@ impl Setting {
         }
     }
 
+    /// Whether it holds a secret, which nobody is shown. One whose name ends so must; the path of a file is none.
+    pub fn is_secret(&self) -> bool {
+        ["token", "secret", "password"].into_iter().any(|end| self.name.ends_with(end))
+    }
+
     /// Its environment variable.
     pub fn variable(&self) -> String {
         format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
@@ -253,7 +264,7 @@ impl Shape {
             Self::Size => size(text).is_some(),
             Self::Word(words) => words.contains(&text),
             Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
-            Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),
+            Self::LogFilter => logs::filter(text).is_ok(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How this process runs, fixed until it is restarted: defaults, then a file, then the environment, then flags.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -21,7 +21,8 @@ pub struct Settings {
     /// The plain HTTP side.
     pub http: Listener,
     /// The operator's side.
-    pub admin: Listener,
+    #[serde(deserialize_with = "admin_settings")]
+    pub admin: Admin,
     /// Where rules come from.
     #[serde(deserialize_with = "rules_settings")]
     pub rules: rules::Settings,
@@ -38,6 +39,18 @@ pub struct Settings {
     pub drain: Drain,
     /// What it writes while it runs.
     pub log: telemetry::logs::Settings,
+    /// All of these as they were given.
+    #[serde(skip)]
+    pub given: Vec<api::admin::Setting>,
+}
+
+/// The operator's side.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// The address; port 0 takes any that is free.
+    pub listen: SocketAddr,
+    /// The file with the token that operators must show.
+    pub token_file: Option<PathBuf>,
 }
 
 /// Where to listen.
@@ -60,11 +73,22 @@ pub struct Drain {
     pub timeout: Duration,
 }
 
+fn admin_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Admin, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Settings {
+        listen: SocketAddr,
+        token_file: PathBuf,
+    }
+    let Settings { listen, token_file } = Settings::deserialize(deserializer)?;
+    Ok(Admin { listen, token_file: Some(token_file).filter(|path| path.as_os_str() != "off") })
+}
+
 fn rules_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<rules::Settings, D::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Settings {
-        path: std::path::PathBuf,
+        path: PathBuf,
         #[serde(deserialize_with = "duration")]
         poll_interval: Duration,
     }
@@ -78,7 +102,7 @@ fn store_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<store::S
     struct Settings {
         memory_limit: String,
         on_full: store::OnFull,
-        snapshot: std::path::PathBuf,
+        snapshot: PathBuf,
         #[serde(deserialize_with = "duration")]
         snapshot_every: Duration,
     }
