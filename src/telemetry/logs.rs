@@ -63,8 +63,9 @@ pub enum DialError {
 /// Reads a level.
 pub fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     let wrong = || LevelError(level.to_owned());
-    // The filter would take any other word for a module of which everything is logged.
-    let is_word = |part: &str| part.contains(['=', '[']) || part.trim().parse::<LevelFilter>().is_ok();
+    // The filter would take any other word for a module of which everything is logged, and nothing for `error`.
+    let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
+    let is_word = |part: &str| part.contains(['=', '[']) || is_level(part.trim());
     if level.split(',').all(is_word) { EnvFilter::try_new(level).map_err(|_| wrong()) } else { Err(wrong()) }
 }
 
