@@ -37,6 +37,17 @@ impl Calendar {
         Some(Self { unit, zone: TimeZone::get(zone).ok()?, code })
     }
 
+    /// How long its windows are.
+    pub fn unit(&self) -> CalendarUnit {
+        self.unit
+    }
+
+    /// The name of its time zone.
+    pub fn zone(&self) -> &str {
+        // It was found by its name, so it has one.
+        self.zone.iana_name().unwrap_or_default()
+    }
+
     /// A number for its unit and zone, the same on all replicas.
     pub(crate) fn code(&self) -> u64 {
         self.code

@@ -306,6 +306,26 @@ impl Limit {
         }
     }
 
+    /// The same limit for whoever says what was consumed: a charge that is larger than what is left leaves a debt
+    /// of up to `debt` hits, where this limit can hold one. One that has an overdraft keeps its own bound.
+    pub fn with_debt(&self, debt: u64) -> Self {
+        let mut limit = self.clone();
+        let excess = match &mut limit {
+            Self::FixedWindow(limit) => &mut limit.excess,
+            Self::SlidingWindow(limit) => &mut limit.excess,
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => &mut limit.excess,
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => &mut limit.excess,
+            Self::SteppedBucket(limit) => &mut limit.excess,
+            // The one counts whatever it refuses, the other holds nobody but those who wait.
+            Self::Classic(_) | Self::LeakyQueue(_) => return limit,
+        };
+        match excess {
+            Excess::Refuse | Excess::Count => *excess = Excess::Overdraft(debt),
+            Excess::Overdraft(_) => {}
+        }
+        limit
+    }
+
     /// The time in which its allowance comes, where that is always the same.
     pub fn period(&self) -> Option<Duration> {
         let nanos = match self {

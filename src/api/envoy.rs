@@ -92,28 +92,14 @@ impl Api {
         patience: Option<Duration>,
         resets: Resets,
     ) -> Result<(RateLimitResponse, Duration), Error> {
-        let entries: SmallVec<[SmallVec<[Entry<'_>; 4]>; 2]> =
-            request.descriptors.iter().map(entries_of).collect();
-        let descriptors = request
-            .descriptors
-            .iter()
-            .zip(&entries)
-            .enumerate()
-            .map(|(index, (descriptor, entries))| {
-                let limit = descriptor.limit.as_ref().map(|limit| override_of(index, limit)).transpose()?;
-                Ok(limiter::Descriptor { entries, ask: ask_of(request, descriptor), limit })
-            })
-            .collect::<Result<SmallVec<[_; 2]>, Error>>()?;
         let snapshot = self.limiter.snapshot();
-        let answer = snapshot.decide(&limiter::Request {
-            domain: &request.domain,
-            descriptors: &descriptors,
-            patience,
-        })?;
-        if let Some(denials) = &self.denials {
-            denials.log(request, &answer, snapshot.now());
-        }
-        Ok((self.response_of(request, &answer, resets), answer.delay))
+        asked(request, patience, |asked| {
+            let answer = snapshot.decide(asked)?;
+            if let Some(denials) = &self.denials {
+                denials.log(request, &answer, snapshot.now());
+            }
+            Ok((self.response_of(request, &answer, resets), answer.delay))
+        })
     }
 
     fn response_of(
@@ -130,6 +116,27 @@ impl Api {
             ..RateLimitResponse::default()
         }
     }
+}
+
+/// Hands the request to `answer` in the limiter's words.
+pub(super) fn asked<T>(
+    request: &RateLimitRequest,
+    patience: Option<Duration>,
+    answer: impl FnOnce(&limiter::Request<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let entries: SmallVec<[SmallVec<[Entry<'_>; 4]>; 2]> =
+        request.descriptors.iter().map(entries_of).collect();
+    let descriptors = request
+        .descriptors
+        .iter()
+        .zip(&entries)
+        .enumerate()
+        .map(|(index, (descriptor, entries))| {
+            let limit = descriptor.limit.as_ref().map(|limit| override_of(index, limit)).transpose()?;
+            Ok(limiter::Descriptor { entries, ask: ask_of(request, descriptor), limit })
+        })
+        .collect::<Result<SmallVec<[_; 2]>, Error>>()?;
+    answer(&limiter::Request { domain: &request.domain, descriptors: &descriptors, patience })
 }
 
 fn entries_of(descriptor: &RateLimitDescriptor) -> SmallVec<[Entry<'_>; 4]> {

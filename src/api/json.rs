@@ -21,10 +21,19 @@ pub fn request(json: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
     message.transcode_to().map_err(serde::de::Error::custom)
 }
 
+/// Writes a request, as [`response`] does.
+pub fn request_text(request: &RateLimitRequest) -> Result<String, serde_json::Error> {
+    text("RateLimitRequest", &request.encode_to_vec())
+}
+
 /// Writes a response: lowerCamelCase names, enumerations by name, fields left out that have their default.
 pub fn response(response: &RateLimitResponse) -> Result<String, serde_json::Error> {
-    let mut message = DynamicMessage::new(descriptor("RateLimitResponse"));
-    message.merge(response.encode_to_vec().as_slice()).map_err(serde::ser::Error::custom)?;
+    text("RateLimitResponse", &response.encode_to_vec())
+}
+
+fn text(name: &str, encoded: &[u8]) -> Result<String, serde_json::Error> {
+    let mut message = DynamicMessage::new(descriptor(name));
+    message.merge(encoded).map_err(serde::ser::Error::custom)?;
     let mut json = serde_json::Serializer::new(Vec::new());
     message.serialize_with_options(&mut json, &SerializeOptions::new())?;
     String::from_utf8(json.into_inner()).map_err(serde::ser::Error::custom)

@@ -18,6 +18,7 @@ mod metrics;
 mod patience;
 mod span;
 pub mod top;
+pub mod written;
 
 pub use metrics::Metrics;
 

@@ -7,23 +7,21 @@ use std::{
     time::Duration,
 };
 
-use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, ValueHint, value_parser};
+use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
 use tokio::{runtime, time::timeout};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
     api::{
         json,
-        proto::envoy::{
-            extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-            service::ratelimit::v3::{
-                RateLimitRequest, RateLimitResponse,
-                rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
-                rate_limit_service_client::RateLimitServiceClient,
-            },
+        proto::envoy::service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
+            rate_limit_service_client::RateLimitServiceClient,
         },
+        written,
     },
-    cli::OVER_LIMIT,
+    cli::{OVER_LIMIT, question},
 };
 
 /// How long to wait for an answer.
@@ -49,37 +47,16 @@ pub(super) fn command() -> Command {
             .requires("tls-ca")
             .help("The name that the server's certificate must have [default: that of --to]"),
     ];
-    let domain = Arg::new("domain").value_name("DOMAIN").required(true).help("Which set of rules applies");
-    let descriptors = Arg::new("descriptor")
-        .value_name("KEY=VALUE[,KEY=VALUE]...")
-        .required(true)
-        .action(ArgAction::Append)
-        .value_parser(descriptor)
-        .help(
-            "What to ask about, one argument a descriptor; \\, and \\= stand for the characters themselves",
-        );
-    let hits = Arg::new("hits")
-        .long("hits")
-        .value_name("N")
-        .value_parser(value_parser!(u64).range(1..))
-        .help("How many hits to take [default: 1]");
-    let look = Arg::new("look").long("look").action(ArgAction::SetTrue).help("Take nothing, only look");
-    let refund = Arg::new("refund")
-        .long("refund")
-        .value_name("N")
-        .value_parser(value_parser!(u64).range(1..))
-        .help("How many hits to give back");
-    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
-    Command::new("ask")
+    let command = Command::new("ask")
         .about("Asks a server once; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer")
-        .args([to, domain, descriptors, hits, look, refund, json])
-        .args(tls)
-        .group(ArgGroup::new("what").args(["hits", "look", "refund"]))
+        .arg(to)
+        .args(tls);
+    question::of(command)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
-    let request = request(matches, text("domain"));
+    let request = question::request(matches);
     let answer = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(async {
             let tls = tls(matches)?;
@@ -105,20 +82,6 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn request(matches: &ArgMatches, domain: String) -> RateLimitRequest {
-    let refund = matches.get_one::<u64>("refund").copied();
-    let look = matches.get_flag("look").then_some(0);
-    let hits = refund.or(look).or(matches.get_one::<u64>("hits").copied());
-    let entries = matches.get_many::<Vec<Entry>>("descriptor").into_iter().flatten();
-    let descriptors = entries.map(|entries| RateLimitDescriptor {
-        entries: entries.clone(),
-        limit: None,
-        hits_addend: hits,
-        is_negative_hits: refund.is_some(),
-    });
-    RateLimitRequest { domain, descriptors: descriptors.collect(), hits_addend: 0 }
 }
 
 /// What the flags say about TLS; without an authority there is none.
@@ -174,31 +137,6 @@ fn causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Reads `key=value,key=value`, in which a backslash takes the next character as it is.
-fn descriptor(text: &str) -> Result<Vec<Entry>, String> {
-    let mut entries = Vec::new();
-    let (mut key, mut part) = (None, String::new());
-    let mut characters = text.chars();
-    loop {
-        match characters.next() {
-            Some('\\') => part.push(characters.next().ok_or("a backslash at the end takes nothing")?),
-            Some('=') if key.is_none() => key = Some(std::mem::take(&mut part)),
-            Some(',') | None if key.is_none() => return Err(format!("`{part}` has no `=`; write key=value")),
-            end @ (Some(',') | None) => {
-                let (key, value) = (key.take().unwrap_or_default(), std::mem::take(&mut part));
-                if key.is_empty() {
-                    return Err(format!("`={value}` has no key; write key=value"));
-                }
-                entries.push(Entry { key, value });
-                if end.is_none() {
-                    return Ok(entries);
-                }
-            }
-            Some(character) => part.push(character),
-        }
-    }
-}
-
 /// One line for the whole, and one for each descriptor.
 fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
     let overall = match answer.overall_code() {
@@ -207,8 +145,7 @@ fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
         Code::Unknown => "unknown",
     };
     let lines = request.descriptors.iter().zip(&answer.statuses).map(|(descriptor, status)| {
-        let entries = descriptor.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value));
-        format!("\n  {}: {}", entries.collect::<Vec<_>>().join(","), status_line(status))
+        format!("\n  {}: {}", written::text(&descriptor.entries), status_line(status))
     });
     overall.to_owned() + &lines.collect::<String>()
 }
@@ -229,29 +166,4 @@ fn status_line(status: &DescriptorStatus) -> String {
     let name = if limit.name.is_empty() { String::new() } else { format!(", rule {}", limit.name) };
     let (left, most) = (status.limit_remaining, limit.requests_per_unit);
     format!("{code}, {left} left of {most}{per}{}{name}", reset.unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(key: &str, value: &str) -> Entry {
-        Entry { key: key.to_owned(), value: value.to_owned() }
-    }
-
-    #[test]
-    fn a_backslash_takes_a_comma_or_an_equals_sign_as_it_is() {
-        assert_eq!(
-            descriptor(r"path=/a\,b,que\=ry=x=y,empty="),
-            Ok(vec![entry("path", "/a,b"), entry("que=ry", "x=y"), entry("empty", "")])
-        );
-    }
-
-    #[test]
-    fn a_descriptor_without_a_key_or_an_equals_sign_is_refused_with_what_is_wrong() {
-        for (text, wrong) in [("user", "`user` has no `=`"), ("a=b,", "`` has no `=`"), ("=b", "has no key")]
-        {
-            assert!(descriptor(text).unwrap_err().contains(wrong), "{text}");
-        }
-    }
 }

@@ -4,6 +4,10 @@ use std::process::ExitCode;
 
 mod ask;
 mod check;
+mod counters;
+mod desk;
+mod explain;
+mod question;
 mod serve;
 
 /// Exit codes that mean more than success and failure.
@@ -23,6 +27,8 @@ pub fn run() -> ExitCode {
         Some(("serve", serve)) => serve::run(serve),
         Some(("check", check)) => check::run(check),
         Some(("ask", ask)) => ask::run(ask),
+        Some(("explain", explain)) => explain::run(explain),
+        Some(("counters", counters)) => counters::run(counters),
         // clap has refused every other command.
         Some(_) | None => ExitCode::FAILURE,
     }
@@ -37,4 +43,6 @@ fn command() -> clap::Command {
         .subcommand(serve::command())
         .subcommand(check::command())
         .subcommand(ask::command())
+        .subcommand(explain::command())
+        .subcommand(counters::command())
 }

@@ -40,12 +40,15 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if let Err(error) = logs::start(&settings.log) {
-        eprintln!("log.level: {error}");
-        return ExitCode::FAILURE;
-    }
+    let dial = match logs::start(&settings.log) {
+        Ok(dial) => dial,
+        Err(error) => {
+            eprintln!("log.level: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let served = match runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(serve(settings)),
+        Ok(runtime) => runtime.block_on(serve(settings, dial)),
         Err(error) => Err(error.into()),
     };
     match served {
@@ -66,7 +69,7 @@ fn sources(matches: &ArgMatches) -> Sources {
     }
 }
 
-async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
+async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::error::Error>> {
     let (tell, leave) = mpsc::channel(2);
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::spawn(async move {
@@ -80,7 +83,7 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     });
-    let server = Server::bind(settings, Clock::system()).await?;
+    let server = Server::bind(settings, Clock::system()).await?.with_logs(dial);
     let addresses = server.addresses()?;
     info!(listener = "grpc", address = %addresses.grpc, "listening");
     info!(listener = "http", address = %addresses.http, "listening");

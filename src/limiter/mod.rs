@@ -14,10 +14,12 @@ use crate::{
 };
 
 mod answer;
+mod explain;
 mod metrics;
 mod plan;
 
 pub use answer::{Answer, CurrentLimit, Modes, Status};
+pub use explain::{Checked, Counted, Explanation, Part, Uncounted};
 pub use metrics::Metrics;
 
 use metrics::Asked;
@@ -131,12 +133,7 @@ impl Snapshot<'_> {
 
     /// Answers `request`, charging what it asks to charge.
     pub fn decide(&self, request: &Request<'_>) -> Result<Answer<'_>, Unanswered> {
-        if request.domain.is_empty() {
-            return Err(Unanswered::EmptyDomain);
-        }
-        if request.descriptors.is_empty() {
-            return Err(Unanswered::NoDescriptors);
-        }
+        request.is_sound()?;
         let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
         let Some(domain) = rules.domain(request.domain) else {
             self.limiter.metrics.unknown_domains.increase();
@@ -170,10 +167,28 @@ impl Snapshot<'_> {
     }
 }
 
+impl Request<'_> {
+    /// Whether it asks about anything.
+    fn is_sound(&self) -> Result<(), Unanswered> {
+        if self.domain.is_empty() {
+            return Err(Unanswered::EmptyDomain);
+        }
+        if self.descriptors.is_empty() {
+            return Err(Unanswered::NoDescriptors);
+        }
+        Ok(())
+    }
+}
+
 /// What applies to each descriptor, once those that `replaces` names are dropped.
 fn applying<'s>(domain: &'s Domain, request: &Request<'_>) -> SmallVec<[Applies<'s>; 2]> {
     let each = |descriptor| what_applies(domain, descriptor, request.patience);
     let mut applies: SmallVec<[Applies<'s>; 2]> = request.descriptors.iter().map(each).collect();
+    drop_replaced(&mut applies);
+    applies
+}
+
+fn drop_replaced(applies: &mut [Applies<'_>]) {
     let mut replaced: SmallVec<[&str; 4]> = applies
         .iter()
         .filter_map(Applies::matched)
@@ -183,14 +198,13 @@ fn applying<'s>(domain: &'s Domain, request: &Request<'_>) -> SmallVec<[Applies<
         // A call may hold many descriptors, and their rules name each other.
         replaced.sort_unstable();
         replaced.dedup();
-        for each in &mut applies {
+        for each in applies.iter_mut() {
             let name = each.matched().and_then(|matched| matched.rule.name.as_deref());
             if name.is_some_and(|name| replaced.binary_search(&name).is_ok()) {
                 *each = Applies::Nothing;
             }
         }
     }
-    applies
 }
 
 fn what_applies<'s>(

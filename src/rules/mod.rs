@@ -22,6 +22,7 @@ mod pattern;
 mod place;
 mod reader;
 mod source;
+mod trace;
 mod tree;
 mod unit;
 mod watch;
@@ -31,11 +32,13 @@ pub use compile::{Source, compile};
 pub use counts::{Code, Ledger, Outcome, RuleCounts, Series, Tally, Totals};
 pub use place::{Place, Problem, Problems};
 pub use source::load;
+pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
+pub use tree::How;
 pub use unit::Unit;
 pub use watch::{Settings, Watcher};
 
 use counts::Counted;
-use tree::{Hop, How};
+use tree::Hop;
 
 /// All rules in force at one time.
 #[derive(Debug)]
@@ -111,6 +114,12 @@ impl Domain {
         let hops = self.root.way(entries).hops;
         let rule = hops.last()?.node.rule.as_ref()?;
         (hops.len() == entries.len()).then_some(Match { rule, hops })
+    }
+
+    /// How the rule for a descriptor is looked for: a level for each entry, up to the first that nothing matches.
+    /// Slower than [`Self::find`]: it looks at every node of these levels.
+    pub fn trace(&self, entries: &[Entry<'_>]) -> Vec<LevelTrace<'_>> {
+        trace::levels(&self.root, entries)
     }
 
     /// How many tables and patterns a look-up tries. It does not grow with the number of rules.

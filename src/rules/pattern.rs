@@ -18,6 +18,12 @@ impl Pattern {
         (2 <= pieces.len()).then_some(Self { pieces })
     }
 
+    /// Whether it matches `text`.
+    pub(crate) fn matches(&self, text: &[u8]) -> bool {
+        let inner = text.strip_prefix(self.prefix()).and_then(|rest| rest.strip_suffix(self.suffix()));
+        inner.is_some_and(|inner| fits(self.middle(), inner))
+    }
+
     fn prefix(&self) -> &[u8] {
         &self.pieces[0]
     }
@@ -120,15 +126,24 @@ impl Affixes<Vec<Numbered>> {
 impl Numbered {
     /// Whether the middle pieces occur in `inner` one after the other.
     fn fits(&self, inner: &[u8]) -> bool {
-        let rest = self.middle.iter().try_fold(inner, |rest, piece| match position(rest, piece) {
-            Some(at) => ControlFlow::Continue(&rest[at + piece.len()..]),
-            None => ControlFlow::Break(()),
-        });
-        rest.is_continue()
+        fits(&self.middle, inner)
     }
 }
 
+/// Whether `pieces` occur in `text` one after the other.
+fn fits(pieces: &[Box<[u8]>], text: &[u8]) -> bool {
+    let rest = pieces.iter().try_fold(text, |rest, piece| match position(rest, piece) {
+        Some(at) => ControlFlow::Continue(&rest[at + piece.len()..]),
+        None => ControlFlow::Break(()),
+    });
+    rest.is_continue()
+}
+
 fn position(text: &[u8], piece: &[u8]) -> Option<usize> {
+    // What is empty is anywhere.
+    if piece.is_empty() {
+        return Some(0);
+    }
     text.windows(piece.len()).position(|window| window == piece)
 }
 
@@ -190,6 +205,10 @@ mod tests {
             let by_definition = texts.iter().position(|pattern| matches_by_definition(pattern.as_bytes(), text.as_bytes()));
             let found = patterns(&texts).first_match(text.as_bytes());
             prop_assert_eq!(found.number.map(|number| number as usize), by_definition);
+            for pattern in &texts {
+                let expected = matches_by_definition(pattern.as_bytes(), text.as_bytes());
+                prop_assert_eq!(Pattern::parse(pattern).unwrap().matches(text.as_bytes()), expected);
+            }
         }
     }
 }

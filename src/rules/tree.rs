@@ -41,7 +41,7 @@ pub(crate) struct Node {
 
 /// Why an entry led to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub enum How {
     /// Its key and value are those of the node.
     Exact,
     /// They match its pattern.
@@ -125,6 +125,11 @@ impl Level {
         *visits += 1;
         let node = self.at(entry.key.as_bytes())?;
         Some(Hop { node, how: How::KeyOnly })
+    }
+
+    /// Its nodes, in the order of declaration.
+    pub(crate) fn nodes(&self) -> &[Node] {
+        &self.nodes
     }
 
     fn at(&self, text: &[u8]) -> Option<&Node> {

@@ -226,8 +226,9 @@ impl Host {
     /// One connection from its first byte to its last. It holds its seat until then.
     async fn receive(self: Arc<Self>, socket: Socket, seat: Seat, phases: watch::Receiver<Phase>) {
         let _seat = seat;
+        let service = self.service.of(socket.peer());
         let Some(certificates) = &self.certificates else {
-            return self.speak(socket, Agreed::Nothing, phases).await;
+            return self.speak(socket, service, Agreed::Nothing, phases).await;
         };
         let accepting = TlsAcceptor::from(certificates.in_force()).accept(socket);
         let greeted = tokio::select! {
@@ -239,7 +240,7 @@ impl Host {
             Ok(Ok(stream)) => {
                 let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let agreed = if is_http2 { Agreed::Http2 } else { Agreed::Nothing };
-                self.speak(stream, agreed, phases).await;
+                self.speak(stream, service, agreed, phases).await;
             }
             Ok(Err(error)) => {
                 count(&self.counters.handshakes_failed);
@@ -249,13 +250,12 @@ impl Host {
         }
     }
 
-    async fn speak<W>(&self, wire: W, agreed: Agreed, phases: watch::Receiver<Phase>)
+    async fn speak<W>(&self, wire: W, service: Routed, agreed: Agreed, phases: watch::Receiver<Phase>)
     where
         W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let begun = Begun::default();
         let wire = TokioIo::new(Watched { wire, begun: begun.clone() });
-        let service = self.service.clone();
         match (&self.protocols.http1, agreed) {
             (Some(http1), Agreed::Nothing) => {
                 self.see_out(http1.serve_connection(wire, service), &begun, phases).await;

@@ -22,7 +22,7 @@ use crate::{
     rules::{Book, Ledger, Watcher},
     settings::{self, Address, Drain, Settings},
     store::{self, Keeping},
-    telemetry::traces::Traces,
+    telemetry::{logs::Dial, traces::Traces},
     time::Clock,
 };
 
@@ -69,6 +69,9 @@ pub enum Error {
     /// Traces cannot be sent.
     #[error("traces cannot be sent: {0}")]
     Traces(#[from] opentelemetry_otlp::ExporterBuildError),
+    /// There is no token for the admin pages.
+    #[error(transparent)]
+    Token(#[from] admin::TokenError),
     /// A part of the service ended by itself.
     #[error("{part} has ended: {why}")]
     Ended {
@@ -90,6 +93,7 @@ pub struct Server {
     settings: Settings,
     clock: Clock,
     counters: Counters,
+    logs: Dial,
 }
 
 /// Where the service listens.
@@ -108,6 +112,9 @@ pub struct Addresses {
 impl Server {
     /// Takes all addresses, or none. Certificates are read first, and none may be bad.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, Error> {
+        if let Some(path) = &settings.admin.token_file {
+            admin::Token::new(path.clone()).read()?;
+        }
         let counters = Counters::default();
         let load = |listener, files: &Option<_>, protocols: &Protocols, counters: &Arc<_>| {
             let load = |files: &settings::Tls| {
@@ -155,7 +162,13 @@ impl Server {
             settings,
             clock,
             counters,
+            logs: Dial::default(),
         })
+    }
+
+    /// The same, with the dial of its logs.
+    pub fn with_logs(self, logs: Dial) -> Self {
+        Self { logs, ..self }
     }
 
     /// Where it listens, with the ports that port 0 has become.
@@ -180,7 +193,7 @@ impl Server {
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
-        let Self { grpc, http, admin, metrics, traces, settings, clock, counters } = self;
+        let Self { grpc, http, admin, metrics, traces, settings, clock, counters, logs } = self;
         let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
@@ -188,6 +201,13 @@ impl Server {
         let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret)
             .with_modes(settings.limiter)
             .with_metrics(counted.clone());
+        let desk = admin::Desk {
+            book: book.clone(),
+            memory: memory.clone(),
+            limiter: limiter.clone(),
+            settings: settings.given.into(),
+            logs,
+        };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers)
             .with_denials(settings.log.denials)
@@ -218,7 +238,7 @@ impl Server {
             listeners: counters,
         };
         servers.spawn(metrics.serve(Routed::http(metrics::router(sources)), phases.clone()));
-        let operators = admin::router(book.clone(), memory).merge(top::router(counted));
+        let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
         servers.spawn(admin.serve(Routed::http(operators), phases.clone()));
         servers.spawn(grpc.serve(Routed::grpc(grpc_routes(api, health)?), phases));
 

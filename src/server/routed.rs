@@ -2,12 +2,14 @@
 
 use std::{
     convert::Infallible,
+    net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
 };
 
 use axum::{
     Router,
+    extract::ConnectInfo,
     http::{HeaderValue, Request, Response},
     routing::future::RouteFuture,
 };
@@ -24,18 +26,27 @@ const RESOURCE_EXHAUSTED: HeaderValue = HeaderValue::from_static("8");
 
 /// Answers requests by a router.
 #[derive(Clone, Debug)]
-pub(super) struct Routed(Router);
+pub(super) struct Routed {
+    router: Router,
+    // Who asks, where the router wants to know.
+    peer: Option<Option<SocketAddr>>,
+}
 
 impl Routed {
     /// Over HTTP.
     pub(super) fn http(router: Router) -> Self {
         // With its state in it a router need not be finished anew for each request.
-        Self(router.with_state(()))
+        Self { router: router.with_state(()), peer: Some(None) }
     }
 
     /// Over gRPC.
     pub(super) fn grpc(router: Router) -> Self {
-        Self(router)
+        Self { router, peer: None }
+    }
+
+    /// The same for the connection of one client.
+    pub(super) fn of(&self, peer: Option<SocketAddr>) -> Self {
+        Self { router: self.router.clone(), peer: self.peer.map(|_| peer) }
     }
 }
 
@@ -47,8 +58,12 @@ impl hyper::service::Service<Request<Incoming>> for Routed {
     fn call(&self, request: Request<Incoming>) -> Answering {
         let is_conversation = request.uri().path().starts_with(CONVERSATIONS);
         let bound = if is_conversation { Bound::Unbounded } else { Bound::Bounded };
+        let mut request = request.map(|body| Timely::new(body, bound));
+        if let Some(peer) = self.peer.flatten() {
+            request.extensions_mut().insert(ConnectInfo(peer));
+        }
         // A router is always ready.
-        Answering(self.0.clone().call(request.map(|body| Timely::new(body, bound))))
+        Answering(self.router.clone().call(request))
     }
 }
 

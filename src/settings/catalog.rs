@@ -8,7 +8,7 @@ use jiff::SignedDuration;
 use crate::{
     settings::listeners::{Address, is_count, mode, names},
     store,
-    telemetry::logs::Denials,
+    telemetry::logs::{self, Denials},
 };
 
 /// The largest number that a setting may be.
@@ -206,7 +206,13 @@ pub const CATALOG: &[Setting] = &[
         name: "admin.listen",
         shape: Shape::Address,
         default: Some("127.0.0.1:6070"),
-        help: "Where operators look; not for the network.",
+        help: "Where operators look; any address but a loopback one needs admin.token_file.",
+    },
+    Setting {
+        name: "admin.token_file",
+        shape: Shape::PathOrOff,
+        default: Some("off"),
+        help: "The file with the token that operators must show; read at each request, so it can be replaced.",
     },
     Setting {
         name: "metrics.listen",
@@ -376,6 +382,11 @@ impl Setting {
         }
     }
 
+    /// Whether it holds a secret, which nobody is shown. One whose name ends so must; the path of a file is none.
+    pub fn is_secret(&self) -> bool {
+        ["token", "secret", "password"].into_iter().any(|end| self.name.ends_with(end))
+    }
+
     /// Its environment variable.
     pub fn variable(&self) -> String {
         format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
@@ -443,8 +454,8 @@ impl Shape {
             Self::Number { most } => text.parse::<u64>().is_ok_and(|number| number <= most),
             Self::Word(words) => words.contains(&text),
             Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
-            Self::LogFilter => tracing_subscriber::EnvFilter::try_new(text).is_ok(),
             Self::Denials => text.parse::<Denials>().is_ok(),
+            Self::LogFilter => logs::filter(text).is_ok(),
         }
     }
 }

@@ -56,11 +56,12 @@ pub struct Http {
 }
 
 /// The operator's side.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub struct Admin {
     /// Where it listens; port 0 takes any that is free.
     pub listen: SocketAddr,
+    /// The file with the token that operators must show.
+    pub token_file: Option<PathBuf>,
     /// The most connections at a time.
     pub max_connections: usize,
 }

@@ -1,6 +1,6 @@
 //! How this process runs, fixed until it is restarted: defaults, then a file, then the environment, then flags.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -24,6 +24,7 @@ pub struct Settings {
     /// The plain HTTP side.
     pub http: Http,
     /// The operator's side.
+    #[serde(deserialize_with = "admin_settings")]
     pub admin: Admin,
     /// The page of metrics.
     pub metrics: Metrics,
@@ -48,6 +49,9 @@ pub struct Settings {
     /// Where it sends traces, if anywhere: told by OpenTelemetry's variables, not by settings of ours.
     #[serde(skip)]
     pub traces: Option<telemetry::traces::Settings>,
+    /// All of these as they were given.
+    #[serde(skip)]
+    pub given: Vec<api::admin::Setting>,
 }
 
 /// Where metrics are served, and how many there can be.
@@ -76,11 +80,24 @@ pub struct Drain {
     pub timeout: Duration,
 }
 
+fn admin_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Admin, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Settings {
+        listen: SocketAddr,
+        token_file: PathBuf,
+        max_connections: usize,
+    }
+    let Settings { listen, token_file, max_connections } = Settings::deserialize(deserializer)?;
+    let token_file = Some(token_file).filter(|path| path.as_os_str() != "off");
+    Ok(Admin { listen, token_file, max_connections })
+}
+
 fn rules_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<rules::Settings, D::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Settings {
-        path: std::path::PathBuf,
+        path: PathBuf,
         #[serde(deserialize_with = "duration")]
         poll_interval: Duration,
     }
@@ -94,7 +111,7 @@ fn store_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<store::S
     struct Settings {
         memory_limit: String,
         on_full: store::OnFull,
-        snapshot: std::path::PathBuf,
+        snapshot: PathBuf,
         #[serde(deserialize_with = "duration")]
         snapshot_every: Duration,
     }

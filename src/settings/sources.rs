@@ -5,7 +5,8 @@ use std::{fs, io, path::PathBuf};
 use config::{Config, ConfigError};
 
 use crate::{
-    settings::{CATALOG, Drain, Setting, Settings, otel},
+    api::admin::{self, Origin},
+    settings::{Admin, CATALOG, Drain, Setting, Settings, otel},
     yaml::{self, Mark, Node, Pair, Value},
 };
 
@@ -62,7 +63,9 @@ impl Sources {
         let file = self.file_layer(&mut problems)?;
         let environment = self.environment_layer(&mut problems);
         let flags = self.flag_layer(&mut problems);
-        let values: Vec<_> = [file, environment, flags].into_iter().flatten().collect();
+        let layers = [(Origin::File, file), (Origin::Environment, environment), (Origin::Flag, flags)];
+        let given = given(&layers);
+        let values: Vec<_> = layers.into_iter().flat_map(|(_, layer)| layer).collect();
         for missing in CATALOG.iter().filter(|setting| setting.default.is_none()) {
             if values.iter().all(|(setting, _)| setting.name != missing.name) {
                 let (name, flag, variable) = (missing.name, missing.flag(), missing.variable());
@@ -86,12 +89,17 @@ impl Sources {
         }
         problems.none()?;
         let settings = Settings { traces, ..config.try_deserialize()? };
+        let Admin { listen, token_file, .. } = &settings.admin;
+        if token_file.is_none() && !listen.ip().to_canonical().is_loopback() {
+            let what = "is no loopback address, so admin.token_file must be set, or whoever reaches it could reset counters";
+            return Err(Error::Wrong(vec![format!("admin.listen: {listen} {what}")]));
+        }
         let Drain { delay, timeout } = settings.drain;
         if timeout < delay {
             let what = "drain.delay is longer than drain.timeout, which includes it";
             return Err(Error::Wrong(vec![format!("{what}: {delay:?} and {timeout:?}")]));
         }
-        Ok(settings)
+        Ok(Settings { given, ..settings })
     }
 
     fn file_layer(&self, problems: &mut Problems) -> Result<Layer, Error> {
@@ -139,6 +147,21 @@ impl Sources {
         let flags = self.flags.iter();
         flags.filter_map(|(set, value)| problems.checked(&flag(set), flag, set.name, value)).collect()
     }
+}
+
+/// Each setting as the last of the layers has it, or as it is by default.
+fn given(layers: &[(Origin, Layer)]) -> Vec<admin::Setting> {
+    let each = |setting: &Setting| {
+        let set = |(from, layer): &(Origin, Layer)| {
+            let (_, value) = layer.iter().rev().find(|(other, _)| other.name == setting.name)?;
+            Some((*from, value.clone()))
+        };
+        let default = || Some((Origin::Default, setting.default?.to_owned()));
+        let (from, value) = layers.iter().rev().find_map(set).or_else(default)?;
+        let value = if setting.is_secret() { "(not shown)".to_owned() } else { value };
+        Some(admin::Setting { name: setting.name, value, from })
+    };
+    CATALOG.iter().filter_map(each).collect()
 }
 
 /// Settings that one source sets, and their values.
@@ -329,6 +352,60 @@ mod tests {
         let flags = vec![(setting("drain.delay"), "26s".to_owned())];
         let problems = problems(&with_rules(Sources { flags, ..Sources::default() }));
         assert!(problems[0].contains("drain.delay is longer than drain.timeout"), "{problems:?}");
+    }
+
+    #[test]
+    fn an_admin_listener_beyond_the_loopback_needs_a_token_file() {
+        let with = |listen: &str, token: &[(&'static Setting, String)]| {
+            let mut flags = vec![(setting("admin.listen"), listen.to_owned())];
+            flags.extend_from_slice(token);
+            with_rules(Sources { flags, ..Sources::default() })
+        };
+        for listen in ["0.0.0.0:6070", "10.1.2.3:6070", "[::]:6070", "[2001:db8::1]:6070"] {
+            let problems = problems(&with(listen, &[]));
+            assert!(problems[0].starts_with("admin.listen: "), "{problems:?}");
+            assert!(problems[0].contains("admin.token_file must be set"), "{problems:?}");
+            assert!(with(listen, &[(setting("admin.token_file"), "/run/token".to_owned())]).load().is_ok());
+        }
+        for listen in ["127.0.0.1:6070", "127.8.9.1:6070", "[::1]:6070", "[::ffff:127.0.0.1]:6070"] {
+            assert!(with(listen, &[]).load().is_ok(), "{listen}");
+        }
+    }
+
+    #[test]
+    fn settings_tell_what_set_them() {
+        let file = file("drain:\n  delay: 1s\n  timeout: 10s\n");
+        let settings = with_rules(Sources {
+            file: Some(file.path().to_owned()),
+            environment: vec![("TOLLGATE_DRAIN__DELAY".to_owned(), "2s".to_owned())],
+            flags: vec![(setting("log.level"), "debug".to_owned())],
+        });
+        let given = settings.load().unwrap().given;
+        let of = |name: &str| {
+            let setting = given.iter().find(|setting| setting.name == name).unwrap();
+            (setting.from, setting.value.clone())
+        };
+        assert_eq!(of("drain.delay"), (Origin::Environment, "2s".to_owned()));
+        assert_eq!(of("drain.timeout"), (Origin::File, "10s".to_owned()));
+        assert_eq!(of("log.level"), (Origin::Flag, "debug".to_owned()));
+        assert_eq!(of("log.format"), (Origin::Default, "text".to_owned()));
+        assert_eq!(given.len(), CATALOG.len());
+    }
+
+    #[test]
+    fn a_secret_is_told_by_its_name_and_the_path_of_one_is_none() {
+        let named = |name| Setting { name, ..*setting("admin.token_file") };
+        assert!(named("admin.token").is_secret() && named("store.password").is_secret());
+        assert!(!named("admin.token_file").is_secret() && !named("admin.listen").is_secret());
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_not_taken_for_a_module() {
+        for (level, allowed) in
+            [("info,tollgate::rules=debug", true), ("off", true), ("inof", false), ("", false)]
+        {
+            assert_eq!(setting("log.level").shape.allows(level), allowed, "{level}");
+        }
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Cell {
     }
 
     /// The counter, for the limit whose kind it is.
-    fn counter(&self, limit: &Limit) -> Counter {
+    pub(super) fn counter(&self, limit: &Limit) -> Counter {
         match self {
             Self::Window { count, end, .. } => {
                 let start = limit.window().map_or(Timestamp::EPOCH, |window| window.start(end.minus(1)));

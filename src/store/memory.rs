@@ -21,6 +21,10 @@ use crate::{
     time::{Clock, Timestamp},
 };
 
+mod by_hand;
+
+pub use by_hand::{Kept, Rehearsal, Replaced};
+
 /// Parts of the table. A sweep looks at one part at a time.
 const PARTS: usize = 64;
 /// Locks in each part, so that a sweep holds up few callers, and those briefly.
@@ -40,6 +44,9 @@ pub struct Memory {
 }
 
 type Part = DashMap<Key, Cell, BuildHasherDefault<KeyHasher>>;
+
+/// What is done to the counter of a check.
+type Deed<'d> = dyn FnMut(&Check<'_>, &mut Counter) -> Decision + 'd;
 
 /// What there is, and what became of the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +142,7 @@ impl Memory {
 
         // What `decide` says to the counter of a check, and whether that is kept; a new counter that is idle need
         // not be.
-        let mut each = |index: usize, decide: &mut dyn FnMut(&Check<'_>, &mut Counter) -> Decision| {
+        let mut each = |index: usize, decide: &mut Deed<'_>| {
             let (check, place) = (&checks[index], places[index]);
             // Every place is among the locked ones.
             let shard = &mut *shards[locked.partition_point(|other| *other < place)];
@@ -158,35 +165,7 @@ impl Memory {
             (self.on_full.in_place_of(decision), false)
         };
 
-        let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
-        for (index, check) in checks.iter().enumerate() {
-            let (decision, kept) =
-                each(index, &mut |check, counter| check.limit.decide(counter, now, check.ask));
-            charged.push(if kept { check.limit.charged(check.ask, decision.verdict.passes()) } else { 0 });
-            decisions.push(decision);
-        }
-        if 1 < checks.len() && refused(&decisions) {
-            let look = |check: &Check<'_>, counter: &mut Counter| check.limit.decide(counter, now, Ask::Look);
-            // Newest first, so that two charges to one counter come off in turn.
-            for (index, decision) in decisions.iter_mut().enumerate().rev() {
-                if checks[index].on_refusal == OnRefusal::TakeBack
-                    && let Some(receipt) = decision.receipt.take()
-                {
-                    charged[index] = 0;
-                    each(index, &mut |check, counter| {
-                        check.limit.undo(counter, receipt, now);
-                        look(check, counter)
-                    });
-                }
-            }
-            for (index, decision) in decisions.iter_mut().enumerate() {
-                if decision.verdict.passes() {
-                    let (left, _) = each(index, &mut |check, counter| look(check, counter));
-                    (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
-                }
-            }
-        }
-        Decisions { each: decisions, charged }
+        settle(checks, now, refused, &mut each)
     }
 
     /// Forgets what is idle in one of the table's parts, and gives memory back that it no longer needs.
@@ -219,6 +198,44 @@ impl Memory {
         let shard = self.parts[part].determine_shard(key.low() as usize);
         Place { part, shard }
     }
+}
+
+/// Decides the checks of one call one after the other, and takes charges back where the call is refused. `each` does
+/// a deed to the counter of the check at that index, and says whether that is kept.
+fn settle(
+    checks: &[Check<'_>],
+    now: Timestamp,
+    refused: impl FnOnce(&[Decision]) -> bool,
+    each: &mut impl FnMut(usize, &mut Deed<'_>) -> (Decision, bool),
+) -> Decisions {
+    let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
+    for (index, check) in checks.iter().enumerate() {
+        let (decision, kept) = each(index, &mut |check, counter| check.limit.decide(counter, now, check.ask));
+        charged.push(if kept { check.limit.charged(check.ask, decision.verdict.passes()) } else { 0 });
+        decisions.push(decision);
+    }
+    if 1 < checks.len() && refused(&decisions) {
+        let look = |check: &Check<'_>, counter: &mut Counter| check.limit.decide(counter, now, Ask::Look);
+        // Newest first, so that two charges to one counter come off in turn.
+        for (index, decision) in decisions.iter_mut().enumerate().rev() {
+            if checks[index].on_refusal == OnRefusal::TakeBack
+                && let Some(receipt) = decision.receipt.take()
+            {
+                charged[index] = 0;
+                each(index, &mut |check, counter| {
+                    check.limit.undo(counter, receipt, now);
+                    look(check, counter)
+                });
+            }
+        }
+        for (index, decision) in decisions.iter_mut().enumerate() {
+            if decision.verdict.passes() {
+                let (left, _) = each(index, &mut |check, counter| look(check, counter));
+                (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
+            }
+        }
+    }
+    Decisions { each: decisions, charged }
 }
 
 impl Place {

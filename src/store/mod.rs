@@ -18,7 +18,7 @@ mod table;
 
 pub use budget::{BYTES_MIN, machine_memory};
 pub use keeping::{Keeping, Settings};
-pub use memory::{Figures, Memory, sweep};
+pub use memory::{Figures, Kept, Memory, Rehearsal, Replaced, sweep};
 pub use snapshot::SnapshotError;
 
 /// One question to one counter.

@@ -69,6 +69,18 @@ pub(super) fn get_mut(table: &mut Table, key: Key) -> Option<&mut Cell> {
     Some(cell.get_mut())
 }
 
+pub(super) fn get(table: &Table, key: Key) -> Option<&Cell> {
+    let (_, cell) = table.get(key.low(), |(other, _)| *other == key)?;
+    Some(cell.get())
+}
+
+/// Forgets a counter, if there is one.
+pub(super) fn remove(table: &mut Table, key: Key, means: &Means) {
+    if let Some((_, cell)) = table.remove_entry(key.low(), |(other, _)| *other == key) {
+        means.budget.change(cell.get().heap_bytes(), 0);
+    }
+}
+
 /// Keeps a new counter if it can: within the budget, or in the place of others that are missed less.
 pub(super) fn insert(
     table: &mut Table,

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
 
+mod admin;
 mod answers;
 mod certificates;
 mod changes;

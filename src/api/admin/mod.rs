@@ -1,0 +1,132 @@
+//! What operators see and change, on a listener of its own.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc};
+
+use axum::{
+    Json, Router,
+    extract::{ConnectInfo, State},
+    http::{StatusCode, request},
+    middleware,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde_json::{Value, json};
+
+use crate::{limiter::Limiter, rules::Book, store::Memory, telemetry::logs::Dial};
+
+mod counters;
+mod explain;
+mod log;
+mod rules;
+mod setting;
+mod token;
+mod words;
+
+pub use setting::{Origin, Setting};
+pub use token::{Token, TokenError};
+
+/// The pages, each with a line of help.
+const PAGES: [(&str, &str); 9] = [
+    ("/", "this list"),
+    ("/config", "the settings in force, and what set each"),
+    (
+        "/counters",
+        "?domain=D&key=k=v[,k=v]: one counter; DELETE makes it a fresh one, PUT {\"used\": N} sets it",
+    ),
+    ("/explain", "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: what would be decided and why"),
+    ("/log", "what is logged; PUT a level, as in info,tollgate::rules=debug, to change it"),
+    ("/rlconfig", "the rules in force, a line each"),
+    ("/rules", "how the rules in force came about, and what is wrong with those that are not"),
+    ("/store", "how many counters there are"),
+    ("/top", "the keys that are denied most often"),
+];
+
+/// What operators look at.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    /// The rules.
+    pub book: Arc<Book>,
+    /// The counters.
+    pub memory: Arc<Memory>,
+    /// Who decides.
+    pub limiter: Limiter,
+    /// The settings in force.
+    pub settings: Arc<[Setting]>,
+    /// What is logged.
+    pub logs: Dial,
+}
+
+/// All pages, and `more` ones. With a token file, none is shown to whoever does not know the token in it.
+pub fn router(desk: Desk, token_file: Option<PathBuf>, more: Router) -> Router {
+    let pages = Router::new()
+        .route("/", get(index))
+        .route("/config", get(setting::all))
+        .route("/counters", get(counters::get).delete(counters::reset).put(counters::set))
+        .route("/explain", post(explain::of_message).get(explain::of_query))
+        .route("/log", get(log::get).put(log::put))
+        .route("/rlconfig", get(rules::lines))
+        .route("/rules", get(rules::status))
+        .route("/store", get(store))
+        .with_state(desk)
+        .merge(more);
+    match token_file {
+        None => pages,
+        Some(path) => pages.layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::guard)),
+    }
+}
+
+async fn index() -> String {
+    PAGES.iter().map(|(path, help)| format!("{path}: {help}\n")).collect()
+}
+
+async fn store(State(desk): State<Desk>) -> Json<Value> {
+    let figures = desk.memory.figures();
+    Json(json!({
+        "live": figures.live,
+        "bytes": figures.bytes,
+        "evicted_idle": figures.evicted_idle,
+        "evicted_unexpired": figures.evicted_unexpired,
+        "refused_full": figures.refused_full,
+    }))
+}
+
+/// Why a page has no answer: a code, and a line of text.
+struct Refused(StatusCode, String);
+
+impl Refused {
+    fn bad(why: impl fmt::Display) -> Self {
+        Self(StatusCode::BAD_REQUEST, why.to_string())
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        (self.0, format!("{}\n", self.1)).into_response()
+    }
+}
+
+/// Who asks.
+struct Peer(Option<SocketAddr>);
+
+impl Peer {
+    fn of(parts: &request::Parts) -> Self {
+        Self(parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str("unknown"),
+        }
+    }
+}
+
+impl<S: Sync> axum::extract::FromRequestParts<S> for Peer {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self::of(parts))
+    }
+}

@@ -1,0 +1,66 @@
+//! `/rules` and `/rlconfig`: what is in force, and how it came about.
+
+use std::fmt::Write as _;
+
+use axum::{Json, extract::State};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    api::admin::{Desk, words},
+    rules::{Allowance, Rule, Rules},
+};
+
+/// How the rules in force came about, their warnings, and how many there are in each domain.
+pub(super) async fn status(State(desk): State<Desk>) -> Json<Value> {
+    let status = desk.book.status();
+    let rules = desk.book.snapshot();
+    let rules = rules.as_deref();
+    let warnings: Vec<_> = rules.map_or(&[][..], Rules::warnings).iter().map(ToString::to_string).collect();
+    let domains: Map<_, _> = rules
+        .into_iter()
+        .flat_map(Rules::domains)
+        .map(|domain| (domain.name.clone(), domain.rules().count().into()))
+        .collect();
+    Json(json!({
+        "generation": status.generation,
+        "hash": status.hash,
+        "load_errors": status.load_errors,
+        "loaded_at": status.loaded_at.map(words::instant),
+        "domains": domains,
+        "warnings": warnings,
+        "last_error": status.last_error.map(|error| json!({
+            "at": words::instant(error.at),
+            "problems": error.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        })),
+    }))
+}
+
+/// A line for each rule, as envoyproxy/ratelimit writes it, and our own keys behind that.
+pub(super) async fn lines(State(desk): State<Desk>) -> String {
+    let mut text = String::new();
+    let rules = desk.book.snapshot();
+    for domain in rules.as_deref().into_iter().flat_map(Rules::domains) {
+        domain.rules().for_each(|rule| line(rule, &mut text));
+    }
+    text
+}
+
+fn line(rule: &Rule, text: &mut String) {
+    let unit = rule.shown.unit.map_or("unknown", |unit| unit.name()).to_uppercase();
+    let (path, number) = (&rule.path, rule.shown.requests_per_unit);
+    let (shadow, quota) = (rule.shadow_mode, rule.quota_mode);
+    // Writing to a string does not fail.
+    let _ = write!(
+        text,
+        "{path}: unit={unit} requests_per_unit={number}, shadow_mode: {shadow}, quota_mode: {quota}"
+    );
+    if let Allowance::Limited(limit) = &rule.allowance {
+        for (key, value) in words::own_keys(limit, rule.shown.unit) {
+            let _ = write!(text, ", {key}: {value}");
+        }
+    }
+    if let Some(candidate) = &rule.candidate {
+        let _ = write!(text, ", candidate: {{{}}}", words::limit(candidate, None));
+    }
+    text.push('\n');
+}

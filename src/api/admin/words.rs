@@ -1,0 +1,179 @@
+//! Limits, counters and times in words.
+
+use std::time::Duration;
+
+use crate::{
+    algorithm::{CalendarUnit, Excess, Limit, Span, Window},
+    descriptor::Key,
+    rules::Unit,
+    time::Timestamp,
+};
+
+/// An instant as in RFC 3339.
+pub(super) fn instant(instant: Timestamp) -> String {
+    let nanos = i128::from(instant.as_nanos());
+    jiff::Timestamp::from_nanosecond(nanos).unwrap_or(jiff::Timestamp::MAX).to_string()
+}
+
+/// Whole milliseconds, rounded up.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// A key in hexadecimal.
+pub(super) fn key(key: Key) -> String {
+    format!("{:016x}{:016x}", key.high(), key.low())
+}
+
+/// A limit with all that is said of it: `10 per minute, algorithm: token_bucket, burst: 20`.
+pub(super) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
+    let mut text = match (limit, unit) {
+        (Limit::SteppedBucket(bucket), _) => bucket.burst.to_string(),
+        (_, Some(unit)) => format!("{} per {}", number(limit), unit.name()),
+        (_, None) => match window(limit) {
+            Some(Window::Calendar(calendar)) => {
+                format!("{} per {}", number(limit), calendar_unit(calendar.unit()))
+            }
+            Some(Window::Aligned(_)) | None => {
+                let time = limit.period().map(time).unwrap_or_default();
+                format!("{} per {time}", number(limit))
+            }
+        },
+    };
+    for (key, value) in own_keys(limit, unit).into_iter().filter(|(key, _)| *key != "window") {
+        text.extend([", ", key, ": ", &value]);
+    }
+    text
+}
+
+/// The kind of its counter: which limits share what was counted.
+pub(super) fn kind(limit: &Limit) -> String {
+    let over = match (window(limit), limit) {
+        (Some(Window::Calendar(calendar)), _) => calendar_words(calendar.unit(), calendar.zone()),
+        (_, Limit::SteppedBucket(bucket)) => time(Duration::from_nanos(bucket.interval.get())),
+        (Some(Window::Aligned(_)) | None, _) => limit.period().map(time).unwrap_or_default(),
+    };
+    format!("{} over {over}", algorithm(limit))
+}
+
+/// The keys of a rule that envoyproxy/ratelimit does not have.
+pub(super) fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, String)> {
+    let mut keys = Vec::new();
+    if !limit.is_classic() {
+        keys.push(("algorithm", algorithm(limit).to_owned()));
+    }
+    match (window(limit), limit) {
+        (Some(Window::Calendar(calendar)), _) => {
+            keys.push(("calendar", calendar_words(calendar.unit(), calendar.zone())));
+        }
+        (Some(Window::Aligned(_)) | None, _) if unit.is_none() => {
+            keys.extend(limit.period().map(|period| ("window", time(period))));
+        }
+        (Some(Window::Aligned(_)) | None, _) => {}
+    }
+    let excess = match limit {
+        Limit::Classic(_) => Excess::Refuse,
+        Limit::FixedWindow(limit) => limit.excess,
+        Limit::SlidingWindow(limit) => limit.excess,
+        Limit::SlidingLog(limit) => limit.excess,
+        Limit::SubWindows(limit) => {
+            keys.push(("sub_windows", (limit.span.nanos() / limit.grain).to_string()));
+            limit.excess
+        }
+        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => {
+            keys.push(("burst", limit.burst.to_string()));
+            limit.excess
+        }
+        Limit::SteppedBucket(limit) => {
+            keys.push(("burst", limit.burst.to_string()));
+            keys.push(("refill_amount", limit.amount.to_string()));
+            keys.push(("refill_interval", time(Duration::from_nanos(limit.interval.get()))));
+            limit.excess
+        }
+        Limit::LeakyQueue(limit) => {
+            keys.extend(limit.burst.map(|burst| ("burst", burst.to_string())));
+            keys.extend(limit.max_delay.map(|longest| ("max_delay", time(longest))));
+            Excess::Refuse
+        }
+    };
+    match excess {
+        Excess::Refuse => {}
+        Excess::Count => keys.push(("count_denied", "true".to_owned())),
+        Excess::Overdraft(most) => {
+            keys.push(("overdraft", "true".to_owned()));
+            keys.push(("overdraft_limit", most.to_string()));
+        }
+    }
+    keys
+}
+
+fn algorithm(limit: &Limit) -> &'static str {
+    match limit {
+        Limit::Classic(_) => "classic",
+        Limit::FixedWindow(_) => "fixed_window",
+        Limit::SlidingWindow(_) | Limit::SubWindows(_) => "sliding_window",
+        Limit::SlidingLog(_) => "sliding_log",
+        Limit::TokenBucket(_) | Limit::SteppedBucket(_) => "token_bucket",
+        Limit::LeakyBucket(_) => "leaky_bucket",
+        Limit::LeakyQueue(_) => "leaky_queue",
+    }
+}
+
+/// Hits that come in one window.
+fn number(limit: &Limit) -> u64 {
+    match limit {
+        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) if limit.burst == 0 => 0,
+        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => limit.pace.hits(),
+        Limit::LeakyQueue(limit) if limit.burst.is_none() => 0,
+        Limit::LeakyQueue(limit) => limit.pace.hits(),
+        Limit::Classic(_)
+        | Limit::FixedWindow(_)
+        | Limit::SlidingWindow(_)
+        | Limit::SubWindows(_)
+        | Limit::SlidingLog(_)
+        | Limit::SteppedBucket(_) => limit.allowance(),
+    }
+}
+
+fn window(limit: &Limit) -> Option<&Window> {
+    match limit {
+        Limit::Classic(limit) => Some(&limit.window),
+        Limit::FixedWindow(limit) => Some(&limit.window),
+        Limit::SlidingWindow(_)
+        | Limit::SubWindows(_)
+        | Limit::SlidingLog(_)
+        | Limit::TokenBucket(_)
+        | Limit::SteppedBucket(_)
+        | Limit::LeakyBucket(_)
+        | Limit::LeakyQueue(_) => None,
+    }
+}
+
+fn calendar_words(unit: CalendarUnit, zone: &str) -> String {
+    match unit {
+        CalendarUnit::Week(first) => format!("week from {first:?} in {zone}"),
+        CalendarUnit::Day | CalendarUnit::Month | CalendarUnit::Year => {
+            format!("{} in {zone}", calendar_unit(unit))
+        }
+    }
+}
+
+fn calendar_unit(unit: CalendarUnit) -> &'static str {
+    match unit {
+        CalendarUnit::Day => "day",
+        CalendarUnit::Week(_) => "week",
+        CalendarUnit::Month => "month",
+        CalendarUnit::Year => "year",
+    }
+}
+
+/// A time as people write it, in rule files too.
+fn time(time: Duration) -> String {
+    const DAY: u64 = Span::NANOS_MAX / (100 * 365);
+    // A unit's own length reads best by its number of days.
+    let days = time.as_nanos() / u128::from(DAY);
+    if 0 < days && time.as_nanos().is_multiple_of(u128::from(DAY)) {
+        return format!("{days}d");
+    }
+    jiff::SignedDuration::try_from(time).map_or_else(|_| format!("{time:?}"), |time| format!("{time:#}"))
+}

@@ -1,0 +1,77 @@
+//! `tollgate counters`: looks at one counter of a server, resets it or sets it.
+
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
+use serde_json::{Value, json};
+
+use crate::{
+    api::{proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry, written},
+    cli::{desk, question},
+};
+
+pub(super) fn command() -> Command {
+    let reset = Arg::new("reset")
+        .long("reset")
+        .action(ArgAction::SetTrue)
+        .help("Make it a fresh one, as if never used");
+    let set = Arg::new("set")
+        .long("set")
+        .value_name("N")
+        .value_parser(value_parser!(u64))
+        .help("Make it a fresh one to which N hits are charged");
+    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
+    Command::new("counters")
+        .about("Shows what a server has counted for a descriptor, resets it or sets it; the server logs every change")
+        .args(desk::args())
+        .args([question::domain(), question::descriptor(), reset, set, json])
+        .group(ArgGroup::new("change").args(["reset", "set"]))
+}
+
+pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+    let domain = matches.get_one::<String>("domain").map(String::as_str).unwrap_or_default();
+    let entries = matches.get_one::<Vec<Entry>>("descriptor").map(Vec::as_slice).unwrap_or_default();
+    let key = desk::in_query(&written::text(entries));
+    let path = format!("/counters?domain={}&key={key}", desk::in_query(domain));
+    let (method, body) = match matches.get_one::<u64>("set") {
+        Some(used) => ("PUT", json!({"used": used}).to_string()),
+        None if matches.get_flag("reset") => ("DELETE", String::new()),
+        None => ("GET", String::new()),
+    };
+    match desk::ask(matches, &desk::Call { method, path, body }) {
+        Ok(answer) => {
+            println!("{}", if matches.get_flag("json") { answer.to_string() } else { readable(&answer) });
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn readable(answer: &Value) -> String {
+    let text = |name: &str| answer[name].as_str().unwrap_or_default();
+    let mut lines = vec![format!("{} of rule {}: {}", text("key"), text("rule"), text("limit"))];
+    if answer["before"].is_object() {
+        lines.push(format!("  before: {}", state(&answer["before"])));
+        lines.push(format!("  now: {}", state(answer)));
+    } else {
+        lines.push(format!("  {}", state(answer)));
+    }
+    lines.push(format!("  counter {}, {}", text("counter"), text("kind")));
+    if let Some(note) = answer["note"].as_str() {
+        lines.push(format!("  {note}"));
+    }
+    lines.join("\n")
+}
+
+fn state(of: &Value) -> String {
+    let left = &of["remaining"];
+    match of["idle_at"].as_str() {
+        None => format!("{left} left, nothing counted"),
+        Some(idle_at) => {
+            format!("{left} left, resets in {} ms, as unused from {idle_at}", of["reset_after_ms"])
+        }
+    }
+}

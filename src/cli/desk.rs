@@ -1,0 +1,102 @@
+//! Asks the admin listener of a server.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use clap::{Arg, ArgMatches, ValueHint, value_parser};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    runtime,
+    time::timeout,
+};
+
+/// How long to wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest answer, in bytes.
+const ANSWER_MAX: u64 = 16 * 1024 * 1024;
+
+/// What is asked of a page.
+pub(super) struct Call {
+    pub(super) method: &'static str,
+    pub(super) path: String,
+    pub(super) body: String,
+}
+
+/// Where the admin listener is, and what opens it.
+pub(super) fn args() -> [Arg; 2] {
+    [
+        Arg::new("to")
+            .long("to")
+            .value_name("HOST:PORT")
+            .default_value("127.0.0.1:6070")
+            .help("The admin listener of the server to ask"),
+        Arg::new("token-file")
+            .long("token-file")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .value_hint(ValueHint::FilePath)
+            .help("The file with the token that the server wants, as its admin.token_file"),
+    ]
+}
+
+/// The answer of the server that the arguments name, or why there is none.
+pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
+    let to = matches.get_one::<String>("to").cloned().unwrap_or_default();
+    let none = |why: String| format!("no answer from {to}: {why}");
+    let token = matches.get_one::<PathBuf>("token-file").map(|path| {
+        let text =
+            fs::read_to_string(path).map_err(|error| format!("--token-file: {}: {error}", path.display()))?;
+        Ok::<_, String>(text.trim().to_owned())
+    });
+    let token = token.transpose()?;
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| none(error.to_string()))?;
+    let asked = async {
+        match timeout(PATIENCE, send(&to, token.as_deref(), call)).await {
+            Ok(answered) => answered.map_err(|error| error.to_string()),
+            Err(_) => Err(format!("none within {} s", PATIENCE.as_secs())),
+        }
+    };
+    let answer = runtime.block_on(asked).map_err(none)?;
+    let (head, body) =
+        answer.split_once("\r\n\r\n").ok_or_else(|| none("it does not speak HTTP".to_owned()))?;
+    match head.split(' ').nth(1) {
+        Some("200") => serde_json::from_str(body).map_err(|error| none(error.to_string())),
+        Some("404") if body.is_empty() => {
+            Err(none("there is no such page; is this an admin listener?".to_owned()))
+        }
+        Some("401") => Err(format!("{to} wants a token: {}; give --token-file", body.trim())),
+        Some(_) => Err(format!("{to} refuses: {}", body.trim())),
+        None => Err(none("it does not speak HTTP".to_owned())),
+    }
+}
+
+async fn send(to: &str, token: Option<&str>, call: &Call) -> std::io::Result<String> {
+    let Call { method, path, body } = call;
+    let mut stream = TcpStream::connect(to).await?;
+    let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
+    // The version without chunks: the answer ends with the connection.
+    let head =
+        format!("{method} {path} HTTP/1.0\r\nhost: {to}\r\n{token}content-length: {}\r\n\r\n", body.len());
+    stream.write_all(format!("{head}{body}").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.take(ANSWER_MAX).read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+/// `text` as a value in a query.
+pub(super) fn in_query(text: &str) -> String {
+    let mut query = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() {
+            query.push(byte.into());
+        } else {
+            query += &format!("%{byte:02X}");
+        }
+    }
+    query
+}

@@ -1,0 +1,137 @@
+//! `tollgate explain`: what a server would decide, and why, without charging anything.
+
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Command};
+use serde_json::Value;
+
+use crate::{
+    api::json,
+    cli::{OVER_LIMIT, desk, question},
+};
+
+pub(super) fn command() -> Command {
+    let command = Command::new("explain").about(
+        "Tells what a server would decide and why, charging nothing; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer",
+    );
+    question::of(command.args(desk::args()))
+}
+
+pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+    let answer =
+        json::request_text(&question::request(matches)).map_err(|error| error.to_string()).and_then(|body| {
+            desk::ask(matches, &desk::Call { method: "POST", path: "/explain".to_owned(), body })
+        });
+    match answer {
+        Ok(answer) => {
+            let text = if matches.get_flag("json") { answer.to_string() } else { readable(&answer) };
+            println!("{text}");
+            if answer["code"] == "OK" { ExitCode::SUCCESS } else { ExitCode::from(OVER_LIMIT) }
+        }
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A paragraph for the whole, and one for each descriptor.
+fn readable(answer: &Value) -> String {
+    let mut lines =
+        vec![format!("would be {} at {}; nothing was charged", outcome(answer), text(&answer["at"]))];
+    if answer["passes_in_shadow_mode"] == true {
+        lines.push("it passes only because of limiter.shadow_mode".to_owned());
+    }
+    let refusing: Vec<_> = list(&answer["refused_by"]).iter().map(text).collect();
+    if !refusing.is_empty() {
+        lines.push(format!("refused by {}", refusing.join(", ")));
+    }
+    for descriptor in list(&answer["descriptors"]) {
+        lines.push(format!(
+            "\n{}, {}: {}",
+            text(&descriptor["descriptor"]),
+            text(&descriptor["asks"]),
+            outcome(descriptor)
+        ));
+        lines.push(format!("  {}", text(&descriptor["why"])));
+        rule(descriptor, &mut lines);
+        for level in list(&descriptor["levels"]) {
+            looked_up(level, &mut lines);
+        }
+    }
+    lines.join("\n")
+}
+
+fn rule(descriptor: &Value, lines: &mut Vec<String>) {
+    let rule = &descriptor["rule"];
+    if rule.is_object() {
+        let name = rule["name"].as_str().map(|name| format!(", called {name}")).unwrap_or_default();
+        let flags = ["shadow_mode", "quota_mode"].into_iter().filter(|flag| rule[*flag] == true);
+        let flags: String = flags.map(|flag| format!(", {flag}")).collect();
+        lines.push(format!("  rule {} at {}{name}{flags}", text(&rule["path"]), text(&rule["at"])));
+    }
+    for (what, of) in [("", descriptor), ("candidate: ", &descriptor["candidate"])] {
+        if of["limit"].is_null() {
+            continue;
+        }
+        let (verdict, counter) = (&of["verdict"], &of["counter"]);
+        lines.push(format!("  {what}limit {}", text(&of["limit"])));
+        let before =
+            if counter["before"]["kept"] == true { "left before" } else { "left of an unused counter" };
+        lines.push(format!(
+            "  {what}{}; {} {before}, {} after",
+            in_words(verdict),
+            counter["before"]["remaining"],
+            of["remaining"]
+        ));
+        lines.push(format!("  {what}counter {}, {}", text(&counter["key"]), text(&counter["kind"])));
+    }
+}
+
+fn in_words(verdict: &Value) -> String {
+    if verdict["passes"] == true {
+        return match verdict["delay_ms"].as_u64() {
+            None | Some(0) => "passes now".to_owned(),
+            Some(delay) => format!("passes in {delay} ms, at its turn"),
+        };
+    }
+    match verdict["retry_after_ms"].as_u64() {
+        Some(wait) => format!("refused; would pass in {wait} ms, at {}", text(&verdict["passes_at"])),
+        None => "refused; it never would pass".to_owned(),
+    }
+}
+
+fn looked_up(level: &Value, lines: &mut Vec<String>) {
+    let (looked_up, matched) = (text(&level["looked_up"]), &level["matched"]);
+    lines.push(if matched.is_object() {
+        let shared = if matched["shared"] == true { ", shared by all that match" } else { "" };
+        let (descriptor, how) = (text(&matched["descriptor"]), text(&matched["how"]));
+        format!("  looked up {looked_up}: matches {descriptor} {how}{shared} ({})", text(&matched["at"]))
+    } else {
+        format!("  looked up {looked_up}: nothing matches")
+    });
+    for other in list(&level["others"]) {
+        let (descriptor, at, why) = (text(&other["descriptor"]), text(&other["at"]), text(&other["why"]));
+        lines.push(format!("    not {descriptor} ({at}): {why}"));
+    }
+    for other in list(&level["there"]) {
+        lines.push(format!("    there is {} ({})", text(&other["descriptor"]), text(&other["at"])));
+    }
+    for more in ["others_more", "there_more"] {
+        if let Some(number) = level[more].as_u64().filter(|number| 0 < *number) {
+            lines.push(format!("    and {number} more"));
+        }
+    }
+}
+
+fn outcome(of: &Value) -> &'static str {
+    if of["code"] == "OK" { "passed" } else { "over limit" }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}

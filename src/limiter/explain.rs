@@ -1,0 +1,186 @@
+//! The same decision without its consequences, told at length; and single counters, for operators.
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::{Decision, Limit},
+    descriptor::{Entry, Key},
+    limiter::{
+        Answer, Applies, Request, Snapshot, Status, Unanswered, answer, drop_replaced, plan::Plan,
+        what_applies,
+    },
+    rules::{Allowance, LevelTrace, Rule},
+    store::{Check, Kept, Replaced},
+    time::Timestamp,
+};
+
+/// What a request would be answered, and why.
+#[derive(Clone, Debug)]
+pub struct Explanation<'s> {
+    /// The answer.
+    pub answer: Answer<'s>,
+    /// The instant that it is for.
+    pub now: Timestamp,
+    /// One for each descriptor; empty where the domain has no rules.
+    pub parts: Vec<Part<'s>>,
+}
+
+/// Why a descriptor gets its answer.
+#[derive(Clone, Debug)]
+pub struct Part<'s> {
+    /// How its rule was looked for; empty where the caller brought a limit, so that none was.
+    pub levels: Vec<LevelTrace<'s>>,
+    /// The rule that was found, whether it applies or not.
+    pub rule: Option<&'s Rule>,
+    /// The rules of the same request that replace it, so that it does not apply.
+    pub replaced_by: Vec<&'s Rule>,
+    /// The check that decides, if any.
+    pub check: Option<Checked>,
+    /// The check of the rule's candidate, if it has one.
+    pub candidate: Option<Checked>,
+}
+
+/// A check and its answer.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// Which counter.
+    pub key: Key,
+    /// The limit that it is held against.
+    pub limit: Limit,
+    /// Its counter as it is.
+    pub before: Kept,
+    /// The answer.
+    pub decision: Decision,
+}
+
+/// The counter of a descriptor under the rules in force.
+#[derive(Clone, Debug)]
+pub struct Counted<'s> {
+    /// The rule.
+    pub rule: &'s Rule,
+    /// Its limit.
+    pub limit: &'s Limit,
+    /// Which counter.
+    pub key: Key,
+    /// The time now.
+    pub now: Timestamp,
+}
+
+/// Why nothing is counted for a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Uncounted {
+    /// No rules were ever good.
+    #[error("no valid rules are loaded yet")]
+    NoRules,
+    /// The domain is not known.
+    #[error("no rules for this domain")]
+    NoDomain,
+    /// No rule matches.
+    #[error("no rule matches this descriptor; /explain tells why")]
+    NoRule,
+    /// A rule says that nothing is limited.
+    #[error("the rule for this descriptor is unlimited, so nothing is counted")]
+    Unlimited,
+}
+
+impl Snapshot<'_> {
+    /// What [`Snapshot::decide`] would answer now, and why. Nothing is charged.
+    pub fn explain(&self, request: &Request<'_>) -> Result<Explanation<'_>, Unanswered> {
+        request.is_sound()?;
+        let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
+        let Some(domain) = rules.domain(request.domain) else {
+            let answer = Answer::without_limits(request.descriptors.len());
+            return Ok(Explanation { answer, now: self.now, parts: Vec::new() });
+        };
+        let each = |descriptor| what_applies(domain, descriptor, request.patience);
+        let mut applies: SmallVec<[Applies<'_>; 2]> = request.descriptors.iter().map(each).collect();
+        let mut parts: Vec<Part<'_>> = request
+            .descriptors
+            .iter()
+            .zip(&applies)
+            .map(|(descriptor, found)| Part {
+                levels: match found {
+                    Applies::Override(..) => Vec::new(),
+                    Applies::Nothing | Applies::Unlimited(_) | Applies::Rule(..) => {
+                        domain.trace(descriptor.entries)
+                    }
+                },
+                rule: found.matched().map(|matched| &**matched.rule),
+                replaced_by: replacing(found, &applies),
+                check: None,
+                candidate: None,
+            })
+            .collect();
+        drop_replaced(&mut applies);
+
+        let Plan { mut statuses, checks, places, tried } =
+            Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret);
+        let modes = self.limiter.modes;
+        let rehearsal = self
+            .limiter
+            .memory
+            .rehearse(&checks, self.now, |decisions| answer::refuses(modes, &statuses, &places, decisions));
+        let checked = |index: usize| {
+            let Check { key, limit, .. } = checks[index];
+            let (before, decision) = (rehearsal.before[index], rehearsal.decisions[index]);
+            Checked { key, limit: limit.clone(), before, decision }
+        };
+        for (index, place) in places.iter().enumerate() {
+            parts[*place].check = Some(checked(index));
+        }
+        for (index, place) in tried.iter().enumerate() {
+            let checked = checked(places.len() + index);
+            statuses[*place].candidate_refuses = !checked.decision.verdict.passes();
+            parts[*place].candidate = Some(checked);
+        }
+        let answer = Answer::fold(modes, statuses, &places, &rehearsal.decisions);
+        Ok(Explanation { answer, now: self.now, parts })
+    }
+
+    /// The counter of a descriptor under the rule in force.
+    pub fn counted(&self, domain: &str, entries: &[Entry<'_>]) -> Result<Counted<'_>, Uncounted> {
+        let rules = self.rules.as_deref().ok_or(Uncounted::NoRules)?;
+        let domain = rules.domain(domain).ok_or(Uncounted::NoDomain)?;
+        let matched = domain.find(entries).ok_or(Uncounted::NoRule)?;
+        match &matched.rule.allowance {
+            Allowance::Unlimited => Err(Uncounted::Unlimited),
+            Allowance::Limited(limit) => {
+                let text = matched.key_text(&domain.name, entries);
+                let key = text.key(&limit.kind().bytes(), &self.limiter.secret);
+                Ok(Counted { rule: matched.rule, limit, key, now: self.now })
+            }
+        }
+    }
+
+    /// What is kept in it.
+    pub fn look(&self, counted: &Counted<'_>) -> Kept {
+        self.limiter.memory.look(counted.key, counted.limit, counted.now)
+    }
+
+    /// Makes it a fresh counter to which `hits` are charged, beyond the limit too where it can hold a debt.
+    pub fn replace(&self, counted: &Counted<'_>, hits: u64) -> Replaced {
+        self.limiter.memory.replace(counted.key, counted.limit, counted.now, hits)
+    }
+}
+
+/// The rules of the request that replace the one found.
+fn replacing<'s>(found: &Applies<'s>, all: &[Applies<'s>]) -> Vec<&'s Rule> {
+    let Some(name) = found.matched().and_then(|matched| matched.rule.name.as_ref()) else {
+        return Vec::new();
+    };
+    let mut by: Vec<&'s Rule> = all
+        .iter()
+        .filter_map(Applies::matched)
+        .map(|matched| &**matched.rule)
+        .filter(|rule| rule.replaces.contains(name))
+        .collect();
+    by.dedup_by(|one, other| std::ptr::eq(*one, *other));
+    by
+}
+
+impl Explanation<'_> {
+    /// The statuses with why they are so, one for each descriptor.
+    pub fn told(&self) -> impl Iterator<Item = (&Status<'_>, Option<&Part<'_>>)> {
+        self.answer.statuses.iter().enumerate().map(|(index, status)| (status, self.parts.get(index)))
+    }
+}

@@ -1,0 +1,135 @@
+//! What operators do: try a call without charging it, look at one counter, replace one.
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::{Ask, Counter, Decision, Limit},
+    descriptor::Key,
+    store::{
+        Check, Decisions,
+        cell::Cell,
+        memory::{Deed, Memory, Place, settle},
+        table::{self, Table},
+    },
+    time::Timestamp,
+};
+
+/// What a call would be answered, and what it would find.
+#[derive(Clone, Debug)]
+pub struct Rehearsal {
+    /// The answers to its checks, in their order.
+    pub decisions: Decisions,
+    /// Their counters as they are.
+    pub before: SmallVec<[Kept; 2]>,
+}
+
+/// What is kept under a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// From when on the counter may be forgotten; `None` where there is none, which is the same as an unused one.
+    pub idle_at: Option<Timestamp>,
+    /// The answer to a look.
+    pub look: Decision,
+}
+
+/// A counter before and after it was replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// Before.
+    pub before: Kept,
+    /// After.
+    pub after: Kept,
+}
+
+impl Memory {
+    /// What [`Memory::apply`] would answer now, without changing anything. It does not foresee that there would be
+    /// no memory for a new key.
+    pub fn rehearse(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+        refused: impl FnOnce(&[Decision]) -> bool,
+    ) -> Rehearsal {
+        let mut copies = self.copies(checks);
+        let before = checks
+            .iter()
+            .map(|check| {
+                let copy = copies.iter().find(|(key, _)| *key == check.key);
+                Kept::of(copy.map(|(_, counter)| counter), check.limit, now)
+            })
+            .collect();
+        let mut each = |index: usize, deed: &mut Deed<'_>| {
+            let check = &checks[index];
+            let place = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
+                copies.push((check.key, check.limit.fresh()));
+                copies.len() - 1
+            });
+            (deed(check, &mut copies[place].1), true)
+        };
+        Rehearsal { decisions: settle(checks, now, refused, &mut each), before }
+    }
+
+    /// Copies of the counters that there are, all of one moment.
+    fn copies(&self, checks: &[Check<'_>]) -> Vec<(Key, Counter)> {
+        let mut places: SmallVec<[Place; 2]> = checks.iter().map(|check| self.place(check.key)).collect();
+        places.sort_unstable();
+        places.dedup();
+        let shards: SmallVec<[_; 2]> =
+            places.iter().map(|place| self.parts[place.part].shards()[place.shard].read()).collect();
+        let mut copies: Vec<(Key, Counter)> = Vec::new();
+        for check in checks {
+            let place = self.place(check.key);
+            // Every place is among the locked ones.
+            let shard = &*shards[places.partition_point(|other| *other < place)];
+            if let Some(cell) = table::get(shard, check.key)
+                && copies.iter().all(|(key, _)| *key != check.key)
+            {
+                copies.push((check.key, cell.counter(check.limit)));
+            }
+        }
+        copies
+    }
+
+    /// What is kept under a key of `limit`'s kind.
+    pub fn look(&self, key: Key, limit: &Limit, now: Timestamp) -> Kept {
+        let place = self.place(key);
+        let shard = self.parts[place.part].shards()[place.shard].read();
+        kept(&shard, key, limit, now)
+    }
+
+    /// Forgets what is kept under a key of `limit`'s kind, and charges `hits` to a fresh counter instead. What is
+    /// more than the limit lets pass is kept as a debt where the limit can hold one.
+    pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replaced {
+        let place = self.place(key);
+        let shard = &mut *self.parts[place.part].shards()[place.shard].write();
+        let before = kept(shard, key, limit, now);
+        table::remove(shard, key, &self.means);
+        let mut counter = limit.fresh();
+        if 0 < hits {
+            // A queue takes as many as it holds.
+            let most = limit.allowance();
+            let hits = if matches!(limit, Limit::LeakyQueue(_)) { hits.min(most) } else { hits };
+            limit.with_debt(hits).decide(&mut counter, now, Ask::Charge(hits));
+        }
+        if now < limit.idle_at(&counter) {
+            let look = limit.decide(&mut counter, now, Ask::Look);
+            let cell = Cell::new(limit, counter, &look);
+            if !table::insert(shard, key, cell, now, &self.means, &self.rests[place.index()]) {
+                self.refused_full.add(1);
+            }
+        }
+        Replaced { before, after: kept(shard, key, limit, now) }
+    }
+}
+
+impl Kept {
+    fn of(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
+        let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
+        let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
+        Self { idle_at, look: limit.decide(&mut copy, now, Ask::Look) }
+    }
+}
+
+fn kept(table: &Table, key: Key, limit: &Limit, now: Timestamp) -> Kept {
+    Kept::of(table::get(table, key).map(|cell| cell.counter(limit)).as_ref(), limit, now)
+}

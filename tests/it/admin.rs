@@ -1,0 +1,310 @@
+//! The operators' pages, over HTTP and by the commands that ask them.
+
+use std::{
+    fs,
+    io::Write,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::mpsc,
+};
+use tollgate::{
+    server::{Error, Server},
+    telemetry::logs::{Denials, Dial, Format, Settings, logs},
+    time::Clock,
+};
+
+use crate::harness::{START, Service, one, settings, with_hits};
+
+mod access;
+mod explain;
+
+const RULES: &str = r#"
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: user
+    value: a*
+    rate_limit: {algorithm: token_bucket, unit: minute, requests_per_unit: 10, burst: 20}
+  - key: user
+    value: al*
+    rate_limit: {unit: hour, requests_per_unit: 5}
+  - key: user
+    value: root
+    rate_limit: {unlimited: true}
+  - key: path
+    value: /api/*
+    share_threshold: true
+    shadow_mode: true
+    rate_limit:
+      {algorithm: fixed_window, window: 90s, requests_per_unit: 3, candidate: {unit: hour, requests_per_unit: 1}}
+  - key: plan
+    value: gold
+    rate_limit: {name: gold, replaces: [{name: basic}], unit: day, requests_per_unit: 100}
+  - key: basic
+    rate_limit: {name: basic, unit: day, requests_per_unit: 1}
+  - key: team
+    descriptors:
+      - key: member
+        rate_limit: {unit: second, requests_per_unit: 1}
+"#;
+
+/// The code and body of a request to the admin listener.
+async fn admin(service: &Service, method: &str, path: &str, body: &str) -> (u16, String) {
+    admin_with(service, "", method, path, body).await
+}
+
+async fn admin_with(service: &Service, header: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{header}");
+    let whole = format!("{head}content-length: {length}\r\n\r\n{body}");
+    stream.write_all(whole.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+async fn good(service: &Service, method: &str, path: &str, body: &str) -> Value {
+    let (code, answer) = admin(service, method, path, body).await;
+    assert_eq!(code, 200, "{answer}");
+    serde_json::from_str(&answer).unwrap()
+}
+
+async fn explained(service: &Service, query: &str) -> Value {
+    good(service, "GET", &format!("/explain?domain=shop&{query}"), "").await
+}
+
+/// A service that logs into what comes with it.
+async fn logging(level: &str) -> (Service, Lines, (tracing::subscriber::DefaultGuard, tracing::Dispatch)) {
+    let rules = tempfile::tempdir().unwrap();
+    fs::write(rules.path().join("rules.yaml"), RULES).unwrap();
+    let (lines, written) =
+        (Lines::default(), Settings { level: level.to_owned(), format: Format::Json, denials: Denials::Off });
+    let sink = lines.clone();
+    let (subscriber, dial) = logs(&written, move || sink.clone(), false).unwrap();
+    // While there is only one subscriber, a line that another test's thread comes to first would be off for all.
+    let other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
+    let guard = (tracing::subscriber::set_default(subscriber), other);
+    (start(rules, &[], dial).await.unwrap(), lines, guard)
+}
+
+async fn start(rules: TempDir, given: &[(&str, &str)], dial: Dial) -> Result<Service, Error> {
+    let clock = Clock::manual(START);
+    let server = Server::bind(settings(&rules, given), clock.clone()).await?.with_logs(dial);
+    let (addresses, counters) = (server.addresses().unwrap(), server.counters());
+    let (leave, left) = mpsc::channel(2);
+    let ended = tokio::spawn(server.run(left));
+    let service = Service { addresses, clock, leave, ended, rules, counters };
+    service.until_http("/readyz", 200).await;
+    Ok(service)
+}
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Write::write(&mut *self.0.lock().unwrap(), bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    /// The events with this message.
+    fn with(&self, message: &str) -> Vec<Value> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        events.filter(|event| event["message"] == message).collect()
+    }
+}
+
+#[tokio::test]
+async fn the_first_page_lists_the_others_and_each_of_them_is_there() {
+    let service = Service::start(RULES).await;
+    let (code, list) = admin(&service, "GET", "/", "").await;
+    assert_eq!(code, 200);
+    let paths: Vec<_> = list.lines().map(|line| line.split_once(": ").unwrap().0).collect();
+    assert!(paths.is_sorted() && paths.contains(&"/explain"), "{list}");
+    for path in paths {
+        let (code, _) = admin(&service, "GET", path, "").await;
+        assert_ne!(code, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_rules_page_counts_rules_and_shows_warnings() {
+    let rules = "domain: a\ndescriptors:\n  - {key: x, shadow_mode: true}\n  - {key: y, rate_limit: {unlimited: true}}\n";
+    let service = Service::start(rules).await;
+    let page = good(&service, "GET", "/rules", "").await;
+    assert_eq!(page["domains"], json!({"a": 1}));
+    assert!(page["warnings"][0].as_str().unwrap().contains("rules.yaml:3:"), "{page}");
+}
+
+#[tokio::test]
+async fn a_line_for_each_rule_is_written_as_envoyproxy_ratelimit_writes_it_with_our_own_keys_behind() {
+    let service = Service::start(RULES).await;
+    let (code, lines) = admin(&service, "GET", "/rlconfig", "").await;
+    let flags = "shadow_mode: false, quota_mode: false";
+    let expected = [
+        format!("shop.user: unit=MINUTE requests_per_unit=2, {flags}"),
+        format!(
+            "shop.user_a*: unit=MINUTE requests_per_unit=10, {flags}, algorithm: token_bucket, burst: 20"
+        ),
+        format!("shop.user_al*: unit=HOUR requests_per_unit=5, {flags}"),
+        format!("shop.user_root: unit=UNKNOWN requests_per_unit=0, {flags}"),
+        "shop.path_/api/*: unit=UNKNOWN requests_per_unit=3, shadow_mode: true, quota_mode: false, \
+         algorithm: fixed_window, window: 1m 30s, candidate: {1 per 1h}"
+            .to_owned(),
+        format!("shop.plan_gold: unit=DAY requests_per_unit=100, {flags}"),
+        format!("shop.basic: unit=DAY requests_per_unit=1, {flags}"),
+        format!("shop.team.member: unit=SECOND requests_per_unit=1, {flags}"),
+    ];
+    assert_eq!(code, 200);
+    assert_eq!(lines.lines().collect::<Vec<_>>(), expected);
+}
+
+#[tokio::test]
+async fn without_rules_there_are_no_lines_and_nothing_can_be_explained() {
+    let service = Service::start_unready("nonsense", &[]).await;
+    assert_eq!(admin(&service, "GET", "/rlconfig", "").await, (200, String::new()));
+    assert_eq!(admin(&service, "GET", "/explain?domain=shop&key=user=x", "").await.0, 503);
+    assert_eq!(admin(&service, "GET", "/counters?domain=shop&key=user=x", "").await.0, 503);
+}
+
+#[tokio::test]
+async fn the_settings_page_tells_each_value_and_what_set_it() {
+    let service = Service::start_with(RULES, &[("api.exact_reset", "true")]).await;
+    let page = good(&service, "GET", "/config", "").await;
+    assert_eq!(
+        (&page["settings"]["api.exact_reset"], &page["from"]["api.exact_reset"]),
+        (&json!("true"), &json!("flag"))
+    );
+    assert_eq!(
+        (&page["settings"]["log.level"], &page["from"]["log.level"]),
+        (&json!("info"), &json!("default"))
+    );
+}
+
+#[tokio::test]
+async fn a_counter_is_shown_reset_and_set_and_each_change_is_in_the_log() {
+    let (service, lines, _guard) = logging("info").await;
+    let page = "/counters?domain=shop&key=user=bob";
+    let shown = good(&service, "GET", page, "").await;
+    assert_eq!(
+        (&shown["kept"], &shown["remaining"], &shown["idle_at"]),
+        (&json!(false), &json!(2), &Value::Null)
+    );
+    service.ask(with_hits(one("shop", "user", "bob"), 2)).await.unwrap();
+    let shown = good(&service, "GET", page, "").await;
+    assert_eq!(
+        (&shown["remaining"], &shown["allowance"], &shown["reset_after_ms"]),
+        (&json!(0), &json!(2), &json!(36_000))
+    );
+    assert_eq!((&shown["rule"], &shown["limit"]), (&json!("shop.user"), &json!("2 per minute")));
+    assert!(shown["idle_at"].as_str().unwrap().ends_with(":00Z"));
+
+    let reset = good(&service, "DELETE", page, "").await;
+    assert_eq!(
+        (&reset["before"]["remaining"], &reset["remaining"], &reset["kept"]),
+        (&json!(0), &json!(2), &json!(false))
+    );
+    assert_eq!(service.status(one("shop", "user", "bob")).await.limit_remaining, 1);
+    let set = good(&service, "PUT", page, r#"{"used": 2}"#).await;
+    assert_eq!((&set["before"]["remaining"], &set["remaining"]), (&json!(1), &json!(0)));
+    assert_eq!(service.status(one("shop", "user", "bob")).await.code, 2);
+
+    let (resets, sets) = (lines.with("reset a counter"), lines.with("set a counter"));
+    assert_eq!((resets.len(), sets.len()), (1, 1));
+    let event = &sets[0];
+    assert!(event["peer"].as_str().unwrap().starts_with("127.0.0.1:"), "{event}");
+    assert_eq!(
+        (&event["domain"], &event["descriptor"], &event["rule"]),
+        (&json!("shop"), &json!("user=bob"), &json!("shop.user"))
+    );
+    assert_eq!((&event["remaining_before"], &event["remaining_after"]), (&json!(1), &json!(0)));
+}
+
+#[tokio::test]
+async fn a_counter_of_every_algorithm_holds_what_it_is_set_to() {
+    for (name, written) in crate::counters::all() {
+        let rules = format!("domain: d\ndescriptors:\n  - {{key: k, rate_limit: {{{}}}}}\n", written(10));
+        let service = Service::start(&rules).await;
+        let page = "/counters?domain=d&key=k=v";
+        for used in [4, 10, 25, 0, 3] {
+            let set = good(&service, "PUT", page, &json!({"used": used}).to_string()).await;
+            assert_eq!(set["remaining"], 10_u64.saturating_sub(used), "{name} {set}");
+            assert_eq!(set["kept"], 0 < used, "{name} {set}");
+            assert_eq!(set["note"].is_string(), 10 < used, "{name} {set}");
+            let status = service.status(with_hits(one("d", "k", "v"), 0)).await;
+            assert_eq!(u64::from(status.limit_remaining), 10_u64.saturating_sub(used), "{name}");
+        }
+        let figures = good(&service, "GET", "/store", "").await;
+        assert_eq!(figures["live"], 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_bucket_that_is_set_beyond_its_limit_refuses_until_the_debt_is_paid() {
+    let rules = "domain: d\ndescriptors:\n  - {key: k, rate_limit: {algorithm: token_bucket, unit: minute, requests_per_unit: 60}}\n";
+    let service = Service::start(rules).await;
+    good(&service, "PUT", "/counters?domain=d&key=k=v", r#"{"used": 90}"#).await;
+    service.pass(Duration::from_secs(30));
+    assert_eq!(service.status(one("d", "k", "v")).await.code, 2);
+    service.pass(Duration::from_secs(1));
+    assert_eq!(service.status(one("d", "k", "v")).await.code, 1);
+}
+
+#[tokio::test]
+async fn a_counter_that_is_not_there_or_not_written_right_is_refused() {
+    let service = Service::start(RULES).await;
+    for (method, query, body, code, wrong) in [
+        ("GET", "?domain=other&key=a=b", "", 404, "no rules for this domain"),
+        ("GET", "?domain=shop&key=a=b", "", 404, "no rule matches"),
+        ("DELETE", "?domain=shop&key=user=root", "", 404, "unlimited"),
+        ("GET", "?domain=shop", "", 400, "key"),
+        ("GET", "?domain=shop&key=user", "", 400, "no `=`"),
+        ("GET", "?domain=shop&key=user=a&key=user=b", "", 400, "key"),
+        ("PUT", "?domain=shop&key=user=a", "5", 400, r#"{"used": 5}"#),
+        ("PUT", "?domain=shop&key=user=a", r#"{"used": -1}"#, 400, "used"),
+        ("POST", "?domain=shop&key=user=a", r#"{"used": 1}"#, 405, ""),
+    ] {
+        let (answered, why) = admin(&service, method, &format!("/counters{query}"), body).await;
+        assert_eq!(answered, code, "{method} {query}: {why}");
+        assert!(why.contains(wrong), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn the_level_changes_while_running_and_a_bad_one_changes_nothing() {
+    let (service, lines, _guard) = logging("error").await;
+    assert_eq!(admin(&service, "GET", "/log", "").await, (200, "error\n".to_owned()));
+    admin(&service, "DELETE", "/counters?domain=shop&key=user=bob", "").await;
+    assert_eq!(lines.with("reset a counter").len(), 0);
+    assert_eq!(admin(&service, "PUT", "/log", "warn,tollgate::api=info\n").await.0, 200);
+    admin(&service, "DELETE", "/counters?domain=shop&key=user=bob", "").await;
+    assert_eq!(lines.with("reset a counter").len(), 1);
+    for bad in ["", "inof", "info,tollgate::api=loud"] {
+        let (code, why) = admin(&service, "PUT", "/log", bad).await;
+        assert_eq!(code, 400);
+        assert!(why.contains("allowed are error, warn"), "{why}");
+    }
+    assert_eq!(admin(&service, "GET", "/log", "").await.1, "warn,tollgate::api=info\n");
+    let changes = lines.with("changed what is logged");
+    assert_eq!(changes.len(), 1);
+    assert_eq!(
+        (&changes[0]["before"], &changes[0]["after"]),
+        (&json!("error"), &json!("warn,tollgate::api=info"))
+    );
+}

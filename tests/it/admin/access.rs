@@ -1,0 +1,133 @@
+//! Who may see the pages, and the commands that ask for them.
+
+use std::{fs, path::Path, process::Output};
+
+use serde_json::{Value, json};
+use tollgate::telemetry::logs::Dial;
+
+use crate::{
+    admin::{RULES, admin_with, start},
+    harness::Service,
+};
+
+/// Runs the program.
+async fn tollgate(arguments: &[&str]) -> Output {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(arguments);
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
+fn printed(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap() + &String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[tokio::test]
+async fn with_a_token_file_every_page_needs_the_token_that_is_in_it_now() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "first\n").unwrap();
+    let service = Service::start_with(RULES, &[("admin.token_file", file.to_str().unwrap())]).await;
+    let with = async |header: &str, path: &str| admin_with(&service, header, "GET", path, "").await.0;
+    let first = "authorization: Bearer first\r\n";
+    for path in ["/", "/config", "/counters?domain=shop&key=user=x", "/rules", "/store", "/log", "/nowhere"] {
+        for wrong in [
+            "",
+            "authorization: Bearer wrong\r\n",
+            "authorization: Basic first\r\n",
+            "authorization: Bearer \r\n",
+            "authorization: first\r\n",
+        ] {
+            assert_eq!(with(wrong, path).await, 401, "{path} {wrong}");
+        }
+    }
+    assert_eq!(with(first, "/rules").await, 200);
+    assert_eq!(with("Authorization: bearer first\r\n", "/rules").await, 200);
+
+    fs::write(&file, "second").unwrap();
+    assert_eq!(with(first, "/rules").await, 401);
+    assert_eq!(with("authorization: Bearer second\r\n", "/rules").await, 200);
+    for unfit in ["", "\n", "two words", "two\nlines"] {
+        fs::write(&file, unfit).unwrap();
+        assert_eq!(with(first, "/rules").await, 503, "{unfit:?}");
+    }
+    fs::remove_file(&file).unwrap();
+    assert_eq!(with("authorization: Bearer second\r\n", "/rules").await, 503);
+    assert_eq!(service.http("GET", "/readyz", "").await.0, 200, "probes need no token");
+}
+
+#[tokio::test]
+async fn without_a_readable_token_the_process_does_not_start() {
+    for text in [None, Some(""), Some("two words")] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        if let Some(text) = text {
+            fs::write(&file, text).unwrap();
+        }
+        let given = [("admin.token_file", file.to_str().unwrap())];
+        let error = start(tempfile::tempdir().unwrap(), &given, Dial::default()).await.err().unwrap();
+        assert!(error.to_string().starts_with("admin.token_file: "), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_commands_show_explain_reset_and_set() {
+    let service = Service::start(RULES).await;
+    let to = service.addresses.admin.to_string();
+    let explained = tollgate(&["explain", "--to", &to, "shop", "user=bob", "--hits", "2"]).await;
+    let text = printed(&explained);
+    assert_eq!(explained.status.code(), Some(0), "{text}");
+    for part in [
+        "would be passed",
+        "shop.user",
+        "rules.yaml:5:17",
+        "2 per minute",
+        "looked up user_bob",
+        "2 left of an unused counter, 0 after",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let set = tollgate(&["counters", "--to", &to, "shop", "user=bob", "--set", "2"]).await;
+    assert!(printed(&set).contains("before: 2 left, nothing counted\n  now: 0 left"), "{}", printed(&set));
+    let explained = tollgate(&["explain", "--to", &to, "shop", "user=bob"]).await;
+    assert_eq!(explained.status.code(), Some(2));
+    assert!(printed(&explained).contains("would pass in 36000 ms"), "{}", printed(&explained));
+    let reset = tollgate(&["counters", "--to", &to, "shop", "user=bob", "--reset", "--json"]).await;
+    let reset: Value = serde_json::from_str(&printed(&reset)).unwrap();
+    assert_eq!((&reset["before"]["remaining"], &reset["remaining"]), (&json!(0), &json!(2)));
+    let odd = tollgate(&["counters", "--to", &to, "shop", r"user=b\,o b=ü&%"]).await;
+    assert!(printed(&odd).starts_with(r"user=b\,o b\=ü&% of rule shop.user"), "{}", printed(&odd));
+}
+
+#[tokio::test]
+async fn the_commands_show_the_token_and_say_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "s3cret\n").unwrap();
+    let path = file.to_str().unwrap();
+    let service = Service::start_with(RULES, &[("admin.token_file", path)]).await;
+    let to = service.addresses.admin.to_string();
+    let ask = async |more: &[&str]| {
+        let arguments: Vec<_> = ["counters", "--to", &to, "shop"].iter().chain(more).copied().collect();
+        let output = tollgate(&arguments).await;
+        (output.status.code(), printed(&output))
+    };
+    let (code, text) = ask(&["user=bob"]).await;
+    assert!(code == Some(1) && text.contains("give --token-file"), "{text}");
+    let (code, text) = ask(&["user=bob", "--token-file", path]).await;
+    assert!(code == Some(0) && text.contains("2 left"), "{text}");
+    let (code, text) = ask(&["colour=red", "--token-file", path]).await;
+    assert!(code == Some(1) && text.contains("no rule matches"), "{text}");
+    let nobody = tollgate(&["explain", "--to", "127.0.0.1:1", "shop", "user=bob"]).await;
+    assert!(nobody.status.code() == Some(1) && printed(&nobody).contains("no answer from 127.0.0.1:1"));
+}
+
+#[tokio::test]
+async fn a_process_whose_admin_listener_is_open_to_others_needs_a_token_file() {
+    let rules = tempfile::tempdir().unwrap();
+    fs::write(rules.path().join("rules.yaml"), RULES).unwrap();
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let started = tollgate(&["serve", "--rules", &path(rules.path()), "--admin-listen", "0.0.0.0:0"]).await;
+    let text = printed(&started);
+    assert_eq!(started.status.code(), Some(1), "{text}");
+    assert!(text.contains("admin.listen") && text.contains("admin.token_file"), "{text}");
+}
