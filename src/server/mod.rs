@@ -22,7 +22,10 @@ use crate::{
     rules::{Book, Ledger, Watcher},
     settings::{self, Address, Drain, Settings},
     store::{self, Keeping},
-    telemetry::{logs::Dial, traces::Traces},
+    telemetry::{
+        logs::Dial,
+        traces::{self, Traces},
+    },
     time::Clock,
 };
 
@@ -68,7 +71,7 @@ pub enum Error {
     Certificates(#[from] Refusal),
     /// Traces cannot be sent.
     #[error("traces cannot be sent: {0}")]
-    Traces(#[from] opentelemetry_otlp::ExporterBuildError),
+    Traces(#[from] traces::Error),
     /// There is no token for the admin pages.
     #[error(transparent)]
     Token(#[from] admin::TokenError),

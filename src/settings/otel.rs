@@ -4,6 +4,7 @@ use crate::telemetry::traces;
 
 /// The variables that name the collector, the more special one first.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+const CERTIFICATES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE"];
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
 
 /// `None` without an endpoint, or where traces are switched off. An error names the variable.
@@ -20,13 +21,15 @@ pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::
     if let Some((variable, protocol)) = first(PROTOCOLS).filter(|(_, protocol)| *protocol != "grpc") {
         return Err(format!("{variable}: `{protocol}` is not allowed; grpc is"));
     }
-    let is_allowed = endpoint.starts_with("http://") && endpoint.parse::<axum::http::Uri>().is_ok();
+    let is_web = ["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme));
+    let is_allowed = is_web && endpoint.parse::<axum::http::Uri>().is_ok();
     if !is_allowed {
         return Err(format!(
-            "{variable}: `{endpoint}` is not allowed; http:// with a host and a port is, as in http://127.0.0.1:4317"
+            "{variable}: `{endpoint}` is not allowed; http:// or https:// with a host and a port is, as in http://127.0.0.1:4317"
         ));
     }
-    Ok(Some(traces::Settings { endpoint: endpoint.to_owned() }))
+    let certificate = first(CERTIFICATES).map(|(_, path)| path.into());
+    Ok(Some(traces::Settings { endpoint: endpoint.to_owned(), certificate }))
 }
 
 #[cfg(test)]
@@ -70,7 +73,7 @@ mod tests {
             told(&[endpoint, protocol]),
             Err("OTEL_EXPORTER_OTLP_PROTOCOL: `http/protobuf` is not allowed; grpc is".to_owned())
         );
-        for wrong in ["https://collector:4317", "collector:4317", "http://", "http://a b"] {
+        for wrong in ["ftp://collector:4317", "collector:4317", "http://", "http://a b"] {
             let error = told(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", wrong)]).unwrap_err();
             assert!(error.starts_with(&format!("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: `{wrong}`")), "{error}");
         }

@@ -1,17 +1,18 @@
 //! Traces: a span for each call, sent to an OpenTelemetry collector over gRPC.
 
-use std::time::Duration;
+use std::{fs, io, path::PathBuf, time::Duration};
 
 use axum::http::HeaderMap;
 use opentelemetry::{
     Context, Key, KeyValue,
     trace::{SpanBuilder, SpanKind, TraceContextExt, Tracer, TracerProvider},
 };
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::{
     Resource,
     trace::{SdkTracer, SdkTracerProvider, Span},
 };
+use tonic::transport::{Certificate, ClientTlsConfig};
 use tracing::warn;
 
 use crate::telemetry::parent::Parent;
@@ -22,8 +23,34 @@ const FLUSH_MAX: Duration = Duration::from_secs(2);
 /// Where spans go. The rest of what OpenTelemetry's variables say is read by its library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The collector: `http://`, a host and a port.
+    /// The collector: `http://` or `https://`, a host and a port.
     pub endpoint: String,
+    /// Whom to trust over `https://`, in PEM; the system's authorities where this is none.
+    pub certificate: Option<PathBuf>,
+}
+
+/// Why no traces can be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The authority of the collector's certificate cannot be read.
+    #[error("{path}: {error}", path = path.display())]
+    Certificate {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The exporter cannot be made.
+    #[error(transparent)]
+    Exporter(#[from] ExporterBuildError),
+}
+
+impl Settings {
+    fn tls(&self) -> Result<ClientTlsConfig, Error> {
+        let Some(path) = &self.certificate else { return Ok(ClientTlsConfig::new().with_native_roots()) };
+        let read = fs::read(path).map_err(|error| Error::Certificate { path: path.clone(), error });
+        Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read?)))
+    }
 }
 
 /// Makes spans and sends them.
@@ -36,8 +63,12 @@ pub struct Traces {
 impl Traces {
     /// Starts sending, within a runtime; connects when there is something to send. What the collector does not take
     /// is dropped, by a bounded queue.
-    pub fn start(settings: &Settings) -> Result<Self, ExporterBuildError> {
-        let exporter = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint).build()?;
+    pub fn start(settings: &Settings) -> Result<Self, Error> {
+        let mut exporter = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint);
+        if settings.endpoint.starts_with("https://") {
+            exporter = exporter.with_tls_config(settings.tls()?);
+        }
+        let exporter = exporter.build()?;
         let provider =
             SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
         let tracer = provider.tracer(env!("CARGO_PKG_NAME"));

@@ -17,9 +17,15 @@ use opentelemetry_proto::tonic::{
 use prost::Message;
 use tokio::{net::TcpListener, time::timeout};
 use tollgate::{api::proto::envoy::service::ratelimit::v3::RateLimitRequest, telemetry::traces};
-use tonic::{Code, Request, Response, transport::server::TcpIncoming};
+use tonic::{
+    Code, Request, Response,
+    transport::{Identity, ServerTlsConfig, server::TcpIncoming},
+};
 
-use crate::harness::{Service, one};
+use crate::{
+    certificates::Authority,
+    harness::{Service, one},
+};
 
 const RULES: &str = "
 domain: shop
@@ -48,16 +54,17 @@ impl TraceService for Collector {
 impl Collector {
     /// A collector and where it listens.
     async fn start() -> (Self, String) {
+        let (collector, port) = Self::start_as(tonic::transport::Server::builder()).await;
+        (collector, format!("http://127.0.0.1:{port}"))
+    }
+
+    async fn start_as(mut server: tonic::transport::Server) -> (Self, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let port = listener.local_addr().unwrap().port();
         let collector = Self::default();
-        let server = TraceServiceServer::new(collector.clone());
-        tokio::spawn(
-            tonic::transport::Server::builder()
-                .add_service(server)
-                .serve_with_incoming(TcpIncoming::from(listener)),
-        );
-        (collector, endpoint)
+        let service = TraceServiceServer::new(collector.clone());
+        tokio::spawn(server.add_service(service).serve_with_incoming(TcpIncoming::from(listener)));
+        (collector, port)
     }
 
     fn spans(&self) -> Vec<Span> {
@@ -69,7 +76,8 @@ impl Collector {
 }
 
 async fn traced(rules: &str, endpoint: String) -> Service {
-    Service::start_changed(rules, &[], |settings| settings.traces = Some(traces::Settings { endpoint })).await
+    let traces = traces::Settings { endpoint, certificate: None };
+    Service::start_changed(rules, &[], |settings| settings.traces = Some(traces)).await
 }
 
 /// Asks with these headers; the code of the answer.
@@ -99,6 +107,25 @@ fn named(attributes: &[KeyValue]) -> BTreeMap<String, String> {
         other => panic!("{other:?}"),
     };
     attributes.iter().map(|attribute| (attribute.key.clone(), text(attribute))).collect()
+}
+
+#[tokio::test]
+async fn a_collector_over_tls_is_trusted_by_its_authority_and_no_other() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
+    let pair = authority.server();
+    let identity = Identity::from_pem(&pair.cert, &pair.key);
+    let server = tonic::transport::Server::builder().tls_config(ServerTlsConfig::new().identity(identity));
+    let (collector, port) = Collector::start_as(server.unwrap()).await;
+    for (trusted, spans) in [(&other, 0), (&authority, 1)] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &trusted.pem).unwrap();
+        let endpoint = format!("https://localhost:{port}");
+        let traces = traces::Settings { endpoint, certificate: Some(file.path().to_owned()) };
+        let service = Service::start_changed(RULES, &[], |settings| settings.traces = Some(traces)).await;
+        ask(&service, one("shop", "user", "x"), &[]).await;
+        leave(service).await;
+        assert_eq!(collector.spans().len(), spans);
+    }
 }
 
 #[tokio::test]
