@@ -1,0 +1,352 @@
+//! Every algorithm as one kind of limit: which it is, which counters it keeps, and the calls sent on to it.
+
+use std::{borrow::Cow, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    algorithm::{
+        Algorithm, Ask, Classic, Decision, Excess, FixedWindow, LeakyQueue, LogCounter, LogReceipt,
+        PaceCounter, PaceReceipt, SlidingCounter, SlidingLog, SlidingReceipt, SlidingWindow, Span,
+        StepCounter, StepReceipt, SteppedBucket, TokenBucket, Window, WindowCounter, WindowReceipt,
+    },
+    time::Timestamp,
+};
+
+/// A limit in force: an algorithm with its parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// What envoyproxy/ratelimit does.
+    Classic(Classic),
+    /// `fixed_window`
+    FixedWindow(FixedWindow),
+    /// `sliding_window`
+    SlidingWindow(SlidingWindow),
+    /// `sliding_window` with `sub_windows`
+    SubWindows(SlidingLog),
+    /// `sliding_log`
+    SlidingLog(SlidingLog),
+    /// `token_bucket`
+    TokenBucket(TokenBucket),
+    /// `token_bucket` with `refill_amount` and `refill_interval`
+    SteppedBucket(SteppedBucket),
+    /// `leaky_bucket`: what a token bucket has lost is what a leaky one holds, so they are one arithmetic.
+    LeakyBucket(TokenBucket),
+    /// `leaky_queue`
+    LeakyQueue(LeakyQueue),
+}
+
+/// The history of one key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Counter {
+    /// Hits in a window.
+    Window(WindowCounter),
+    /// Hits in a window and the one before it.
+    Sliding(SlidingCounter),
+    /// Charges and their instants.
+    Log(LogCounter),
+    /// A debt that time pays off.
+    Pace(PaceCounter),
+    /// Tokens that are missing.
+    Step(StepCounter),
+}
+
+/// What taking one charge back needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receipt {
+    /// Of a charge to a window.
+    Window(WindowReceipt),
+    /// Of a charge to a window that slides.
+    Sliding(SlidingReceipt),
+    /// Of a charge that is remembered.
+    Log(LogReceipt),
+    /// Of a charge to a debt.
+    Pace(PaceReceipt),
+    /// Of a charge in a step.
+    Step(StepReceipt),
+}
+
+/// What makes two counters of one descriptor different counters: the algorithm and its window, not the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind {
+    algorithm: u8,
+    // Its window's length, or what stands for it.
+    window: u64,
+    // The length of a sub-window.
+    grain: u64,
+}
+
+impl Kind {
+    /// Its bytes in the text of a key. They never change: keys outlive versions.
+    pub fn bytes(self) -> [u8; 17] {
+        let mut bytes = [self.algorithm; 17];
+        bytes[1..9].copy_from_slice(&self.window.to_le_bytes());
+        bytes[9..].copy_from_slice(&self.grain.to_le_bytes());
+        bytes
+    }
+}
+
+impl Limit {
+    /// Whether it is what envoyproxy/ratelimit does, and not one of the named algorithms.
+    pub fn is_classic(&self) -> bool {
+        matches!(self, Self::Classic(_))
+    }
+
+    /// Hits that pass when nothing was counted.
+    pub fn allowance(&self) -> u64 {
+        match self {
+            Self::Classic(limit) => limit.limit,
+            Self::FixedWindow(limit) => limit.limit,
+            Self::SlidingWindow(limit) => limit.limit,
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.limit,
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.burst,
+            Self::SteppedBucket(limit) => limit.burst,
+            Self::LeakyQueue(limit) => limit.burst.map_or(0, |burst| burst.saturating_add(1)),
+        }
+    }
+
+    /// What happens to a charge that is larger than what is left. (A queue refuses it.)
+    fn excess(&self) -> Excess {
+        match self {
+            Self::Classic(_) => Excess::Count,
+            Self::FixedWindow(limit) => limit.excess,
+            Self::SlidingWindow(limit) => limit.excess,
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.excess,
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.excess,
+            Self::SteppedBucket(limit) => limit.excess,
+            Self::LeakyQueue(_) => Excess::Refuse,
+        }
+    }
+
+    /// Hits that `ask` charges, given whether it passes.
+    pub(crate) fn charged(&self, ask: Ask, passes: bool) -> u64 {
+        match ask {
+            Ask::Charge(hits) if ask.changes(passes, self.excess()) => hits,
+            Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
+        }
+    }
+
+    /// Of a limit that keeps a debt as time: the longest time, in nanoseconds, that a debt may take to be paid
+    /// while a single hit still passes. 0 for the others.
+    pub(crate) fn refused_from(&self) -> u64 {
+        match self {
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.refused_from(),
+            Self::SteppedBucket(limit) => limit.refused_from(),
+            Self::LeakyQueue(limit) => limit.refused_from(),
+            Self::Classic(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingWindow(_)
+            | Self::SubWindows(_)
+            | Self::SlidingLog(_) => 0,
+        }
+    }
+
+    /// The windows that its [`WindowCounter`]s count in.
+    pub(crate) fn window(&self) -> Option<&Window> {
+        match self {
+            Self::Classic(limit) => Some(&limit.window),
+            Self::FixedWindow(limit) => Some(&limit.window),
+            Self::SlidingWindow(_)
+            | Self::SubWindows(_)
+            | Self::SlidingLog(_)
+            | Self::TokenBucket(_)
+            | Self::SteppedBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::LeakyQueue(_) => None,
+        }
+    }
+
+    /// The length of the windows that its [`SlidingCounter`]s count in.
+    pub(crate) fn span(&self) -> Option<Span> {
+        match self {
+            Self::SlidingWindow(limit) => Some(limit.span),
+            Self::Classic(_)
+            | Self::FixedWindow(_)
+            | Self::SubWindows(_)
+            | Self::SlidingLog(_)
+            | Self::TokenBucket(_)
+            | Self::SteppedBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::LeakyQueue(_) => None,
+        }
+    }
+
+    /// The same limit for a caller who waits so long and no longer: where it lets nobody wait, itself.
+    pub fn within(&self, patience: Option<Duration>) -> Cow<'_, Self> {
+        match self {
+            Self::LeakyQueue(queue) if patience.is_some() => {
+                Cow::Owned(Self::LeakyQueue(LeakyQueue { patience, ..*queue }))
+            }
+            Self::LeakyQueue(_)
+            | Self::Classic(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingWindow(_)
+            | Self::SubWindows(_)
+            | Self::SlidingLog(_)
+            | Self::TokenBucket(_)
+            | Self::SteppedBucket(_)
+            | Self::LeakyBucket(_) => Cow::Borrowed(self),
+        }
+    }
+
+    /// The same limit for whoever says what was consumed: a charge that is larger than what is left leaves a debt
+    /// of up to `debt` hits, where this limit can hold one. One that has an overdraft keeps its own bound.
+    pub fn with_debt(&self, debt: u64) -> Self {
+        let mut limit = self.clone();
+        let excess = match &mut limit {
+            Self::FixedWindow(limit) => &mut limit.excess,
+            Self::SlidingWindow(limit) => &mut limit.excess,
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => &mut limit.excess,
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => &mut limit.excess,
+            Self::SteppedBucket(limit) => &mut limit.excess,
+            // The one counts whatever it refuses, the other holds nobody but those who wait.
+            Self::Classic(_) | Self::LeakyQueue(_) => return limit,
+        };
+        match excess {
+            Excess::Refuse | Excess::Count => *excess = Excess::Overdraft(debt),
+            Excess::Overdraft(_) => {}
+        }
+        limit
+    }
+
+    /// The time in which its allowance comes, where that is always the same.
+    pub fn period(&self) -> Option<Duration> {
+        let nanos = match self {
+            Self::Classic(Classic { window, .. }) | Self::FixedWindow(FixedWindow { window, .. }) => {
+                match window {
+                    Window::Aligned(span) => span.nanos(),
+                    Window::Calendar(_) => return None,
+                }
+            }
+            Self::SlidingWindow(limit) => limit.span.nanos(),
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.span.nanos(),
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.pace.nanos(),
+            Self::LeakyQueue(limit) => limit.pace.nanos(),
+            Self::SteppedBucket(_) => return None,
+        };
+        Some(Duration::from_nanos(nanos))
+    }
+
+    /// Which counters it counts in.
+    pub fn kind(&self) -> Kind {
+        let windows = |aligned, calendar, window: &Window| match window {
+            Window::Aligned(span) => Kind { algorithm: aligned, window: span.nanos(), grain: 0 },
+            Window::Calendar(each) => Kind { algorithm: calendar, window: each.code(), grain: 0 },
+        };
+        let plain = |algorithm, window| Kind { algorithm, window, grain: 0 };
+        match self {
+            Self::Classic(limit) => windows(0, 1, &limit.window),
+            Self::FixedWindow(limit) => windows(2, 3, &limit.window),
+            Self::SlidingWindow(limit) => plain(4, limit.span.nanos()),
+            Self::SubWindows(limit) => {
+                Kind { algorithm: 5, window: limit.span.nanos(), grain: limit.grain.get() }
+            }
+            Self::SlidingLog(limit) => plain(6, limit.span.nanos()),
+            Self::TokenBucket(limit) => plain(7, limit.pace.nanos()),
+            Self::SteppedBucket(limit) => plain(8, limit.interval.get()),
+            Self::LeakyBucket(limit) => plain(9, limit.pace.nanos()),
+            Self::LeakyQueue(limit) => plain(10, limit.pace.nanos()),
+        }
+    }
+}
+
+impl Counter {
+    /// The bytes that it takes besides itself.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Log(log) => log.heap_bytes(),
+            Self::Window(_) | Self::Sliding(_) | Self::Pace(_) | Self::Step(_) => 0,
+        }
+    }
+
+    /// Makes all its instants `back` nanoseconds earlier, for a clock that shows that much less.
+    pub(crate) fn shift_back(&mut self, back: u64) {
+        match self {
+            Self::Window(counter) => counter.start = counter.start.minus(back),
+            Self::Sliding(counter) => counter.start = counter.start.minus(back),
+            Self::Log(counter) => counter.shift_back(back),
+            Self::Pace(counter) => counter.paid_at = counter.paid_at.minus(back),
+            Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
+        }
+    }
+}
+
+/// Sends each call on to the algorithm, given which kind of counter it keeps.
+///
+/// The kind is part of the key, so a counter of another kind turns up only where two hashes collide. It is then
+/// as good as none.
+macro_rules! dispatch {
+    ($($limit:ident => $counter:ident),* $(,)?) => {
+        impl Limit {
+            /// The counter of a key never seen.
+            pub fn fresh(&self) -> Counter {
+                match self {
+                    $(Self::$limit(_) => Counter::$counter(Default::default()),)*
+                }
+            }
+
+            /// Answers `ask`, and charges or refunds `counter` accordingly.
+            pub fn decide(&self, counter: &mut Counter, now: Timestamp, ask: Ask) -> Decision {
+                match (self, &mut *counter) {
+                    $((Self::$limit(limit), Counter::$counter(counter)) => {
+                        limit.decide(counter, now, ask).map(Receipt::$counter)
+                    })*
+                    (limit, other) => {
+                        *other = limit.fresh();
+                        limit.decide(other, now, ask)
+                    }
+                }
+            }
+
+            /// Takes back what still counts of one charge, never more.
+            pub fn undo(&self, counter: &mut Counter, receipt: Receipt, now: Timestamp) {
+                match (self, counter, receipt) {
+                    $((Self::$limit(limit), Counter::$counter(counter), Receipt::$counter(receipt)) => {
+                        limit.undo(counter, receipt, now);
+                    })*
+                    _another_counters_receipt => {}
+                }
+            }
+
+            /// The instant from which `counter` may be forgotten without changing any answer.
+            pub fn idle_at(&self, counter: &Counter) -> Timestamp {
+                match (self, counter) {
+                    $((Self::$limit(limit), Counter::$counter(counter)) => limit.idle_at(counter),)*
+                    _another_limits_counter => Timestamp::EPOCH,
+                }
+            }
+
+            /// What was consumed after `base`, an earlier state of the same counter.
+            pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
+                match (self, counter, base) {
+                    $((Self::$limit(limit), Counter::$counter(counter), Counter::$counter(base)) => {
+                        Counter::$counter(limit.since(counter, base, now))
+                    })*
+                    _another_limits_counter => counter.clone(),
+                }
+            }
+
+            /// Adds what was consumed elsewhere.
+            pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
+                match (self, counter, other) {
+                    $((Self::$limit(limit), Counter::$counter(counter), Counter::$counter(other)) => {
+                        limit.absorb(counter, other, now);
+                    })*
+                    _another_limits_counter => {}
+                }
+            }
+        }
+    };
+}
+
+dispatch! {
+    Classic => Window,
+    FixedWindow => Window,
+    SlidingWindow => Sliding,
+    SubWindows => Log,
+    SlidingLog => Log,
+    TokenBucket => Pace,
+    SteppedBucket => Step,
+    LeakyBucket => Pace,
+    LeakyQueue => Pace,
+}
