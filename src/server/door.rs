@@ -16,7 +16,7 @@ use std::{
 
 use hyper::server::conn::{http1, http2};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     server::graceful::GracefulConnection,
 };
 use tokio::{
@@ -31,6 +31,7 @@ use tracing::{debug, warn};
 use crate::{
     server::{
         Certificates, Listener, Phase, Routed,
+        batch::Batch,
         counters::{ListenerCounters, Seat, count},
         listen::Socket,
         phase::reached,
@@ -50,6 +51,9 @@ const RESETS_PENDING_MAX: usize = 20;
 const RESETS_FOR_ERRORS_MAX: usize = 1024;
 /// How long HTTP connections last, give or take a fifth, and then their last request.
 const HTTP_AGE: Duration = Duration::from_secs(5 * 60);
+/// The most requests at a time on one HTTP/2 connection, and how long one may take to answer a ping.
+const HTTP_STREAMS_MAX: u32 = 200;
+const HTTP_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The least time between two keepalive pings.
 const KEEPALIVE_MIN: Duration = Duration::from_millis(10);
 /// By which part ages differ, so that connections made together do not end together.
@@ -71,7 +75,15 @@ pub(super) struct Door {
 pub(super) struct Protocols {
     // Spoken unless the handshake has agreed on HTTP/2; without it everybody speaks HTTP/2.
     http1: Option<http1::Builder>,
-    http2: http2::Builder<TokioExecutor>,
+    http2: Http2,
+}
+
+/// How HTTP/2 is spoken.
+#[derive(Clone, Copy, Debug)]
+struct Http2 {
+    max_concurrent_streams: u32,
+    keepalive_interval: Duration,
+    keepalive_timeout: Duration,
 }
 
 /// What connections may take.
@@ -106,11 +118,11 @@ impl Limits {
 impl Protocols {
     /// HTTP/2 only.
     pub(super) fn grpc(settings: &settings::Grpc) -> Self {
-        let mut http2 = http2();
-        http2
-            .max_concurrent_streams(settings.max_concurrent_streams)
-            .keep_alive_interval(settings.keepalive_interval.max(KEEPALIVE_MIN))
-            .keep_alive_timeout(settings.keepalive_timeout);
+        let http2 = Http2 {
+            max_concurrent_streams: settings.max_concurrent_streams,
+            keepalive_interval: settings.keepalive_interval,
+            keepalive_timeout: settings.keepalive_timeout,
+        };
         Self { http1: None, http2 }
     }
 
@@ -121,8 +133,11 @@ impl Protocols {
             .timer(TokioTimer::new())
             .header_read_timeout(settings.header_timeout)
             .max_header_size(HEADER_BYTES_MAX as usize);
-        let mut http2 = http2();
-        http2.keep_alive_interval(settings.header_timeout.max(KEEPALIVE_MIN));
+        let http2 = Http2 {
+            max_concurrent_streams: HTTP_STREAMS_MAX,
+            keepalive_interval: settings.header_timeout,
+            keepalive_timeout: HTTP_KEEPALIVE_TIMEOUT,
+        };
         Self { http1: Some(http1), http2 }
     }
 
@@ -135,15 +150,20 @@ impl Protocols {
     }
 }
 
-fn http2() -> http2::Builder<TokioExecutor> {
-    // Another executor would go here.
-    let mut http2 = http2::Builder::new(TokioExecutor::new());
-    http2
-        .timer(TokioTimer::new())
-        .max_header_list_size(HEADER_BYTES_MAX)
-        .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
-        .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX);
-    http2
+impl Http2 {
+    /// Speaks so, leaving the calls of one connection to `batch`.
+    fn builder(&self, batch: Batch) -> http2::Builder<Batch> {
+        let mut http2 = http2::Builder::new(batch);
+        http2
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(self.max_concurrent_streams)
+            .keep_alive_interval(self.keepalive_interval.max(KEEPALIVE_MIN))
+            .keep_alive_timeout(self.keepalive_timeout)
+            .max_header_list_size(HEADER_BYTES_MAX)
+            .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+            .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX);
+        http2
+    }
 }
 
 impl Door {
@@ -258,23 +278,25 @@ impl Host {
         let wire = TokioIo::new(Watched { wire, begun: begun.clone() });
         match (&self.protocols.http1, agreed) {
             (Some(http1), Agreed::Nothing) => {
-                self.see_out(http1.serve_connection(wire, service), &begun, phases).await;
+                self.see_out(http1.serve_connection(wire, service), &Batch::default(), &begun, phases).await;
             }
             (Some(_), Agreed::Http2) | (None, Agreed::Nothing | Agreed::Http2) => {
-                self.see_out(self.protocols.http2.serve_connection(wire, service), &begun, phases).await;
+                let batch = Batch::default();
+                let http2 = self.protocols.http2.builder(batch.clone());
+                self.see_out(http2.serve_connection(wire, service), &batch, &begun, phases).await;
             }
         }
     }
 
     /// Drives a connection to its end, which comes with age at the latest.
-    async fn see_out<C>(&self, connection: C, begun: &Begun, phases: watch::Receiver<Phase>)
+    async fn see_out<C>(&self, connection: C, batch: &Batch, begun: &Begun, phases: watch::Receiver<Phase>)
     where
         C: GracefulConnection,
         C::Error: std::fmt::Display,
     {
         let mut connection = pin!(connection);
         let ending = tokio::select! {
-            ended = connection.as_mut() => return self.note(ended),
+            ended = batch.drive(connection.as_mut()) => return self.note(ended),
             ending = self.ending(begun) => ending,
             () = reached(phases, Phase::Stopping) => Ending::Stopping,
         };
@@ -286,7 +308,7 @@ impl Host {
             Ending::Stopping => {}
         }
         connection.as_mut().graceful_shutdown();
-        match timeout(self.limits.grace, connection).await {
+        match timeout(self.limits.grace, batch.drive(connection)).await {
             Ok(ended) => self.note(ended),
             Err(_) => count(&self.counters.cut),
         }

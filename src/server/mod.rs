@@ -29,6 +29,7 @@ use crate::{
     time::Clock,
 };
 
+mod batch;
 mod body;
 mod counters;
 mod door;
