@@ -7,6 +7,7 @@ use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
     sync::mpsc,
+    task::JoinSet,
 };
 use tracing::{error, info};
 
@@ -72,7 +73,9 @@ fn sources(matches: &ArgMatches) -> Sources {
 async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::error::Error>> {
     let (tell, leave) = mpsc::channel(2);
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::spawn(async move {
+    // Owned here, so that it ends with the service.
+    let mut signals = JoinSet::new();
+    signals.spawn(async move {
         loop {
             tokio::select! {
                 _ = terminate.recv() => {}
