@@ -3,6 +3,8 @@
 mod member;
 mod message;
 mod node;
+#[cfg(test)]
+mod sim;
 mod slots;
 
 pub use member::MemberId;

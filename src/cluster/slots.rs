@@ -150,14 +150,15 @@ mod tests {
     };
 
     fn members(seed: u64, count: usize) -> Vec<MemberId> {
-        let mut members: Vec<MemberId> =
-            (0..count as u64).map(|n| MemberId::from_number(score(n as usize, MemberId::from_number(seed)))).collect();
+        let mut members: Vec<MemberId> = (0..count as u64)
+            .map(|n| MemberId::from_number(score(n as usize, MemberId::from_number(seed))))
+            .collect();
         members.sort_unstable();
         members
     }
 
     fn all() -> impl Iterator<Item = Slot> {
-        (0..SLOTS).map(Slot::new)
+        (0..SLOTS).map(Slot::at)
     }
 
     fn shares(wanted: &Wanted) -> Vec<usize> {
@@ -226,15 +227,15 @@ mod tests {
             hasher.write_u64(wanted.runner_up(slot, wanted.holder(slot).unwrap()).unwrap().number());
         }
         assert_eq!(hasher.finish(), 0);
-        let holders: Vec<u64> = (0..8).map(|slot| wanted.holder(Slot::new(slot)).unwrap().number()).collect();
-        assert_eq!(holders, []);
+        let holders: Vec<u64> = (0..8).map(|slot| wanted.holder(Slot::at(slot)).unwrap().number()).collect();
+        assert_eq!(holders, [0; 8]);
     }
 
     #[test]
     fn one_member_should_hold_all_and_nobody_none() {
         let alone = Wanted::of(vec![MemberId::from_number(1)], SLOTS);
         assert!(all().all(|slot| alone.holder(slot) == Some(MemberId::from_number(1))));
-        assert_eq!(alone.runner_up(Slot::new(0), MemberId::from_number(1)), None);
-        assert_eq!(Wanted::of(Vec::new(), SLOTS).holder(Slot::new(0)), None);
+        assert_eq!(alone.runner_up(Slot::at(0), MemberId::from_number(1)), None);
+        assert_eq!(Wanted::of(Vec::new(), SLOTS).holder(Slot::at(0)), None);
     }
 }

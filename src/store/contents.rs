@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    algorithm::{Ask, Counter, Limit},
     descriptor::Key,
     store::{
         budget::{Budget, Taken},
@@ -61,6 +62,14 @@ impl Contents {
 
     pub(super) fn into_parts(self) -> (Table, Extras, Unknown) {
         (table::of(self.counters.into_iter()), self.extras, self.unknown)
+    }
+
+    /// What `counter` has counted of `limit`, to be absorbed by the counter of `key`.
+    pub fn used(key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) -> Self {
+        let look = limit.decide(&mut counter, now, Ask::Look);
+        let mut contents = Self::default();
+        contents.extras.push(key, Extra { cell: Cell::new(limit, counter, &look), base: None });
+        contents
     }
 
     /// How many counters there are, those included that this version does not know.

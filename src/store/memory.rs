@@ -2,7 +2,10 @@
 
 use std::{
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, MutexGuard},
+    sync::{
+        Arc, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -22,8 +25,10 @@ use crate::{
 };
 
 mod by_hand;
+mod deeds;
 mod settle;
 mod sharing;
+mod stub;
 mod tenure;
 
 pub use by_hand::{Kept, Rehearsal, Replaced};
@@ -45,6 +50,8 @@ pub struct Memory {
     rests: Box<[Rest]>,
     // Where slots are shared with others.
     tenures: Option<Tenures>,
+    // Whether what is held is not to be relied upon for now.
+    distrusted: AtomicBool,
     means: Means,
     on_full: OnFull,
     refused_full: Tally,
@@ -120,6 +127,7 @@ impl Memory {
             parts: (0..parts).map(|_| part()).collect(),
             rests: (0..slots).map(|_| Rest::default()).collect(),
             tenures: None,
+            distrusted: AtomicBool::new(false),
             means,
             on_full,
             refused_full: Tally::default(),
@@ -192,6 +200,11 @@ impl Memory {
         lent: Lent,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<Decisions, Elsewhere> {
+        if self.distrusted.load(Ordering::Relaxed)
+            && let Some(check) = checks.first()
+        {
+            return Err(Elsewhere::Slot(self.slot(check.key)));
+        }
         let mut locked = self.lock(checks);
         locked.are_held()?;
         let _ = lent;

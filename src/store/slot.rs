@@ -18,6 +18,12 @@ impl Slot {
         Self((key.high() >> (u64::BITS - slots.ilog2())) as u16)
     }
 
+    /// The slot of this number.
+    pub(crate) const fn at(index: usize) -> Self {
+        debug_assert!(index < 1 << 16);
+        Self(index as u16)
+    }
+
     /// Its number among all slots.
     pub const fn index(self) -> usize {
         self.0 as usize

@@ -6,10 +6,10 @@ use std::{
 };
 
 use crate::{
-    algorithm::{Ask, Decision, Limit, Receipt, Verdict},
+    algorithm::{Ask, Decision, Verdict},
     cluster::{
         MemberId,
-        message::{Deed, Grant, Message, Question, Reply},
+        message::{Deed, Message, Question, Reply},
         node::{Node, WAITING_MAX},
     },
     rules::OnOwnerUnavailable,
@@ -107,7 +107,7 @@ struct Late {
 pub(super) struct Asks {
     tickets: u64,
     forwards: HashMap<u64, Forward>,
-    parked: VecDeque<Parked>,
+    parked: Vec<Parked>,
     late: HashMap<u64, Late>,
     /// Since no earlier time has anything to expire.
     next_deadline: Option<Timestamp>,
@@ -126,7 +126,14 @@ impl Asks {
 impl Node {
     /// A request of this replica's own. Its answer comes as an action, at the latest in the first turn after
     /// `deadline`.
-    pub(crate) fn ask(&mut self, ticket: u64, question: Question, wish: Wish, deadline: Timestamp, now: Timestamp) {
+    pub(crate) fn ask(
+        &mut self,
+        ticket: u64,
+        question: Question,
+        wish: Wish,
+        deadline: Timestamp,
+        now: Timestamp,
+    ) {
         self.route(Asker::Here(ticket, wish), question, deadline, 0, now);
     }
 
@@ -179,7 +186,9 @@ impl Node {
             && wish.lease
             && let Deed::Ask(ask) = parked.question.deed
         {
-            if let Some((decision, charged)) = self.lessee.decide(parked.question.key, &parked.question.limit, ask, now) {
+            if let Some((decision, charged)) =
+                self.lessee.decide(parked.question.key, &parked.question.limit, ask, now)
+            {
                 self.figures.by_lease += 1;
                 let outcome = Outcome { decision, charged, by: By::Lease };
                 self.actions.push(super::Action::Answer(ticket, outcome));
@@ -193,7 +202,7 @@ impl Node {
         let to = holder.filter(|member| *member != self.me && !self.is_gone(*member));
         let Some(to) = to.filter(|_| !pause) else { return self.park(parked, now) };
         let spared = self.peers.get(&to).is_none_or(|peer| now < peer.spared_until);
-        let full = WAITING_MAX <= self.outbox.get(&to).map_or(0, std::collections::VecDeque::len);
+        let full = WAITING_MAX <= self.outbox.get(&to).map_or(0, VecDeque::len);
         if self.isolated || spared || full || OPEN_MAX <= self.asks.len() || !self.hears(to, now) {
             return self.cannot_reach(parked.asker, parked.question, now);
         }
@@ -218,7 +227,7 @@ impl Node {
             return self.cannot_reach(parked.asker, parked.question, now);
         }
         self.asks.expect(parked.deadline);
-        self.asks.parked.push_back(parked);
+        self.asks.parked.push(parked);
     }
 
     /// Does what is asked to the counter, which is held here; `None` where slices have to come back first.
@@ -242,11 +251,11 @@ impl Node {
             Deed::Undo(receipt) => self.memory.undo(*key, limit, *receipt, now),
             Deed::Absorb(consumed) => {
                 self.memory.add(slot, consumed.difference(&Default::default()), now);
-                self.memory.look(*key, limit, now)
+                self.memory.look(*key, limit, now).look
             }
             Deed::Settle(settlement) => {
                 self.settle(*key, settlement, now);
-                self.memory.look(*key, limit, now)
+                self.memory.look(*key, limit, now).look
             }
             Deed::Set(hits) => self.memory.set(*key, limit, *hits, now),
         };
@@ -260,7 +269,14 @@ impl Node {
         Some(Reply::Decided { decision, charged, grant })
     }
 
-    fn reply(&mut self, asker: Asker, question: &Question, reply: Reply, asked_at: Timestamp, now: Timestamp) {
+    fn reply(
+        &mut self,
+        asker: Asker,
+        question: &Question,
+        reply: Reply,
+        asked_at: Timestamp,
+        now: Timestamp,
+    ) {
         match (asker, reply) {
             (Asker::Nobody, _) => {}
             (Asker::Peer(peer, ticket), reply) => self.send(peer, Message::Answer { ticket, reply }),
@@ -295,7 +311,9 @@ impl Node {
     /// The holder cannot be asked. Peers are told so; our own requests are answered as their rules say.
     fn cannot_reach(&mut self, asker: Asker, question: Question, now: Timestamp) {
         match asker {
-            Asker::Peer(peer, ticket) => self.send(peer, Message::Answer { ticket, reply: Reply::Unreachable }),
+            Asker::Peer(peer, ticket) => {
+                self.send(peer, Message::Answer { ticket, reply: Reply::Unreachable })
+            }
             Asker::Here(ticket, wish) => {
                 self.figures.degraded += 1;
                 let (decision, charged) = self.without_holder(&question, wish.otherwise, now);
@@ -313,7 +331,8 @@ impl Node {
         otherwise: OnOwnerUnavailable,
         now: Timestamp,
     ) -> (Decision, u64) {
-        let nothing = |verdict| Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
+        let nothing =
+            |verdict| Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
         match (&question.deed, otherwise) {
             (Deed::Ask(ask), OnOwnerUnavailable::LocalShare) => {
                 self.shares.decide(question.key, &question.limit, *ask, self.healthy.len(), now)
@@ -331,7 +350,6 @@ impl Node {
         let parked = std::mem::take(&mut self.asks.parked);
         let (ready, waiting) = parked.into_iter().partition(|parked| self.slot_of(&parked.question) == slot);
         self.asks.parked = waiting;
-        let ready: Vec<Parked> = ready;
         for parked in ready {
             self.route_on(Parked { why: Why::Holder, ..parked }, false, now);
         }
@@ -357,10 +375,16 @@ impl Node {
 
     /// Requests to somebody who is dead are asked again: it may have charged them, which is strict, never lenient.
     pub(super) fn ask_elsewhere(&mut self, member: MemberId, now: Timestamp) {
-        let theirs: Vec<u64> =
-            self.asks.forwards.iter().filter(|(_, forward)| forward.to == member).map(|(id, _)| *id).collect();
+        let theirs: Vec<u64> = self
+            .asks
+            .forwards
+            .iter()
+            .filter(|(_, forward)| forward.to == member)
+            .map(|(id, _)| *id)
+            .collect();
         for ticket in theirs {
-            if let Some(Forward { asker, question, deadline, hops, .. }) = self.asks.forwards.remove(&ticket) {
+            if let Some(Forward { asker, question, deadline, hops, .. }) = self.asks.forwards.remove(&ticket)
+            {
                 self.route_on(Parked { asker, question, deadline, hops, why: Why::Holder }, false, now);
             }
         }
@@ -377,14 +401,20 @@ impl Node {
         for Parked { asker, question, .. } in over {
             self.cannot_reach(asker, question, now);
         }
-        let over: Vec<u64> =
-            self.asks.forwards.iter().filter(|(_, forward)| forward.deadline <= now).map(|(id, _)| *id).collect();
+        let over: Vec<u64> = self
+            .asks
+            .forwards
+            .iter()
+            .filter(|(_, forward)| forward.deadline <= now)
+            .map(|(id, _)| *id)
+            .collect();
         for ticket in over {
             if let Some(Forward { asker, question, to, .. }) = self.asks.forwards.remove(&ticket) {
                 if let Some(peer) = self.peers.get_mut(&to) {
                     peer.late_in_a_row += 1;
                     if LATE_IN_A_ROW <= peer.late_in_a_row {
-                        (peer.late_in_a_row, peer.spared_until) = (LATE_IN_A_ROW / 2, now.plus(SPARED.as_nanos() as u64));
+                        (peer.late_in_a_row, peer.spared_until) =
+                            (LATE_IN_A_ROW / 2, now.plus(SPARED.as_nanos() as u64));
                         self.figures.breaker_openings += 1;
                     }
                 }

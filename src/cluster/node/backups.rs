@@ -48,10 +48,11 @@ impl Node {
         if self.tuning.backup_interval.is_none() && self.slot(slot).owed.is_empty() {
             return;
         }
-        let former = self.slot(slot).sent.filter(|(former, to)| former.epoch == version.epoch && *to == runner_up);
+        let former =
+            self.slot(slot).sent.filter(|(former, to)| former.epoch == version.epoch && *to == runner_up);
         let changes = match former {
-            Some(_) => self.memory.changes(slot),
-            None => self.memory.whole(slot),
+            Some(_) => self.memory.changes(slot, now),
+            None => self.memory.whole(slot, now),
         };
         let version = Version { seq: changes.seq, ..version };
         let slices = self.lender.slices_of(slot, self.slots.len(), now);
@@ -78,7 +79,8 @@ impl Node {
             None => self.keep_newer(slot, copy, now),
             Some(after) => {
                 let base = Version { epoch: version.epoch, seq: after };
-                let Some(kept) = self.slot_mut(slot).copy.as_mut().filter(|kept| kept.copy.version == base) else {
+                let Some(kept) = self.slot_mut(slot).copy.as_mut().filter(|kept| kept.copy.version == base)
+                else {
                     self.send(from, Message::Lacking { slot });
                     return;
                 };

@@ -91,7 +91,8 @@ impl Node {
             self.bury(*member, How::Proven, now);
         }
         let handed = self.pending.values().find(|pending| pending.slot == slot);
-        let handed = handed.map(|pending| Holder { epoch: pending.copy.version.epoch + 1, member: pending.to });
+        let handed =
+            handed.map(|pending| Holder { epoch: pending.copy.version.epoch + 1, member: pending.to });
         let pending_copy = self.pending.values().find(|pending| pending.slot == slot);
         let pending_copy = pending_copy.map(|pending| pending.copy.clone());
         let state = self.slot(slot);
@@ -176,7 +177,10 @@ impl Node {
         for member in dead {
             self.bury(*member, How::Proven, now);
         }
-        if slot.index() < self.slots.len() && self.slot(slot).held.is_none() && self.slot(slot).holder < Some(holder) {
+        if slot.index() < self.slots.len()
+            && self.slot(slot).held.is_none()
+            && self.slot(slot).holder < Some(holder)
+        {
             self.slot_mut(slot).holder = Some(holder);
         }
     }

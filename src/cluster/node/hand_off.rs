@@ -45,7 +45,11 @@ impl Node {
         let Some(held) = self.slot_mut(slot).held.take() else { return };
         let Some((contents, seq)) = self.memory.give(slot) else { return };
         let version = Version { epoch: held.epoch, seq };
-        let copy = Copy { version, contents: Arc::new(contents), slices: self.lender.take_out(slot, self.slots.len(), now) };
+        let copy = Copy {
+            version,
+            contents: Arc::new(contents),
+            slices: self.lender.take_out(slot, self.slots.len(), now),
+        };
         self.transfers += 1;
         let id = TransferId { from: self.me, number: self.transfers };
         self.figures.handed_off += copy.contents.len() as u64;
@@ -161,7 +165,14 @@ impl Node {
     }
 
     /// The slot is held by `who`, who says so itself.
-    pub(super) fn told_holder(&mut self, who: MemberId, slot: Slot, epoch: u64, origin: Version, now: Timestamp) {
+    pub(super) fn told_holder(
+        &mut self,
+        who: MemberId,
+        slot: Slot,
+        epoch: u64,
+        origin: Version,
+        now: Timestamp,
+    ) {
         if slot.index() >= self.slots.len() {
             return;
         }

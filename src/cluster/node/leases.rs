@@ -186,7 +186,14 @@ impl Lessee {
     }
 
     /// The holder has lent something, or refuses everything, in answer to `question`, which was asked at `asked_at`.
-    fn granted(&mut self, question: &Question, decision: &Decision, grant: Grant, asked_at: Timestamp, now: Timestamp) {
+    fn granted(
+        &mut self,
+        question: &Question,
+        decision: &Decision,
+        grant: Grant,
+        asked_at: Timestamp,
+        now: Timestamp,
+    ) {
         let (kind, life) = match grant {
             Grant::Nothing { life } => {
                 let Verdict::Refuse { retry_after: Some(retry_after) } = decision.verdict else { return };
@@ -219,13 +226,13 @@ impl Lessee {
 
 impl Borrowed {
     /// What is to be told of it, if it is a slice; from then on it counts as told.
-    fn settlement(&mut self, key: Key, me: MemberId, end: End) -> Option<Settlement> {
+    fn settlement(&mut self, key: Key, me: MemberId, end: End, now: Timestamp) -> Option<Settlement> {
         match &mut self.kind {
             Kind::Nothing { .. } => None,
             Kind::Slice { number, used, hits, .. } => {
                 let used = std::mem::replace(used, self.limit.fresh());
                 let hits = std::mem::take(hits);
-                let used = Arc::new(Contents::used(key, &self.limit, used));
+                let used = Arc::new(Contents::used(key, &self.limit, used, now));
                 Some(Settlement { lessee: me, number: *number, hits, used, end })
             }
         }
@@ -249,7 +256,13 @@ impl Node {
     }
 
     /// What `peer` gets beside its answer, for it asks often.
-    pub(super) fn grant(&mut self, peer: MemberId, question: &Question, decision: &Decision, now: Timestamp) -> Option<Grant> {
+    pub(super) fn grant(
+        &mut self,
+        peer: MemberId,
+        question: &Question,
+        decision: &Decision,
+        now: Timestamp,
+    ) -> Option<Grant> {
         let Question { key, limit, wish, .. } = question;
         if !limit.may_be_lent() || KEYS_MAX <= self.lender.lent.len() && !self.lender.lent.contains_key(key) {
             return None;
@@ -342,7 +355,8 @@ impl Node {
             self.memory.set_reserved(key, 0);
             return;
         };
-        let lessees: Vec<MemberId> = lent.slices.iter().filter(|out| 0 < out.left).map(|out| out.lessee).collect();
+        let lessees: Vec<MemberId> =
+            lent.slices.iter().filter(|out| 0 < out.left).map(|out| out.lessee).collect();
         if lessees.is_empty() {
             self.memory.set_reserved(key, 0);
         } else if !std::mem::replace(&mut lent.recalled, true) {
@@ -356,7 +370,7 @@ impl Node {
     /// The holder wants back what it lent.
     pub(super) fn recalled(&mut self, key: Key, now: Timestamp) {
         if let Some(mut borrowed) = self.lessee.borrowed.remove(&key)
-            && let Some(settlement) = borrowed.settlement(key, self.me, End::Closed)
+            && let Some(settlement) = borrowed.settlement(key, self.me, End::Closed, now)
         {
             self.tell(Question { key, limit: borrowed.limit, deed: Deed::Settle(settlement), wish: 0 }, now);
         }
@@ -383,7 +397,11 @@ impl Node {
             let used = matches!(borrowed.kind, Kind::Slice { hits, .. } if 0 < hits);
             if over || (tell && used) {
                 let end = if over { End::Closed } else { End::Open };
-                told.extend(borrowed.settlement(*key, self.me, end).map(|told| (*key, borrowed.limit.clone(), told)));
+                told.extend(
+                    borrowed
+                        .settlement(*key, self.me, end, now)
+                        .map(|told| (*key, borrowed.limit.clone(), told)),
+                );
             }
         }
         self.lessee.borrowed.retain(|_, borrowed| now < borrowed.until);

@@ -1,5 +1,7 @@
 //! Who is there, who is silent, who is dead; and when this replica may serve.
 
+use std::time::Duration;
+
 use crate::{
     cluster::{
         MemberId,
@@ -13,6 +15,8 @@ use crate::{
 
 /// How many of those who are gone are remembered.
 const GONE_MAX: usize = 10_000;
+/// For how long those who were only silent are looked for.
+const FORGOTTEN_DIALLED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A member that is not known to be dead.
 #[derive(Clone, Debug)]
@@ -35,6 +39,7 @@ pub(super) struct Gone {
     pub(super) record: Record,
     pub(super) at: Timestamp,
     pub(super) how: How,
+    dialled_at: Timestamp,
 }
 
 /// How it is known that somebody is gone.
@@ -52,14 +57,12 @@ impl Node {
         if peer == self.me || self.is_proven_dead(peer) {
             return;
         }
+        if self.peers.get(&peer).is_some_and(|peer| peer.linked) {
+            self.lost(peer, false, now);
+        }
         self.gone.remove(&peer);
-        let record = Record {
-            id: peer,
-            address: address.to_owned(),
-            state: State::Joining,
-            rules: 0,
-            changes: 0,
-        };
+        let record =
+            Record { id: peer, address: address.to_owned(), state: State::Joining, rules: 0, changes: 0 };
         let fresh = Peer {
             record,
             linked: true,
@@ -78,6 +81,15 @@ impl Node {
     pub(crate) fn lost(&mut self, peer: MemberId, dead: bool, now: Timestamp) {
         let how = if dead { How::Proven } else { How::Forgotten };
         self.bury(peer, how, now);
+    }
+
+    /// Nobody listens at `address`: whoever was said to be there is dead, unless there is a session with it.
+    pub(crate) fn refused(&mut self, address: &str, now: Timestamp) {
+        let there = |peer: &&Peer| !peer.linked && peer.record.address == address;
+        let dead: Vec<MemberId> = self.peers.values().filter(there).map(|peer| peer.record.id).collect();
+        for member in dead {
+            self.bury(member, How::Proven, now);
+        }
     }
 
     /// Something was heard of `peer`.
@@ -122,7 +134,8 @@ impl Node {
     /// Those who are proven dead, of these.
     pub(super) fn proven_dead(&self) -> Vec<MemberId> {
         // Only the last few matter to anybody who asks.
-        let dead = self.gone.iter().filter(|(_, gone)| gone.how == How::Proven).map(|(id, gone)| (gone.at, *id));
+        let dead =
+            self.gone.iter().filter(|(_, gone)| gone.how == How::Proven).map(|(id, gone)| (gone.at, *id));
         let mut dead: Vec<_> = dead.collect();
         dead.sort_unstable();
         dead.into_iter().rev().take(100).map(|(_, id)| id).collect()
@@ -172,7 +185,12 @@ impl Node {
         let hello = Hello {
             record: self.record.clone(),
             hashing: self.hashing.clone(),
-            known: self.peers.values().map(|peer| peer.record.clone()).filter(|record| 0 < record.changes).collect(),
+            known: self
+                .peers
+                .values()
+                .map(|peer| peer.record.clone())
+                .filter(|record| 0 < record.changes)
+                .collect(),
             held: self.all_slots().filter_map(held).collect(),
             holders: self
                 .all_slots()
@@ -208,7 +226,8 @@ impl Node {
         }
         if self.peers.get(&from).is_some_and(|peer| peer.mapped) {
             for (slot, holder) in holders {
-                if slot.index() < self.slots.len() && !self.is_gone(holder.member) && holder.member != self.me {
+                if slot.index() < self.slots.len() && !self.is_gone(holder.member) && holder.member != self.me
+                {
                     self.learn(slot, holder, now);
                 }
             }
@@ -308,7 +327,8 @@ impl Node {
     /// Works out anew who should hold what.
     pub(super) fn choose(&mut self) {
         let serving = |peer: &&Peer| peer.mapped && peer.record.state == State::Serving;
-        let mut members: Vec<MemberId> = self.peers.values().filter(serving).map(|peer| peer.record.id).collect();
+        let mut members: Vec<MemberId> =
+            self.peers.values().filter(serving).map(|peer| peer.record.id).collect();
         members.extend((self.record.state == State::Serving).then_some(self.me));
         members.sort_unstable();
         if members != self.wanted.members() {
@@ -320,11 +340,27 @@ impl Node {
     pub(super) fn watch_peers(&mut self, now: Timestamp) {
         let forget_after = self.tuning.forget_after;
         let too_silent = |peer: &&Peer| forget_after < now.since(peer.heard_at);
-        let silent: Vec<MemberId> = self.peers.values().filter(too_silent).map(|peer| peer.record.id).collect();
+        let silent: Vec<MemberId> =
+            self.peers.values().filter(too_silent).map(|peer| peer.record.id).collect();
         for peer in silent {
             self.bury(peer, How::Forgotten, now);
         }
+        self.dial_the_forgotten(now);
         self.judge_isolation(now);
+    }
+
+    /// Whoever was forgotten may come back, and be found where it was.
+    fn dial_the_forgotten(&mut self, now: Timestamp) {
+        let every = self.tuning.forget_after / 6;
+        for gone in self.gone.values_mut() {
+            if gone.how == How::Forgotten
+                && every <= now.since(gone.dialled_at)
+                && now.since(gone.at) < FORGOTTEN_DIALLED
+            {
+                gone.dialled_at = now;
+                self.actions.push(Action::Dial(gone.record.address.clone()));
+            }
+        }
     }
 
     /// Whoever hears no more than half of the last healthy view does not trust what it holds. Of two halves, the one
@@ -333,7 +369,8 @@ impl Node {
         if self.record.state != State::Joining {
             self.healthy.insert(self.me);
         }
-        let here = |peer: &&Peer| peer.mapped && peer.record.state != State::Joining && self.is_heard(peer, now);
+        let here =
+            |peer: &&Peer| peer.mapped && peer.record.state != State::Joining && self.is_heard(peer, now);
         let heard: Vec<MemberId> = self.peers.values().filter(here).map(|peer| peer.record.id).collect();
         let counts = |id: &&MemberId| **id == self.me || heard.contains(id);
         let with = self.healthy.iter().filter(counts).count();
@@ -361,10 +398,12 @@ impl Node {
         let record = match self.peers.remove(&member) {
             Some(peer) => peer.record,
             None if how == How::Forgotten => return,
-            None => Record { id: member, address: String::new(), state: State::Joining, rules: 0, changes: 0 },
+            None => {
+                Record { id: member, address: String::new(), state: State::Joining, rules: 0, changes: 0 }
+            }
         };
         self.outbox.remove(&member);
-        self.gone.insert(member, Gone { record, at: now, how });
+        self.gone.insert(member, Gone { record, at: now, how, dialled_at: now });
         if GONE_MAX < self.gone.len() {
             let oldest = self.gone.iter().min_by_key(|(_, gone)| gone.at).map(|(id, _)| *id);
             oldest.and_then(|oldest| self.gone.remove(&oldest));
@@ -388,7 +427,8 @@ impl Node {
         let receivers = !self.wanted.members().is_empty();
         let orphan = |slot| {
             let state = self.slot(slot);
-            let lives = state.holder.is_some_and(|holder| !self.is_gone(holder.member) && holder.member != self.me);
+            let lives =
+                state.holder.is_some_and(|holder| !self.is_gone(holder.member) && holder.member != self.me);
             state.copy.is_some() && !lives
         };
         let holds = self.all_slots().any(|slot| self.slot(slot).held.is_some());

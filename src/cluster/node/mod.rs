@@ -8,7 +8,7 @@
 //! memory too. What was handed off is kept until it is safe elsewhere.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -170,7 +170,13 @@ struct Query {
 
 impl Node {
     /// A replica that has joined nobody yet. Its memory is shared: it holds no slot before it is given one.
-    pub(crate) fn new(me: MemberId, address: String, tuning: Tuning, memory: Arc<Memory>, now: Timestamp) -> Self {
+    pub(crate) fn new(
+        me: MemberId,
+        address: String,
+        tuning: Tuning,
+        memory: Arc<Memory>,
+        now: Timestamp,
+    ) -> Self {
         let record = Record { id: me, address, state: State::Joining, rules: 0, changes: 0 };
         let slots = (0..memory.slots()).map(|_| SlotState::default()).collect();
         Self {
@@ -228,7 +234,9 @@ impl Node {
             Message::Backed { slot, version } => self.backed(from, slot, version, now),
             Message::Lacking { slot } => self.lacking(from, slot, now),
             Message::Query { slot, best, dead } => self.queried_by(from, slot, best, &dead, now),
-            Message::Known { slot, holder, alive, copy } => self.told_known(from, slot, holder, alive, copy, now),
+            Message::Known { slot, holder, alive, copy } => {
+                self.told_known(from, slot, holder, alive, copy, now)
+            }
             Message::Orphan { slot, holder, dead } => self.told_orphan(slot, holder, &dead, now),
             Message::Better { slot, copy } => self.told_better(slot, copy, now),
             Message::Ask { ticket, question, budget, hops } => {
@@ -294,7 +302,7 @@ impl Node {
     }
 
     fn all_slots(&self) -> impl Iterator<Item = Slot> + use<> {
-        (0..self.slots.len()).map(Slot::new)
+        (0..self.slots.len()).map(Slot::at)
     }
 
     /// The slot's version where this replica holds it.

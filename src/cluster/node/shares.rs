@@ -43,7 +43,7 @@ struct Admitted {
 
 impl Default for Shares {
     fn default() -> Self {
-        let memory = Memory::with_slots(BYTES_MAX, OnFull::Deny, SLOTS);
+        let memory = Memory::new(BYTES_MAX, OnFull::Deny).with_slots(SLOTS);
         Self { memory, admitted: HashMap::new(), untold: VecDeque::new() }
     }
 }
@@ -71,7 +71,7 @@ impl Shares {
         let ask = if full { Ask::Look } else { ask };
         let share = limit.share(u32::try_from(members).unwrap_or(u32::MAX));
         let check = Check { key, limit: &share, ask, on_refusal: OnRefusal::Keep };
-        let decisions = self.memory.apply_alone(&[check], now, |_| false);
+        let decisions = self.memory.apply(&[check], now, |_| false).expect("it shares its slots with nobody");
         let (decision, charged) = (decisions[0], decisions.charged()[0]);
         if full {
             let verdict = Verdict::Refuse { retry_after: None };
@@ -105,7 +105,14 @@ impl Shares {
 
 impl Node {
     /// Takes back a charge that this replica passed by itself.
-    pub(crate) fn undo_share(&mut self, key: Key, limit: &Limit, receipt: Receipt, hits: u64, now: Timestamp) {
+    pub(crate) fn undo_share(
+        &mut self,
+        key: Key,
+        limit: &Limit,
+        receipt: Receipt,
+        hits: u64,
+        now: Timestamp,
+    ) {
         self.shares.undo(key, limit, receipt, hits, self.healthy.len(), now);
     }
 
@@ -135,7 +142,7 @@ impl Node {
         let keys: Vec<Key> = self.shares.admitted.keys().filter(|key| reached(key)).copied().collect();
         for key in keys {
             if let Some(Admitted { limit, counter }) = self.shares.admitted.remove(&key) {
-                let consumed = Arc::new(Contents::used(key, &limit, counter));
+                let consumed = Arc::new(Contents::used(key, &limit, counter, now));
                 self.tell(Question { key, limit, deed: Deed::Absorb(consumed), wish: 0 }, now);
             }
         }

@@ -8,11 +8,9 @@ use crate::{
     cluster::{
         MemberId,
         message::{Holder, Record, State},
-        node::{
-            Figures, MemberView, Node, View,
-            figures::Seen,
-        },
+        node::{Figures, MemberView, Node, View, figures::Seen},
     },
+    store::Slot,
     time::Timestamp,
 };
 
@@ -23,6 +21,17 @@ impl Node {
     /// What it has cost so far.
     pub(crate) fn figures(&self) -> Figures {
         self.figures
+    }
+
+    /// The slots that this replica holds.
+    pub(crate) fn slots_held(&self) -> impl Iterator<Item = Slot> {
+        self.all_slots().filter(|slot| self.slot(*slot).held.is_some())
+    }
+
+    /// The slots whose newest counters may be nowhere but here.
+    #[cfg(test)]
+    pub(crate) fn slots_at_risk(&self) -> impl Iterator<Item = Slot> {
+        self.slots_held().chain(self.pending.values().map(|pending| pending.slot))
     }
 
     /// Whether this replica may answer.
@@ -45,7 +54,8 @@ impl Node {
         let mut moving = 0;
         for slot in self.all_slots() {
             let holder = self.slot(slot).holder;
-            let Holder { epoch, member } = holder.unwrap_or(Holder { epoch: 0, member: MemberId::from_number(0) });
+            let Holder { epoch, member } =
+                holder.unwrap_or(Holder { epoch: 0, member: MemberId::from_number(0) });
             hasher.write_u64(epoch);
             hasher.write_u64(member.number());
             *holding.entry(member).or_default() += 1;

@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 
 use crate::{
     algorithm::{
-        Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog, SlidingWindow, Span, SteppedBucket,
-        TokenBucket, Window,
+        Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog, SlidingWindow, Span,
+        SteppedBucket, TokenBucket, Window,
     },
     cluster::MemberId,
     descriptor::Key,
@@ -43,13 +43,18 @@ fn limits() -> Vec<Limit> {
     let pace = Pace::new(number(1), number(LONG / 1_000));
     let bucket = TokenBucket { pace, burst: LIMIT, excess };
     vec![
-        Limit::Classic(Classic { limit, window }),
+        Limit::Classic(Classic { limit, window: window.clone() }),
         Limit::FixedWindow(FixedWindow { limit, window, excess }),
         Limit::SlidingWindow(SlidingWindow { limit, span, excess }),
         Limit::SlidingLog(SlidingLog { limit, span, grain: number(1), excess }),
         Limit::SubWindows(SlidingLog { limit, span, grain: number(LONG / 10), excess }),
         Limit::TokenBucket(bucket),
-        Limit::SteppedBucket(SteppedBucket { amount: number(1), interval: number(LONG / 1_000), burst: LIMIT, excess }),
+        Limit::SteppedBucket(SteppedBucket {
+            amount: number(1),
+            interval: number(LONG / 1_000),
+            burst: LIMIT,
+            excess,
+        }),
         Limit::LeakyBucket(bucket),
         Limit::LeakyQueue(LeakyQueue { pace, burst: Some(LIMIT - 1), max_delay: None, patience: None }),
     ]

@@ -12,6 +12,8 @@ mod world;
 
 use world::World;
 
+use crate::{cluster::message::Message, time::Timestamp};
+
 /// One step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
@@ -35,4 +37,9 @@ enum Step {
     Pass(Duration),
     /// Lets time pass until every slot has the holder that is wanted; 20 seconds at most.
     Settle,
+}
+
+/// What becomes of messages on their way from one clock to another.
+fn carried(messages: Vec<Message>, _sent_at: Timestamp, _now: Timestamp) -> Vec<Message> {
+    messages
 }

@@ -20,7 +20,11 @@ fn script(seed: u64, kind: Kind) -> (Vec<Step>, Troubles) {
         steps.push(Hot(dice.random_range(200..3_000)));
     }
     steps.push(pause(&mut dice, 600));
-    let mut there: Vec<usize> = (0..match steps[0] { Start(count) => count, _ => 0 }).collect();
+    let mut there: Vec<usize> = (0..match steps[0] {
+        Start(count) => count,
+        _ => 0,
+    })
+        .collect();
     let mut next = there.len();
     let mut troubles = Troubles::None;
     for _ in 0..dice.random_range(1..=5) {

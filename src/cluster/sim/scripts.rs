@@ -26,7 +26,10 @@ pub(super) enum Troubles {
     None,
     Crashes,
     /// One cut, of so many of so many members.
-    Partition { minority: u64, members: u64 },
+    Partition {
+        minority: u64,
+        members: u64,
+    },
 }
 
 /// Plays a script out, spends all that is left, and says what was promised and did not hold.
@@ -118,7 +121,8 @@ fn a_rolling_replacement_admits_exactly_the_rest() {
 
 #[test]
 fn scaling_from_three_to_five_to_two_admits_nothing_extra() {
-    let steps = [Start(2), Pass(millis(800)), Drain(0), Drain(3), Pass(millis(600)), Drain(1), Pass(millis(500))];
+    let steps =
+        [Start(2), Pass(millis(800)), Drain(0), Drain(3), Pass(millis(600)), Drain(1), Pass(millis(500))];
     for seed in 0..5 {
         let world = holds(seed, &after_begin(&steps), Troubles::None);
         assert_eq!(world.serving().len(), 2);
@@ -137,7 +141,14 @@ fn a_crash_forgets_no_more_than_the_last_backup() {
 #[test]
 fn a_crash_during_a_roll_forgets_no_more_either() {
     for seed in 0..10 {
-        let steps = after_begin(&[Pass(millis(500)), Start(1), Pass(millis(200)), Drain(0), Pass(millis(30)), Kill(2)]);
+        let steps = after_begin(&[
+            Pass(millis(500)),
+            Start(1),
+            Pass(millis(200)),
+            Drain(0),
+            Pass(millis(30)),
+            Kill(2),
+        ]);
         holds(seed, &steps, Troubles::Crashes);
     }
 }
@@ -153,7 +164,8 @@ fn clocks_that_differ_change_no_budget() {
 #[test]
 fn a_partition_is_bounded_and_heals() {
     for seed in 0..10 {
-        let steps = after_begin(&[Pass(millis(500)), Cut(vec![1]), Pass(millis(5_000)), Heal, Pass(millis(500))]);
+        let steps =
+            after_begin(&[Pass(millis(500)), Cut(vec![1]), Pass(millis(5_000)), Heal, Pass(millis(500))]);
         let world = holds(seed, &steps, Troubles::Partition { minority: 1, members: 3 });
         assert!(0 < world.books.degraded);
     }
@@ -162,7 +174,8 @@ fn a_partition_is_bounded_and_heals() {
 #[test]
 fn a_long_partition_is_bounded_and_heals() {
     for seed in 0..10 {
-        let steps = after_begin(&[Pass(millis(500)), Cut(vec![1]), Pass(millis(15_000)), Heal, Pass(millis(500))]);
+        let steps =
+            after_begin(&[Pass(millis(500)), Cut(vec![1]), Pass(millis(15_000)), Heal, Pass(millis(500))]);
         holds(seed, &steps, Troubles::Partition { minority: 1, members: 3 });
     }
 }

@@ -166,7 +166,8 @@ impl World {
         let node = Node::new(keys::member(number), number.to_string(), TUNING, memory.clone(), now);
         self.processes.insert(number, Process { id: keys::member(number), node, memory, skew });
         let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
-        let reachable: Vec<usize> = others.iter().copied().filter(|other| !self.is_cut(number, *other)).collect();
+        let reachable: Vec<usize> =
+            others.iter().copied().filter(|other| !self.is_cut(number, *other)).collect();
         for other in others {
             self.dial(number, other);
         }
@@ -371,8 +372,12 @@ impl World {
             }
             asks -= 1.0;
             let answers = |process: &Process| process.node.state() != State::Joining;
-            let able: Vec<usize> =
-                self.processes.iter().filter(|(_, process)| answers(process)).map(|(number, _)| *number).collect();
+            let able: Vec<usize> = self
+                .processes
+                .iter()
+                .filter(|(_, process)| answers(process))
+                .map(|(number, _)| *number)
+                .collect();
             if able.is_empty() {
                 return;
             }
@@ -432,7 +437,9 @@ impl World {
         let twice = holders.iter().find(|(_, holders)| 1 < holders.len());
         match twice {
             Some((slot, holders)) => Some(format!("{slot:?} is held by {holders:?}")),
-            None if !self.processes.is_empty() && holders.len() != SLOTS => Some("a slot is held by nobody".to_owned()),
+            None if !self.processes.is_empty() && holders.len() != SLOTS => {
+                Some("a slot is held by nobody".to_owned())
+            }
             None if 1 < views.len() => Some("their views differ".to_owned()),
             None => None,
         }

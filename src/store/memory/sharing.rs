@@ -92,6 +92,11 @@ impl Memory {
         true
     }
 
+    /// Answers nothing while it is `distrusted`, whatever it holds: too few others are heard to rely on it.
+    pub fn distrust(&self, distrusted: bool) {
+        self.distrusted.store(distrusted, Ordering::Relaxed);
+    }
+
     /// From now on, notes which counters change.
     pub fn track_changes(&self) {
         if let Some(tenures) = &self.tenures {
