@@ -242,13 +242,3 @@ pub struct Shown {
 
 #[cfg(test)]
 mod tests;
-
-/// Stub.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum OnOwnerUnavailable {
-    #[default]
-    LocalShare,
-    Allow,
-    Deny,
-}

@@ -28,7 +28,6 @@ mod by_hand;
 mod deeds;
 mod settle;
 mod sharing;
-mod stub;
 mod tenure;
 
 pub use by_hand::{Kept, Rehearsal, Replaced};
