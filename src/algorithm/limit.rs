@@ -13,8 +13,11 @@ use crate::{
     time::Timestamp,
 };
 
+mod elsewhere;
+mod share;
+
 /// A limit in force: an algorithm with its parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
     /// What envoyproxy/ratelimit does.
     Classic(Classic),
@@ -52,7 +55,7 @@ pub enum Counter {
 }
 
 /// What taking one charge back needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Receipt {
     /// Of a charge to a window.
     Window(WindowReceipt),
@@ -87,19 +90,6 @@ impl Kind {
 }
 
 impl Limit {
-    /// Whether a part of it can be lent to another replica: not where a refusal counts or a debt is allowed, nor where
-    /// turns are told or every instant is kept.
-    pub fn may_be_lent(&self) -> bool {
-        match self {
-            Self::Classic(_) => true,
-            Self::FixedWindow(limit) => limit.excess == Excess::Refuse,
-            Self::SlidingWindow(limit) => limit.excess == Excess::Refuse,
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.excess == Excess::Refuse,
-            Self::SteppedBucket(limit) => limit.excess == Excess::Refuse,
-            Self::SubWindows(_) | Self::SlidingLog(_) | Self::LeakyQueue(_) => false,
-        }
-    }
-
     /// Whether it is what envoyproxy/ratelimit does, and not one of the named algorithms.
     pub fn is_classic(&self) -> bool {
         matches!(self, Self::Classic(_))

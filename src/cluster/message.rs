@@ -138,8 +138,8 @@ pub(crate) struct Settlement {
     pub(crate) number: u64,
     /// Hits that were used.
     pub(crate) hits: u64,
-    /// The same as consumption.
-    pub(crate) used: Arc<Contents>,
+    /// How long ago the last of them was.
+    pub(crate) age: Duration,
     pub(crate) end: End,
 }
 

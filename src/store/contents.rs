@@ -18,6 +18,10 @@ use crate::{
     time::Timestamp,
 };
 
+mod wire;
+
+pub use wire::Unreadable;
+
 type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 
 /// What one slot holds. Copies that a memory makes or takes in count in its budget for as long as they live.
@@ -75,6 +79,11 @@ impl Contents {
     /// How many counters there are, those included that this version does not know.
     pub fn len(&self) -> usize {
         self.counters.len() + self.unknown.len()
+    }
+
+    /// How much consumption of elsewhere its counters have still to absorb.
+    pub fn waiting(&self) -> usize {
+        self.extras.len()
     }
 
     /// Whether there is nothing in it at all.

@@ -254,7 +254,7 @@ impl Node {
                 self.memory.look(*key, limit, now).look
             }
             Deed::Settle(settlement) => {
-                self.settle(*key, settlement, now);
+                self.settle(*key, limit, settlement, now);
                 self.memory.look(*key, limit, now).look
             }
             Deed::Set(hits) => self.memory.set(*key, limit, *hits, now),

@@ -6,19 +6,18 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
     time::Duration,
 };
 
 use crate::{
-    algorithm::{Ask, Counter, Decision, Limit, Verdict},
+    algorithm::{Ask, Decision, Limit, Verdict},
     cluster::{
         MemberId,
         message::{Deed, End, Grant, Message, Question, Settlement, Slice},
         node::Node,
     },
     descriptor::Key,
-    store::{Contents, Memory, Slot},
+    store::{Memory, Slot, Used},
     time::Timestamp,
 };
 
@@ -58,9 +57,11 @@ struct Out {
     limit: Limit,
     lessee: MemberId,
     number: u64,
-    /// Hits that are not accounted for; none once it has expired.
+    /// Hits that are not accounted for.
     left: u64,
     until: Timestamp,
+    /// Nobody told in time what became of it, so all of it counts as used.
+    over: bool,
 }
 
 /// What this replica has borrowed, and which keys it forwards often.
@@ -88,9 +89,9 @@ enum Kind {
         /// What the holder had left besides, when it lent.
         beside: u64,
         reset_at: Timestamp,
-        /// What was used and not told yet.
-        used: Counter,
-        hits: u64,
+        /// Hits that were used and not told yet, and when the last of them was.
+        used: u64,
+        used_at: Timestamp,
     },
     Nothing {
         retry_at: Timestamp,
@@ -125,7 +126,14 @@ impl Lender {
             self.number = self.number.max(number);
             let until = now.plus(life.as_nanos() as u64);
             memory.set_reserved(key, memory.reserved(key) + left);
-            self.lent.entry(key).or_default().slices.push(Out { limit, lessee, number, left, until });
+            self.lent.entry(key).or_default().slices.push(Out {
+                limit,
+                lessee,
+                number,
+                left,
+                until,
+                over: false,
+            });
         }
     }
 }
@@ -145,10 +153,9 @@ impl Lessee {
             return None;
         }
         match &mut borrowed.kind {
-            Kind::Slice { left, beside, reset_at, used, hits: told, .. } => {
+            Kind::Slice { left, beside, reset_at, used, used_at, .. } => {
                 *left = left.checked_sub(hits)?;
-                *told += hits;
-                limit.decide(used, now, ask);
+                (*used, *used_at) = (*used + hits, now);
                 let decision = Decision {
                     verdict: Verdict::Pass,
                     remaining: *left + *beside,
@@ -205,8 +212,8 @@ impl Lessee {
                     left: hits,
                     beside: decision.remaining.saturating_sub(hits),
                     reset_at: now.plus(decision.reset_after.as_nanos() as u64),
-                    used: question.limit.fresh(),
-                    hits: 0,
+                    used: 0,
+                    used_at: now,
                 };
                 (kind, life)
             }
@@ -226,14 +233,12 @@ impl Lessee {
 
 impl Borrowed {
     /// What is to be told of it, if it is a slice; from then on it counts as told.
-    fn settlement(&mut self, key: Key, me: MemberId, end: End, now: Timestamp) -> Option<Settlement> {
+    fn settlement(&mut self, me: MemberId, end: End, now: Timestamp) -> Option<Settlement> {
         match &mut self.kind {
             Kind::Nothing { .. } => None,
-            Kind::Slice { number, used, hits, .. } => {
-                let used = std::mem::replace(used, self.limit.fresh());
-                let hits = std::mem::take(hits);
-                let used = Arc::new(Contents::used(key, &self.limit, used, now));
-                Some(Settlement { lessee: me, number: *number, hits, used, end })
+            Kind::Slice { number, used, used_at, .. } => {
+                let hits = std::mem::take(used);
+                Some(Settlement { lessee: me, number: *number, hits, age: now.since(*used_at), end })
             }
         }
     }
@@ -264,7 +269,7 @@ impl Node {
         now: Timestamp,
     ) -> Option<Grant> {
         let Question { key, limit, wish, .. } = question;
-        if !limit.may_be_lent() || KEYS_MAX <= self.lender.lent.len() && !self.lender.lent.contains_key(key) {
+        if !limit.can_be_lent() || KEYS_MAX <= self.lender.lent.len() && !self.lender.lent.contains_key(key) {
             return None;
         }
         if !decision.verdict.passes() {
@@ -293,7 +298,7 @@ impl Node {
         self.lender.number += 1;
         let number = self.lender.number;
         let until = now.plus(life.as_nanos() as u64);
-        let out = Out { limit: limit.clone(), lessee: peer, number, left: hits, until };
+        let out = Out { limit: limit.clone(), lessee: peer, number, left: hits, until, over: false };
         self.lender.lent.entry(*key).or_default().slices.push(out);
         self.lent_changed(*key);
         self.figures.slices_lent += 1;
@@ -306,27 +311,26 @@ impl Node {
     }
 
     /// A lessee tells what it has used.
-    pub(super) fn settle(&mut self, key: Key, settlement: &Settlement, now: Timestamp) {
-        let Settlement { lessee, number, hits, used, end } = settlement;
-        let slot = Slot::of(key, self.slots.len());
-        let out = self.lender.lent.get_mut(&key).and_then(|lent| {
-            lent.slices.iter_mut().find(|out| out.lessee == *lessee && out.number == *number)
-        });
+    pub(super) fn settle(&mut self, key: Key, limit: &Limit, settlement: &Settlement, now: Timestamp) {
+        let Settlement { lessee, number, hits, age, end } = settlement;
+        let same = |out: &&mut Out| out.lessee == *lessee && out.number == *number;
+        let out = self.lender.lent.get_mut(&key).and_then(|lent| lent.slices.iter_mut().find(same));
+        let mut rest = 0;
         if let Some(out) = out {
-            if out.until <= now && out.left == 0 && 0 < *hits {
-                // It has expired, and was counted as used up then.
+            if out.over {
+                // It was counted as used up when it was over.
                 return;
             }
-            let back = match end {
-                End::Open => (*hits).min(out.left),
-                End::Closed => out.left,
-            };
-            out.left -= back;
-            self.memory.unlend(key, back);
+            out.left = out.left.saturating_sub(*hits);
+            if *end == End::Closed {
+                rest = std::mem::take(&mut out.left);
+            }
         }
         if 0 < *hits {
-            self.memory.add(slot, used.difference(&Contents::default()), now);
+            let at = now.minus(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
+            self.memory.charge_lent(key, limit, Used { hits: *hits, at }, now);
         }
+        self.memory.unlend(key, rest);
         if *end == End::Closed
             && let Some(lent) = self.lender.lent.get_mut(&key)
         {
@@ -370,7 +374,7 @@ impl Node {
     /// The holder wants back what it lent.
     pub(super) fn recalled(&mut self, key: Key, now: Timestamp) {
         if let Some(mut borrowed) = self.lessee.borrowed.remove(&key)
-            && let Some(settlement) = borrowed.settlement(key, self.me, End::Closed, now)
+            && let Some(settlement) = borrowed.settlement(self.me, End::Closed, now)
         {
             self.tell(Question { key, limit: borrowed.limit, deed: Deed::Settle(settlement), wish: 0 }, now);
         }
@@ -394,13 +398,11 @@ impl Node {
         let mut told = Vec::new();
         for (key, borrowed) in &mut self.lessee.borrowed {
             let over = borrowed.until <= now;
-            let used = matches!(borrowed.kind, Kind::Slice { hits, .. } if 0 < hits);
+            let used = matches!(borrowed.kind, Kind::Slice { used, .. } if 0 < used);
             if over || (tell && used) {
                 let end = if over { End::Closed } else { End::Open };
                 told.extend(
-                    borrowed
-                        .settlement(*key, self.me, end, now)
-                        .map(|told| (*key, borrowed.limit.clone(), told)),
+                    borrowed.settlement(self.me, end, now).map(|told| (*key, borrowed.limit.clone(), told)),
                 );
             }
         }
@@ -412,41 +414,33 @@ impl Node {
 
     /// What was not accounted for in time counts as used.
     fn end_lent(&mut self, now: Timestamp) {
-        let mut over = Vec::new();
-        for (key, lent) in &mut self.lender.lent {
-            for out in lent.slices.iter_mut().filter(|out| out.until <= now && 0 < out.left) {
-                over.push((*key, out.limit.clone(), std::mem::take(&mut out.left)));
-            }
-            lent.slices.retain(|out| now < out.until.plus(EXPIRED_KEPT.as_nanos() as u64));
+        self.use_up_where(|out| out.until <= now, now);
+        let kept = EXPIRED_KEPT.as_nanos() as u64;
+        for lent in self.lender.lent.values_mut() {
+            lent.slices.retain(|out| now < out.until.plus(kept));
             lent.refused.retain(|(_, until)| now < *until);
         }
         self.lender.lent.retain(|_, lent| !lent.slices.is_empty() || !lent.refused.is_empty());
-        for (key, limit, hits) in over {
-            self.use_up(key, &limit, hits, now);
-        }
-    }
-
-    fn use_up(&mut self, key: Key, limit: &Limit, hits: u64, now: Timestamp) {
-        self.figures.slices_lost += 1;
-        self.memory.unlend(key, hits);
-        let mut used = limit.fresh();
-        limit.decide(&mut used, now, Ask::Charge(hits));
-        self.memory.absorb_now(key, limit, &used, now);
-        self.lent_changed(key);
-        self.tidy(key, now);
     }
 
     /// A lessee is gone: nobody knows what it has used, so all of it counts.
     pub(super) fn lessee_gone(&mut self, member: MemberId, now: Timestamp) {
-        let mut over = Vec::new();
+        self.use_up_where(|out| out.lessee == member, now);
+    }
+
+    fn use_up_where(&mut self, over: impl Fn(&Out) -> bool, now: Timestamp) {
+        let mut used_up = Vec::new();
         for (key, lent) in &mut self.lender.lent {
-            for out in lent.slices.iter_mut().filter(|out| out.lessee == member && 0 < out.left) {
-                over.push((*key, out.limit.clone(), std::mem::take(&mut out.left)));
-                out.until = now;
+            for out in lent.slices.iter_mut().filter(|out| !out.over && over(out)) {
+                out.over = true;
+                used_up.push((*key, out.limit.clone(), std::mem::take(&mut out.left)));
             }
         }
-        for (key, limit, hits) in over {
-            self.use_up(key, &limit, hits, now);
+        for (key, limit, hits) in used_up {
+            self.figures.slices_lost += 1;
+            self.memory.charge_lent(key, &limit, Used { hits, at: now }, now);
+            self.lent_changed(key);
+            self.tidy(key, now);
         }
     }
 
