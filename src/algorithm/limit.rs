@@ -126,6 +126,11 @@ impl Limit {
         }
     }
 
+    /// Whether `ask` changes its counter, given whether it passes.
+    pub(crate) fn is_changed_by(&self, ask: Ask, passes: bool) -> bool {
+        ask.changes(passes, self.excess())
+    }
+
     /// Of a limit that keeps a debt as time: the longest time, in nanoseconds, that a debt may take to be paid
     /// while a single hit still passes. 0 for the others.
     pub(crate) fn refused_from(&self) -> u64 {

@@ -155,7 +155,8 @@ impl Snapshot<'_> {
         let decisions = self
             .limiter
             .memory
-            .apply(&checks, self.now, |decisions| answer::refuses(modes, &statuses, &places, decisions));
+            .apply(&checks, self.now, |decisions| answer::refuses(modes, &statuses, &places, decisions))
+            .expect("a memory that shares no slots holds them all and lends nothing");
         for (place, decision) in tried.iter().zip(&decisions[places.len()..]) {
             statuses[*place].candidate_refuses = !decision.verdict.passes();
         }

@@ -135,7 +135,7 @@ mod tests {
     fn left(keeping: &Keeping, limit: &Limit, ask: Ask, now: Timestamp) -> u64 {
         let key = KeyText::new("test").key(&limit.kind().bytes(), &keeping.secret);
         let check = Check { key, limit, ask, on_refusal: OnRefusal::TakeBack };
-        keeping.memory.apply(&[check], now, |_| false)[0].remaining
+        keeping.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
     }
 
     /// Four of ten hits taken of every limit, and a snapshot of that.

@@ -11,14 +11,18 @@ use crate::{
 
 mod budget;
 mod cell;
+mod contents;
 mod keeping;
 mod memory;
+mod slot;
 mod snapshot;
 mod table;
 
 pub use budget::{BYTES_MIN, machine_memory};
+pub use contents::{Changes, Contents, Extras};
 pub use keeping::{Keeping, Settings};
-pub use memory::{Figures, Kept, Memory, Rehearsal, Replaced, sweep};
+pub use memory::{Elsewhere, Figures, Kept, Lent, Memory, Rehearsal, Replaced, sweep};
+pub use slot::{SLOTS, Slot};
 pub use snapshot::SnapshotError;
 
 /// One question to one counter.
