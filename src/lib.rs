@@ -4,6 +4,7 @@
 pub mod algorithm;
 pub mod api;
 pub mod cli;
+pub mod cluster;
 pub mod descriptor;
 pub mod limiter;
 pub mod rules;
