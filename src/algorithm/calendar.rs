@@ -7,7 +7,7 @@ use jiff::{
 };
 use siphasher::sip::SipHasher13;
 
-use crate::time::Timestamp;
+use crate::time::{SECOND, Timestamp};
 
 /// Windows that turn at midnight in a time zone, however long their days are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,18 @@ impl Calendar {
     /// A number for its unit and zone, the same on all replicas.
     pub(crate) fn code(&self) -> u64 {
         self.code
+    }
+
+    /// More than the length of any window, and less than that of any two, in nanoseconds.
+    pub(crate) fn nanos_max(&self) -> u64 {
+        let days = match self.unit {
+            CalendarUnit::Day => 1,
+            CalendarUnit::Week(_) => 7,
+            CalendarUnit::Month => 31,
+            CalendarUnit::Year => 366,
+        };
+        // Clocks are changed by a few hours at most.
+        (days * 24 + 6) * 3_600 * SECOND
     }
 
     /// The start of the window that holds `now`.
@@ -117,10 +129,7 @@ impl Calendar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        algorithm::{Algorithm, Ask, Excess, FixedWindow, Window, WindowCounter},
-        time::SECOND,
-    };
+    use crate::algorithm::{Algorithm, Ask, Excess, FixedWindow, Window, WindowCounter};
 
     const HOUR: u64 = 3_600 * SECOND;
 

@@ -13,6 +13,8 @@ use crate::{
     time::Timestamp,
 };
 
+mod elsewhere;
+
 /// A limit in force: an algorithm with its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Limit {

@@ -29,6 +29,7 @@ pub use fixed_window::FixedWindow;
 pub use leaky_queue::LeakyQueue;
 pub use limit::{Counter, Kind, Limit, Receipt};
 pub use pace::{Pace, PaceCounter, PaceReceipt};
+pub(crate) use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
 pub use sliding_log::{LogCounter, LogReceipt, SlidingLog};
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
 pub use stepped_bucket::{StepCounter, StepReceipt, SteppedBucket};

@@ -138,6 +138,12 @@ impl PaceCounter {
         self.owe(pace, now, debt.saturating_sub(units));
     }
 
+    /// Owes `hits` more, taken at `at`, which may be long ago.
+    pub(crate) fn charge(&mut self, pace: Pace, at: Timestamp, hits: u64) {
+        let debt = self.debt(pace, at).saturating_add(pace.cost(hits));
+        self.owe(pace, at, debt);
+    }
+
     /// What was owed more than `base` owed.
     pub(crate) fn since(&self, base: &Self, pace: Pace, now: Timestamp) -> Self {
         let mut since = *self;

@@ -200,6 +200,18 @@ impl Algorithm for SlidingLog {
 }
 
 impl LogCounter {
+    /// The log of these hits, whatever their order.
+    pub(crate) fn of(hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+        let mut log = Self::default();
+        hits.for_each(|(at, hits)| log.add(LogEntry { at, hits }));
+        log
+    }
+
+    /// Its hits with their instants, oldest first.
+    pub(crate) fn hits(&self) -> impl Iterator<Item = (Timestamp, u64)> {
+        self.entries.iter().map(|entry| (entry.at, entry.hits))
+    }
+
     pub(crate) fn heap_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<LogEntry>()
     }

@@ -57,6 +57,12 @@ impl SteppedBucket {
         self.interval.get().saturating_mul(steps)
     }
 
+    /// Misses `hits` more, taken at `at`, which may be long ago.
+    pub(crate) fn charge_taken(&self, counter: &mut StepCounter, at: Timestamp, hits: u64) {
+        let level = self.level(counter, at);
+        *counter = self.counter(Level { missing: level.missing.saturating_add(hits.into()), ..level });
+    }
+
     fn level(&self, counter: &StepCounter, now: Timestamp) -> Level {
         let steps = counter.full_at.nanos_since(now).div_ceil(self.interval.get());
         if steps == 0 {

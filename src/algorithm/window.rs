@@ -57,6 +57,14 @@ impl Window {
         }
     }
 
+    /// At least the length of any of them, and less than that of any two, in nanoseconds.
+    pub(crate) fn nanos_max(&self) -> u64 {
+        match self {
+            Self::Aligned(span) => span.nanos,
+            Self::Calendar(calendar) => calendar.nanos_max(),
+        }
+    }
+
     /// The start of the window that holds `now`.
     pub(crate) fn start(&self, now: Timestamp) -> Timestamp {
         match self {

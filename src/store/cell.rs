@@ -3,9 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, Limit, PaceCounter, SlidingCounter, Span, StepCounter, WindowCounter},
+    algorithm::{
+        Ask, Counter, Decision, Limit, PaceCounter, SlidingCounter, Span, StepCounter, WindowCounter,
+    },
     time::Timestamp,
 };
+
+mod wire;
+
+pub(super) use wire::Read;
 
 /// Nanoseconds in a millisecond.
 const MILLISECOND: u64 = 1_000_000;
@@ -136,6 +142,31 @@ impl Cell {
         }
     }
 
+    /// Where it comes from a clock that is ahead, makes it one of the next window at the latest. (A clock that is
+    /// behind, or less ahead, does no harm.)
+    pub(super) fn cut_to_next_window(&mut self, limit: &Limit, now: Timestamp) {
+        let far = |end: Timestamp, nanos| nanos < end.nanos_since(now);
+        // Cheap to tell, and true of all that are ahead.
+        let may_be_ahead = match self {
+            Self::Window { end, .. } => limit.window().is_some_and(|window| far(*end, window.nanos_max())),
+            Self::Sliding { until, .. } => {
+                limit.span().is_some_and(|span| far(until.timestamp(), 2 * span.nanos()))
+            }
+            Self::Pace { .. } | Self::Step { .. } => false,
+            Self::Large(large) => match &large.counter {
+                Counter::Window(counter) => far(counter.start, 0),
+                Counter::Sliding(counter) => far(counter.start, 0),
+                Counter::Log(_) | Counter::Pace(_) | Counter::Step(_) => false,
+            },
+        };
+        if may_be_ahead {
+            self.update(limit, |counter| {
+                limit.cut_to_next_window(counter, now);
+                limit.decide(counter, now, Ask::Look)
+            });
+        }
+    }
+
     /// The instant from which it may be forgotten without changing any answer.
     pub(super) fn idle_at(&self) -> Timestamp {
         match self {
@@ -230,7 +261,11 @@ impl Rough {
 
     fn number(self) -> u64 {
         let (exponent, rest) = (self.0 >> Self::BITS, u64::from(self.0 & ((1 << Self::BITS) - 1)));
-        if exponent == 0 { rest } else { (rest | 1 << Self::BITS) << (exponent - 1) }
+        if exponent == 0 {
+            return rest;
+        }
+        // An exponent beyond 64 bits is never written, but may be read.
+        (rest | 1 << Self::BITS).checked_shl(u32::from(exponent) - 1).unwrap_or(u64::MAX)
     }
 }
 

@@ -17,6 +17,10 @@ use crate::{
     time::Timestamp,
 };
 
+mod wire;
+
+pub use wire::Unreadable;
+
 type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 
 /// What one slot holds. Copies that a memory makes or takes in count in its budget for as long as they live.

@@ -22,12 +22,15 @@ use crate::{
 };
 
 mod by_hand;
+mod lending;
 mod settle;
 mod sharing;
 mod tenure;
 
 pub use by_hand::{Kept, Rehearsal, Replaced};
+pub use lending::Used;
 
+use lending::beside;
 use settle::{Deed, settle};
 use tenure::{Tenure, Tenures};
 
@@ -194,13 +197,16 @@ impl Memory {
     ) -> Result<Decisions, Elsewhere> {
         let mut locked = self.lock(checks);
         locked.are_held()?;
-        let _ = lent;
         locked.absorb_extras(self, checks, now);
+        if lent == Lent::CallBack {
+            locked.call_back(self, checks, now, &refused)?;
+        }
         let mut each = |index: usize, deed: Deed| {
             let check = &checks[index];
-            let place = locked.place(self.slot(check.key));
+            let (place, lent) = (locked.place(self.slot(check.key)), locked.lent(self, check.key));
             let table = &mut *locked.tables[place];
-            self.touch(table, check.key, check.limit, now, |counter| deed.done(check, counter, now))
+            let decide = |counter: &mut Counter| beside(lent, deed, check, counter, now).decision;
+            self.touch(table, check.key, check.limit, now, decide)
         };
         let decisions = settle(checks, refused, &mut each);
         locked.note(self, checks, &decisions);
@@ -219,6 +225,7 @@ impl Memory {
     ) -> (Decision, bool) {
         if let Some(cell) = table::get_mut(table, key) {
             let before = cell.heap_bytes();
+            cell.cut_to_next_window(limit, now);
             let decision = cell.update(limit, decide);
             self.means.budget.change(before, cell.heap_bytes());
             return (decision, true);

@@ -19,9 +19,9 @@ mod snapshot;
 mod table;
 
 pub use budget::{BYTES_MIN, machine_memory};
-pub use contents::{Changes, Contents, Extras};
+pub use contents::{Changes, Contents, Extras, Unreadable};
 pub use keeping::{Keeping, Settings};
-pub use memory::{Elsewhere, Figures, Kept, Lent, Memory, Rehearsal, Replaced, sweep};
+pub use memory::{Elsewhere, Figures, Kept, Lent, Memory, Rehearsal, Replaced, Used, sweep};
 pub use slot::{SLOTS, Slot};
 pub use snapshot::SnapshotError;
 

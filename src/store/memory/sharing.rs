@@ -56,7 +56,7 @@ impl Memory {
         let contents = contents.without_idle(now);
         let heap = contents.heap_bytes();
         let (counters, extras, unknown) = contents.into_parts();
-        let beside = Beside { extras, unknown, taken: Taken::of(&self.means.budget) };
+        let beside = Beside { extras, unknown, ..self.nothing_beside() };
         let mut table = self.table(slot).write();
         let mut tenure = tenures.lock(slot);
         debug_assert!(!tenure.is_held(), "{slot:?} is held already");
@@ -87,9 +87,13 @@ impl Memory {
         for key in extras.keys() {
             tenures.note(slot, &mut tenure, key, table.len());
         }
-        let taken = || Taken::of(&self.means.budget);
-        tenure.change_beside(taken, |beside| beside.extras.append(extras));
+        tenure.change_beside(|| self.nothing_beside(), |beside| beside.extras.append(extras));
         true
+    }
+
+    /// Nothing yet, but what there will be counts in the budget.
+    pub(super) fn nothing_beside(&self) -> Beside {
+        Beside { taken: Taken::of(&self.means.budget), ..Beside::default() }
     }
 
     /// From now on, notes which counters change.
@@ -196,7 +200,7 @@ impl Memory {
         if tenure.beside().is_none_or(|beside| beside.extras.of(key).is_empty()) {
             return false;
         }
-        let extras = tenure.change_beside(|| Taken::of(&self.means.budget), |beside| beside.extras.take(key));
+        let extras = tenure.change_beside(|| self.nothing_beside(), |beside| beside.extras.take(key));
         self.touch(table, key, limit, now, |counter| {
             for extra in extras.iter().filter(|extra| now < extra.cell.idle_at()) {
                 let consumed = extra.cell.counter(limit);

@@ -1,7 +1,7 @@
 //! Which slots are held here, and what has changed in them: what replicas that share slots need to know.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     hash::BuildHasherDefault,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -16,6 +16,7 @@ use crate::{
         budget::Taken,
         contents::{self, Unknown},
         memory::KeyHasher,
+        table,
     },
 };
 
@@ -48,6 +49,7 @@ pub(super) enum Changed {
 /// What few slots have.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
+    pub(super) lent: HashMap<Key, u64, BuildHasherDefault<KeyHasher>>,
     pub(super) extras: Extras,
     pub(super) unknown: Unknown,
     pub(super) taken: Taken,
@@ -126,7 +128,7 @@ impl Tenure {
     /// The tenure of a slot that is held from now on.
     pub(super) fn held(beside: Beside) -> Self {
         let mut tenure = Self { held: true, ..Self::default() };
-        tenure.change_beside(|| Taken::default(), |empty| *empty = beside);
+        tenure.change_beside(Beside::default, |empty| *empty = beside);
         tenure
     }
 
@@ -138,6 +140,11 @@ impl Tenure {
         self.seq
     }
 
+    /// Hits of `key` that are lent out.
+    pub(super) fn lent(&self, key: Key) -> u64 {
+        self.beside().and_then(|beside| beside.lent.get(&key)).copied().unwrap_or_default()
+    }
+
     /// What there is beside counters.
     pub(super) fn beside(&self) -> Option<&Beside> {
         self.beside.as_deref()
@@ -146,11 +153,10 @@ impl Tenure {
     /// Changes what there is beside counters.
     pub(super) fn change_beside<R>(
         &mut self,
-        taken: impl FnOnce() -> Taken,
+        nothing: impl FnOnce() -> Beside,
         change: impl FnOnce(&mut Beside) -> R,
     ) -> R {
-        let fresh = || Box::new(Beside { taken: taken(), ..Beside::default() });
-        let mut beside = self.beside.take().unwrap_or_else(fresh);
+        let mut beside = self.beside.take().unwrap_or_else(|| Box::new(nothing()));
         let result = change(&mut beside);
         if !beside.is_empty() {
             beside.account();
@@ -170,17 +176,26 @@ impl Tenure {
 }
 
 impl Beside {
+    /// Notes that so many hits of `key` are lent out, all in all.
+    pub(super) fn lend(&mut self, key: Key, hits: u64) {
+        if hits == 0 {
+            self.lent.remove(&key);
+        } else {
+            self.lent.insert(key, hits);
+        }
+    }
+
     /// Copies of what waits to be absorbed, and of what is not known.
     pub(super) fn copies(&self) -> (Extras, Unknown) {
         (self.extras.clone(), self.unknown.clone())
     }
 
     fn is_empty(&self) -> bool {
-        self.extras.is_empty() && self.unknown.is_empty()
+        self.lent.is_empty() && self.extras.is_empty() && self.unknown.is_empty()
     }
 
     fn account(&mut self) {
         let bytes = self.extras.bytes() + contents::bytes_of_unknown(&self.unknown);
-        self.taken.set(size_of::<Self>() + bytes);
+        self.taken.set(size_of::<Self>() + table::bytes_for(self.lent.capacity()) + bytes);
     }
 }
