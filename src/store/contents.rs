@@ -72,6 +72,11 @@ impl Contents {
         self.counters.len() + self.unknown.len()
     }
 
+    /// How much consumption of elsewhere its counters have still to absorb.
+    pub fn waiting(&self) -> usize {
+        self.extras.len()
+    }
+
     /// Whether there is nothing in it at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0 && self.extras.is_empty()

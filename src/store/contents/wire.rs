@@ -160,3 +160,40 @@ fn tagged(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (body, rest) = rest.split_at_checked(length)?;
     Some((*tag, body, rest))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::time::SECOND;
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = Contents::decode(&bytes, NOW);
+            let with_version: Vec<u8> = [VERSION].into_iter().chain(bytes).collect();
+            let _ = Contents::decode(&with_version, NOW);
+        }
+
+        #[test]
+        fn a_record_of_a_kind_that_is_not_known_is_written_as_it_was_read(
+            halves in any::<(u64, u64)>(), tag in 10..EXTRA, body in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut bytes = vec![VERSION];
+            put_record(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);
+            let contents = Contents::decode(&bytes, NOW).unwrap();
+            prop_assert_eq!(contents.len(), 1);
+            prop_assert_eq!(contents.encode(NOW.plus(SECOND)), bytes);
+        }
+    }
+
+    #[test]
+    fn contents_of_another_version_are_told_from_damaged_ones() {
+        assert_eq!(Contents::decode(&[], NOW), Err(Unreadable::Foreign));
+        assert_eq!(Contents::decode(&[VERSION + 1], NOW), Err(Unreadable::Foreign));
+        assert_eq!(Contents::decode(&[VERSION, 0], NOW), Err(Unreadable::Malformed));
+    }
+}

@@ -173,3 +173,6 @@ pub(super) fn beside(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

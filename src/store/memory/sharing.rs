@@ -219,3 +219,6 @@ impl Memory {
         (!short).then(|| contents.counted_in(&self.means.budget))
     }
 }
+
+#[cfg(test)]
+mod tests;

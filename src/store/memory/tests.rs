@@ -19,21 +19,21 @@ use crate::{
     time::SECOND,
 };
 
-const BYTES: u64 = 1 << 30;
-const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+pub(super) const BYTES: u64 = 1 << 30;
+pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
-fn key(name: &str) -> Key {
+pub(super) fn key(name: &str) -> Key {
     let mut text = KeyText::new("test");
     text.entry(Entry { key: "name", value: name });
     text.key(&[], &Secret::from_bytes([1; 16]))
 }
 
-fn window(limit: u64) -> Limit {
+pub(super) fn window(limit: u64) -> Limit {
     let window = Window::of_nanos(3_600 * SECOND).unwrap();
     Limit::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse })
 }
 
-fn bucket(burst: u64) -> Limit {
+pub(super) fn bucket(burst: u64) -> Limit {
     let pace = Pace::new(NonZeroU64::new(1).unwrap(), NonZeroU64::new(3_600 * SECOND).unwrap());
     Limit::TokenBucket(TokenBucket { pace, burst, excess: Excess::Refuse })
 }
@@ -42,7 +42,7 @@ fn any_refused(decisions: &[Decision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 
-fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
+pub(super) fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
     memory
         .apply(&[Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::TakeBack }], NOW, |_| false)
         .unwrap()[0]
@@ -162,7 +162,7 @@ fn a_sweep_forgets_what_is_idle_and_nothing_else() {
     );
 }
 
-fn second_of(index: u64) -> Limit {
+pub(super) fn second_of(index: u64) -> Limit {
     let pace = |hits, nanos| Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
     let window = || Window::of_nanos(SECOND).unwrap();
     let span = Span::of_nanos(SECOND).unwrap();
@@ -232,7 +232,7 @@ proptest! {
     }
 }
 
-fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> bool {
+pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> bool {
     let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
     memory.apply(&[check], now, |_| false).unwrap()[0].verdict.passes()
 }
