@@ -14,9 +14,10 @@ use crate::{
 };
 
 mod elsewhere;
+mod share;
 
 /// A limit in force: an algorithm with its parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
     /// What envoyproxy/ratelimit does.
     Classic(Classic),
@@ -54,7 +55,7 @@ pub enum Counter {
 }
 
 /// What taking one charge back needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Receipt {
     /// Of a charge to a window.
     Window(WindowReceipt),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::time::Timestamp;
 
 /// So many hits in so many nanoseconds, evenly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pace {
     hits: NonZeroU64,
     nanos: NonZeroU64,
@@ -31,6 +31,11 @@ impl Pace {
     /// Its hits.
     pub const fn hits(self) -> u64 {
         self.hits.get()
+    }
+
+    /// The same with other hits in its nanoseconds.
+    pub(crate) fn with_hits(self, change: impl FnOnce(NonZeroU64) -> NonZeroU64) -> Self {
+        Self { hits: change(self.hits), ..self }
     }
 
     /// Nanoseconds in which its hits come.
@@ -83,7 +88,7 @@ pub struct PaceCounter {
 }
 
 /// A charge to a debt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PaceReceipt {
     at: Timestamp,
     hits: u64,

@@ -11,7 +11,7 @@ use crate::{
 
 /// At most `burst` hits at once, and `amount` more with each `interval` that passes. A part of an interval that
 /// has passed is kept; but a full bucket begins its next interval at its next charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteppedBucket {
     /// Tokens that come back at once.
     pub amount: NonZeroU64,
@@ -33,7 +33,7 @@ pub struct StepCounter {
 }
 
 /// A charge in one step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepReceipt {
     step: Timestamp,
     hits: u64,

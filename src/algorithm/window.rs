@@ -5,14 +5,15 @@ use serde::{Deserialize, Serialize};
 use crate::{algorithm::Calendar, time::Timestamp};
 
 /// A length of time, from a millisecond to a hundred years.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
 pub struct Span {
     // Invariant: within the bounds below.
     nanos: u64,
 }
 
 /// Time cut into pieces, each of which begins anew.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Window {
     /// Pieces of one length, beginning at its multiples since the Unix epoch.
     Aligned(Span),
@@ -45,6 +46,20 @@ impl Span {
     /// Its last multiple that is not after `now`.
     pub(crate) const fn start(self, now: Timestamp) -> Timestamp {
         now.minus(now.as_nanos() % self.nanos)
+    }
+}
+
+impl From<Span> for u64 {
+    fn from(span: Span) -> Self {
+        span.nanos
+    }
+}
+
+impl TryFrom<u64> for Span {
+    type Error = String;
+
+    fn try_from(nanos: u64) -> Result<Self, String> {
+        Self::of_nanos(nanos).ok_or_else(|| format!("no span is {nanos} ns long"))
     }
 }
 
@@ -100,7 +115,7 @@ pub struct WindowCounter {
 }
 
 /// A charge to one window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowReceipt {
     start: Timestamp,
     hits: u64,
