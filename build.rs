@@ -22,8 +22,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Bytes are handed on as they came, not copied; and the secret is shown to nobody.
     let build = tonic_prost_build::configure().bytes(".").skip_debug([".tollgate.cluster.v1.Hashing"]);
     let build =
-        LARGE.iter().fold(build, |build, kind| build.boxed(format!(".tollgate.cluster.v1.Item.{kind}")));
-    let build = build.boxed(".tollgate.cluster.v1.Ask.settle");
+        LARGE.iter().fold(build, |build, kind| build.boxed(format!(".tollgate.cluster.v1.Item.kind.{kind}")));
+    let build = build.boxed(".tollgate.cluster.v1.Ask.deed.settle");
     build.include_file("cluster.rs").compile_fds(cluster)?;
     Ok(())
 }

@@ -3,5 +3,7 @@
 mod member;
 #[allow(dead_code, reason = "whoever sends and reads messages comes next")]
 mod message;
+#[allow(dead_code, reason = "whoever sends and reads messages comes next")]
+mod wire;
 
 pub use member::MemberId;
