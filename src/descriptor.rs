@@ -15,7 +15,7 @@ pub struct Entry<'a> {
 }
 
 /// The secret that the hash of keys is keyed with, so that nobody can choose descriptors that collide.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 16]);
 
 impl Secret {

@@ -51,14 +51,14 @@ pub(crate) struct Record {
 }
 
 /// What the keys of all counters are hashed with, and who made it: of two, that of the smaller member stays.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hashing {
     pub(crate) founder: MemberId,
     pub(crate) secret: Secret,
 }
 
 /// The counters of a slot, as they were at a version, and the slices that were lent out of them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Copy {
     pub(crate) version: Version,
     pub(crate) contents: Arc<Contents>,
@@ -66,7 +66,7 @@ pub(crate) struct Copy {
 }
 
 /// What a holder started from when it claimed a slot that nobody held. Whoever it hands the slot to goes on from there.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Origin {
     /// The copy that was claimed; that of nothing is the least of all.
     pub(crate) version: Version,
@@ -84,7 +84,7 @@ pub(crate) struct TransferId {
 }
 
 /// A slot on its way to another holder.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Transfer {
     pub(crate) id: TransferId,
     pub(crate) slot: Slot,
@@ -107,7 +107,7 @@ pub(crate) struct Slice {
 }
 
 /// Something to do to one counter.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Question {
     pub(crate) key: Key,
     pub(crate) limit: Limit,
@@ -117,7 +117,7 @@ pub(crate) struct Question {
 }
 
 /// What to do.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Deed {
     /// Decide.
     Ask(Ask),
@@ -132,7 +132,7 @@ pub(crate) enum Deed {
 }
 
 /// What became of a slice since it was last told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settlement {
     pub(crate) lessee: MemberId,
     pub(crate) number: u64,
@@ -153,7 +153,7 @@ pub(crate) enum End {
 }
 
 /// The answer of a holder.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply {
     /// What was decided.
     Decided {
@@ -176,7 +176,7 @@ pub(crate) enum Grant {
 }
 
 /// One message. Messages between two members arrive in the order in which they were sent, each once.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {
     /// The first of a session: who I am, whom I know, and who holds what.
     Hello(Box<Hello>),
@@ -225,7 +225,7 @@ pub(crate) enum Message {
 }
 
 /// How two members begin to talk.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hello {
     pub(crate) record: Record,
     pub(crate) hashing: Option<Hashing>,

@@ -6,5 +6,6 @@ mod node;
 #[cfg(test)]
 mod sim;
 mod slots;
+mod wire;
 
 pub use member::MemberId;

@@ -12,7 +12,10 @@ mod world;
 
 use world::World;
 
-use crate::{cluster::message::Message, time::Timestamp};
+use crate::{
+    cluster::{message::Message, wire},
+    time::Timestamp,
+};
 
 /// One step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +42,7 @@ enum Step {
     Settle,
 }
 
-/// What becomes of messages on their way from one clock to another.
-fn carried(messages: Vec<Message>, _sent_at: Timestamp, _now: Timestamp) -> Vec<Message> {
-    messages
+/// Messages as they arrive where the clock shows another time: they go over the wire as everywhere.
+fn carried(messages: &[Message], sent_at: Timestamp, now: Timestamp) -> Vec<Message> {
+    wire::decode(wire::encode(messages, sent_at), now).expect("what was just written can be read")
 }

@@ -268,7 +268,7 @@ impl World {
                     break;
                 }
                 let Some((_, sent_at, messages)) = link.on_the_way.pop_front() else { break };
-                let messages = super::carried(messages, sent_at, now);
+                let messages = super::carried(&messages, sent_at, now);
                 if let Some(process) = self.processes.get_mut(&to) {
                     for message in messages {
                         process.node.receive(keys::member(from), message, now);
