@@ -238,7 +238,7 @@ impl Node {
         let decision = match deed {
             Deed::Ask(ask) => {
                 let check = Check { key: *key, limit, ask: *ask, on_refusal: OnRefusal::Keep };
-                match self.memory.apply(&[check], now, |_| false) {
+                match self.memory.apply(&[check], self.wall, |_| false) {
                     Ok(decisions) => {
                         charged = decisions.charged()[0];
                         decisions[0]
@@ -248,16 +248,16 @@ impl Node {
                     Err(Elsewhere::Slot(_)) => return Some(Reply::Unreachable),
                 }
             }
-            Deed::Undo(receipt) => self.memory.undo(*key, limit, *receipt, now),
+            Deed::Undo(receipt) => self.memory.undo(*key, limit, *receipt, self.wall),
             Deed::Absorb(consumed) => {
-                self.memory.add(slot, consumed.difference(&Default::default()), now);
-                self.memory.look(*key, limit, now).look
+                self.memory.add(slot, consumed.difference(&Default::default()), self.wall);
+                self.memory.look(*key, limit, self.wall).look
             }
             Deed::Settle(settlement) => {
                 self.settle(*key, limit, settlement, now);
-                self.memory.look(*key, limit, now).look
+                self.memory.look(*key, limit, self.wall).look
             }
-            Deed::Set(hits) => self.memory.set(*key, limit, *hits, now),
+            Deed::Set(hits) => self.memory.set(*key, limit, *hits, self.wall),
         };
         if frees(deed) {
             self.revoke(*key);
@@ -335,7 +335,7 @@ impl Node {
             |verdict| Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
         match (&question.deed, otherwise) {
             (Deed::Ask(ask), OnOwnerUnavailable::LocalShare) => {
-                self.shares.decide(question.key, &question.limit, *ask, self.healthy.len(), now)
+                self.shares.decide(question.key, &question.limit, *ask, self.healthy.len(), self.wall)
             }
             (Deed::Ask(_), OnOwnerUnavailable::Allow) => (nothing(Verdict::Pass), 0),
             (Deed::Ask(_), OnOwnerUnavailable::Deny) => (nothing(Verdict::Refuse { retry_after: None }), 0),

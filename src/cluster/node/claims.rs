@@ -200,7 +200,7 @@ impl Node {
             held.origin.contents = Some(copy.contents);
         }
         if let Some(extras) = extras {
-            self.memory.add(slot, extras, now);
+            self.memory.add(slot, extras, self.wall);
         }
     }
 }

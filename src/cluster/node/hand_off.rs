@@ -107,7 +107,7 @@ impl Node {
             self.hold(slot, heard.max(copy.version.epoch + 1), copy, origin, now);
         }
         for extras in extras {
-            self.memory.add(slot, extras, now);
+            self.memory.add(slot, extras, self.wall);
         }
         self.slot_mut(slot).owed.push(id);
         self.push_backup(slot, now);
@@ -117,7 +117,7 @@ impl Node {
     pub(super) fn hold(&mut self, slot: Slot, epoch: u64, copy: Copy, origin: Origin, now: Timestamp) {
         self.figures.changes_of_hands += 1;
         let contents = Arc::try_unwrap(copy.contents).unwrap_or_else(|shared| (*shared).clone());
-        self.memory.hold(slot, contents, now);
+        self.memory.hold(slot, contents, self.wall);
         self.lender.take_in(copy.slices, &self.memory, now);
         let origin_kept_until = now.plus(ORIGIN_KEPT.as_nanos() as u64);
         let state = self.slot_mut(slot);

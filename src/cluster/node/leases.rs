@@ -294,7 +294,7 @@ impl Node {
         if hits < HITS_MIN || life.is_zero() || has_one {
             return None;
         }
-        self.memory.lend(*key, limit, hits, now)?;
+        self.memory.lend(*key, limit, hits, self.wall)?;
         self.lender.number += 1;
         let number = self.lender.number;
         let until = now.plus(life.as_nanos() as u64);
@@ -327,8 +327,8 @@ impl Node {
             }
         }
         if 0 < *hits {
-            let at = now.minus(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
-            self.memory.charge_lent(key, limit, Used { hits: *hits, at }, now);
+            let at = self.wall.minus(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
+            self.memory.charge_lent(key, limit, Used { hits: *hits, at }, self.wall);
         }
         self.memory.unlend(key, rest);
         if *end == End::Closed
@@ -438,7 +438,7 @@ impl Node {
         }
         for (key, limit, hits) in used_up {
             self.figures.slices_lost += 1;
-            self.memory.charge_lent(key, &limit, Used { hits, at: now }, now);
+            self.memory.charge_lent(key, &limit, Used { hits, at: self.wall }, self.wall);
             self.lent_changed(key);
             self.tidy(key, now);
         }

@@ -83,6 +83,8 @@ pub(crate) struct Node {
     me: MemberId,
     tuning: Tuning,
     memory: Arc<Memory>,
+    /// The time by which counters are decided. It may step forward at any time, so nothing is waited for by it.
+    wall: Timestamp,
     record: Record,
     hashing: Option<Hashing>,
     born: Timestamp,
@@ -177,12 +179,16 @@ impl Node {
         memory: Arc<Memory>,
         now: Timestamp,
     ) -> Self {
+        if tuning.backup_interval.is_some() {
+            memory.track_changes();
+        }
         let record = Record { id: me, address, state: State::Joining, rules: 0, changes: 0 };
         let slots = (0..memory.slots()).map(|_| SlotState::default()).collect();
         Self {
             me,
             tuning,
             memory,
+            wall: now,
             record,
             hashing: None,
             born: now,
@@ -215,6 +221,12 @@ impl Node {
             let copy = Copy { version, contents: Arc::new(contents), slices: Vec::new() };
             self.slots[slot.index()].copy = Some(Kept { copy, at: now });
         }
+    }
+
+    /// What the clock of counters shows at the next events. All other instants are those of a clock that goes on
+    /// evenly, whatever the wall's does.
+    pub(crate) fn set_wall(&mut self, wall: Timestamp) {
+        self.wall = self.wall.max(wall);
     }
 
     /// Takes one message of a peer.

@@ -113,7 +113,7 @@ impl Node {
         hits: u64,
         now: Timestamp,
     ) {
-        self.shares.undo(key, limit, receipt, hits, self.healthy.len(), now);
+        self.shares.undo(key, limit, receipt, hits, self.healthy.len(), self.wall);
     }
 
     /// Something that a holder must be told, which cannot be reached now.
@@ -142,7 +142,7 @@ impl Node {
         let keys: Vec<Key> = self.shares.admitted.keys().filter(|key| reached(key)).copied().collect();
         for key in keys {
             if let Some(Admitted { limit, counter }) = self.shares.admitted.remove(&key) {
-                let consumed = Arc::new(Contents::used(key, &limit, counter, now));
+                let consumed = Arc::new(Contents::used(key, &limit, counter, self.wall));
                 self.tell(Question { key, limit, deed: Deed::Absorb(consumed), wish: 0 }, now);
             }
         }

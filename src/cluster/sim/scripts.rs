@@ -46,7 +46,7 @@ pub(super) fn play(seed: u64, steps: &[Step], troubles: Troubles) -> Result<Worl
         return Err(format!("{} calls were not answered", world.unanswered()));
     }
     let slowest = world.books.slowest;
-    if BUDGET + SECOND / 20 < slowest {
+    if BUDGET + SECOND / 10 < slowest {
         return Err(format!("a call was answered after {} ms", slowest / 1_000_000));
     }
     if troubles == Troubles::None && 0 < degraded {

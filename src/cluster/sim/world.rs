@@ -162,7 +162,7 @@ impl World {
         self.started += 1;
         let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).with_slots(SLOTS).shared());
         let skew = self.dice.random_range(0..2) as i64 * self.dice.random_range(0..40) * MILLISECOND as i64;
-        let now = Timestamp::from_nanos(self.now.wrapping_add_signed(skew));
+        let now = self.time_of(number);
         let node = Node::new(keys::member(number), number.to_string(), TUNING, memory.clone(), now);
         self.processes.insert(number, Process { id: keys::member(number), node, memory, skew });
         let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
@@ -206,7 +206,21 @@ impl World {
         self.cut.contains(&a) != self.cut.contains(&b)
     }
 
-    fn time_of(&self, number: usize) -> Timestamp {
+    /// What its even clock shows: the time since it began, more or less.
+    fn time_of(&mut self, number: usize) -> Timestamp {
+        let wall = self.wall_of(number);
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.node.set_wall(wall);
+        }
+        self.even_time_of(number)
+    }
+
+    fn even_time_of(&self, number: usize) -> Timestamp {
+        Timestamp::from_nanos(self.now - 1_000_000 * (number as u64 + 1) * SECOND)
+    }
+
+    /// What its clock of counters shows.
+    fn wall_of(&self, number: usize) -> Timestamp {
         let skew = self.processes.get(&number).map_or(0, |process| process.skew);
         Timestamp::from_nanos(self.now.wrapping_add_signed(skew))
     }
@@ -268,7 +282,7 @@ impl World {
                     break;
                 }
                 let Some((_, sent_at, messages)) = link.on_the_way.pop_front() else { break };
-                let messages = super::carried(&messages, sent_at, now);
+                let messages = super::carried(&messages, sent_at, self.wall_of(to));
                 if let Some(process) = self.processes.get_mut(&to) {
                     for message in messages {
                         process.node.receive(keys::member(from), message, now);
@@ -298,7 +312,7 @@ impl World {
 
     fn turn(&mut self, number: usize) {
         let now = self.time_of(number);
-        if self.dice.random_bool(0.5)
+        if self.dice.random_bool(0.8)
             && let Some(process) = self.processes.get_mut(&number)
         {
             process.node.turn(now);
@@ -308,7 +322,7 @@ impl World {
 
     /// Takes what the replica wants sent and done.
     fn act(&mut self, number: usize) {
-        let now = self.time_of(number);
+        let wall = self.wall_of(number);
         let Some(process) = self.processes.get_mut(&number) else { return };
         let waiting: Vec<MemberId> = process.node.waiting().collect();
         let actions = process.node.actions();
@@ -317,7 +331,7 @@ impl World {
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
             if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
                 link.last = link.last.max(self.now + self.dice.random_range(1..=DELAY_MAX));
-                link.on_the_way.push_back((link.last, now, messages));
+                link.on_the_way.push_back((link.last, wall, messages));
             }
         }
         let mut leaves = false;
@@ -388,14 +402,14 @@ impl World {
     }
 
     fn ask(&mut self, number: usize, key: usize) {
-        let now = self.time_of(number);
+        let (now, wall) = (self.time_of(number), self.wall_of(number));
         self.tickets += 1;
         let ticket = self.tickets;
         self.open.insert((number, ticket), (key, self.now));
         let Asked { key, limit } = self.keys[key].clone();
         let Some(process) = self.processes.get_mut(&number) else { return };
         let check = Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
-        match process.memory.apply(&[check], now, |_| false) {
+        match process.memory.apply(&[check], wall, |_| false) {
             Ok(decisions) => self.answered(number, ticket, decisions[0].verdict.passes()),
             Err(_) => {
                 let question = Question { key, limit, deed: Deed::Ask(Ask::Charge(1)), wish: 0 };
@@ -428,7 +442,7 @@ impl World {
         }
         let mut views = BTreeSet::new();
         for (number, process) in &self.processes {
-            let view = process.node.view(self.time_of(*number));
+            let view = process.node.view(self.even_time_of(*number));
             if 0 < view.moving {
                 return Some(format!("{number} sees {} slots moving", view.moving));
             }
