@@ -17,7 +17,7 @@ pub(super) use wire::Read;
 const MILLISECOND: u64 = 1_000_000;
 
 /// A counter as the table keeps it. What a limit knows anyway, such as how long its window is, is left out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(super) enum Cell {
     /// Hits in the window that ends at `end`.
     Window { used: Used, count: u32, end: Timestamp },
@@ -32,7 +32,7 @@ pub(super) enum Cell {
 }
 
 /// A counter that does not fit into a cell.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(super) struct Large {
     counter: Counter,
     idle_at: Timestamp,
@@ -44,7 +44,7 @@ pub(super) struct Large {
 pub(super) struct Used(u8);
 
 /// Milliseconds since the Unix epoch, in six bytes: enough for 8,900 years.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Millis([u16; 3]);
 
 /// A number to 10 bits, rounded down: an exponent of 6 bits and 9 bits that follow the leading one.
@@ -222,6 +222,31 @@ impl Cell {
         self
     }
 }
+
+/// Whether they count the same. How much of its allowance one has used, the last limit has said.
+impl PartialEq for Cell {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Window { count, end, .. }, Self::Window { count: counted, end: ends, .. }) => {
+                (count, end) == (counted, ends)
+            }
+            (
+                Self::Sliding { until, previous, current, .. },
+                Self::Sliding { until: ends, previous: before, current: counted, .. },
+            ) => (until, previous, current) == (ends, before, counted),
+            (Self::Pace { rest, paid_at, .. }, Self::Pace { rest: owed, paid_at: paid, .. }) => {
+                (rest, paid_at) == (owed, paid)
+            }
+            (Self::Step { spare, full_at, .. }, Self::Step { spare: left, full_at: full, .. }) => {
+                (spare, full_at) == (left, full)
+            }
+            (Self::Large(one), Self::Large(other)) => one.counter == other.counter,
+            _two_kinds => false,
+        }
+    }
+}
+
+impl Eq for Cell {}
 
 impl Used {
     fn of(limit: &Limit, decision: &Decision) -> Self {

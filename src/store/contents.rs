@@ -1,7 +1,7 @@
 //! What one slot holds, apart from any lock: on its way to another replica, or kept as a copy.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     hash::BuildHasherDefault,
     sync::Arc,
 };
@@ -27,10 +27,23 @@ type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 /// What one slot holds. Copies that a memory makes or takes in count in its budget for as long as they live.
 #[derive(Clone, Debug, Default)]
 pub struct Contents {
+    extent: Extent,
     counters: ByKey<Cell>,
+    // Keys that had a counter and now have none, or one that is as good as none.
+    gone: HashSet<Key, BuildHasherDefault<KeyHasher>>,
     extras: Extras,
     unknown: Unknown,
     taken: Taken,
+}
+
+/// What contents are, compared with the slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Extent {
+    /// A part of what it holds.
+    #[default]
+    Some,
+    /// All that it holds.
+    All,
 }
 
 /// Counters of kinds that this version does not know, as they came, by their tags.
@@ -60,8 +73,22 @@ pub struct Changes {
 }
 
 impl Contents {
-    pub(super) fn new(counters: impl Iterator<Item = (Key, Cell)>, extras: Extras, unknown: Unknown) -> Self {
-        Self { counters: counters.collect(), extras, unknown, taken: Taken::default() }
+    /// All that a slot holds.
+    pub(super) fn all(counters: impl Iterator<Item = (Key, Cell)>, extras: Extras, unknown: Unknown) -> Self {
+        let (extent, counters) = (Extent::All, counters.collect());
+        Self { extent, counters, extras, unknown, ..Self::default() }
+    }
+
+    /// What a slot holds under some keys.
+    pub(super) fn some(cells: impl Iterator<Item = (Key, Option<Cell>)>, extras: Extras) -> Self {
+        let mut contents = Self { extras, ..Self::default() };
+        for (key, cell) in cells {
+            match cell {
+                Some(cell) => drop(contents.counters.insert(key, cell)),
+                None => drop(contents.gone.insert(key)),
+            }
+        }
+        contents
     }
 
     pub(super) fn into_parts(self) -> (Table, Extras, Unknown) {
@@ -88,18 +115,33 @@ impl Contents {
 
     /// Whether there is nothing in it at all.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0 && self.extras.is_empty()
+        self.len() == 0 && self.extras.is_empty() && self.gone.is_empty()
     }
 
     /// Takes in what has changed: a counter that is in `changes` replaces the one here, with all that it has still
-    /// to absorb.
+    /// to absorb, and one that is gone goes. A copy of everything replaces everything.
     pub fn merge(&mut self, changes: Self) {
-        for key in changes.counters.keys().chain(changes.extras.by_key.keys()) {
+        match changes.extent {
+            Extent::Some => {}
+            Extent::All => {
+                let taken = std::mem::take(&mut self.taken);
+                *self = Self { taken, ..changes };
+                return self.account();
+            }
+        }
+        for key in changes.counters.keys().chain(changes.extras.by_key.keys()).chain(&changes.gone) {
             self.extras.by_key.remove(key);
+            self.gone.remove(key);
+        }
+        for key in &changes.gone {
+            self.counters.remove(key);
         }
         self.counters.extend(changes.counters);
         self.extras.by_key.extend(changes.extras.by_key);
         self.unknown.extend(changes.unknown);
+        if self.extent == Extent::Some {
+            self.gone.extend(changes.gone);
+        }
         self.account();
     }
 
@@ -121,12 +163,34 @@ impl Contents {
         extras
     }
 
-    /// The same without what is idle, which is as good as not there.
+    /// The same without what is idle, which is as good as not there. (Of a part, what is idle is told to be gone.)
     pub fn without_idle(mut self, now: Timestamp) -> Self {
-        self.counters.retain(|_, cell| now < cell.idle_at());
+        self.counters.retain(|key, cell| {
+            let stays = now < cell.idle_at();
+            if !stays && self.extent == Extent::Some {
+                self.gone.insert(*key);
+            }
+            stays
+        });
         self.extras.forget_idle(now);
         self.account();
         self
+    }
+
+    /// The same, with all instants of its counters `back` nanoseconds earlier.
+    pub(super) fn earlier(mut self, back: u64) -> Self {
+        let earlier = |cell: Cell| cell.earlier(back);
+        self.counters = self.counters.into_iter().map(|(key, cell)| (key, earlier(cell))).collect();
+        for extra in self.extras.by_key.values_mut().flatten() {
+            extra.cell = earlier(extra.cell.clone());
+            extra.base = extra.base.take().map(earlier);
+        }
+        self
+    }
+
+    /// Its counters by their keys.
+    pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, Cell)> {
+        self.counters.into_iter()
     }
 
     /// Counts in `budget` from now on.
@@ -140,6 +204,7 @@ impl Contents {
     pub(super) fn bytes(&self) -> usize {
         table::bytes_for(self.counters.capacity())
             + self.heap_bytes()
+            + self.gone.capacity() * size_of::<Key>()
             + self.extras.bytes()
             + bytes_of_unknown(&self.unknown)
     }
@@ -157,7 +222,7 @@ impl Contents {
 /// Whether they hold the same, wherever that is counted.
 impl PartialEq for Contents {
     fn eq(&self, other: &Self) -> bool {
-        self.counters == other.counters && self.extras == other.extras && self.unknown == other.unknown
+        (&self.counters, &self.extras, &self.unknown) == (&other.counters, &other.extras, &other.unknown)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     algorithm::{Counter, Decision, Limit, Verdict},
     descriptor::Key,
     store::{
-        Check, Decisions, OnFull, SLOTS, Slot,
+        Check, Contents, Decisions, OnFull, SLOTS, Slot,
         budget::Budget,
         cell::Cell,
         table::{self, Means, Rest, Table, Tally},
@@ -158,20 +158,15 @@ impl Memory {
         }
     }
 
-    /// All counters, a part at a time, as they are when their part's turn comes.
-    pub(super) fn each_part<E>(
-        &self,
-        mut take: impl FnMut(Vec<(Key, Cell)>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.parts.iter().try_for_each(|part| {
-            // Copied first, so that no lock is held while they are taken.
-            take(part.iter().map(|entry| (*entry.key(), entry.value().clone())).collect())
-        })
+    /// All slots there are, held or not.
+    pub fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
+        // At most 65,536, so they fit.
+        (0..self.slots()).map(|slot| Slot(slot as u16))
     }
 
     /// Keeps counters of a former process, as many as there is memory for.
-    pub(super) fn restore(&self, cells: Vec<(Key, Cell)>, now: Timestamp) {
-        for (key, cell) in cells.into_iter().filter(|(_, cell)| now < cell.idle_at()) {
+    pub(super) fn restore(&self, contents: Contents, now: Timestamp) {
+        for (key, cell) in contents.into_counters().filter(|(_, cell)| now < cell.idle_at()) {
             let slot = self.slot(key);
             self.insert(&mut self.table(slot).write(), slot, key, cell, now);
         }

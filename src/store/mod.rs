@@ -20,10 +20,10 @@ mod table;
 
 pub use budget::{BYTES_MIN, machine_memory};
 pub use contents::{Changes, Contents, Extras, Unreadable};
-pub use keeping::{Keeping, Settings};
+pub use keeping::{Epochs, Keeping, Settings};
 pub use memory::{Elsewhere, Figures, Kept, Lent, Memory, Rehearsal, Replaced, Used, sweep};
 pub use slot::{SLOTS, Slot};
-pub use snapshot::SnapshotError;
+pub use snapshot::{SnapshotError, Stored};
 
 /// One question to one counter.
 #[derive(Clone, Copy, Debug)]

@@ -238,6 +238,7 @@ fn written<'b, T: Deserialize<'b>>(bytes: &'b [u8], part: &'static str) -> Resul
     })
 }
 
+/// Contents; without any bytes those that change nothing.
 fn contents(bytes: &[u8], now: Timestamp) -> Result<Arc<Contents>, Unread> {
     if bytes.is_empty() {
         return Ok(Arc::default());

@@ -1,6 +1,6 @@
 //! Contents in bytes, for another replica.
 //!
-//! A byte for the version, then records until the end: the key in 16 bytes, a tag for what is kept under it, a
+//! A byte for the version and one that says whether it is all that the slot holds, then records until the end: the key in 16 bytes, a tag for what is kept under it, a
 //! length and so many bytes. A record with a tag that is not known is kept as it is and written again as it was.
 
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     store::{
         Contents, Extras,
         cell::{Cell, Read},
-        contents::Extra,
+        contents::{Extent, Extra},
     },
     time::Timestamp,
 };
@@ -18,6 +18,8 @@ const VERSION: u8 = 1;
 /// The tag of consumption that is still to be absorbed: a cell, and perhaps the one that it started from. Tags below
 /// are those of cells.
 const EXTRA: u8 = 128;
+/// The tag of a key that has no counter any more: nothing.
+const GONE: u8 = 129;
 /// The most bytes that a length takes: seven bits in each.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 
@@ -35,11 +37,17 @@ pub enum Unreadable {
 impl Contents {
     /// All of it in bytes, but for what is idle. Instants are told by their distance from `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
-        let mut bytes = vec![VERSION];
-        for (key, cell) in self.counters.iter().filter(|(_, cell)| now < cell.idle_at()) {
-            let (tag, cell) = cell.write(now);
-            put_record(&mut bytes, *key, tag, &cell);
+        let mut bytes = vec![VERSION, self.extent as u8];
+        let mut gone: Vec<Key> = self.gone.iter().copied().collect();
+        for (key, cell) in &self.counters {
+            if now < cell.idle_at() {
+                let (tag, cell) = cell.write(now);
+                put_record(&mut bytes, *key, tag, &cell);
+            } else if self.extent == Extent::Some {
+                gone.push(*key);
+            }
         }
+        gone.into_iter().for_each(|key| put_record(&mut bytes, key, GONE, &[]));
         for (key, each) in &self.extras.by_key {
             for extra in each.iter().filter(|extra| now < extra.cell.idle_at()) {
                 put_record(&mut bytes, *key, EXTRA, &extra.write(now));
@@ -54,8 +62,11 @@ impl Contents {
     /// What was encoded, with its instants at their distance from `now`. It counts in no memory limit yet: see
     /// [`Memory::within_limit`](crate::store::Memory::within_limit).
     pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, Unreadable> {
-        let mut rest = bytes.strip_prefix(&[VERSION]).ok_or(Unreadable::Foreign)?;
-        let mut contents = Self::default();
+        let rest = bytes.strip_prefix(&[VERSION]).ok_or(Unreadable::Foreign)?;
+        let (extent, mut rest) = rest.split_first().ok_or(Unreadable::Malformed)?;
+        let extents = [Extent::Some, Extent::All];
+        let extent = *extents.get(usize::from(*extent)).ok_or(Unreadable::Malformed)?;
+        let mut contents = Self { extent, ..Self::default() };
         while !rest.is_empty() {
             let (high, after) = rest.split_first_chunk().ok_or(Unreadable::Malformed)?;
             let (low, after) = after.split_first_chunk().ok_or(Unreadable::Malformed)?;
@@ -68,8 +79,14 @@ impl Contents {
     }
 
     fn read(&mut self, key: Key, tag: u8, body: &[u8], now: Timestamp) -> Result<(), Unreadable> {
-        let read = if tag == EXTRA { Record::extra(body, now) } else { Record::counter(tag, body, now) };
-        match read {
+        let record = match tag {
+            EXTRA => Record::extra(body, now),
+            GONE if body.is_empty() => Record::Gone,
+            GONE => Record::Malformed,
+            _ => Record::counter(tag, body, now),
+        };
+        match record {
+            Record::Gone => drop(self.gone.insert(key)),
             Record::Counter(cell) => drop(self.counters.insert(key, cell)),
             Record::Extra(extra) => self.extras.push(key, extra),
             Record::Unknown => self.unknown.entry((key, tag)).or_default().push(body.into()),
@@ -83,6 +100,7 @@ impl Contents {
 enum Record {
     Counter(Cell),
     Extra(Extra),
+    Gone,
     Unknown,
     Malformed,
 }
@@ -174,7 +192,7 @@ mod tests {
         #[test]
         fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = Contents::decode(&bytes, NOW);
-            let with_version: Vec<u8> = [VERSION].into_iter().chain(bytes).collect();
+            let with_version: Vec<u8> = [VERSION, 1].into_iter().chain(bytes).collect();
             let _ = Contents::decode(&with_version, NOW);
         }
 
@@ -182,7 +200,7 @@ mod tests {
         fn a_record_of_a_kind_that_is_not_known_is_written_as_it_was_read(
             halves in any::<(u64, u64)>(), tag in 10..EXTRA, body in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            let mut bytes = vec![VERSION];
+            let mut bytes = vec![VERSION, 1];
             put_record(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);
             let contents = Contents::decode(&bytes, NOW).unwrap();
             prop_assert_eq!(contents.len(), 1);
@@ -194,6 +212,8 @@ mod tests {
     fn contents_of_another_version_are_told_from_damaged_ones() {
         assert_eq!(Contents::decode(&[], NOW), Err(Unreadable::Foreign));
         assert_eq!(Contents::decode(&[VERSION + 1], NOW), Err(Unreadable::Foreign));
-        assert_eq!(Contents::decode(&[VERSION, 0], NOW), Err(Unreadable::Malformed));
+        for damaged in [&[VERSION][..], &[VERSION, 2], &[VERSION, 0, 0]] {
+            assert_eq!(Contents::decode(damaged, NOW), Err(Unreadable::Malformed));
+        }
     }
 }

@@ -44,7 +44,7 @@ impl Memory {
         };
         let (bytes, seq) = (table::bytes(&table), tenure.seq());
         let Beside { extras, unknown, .. } = tenure.into_beside();
-        let contents = Contents::new(table::cells(table), extras, unknown);
+        let contents = Contents::all(table::cells(table), extras, unknown);
         self.means.budget.change_table(bytes, 0);
         self.means.budget.change(contents.heap_bytes(), 0);
         Some((contents.counted_in(&self.means.budget), seq))
@@ -121,8 +121,8 @@ impl Memory {
         self.tenures.as_ref().map(|tenures| tenures.flagged()).unwrap_or_default()
     }
 
-    /// Copies of the counters of `slot` that have changed since this or [`Memory::whole`] was last called. Those
-    /// that were forgotten, or are idle by `now`, are not told. Nothing where the slot is not held.
+    /// Copies of the counters of `slot` that have changed since this or [`Memory::whole`] was last called, and which
+    /// of them are gone or idle by `now`. Nothing where the slot is not held.
     pub fn changes(&self, slot: Slot, now: Timestamp) -> Changes {
         self.copies_of(slot, Tenure::take_changed, now)
     }
@@ -134,6 +134,20 @@ impl Memory {
             Changed::All
         };
         self.copies_of(slot, all, now)
+    }
+
+    /// Copies of all counters of `slot`, also of one that is not shared, for whoever takes no part in the copying of
+    /// changes. `None` where there are none.
+    pub(in crate::store) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
+        let table = self.table(slot).read();
+        let tenure = self.tenures.as_ref().map(|tenures| tenures.lock(slot));
+        let seq = tenure.as_ref().map_or(0, |tenure| tenure.seq());
+        let beside = tenure.as_ref().and_then(|tenure| tenure.beside());
+        let (extras, unknown) = beside.map(Beside::copies).unwrap_or_default();
+        let copy = Table::clone(&table);
+        drop((tenure, table));
+        let contents = Contents::all(table::cells(copy), extras, unknown).without_idle(now);
+        (!contents.is_empty()).then_some(Changes { seq, contents })
     }
 
     fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut Tenure) -> Changed, now: Timestamp) -> Changes {
@@ -150,12 +164,12 @@ impl Memory {
                 let (extras, unknown) = tenure.beside().map(Beside::copies).unwrap_or_default();
                 let copy = Table::clone(&table);
                 drop((tenure, table));
-                Contents::new(table::cells(copy), extras, unknown)
+                Contents::all(table::cells(copy), extras, unknown)
             }
             Changed::Some(keys) => {
-                let cell = |key: &Key| Some((*key, table::get(&table, *key)?.clone()));
+                let cell = |key: &Key| (*key, table::get(&table, *key).cloned());
                 let extras = tenure.beside().map(|beside| beside.extras.only(&keys)).unwrap_or_default();
-                Contents::new(keys.iter().filter_map(cell), extras, Default::default())
+                Contents::some(keys.iter().map(cell), extras)
             }
         };
         Changes { seq, contents: contents.without_idle(now).counted_in(&self.means.budget) }

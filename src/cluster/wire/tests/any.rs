@@ -164,22 +164,26 @@ prop_compose! {
     }
 }
 
-/// What a slot holds after some charges, and perhaps what is still to be absorbed there.
+/// What a slot holds after some charges and has still to absorb, or what has changed in it.
 fn contents() -> BoxedStrategy<Arc<Contents>> {
     let charges = || prop::collection::vec((any::<u64>(), limit(), 1..10_u64), 0..4);
-    (charges(), charges())
-        .prop_map(|(here, elsewhere)| {
+    (charges(), charges(), any::<bool>())
+        .prop_map(|(here, elsewhere, all)| {
             let elsewhere = held(&elsewhere).whole(Slot(0), NOW).contents;
             let memory = held(&here);
             memory.add(Slot(0), elsewhere.difference(&Contents::default()), NOW);
-            Arc::new(memory.whole(Slot(0), NOW).contents.without_idle(NOW))
+            let copied = if all { memory.whole(Slot(0), NOW) } else { memory.changes(Slot(0), NOW) };
+            Arc::new(copied.contents.without_idle(NOW))
         })
         .boxed()
 }
 
 fn held(charges: &[(u64, Limit, u64)]) -> Memory {
     let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
+    memory.track_changes();
     memory.hold(Slot(0), Contents::default(), NOW);
+    // A slot that is new has changed as a whole, until it is copied as a whole.
+    memory.whole(Slot(0), NOW);
     for (low, limit, hits) in charges {
         let (key, ask) = (Key::from_halves(0, *low), Ask::Charge(*hits));
         memory.apply(&[Check { key, limit, ask, on_refusal: OnRefusal::Keep }], NOW, |_| false).unwrap();

@@ -62,7 +62,7 @@ fn refusal() -> Message {
     Message::Answer { ticket: 1, reply: Reply::Decided { decision, charged: 0, grant } }
 }
 
-/// What is left of a bucket and of a window that were charged a second before.
+/// What is left of a bucket that was emptied a second before.
 fn contents() -> Arc<Contents> {
     let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
     memory.hold(Slot(0), Contents::default(), NOW.minus(SECOND));
@@ -160,9 +160,9 @@ fn a_transfer_is_written_so() {
     pinned(
         transfer(),
         concat!(
-            "0a6a32680a0b09010000000000000010091a530a0408011002121b01080706050403020118171615",
-            "141312110308895f0080f882ad161a2e0a1209080706050403020111181716151413121112090505",
-            "8094ebdc03140019020000000000000020032804300522040a001001"
+            "0a6b32690a0b09010000000000000010091a540a0408011002121c01010807060504030201181716",
+            "15141312110308895f0080f882ad161a2e0a12090807060504030201111817161514131211120905",
+            "058094ebdc03140019020000000000000020032804300522040a001001"
         ),
     );
 }

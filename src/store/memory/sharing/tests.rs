@@ -175,6 +175,25 @@ fn of_two_holders_the_keeper_adds_what_the_other_consumed_after_they_parted() {
 }
 
 #[test]
+fn a_copy_forgets_what_was_reset_and_what_was_given_back() {
+    let (memory, limit, name) = (sharing(0..SLOTS), window(20), key("one"));
+    let slot = memory.slot(name);
+    for reset in [true, false] {
+        ask(&memory, name, &limit, Ask::Charge(3), NOW).unwrap();
+        // So that it is one counter among many.
+        (0..40).for_each(|other| assert!(charge(&memory, number(other), &limit, NOW)));
+        let mut copy = memory.whole(slot, NOW).contents;
+        if reset {
+            memory.replace(name, &limit, NOW, 0);
+        } else {
+            ask(&memory, name, &limit, Ask::Refund(3), NOW).unwrap();
+        }
+        copy.merge(sent(&memory.changes(slot, NOW).contents, NOW, NOW));
+        assert_eq!(copy, memory.whole(slot, NOW).contents);
+    }
+}
+
+#[test]
 fn a_copy_forgets_what_was_absorbed() {
     let (memory, limit, name) = (sharing(0..SLOTS), window(20), key("one"));
     let slot = memory.slot(name);
