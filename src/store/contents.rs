@@ -284,6 +284,6 @@ impl Extras {
 
 /// The bytes that they take, as nearly as is worth it.
 pub(super) fn bytes_of_unknown(unknown: &Unknown) -> usize {
-    let of = |bytes: &Box<[u8]>| size_of::<Box<[u8]>>() + bytes.len();
-    unknown.values().map(|each| 64 + each.iter().map(of).sum::<usize>()).sum()
+    let of = |bytes: &[u8]| size_of::<Box<[u8]>>() + bytes.len();
+    unknown.values().map(|each| 64 + each.iter().map(|bytes| of(bytes)).sum::<usize>()).sum()
 }

@@ -295,6 +295,11 @@ impl Memory {
             }
             table::shrink(table, &self.means);
         }
+        if let Some(tenures) = &self.tenures {
+            // Slots are numbered by 16 bits.
+            let slots = first..first + part.shards().len();
+            slots.for_each(|slot| tenures.lock(Slot(slot as u16)).forget_idle(now));
+        }
     }
 }
 

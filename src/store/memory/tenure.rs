@@ -18,6 +18,7 @@ use crate::{
         memory::KeyHasher,
         table,
     },
+    time::Timestamp,
 };
 
 /// The tenure of each slot, for a memory that shares slots.
@@ -143,6 +144,13 @@ impl Tenure {
     /// Hits of `key` that are lent out.
     pub(super) fn lent(&self, key: Key) -> u64 {
         self.beside().and_then(|beside| beside.lent.get(&key)).copied().unwrap_or_default()
+    }
+
+    /// Drops consumption that weighs nothing any more.
+    pub(super) fn forget_idle(&mut self, now: Timestamp) {
+        if self.beside().is_some_and(|beside| !beside.extras.is_empty()) {
+            self.change_beside(Beside::default, |beside| beside.extras.forget_idle(now));
+        }
     }
 
     /// What there is beside counters.

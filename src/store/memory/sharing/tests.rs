@@ -141,9 +141,9 @@ fn a_counter_whose_window_is_far_ahead_is_cut_to_the_next() {
         memory.hold(slot, sent(&contents, then, NOW), NOW);
         let now = ask(&memory, key("one"), &limit, Ask::Look, NOW).unwrap();
         assert_eq!(now.remaining, limit.allowance() - 5);
-        // It holds in this window and in the next one, and is forgotten in the one after that.
-        let next_but_one = NOW.plus(now.reset_after.as_nanos() as u64);
-        let later = ask(&memory, key("one"), &limit, Ask::Look, next_but_one.plus(62 * 24 * hour)).unwrap();
+        // It is one of the next window, and fades in the one after that.
+        let period = limit.period().map_or(31 * 24 * hour, |period| period.as_nanos() as u64);
+        let later = ask(&memory, key("one"), &limit, Ask::Look, NOW.plus(3 * period)).unwrap();
         assert_eq!(later.remaining, limit.allowance());
     }
 }
@@ -206,6 +206,20 @@ fn a_copy_forgets_what_was_absorbed() {
     copy.merge(memory.changes(slot, NOW).contents);
     assert_eq!(copy, memory.whole(slot, NOW).contents);
     assert_eq!(copy.waiting(), 0);
+}
+
+#[test]
+fn consumption_that_waits_is_forgotten_when_it_weighs_nothing_any_more() {
+    let (memory, limit, name) = (sharing(0..SLOTS), window(20), key("one"));
+    let slot = memory.slot(name);
+    ask(&memory, name, &limit, Ask::Charge(3), NOW).unwrap();
+    let consumed = memory.whole(slot, NOW).contents.difference(&Contents::default());
+    assert!(memory.add(slot, consumed, NOW));
+    let sweep = |now: Timestamp| (0..4).for_each(|part| memory.sweep_part(part, now));
+    sweep(NOW);
+    assert!(0 < memory.figures().backup_bytes);
+    sweep(NOW.plus(3_600 * SECOND));
+    assert_eq!((memory.figures().bytes, memory.figures().backup_bytes), (0, 0));
 }
 
 #[test]
