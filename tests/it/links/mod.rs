@@ -1,0 +1,4 @@
+//! Links between replicas, over real sockets of the loopback.
+
+mod batches;
+mod replica;
