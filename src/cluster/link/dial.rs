@@ -12,6 +12,7 @@ use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::{
+    io::AsyncBufReadExt,
     net::{TcpStream, lookup_host},
     sync::oneshot,
     time::{sleep, timeout},
@@ -224,7 +225,13 @@ async fn once(
 
 async fn greet(hub: &Hub, socket: TcpStream, address: SocketAddr) -> Result<TlsStream<TcpStream>, Error> {
     let config = hub.shared.credentials.in_force().client.clone();
-    TlsConnector::from(config).connect(ServerName::IpAddress(address.ip().into()), socket).await
+    let connector = TlsConnector::from(config);
+    let mut stream = connector.connect(ServerName::IpAddress(address.ip().into()), socket).await?;
+    // Only now does the other side look at our certificate; it speaks first if it likes it.
+    if stream.fill_buf().await?.is_empty() {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(stream)
 }
 
 /// Notes why TLS has failed, where that tells something of the other side.

@@ -25,6 +25,8 @@ mod dial;
 mod drive;
 mod figures;
 mod hub;
+#[cfg(test)]
+mod laws;
 mod pact;
 mod peer;
 mod pipe;

@@ -178,7 +178,7 @@ impl Peer {
             }
         }
         self.present.store(Some(pipe.clone()));
-        pipe.carry(self.clone());
+        pipe.carry(self);
         Met::Linked
     }
 

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -26,7 +26,7 @@ pub(super) struct Pipe {
     waker: AtomicWaker,
     first: Mutex<First>,
     // Set once both sides have said hello.
-    peer: OnceLock<Arc<Peer>>,
+    peer: OnceLock<Weak<Peer>>,
     /// Something was written since it was last asked.
     pub(super) wrote: AtomicBool,
     /// A heartbeat is due.
@@ -63,9 +63,9 @@ impl Pipe {
     }
 
     /// From here on, what waits for `peer` is written.
-    pub(super) fn carry(&self, peer: Arc<Peer>) {
+    pub(super) fn carry(&self, peer: &Arc<Peer>) {
         // A connection is attached once; the second time would be to the same peer.
-        self.peer.set(peer).ok();
+        self.peer.set(Arc::downgrade(peer)).ok();
         self.wake();
     }
 
@@ -82,7 +82,8 @@ impl Pipe {
             return Next::End;
         }
         drop(first);
-        self.peer.get().map_or(Next::Nothing, |peer| peer.next(self, hub))
+        let Some(peer) = self.peer.get() else { return Next::Nothing };
+        peer.upgrade().map_or(Next::End, |peer| peer.next(self, hub))
     }
 }
 

@@ -9,14 +9,28 @@ use prost::bytes::{Bytes, BytesMut};
 
 /// The most bytes of a batch that go in one piece, so that acknowledgements and heartbeats find gaps.
 pub(super) const PIECE_BYTES_MAX: usize = 256 * 1024;
-/// While this many bytes have not been acknowledged, nothing more is taken.
-pub(super) const KEPT_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// The largest batch, in bytes.
-pub(super) const BATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// What an empty piece counts as, so that the number of pieces is bounded too.
+const BATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// While this many bytes have not been acknowledged, nothing more is taken.
+const KEPT_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// What a small piece counts as, so that the number of pieces is bounded too.
 const PIECE_BYTES_MIN: usize = 64;
-/// How many bytes may come before they are acknowledged without waiting for an occasion.
-const OWED_BYTES_MAX: usize = KEPT_BYTES_MAX / 8;
+/// By which part of what may be kept as much may come before it is acknowledged without waiting for an occasion.
+const OWED_PART: usize = 8;
+
+/// How much is taken; tests take less.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) piece: usize,
+    pub(super) kept: usize,
+    pub(super) batch: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { piece: PIECE_BYTES_MAX, kept: KEPT_BYTES_MAX, batch: BATCH_BYTES_MAX }
+    }
+}
 
 /// A batch, or a part of one, on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,13 +51,14 @@ pub(super) enum Broken {
     #[error("a piece is missing")]
     Gap,
     /// A batch is too large.
-    #[error("a batch is larger than {BATCH_BYTES_MAX} bytes")]
+    #[error("a batch is too large")]
     TooLarge,
 }
 
 /// One side of a session.
 #[derive(Debug, Default)]
 pub(super) struct Session {
+    bounds: Bounds,
     // Invariant: `kept` holds the pieces numbered from `acknowledged + 1`, without gaps.
     kept: VecDeque<Kept>,
     kept_bytes: usize,
@@ -70,18 +85,24 @@ impl Kept {
 }
 
 impl Session {
+    /// One that takes so much.
+    #[cfg(test)]
+    pub(super) fn within(bounds: Bounds) -> Self {
+        Self { bounds, ..Self::default() }
+    }
+
     /// How many bytes may be taken now; 0 while too much is on its way.
     pub(super) fn room(&self) -> usize {
-        KEPT_BYTES_MAX.saturating_sub(self.kept_bytes)
+        self.bounds.kept.saturating_sub(self.kept_bytes)
     }
 
     /// Takes a batch to be sent, cut into pieces.
     pub(super) fn push(&mut self, mut batch: Bytes) -> Result<(), Broken> {
-        if BATCH_BYTES_MAX < batch.len() {
+        if self.bounds.batch < batch.len() {
             return Err(Broken::TooLarge);
         }
         loop {
-            let payload = batch.split_to(batch.len().min(PIECE_BYTES_MAX));
+            let payload = batch.split_to(batch.len().min(self.bounds.piece));
             let kept = Kept { goes_on: !batch.is_empty(), payload };
             let goes_on = kept.goes_on;
             self.kept_bytes += kept.bytes();
@@ -135,7 +156,7 @@ impl Session {
         if piece.number != self.received + 1 {
             return Err(Broken::Gap);
         }
-        if BATCH_BYTES_MAX < self.joining.len() + piece.payload.len() {
+        if self.bounds.batch < self.joining.len() + piece.payload.len() {
             return Err(Broken::TooLarge);
         }
         self.received = piece.number;
@@ -164,7 +185,7 @@ impl Session {
 
     /// Whether so much has come that the other side should be told without waiting for an occasion.
     pub(super) fn owes(&self) -> bool {
-        OWED_BYTES_MAX <= self.owed_bytes
+        self.bounds.kept / OWED_PART <= self.owed_bytes
     }
 
     /// The number of the last piece that the other side has.

@@ -125,23 +125,26 @@ impl Credentials {
 
     /// Follows the files, and renews our own certificate, for as long as it is polled.
     pub(in crate::cluster) async fn follow(self: Arc<Self>) {
-        let mut taken = Ok(self.at_start.clone());
+        let mut taken = self.at_start.clone();
         let mut refused = None;
         loop {
             sleep(self.trust.poll_interval.clamp(SETTLE, LEAF_CHECK)).await;
+            if self.in_force.load().renewed_from <= self.clock.now() {
+                self.renew(&taken);
+            }
             let Some(found) = self.clone().read().await else { continue };
-            let is_due = self.in_force.load().renewed_from <= self.clock.now();
-            if found == taken && !is_due {
+            if found.as_ref() == Ok(&taken) {
                 refused = None;
                 continue;
             }
-            if found != taken && refused.as_ref() != Some(&found) {
+            if refused.as_ref() != Some(&found) {
                 // It may be half written, or one file of several.
                 sleep(SETTLE).await;
                 if self.clone().read().await.as_ref() != Some(&found) {
                     continue;
                 }
             }
+            // What was refused is tried again without a word: a certificate may only have to wait for its day.
             let is_news = refused.as_ref() != Some(&found);
             let compiled = found
                 .clone()
@@ -149,8 +152,8 @@ impl Credentials {
             match compiled {
                 Ok((configs, material)) => {
                     self.in_force.store(Arc::new(configs));
-                    info!(renewal = found == taken, "new certificates between replicas are in force");
-                    (taken, refused) = (Ok(material), None);
+                    info!("what replicas trust has changed");
+                    (taken, refused) = (material, None);
                 }
                 Err(refusal) if is_news => {
                     error!(%refusal, "what replicas are to trust cannot be used; the old stays");
@@ -158,6 +161,14 @@ impl Credentials {
                 }
                 Err(_) => {}
             }
+        }
+    }
+
+    /// Makes another certificate of our own.
+    fn renew(&self, taken: &Material) {
+        match self.trust.compile(taken, &self.clock) {
+            Ok(configs) => self.in_force.store(Arc::new(configs)),
+            Err(refusal) => error!(%refusal, "no new certificate can be made; the old stays"),
         }
     }
 
