@@ -129,3 +129,22 @@ fn named(name: &str) -> DistinguishedName {
     names.push(DnType::CommonName, name);
     names
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_makes_the_same_authority_in_every_process_and_version() {
+        let key = authority_key(b"a secret that replicas share").unwrap();
+        let told: String = key.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(told, "d1f1e2f3ebc59349a838c486d5a5fa61071f6fd5069badd0dde14d04ca878543");
+    }
+
+    #[test]
+    fn a_file_has_one_secret_a_line_without_the_blanks_around_it() {
+        let text = b"\n# the first signs\n  the first of the secrets \r\n\nthe second of the secrets";
+        let secrets = Secrets::parse(text).unwrap();
+        assert!(secrets.0 == [b"the first of the secrets".to_vec(), b"the second of the secrets".to_vec()]);
+    }
+}

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     fs,
+    net::SocketAddr,
     path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
@@ -19,7 +20,7 @@ use tollgate::{
     time::Clock,
 };
 
-use crate::harness::until;
+use crate::{harness::until, links::proxy::Proxy};
 
 /// A secret that is long enough.
 pub const SECRET: &str = "a secret that replicas share";
@@ -74,6 +75,7 @@ impl Traffic for Post {
 pub struct Replica {
     pub links: Links,
     pub post: Arc<Post>,
+    pub listen: SocketAddr,
     pub running: JoinHandle<Result<(), Error>>,
 }
 
@@ -90,26 +92,39 @@ pub fn secrets(lines: &str) -> (TempDir, PathBuf) {
     (folder, file)
 }
 
-/// Settings with the usual secret, on a free port of the loopback.
-pub fn settings(seeds: &[&str]) -> (TempDir, Settings) {
-    let (folder, file) = secrets(SECRET);
+/// Settings on a free port of the loopback.
+pub fn settings(trust: Trust, seeds: &[&str]) -> Settings {
     let seeds = seeds.iter().map(|seed| (*seed).to_owned()).collect();
-    let listen = "127.0.0.1:0".parse().unwrap();
-    (folder, Settings { listen, advertise: None, seeds, trust: trust(file) })
+    Settings { listen: "127.0.0.1:0".parse().unwrap(), advertise: None, seeds, trust }
 }
 
 impl Replica {
     /// One that looks for others at these seeds.
     pub async fn start(seeds: &[&str]) -> Self {
-        let (_folder, settings) = settings(seeds);
+        Self::start_changed(seeds, |_| ()).await
+    }
+
+    /// The same with settings that `change` has changed.
+    pub async fn start_changed(seeds: &[&str], change: impl FnOnce(&mut Settings)) -> Self {
+        let (_folder, file) = secrets(SECRET);
+        let mut settings = settings(trust(file), seeds);
+        change(&mut settings);
         Self::start_with(settings, MemberId::random(), Clock::system()).await
+    }
+
+    /// One that others reach only through `proxy`.
+    pub async fn start_behind(proxy: &Proxy, seeds: &[&str]) -> Self {
+        let replica =
+            Self::start_changed(seeds, |settings| settings.advertise = Some(proxy.address.to_string())).await;
+        proxy.lead_to(replica.listen);
+        replica
     }
 
     pub async fn start_with(settings: Settings, me: MemberId, clock: Clock) -> Self {
         let (links, listening) = Links::bind(settings, me, clock).await.unwrap();
-        let post = Arc::new(Post::default());
+        let (post, listen) = (Arc::new(Post::default()), listening.address());
         let running = tokio::spawn(listening.run(post.clone()));
-        Self { links, post, running }
+        Self { links, post, listen, running }
     }
 
     pub fn id(&self) -> MemberId {
@@ -123,6 +138,12 @@ impl Replica {
     pub fn send(&self, to: MemberId, batch: impl Into<Bytes>) {
         self.post.state.lock().unwrap().waiting.entry(to).or_default().push_back(batch.into());
         self.links.wake(to);
+    }
+
+    /// Ends it as a killed process ends: its sockets are closed, and it says nothing.
+    pub async fn kill(self) {
+        self.running.abort();
+        self.running.await.ok();
     }
 
     pub fn events(&self) -> Vec<Event> {
