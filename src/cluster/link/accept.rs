@@ -56,8 +56,8 @@ async fn speak(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
     let (hand_over, taken) = oneshot::channel();
     let pipe = Arc::new(Pipe::default());
     let hand_over = Arc::new(Mutex::new(Some(hand_over)));
-    let door = Door { hub: hub.clone(), pipe: pipe.clone(), hand_over };
-    let service = LinksServer::new(door).max_decoding_message_size(FRAME_BYTES_MAX);
+    let caller = Caller { hub: hub.clone(), pipe: pipe.clone(), hand_over };
+    let service = LinksServer::new(caller).max_decoding_message_size(FRAME_BYTES_MAX);
     let chores = Chores::default();
     let connection = http2::Builder::new(chores.clone())
         .initial_stream_window_size(WINDOW_BYTES)
@@ -76,15 +76,15 @@ async fn speak(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
     drive(chores, connection, talk).await;
 }
 
-/// What a connection asks for: one link.
-struct Door {
+/// Who asks for a link over a connection, once.
+struct Caller {
     hub: Arc<Hub>,
     pipe: Arc<Pipe>,
     hand_over: Arc<Mutex<Option<oneshot::Sender<Streaming<Frame>>>>>,
 }
 
 #[tonic::async_trait]
-impl LinksService for Door {
+impl LinksService for Caller {
     type LinkStream = Outgoing;
 
     async fn link(&self, request: Request<Streaming<Frame>>) -> Result<Response<Outgoing>, Status> {

@@ -78,7 +78,11 @@ pub(super) async fn seek(hub: Arc<Hub>, address: String, mut report: Option<ones
     while hub.is_open() {
         let wish = Wish { expected: None, insists: pause.insists };
         let tried = match once_each(&hub, &address, wish, &mut report).await {
-            Attempt::Spoke(Ending::WasLinked | Ending::Linked) => Tried::Met,
+            Attempt::Spoke(Ending::WasLinked) => Tried::Met,
+            Attempt::Spoke(Ending::Linked(peer)) => {
+                hub.shared.is_of(&address, peer);
+                Tried::Met
+            }
             Attempt::Spoke(Ending::Ourselves) => {
                 hub.shared.is_ours(&address);
                 Tried::Ourselves
@@ -137,7 +141,7 @@ pub(super) async fn seek_again(hub: Arc<Hub>, peer: Arc<Peer>) {
                 pause.insists = true;
                 pause.brief().await;
             }
-            Attempt::Spoke(Ending::Linked) => pause.brief().await,
+            Attempt::Spoke(Ending::Linked(_)) => pause.brief().await,
             Attempt::Spoke(Ending::Nothing) | Attempt::Silent => {
                 hub.while_open(pause.take()).await;
             }
@@ -262,7 +266,8 @@ async fn speak(
         .max_decoding_message_size(FRAME_BYTES_MAX);
     let outgoing = Asking(Outgoing { pipe: pipe.clone(), hub: hub.clone() });
     let frames = async move { client.link(outgoing).await.map(tonic::Response::into_inner) };
-    let met = || {
+    let met = |peer| {
+        hub.shared.is_of(&address.to_string(), peer);
         if let Some(report) = report.take() {
             report.send(Tried::Met).ok();
         }

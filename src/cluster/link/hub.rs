@@ -76,6 +76,8 @@ pub(super) enum Stage {
 struct Addresses {
     dialled: HashSet<String>,
     ourselves: HashMap<String, Stopwatch>,
+    // Whom we have met at an address that is not the one it names itself.
+    met: HashMap<String, MemberId>,
 }
 
 /// All peers.
@@ -125,6 +127,9 @@ impl Shared {
         if addresses.are_ours(address) {
             return tell(report, Tried::Ourselves);
         }
+        if addresses.met.get(address).is_some_and(|id| self.roster.get(*id).is_some()) {
+            return tell(report, Tried::Met);
+        }
         if DIALLED_MAX <= addresses.dialled.len() {
             debug!(address, "too many addresses are being dialled");
             return;
@@ -145,6 +150,16 @@ impl Shared {
         let mut addresses = self.addresses();
         addresses.ourselves.retain(|_, since| since.elapsed() < OURSELVES_FOR);
         addresses.ourselves.insert(address.to_owned(), Stopwatch::start());
+    }
+
+    /// We have met this peer at this address.
+    pub(super) fn is_of(&self, address: &str, peer: MemberId) {
+        let mut addresses = self.addresses();
+        addresses.met.retain(|_, peer| self.roster.get(*peer).is_some());
+        // There is no need to know more than can be dialled: what is not known is dialled once too often.
+        if addresses.met.len() < DIALLED_MAX {
+            addresses.met.insert(address.to_owned(), peer);
+        }
     }
 
     /// Where others may be.

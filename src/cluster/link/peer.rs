@@ -9,7 +9,7 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use tracing::{debug, error};
+use tracing::{error, info};
 
 use crate::cluster::{
     MemberId,
@@ -151,6 +151,7 @@ impl Peer {
             }
             Meeting::Begins => {
                 self.address.store(Arc::new(hello.address.clone()));
+                info!(peer = %self.id, address = hello.address, "a replica is met");
                 hub.traffic.linked(self.id, &hello.address);
             }
             Meeting::GoesOn => {
@@ -339,7 +340,7 @@ impl Standing {
         self.over = true;
         self.leave(hub, peer);
         if self.pact.has_begun() {
-            debug!(peer = %peer.id, address = %peer.address(), ?how, "a session is over");
+            info!(peer = %peer.id, address = %peer.address(), ?how, "a replica is lost");
             hub.traffic.lost(peer.id, how);
         }
         // Last, so that whoever finds it gone has been told that it is lost.

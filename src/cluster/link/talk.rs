@@ -38,8 +38,8 @@ pub(super) enum Ending {
     WasLinked,
     /// We have dialled ourselves.
     Ourselves,
-    /// There is a link to that process.
-    Linked,
+    /// There is a link to that process already.
+    Linked(MemberId),
     /// Another process than the expected answers there.
     Other,
     /// It was refused for a link that is there, says the other side.
@@ -58,13 +58,13 @@ pub(super) struct Wish<'p> {
 }
 
 /// Greets back who has been dialled and has answered with `frames`; then carries the link to its end.
-/// `met` is called when there is a link.
+/// `met` is told with whom there is a link, when there is.
 pub(super) async fn dialled(
     hub: &Hub,
     pipe: &Arc<Pipe>,
     frames: impl Future<Output = Result<Streaming<Frame>, Status>>,
     wish: Wish<'_>,
-    met: impl FnOnce(),
+    met: impl FnOnce(MemberId),
 ) -> Ending {
     let found = OnceLock::new();
     let hello = async {
@@ -87,13 +87,13 @@ pub(super) async fn dialled(
         };
         match peer.meet(hub, &hello, Side::Dialled, pipe) {
             Met::Linked => Ok((peer, frames)),
-            Met::Refused(Reason::Linked) => Err(Ending::Linked),
+            Met::Refused(Reason::Linked) => Err(Ending::Linked(peer.id)),
             Met::Refused(_) | Met::Behind(_) | Met::Anew => Err(Ending::Anew),
         }
     };
     let ending = match hub.while_open(timeout(HELLO_WITHIN, hello)).await {
         Some(Ok(Ok((peer, frames)))) => {
-            met();
+            met(peer.id);
             carry(hub, &peer, pipe, frames).await;
             return Ending::WasLinked;
         }
@@ -125,7 +125,7 @@ async fn greeted(hub: &Hub, frames: &mut Streaming<Frame>, wish: Wish<'_>) -> Re
         Some(expected) => expected.clone(),
         None => hub.shared.peer(id).ok_or(Ending::Nothing)?,
     };
-    if peer.is_linked() { Err(Ending::Linked) } else { Ok(peer) }
+    if peer.is_linked() { Err(Ending::Linked(peer.id)) } else { Ok(peer) }
 }
 
 /// Greets who has dialled us; then carries the link to its end.
@@ -170,7 +170,6 @@ fn welcome(hub: &Hub, pipe: &Arc<Pipe>, hello: &Hello) -> Option<Arc<Peer>> {
 
 /// Carries a link to its end: reads, and sees to it that there is always something to read.
 async fn carry(hub: &Hub, peer: &Arc<Peer>, pipe: &Arc<Pipe>, mut frames: Streaming<Frame>) {
-    debug!(peer = %peer.id, "linked");
     let mut watch = Watch::default();
     let mut ticks = interval_at(Instant::now() + TICK, TICK);
     // A process that has stood still has not been silent for as long.

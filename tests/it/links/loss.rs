@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tollgate::{
     cluster::{MemberId, link::Loss},
     time::Stopwatch,
@@ -56,6 +57,28 @@ async fn who_closes_says_what_waits_and_goodbye() {
     one.until(Event::Lost(two.id(), Loss::Dead)).await;
     assert_eq!(one.received_count(two.id()), 1_000);
     two.running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_who_close_at_once_under_load_end_in_time() {
+    for _ in 0..20 {
+        let one = Replica::start(&[]).await;
+        let two = Replica::start(&[&one.address()]).await;
+        let three = Replica::start(&[&one.address(), &two.address()]).await;
+        let all = [one, two, three];
+        for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+            all[from].until_linked(&all[to]).await;
+            for _ in 0..200 {
+                all[from].send(all[to].id(), vec![0; 10_000]);
+            }
+        }
+        let since = Stopwatch::start();
+        join_all(all.iter().map(|replica| replica.links.close(Duration::from_secs(10)))).await;
+        assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+        for replica in all {
+            replica.running.await.unwrap().unwrap();
+        }
+    }
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ async fn until_one_link(one: &Replica, two: &Replica) {
         .await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_that_dial_each_other_at_once_have_one_session() {
     for _ in 0..50 {
         let (one, two) = (Replica::start(&[]).await, Replica::start(&[]).await);
