@@ -10,6 +10,9 @@ use tokio::{
     net::{UdpSocket, lookup_host},
     time::timeout,
 };
+use tracing::warn;
+
+use crate::cluster::link::Error;
 
 /// How long a seed's name may take.
 const LOOKUP_WITHIN: Duration = Duration::from_secs(1);
@@ -43,7 +46,17 @@ pub(super) async fn address(asked: Option<&str>, bound: SocketAddr, seeds: &[Str
     }
     let loopback: IpAddr =
         if bound.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
-    SocketAddr::new(loopback, bound.port()).to_string()
+    let address = SocketAddr::new(loopback, bound.port()).to_string();
+    warn!(address, "this machine has no other address that others could dial; set cluster.advertise");
+    address
+}
+
+/// Whether `value` can be dialled, as far as its form goes.
+pub(super) fn check(setting: &'static str, value: &str) -> Result<(), Error> {
+    match value.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0) => Ok(()),
+        Some(_) | None => Err(Error::Address { setting, value: value.to_owned() }),
+    }
 }
 
 /// The address that we would have towards `target`. Nothing is sent.
@@ -71,6 +84,17 @@ mod tests {
             (None, "127.0.0.1:8082"),
         ] {
             assert_eq!(address(asked, bound, &[]).await, told);
+        }
+    }
+
+    #[test]
+    fn what_has_no_host_or_no_port_is_no_address() {
+        for right in ["replica-1:8082", "10.0.0.7:1", "[fd00::7]:65535"] {
+            check("seed", right).unwrap();
+        }
+        for wrong in ["replica-1", ":8082", "replica-1:", "replica-1:0", "replica-1:65536", ""] {
+            let why = check("seed", wrong).unwrap_err().to_string();
+            assert_eq!(why, format!("cluster.seed: {wrong:?} is not HOST:PORT"));
         }
     }
 

@@ -88,15 +88,13 @@ pub(super) async fn seek(hub: Arc<Hub>, address: String, mut report: Option<ones
                 Tried::Ourselves
             }
             Attempt::Refused => Tried::Refused,
-            Attempt::Spoke(Ending::Anew) => {
-                pause.brief().await;
+            Attempt::Spoke(ending @ (Ending::Anew | Ending::TurnedAway)) if since.elapsed() < DIAL_FOR => {
+                pause.insists = matches!(ending, Ending::TurnedAway);
+                pause.briefly().await;
                 continue;
             }
-            Attempt::Spoke(Ending::TurnedAway) => {
-                pause.insists = true;
-                Tried::Silent
-            }
-            Attempt::Spoke(Ending::Other | Ending::Nothing) | Attempt::Silent => Tried::Silent,
+            Attempt::Spoke(Ending::Anew | Ending::TurnedAway | Ending::Other | Ending::Nothing)
+            | Attempt::Silent => Tried::Silent,
         };
         if tried != Tried::Silent || once || DIAL_FOR < since.elapsed() {
             if let Some(report) = report {
@@ -118,30 +116,30 @@ pub(super) async fn seek_again(hub: Arc<Hub>, peer: Arc<Peer>) {
         match once_each(&hub, &address, wish, &mut None).await {
             Attempt::Refused => {
                 debug!(peer = %peer.id, %address, "nobody is there any more");
-                hub.end(&peer, Loss::Dead);
+                peer.end_unless_linked(&hub);
             }
-            Attempt::Spoke(Ending::Ourselves) => hub.end(&peer, Loss::Dead),
+            Attempt::Spoke(Ending::Ourselves) => peer.end_unless_linked(&hub),
             Attempt::Spoke(Ending::Other) => {
                 debug!(peer = %peer.id, %address, "another process is there");
-                hub.end(&peer, Loss::Dead);
+                peer.end_unless_linked(&hub);
                 hub.shared.dial(&address, None);
             }
             Attempt::Spoke(Ending::WasLinked) => {
                 pause = Pause::default();
                 if since.elapsed() < BRIEF {
-                    pause.brief().await;
+                    pause.briefly().await;
                 }
             }
             Attempt::Spoke(Ending::Anew) => {
                 // The session was lost, or was never begun: who is there is met anew.
                 hub.shared.dial(&address, None);
-                pause.brief().await;
+                pause.briefly().await;
             }
             Attempt::Spoke(Ending::TurnedAway) => {
                 pause.insists = true;
-                pause.brief().await;
+                pause.briefly().await;
             }
-            Attempt::Spoke(Ending::Linked(_)) => pause.brief().await,
+            Attempt::Spoke(Ending::Linked(_)) => pause.briefly().await,
             Attempt::Spoke(Ending::Nothing) | Attempt::Silent => {
                 hub.while_open(pause.take()).await;
             }
@@ -152,12 +150,14 @@ pub(super) async fn seek_again(hub: Arc<Hub>, peer: Arc<Peer>) {
 /// Pauses that grow.
 struct Pause {
     next: Duration,
+    // Where it is plain that somebody is there.
+    brief: Duration,
     insists: bool,
 }
 
 impl Default for Pause {
     fn default() -> Self {
-        Self { next: PAUSE_MIN, insists: false }
+        Self { next: PAUSE_MIN, brief: PAUSE_MIN / 10, insists: false }
     }
 }
 
@@ -167,8 +167,9 @@ impl Pause {
         self.next = (self.next * 2).min(PAUSE_MAX);
     }
 
-    async fn brief(&mut self) {
-        sleep((PAUSE_MIN / 10).mul_f64(rand::random_range(0.5..1.0))).await;
+    async fn briefly(&mut self) {
+        sleep(self.brief.mul_f64(rand::random_range(0.5..1.0))).await;
+        self.brief = (self.brief * 2).min(PAUSE_MAX);
     }
 }
 

@@ -17,7 +17,7 @@ use tracing::debug;
 use crate::{
     cluster::{
         MemberId, SeedState,
-        link::{Loss, Settings, Traffic, dial::Tried, figures::Counts, peer::Peer},
+        link::{Settings, Traffic, dial::Tried, figures::Counts, peer::Peer},
         trust::Credentials,
     },
     time::Stopwatch,
@@ -192,11 +192,6 @@ impl Hub {
     /// Orders that a peer be dialled again; it has noted that already.
     pub(super) fn redial(&self, peer: Arc<Peer>) {
         self.shared.orders.send(Order::Redial(peer)).ok();
-    }
-
-    /// Ends the session with a peer.
-    pub(super) fn end(&self, peer: &Peer, how: Loss) {
-        peer.end(self, how);
     }
 
     /// What `work` comes to, unless the process leaves before.

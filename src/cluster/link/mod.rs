@@ -69,6 +69,14 @@ pub enum Error {
         /// Why not.
         error: io::Error,
     },
+    /// What should be an address is none.
+    #[error("cluster.{setting}: {value:?} is not HOST:PORT")]
+    Address {
+        /// Which setting.
+        setting: &'static str,
+        /// What it holds.
+        value: String,
+    },
     /// Nobody can be trusted.
     #[error(transparent)]
     Trust(#[from] TrustError),
@@ -131,10 +139,14 @@ impl Links {
     /// Listens, as the process `me`. What is trusted is read first, and none of it may be bad.
     pub async fn bind(settings: Settings, me: MemberId, clock: Clock) -> Result<(Self, Listening), Error> {
         let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock)?);
+        for seed in &settings.seeds {
+            advertise::check("seed", seed)?;
+        }
         let failed = |error| Error::Listen { address: settings.listen, error };
         let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
+        advertise::check("advertise", &advertised)?;
         let (orders, received) = mpsc::unbounded_channel();
         let links = Self(Arc::new(Shared::new(me, advertised, settings, credentials, orders)));
         let listening = Listening { listener, address, orders: received, links: Ended(links.clone()) };
@@ -257,7 +269,7 @@ async fn follow(hub: Arc<Hub>, order: Order) {
     match order {
         Order::Dial(address, report) => dial::seek(hub, address, report).await,
         Order::Redial(peer) => dial::seek_again(hub, peer).await,
-        Order::Forget(peer) => hub.end(&peer, Loss::Forgotten),
+        Order::Forget(peer) => peer.end(&hub, Loss::Forgotten),
     }
 }
 

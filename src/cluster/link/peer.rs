@@ -285,6 +285,14 @@ impl Peer {
         self.standing().end(hub, self, how);
     }
 
+    /// Notes the proof that nobody is where it is dialled; a link that has come meanwhile proves the contrary.
+    pub(super) fn end_unless_linked(&self, hub: &Hub) {
+        let mut standing = self.standing();
+        if standing.present.is_none() {
+            standing.end(hub, self, Loss::Dead);
+        }
+    }
+
     /// Ends it unless it has begun.
     pub(super) fn end_unless_begun(&self, hub: &Hub) {
         let mut standing = self.standing();
