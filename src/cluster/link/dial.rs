@@ -23,7 +23,6 @@ use tracing::debug;
 
 use crate::{
     cluster::link::{
-        Loss,
         drive::{Chores, drive},
         figures::Refused,
         hub::Hub,
