@@ -7,7 +7,7 @@ use prost::Message;
 /// What callers speak; they may ask for its descriptors.
 const PUBLIC: [&str; 1] = ["envoy/service/ratelimit/v3/rls.proto"];
 /// What replicas speak among themselves.
-const CLUSTER: [&str; 1] = ["tollgate/cluster/v1/messages.proto"];
+const CLUSTER: [&str; 2] = ["tollgate/cluster/v1/link.proto", "tollgate/cluster/v1/messages.proto"];
 /// Messages with few readers and many fields, which would make room for themselves in every item.
 const LARGE: [&str; 5] = ["hello", "transfer", "backup", "known", "better"];
 

@@ -3,6 +3,7 @@
 
 pub mod algorithm;
 pub mod api;
+pub mod certificates;
 pub mod cli;
 pub mod cluster;
 pub mod descriptor;
