@@ -14,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use hyper::server::conn::{http1, http2};
+use hyper::{
+    server::conn::{http1, http2},
+    service::service_fn,
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulConnection,
@@ -270,11 +273,12 @@ impl Host {
         }
     }
 
-    async fn speak<W>(&self, wire: W, service: Routed, agreed: Agreed, phases: watch::Receiver<Phase>)
+    async fn speak<W>(&self, wire: W, service: Arc<Routed>, agreed: Agreed, phases: watch::Receiver<Phase>)
     where
         W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let begun = Begun::default();
+        let service = service_fn(move |request| service.answer(request));
         let wire = TokioIo::new(Watched { wire, begun: begun.clone() });
         match (&self.protocols.http1, agreed) {
             (Some(http1), Agreed::Nothing) => {

@@ -36,6 +36,7 @@ mod door;
 mod listen;
 mod metrics;
 mod phase;
+mod quick;
 mod routed;
 mod tls;
 
@@ -244,7 +245,7 @@ impl Server {
         servers.spawn(metrics.serve(Routed::http(metrics::router(sources)), phases.clone()));
         let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
         servers.spawn(admin.serve(Routed::http(operators), phases.clone()));
-        servers.spawn(grpc.serve(Routed::grpc(grpc_routes(api, health)?), phases));
+        servers.spawn(grpc.serve(Routed::grpc(grpc_routes(api.clone(), health)?, api), phases));
 
         let serve = async {
             book.loaded().await;
