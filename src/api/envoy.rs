@@ -61,9 +61,13 @@ impl Api {
         &self,
         request: &Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
-        let patience = patience::of(request.metadata());
-        let resets = if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds };
-        Ok(Response::new(self.answer(request.get_ref(), patience, resets).await?))
+        let patience = patience::of(request.metadata().as_ref());
+        Ok(Response::new(self.answer(request.get_ref(), patience, self.resets()).await?))
+    }
+
+    /// How times until reset are told over gRPC.
+    pub(super) fn resets(&self) -> Resets {
+        if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds }
     }
 
     /// Answers one request, at its turn where it has to wait. A turn after the caller's patience is refused at
@@ -80,10 +84,15 @@ impl Api {
         self.metrics.duration.record(stopwatch.elapsed());
         let (response, delay) = decided?;
         if !delay.is_zero() {
-            let _waiting = self.metrics.wait(delay);
-            tokio::time::sleep(delay).await;
+            self.wait(delay).await;
         }
         Ok(response)
+    }
+
+    /// Waits until the turn of a request that was given this delay.
+    pub async fn wait(&self, delay: Duration) {
+        let _waiting = self.metrics.wait(delay);
+        tokio::time::sleep(delay).await;
     }
 
     fn decide(
@@ -96,7 +105,7 @@ impl Api {
         asked(request, patience, |asked| {
             let answer = snapshot.decide(asked)?;
             if let Some(denials) = &self.denials {
-                denials.log(request, &answer, snapshot.now());
+                denials.log(asked, &answer, snapshot.now());
             }
             Ok((self.response_of(request, &answer, resets), answer.delay))
         })
@@ -133,7 +142,8 @@ pub(super) fn asked<T>(
         .enumerate()
         .map(|(index, (descriptor, entries))| {
             let limit = descriptor.limit.as_ref().map(|limit| override_of(index, limit)).transpose()?;
-            Ok(limiter::Descriptor { entries, ask: ask_of(request, descriptor), limit })
+            let hits = HitsAsked { own: descriptor.hits_addend, are_given_back: descriptor.is_negative_hits };
+            Ok(limiter::Descriptor { entries, ask: hits.ask(request.hits_addend), limit })
         })
         .collect::<Result<SmallVec<[_; 2]>, Error>>()?;
     answer(&limiter::Request { domain: &request.domain, descriptors: &descriptors, patience })
@@ -143,28 +153,43 @@ fn entries_of(descriptor: &RateLimitDescriptor) -> SmallVec<[Entry<'_>; 4]> {
     descriptor.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
 }
 
-/// A descriptor's own hits win over the request's, and 0 of them is a look; the request's 0 means 1.
-fn ask_of(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Ask {
-    match descriptor.hits_addend.unwrap_or_else(|| request.hits_addend.max(1).into()) {
-        0 => Ask::Look,
-        hits if descriptor.is_negative_hits => Ask::Refund(hits),
-        hits => Ask::Charge(hits),
+/// The hits that a descriptor brings.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct HitsAsked {
+    /// In place of the request's.
+    pub(super) own: Option<u64>,
+    pub(super) are_given_back: bool,
+}
+
+impl HitsAsked {
+    /// A descriptor's own hits win over the request's, and 0 of them is a look; the request's 0 means 1.
+    pub(super) fn ask(self, of_request: u32) -> Ask {
+        match self.own.unwrap_or_else(|| of_request.max(1).into()) {
+            0 => Ask::Look,
+            hits if self.are_given_back => Ask::Refund(hits),
+            hits => Ask::Charge(hits),
+        }
     }
 }
 
 fn override_of(descriptor: usize, limit: &RateLimitOverride) -> Result<Override, Error> {
-    let unit = match limit.unit {
-        1 => Unit::Second,
-        2 => Unit::Minute,
-        3 => Unit::Hour,
-        4 => Unit::Day,
-        5 => Unit::Month,
-        6 => Unit::Year,
-        // The unit's own enumeration ends with the year, but that of answers goes on, and callers use it.
-        7 => Unit::Week,
-        number => return Err(Error::Unit { descriptor, number }),
-    };
+    let unit = unit(limit.unit).ok_or(Error::Unit { descriptor, number: limit.unit })?;
     Ok(Override { requests_per_unit: limit.requests_per_unit, unit })
+}
+
+/// The unit of a caller's limit; `None` where that is none.
+pub(super) fn unit(number: i32) -> Option<Unit> {
+    match number {
+        1 => Some(Unit::Second),
+        2 => Some(Unit::Minute),
+        3 => Some(Unit::Hour),
+        4 => Some(Unit::Day),
+        5 => Some(Unit::Month),
+        6 => Some(Unit::Year),
+        // The unit's own enumeration ends with the year, but that of answers goes on, and callers use it.
+        7 => Some(Unit::Week),
+        _no_unit => None,
+    }
 }
 
 fn status_of(status: &Status<'_>, resets: Resets) -> DescriptorStatus {
@@ -178,7 +203,15 @@ fn status_of(status: &Status<'_>, resets: Resets) -> DescriptorStatus {
 }
 
 fn limit_of(limit: &CurrentLimit<'_>) -> RateLimit {
-    let unit = match limit.unit {
+    RateLimit {
+        requests_per_unit: clamped(limit.requests_per_unit),
+        unit: unit_of(limit).into(),
+        name: limit.name.unwrap_or_default().to_owned(),
+    }
+}
+
+pub(super) fn unit_of(limit: &CurrentLimit<'_>) -> rate_limit::Unit {
+    match limit.unit {
         None => rate_limit::Unit::Unknown,
         Some(Unit::Second) => rate_limit::Unit::Second,
         Some(Unit::Minute) => rate_limit::Unit::Minute,
@@ -187,15 +220,10 @@ fn limit_of(limit: &CurrentLimit<'_>) -> RateLimit {
         Some(Unit::Week) => rate_limit::Unit::Week,
         Some(Unit::Month) => rate_limit::Unit::Month,
         Some(Unit::Year) => rate_limit::Unit::Year,
-    };
-    RateLimit {
-        requests_per_unit: clamped(limit.requests_per_unit),
-        unit: unit.into(),
-        name: limit.name.unwrap_or_default().to_owned(),
     }
 }
 
-fn duration_of(after: Duration, resets: Resets) -> prost_types::Duration {
+pub(super) fn duration_of(after: Duration, resets: Resets) -> prost_types::Duration {
     const MILLI: Duration = Duration::from_millis(1);
     const SECOND: Duration = Duration::from_secs(1);
     let told = match resets {
@@ -214,10 +242,10 @@ fn rounded_up(time: Duration, step: Duration) -> Duration {
     if rest == 0 { time } else { time.saturating_add(step - Duration::from_nanos(rest.into())) }
 }
 
-fn code(passes: bool) -> Code {
+pub(super) fn code(passes: bool) -> Code {
     if passes { Code::Ok } else { Code::OverLimit }
 }
 
-fn clamped(hits: u64) -> u32 {
+pub(super) fn clamped(hits: u64) -> u32 {
     u32::try_from(hits).unwrap_or(u32::MAX)
 }

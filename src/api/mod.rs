@@ -10,17 +10,21 @@ use crate::{
 pub mod admin;
 mod denials;
 pub mod envoy;
+mod frame;
 pub mod headers;
 pub mod http;
 pub mod json;
 mod metadata;
 mod metrics;
 mod patience;
+mod quick;
 mod span;
 pub mod top;
 pub mod written;
 
+pub use frame::is_one_frame;
 pub use metrics::Metrics;
+pub use quick::Reply;
 
 use denials::Denials;
 
