@@ -122,18 +122,18 @@ impl Memory {
     }
 
     /// Copies of the counters of `slot` that have changed since this or [`Memory::whole`] was last called, and which
-    /// of them are gone or idle by `now`. Nothing where the slot is not held.
-    pub fn changes(&self, slot: Slot, now: Timestamp) -> Changes {
-        self.copies_of(slot, Tenure::take_changed, now)
+    /// of them are gone. Nothing where the slot is not held.
+    pub fn changes(&self, slot: Slot) -> Changes {
+        self.copies_of(slot, Tenure::take_changed)
     }
 
     /// Copies of all counters of `slot`.
-    pub fn whole(&self, slot: Slot, now: Timestamp) -> Changes {
+    pub fn whole(&self, slot: Slot) -> Changes {
         let all = |tenure: &mut Tenure| {
             tenure.take_changed();
             Changed::All
         };
-        self.copies_of(slot, all, now)
+        self.copies_of(slot, all)
     }
 
     /// Copies of all counters of `slot`, also of one that is not shared, for whoever takes no part in the copying of
@@ -150,7 +150,7 @@ impl Memory {
         (!contents.is_empty()).then_some(Changes { seq, contents })
     }
 
-    fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut Tenure) -> Changed, now: Timestamp) -> Changes {
+    fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut Tenure) -> Changed) -> Changes {
         let Some(tenures) = &self.tenures else { return Changes::default() };
         let table = self.table(slot).read();
         let mut tenure = tenures.lock(slot);
@@ -172,7 +172,7 @@ impl Memory {
                 Contents::some(keys.iter().map(cell), extras)
             }
         };
-        Changes { seq, contents: contents.without_idle(now).counted_in(&self.means.budget) }
+        Changes { seq, contents: contents.counted_in(&self.means.budget) }
     }
 
     /// Adds consumption of elsewhere to the counter of `key`, whose limit is known. Says whether its slot is held,

@@ -79,7 +79,7 @@ fn what_is_out_of_its_slot_counts_in_the_budget_until_it_is_dropped() {
     let keys: Vec<_> = (0..).map(number).filter(|key| memory.slot(*key) == Slot(0)).take(1_000).collect();
     keys.iter().for_each(|key| assert!(charge(&memory, *key, &limit, NOW)));
     let held = memory.figures().bytes;
-    let whole = memory.whole(Slot(0), NOW).contents;
+    let whole = memory.whole(Slot(0)).contents;
     let copy = whole.clone();
     let figures = memory.figures();
     assert!(1_000 * 2 * 32 <= figures.backup_bytes && figures.bytes == held + figures.backup_bytes);
@@ -101,7 +101,7 @@ fn what_has_no_room_in_the_budget_is_not_taken_in() {
     let (rich, poor) = (sharing(0..1), Memory::new(20_000, OnFull::Deny).with_slots(2).shared());
     let keys: Vec<_> = (0..).map(number).filter(|key| rich.slot(*key) == Slot(0)).take(1_000).collect();
     keys.iter().for_each(|key| assert!(charge(&rich, *key, &window(10), NOW)));
-    let contents = sent(&rich.whole(Slot(0), NOW).contents, NOW, NOW);
+    let contents = sent(&rich.whole(Slot(0)).contents, NOW, NOW);
     assert!(poor.within_limit(contents.clone()).is_none());
     let counted = rich.within_limit(contents).unwrap();
     assert_eq!(counted.len(), 1_000);
@@ -113,16 +113,16 @@ fn slots_with_changes_are_listed_until_they_are_told() {
     let (memory, limit) = (sharing(0..SLOTS), window(10));
     let all: Vec<_> = (0..SLOTS).map(Slot).collect();
     assert_eq!(memory.changed_slots(), all, "a slot that is new here is all changes");
-    all.iter().for_each(|slot| drop(memory.changes(*slot, NOW)));
+    all.iter().for_each(|slot| drop(memory.changes(*slot)));
     assert_eq!(memory.changed_slots(), []);
     let one = number(1);
     assert_eq!(left(&memory, one, &limit), 10);
     assert_eq!(memory.changed_slots(), [], "a look is no change");
     charge(&memory, one, &limit, NOW);
     assert_eq!(memory.changed_slots(), [memory.slot(one)]);
-    let changes = memory.changes(memory.slot(one), NOW);
+    let changes = memory.changes(memory.slot(one));
     assert_eq!((changes.seq, changes.contents.len()), (1, 1));
-    assert!(memory.changes(memory.slot(one), NOW).contents.is_empty());
+    assert!(memory.changes(memory.slot(one)).contents.is_empty());
     memory.ignore_changes();
     charge(&memory, one, &limit, NOW);
     assert_eq!(memory.changed_slots(), []);
@@ -154,7 +154,7 @@ fn of_two_holders_the_keeper_adds_what_the_other_consumed_after_they_parted() {
         let (first, second, name) = (sharing(0..SLOTS), sharing([]), key("one"));
         let slot = first.slot(name);
         ask(&first, name, &limit, Ask::Charge(1), NOW).unwrap();
-        let base = sent(&first.whole(slot, NOW).contents, NOW, NOW);
+        let base = sent(&first.whole(slot).contents, NOW, NOW);
         second.hold(slot, base.clone(), NOW);
         ask(&first, name, &limit, Ask::Charge(2), NOW).unwrap();
         ask(&second, name, &limit, Ask::Charge(4), NOW).unwrap();
@@ -182,14 +182,14 @@ fn a_copy_forgets_what_was_reset_and_what_was_given_back() {
         ask(&memory, name, &limit, Ask::Charge(3), NOW).unwrap();
         // So that it is one counter among many.
         (0..40).for_each(|other| assert!(charge(&memory, number(other), &limit, NOW)));
-        let mut copy = memory.whole(slot, NOW).contents;
+        let mut copy = memory.whole(slot).contents;
         if reset {
             memory.replace(name, &limit, NOW, 0);
         } else {
             ask(&memory, name, &limit, Ask::Refund(3), NOW).unwrap();
         }
-        copy.merge(sent(&memory.changes(slot, NOW).contents, NOW, NOW));
-        assert_eq!(copy, memory.whole(slot, NOW).contents);
+        copy.merge(sent(&memory.changes(slot).contents, NOW, NOW));
+        assert_eq!(copy.without_idle(NOW), memory.whole(slot).contents.without_idle(NOW));
     }
 }
 
@@ -198,13 +198,13 @@ fn a_copy_forgets_what_was_absorbed() {
     let (memory, limit, name) = (sharing(0..SLOTS), window(20), key("one"));
     let slot = memory.slot(name);
     ask(&memory, name, &limit, Ask::Charge(3), NOW).unwrap();
-    let mut copy = memory.whole(slot, NOW).contents;
+    let mut copy = memory.whole(slot).contents;
     assert!(memory.add(slot, copy.difference(&Contents::default()), NOW));
-    copy.merge(memory.changes(slot, NOW).contents);
+    copy.merge(memory.changes(slot).contents);
     assert_eq!(copy.waiting(), 1);
     ask(&memory, name, &limit, Ask::Charge(1), NOW).unwrap();
-    copy.merge(memory.changes(slot, NOW).contents);
-    assert_eq!(copy, memory.whole(slot, NOW).contents);
+    copy.merge(memory.changes(slot).contents);
+    assert_eq!(copy, memory.whole(slot).contents);
     assert_eq!(copy.waiting(), 0);
 }
 
@@ -213,7 +213,7 @@ fn consumption_that_waits_is_forgotten_when_it_weighs_nothing_any_more() {
     let (memory, limit, name) = (sharing(0..SLOTS), window(20), key("one"));
     let slot = memory.slot(name);
     ask(&memory, name, &limit, Ask::Charge(3), NOW).unwrap();
-    let consumed = memory.whole(slot, NOW).contents.difference(&Contents::default());
+    let consumed = memory.whole(slot).contents.difference(&Contents::default());
     assert!(memory.add(slot, consumed, NOW));
     let sweep = |now: Timestamp| (0..4).for_each(|part| memory.sweep_part(part, now));
     sweep(NOW);
@@ -272,7 +272,7 @@ proptest! {
         ask(&here, key("one"), &limit, Ask::Charge(hits), NOW).unwrap();
         let then = NOW.plus(pause);
         let by_the_other = if behind { then.minus(offset) } else { then.plus(offset) };
-        there.hold(slot, sent(&here.whole(slot, then).contents, then, by_the_other), by_the_other);
+        there.hold(slot, sent(&here.whole(slot).contents, then, by_the_other), by_the_other);
         let expected = ask(&here, key("one"), &limit, Ask::Look, then).unwrap();
         let told = ask(&there, key("one"), &limit, Ask::Look, by_the_other).unwrap();
         prop_assert_eq!((told.verdict, told.remaining), (expected.verdict, expected.remaining));
@@ -291,13 +291,13 @@ proptest! {
             now = now.plus(pause);
             ask(&memory, number(index), &second_of(index), next, now).unwrap();
             if told {
-                let changes = memory.changes(Slot(0), now);
+                let changes = memory.changes(Slot(0));
                 prop_assert_eq!(changes.seq, memory.version_seq(Slot(0)));
                 copy.merge(sent(&changes.contents, now, now));
             }
         }
-        copy.merge(memory.changes(Slot(0), now).contents);
-        prop_assert_eq!(copy.without_idle(now), memory.whole(Slot(0), now).contents);
+        copy.merge(memory.changes(Slot(0)).contents);
+        prop_assert_eq!(copy.without_idle(now), memory.whole(Slot(0)).contents.without_idle(now));
     }
 
     #[test]
