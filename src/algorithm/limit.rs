@@ -8,7 +8,7 @@ use crate::{
     algorithm::{
         Algorithm, Ask, Classic, Decision, Excess, FixedWindow, LeakyQueue, LogCounter, LogReceipt,
         PaceCounter, PaceReceipt, SlidingCounter, SlidingLog, SlidingReceipt, SlidingWindow, Span,
-        StepCounter, StepReceipt, SteppedBucket, TokenBucket, Window, WindowCounter, WindowReceipt,
+        StepCounter, StepReceipt, SteppedBucket, TokenBucket, Verdict, Window, WindowCounter, WindowReceipt,
     },
     time::Timestamp,
 };
@@ -93,6 +93,18 @@ impl Limit {
     /// Whether it is what envoyproxy/ratelimit does, and not one of the named algorithms.
     pub fn is_classic(&self) -> bool {
         matches!(self, Self::Classic(_))
+    }
+
+    /// What `ask` would most likely be answered, given the answer to a look: by how much is left.
+    pub(crate) fn foreseen(&self, ask: Ask, look: &Decision) -> Decision {
+        let passes = match (ask, self.excess()) {
+            (Ask::Look, _) => look.verdict.passes(),
+            (Ask::Refund(_), _) => true,
+            (Ask::Charge(hits), Excess::Refuse | Excess::Count) => hits <= look.remaining,
+            (Ask::Charge(_), Excess::Overdraft(_)) => 0 < look.remaining,
+        };
+        let verdict = if passes { Verdict::Pass } else { Verdict::Refuse { retry_after: None } };
+        Decision { verdict, ..*look }
     }
 
     /// Hits that pass when nothing was counted.

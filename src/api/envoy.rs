@@ -22,7 +22,7 @@ use crate::{
         span,
     },
     descriptor::Entry,
-    limiter::{self, Answer, CurrentLimit, Override, Status},
+    limiter::{self, Answer, CurrentLimit, Override, Status, Unanswered},
     rules::Unit,
     time::Stopwatch,
 };
@@ -79,8 +79,11 @@ impl Api {
         resets: Resets,
     ) -> Result<RateLimitResponse, Error> {
         let stopwatch = Stopwatch::start();
-        let decided =
-            self.decide(request, patience, resets).inspect_err(|error| self.metrics.unanswered(*error));
+        let mut decided = self.decide(request, patience, resets);
+        if let Err(Error::Unanswered(Unanswered::Elsewhere)) = decided {
+            decided = self.decide_afar(request, patience, resets).await;
+        }
+        let decided = decided.inspect_err(|error| self.metrics.unanswered(*error));
         self.metrics.duration.record(stopwatch.elapsed());
         let (response, delay) = decided?;
         if !delay.is_zero() {
@@ -111,6 +114,24 @@ impl Api {
         })
     }
 
+    /// The same where other replicas hold the counters.
+    async fn decide_afar(
+        &self,
+        request: &RateLimitRequest,
+        patience: Option<Duration>,
+        resets: Resets,
+    ) -> Result<(RateLimitResponse, Duration), Error> {
+        let snapshot = self.limiter.snapshot();
+        let entries = entries_of(request);
+        let descriptors = descriptors_of(request, &entries)?;
+        let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience };
+        let answer = snapshot.decide_afar(&asked).await?;
+        if let Some(denials) = &self.denials {
+            denials.log(&asked, &answer, snapshot.now());
+        }
+        Ok((self.response_of(request, &answer, resets), answer.delay))
+    }
+
     fn response_of(
         &self,
         request: &RateLimitRequest,
@@ -133,24 +154,32 @@ pub(super) fn asked<T>(
     patience: Option<Duration>,
     answer: impl FnOnce(&limiter::Request<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let entries: SmallVec<[SmallVec<[Entry<'_>; 4]>; 2]> =
-        request.descriptors.iter().map(entries_of).collect();
-    let descriptors = request
-        .descriptors
-        .iter()
-        .zip(&entries)
-        .enumerate()
-        .map(|(index, (descriptor, entries))| {
-            let limit = descriptor.limit.as_ref().map(|limit| override_of(index, limit)).transpose()?;
-            let hits = HitsAsked { own: descriptor.hits_addend, are_given_back: descriptor.is_negative_hits };
-            Ok(limiter::Descriptor { entries, ask: hits.ask(request.hits_addend), limit })
-        })
-        .collect::<Result<SmallVec<[_; 2]>, Error>>()?;
+    let entries = entries_of(request);
+    let descriptors = descriptors_of(request, &entries)?;
     answer(&limiter::Request { domain: &request.domain, descriptors: &descriptors, patience })
 }
 
-fn entries_of(descriptor: &RateLimitDescriptor) -> SmallVec<[Entry<'_>; 4]> {
+/// The entries of each descriptor.
+type Entries<'r> = SmallVec<[SmallVec<[Entry<'r>; 4]>; 2]>;
+
+fn entries_of(request: &RateLimitRequest) -> Entries<'_> {
+    request.descriptors.iter().map(entries_of_one).collect()
+}
+
+fn entries_of_one(descriptor: &RateLimitDescriptor) -> SmallVec<[Entry<'_>; 4]> {
     descriptor.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
+}
+
+fn descriptors_of<'r>(
+    request: &RateLimitRequest,
+    entries: &'r Entries<'_>,
+) -> Result<SmallVec<[limiter::Descriptor<'r>; 2]>, Error> {
+    let each = |(index, (descriptor, entries)): (usize, (&RateLimitDescriptor, &'r SmallVec<_>))| {
+        let limit = descriptor.limit.as_ref().map(|limit| override_of(index, limit)).transpose()?;
+        let hits = HitsAsked { own: descriptor.hits_addend, are_given_back: descriptor.is_negative_hits };
+        Ok(limiter::Descriptor { entries, ask: hits.ask(request.hits_addend), limit })
+    };
+    request.descriptors.iter().zip(entries).enumerate().map(each).collect()
 }
 
 /// The hits that a descriptor brings.

@@ -114,7 +114,7 @@ impl Error {
     /// Whether the request itself is at fault, so that sending it again is of no use.
     pub fn is_callers_fault(self) -> bool {
         match self {
-            Self::Unanswered(Unanswered::NoRules) => false,
+            Self::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => false,
             Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors) | Self::Unit { .. } => true,
         }
     }

@@ -51,8 +51,11 @@ impl Cluster {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; checks.len()];
         if 1 < checks.len() && all.clone().any(|index| takes_back(&index)) {
             let looks = join_all(all.clone().map(|index| ask(index, Ask::Look))).await;
-            let foreseen: Vec<Decision> =
-                checks.iter().zip(&looks).map(|(check, look)| check.limit.foreseen(check.ask, &look.decision)).collect();
+            let foreseen: Vec<Decision> = checks
+                .iter()
+                .zip(&looks)
+                .map(|(check, look)| check.limit.foreseen(check.ask, &look.decision))
+                .collect();
             if refused(&foreseen) {
                 // Those that pass are not charged at all.
                 for (index, look) in looks.into_iter().enumerate() {
@@ -81,7 +84,10 @@ impl Cluster {
         }
         if 1 < checks.len() && refused(&decisions(&outcomes)) {
             let back = outcomes.iter_mut().enumerate().rev().filter(|(index, _)| takes_back(index));
-            join_all(back.map(|(index, outcome)| self.take_back(&checks[index], wishes[index], outcome, deadline))).await;
+            join_all(
+                back.map(|(index, outcome)| self.take_back(&checks[index], wishes[index], outcome, deadline)),
+            )
+            .await;
         }
         let degraded = outcomes.iter().map(|outcome| outcome.by == By::Degraded).collect();
         let charged = outcomes.iter().map(|outcome| outcome.charged).collect();
@@ -111,7 +117,9 @@ impl Cluster {
                     outcome.decision = Decision { remaining, reset_after, ..outcome.decision };
                 }
             }
-            (By::Lease, _) if 0 < charged => self.0.with(|node, _| node.undo_lease(check.key, check.limit, charged)),
+            (By::Lease, _) if 0 < charged => {
+                self.0.with(|node, _| node.undo_lease(check.key, check.limit, charged))
+            }
             (By::Degraded, Some(receipt)) => {
                 self.0.with(|node, _| node.undo_share(check.key, check.limit, receipt, charged));
             }

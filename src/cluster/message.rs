@@ -224,6 +224,41 @@ pub(crate) enum Message {
     Revoke { key: Key },
 }
 
+impl Message {
+    /// About how many bytes it takes on the wire.
+    pub(crate) fn weight(&self) -> usize {
+        /// A counter with its key.
+        const COUNTER: usize = 40;
+        /// Most messages.
+        const USUAL: usize = 64;
+        let of = |copy: &Copy| USUAL + COUNTER * (copy.contents.len() + copy.slices.len());
+        match self {
+            Self::Hello(hello) => {
+                USUAL * (1 + hello.known.len()) + COUNTER * (hello.held.len() + hello.holders.len())
+            }
+            Self::Transfer(transfer) => {
+                let origin = transfer.origin.contents.as_ref().map_or(0, |contents| contents.len());
+                of(&transfer.copy) + COUNTER * origin
+            }
+            Self::Backup { copy, .. } | Self::Better { copy, .. } | Self::Known { copy: Some(copy), .. } => {
+                of(copy)
+            }
+            Self::Member(_)
+            | Self::Holds { .. }
+            | Self::Taken(_)
+            | Self::Backed { .. }
+            | Self::Lacking { .. }
+            | Self::Query { .. }
+            | Self::Known { copy: None, .. }
+            | Self::Orphan { .. }
+            | Self::Ask { .. }
+            | Self::Answer { .. }
+            | Self::Recall { .. }
+            | Self::Revoke { .. } => USUAL,
+        }
+    }
+}
+
 /// How two members begin to talk.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hello {

@@ -84,7 +84,6 @@ pub struct Cluster(Arc<Replica>);
 struct Replica {
     part: Mutex<Part>,
     links: Links,
-    memory: Arc<Memory>,
     clock: Clock,
     began: Stopwatch,
     secret: SharedSecret,
@@ -121,7 +120,7 @@ impl Cluster {
             lease_from,
             transfers_max: TRANSFERS_MAX,
         };
-        let mut node = Node::new(me, links.address().to_owned(), tuning, memory.clone(), START);
+        let mut node = Node::new(me, links.address().to_owned(), tuning, memory, START);
         node.set_wall(clock.now());
         if !stored.is_empty() {
             let copy = |Stored { slot, epoch, seq, contents }| (slot, Version { epoch, seq }, contents);
@@ -131,7 +130,6 @@ impl Cluster {
         let replica = Replica {
             part: Mutex::new(part),
             links,
-            memory,
             clock,
             began: Stopwatch::start(),
             secret,

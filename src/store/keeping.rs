@@ -10,7 +10,7 @@ use tokio::{task::spawn_blocking, time::sleep};
 use tracing::{error, info};
 
 use crate::{
-    descriptor::Secret,
+    descriptor::{Secret, SharedSecret},
     store::{
         Memory, OnFull, Slot, SnapshotError, Stored,
         snapshot::{self, Snapshot},
@@ -37,7 +37,7 @@ pub struct Keeping {
     /// The counters.
     pub memory: Arc<Memory>,
     /// What their keys are hashed with.
-    pub secret: Secret,
+    pub secret: SharedSecret,
     settings: Settings,
     epochs: Epochs,
     // Held while a snapshot is written: two at a time would write into one file.
@@ -107,7 +107,7 @@ impl Keeping {
         let secret = secret.unwrap_or_else(Secret::random);
         Self {
             memory: Arc::new(memory),
-            secret,
+            secret: SharedSecret::new(secret),
             settings,
             epochs: Epochs::default(),
             writing: Arc::default(),
@@ -148,7 +148,7 @@ impl Keeping {
         let (keeping, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
         let written = spawn_blocking(move || {
             let _one_at_a_time = keeping.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            snapshot::write(&keeping.memory, &keeping.secret, &*keeping.epochs.0, clock.now(), &path)
+            snapshot::write(&keeping.memory, &keeping.secret.get(), &*keeping.epochs.0, clock.now(), &path)
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));

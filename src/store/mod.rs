@@ -67,6 +67,12 @@ pub struct Decisions {
 }
 
 impl Decisions {
+    /// Decisions, and the hits that each has charged.
+    pub(crate) fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
+        debug_assert_eq!(each.len(), charged.len());
+        Self { each, charged }
+    }
+
     /// The hits that each check has charged to its counter, in their order; 0 where they were taken back or there
     /// was no memory for the counter.
     pub fn charged(&self) -> &[u64] {

@@ -30,11 +30,11 @@ const SPARED: Duration = Duration::from_secs(1);
 
 /// What a request of this replica's own wants beside its deed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
+pub struct Wish {
     /// What is answered where the holder cannot be reached.
-    pub(crate) otherwise: OnOwnerUnavailable,
+    pub otherwise: OnOwnerUnavailable,
     /// Whether slices may be lent of it.
-    pub(crate) lease: bool,
+    pub lease: bool,
 }
 
 /// What became of a request.
@@ -44,6 +44,20 @@ pub(crate) struct Outcome {
     /// Hits that were charged.
     pub(crate) charged: u64,
     pub(crate) by: By,
+}
+
+impl Outcome {
+    /// What is answered where nobody can say anything better.
+    pub(crate) fn nothing(wish: Wish) -> Self {
+        let verdict = match wish.otherwise {
+            OnOwnerUnavailable::Allow => Verdict::Pass,
+            OnOwnerUnavailable::LocalShare | OnOwnerUnavailable::Deny => {
+                Verdict::Refuse { retry_after: None }
+            }
+        };
+        let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
+        Self { decision, charged: 0, by: By::Degraded }
+    }
 }
 
 /// Who decided.
@@ -171,13 +185,13 @@ impl Node {
         let slot = self.slot_of(&parked.question);
         if self.slot(slot).held.is_some() {
             if self.isolated {
-                return self.cannot_reach(parked.asker, parked.question, now);
+                return self.cannot_reach(parked.asker, parked.question);
             }
             return match self.carry_out(&parked.asker, &parked.question, now) {
                 Some(reply) => self.reply(parked.asker, &parked.question, reply, now, now),
                 None => {
                     self.recall(parked.question.key);
-                    self.park(Parked { why: Why::Lent, ..parked }, now);
+                    self.park(Parked { why: Why::Lent, ..parked });
                 }
             };
         }
@@ -200,11 +214,11 @@ impl Node {
         }
         let holder = self.slot(slot).holder.map(|holder| holder.member);
         let to = holder.filter(|member| *member != self.me && !self.is_gone(*member));
-        let Some(to) = to.filter(|_| !pause) else { return self.park(parked, now) };
+        let Some(to) = to.filter(|_| !pause) else { return self.park(parked) };
         let spared = self.peers.get(&to).is_none_or(|peer| now < peer.spared_until);
         let full = WAITING_MAX <= self.outbox.get(&to).map_or(0, VecDeque::len);
         if self.isolated || spared || full || OPEN_MAX <= self.asks.len() || !self.hears(to, now) {
-            return self.cannot_reach(parked.asker, parked.question, now);
+            return self.cannot_reach(parked.asker, parked.question);
         }
         let Parked { asker, question, deadline, hops, .. } = parked;
         let budget = deadline.since(now);
@@ -222,9 +236,9 @@ impl Node {
         self.send(to, Message::Ask { ticket, question: Box::new(question), budget, hops: hops + 1 });
     }
 
-    fn park(&mut self, parked: Parked, now: Timestamp) {
+    fn park(&mut self, parked: Parked) {
         if OPEN_MAX <= self.asks.len() {
-            return self.cannot_reach(parked.asker, parked.question, now);
+            return self.cannot_reach(parked.asker, parked.question);
         }
         self.asks.expect(parked.deadline);
         self.asks.parked.push(parked);
@@ -287,7 +301,7 @@ impl Node {
                 let outcome = Outcome { decision, charged, by: By::Holder };
                 self.actions.push(super::Action::Answer(ticket, outcome));
             }
-            (asker @ Asker::Here(..), Reply::Unreachable) => self.cannot_reach(asker, question.clone(), now),
+            (asker @ Asker::Here(..), Reply::Unreachable) => self.cannot_reach(asker, question.clone()),
         }
     }
 
@@ -309,14 +323,14 @@ impl Node {
     }
 
     /// The holder cannot be asked. Peers are told so; our own requests are answered as their rules say.
-    fn cannot_reach(&mut self, asker: Asker, question: Question, now: Timestamp) {
+    fn cannot_reach(&mut self, asker: Asker, question: Question) {
         match asker {
             Asker::Peer(peer, ticket) => {
                 self.send(peer, Message::Answer { ticket, reply: Reply::Unreachable })
             }
             Asker::Here(ticket, wish) => {
                 self.figures.degraded += 1;
-                let (decision, charged) = self.without_holder(&question, wish.otherwise, now);
+                let (decision, charged) = self.without_holder(&question, wish.otherwise);
                 let outcome = Outcome { decision, charged, by: By::Degraded };
                 self.actions.push(super::Action::Answer(ticket, outcome));
             }
@@ -325,12 +339,7 @@ impl Node {
         }
     }
 
-    fn without_holder(
-        &mut self,
-        question: &Question,
-        otherwise: OnOwnerUnavailable,
-        now: Timestamp,
-    ) -> (Decision, u64) {
+    fn without_holder(&mut self, question: &Question, otherwise: OnOwnerUnavailable) -> (Decision, u64) {
         let nothing =
             |verdict| Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
         match (&question.deed, otherwise) {
@@ -399,7 +408,7 @@ impl Node {
         let (over, waiting): (Vec<Parked>, _) = parked.into_iter().partition(|parked| parked.deadline <= now);
         self.asks.parked = waiting;
         for Parked { asker, question, .. } in over {
-            self.cannot_reach(asker, question, now);
+            self.cannot_reach(asker, question);
         }
         let over: Vec<u64> = self
             .asks
@@ -422,7 +431,7 @@ impl Node {
                     let until = now.plus(LATE_MAX.as_nanos() as u64);
                     self.asks.late.insert(ticket, Late { question: question.clone(), until });
                 }
-                self.cannot_reach(asker, question, now);
+                self.cannot_reach(asker, question);
             }
         }
         self.asks.late.retain(|_, late| now < late.until);
@@ -432,14 +441,14 @@ impl Node {
     }
 
     /// Nothing that is open can be answered: the counters that it asks for are void.
-    pub(super) fn fail_asks(&mut self, now: Timestamp) {
+    pub(super) fn fail_asks(&mut self) {
         let forwards = std::mem::take(&mut self.asks.forwards).into_values();
         let parked = std::mem::take(&mut self.asks.parked).into_iter();
         let open = forwards.map(|forward| (forward.asker, forward.question));
         let open: Vec<_> = open.chain(parked.map(|parked| (parked.asker, parked.question))).collect();
         for (asker, question) in open {
             if !matches!(asker, Asker::Nobody) {
-                self.cannot_reach(asker, question, now);
+                self.cannot_reach(asker, question);
             }
         }
         self.asks.late.clear();

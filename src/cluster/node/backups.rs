@@ -51,8 +51,8 @@ impl Node {
         let former =
             self.slot(slot).sent.filter(|(former, to)| former.epoch == version.epoch && *to == runner_up);
         let changes = match former {
-            Some(_) => self.memory.changes(slot, self.wall),
-            None => self.memory.whole(slot, self.wall),
+            Some(_) => self.memory.changes(slot),
+            None => self.memory.whole(slot),
         };
         let version = Version { seq: changes.seq, ..version };
         let slices = self.lender.slices_of(slot, self.slots.len(), now);

@@ -135,7 +135,7 @@ impl Node {
         let Some(query) = &mut self.slot_mut(slot).query else {
             // Too late for the claim, but not for what was consumed.
             if let Some(copy) = copy {
-                self.told_better(slot, copy, now);
+                self.told_better(slot, copy);
             }
             return;
         };
@@ -186,7 +186,7 @@ impl Node {
     }
 
     /// Somebody keeps a newer copy than the one that was claimed: what it has more was consumed before the claim.
-    pub(super) fn told_better(&mut self, slot: Slot, copy: Copy, now: Timestamp) {
+    pub(super) fn told_better(&mut self, slot: Slot, copy: Copy) {
         if slot.index() >= self.slots.len() {
             return;
         }

@@ -50,44 +50,53 @@ pub(crate) struct Figures {
 
 /// How this replica sees the cluster.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct View {
+pub struct View {
+    /// This replica.
     #[serde(rename = "self")]
-    pub(crate) me: String,
+    pub me: String,
     /// A hash of the members and of who holds which slot: equal on replicas that agree.
-    pub(crate) view: String,
-    pub(crate) members: Vec<MemberView>,
+    pub view: String,
+    /// Its members, this one included, and those who have gone lately.
+    pub members: Vec<MemberView>,
     /// Slots whose holder is not the one who is wanted, or unknown.
-    pub(crate) moving: usize,
+    pub moving: usize,
     /// Slots held here.
-    pub(crate) holding: usize,
+    pub holding: usize,
     /// Slots of which a copy is kept here for another holder.
-    pub(crate) copies: usize,
+    pub copies: usize,
     /// Whether too few others are heard for this replica to trust what it holds.
-    pub(crate) isolated: bool,
+    pub isolated: bool,
 }
 
 /// How it sees one member.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct MemberView {
+pub struct MemberView {
+    /// Its identity.
     #[serde(serialize_with = "as_text")]
-    pub(crate) id: MemberId,
-    pub(crate) address: String,
-    pub(crate) state: Seen,
+    pub id: MemberId,
+    /// Where others reach it.
+    pub address: String,
+    /// What it is doing.
+    pub state: Seen,
     /// Milliseconds since it was last heard.
-    pub(crate) silent_ms: u64,
+    pub silent_ms: u64,
     /// A hash of the rules that it decides by.
-    pub(crate) rules: String,
+    pub rules: String,
     /// Slots that it holds, as far as is known here.
-    pub(crate) holding: usize,
+    pub holding: usize,
 }
 
 /// What a member is doing, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Seen {
+pub enum Seen {
+    /// It does not know yet who holds what.
     Joining,
+    /// It answers.
     Serving,
+    /// It hands its slots on.
     Draining,
+    /// It has left, died or been silent for too long.
     Gone,
 }
 

@@ -1,6 +1,6 @@
 //! A slot changes hands: the counters go out, and later requests follow them on the same link.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::{
     cluster::{
@@ -18,6 +18,10 @@ const ORIGIN_KEPT: Duration = Duration::from_secs(10 * 60);
 impl Node {
     /// Moves what is held here and should be elsewhere, a few slots at a time.
     pub(super) fn hand_off_unwanted(&mut self, now: Timestamp) {
+        let mut in_flight: BTreeMap<MemberId, usize> = BTreeMap::new();
+        for pending in self.pending.values() {
+            *in_flight.entry(pending.to).or_default() += 1;
+        }
         for slot in self.all_slots() {
             let state = self.slot(slot);
             let Some(held) = &state.held else { continue };
@@ -30,15 +34,12 @@ impl Node {
             if let Some(to) = to
                 && self.hears(to, now)
                 && self.peers[&to].mapped
-                && self.in_flight_to(to) < self.tuning.transfers_max
+                && in_flight.get(&to).is_none_or(|count| *count < self.tuning.transfers_max)
             {
+                *in_flight.entry(to).or_default() += 1;
                 self.give(slot, to, now);
             }
         }
-    }
-
-    fn in_flight_to(&self, to: MemberId) -> usize {
-        self.pending.values().filter(|pending| pending.to == to).count()
     }
 
     pub(super) fn give(&mut self, slot: Slot, to: MemberId, now: Timestamp) {

@@ -260,6 +260,17 @@ impl Node {
         }
     }
 
+    /// Takes back hits that this replica gave out of what it was lent.
+    pub(crate) fn undo_lease(&mut self, key: Key, limit: &Limit, hits: u64) {
+        if let Some(borrowed) = self.lessee.borrowed.get_mut(&key)
+            && borrowed.limit == *limit
+            && let Kind::Slice { left, used, .. } = &mut borrowed.kind
+            && hits <= *used
+        {
+            (*left, *used) = (*left + hits, *used - hits);
+        }
+    }
+
     /// What `peer` gets beside its answer, for it asks often.
     pub(super) fn grant(
         &mut self,

@@ -104,6 +104,16 @@ impl Node {
         self.alone = alone;
     }
 
+    /// An operator knows that a member is dead. Says whether it was known here.
+    pub(crate) fn declare_dead(&mut self, member: MemberId, now: Timestamp) -> bool {
+        let known = self.peers.contains_key(&member) || self.gone.contains_key(&member);
+        if known {
+            self.gone.remove(&member);
+            self.bury(member, How::Proven, now);
+        }
+        known
+    }
+
     /// The hash of the rules in force.
     pub(crate) fn rules_changed(&mut self, rules: u64) {
         if self.record.rules != rules {
@@ -257,7 +267,7 @@ impl Node {
         self.actions.push(Action::Hash(hashing.secret.clone()));
         let same = former.is_some_and(|former| former.secret.to_bytes() == hashing.secret.to_bytes());
         if !same {
-            self.forget_counters(now);
+            self.forget_counters();
             if self.record.state == State::Serving {
                 self.figures.begun_anew += 1;
                 self.record.state = State::Joining;
@@ -267,7 +277,7 @@ impl Node {
         self.greet_all();
     }
 
-    fn forget_counters(&mut self, now: Timestamp) {
+    fn forget_counters(&mut self) {
         for slot in self.all_slots() {
             if self.slot(slot).held.is_some() {
                 drop(self.memory.give(slot));
@@ -280,7 +290,7 @@ impl Node {
         self.lender = Default::default();
         self.lessee = Default::default();
         self.shares.clear();
-        self.fail_asks(now);
+        self.fail_asks();
     }
 
     pub(super) fn tell_record(&mut self) {

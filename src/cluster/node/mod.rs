@@ -34,8 +34,10 @@ mod members;
 mod shares;
 mod view;
 
-pub(crate) use asks::{By, Outcome, Wish};
-pub(crate) use figures::{Figures, MemberView, View};
+pub use asks::Wish;
+pub(crate) use asks::{By, Outcome};
+pub(crate) use figures::Figures;
+pub use figures::{MemberView, View};
 
 use asks::Asks;
 use leases::{Lender, Lessee};
@@ -107,6 +109,7 @@ pub(crate) struct Node {
     lessee: Lessee,
     shares: Shares,
     outbox: BTreeMap<MemberId, VecDeque<Message>>,
+    woken: Vec<MemberId>,
     actions: Vec<Action>,
     figures: Figures,
 }
@@ -209,6 +212,7 @@ impl Node {
             lessee: Lessee::default(),
             shares: Shares::default(),
             outbox: BTreeMap::new(),
+            woken: Vec::new(),
             actions: Vec::new(),
             figures: Figures::default(),
         }
@@ -250,7 +254,7 @@ impl Node {
                 self.told_known(from, slot, holder, alive, copy, now)
             }
             Message::Orphan { slot, holder, dead } => self.told_orphan(slot, holder, &dead, now),
-            Message::Better { slot, copy } => self.told_better(slot, copy, now),
+            Message::Better { slot, copy } => self.told_better(slot, copy),
             Message::Ask { ticket, question, budget, hops } => {
                 self.asked_by(from, ticket, *question, budget, hops, now);
             }
@@ -276,16 +280,23 @@ impl Node {
         self.leave_when_done(now);
     }
 
-    /// What waits for `peer`, oldest first.
-    pub(crate) fn outgoing(&mut self, peer: MemberId, most: usize) -> Vec<Message> {
+    /// What waits for `peer`, oldest first: so many messages at most, and about so many bytes.
+    pub(crate) fn outgoing(&mut self, peer: MemberId, most: usize, bytes_max: usize) -> Vec<Message> {
         let Some(waiting) = self.outbox.get_mut(&peer) else { return Vec::new() };
-        let most = most.min(waiting.len());
-        waiting.drain(..most).collect()
+        let (mut bytes, mut count) = (0, 0);
+        for message in waiting.iter().take(most) {
+            bytes += message.weight();
+            if bytes_max < bytes && 0 < count {
+                break;
+            }
+            count += 1;
+        }
+        waiting.drain(..count).collect()
     }
 
-    /// The peers for which something waits.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = MemberId> {
-        self.outbox.iter().filter(|(_, waiting)| !waiting.is_empty()).map(|(peer, _)| *peer)
+    /// The peers for which something has begun to wait since this was last asked.
+    pub(crate) fn woken(&mut self) -> Vec<MemberId> {
+        std::mem::take(&mut self.woken)
     }
 
     /// What is to be done, in order.
@@ -295,13 +306,18 @@ impl Node {
 
     fn send(&mut self, to: MemberId, message: Message) {
         if self.peers.get(&to).is_some_and(|peer| peer.linked) {
-            self.outbox.entry(to).or_default().push_back(message);
+            let waiting = self.outbox.entry(to).or_default();
+            if waiting.is_empty() {
+                self.woken.push(to);
+            }
+            waiting.push_back(message);
         }
     }
 
     fn tell_all(&mut self, message: &Message) {
-        for (id, _) in self.peers.iter().filter(|(_, peer)| peer.linked) {
-            self.outbox.entry(*id).or_default().push_back(message.clone());
+        let linked = self.peers.iter().filter(|(_, peer)| peer.linked);
+        for to in linked.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.send(to, message.clone());
         }
     }
 

@@ -105,14 +105,7 @@ impl Shares {
 
 impl Node {
     /// Takes back a charge that this replica passed by itself.
-    pub(crate) fn undo_share(
-        &mut self,
-        key: Key,
-        limit: &Limit,
-        receipt: Receipt,
-        hits: u64,
-        now: Timestamp,
-    ) {
+    pub(crate) fn undo_share(&mut self, key: Key, limit: &Limit, receipt: Receipt, hits: u64) {
         self.shares.undo(key, limit, receipt, hits, self.healthy.len(), self.wall);
     }
 

@@ -34,7 +34,24 @@ impl Node {
         self.slots_held().chain(self.pending.values().map(|pending| pending.slot))
     }
 
-    /// Whether this replica may answer.
+    /// How often a slot has changed hands.
+    pub(crate) fn epoch(&self, slot: Slot) -> u64 {
+        let state = self.slot(slot);
+        state.held.as_ref().map_or(0, |held| held.epoch)
+    }
+
+    /// Members that serve and are heard.
+    pub(crate) fn serving(&self) -> usize {
+        self.wanted.members().len()
+    }
+
+    /// Slots whose holder is not the one who is wanted, or unknown.
+    pub(crate) fn moving(&self) -> usize {
+        let wanted = |slot| self.slot(slot).holder.map(|holder| holder.member) == self.wanted.holder(slot);
+        self.all_slots().filter(|slot| !wanted(*slot)).count()
+    }
+
+    /// What this replica is doing.
     pub(crate) fn state(&self) -> State {
         self.record.state
     }
@@ -51,7 +68,6 @@ impl Node {
         for member in self.wanted.members() {
             hasher.write_u64(member.number());
         }
-        let mut moving = 0;
         for slot in self.all_slots() {
             let holder = self.slot(slot).holder;
             let Holder { epoch, member } =
@@ -59,7 +75,6 @@ impl Node {
             hasher.write_u64(epoch);
             hasher.write_u64(member.number());
             *holding.entry(member).or_default() += 1;
-            moving += usize::from(holder.map(|holder| holder.member) != self.wanted.holder(slot));
         }
         let view = |record: &Record, state, silent: Duration| MemberView {
             id: record.id,
@@ -81,7 +96,7 @@ impl Node {
             me: self.me.to_string(),
             view: format!("{:016x}", hasher.finish()),
             members,
-            moving,
+            moving: self.moving(),
             holding: self.slots.iter().filter(|slot| slot.held.is_some()).count(),
             copies: self.slots.iter().filter(|slot| slot.copy.is_some()).count(),
             isolated: self.isolated,

@@ -324,10 +324,10 @@ impl World {
     fn act(&mut self, number: usize) {
         let wall = self.wall_of(number);
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let waiting: Vec<MemberId> = process.node.waiting().collect();
+        let waiting: Vec<MemberId> = process.node.woken();
         let actions = process.node.actions();
         for peer in waiting {
-            let messages = process.node.outgoing(peer, usize::MAX);
+            let messages = process.node.outgoing(peer, usize::MAX, usize::MAX);
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
             if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
                 link.last = link.last.max(self.now + self.dice.random_range(1..=DELAY_MAX));
