@@ -7,6 +7,7 @@ mod check;
 mod counters;
 mod desk;
 mod explain;
+mod place;
 mod question;
 mod serve;
 
