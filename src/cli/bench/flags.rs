@@ -122,17 +122,17 @@ fn hits(text: &str) -> Result<[u32; 2], String> {
 pub(super) fn run(matches: &ArgMatches) -> Result<Run, String> {
     let number = |name: &str| matches.get_one::<u64>(name).copied();
     let time = |name: &str| matches.get_one::<Duration>(name).copied();
-    let required = "it has a default";
-    let seed = number("seed").expect(required);
-    let callers = callers(number("connections").expect(required), number("streams").expect(required))?;
+    let default = "it has a default";
+    let seed = number("seed").expect(default);
+    let callers = callers(number("connections").expect(default), number("streams").expect(default))?;
     let requests = number("requests");
     // Without either there is an end all the same.
     let duration = time("duration").or(if requests.is_some() { None } else { Some(Duration::from_secs(10)) });
-    let patience = time("timeout").expect(required);
+    let patience = time("timeout").expect(default);
     if duration.is_some_and(|duration| duration.is_zero()) || patience.is_zero() {
         return Err("--duration and --timeout must be longer than nothing".to_owned());
     }
-    let span = Span { warmup: time("warmup").expect(required), duration, requests };
+    let span = Span { warmup: time("warmup").expect(default), duration, requests };
     let arrivals = if matches.get_flag("poisson") { Arrivals::Poisson } else { Arrivals::Even };
     let pace = match number("rate") {
         None => Pace::Closed,
@@ -151,10 +151,10 @@ fn callers(connections: u64, streams: u64) -> Result<Callers, String> {
 }
 
 fn asked(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
-    let required = "it has a default";
-    let keys = *matches.get_one::<u64>("keys").expect(required);
-    let skew = *matches.get_one::<f64>("skew").expect(required);
-    let [least, most] = *matches.get_one::<[u32; 2]>("hits").expect(required);
+    let default = "it has a default";
+    let keys = *matches.get_one::<u64>("keys").expect(default);
+    let skew = *matches.get_one::<f64>("skew").expect(default);
+    let [least, most] = *matches.get_one::<[u32; 2]>("hits").expect(default);
     let entries: Vec<_> =
         matches.get_many::<Vec<Entry>>("descriptor").into_iter().flatten().cloned().collect();
     if 1 < keys && !entries.iter().flatten().any(|entry| entry.value.contains(PLACEHOLDER)) {
