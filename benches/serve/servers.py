@@ -97,9 +97,9 @@ def framed(message):
 
 
 class Server:
-    """A server that runs, pinned to a core; `stop` ends it and nothing else."""
+    """A server that runs, pinned to a core: ready within its `with`, and gone after it."""
 
-    name = path = None
+    name = path = address = None
 
     def __init__(self, command, log, environment=None):
         self.log = pathlib.Path(log)
@@ -122,6 +122,20 @@ class Server:
         if self.child.poll() is not None:
             last = self.log.read_text(errors="replace")[-500:]
             raise Unavailable(f"{self.name} has ended with {self.child.returncode}: {last}")
+
+    def __enter__(self):
+        try:
+            self.await_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def await_ready(self):
+        self.await_listening()
 
     def await_listening(self):
         def listens():
@@ -166,6 +180,7 @@ class Tollgate(Server):
 
     @staticmethod
     def obtain(folder):
+        say("building tollgate")
         shell("cargo", "build", "--release", "--locked", "--bin", "tollgate", cwd=ROOT)
         return folder / "release" / "tollgate"
 
@@ -179,10 +194,12 @@ class Tollgate(Server):
             + ["--drain-delay", "0s"],
             scratch / "tollgate.log",
         )
+
+    def await_ready(self):
         self.listeners = eventually("Tollgate listens", self._listeners)
         host, port = self.listeners["grpc"].rsplit(":", 1)
         self.address = (host, int(port))
-        eventually("Tollgate has its rules", lambda: self.generations())
+        eventually("Tollgate has its rules", self.generations)
 
     def write_rules(self, more):
         """Puts the rule and `more` in force by a rename, as a deployment would."""
@@ -240,7 +257,6 @@ class Throttlecrab(Server):
             [binary, "--grpc", "--grpc-host", LOOPBACK, "--grpc-port", self.address[1], "--log-level", "warn"],
             scratch / "throttlecrab.log",
         )
-        self.await_listening()
 
 
 def protoc(peers):
@@ -285,11 +301,11 @@ class Gubernator(Server):
         return binary
 
     def __init__(self, binary, scratch):
-        grpc, web, gossip = (f"{LOOPBACK}:{free_port()}" for _ in range(3))
+        grpc, self.web, gossip = (f"{LOOPBACK}:{free_port()}" for _ in range(3))
         self.address = (LOOPBACK, int(grpc.rsplit(":", 1)[1]))
         environment = {
             "GUBER_GRPC_ADDRESS": grpc,
-            "GUBER_HTTP_ADDRESS": web,
+            "GUBER_HTTP_ADDRESS": self.web,
             "GUBER_ADVERTISE_ADDRESS": grpc,
             # A cluster of itself alone.
             "GUBER_MEMBERLIST_ADDRESS": gossip,
@@ -299,11 +315,13 @@ class Gubernator(Server):
             "GUBER_LOG_LEVEL": "error",
         }
         super().__init__([binary], scratch / "gubernator.log", environment)
+
+    def await_ready(self):
         self.await_listening()
 
         def healthy():
             self.must_run()
-            host, port = web.rsplit(":", 1)
+            host, port = self.web.rsplit(":", 1)
             with contextlib.suppress(OSError):
                 connection = http.client.HTTPConnection(host, int(port), timeout=5)
                 connection.request("GET", "/v1/HealthCheck")
