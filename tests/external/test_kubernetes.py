@@ -1,0 +1,96 @@
+"""deploy/kubernetes, as it is rendered: valid to Kubernetes, and right for Tollgate."""
+
+import tomllib
+
+import pytest
+import yaml
+
+import manifests
+from manifest_checks import Overlay, problems
+from manifests import FOLDER
+from processes import LISTENERS, LOOPBACK, ROOT, TOLLGATE, Process, eventually, http_call, run
+
+BASE, PRODUCTION = FOLDER / "base", FOLDER / "overlays" / "production"
+
+
+@pytest.fixture(params=["base", "production", "with certificates between replicas"])
+def overlay(request, tmp_path):
+    folders = {"base": BASE, "production": PRODUCTION}
+    if request.param in folders:
+        return manifests.objects(folders[request.param])
+    return manifests.objects(manifests.with_component("peer-certificates", "overlays/production", tmp_path))
+
+
+def test_nobody_has_anything_to_say_against_an_overlay(overlay, schemas):
+    assert manifests.complaints_of_kubernetes_validate(overlay) == []
+    assert manifests.complaints_of_kubeconform(overlay, schemas) == []
+    assert problems(overlay) == []
+
+
+def test_each_patch_of_the_production_overlay_has_taken_effect():
+    base, production = (Overlay(manifests.objects(folder)) for folder in (BASE, PRODUCTION))
+
+    assert (base.deployment["spec"]["replicas"], production.deployment["spec"].get("replicas")) == (3, None)
+    spreads = [one["whenUnsatisfiable"] for one in production.pod["topologySpreadConstraints"]]
+    assert spreads == ["DoNotSchedule", "ScheduleAnyway"], "machines before zones, and no third one"
+    assert production.container["resources"]["limits"]["memory"] == "1Gi"
+    added = {f"TOLLGATE_GRPC__TLS_{name}" for name in ("CERT", "KEY", "CLIENT_CA")}
+    assert production.variables.keys() - base.variables.keys() == added
+    assert base.variables.items() < production.variables.items(), "and nothing is lost"
+    assert production.volumes.keys() - base.volumes.keys() == {"tls"}
+
+
+def test_certificates_between_replicas_take_the_place_of_the_secret(tmp_path):
+    folder = manifests.with_component("peer-certificates", "base", tmp_path)
+    certified, base = Overlay(manifests.objects(folder)), Overlay(manifests.objects(BASE))
+
+    assert certified.volumes.keys() == {"rules", "peer-certificates"}
+    assert base.variables.keys() - certified.variables.keys() == {"TOLLGATE_CLUSTER__SECRET_FILE"}
+    added = {f"TOLLGATE_CLUSTER__{name}" for name in ("CERT", "KEY", "CA")}
+    assert certified.variables.keys() - base.variables.keys() == added
+
+
+def test_the_image_has_the_version_of_the_program():
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]["version"]
+
+    assert Overlay(manifests.objects(BASE)).container["image"] == f"tollgate:{version}"
+
+
+def test_the_page_tells_how_to_make_every_secret():
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+
+    for name in ("tollgate-cluster", "tollgate-tls", "tollgate-peers-tls"):
+        assert f"`{name}`" in page
+    path = Overlay(manifests.objects(BASE)).variables["TOLLGATE_CLUSTER__SECRET_FILE"]
+    assert f"create secret generic tollgate-cluster --from-literal={path.rsplit('/', 1)[1]}=" in page
+
+
+def test_the_rules_of_the_config_map_are_good(tmp_path):
+    (rules,) = [one for one in manifests.objects(BASE) if one["kind"] == "ConfigMap"]
+    for name, text in rules["data"].items():
+        (tmp_path / name).write_text(text)
+
+    done = run("check", tmp_path)
+
+    assert done.returncode == 0, done
+
+
+def test_the_program_starts_with_the_arguments_of_the_pod_and_answers_its_probes(ends, tmp_path):
+    overlay = Overlay(manifests.objects(BASE))
+    variables = overlay.variables | {"TOLLGATE_RULES__PATH": BASE / "rules"}
+    # Ports are taken here as they are free, and replicas have a test of their own.
+    variables |= {f"TOLLGATE_{name.upper()}__LISTEN": f"{LOOPBACK}:0" for name in LISTENERS}
+    given = [f"{name}={value}" for name, value in variables.items() if "CLUSTER" not in name and name != "POD_IP"]
+
+    process = Process(["env", *given, TOLLGATE, *overlay.container["args"]], tmp_path / "tollgate.log")
+    ends.callback(process.kill)
+
+    def address():
+        process.must_run()
+        events = [yaml.safe_load(line) for line in process.output().splitlines()]
+        return next((one["address"] for one in events if one.get("listener") == "http"), None)
+
+    http = eventually("it listens", address)
+    for probe in ("readinessProbe", "livenessProbe"):
+        path = overlay.container[probe]["httpGet"]["path"]
+        eventually(f"{path} is answered", lambda path=path: http_call(http, path).code == 200)
