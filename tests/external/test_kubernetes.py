@@ -1,14 +1,18 @@
 """deploy/kubernetes, as it is rendered: valid to Kubernetes, and right for Tollgate."""
 
+import json
+import re
+import shutil
+import subprocess
 import tomllib
 
 import pytest
 import yaml
 
 import manifests
-from manifest_checks import Overlay, problems
+from manifest_checks import OF_THE_OPERATOR, Overlay, problems
 from manifests import FOLDER
-from processes import LISTENERS, LOOPBACK, ROOT, TOLLGATE, Process, eventually, http_call, run
+from processes import ENVOY, LISTENERS, LOOPBACK, ROOT, TOLLGATE, Process, eventually, http_call, run
 
 BASE, PRODUCTION = FOLDER / "base", FOLDER / "overlays" / "production"
 
@@ -56,13 +60,47 @@ def test_the_image_has_the_version_of_the_program():
     assert Overlay(manifests.objects(BASE)).container["image"] == f"tollgate:{version}"
 
 
-def test_the_page_tells_how_to_make_every_secret():
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
-    for name in ("tollgate-cluster", "tollgate-tls", "tollgate-peers-tls"):
-        assert f"`{name}`" in page
+
+def example(start):
+    """The example on the page that begins so."""
+    (found,) = [block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if block.startswith(start)]
+    return found
+
+
+def test_the_page_tells_how_to_make_every_secret():
+    for name in OF_THE_OPERATOR:
+        assert f"`{name}`" in PAGE
     path = Overlay(manifests.objects(BASE)).variables["TOLLGATE_CLUSTER__SECRET_FILE"]
-    assert f"create secret generic tollgate-cluster --from-literal={path.rsplit('/', 1)[1]}=" in page
+    assert f"create secret generic tollgate-cluster --from-literal={path.rsplit('/', 1)[1]}=" in PAGE
+
+
+def test_the_folder_of_ones_own_that_the_page_describes_is_sound(tmp_path, schemas):
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(example("# shop/"))
+    (folder / "edge.yaml").write_text((ROOT / "deploy" / "rules" / "example.yaml").read_text())
+
+    objects = manifests.objects(folder)
+
+    assert manifests.complaints_of_kubeconform(objects, schemas) + problems(objects) == []
+    assert {one["metadata"]["namespace"] for one in objects} == {"shop"}
+    assert Overlay(objects).container["image"].startswith("registry.example.com/tollgate:")
+    assert Overlay(objects).one("ConfigMap")["data"].keys() == {"edge.yaml"}, "the name has no hash, the rules are ours"
+    assert "login" in Overlay(objects).one("ConfigMap")["data"]["edge.yaml"]
+
+
+def test_envoy_accepts_the_cluster_on_the_page(tmp_path):
+    bootstrap = tmp_path / "envoy.yaml"
+    bootstrap.write_text(json.dumps({"static_resources": {"clusters": yaml.safe_load(example("- name: tollgate"))}}))
+
+    command = [ENVOY, "--mode", "validate", "-c", bootstrap, "--use-dynamic-base-id"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "eprecated" not in done.stderr
 
 
 def test_the_rules_of_the_config_map_are_good(tmp_path):
