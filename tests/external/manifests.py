@@ -51,9 +51,9 @@ def _parsed(folder):
     return [one for one in yaml.safe_load_all(rendered(folder)) if one]
 
 
-def with_component(component, of, folder):
+def with_component(component, overlay, folder):
     """A new overlay in `folder`: another one and a component."""
-    paths = {"resources": FOLDER / of, "components": FOLDER / "components" / component}
+    paths = {"resources": overlay, "components": FOLDER / "components" / component}
     kinds = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     # kustomize takes no absolute paths, and follows no links out of the folder.
     relative = {key: [os.path.relpath(path, folder.resolve())] for key, path in paths.items()}

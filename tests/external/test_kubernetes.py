@@ -16,12 +16,21 @@ from processes import ENVOY, LISTENERS, LOOPBACK, ROOT, TOLLGATE, Process, event
 BASE, PRODUCTION = FOLDER / "base", FOLDER / "overlays" / "production"
 
 
-@pytest.fixture(params=["base", "production", "with certificates between replicas"])
-def overlay(request, tmp_path):
-    folders = {"base": BASE, "production": PRODUCTION}
-    if request.param in folders:
-        return manifests.objects(folders[request.param])
-    return manifests.objects(manifests.with_component("peer-certificates", "overlays/production", tmp_path))
+COMPONENTS = {path.name for path in (FOLDER / "components").iterdir()}
+OVERLAYS = [BASE, *(FOLDER / "overlays").iterdir()]
+
+
+@pytest.fixture(params=sorted(COMPONENTS | {"as it is"}))
+def component(request):
+    return request.param
+
+
+@pytest.fixture(params=sorted(OVERLAYS), ids=lambda path: path.name)
+def overlay(request, component, tmp_path):
+    """Everything that deploy/kubernetes can be rendered to."""
+    if component in COMPONENTS:
+        return manifests.objects(manifests.with_component(component, request.param, tmp_path))
+    return manifests.objects(request.param)
 
 
 def test_nobody_has_anything_to_say_against_an_overlay(overlay, schemas):
@@ -44,7 +53,7 @@ def test_each_patch_of_the_production_overlay_has_taken_effect():
 
 
 def test_certificates_between_replicas_take_the_place_of_the_secret(tmp_path):
-    folder = manifests.with_component("peer-certificates", "base", tmp_path)
+    folder = manifests.with_component("peer-certificates", BASE, tmp_path)
     certified, base = Overlay(manifests.objects(folder)), Overlay(manifests.objects(BASE))
 
     assert certified.volumes.keys() == {"rules", "peer-certificates"}
