@@ -96,6 +96,20 @@ def probes(overlay):
             yield f"{name} asks in {len(handlers)} ways"
         asked = [handler["port"] for handler in handlers if "port" in handler]
         yield from (f"{name} asks at no port of the pod: {port}" for port in asked if not overlay.has_port(port))
+    # Whoever is alive but not ready must not be restarted: it has no rules, or it is leaving.
+    for name, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
+        if overlay.container.get(name, {}).get("httpGet", {}).get("path") != path:
+            yield f"{name} does not ask for {path}"
+
+
+def strangers(overlay):
+    for rule in overlay.one("NetworkPolicy")["spec"]["ingress"]:
+        if not rule.get("from"):
+            yield "everybody may come in"
+        to_counters = any(port["port"] in ("cluster", overlay.ports["cluster"]) for port in rule["ports"])
+        for who in rule.get("from", []) if to_counters else []:
+            if not overlay.selects(who.get("podSelector", {}).get("matchLabels")) or "namespaceSelector" in who:
+                yield f"not only replicas may reach the counters of replicas: {who}"
 
 
 def mounts(overlay):
@@ -213,4 +227,5 @@ def seconds(text):
     return int(number) * {"s": 1, "m": 60}[unit]
 
 
-CHECKS = [selectors, ports, probes, mounts, references, leaving, scaling, joining, settings, confinement, words]
+CHECKS = [selectors, ports, probes, strangers, mounts, references]
+CHECKS += [leaving, scaling, joining, settings, confinement, words]

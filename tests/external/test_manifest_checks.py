@@ -16,6 +16,7 @@ class Spoilt(Overlay):
         super().__init__(manifests.objects(PRODUCTION))
         self.spec = self.deployment["spec"]
         self.scaling = self.autoscaler["spec"]
+        self.policy = self.one("NetworkPolicy")["spec"]
         self.budget = self.one("PodDisruptionBudget")
 
     def service(self, name):
@@ -67,6 +68,15 @@ FAULTS = {
         lambda o: o.container["readinessProbe"]["httpGet"].update(port="health"),
         "at no port of the pod: health",
     ),
+    "a restart for want of rules": (
+        lambda o: o.container["livenessProbe"]["httpGet"].update(path="/readyz"),
+        "livenessProbe does not ask for /livez",
+    ),
+    "counters open to the namespace": (
+        lambda o: o.policy["ingress"][1]["ports"].append({"port": 8082}),
+        "not only replicas may reach the counters",
+    ),
+    "a door for everybody": (lambda o: o.policy["ingress"][2].pop("from"), "everybody may come in"),
     "a service of no port": (
         lambda o: o.service("tollgate")["ports"][0].update(targetPort=8091),
         "the pod has no port 8091",
