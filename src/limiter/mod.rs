@@ -10,7 +10,7 @@ use crate::{
     descriptor::{Entry, KeyText, Secret},
     rules::{Allowance, Book, Domain, Match, Rules, Unit},
     store::Memory,
-    time::{Clock, Timestamp},
+    time::{Clock, Reading, Timestamp},
 };
 
 mod answer;
@@ -86,7 +86,7 @@ pub struct Limiter {
 pub struct Snapshot<'l> {
     limiter: &'l Limiter,
     rules: Guard<Option<Arc<Rules>>>,
-    now: Timestamp,
+    reading: Reading,
 }
 
 /// What applies to one descriptor, before any counter is read.
@@ -121,14 +121,19 @@ impl Limiter {
 
     /// The rules now in force, and the time now.
     pub fn snapshot(&self) -> Snapshot<'_> {
-        Snapshot { limiter: self, rules: self.book.snapshot(), now: self.clock.now() }
+        Snapshot { limiter: self, rules: self.book.snapshot(), reading: self.clock.read() }
     }
 }
 
 impl Snapshot<'_> {
     /// The instant by which requests are decided.
     pub fn now(&self) -> Timestamp {
-        self.now
+        self.reading.now
+    }
+
+    /// How long ago it was taken.
+    pub fn age(&self) -> Duration {
+        self.reading.elapsed()
     }
 
     /// Answers `request`, charging what it asks to charge.
@@ -155,7 +160,7 @@ impl Snapshot<'_> {
         let decisions = self
             .limiter
             .memory
-            .apply(&checks, self.now, |decisions| answer::refuses(modes, &statuses, &places, decisions));
+            .apply(&checks, self.now(), |decisions| answer::refuses(modes, &statuses, &places, decisions));
         for (place, decision) in tried.iter().zip(&decisions[places.len()..]) {
             statuses[*place].candidate_refuses = !decision.verdict.passes();
         }
