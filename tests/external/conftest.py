@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+import manifests
 import processes
 
 
@@ -64,3 +65,9 @@ def echo(ends):
     upstream = processes.Echo()
     ends.callback(upstream.stop)
     return upstream
+
+
+@pytest.fixture(scope="session")
+def schemas(tmp_path_factory):
+    """A folder of schemas for kubeconform."""
+    return manifests.write_schemas(tmp_path_factory.mktemp("schemas"))

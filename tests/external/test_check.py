@@ -28,8 +28,17 @@ def test_a_good_file_gives_one_line_and_success(rule_file):
     assert len((done.stdout + done.stderr).strip().splitlines()) == 1
 
 
-def test_the_example_rules_are_good():
-    done = run("check", ROOT / "deploy" / "rules" / "example.yaml")
+RULES_TO_DEPLOY = sorted((ROOT / "deploy").rglob("rules/*.yaml"))
+
+
+def test_there_are_rules_to_deploy():
+    assert ROOT / "deploy" / "rules" / "example.yaml" in RULES_TO_DEPLOY
+    assert len(RULES_TO_DEPLOY) >= 2
+
+
+@pytest.mark.parametrize("path", RULES_TO_DEPLOY, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_rules_to_deploy_are_good(path):
+    done = run("check", path)
 
     assert done.returncode == 0, done
 

@@ -13,8 +13,9 @@ RULES = ROOT / "deploy" / "rules" / "example.yaml"
 BURST = 20
 
 
-def test_envoy_accepts_the_bootstrap_and_finds_nothing_deprecated_in_it():
-    command = [str(ENVOY), "--mode", "validate", "-c", str(BOOTSTRAP), "--use-dynamic-base-id"]
+@pytest.mark.parametrize("bootstrap", sorted((ROOT / "deploy").rglob("envoy/*.yaml")), ids=lambda path: path.name)
+def test_envoy_accepts_the_bootstrap_and_finds_nothing_deprecated_in_it(bootstrap):
+    command = [str(ENVOY), "--mode", "validate", "-c", str(bootstrap), "--use-dynamic-base-id"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 0, done.stderr

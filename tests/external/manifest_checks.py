@@ -1,0 +1,231 @@
+"""What schemas cannot see: whether the objects of a rendered overlay fit each other, and Tollgate."""
+
+import re
+
+from processes import ROOT
+
+# Secrets that the operator makes; docs/kubernetes.md says how.
+OF_THE_OPERATOR = {"tollgate-cluster", "tollgate-tls", "tollgate-peers-tls"}
+
+# Settings that the documentation of this version may not have yet.
+SETTINGS_TO_COME = {f"cluster.{name}" for name in ("listen", "advertise", "seed", "secret_file", "cert", "key", "ca")}
+
+# Words of which the schemas only say that they are texts.
+WORDS = {
+    "imagePullPolicy": {"Always", "Never", "IfNotPresent"},
+    "protocol": {"TCP", "UDP", "SCTP"},
+    "whenUnsatisfiable": {"DoNotSchedule", "ScheduleAnyway"},
+    "nodeTaintsPolicy": {"Honor", "Ignore"},
+    "selectPolicy": {"Max", "Min", "Disabled"},
+    "policyTypes": {"Ingress", "Egress"},
+    "unhealthyPodEvictionPolicy": {"AlwaysAllow", "IfHealthyBudget"},
+}
+HANDLERS = {"httpGet", "tcpSocket", "exec", "grpc"}
+NOBODY = 65534
+
+
+class Overlay:
+    """The objects of a rendered overlay, by what they are for."""
+
+    def __init__(self, objects):
+        self.objects = objects
+        self.deployment = self.one("Deployment")
+        self.template = self.deployment["spec"]["template"]
+        self.pod = self.template["spec"]
+        (self.container,) = self.pod["containers"]
+        self.labels = self.template["metadata"]["labels"]
+        self.ports = {port["name"]: port["containerPort"] for port in self.container["ports"]}
+        self.variables = {one["name"]: one.get("value") for one in self.container["env"]}
+        self.volumes = {one["name"]: one for one in self.pod["volumes"]}
+        self.autoscaler = next(iter(self.all("HorizontalPodAutoscaler")), None)
+
+    def all(self, kind):
+        return [one for one in self.objects if one["kind"] == kind]
+
+    def one(self, kind):
+        (found,) = self.all(kind)
+        return found
+
+    def replicas_min(self):
+        spec = self.autoscaler["spec"] if self.autoscaler else self.deployment["spec"]
+        return spec["minReplicas" if self.autoscaler else "replicas"]
+
+    def selects(self, labels):
+        return bool(labels) and labels.items() <= self.labels.items()
+
+    def has_port(self, port):
+        return port in self.ports or port in self.ports.values()
+
+
+def problems(objects):
+    """Everything that is wrong, as sentences."""
+    overlay = Overlay(objects)
+    return [problem for check in CHECKS for problem in check(overlay)]
+
+
+def selectors(overlay):
+    selecting = [("the Deployment", overlay.deployment["spec"]["selector"]["matchLabels"])]
+    selecting += [(f"Service {one['metadata']['name']}", one["spec"]["selector"]) for one in overlay.all("Service")]
+    for kind in ("PodDisruptionBudget", "NetworkPolicy"):
+        spec = overlay.one(kind)["spec"]
+        selecting.append((kind, spec.get("selector", spec.get("podSelector"))["matchLabels"]))
+    for spread in overlay.pod["topologySpreadConstraints"]:
+        selecting.append((spread["topologyKey"], spread.get("labelSelector", {}).get("matchLabels")))
+    yield from (f"{who} selects no pod by {labels}" for who, labels in selecting if not overlay.selects(labels))
+    if {"kubernetes.io/hostname", "topology.kubernetes.io/zone"} != {who for who, _ in selecting if "/" in who}:
+        yield "pods are not spread over machines and zones"
+
+
+def ports(overlay):
+    used = [port["targetPort"] for service in overlay.all("Service") for port in service["spec"]["ports"]]
+    policy = overlay.one("NetworkPolicy")["spec"]
+    used += [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
+    used += [port["port"] for rule in policy["egress"] for port in rule["ports"] if "to" in rule]
+    used.append(int(overlay.template["metadata"]["annotations"]["prometheus.io/port"]))
+    yield from (f"the pod has no port {port}" for port in used if not overlay.has_port(port))
+    for name, port in overlay.ports.items():
+        if not (overlay.variables.get(f"TOLLGATE_{name.upper()}__LISTEN") or "").endswith(f":{port}"):
+            yield f"nothing listens on the port {name}"
+
+
+def probes(overlay):
+    for name in ("readinessProbe", "livenessProbe"):
+        probe = overlay.container.get(name, {})
+        handlers = [probe[handler] for handler in HANDLERS & probe.keys()]
+        if len(handlers) != 1:
+            yield f"{name} asks in {len(handlers)} ways"
+        asked = [handler["port"] for handler in handlers if "port" in handler]
+        yield from (f"{name} asks at no port of the pod: {port}" for port in asked if not overlay.has_port(port))
+    # Whoever is alive but not ready must not be restarted: it has no rules, or it is leaving.
+    for name, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
+        if overlay.container.get(name, {}).get("httpGet", {}).get("path") != path:
+            yield f"{name} does not ask for {path}"
+
+
+def strangers(overlay):
+    for rule in overlay.one("NetworkPolicy")["spec"]["ingress"]:
+        if not rule.get("from"):
+            yield "everybody may come in"
+        to_counters = any(port["port"] in ("cluster", overlay.ports["cluster"]) for port in rule["ports"])
+        for who in rule.get("from", []) if to_counters else []:
+            if not overlay.selects(who.get("podSelector", {}).get("matchLabels")) or "namespaceSelector" in who:
+                yield f"not only replicas may reach the counters of replicas: {who}"
+
+
+def mounts(overlay):
+    mounted = {mount["name"]: mount for mount in overlay.container["volumeMounts"]}
+    yield from (f"no volume {name}" for name in mounted.keys() - overlay.volumes.keys())
+    yield from (f"nothing mounts {name}" for name in overlay.volumes.keys() - mounted.keys())
+    yield from (f"{name} is mounted as a file and never changes" for name, one in mounted.items() if "subPath" in one)
+    folders = [mount["mountPath"] for mount in mounted.values()]
+    for name, value in overlay.variables.items():
+        if (value or "").startswith("/") and not any(f"{value}/".startswith(f"{folder}/") for folder in folders):
+            yield f"{name}: {value} is in no volume"
+
+
+def references(overlay):
+    yield from (f"the secret {one['metadata']['name']} would be known to all" for one in overlay.all("Secret"))
+    maps = {one["metadata"]["name"] for one in overlay.all("ConfigMap")}
+    for volume in overlay.volumes.values():
+        source = volume.get("configMap") or volume["secret"]
+        if source.get("optional"):
+            yield f"the pod starts without {volume['name']}"
+        if source.get("name", source.get("secretName")) not in (maps if "configMap" in volume else OF_THE_OPERATOR):
+            yield f"nobody makes what {volume['name']} holds"
+
+
+def leaving(overlay):
+    delay, timeout = (seconds(overlay.variables[f"TOLLGATE_DRAIN__{name}"]) for name in ("DELAY", "TIMEOUT"))
+    if overlay.pod["terminationGracePeriodSeconds"] <= delay + timeout:
+        yield "the grace period is shorter than the drain"
+    rolling = overlay.deployment["spec"]["strategy"]["rollingUpdate"]
+    if (rolling["maxSurge"], rolling["maxUnavailable"]) != (1, 0) or not overlay.deployment["spec"]["minReadySeconds"]:
+        yield "a roll does not replace one replica at a time"
+    budget = overlay.one("PodDisruptionBudget")["spec"]
+    if budget.get("maxUnavailable") != 1 or overlay.replicas_min() < 2:
+        yield "the disruption budget does not let exactly one of several go"
+
+
+def scaling(overlay):
+    if not overlay.autoscaler:
+        return
+    spec, target = overlay.autoscaler["spec"], overlay.autoscaler["spec"]["scaleTargetRef"]
+    if not spec["minReplicas"] < spec["maxReplicas"]:
+        yield "the autoscaler has nothing to choose from"
+    if (target["kind"], target["name"]) != ("Deployment", overlay.deployment["metadata"]["name"]):
+        yield "the autoscaler scales something else"
+    if "replicas" in overlay.deployment["spec"]:
+        yield "each apply undoes what the autoscaler did"
+    for metric in spec["metrics"]:
+        if metric["resource"]["name"] not in overlay.container["resources"]["requests"]:
+            yield f"a share of {metric['resource']['name']} that nobody requests"
+    down = spec["behavior"]["scaleDown"]
+    (step,) = down["policies"]
+    has_left = overlay.pod["terminationGracePeriodSeconds"] < step["periodSeconds"]
+    if down["stabilizationWindowSeconds"] < 300 or step["value"] != 1 or not has_left:
+        yield "replicas leave faster than one after the other"
+
+
+def joining(overlay):
+    name, port = overlay.variables["TOLLGATE_CLUSTER__SEED"].split(":")
+    seeds = next((one["spec"] for one in overlay.all("Service") if one["metadata"]["name"] == name), {})
+    if seeds.get("clusterIP") != "None" or not seeds.get("publishNotReadyAddresses"):
+        yield "replicas that are not ready yet do not find each other"
+    if int(port) not in [one["port"] for one in seeds.get("ports", [])] or int(port) != overlay.ports["cluster"]:
+        yield "the seeds are at another port than the replicas"
+    known = []
+    for one in overlay.container["env"]:
+        for used in re.findall(r"\$\((\w+)\)", one.get("value", "")):
+            if used not in known:
+                yield f"{one['name']} uses {used}, which is not set before it"
+        known.append(one["name"])
+    if len(known) != len(set(known)):
+        yield "a variable is set twice"
+
+
+def settings(overlay):
+    page = (ROOT / "docs" / "settings.md").read_text()
+    known = set(re.findall(r"^\| `([a-z_.]+)` ", page, re.MULTILINE)) | SETTINGS_TO_COME
+    variables = {f"TOLLGATE_{name.upper().replace('.', '__')}" for name in known} | {"POD_IP"}
+    yield from (f"no setting is called {name}" for name in overlay.variables.keys() - variables)
+
+
+def confinement(overlay):
+    pod, container = overlay.pod.get("securityContext", {}), overlay.container.get("securityContext", {})
+    wanted = {
+        "service links are off": overlay.pod.get("enableServiceLinks") is False,
+        "there is no token for the Kubernetes API": overlay.pod.get("automountServiceAccountToken") is False,
+        "the process is nobody": (pod.get("runAsNonRoot"), pod.get("runAsUser")) == (True, NOBODY),
+        "its group can read Secrets": pod.get("fsGroup") == pod.get("runAsGroup") == NOBODY,
+        "system calls are filtered": pod.get("seccompProfile") == {"type": "RuntimeDefault"},
+        "its root is read-only": container.get("readOnlyRootFilesystem") is True,
+        "it has no capabilities": container.get("capabilities") == {"drop": ["ALL"]},
+        "it gains no privileges": container.get("allowPrivilegeEscalation") is False,
+        "its memory is bounded": "memory" in overlay.container["resources"].get("limits", {}),
+    }
+    yield from (f"not so: {fact}" for fact, holds in wanted.items() if not holds)
+
+
+def words(overlay):
+    for value, allowed in _chosen(overlay.objects):
+        if value not in allowed:
+            yield f"{value} is none of {sorted(allowed)}"
+
+
+def _chosen(node):
+    """All values that have to be one of a few words."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if key in WORDS:
+            yield from ((one, WORDS[key]) for one in (value if isinstance(value, list) else [value]))
+        elif isinstance(value, (dict, list)):
+            yield from _chosen(value)
+
+
+def seconds(text):
+    """A length of time as settings have it: `10s`, `5m`."""
+    number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+CHECKS = [selectors, ports, probes, strangers, mounts, references]
+CHECKS += [leaving, scaling, joining, settings, confinement, words]

@@ -1,0 +1,157 @@
+"""deploy/Dockerfile: its steps, on bases that stand in for those that a test cannot fetch."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from processes import ROOT
+
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+BASE = "rust:1.95-slim-bookworm"
+PATIENCE = 120.0
+
+# What the stand-in has in place of the real programs. Each does what the steps rely on, and refuses anything else.
+# The compiler's place is taken, so that a test needs no network and no ten minutes.
+PROGRAMS = {
+    "apt-get": """
+        case "$1" in
+          update) mkdir -p /var/lib/apt/lists ;;
+          install) [ "$*" = "install --yes --no-install-recommends musl-tools" ] && : > /usr/bin/musl-gcc ;;
+          *) exit 1 ;;
+        esac
+    """,
+    "rustup": """
+        [ "$1 $2" = "target add" ] && : > "/added-$3"
+    """,
+    "cargo": """
+        [ "$1 $2 $3 $4" = "build --release --locked --target" ] || exit 1
+        [ -e "/added-$5" ] && [ -e /usr/bin/musl-gcc ] && [ -e Cargo.lock ] || exit 1
+        mkdir -p "target/$5/release"
+        echo program > "target/$5/release/tollgate"
+        chmod 755 "target/$5/release/tollgate"
+    """,
+}
+
+
+def test_hadolint_has_nothing_to_say():
+    hadolint = pathlib.Path(sys.executable).parent / "hadolint"
+
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+class Buildah:
+    """Builds images, all of them in a folder of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.command = ["buildah", "--root", folder / "images", "--runroot", folder / "run"]
+        self.command += ["--storage-driver", "vfs"]
+
+    def __call__(self, *arguments):
+        # Its caches and temporary files are here too.
+        environment = os.environ | {"TMPDIR": str(self.folder)}
+        command = [str(part) for part in [*self.command, *arguments]]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment, cwd=ROOT
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def must_run(self, container):
+        """Leaves the test out where this machine lets nobody change the root of a process."""
+        try:
+            self("run", "--isolation", "chroot", container, "--", "/bin/sh", "-c", ":")
+        except AssertionError as error:
+            pytest.skip(f"buildah cannot run anything here: {error}")
+
+    def files(self, image):
+        """The folder in which an image's files can be read."""
+        return pathlib.Path(self("mount", self("from", "--pull-never", image)))
+
+    def build(self, tag, *more):
+        self("build", "--pull-never", "--isolation", "chroot", "-f", DOCKERFILE, "-t", tag, *more, ROOT)
+        return tag
+
+
+@pytest.fixture(scope="module")
+def buildah(tmp_path_factory):
+    if not shutil.which("buildah") or os.geteuid() != 0:
+        pytest.skip("buildah or root is not there; tests/run installs it where it can")
+    folder = tmp_path_factory.mktemp("buildah")
+    buildah = Buildah(folder)
+    container = buildah("from", "scratch")
+    buildah("copy", container, stand_in(folder / "base"), "/")
+    buildah("commit", container, BASE)
+    buildah.must_run(container)
+    yield buildah
+    # Images keep the owners and modes that they have, which whoever clears up may trip over.
+    buildah("rm", "--all")
+    buildah("rmi", "--all", "--force")
+
+
+def stand_in(folder):
+    """A base with a shell, a few of this machine's programs and those above."""
+    for program in ("sh", "chmod", "cp", "mkdir", "rm", "uname"):
+        path = shutil.which(program)
+        linked = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+        for source in [path, *re.findall(r"(/\S+) \(0x", linked)]:
+            place = folder / ("bin/" + program if source == path else source.lstrip("/"))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, place)
+    for program, script in PROGRAMS.items():
+        path = folder / "usr" / "bin" / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\nset -e\n{script}")
+        path.chmod(0o755)
+    authorities = folder / "etc" / "ssl" / "certs" / "ca-certificates.crt"
+    authorities.parent.mkdir(parents=True)
+    authorities.write_text("authorities\n")
+    return folder
+
+
+def test_the_stand_in_is_named_like_the_base():
+    text = DOCKERFILE.read_text()
+    version = re.search(r"^ARG RUST=(.+)$", text, re.MULTILINE).group(1)
+    base = re.search(r"^FROM (\S+) AS build$", text, re.MULTILINE).group(1)
+
+    assert base.replace("${RUST}", version) == BASE
+    assert f'rust-version = "{version}"' in (ROOT / "Cargo.toml").read_text()
+
+
+def test_the_image_holds_the_program_and_nothing_else(buildah):
+    files = buildah.files(buildah.build("tollgate"))
+
+    found = {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
+    assert found == {"tollgate", "LICENSE", "etc/ssl/certs/ca-certificates.crt"}
+    assert (files / "tollgate").stat().st_mode & 0o777 == 0o755
+
+
+def test_the_image_runs_the_service_as_nobody(buildah):
+    image = json.loads(buildah("inspect", "--type", "image", buildah.build("tollgate")))["OCIv1"]["config"]
+
+    assert (image["User"], image["Entrypoint"], image["Cmd"]) == ("65534:65534", ["/tollgate"], ["serve"])
+    assert "TOLLGATE_RULES__PATH=/etc/tollgate/rules" in image["Env"]
+    assert set(image["ExposedPorts"]) == {f"{port}/tcp" for port in (8080, 8081, 8082, 9090)}
+    assert image["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+def test_the_compiler_is_given_all_that_the_program_is_made_of_and_no_more(buildah):
+    source = buildah.files(buildah.build("stage", "--target", "build")) / "src"
+
+    parts = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "build.rs", "examples/pictures.rs")]
+    parts += [path for name in ("benches", "proto", "src") for path in (ROOT / name).rglob("*") if path.is_file()]
+    wanted = {str(path.relative_to(ROOT)) for path in parts}
+    assert {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()} == wanted
+
+    # Every target that the manifest names has its file, or cargo would not begin.
+    command = ["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
