@@ -7,7 +7,7 @@ use serde::{
     de::{Error as _, IgnoredAny},
 };
 
-use crate::{api, cluster, limiter, rules, store, telemetry};
+use crate::{api, limiter, rules, store, telemetry};
 
 mod catalog;
 mod cluster;
@@ -44,7 +44,7 @@ pub struct Settings {
     /// How counters are kept.
     #[serde(deserialize_with = "store_settings")]
     pub store: store::Settings,
-    /// How keys are shared with other replicas, if they are. `Sources` reads it, for it takes more than its section.
+    /// How it shares keys with other replicas, if at all. [`Sources`] reads it, for it takes more than its section.
     #[serde(deserialize_with = "none_yet")]
     pub cluster: Option<crate::cluster::Settings>,
     /// How decisions are folded.
@@ -57,9 +57,6 @@ pub struct Settings {
     pub drain: Drain,
     /// What it writes while it runs.
     pub log: telemetry::logs::Settings,
-    /// How it shares keys with other replicas, if at all.
-    #[serde(skip)]
-    pub cluster: Option<cluster::Settings>,
     /// Where it sends traces, if anywhere: told by OpenTelemetry's variables, not by settings of ours.
     #[serde(skip)]
     pub traces: Option<telemetry::traces::Settings>,
