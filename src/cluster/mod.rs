@@ -296,7 +296,6 @@ fn tell(event: Event) {
 
 impl Traffic for Replica {
     fn linked(&self, peer: MemberId, address: &str) {
-        info!(member = %peer, address, "met a replica");
         self.with(|node, now| node.linked(peer, address, now));
     }
 
@@ -325,8 +324,6 @@ impl Traffic for Replica {
     }
 
     fn lost(&self, peer: MemberId, how: Loss) {
-        let dead = how == Loss::Dead;
-        info!(member = %peer, dead, "lost a replica");
-        self.with(|node, now| node.lost(peer, dead, now));
+        self.with(|node, now| node.lost(peer, how == Loss::Dead, now));
     }
 }
