@@ -27,7 +27,7 @@ fn key(limit: &Limit, value: u64) -> Key {
 
 fn passes(memory: &Memory, limit: &Limit, value: u64) -> bool {
     let check = Check { key: key(limit, value), limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
-    memory.apply(&[check], NOW, |_| false)[0].verdict.passes()
+    memory.apply(&[check], NOW, |_| false).expect("it holds all slots")[0].verdict.passes()
 }
 
 fn limits() -> [(&'static str, Limit); 3] {

@@ -1,6 +1,11 @@
 //! What is asked about, and the key of its counter.
 
-use std::hash::{Hash, Hasher};
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
 
 use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
@@ -15,7 +20,7 @@ pub struct Entry<'a> {
 }
 
 /// The secret that the hash of keys is keyed with, so that nobody can choose descriptors that collide.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 16]);
 
 impl Secret {
@@ -32,6 +37,27 @@ impl Secret {
     /// A fresh secret from the operating system's randomness.
     pub fn random() -> Self {
         Self(rand::random())
+    }
+}
+
+/// The secret in force, which another may take the place of: replicas that meet go on with one.
+#[derive(Clone, Debug)]
+pub struct SharedSecret(Arc<ArcSwap<Secret>>);
+
+impl SharedSecret {
+    /// This one, until another is set.
+    pub fn new(secret: Secret) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(secret)))
+    }
+
+    /// The one in force.
+    pub fn get(&self) -> Secret {
+        Secret::clone(&self.0.load())
+    }
+
+    /// Puts another in force.
+    pub fn set(&self, secret: Secret) {
+        self.0.store(Arc::new(secret));
     }
 }
 

@@ -3,7 +3,9 @@
 
 pub mod algorithm;
 pub mod api;
+pub mod certificates;
 pub mod cli;
+pub mod cluster;
 pub mod descriptor;
 pub mod limiter;
 pub mod rules;

@@ -5,12 +5,14 @@ use jiff::{
     civil::{Date, Weekday},
     tz::TimeZone,
 };
+use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
 
-use crate::time::Timestamp;
+use crate::time::{SECOND, Timestamp};
 
 /// Windows that turn at midnight in a time zone, however long their days are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Named", into = "Named")]
 pub struct Calendar {
     unit: CalendarUnit,
     zone: TimeZone,
@@ -18,16 +20,54 @@ pub struct Calendar {
 }
 
 /// How long a window of a calendar is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CalendarUnit {
     /// From midnight to midnight: 23 to 25 hours.
     Day,
     /// Seven days, from midnight of the given one.
-    Week(Weekday),
+    Week(#[serde(with = "weekday")] Weekday),
     /// 28 to 31 days, from the first.
     Month,
     /// 365 or 366 days, from the first of January.
     Year,
+}
+
+/// A calendar by the name of its time zone, as it travels.
+#[derive(Serialize, Deserialize)]
+struct Named {
+    unit: CalendarUnit,
+    zone: String,
+    code: u64,
+}
+
+impl From<Calendar> for Named {
+    fn from(calendar: Calendar) -> Self {
+        Self { unit: calendar.unit, zone: calendar.zone().to_owned(), code: calendar.code }
+    }
+}
+
+impl TryFrom<Named> for Calendar {
+    type Error = String;
+
+    fn try_from(Named { unit, zone, code }: Named) -> Result<Self, String> {
+        let found = Self::new(unit, &zone).ok_or_else(|| format!("there is no time zone {zone:?} here"))?;
+        // Of the name as it was written, which may differ from that of the zone in its letters' case.
+        Ok(Self { code, ..found })
+    }
+}
+
+/// A day of the week as its number, from Monday's 1 on.
+mod weekday {
+    use jiff::civil::Weekday;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(day: &Weekday, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_i8(day.to_monday_one_offset())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Weekday, D::Error> {
+        Weekday::from_monday_one_offset(i8::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
 }
 
 impl Calendar {
@@ -51,6 +91,18 @@ impl Calendar {
     /// A number for its unit and zone, the same on all replicas.
     pub(crate) fn code(&self) -> u64 {
         self.code
+    }
+
+    /// More than the length of any window, and less than that of any two, in nanoseconds.
+    pub(crate) fn nanos_max(&self) -> u64 {
+        let days = match self.unit {
+            CalendarUnit::Day => 1,
+            CalendarUnit::Week(_) => 7,
+            CalendarUnit::Month => 31,
+            CalendarUnit::Year => 366,
+        };
+        // Clocks are changed by a few hours at most.
+        (days * 24 + 6) * 3_600 * SECOND
     }
 
     /// The start of the window that holds `now`.
@@ -117,10 +169,7 @@ impl Calendar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        algorithm::{Algorithm, Ask, Excess, FixedWindow, Window, WindowCounter},
-        time::SECOND,
-    };
+    use crate::algorithm::{Algorithm, Ask, Excess, FixedWindow, Window, WindowCounter};
 
     const HOUR: u64 = 3_600 * SECOND;
 

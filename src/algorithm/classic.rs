@@ -3,13 +3,15 @@
 //! A refused hit counts; a look is over the limit only when more than the limit is counted. So a client that
 //! keeps asking sees what that server would have told it, to the letter.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Algorithm, Ask, Decision, Verdict, Window, WindowCounter, WindowReceipt},
     time::Timestamp,
 };
 
 /// At most `limit` hits in each window; refused hits count too.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Classic {
     /// Hits that pass in one window; 0 lets none pass.
     pub limit: u64,

@@ -1,12 +1,14 @@
 //! The fixed window that keeps every law: a refused hit changes nothing.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Algorithm, Ask, Decision, Excess, Verdict, Window, WindowCounter, WindowReceipt},
     time::Timestamp,
 };
 
 /// At most `limit` hits in each window, so at most twice that in any span as long as a window.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FixedWindow {
     /// Hits that pass in one window; 0 lets none pass.
     pub limit: u64,

@@ -6,13 +6,15 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Algorithm, Ask, Decision, Pace, PaceCounter, PaceReceipt, Verdict},
     time::Timestamp,
 };
 
 /// Hits leave at `pace` and no faster. The first leaves at once, `burst` more may wait behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeakyQueue {
     /// How fast hits leave.
     pub pace: Pace,

@@ -8,13 +8,16 @@ use crate::{
     algorithm::{
         Algorithm, Ask, Classic, Decision, Excess, FixedWindow, LeakyQueue, LogCounter, LogReceipt,
         PaceCounter, PaceReceipt, SlidingCounter, SlidingLog, SlidingReceipt, SlidingWindow, Span,
-        StepCounter, StepReceipt, SteppedBucket, TokenBucket, Window, WindowCounter, WindowReceipt,
+        StepCounter, StepReceipt, SteppedBucket, TokenBucket, Verdict, Window, WindowCounter, WindowReceipt,
     },
     time::Timestamp,
 };
 
+mod elsewhere;
+mod share;
+
 /// A limit in force: an algorithm with its parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
     /// What envoyproxy/ratelimit does.
     Classic(Classic),
@@ -52,7 +55,7 @@ pub enum Counter {
 }
 
 /// What taking one charge back needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Receipt {
     /// Of a charge to a window.
     Window(WindowReceipt),
@@ -92,6 +95,18 @@ impl Limit {
         matches!(self, Self::Classic(_))
     }
 
+    /// What `ask` would most likely be answered, given the answer to a look: by how much is left.
+    pub(crate) fn foreseen(&self, ask: Ask, look: &Decision) -> Decision {
+        let passes = match (ask, self.excess()) {
+            (Ask::Look, _) => look.verdict.passes(),
+            (Ask::Refund(_), _) => true,
+            (Ask::Charge(hits), Excess::Refuse | Excess::Count) => hits <= look.remaining,
+            (Ask::Charge(_), Excess::Overdraft(_)) => 0 < look.remaining,
+        };
+        let verdict = if passes { Verdict::Pass } else { Verdict::Refuse { retry_after: None } };
+        Decision { verdict, ..*look }
+    }
+
     /// Hits that pass when nothing was counted.
     pub fn allowance(&self) -> u64 {
         match self {
@@ -124,6 +139,11 @@ impl Limit {
             Ask::Charge(hits) if ask.changes(passes, self.excess()) => hits,
             Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
         }
+    }
+
+    /// Whether `ask` changes its counter, given whether it passes.
+    pub(crate) fn is_changed_by(&self, ask: Ask, passes: bool) -> bool {
+        ask.changes(passes, self.excess())
     }
 
     /// Of a limit that keeps a debt as time: the longest time, in nanoseconds, that a debt may take to be paid

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::Timestamp;
 
 mod calendar;
@@ -29,6 +31,7 @@ pub use fixed_window::FixedWindow;
 pub use leaky_queue::LeakyQueue;
 pub use limit::{Counter, Kind, Limit, Receipt};
 pub use pace::{Pace, PaceCounter, PaceReceipt};
+pub(crate) use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
 pub use sliding_log::{LogCounter, LogReceipt, SlidingLog};
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
 pub use stepped_bucket::{StepCounter, StepReceipt, SteppedBucket};
@@ -36,7 +39,7 @@ pub use token_bucket::TokenBucket;
 pub use window::{Span, Window, WindowCounter, WindowReceipt};
 
 /// What a caller wants of a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
     /// Only look: nothing is taken.
     Look,
@@ -58,7 +61,7 @@ impl Ask {
 }
 
 /// Whether it may pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// It may, now.
     Pass,
@@ -82,7 +85,7 @@ impl Verdict {
 }
 
 /// The answer to one ask.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision<R = Receipt> {
     /// Whether it may pass.
     pub verdict: Verdict,
@@ -96,7 +99,7 @@ pub struct Decision<R = Receipt> {
 }
 
 /// What happens to a charge that is larger than what is left.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Excess {
     /// It is refused and changes nothing.
     #[default]

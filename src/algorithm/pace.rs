@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::time::Timestamp;
 
 /// So many hits in so many nanoseconds, evenly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pace {
     hits: NonZeroU64,
     nanos: NonZeroU64,
@@ -31,6 +31,11 @@ impl Pace {
     /// Its hits.
     pub const fn hits(self) -> u64 {
         self.hits.get()
+    }
+
+    /// The same with other hits in its nanoseconds.
+    pub(crate) fn with_hits(self, change: impl FnOnce(NonZeroU64) -> NonZeroU64) -> Self {
+        Self { hits: change(self.hits), ..self }
     }
 
     /// Nanoseconds in which its hits come.
@@ -83,7 +88,7 @@ pub struct PaceCounter {
 }
 
 /// A charge to a debt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PaceReceipt {
     at: Timestamp,
     hits: u64,
@@ -136,6 +141,12 @@ impl PaceCounter {
     pub(crate) fn forgive(&mut self, pace: Pace, now: Timestamp, units: u128) {
         let debt = self.debt(pace, now);
         self.owe(pace, now, debt.saturating_sub(units));
+    }
+
+    /// Owes `hits` more, taken at `at`, which may be long ago.
+    pub(crate) fn charge(&mut self, pace: Pace, at: Timestamp, hits: u64) {
+        let debt = self.debt(pace, at).saturating_add(pace.cost(hits));
+        self.owe(pace, at, debt);
     }
 
     /// What was owed more than `base` owed.

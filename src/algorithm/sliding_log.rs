@@ -17,7 +17,7 @@ use crate::{
 pub const ENTRIES_MAX: usize = 10_000;
 
 /// At most `limit` hits within any span as long as the window (with a grain: as the window less one grain).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingLog {
     /// Hits within one window's length; 0 lets none pass.
     pub limit: u64,
@@ -46,7 +46,7 @@ pub struct LogEntry {
 }
 
 /// A charge of one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogReceipt(LogEntry);
 
 impl SlidingLog {
@@ -200,6 +200,18 @@ impl Algorithm for SlidingLog {
 }
 
 impl LogCounter {
+    /// The log of these hits, whatever their order.
+    pub(crate) fn of(hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+        let mut log = Self::default();
+        hits.for_each(|(at, hits)| log.add(LogEntry { at, hits }));
+        log
+    }
+
+    /// Its hits with their instants, oldest first.
+    pub(crate) fn hits(&self) -> impl Iterator<Item = (Timestamp, u64)> {
+        self.entries.iter().map(|entry| (entry.at, entry.hits))
+    }
+
     pub(crate) fn heap_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<LogEntry>()
     }

@@ -13,7 +13,7 @@ use crate::{
 
 /// At most `limit` hits by the estimate: the hits of this window, and those of the last one weighed by how much
 /// of it lies within one window's length before now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingWindow {
     /// Hits within one window's length; 0 lets none pass.
     pub limit: u64,
@@ -33,7 +33,7 @@ pub struct SlidingCounter {
 }
 
 /// A charge to one window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingReceipt {
     start: Timestamp,
     hits: u64,

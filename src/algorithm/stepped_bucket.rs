@@ -11,7 +11,7 @@ use crate::{
 
 /// At most `burst` hits at once, and `amount` more with each `interval` that passes. A part of an interval that
 /// has passed is kept; but a full bucket begins its next interval at its next charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteppedBucket {
     /// Tokens that come back at once.
     pub amount: NonZeroU64,
@@ -33,7 +33,7 @@ pub struct StepCounter {
 }
 
 /// A charge in one step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepReceipt {
     step: Timestamp,
     hits: u64,
@@ -55,6 +55,12 @@ impl SteppedBucket {
     pub(crate) fn refused_from(&self) -> u64 {
         let steps = self.burst.div_ceil(self.amount.get()).saturating_sub(1);
         self.interval.get().saturating_mul(steps)
+    }
+
+    /// Misses `hits` more, taken at `at`, which may be long ago.
+    pub(crate) fn charge_taken(&self, counter: &mut StepCounter, at: Timestamp, hits: u64) {
+        let level = self.level(counter, at);
+        *counter = self.counter(Level { missing: level.missing.saturating_add(hits.into()), ..level });
     }
 
     fn level(&self, counter: &StepCounter, now: Timestamp) -> Level {

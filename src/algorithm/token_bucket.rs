@@ -1,5 +1,7 @@
 //! The token bucket: hits take tokens, time brings them back evenly, a full bucket holds the burst.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Algorithm, Ask, Decision, Excess, Pace, PaceCounter, PaceReceipt, Verdict},
     time::Timestamp,
@@ -7,7 +9,7 @@ use crate::{
 
 /// At most `burst` hits at once and `pace` in the long run: in any span, at most the burst plus what the pace
 /// brings in that span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenBucket {
     /// How fast tokens come back.
     pub pace: Pace,

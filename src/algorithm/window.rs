@@ -5,14 +5,15 @@ use serde::{Deserialize, Serialize};
 use crate::{algorithm::Calendar, time::Timestamp};
 
 /// A length of time, from a millisecond to a hundred years.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
 pub struct Span {
     // Invariant: within the bounds below.
     nanos: u64,
 }
 
 /// Time cut into pieces, each of which begins anew.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Window {
     /// Pieces of one length, beginning at its multiples since the Unix epoch.
     Aligned(Span),
@@ -48,12 +49,34 @@ impl Span {
     }
 }
 
+impl From<Span> for u64 {
+    fn from(span: Span) -> Self {
+        span.nanos
+    }
+}
+
+impl TryFrom<u64> for Span {
+    type Error = String;
+
+    fn try_from(nanos: u64) -> Result<Self, String> {
+        Self::of_nanos(nanos).ok_or_else(|| format!("no span is {nanos} ns long"))
+    }
+}
+
 impl Window {
     /// Windows of `nanos`, or `None` where that is out of bounds.
     pub const fn of_nanos(nanos: u64) -> Option<Self> {
         match Span::of_nanos(nanos) {
             Some(span) => Some(Self::Aligned(span)),
             None => None,
+        }
+    }
+
+    /// At least the length of any of them, and less than that of any two, in nanoseconds.
+    pub(crate) fn nanos_max(&self) -> u64 {
+        match self {
+            Self::Aligned(span) => span.nanos,
+            Self::Calendar(calendar) => calendar.nanos_max(),
         }
     }
 
@@ -92,7 +115,7 @@ pub struct WindowCounter {
 }
 
 /// A charge to one window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowReceipt {
     start: Timestamp,
     hits: u64,

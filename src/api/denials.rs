@@ -3,10 +3,8 @@
 use tracing::info;
 
 use crate::{
-    api::proto::envoy::{
-        extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
-    },
-    limiter::Answer,
+    descriptor::Entry,
+    limiter::{Answer, Request},
     telemetry::{logs, sample::Sample},
     time::Timestamp,
 };
@@ -29,7 +27,7 @@ impl Denials {
     }
 
     /// Logs those descriptors of a request, answered at `now`, that are over their limit, as far as that may be.
-    pub(super) fn log(&self, request: &RateLimitRequest, answer: &Answer<'_>, now: Timestamp) {
+    pub(super) fn log(&self, request: &Request<'_>, answer: &Answer<'_>, now: Timestamp) {
         let second = now.as_nanos() / NANOS_PER_SECOND;
         let denied = request.descriptors.iter().zip(&answer.statuses).filter(|(_, status)| !status.passes);
         for (descriptor, status) in denied {
@@ -38,7 +36,7 @@ impl Denials {
                 domain = request.domain,
                 rule = status.name(),
                 // As a text, not by `Display`: it is written in quotes, and no line of the log can be forged.
-                descriptor = text(descriptor).as_str(),
+                descriptor = text(descriptor.entries).as_str(),
                 limit = status.limit.map(|limit| limit.requests_per_unit),
                 retry_after = status.retry_after.map(|wait| wait.as_secs_f64()),
                 call_passes = answer.passes,
@@ -50,11 +48,11 @@ impl Denials {
 }
 
 /// The entries as `key=value,key=value`, cut where they are long.
-fn text(descriptor: &RateLimitDescriptor) -> String {
+fn text(entries: &[Entry<'_>]) -> String {
     let mut text = String::new();
-    for entry in &descriptor.entries {
+    for entry in entries {
         let comma = if text.is_empty() { "" } else { "," };
-        for piece in [comma, &entry.key, "=", &entry.value] {
+        for piece in [comma, entry.key, "=", entry.value] {
             let room = SHOWN_MAX - text.len();
             if room < piece.len() {
                 text.push_str(&piece[..piece.floor_char_boundary(room)]);
@@ -70,24 +68,22 @@ fn text(descriptor: &RateLimitDescriptor) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
-    fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
-        let entries = entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() });
-        RateLimitDescriptor { entries: entries.collect(), ..RateLimitDescriptor::default() }
+    fn shown(entries: &[(&str, &str)]) -> String {
+        text(&entries.iter().map(|(key, value)| Entry { key, value }).collect::<Vec<_>>())
     }
 
     #[test]
     fn a_descriptor_is_its_entries() {
-        assert_eq!(text(&descriptor(&[("a", "1"), ("b", "")])), "a=1,b=");
+        assert_eq!(shown(&[("a", "1"), ("b", "")]), "a=1,b=");
     }
 
     #[test]
     fn a_long_descriptor_is_cut_between_characters() {
         let (long, exact) = ("é".repeat(SHOWN_MAX), "x".repeat(SHOWN_MAX - 2));
-        let cut = text(&descriptor(&[("a", &long), ("b", "2")]));
+        let cut = shown(&[("a", &long), ("b", "2")]);
         assert_eq!(cut, format!("a={}…", "é".repeat((SHOWN_MAX - 2) / 2)));
-        assert_eq!(text(&descriptor(&[("a", &exact)])).len(), SHOWN_MAX);
-        assert_eq!(text(&descriptor(&[("a", &exact), ("b", "2")])), format!("a={exact}…"));
+        assert_eq!(shown(&[("a", &exact)]).len(), SHOWN_MAX);
+        assert_eq!(shown(&[("a", &exact), ("b", "2")]), format!("a={exact}…"));
     }
 }

@@ -22,7 +22,7 @@ use crate::{
         span,
     },
     descriptor::Entry,
-    limiter::{self, Answer, CurrentLimit, Override, Status},
+    limiter::{self, Answer, CurrentLimit, Override, Status, Unanswered},
     rules::Unit,
     time::Stopwatch,
 };
@@ -61,9 +61,13 @@ impl Api {
         &self,
         request: &Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
-        let patience = patience::of(request.metadata());
-        let resets = if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds };
-        Ok(Response::new(self.answer(request.get_ref(), patience, resets).await?))
+        let patience = patience::of(request.metadata().as_ref());
+        Ok(Response::new(self.answer(request.get_ref(), patience, self.resets()).await?))
+    }
+
+    /// How times until reset are told over gRPC.
+    pub(super) fn resets(&self) -> Resets {
+        if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds }
     }
 
     /// Answers one request, at its turn where it has to wait. A turn after the caller's patience is refused at
@@ -75,15 +79,23 @@ impl Api {
         resets: Resets,
     ) -> Result<RateLimitResponse, Error> {
         let stopwatch = Stopwatch::start();
-        let decided =
-            self.decide(request, patience, resets).inspect_err(|error| self.metrics.unanswered(*error));
+        let mut decided = self.decide(request, patience, resets);
+        if let Err(Error::Unanswered(Unanswered::Elsewhere)) = decided {
+            decided = self.decide_afar(request, patience, resets).await;
+        }
+        let decided = decided.inspect_err(|error| self.metrics.unanswered(*error));
         self.metrics.duration.record(stopwatch.elapsed());
         let (response, delay) = decided?;
         if !delay.is_zero() {
-            let _waiting = self.metrics.wait(delay);
-            tokio::time::sleep(delay).await;
+            self.wait(delay).await;
         }
         Ok(response)
+    }
+
+    /// Waits until the turn of a request that was given this delay.
+    pub async fn wait(&self, delay: Duration) {
+        let _waiting = self.metrics.wait(delay);
+        tokio::time::sleep(delay).await;
     }
 
     fn decide(
@@ -96,10 +108,28 @@ impl Api {
         asked(request, patience, |asked| {
             let answer = snapshot.decide(asked)?;
             if let Some(denials) = &self.denials {
-                denials.log(request, &answer, snapshot.now());
+                denials.log(asked, &answer, snapshot.now());
             }
             Ok((self.response_of(request, &answer, resets), answer.delay))
         })
+    }
+
+    /// The same where other replicas hold the counters.
+    async fn decide_afar(
+        &self,
+        request: &RateLimitRequest,
+        patience: Option<Duration>,
+        resets: Resets,
+    ) -> Result<(RateLimitResponse, Duration), Error> {
+        let snapshot = self.limiter.snapshot();
+        let entries = entries_of(request);
+        let descriptors = descriptors_of(request, &entries)?;
+        let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience };
+        let answer = snapshot.decide_afar(&asked).await?;
+        if let Some(denials) = &self.denials {
+            denials.log(&asked, &answer, snapshot.now());
+        }
+        Ok((self.response_of(request, &answer, resets), answer.delay))
     }
 
     fn response_of(
@@ -124,47 +154,71 @@ pub(super) fn asked<T>(
     patience: Option<Duration>,
     answer: impl FnOnce(&limiter::Request<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let entries: SmallVec<[SmallVec<[Entry<'_>; 4]>; 2]> =
-        request.descriptors.iter().map(entries_of).collect();
-    let descriptors = request
-        .descriptors
-        .iter()
-        .zip(&entries)
-        .enumerate()
-        .map(|(index, (descriptor, entries))| {
-            let limit = descriptor.limit.as_ref().map(|limit| override_of(index, limit)).transpose()?;
-            Ok(limiter::Descriptor { entries, ask: ask_of(request, descriptor), limit })
-        })
-        .collect::<Result<SmallVec<[_; 2]>, Error>>()?;
+    let entries = entries_of(request);
+    let descriptors = descriptors_of(request, &entries)?;
     answer(&limiter::Request { domain: &request.domain, descriptors: &descriptors, patience })
 }
 
-fn entries_of(descriptor: &RateLimitDescriptor) -> SmallVec<[Entry<'_>; 4]> {
+/// The entries of each descriptor.
+type Entries<'r> = SmallVec<[SmallVec<[Entry<'r>; 4]>; 2]>;
+
+fn entries_of(request: &RateLimitRequest) -> Entries<'_> {
+    request.descriptors.iter().map(entries_of_one).collect()
+}
+
+fn entries_of_one(descriptor: &RateLimitDescriptor) -> SmallVec<[Entry<'_>; 4]> {
     descriptor.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
 }
 
-/// A descriptor's own hits win over the request's, and 0 of them is a look; the request's 0 means 1.
-fn ask_of(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Ask {
-    match descriptor.hits_addend.unwrap_or_else(|| request.hits_addend.max(1).into()) {
-        0 => Ask::Look,
-        hits if descriptor.is_negative_hits => Ask::Refund(hits),
-        hits => Ask::Charge(hits),
+fn descriptors_of<'r>(
+    request: &RateLimitRequest,
+    entries: &'r Entries<'_>,
+) -> Result<SmallVec<[limiter::Descriptor<'r>; 2]>, Error> {
+    let each = |(index, (descriptor, entries)): (usize, (&RateLimitDescriptor, &'r SmallVec<_>))| {
+        let limit = descriptor.limit.as_ref().map(|limit| override_of(index, limit)).transpose()?;
+        let hits = HitsAsked { own: descriptor.hits_addend, are_given_back: descriptor.is_negative_hits };
+        Ok(limiter::Descriptor { entries, ask: hits.ask(request.hits_addend), limit })
+    };
+    request.descriptors.iter().zip(entries).enumerate().map(each).collect()
+}
+
+/// The hits that a descriptor brings.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct HitsAsked {
+    /// In place of the request's.
+    pub(super) own: Option<u64>,
+    pub(super) are_given_back: bool,
+}
+
+impl HitsAsked {
+    /// A descriptor's own hits win over the request's, and 0 of them is a look; the request's 0 means 1.
+    pub(super) fn ask(self, of_request: u32) -> Ask {
+        match self.own.unwrap_or_else(|| of_request.max(1).into()) {
+            0 => Ask::Look,
+            hits if self.are_given_back => Ask::Refund(hits),
+            hits => Ask::Charge(hits),
+        }
     }
 }
 
 fn override_of(descriptor: usize, limit: &RateLimitOverride) -> Result<Override, Error> {
-    let unit = match limit.unit {
-        1 => Unit::Second,
-        2 => Unit::Minute,
-        3 => Unit::Hour,
-        4 => Unit::Day,
-        5 => Unit::Month,
-        6 => Unit::Year,
-        // The unit's own enumeration ends with the year, but that of answers goes on, and callers use it.
-        7 => Unit::Week,
-        number => return Err(Error::Unit { descriptor, number }),
-    };
+    let unit = unit(limit.unit).ok_or(Error::Unit { descriptor, number: limit.unit })?;
     Ok(Override { requests_per_unit: limit.requests_per_unit, unit })
+}
+
+/// The unit of a caller's limit; `None` where that is none.
+pub(super) fn unit(number: i32) -> Option<Unit> {
+    match number {
+        1 => Some(Unit::Second),
+        2 => Some(Unit::Minute),
+        3 => Some(Unit::Hour),
+        4 => Some(Unit::Day),
+        5 => Some(Unit::Month),
+        6 => Some(Unit::Year),
+        // The unit's own enumeration ends with the year, but that of answers goes on, and callers use it.
+        7 => Some(Unit::Week),
+        _no_unit => None,
+    }
 }
 
 fn status_of(status: &Status<'_>, resets: Resets) -> DescriptorStatus {
@@ -178,7 +232,15 @@ fn status_of(status: &Status<'_>, resets: Resets) -> DescriptorStatus {
 }
 
 fn limit_of(limit: &CurrentLimit<'_>) -> RateLimit {
-    let unit = match limit.unit {
+    RateLimit {
+        requests_per_unit: clamped(limit.requests_per_unit),
+        unit: unit_of(limit).into(),
+        name: limit.name.unwrap_or_default().to_owned(),
+    }
+}
+
+pub(super) fn unit_of(limit: &CurrentLimit<'_>) -> rate_limit::Unit {
+    match limit.unit {
         None => rate_limit::Unit::Unknown,
         Some(Unit::Second) => rate_limit::Unit::Second,
         Some(Unit::Minute) => rate_limit::Unit::Minute,
@@ -187,15 +249,10 @@ fn limit_of(limit: &CurrentLimit<'_>) -> RateLimit {
         Some(Unit::Week) => rate_limit::Unit::Week,
         Some(Unit::Month) => rate_limit::Unit::Month,
         Some(Unit::Year) => rate_limit::Unit::Year,
-    };
-    RateLimit {
-        requests_per_unit: clamped(limit.requests_per_unit),
-        unit: unit.into(),
-        name: limit.name.unwrap_or_default().to_owned(),
     }
 }
 
-fn duration_of(after: Duration, resets: Resets) -> prost_types::Duration {
+pub(super) fn duration_of(after: Duration, resets: Resets) -> prost_types::Duration {
     const MILLI: Duration = Duration::from_millis(1);
     const SECOND: Duration = Duration::from_secs(1);
     let told = match resets {
@@ -214,10 +271,10 @@ fn rounded_up(time: Duration, step: Duration) -> Duration {
     if rest == 0 { time } else { time.saturating_add(step - Duration::from_nanos(rest.into())) }
 }
 
-fn code(passes: bool) -> Code {
+pub(super) fn code(passes: bool) -> Code {
     if passes { Code::Ok } else { Code::OverLimit }
 }
 
-fn clamped(hits: u64) -> u32 {
+pub(super) fn clamped(hits: u64) -> u32 {
     u32::try_from(hits).unwrap_or(u32::MAX)
 }

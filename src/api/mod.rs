@@ -10,17 +10,21 @@ use crate::{
 pub mod admin;
 mod denials;
 pub mod envoy;
+mod frame;
 pub mod headers;
 pub mod http;
 pub mod json;
 mod metadata;
 mod metrics;
 mod patience;
+mod quick;
 mod span;
 pub mod top;
 pub mod written;
 
+pub use frame::is_one_frame;
 pub use metrics::Metrics;
+pub use quick::Reply;
 
 use denials::Denials;
 
@@ -110,7 +114,7 @@ impl Error {
     /// Whether the request itself is at fault, so that sending it again is of no use.
     pub fn is_callers_fault(self) -> bool {
         match self {
-            Self::Unanswered(Unanswered::NoRules) => false,
+            Self::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => false,
             Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors) | Self::Unit { .. } => true,
         }
     }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tonic::metadata::MetadataMap;
+use axum::http::HeaderMap;
 
 /// The caller's patience; `None` where it names none, or none that can be read.
-pub(super) fn of(metadata: &MetadataMap) -> Option<Duration> {
-    parse(metadata.get("grpc-timeout")?.to_str().ok()?)
+pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
+    parse(headers.get("grpc-timeout")?.to_str().ok()?)
 }
 
 /// One to eight digits and a unit.

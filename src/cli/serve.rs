@@ -12,7 +12,7 @@ use tokio::{
 use tracing::{error, info};
 
 use crate::{
-    server::Server,
+    server::{Crew, Server},
     settings::{CATALOG, Settings, Sources, environment},
     telemetry::logs,
     time::Clock,
@@ -48,7 +48,8 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let served = match runtime::Builder::new_multi_thread().enable_all().build() {
+    // Connections have threads of their own; the rest needs little.
+    let served = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(serve(settings, dial)),
         Err(error) => Err(error.into()),
     };
@@ -86,7 +87,8 @@ async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::
             }
         }
     });
-    let server = Server::bind(settings, Clock::system()).await?.with_logs(dial);
+    let server =
+        Server::bind(settings, Clock::system()).await?.with_logs(dial).with_crew(Crew::for_each_core()?);
     let addresses = server.addresses()?;
     info!(listener = "grpc", address = %addresses.grpc, "listening");
     info!(listener = "http", address = %addresses.http, "listening");

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Decision, Verdict},
-    rules::{Rule, Unit},
+    cluster::Wish,
+    rules::{OnOwnerUnavailable, Rule, Unit},
 };
 
 /// How decisions are folded, for all rules alike.
@@ -51,6 +52,8 @@ pub struct Status<'s> {
     pub rule: Option<&'s Rule>,
     /// Whether the rule's candidate would have refused. It has no say in anything else.
     pub candidate_refuses: bool,
+    /// Whether it was decided without the replica that holds the counter, which could not be reached.
+    pub degraded: bool,
 }
 
 /// What a status says of the limit in force.
@@ -75,6 +78,7 @@ impl<'s> Status<'s> {
             retry_after: None,
             rule: None,
             candidate_refuses: false,
+            degraded: false,
         }
     }
 
@@ -107,6 +111,14 @@ impl<'s> Status<'s> {
     /// What to call whoever decided: the rule by its name, or by its path; `override` where there was none.
     pub fn name(&self) -> &'s str {
         self.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
+    }
+
+    /// What its rule says of a counter that another replica holds.
+    pub(super) fn wish(&self) -> Wish {
+        match self.rule {
+            Some(rule) => Wish { otherwise: rule.on_owner_unavailable, lease: rule.lease },
+            None => Wish { otherwise: OnOwnerUnavailable::default(), lease: true },
+        }
     }
 
     /// Whether its rule lets everything pass.

@@ -114,7 +114,7 @@ impl Snapshot<'_> {
         drop_replaced(&mut applies);
 
         let Plan { mut statuses, checks, places, tried } =
-            Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret);
+            Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
         let modes = self.limiter.modes;
         let rehearsal = self
             .limiter
@@ -146,7 +146,7 @@ impl Snapshot<'_> {
             Allowance::Unlimited => Err(Uncounted::Unlimited),
             Allowance::Limited(limit) => {
                 let text = matched.key_text(&domain.name, entries);
-                let key = text.key(&limit.kind().bytes(), &self.limiter.secret);
+                let key = text.key(&limit.kind().bytes(), &self.limiter.secret.get());
                 Ok(Counted { rule: matched.rule, limit, key, now: self.now })
             }
         }

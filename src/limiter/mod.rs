@@ -6,10 +6,11 @@ use arc_swap::Guard;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Classic, Limit},
-    descriptor::{Entry, KeyText, Secret},
+    algorithm::{Ask, Classic, Decision, Limit},
+    cluster::{Afar, Cluster, State, Wish},
+    descriptor::{Entry, KeyText, SharedSecret},
     rules::{Allowance, Book, Domain, Match, Rules, Unit},
-    store::Memory,
+    store::{Decisions, Memory},
     time::{Clock, Timestamp},
 };
 
@@ -68,6 +69,12 @@ pub enum Unanswered {
     /// No rules were ever good, so nothing can be said.
     #[error("no valid rules are loaded yet")]
     NoRules,
+    /// This replica does not know yet who holds which counters.
+    #[error("still joining the cluster")]
+    Joining,
+    /// The counters are held by other replicas: [`Snapshot::decide_afar`] asks them.
+    #[error("the counters are held by another replica")]
+    Elsewhere,
 }
 
 /// Decides requests by the rules in force.
@@ -76,7 +83,8 @@ pub struct Limiter {
     book: Arc<Book>,
     memory: Arc<Memory>,
     clock: Clock,
-    secret: Secret,
+    secret: SharedSecret,
+    cluster: Option<Cluster>,
     modes: Modes,
     metrics: Arc<Metrics>,
 }
@@ -100,8 +108,14 @@ enum Applies<'s> {
 
 impl Limiter {
     /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
-    pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: Secret) -> Self {
-        Self { book, memory, clock, secret, modes: Modes::default(), metrics: Arc::default() }
+    pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: SharedSecret) -> Self {
+        let (modes, metrics) = (Modes::default(), Arc::default());
+        Self { book, memory, clock, secret, cluster: None, modes, metrics }
+    }
+
+    /// The same limiter, sharing keys with the other replicas of a cluster.
+    pub fn with_cluster(self, cluster: Option<Cluster>) -> Self {
+        Self { cluster, ..self }
     }
 
     /// The same limiter, folding decisions in these modes.
@@ -131,43 +145,90 @@ impl Snapshot<'_> {
         self.now
     }
 
-    /// Answers `request`, charging what it asks to charge.
+    /// Answers `request`, charging what it asks to charge, if all that it asks for is counted in this process.
     pub fn decide(&self, request: &Request<'_>) -> Result<Answer<'_>, Unanswered> {
-        request.is_sound()?;
-        let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
-        let Some(domain) = rules.domain(request.domain) else {
-            self.limiter.metrics.unknown_domains.increase();
+        let Some(domain) = self.domain_of(request)? else {
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
+        if self.limiter.cluster.is_some() && request.frees() {
+            return Err(Unanswered::Elsewhere);
+        }
         let applies = applying(domain, request);
-        Ok(self.answer(domain, request.descriptors, &applies))
+        let plan = Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
+        let modes = self.limiter.modes;
+        let refused =
+            |decisions: &[Decision]| answer::refuses(modes, &plan.statuses, &plan.places, decisions);
+        let decisions = self.limiter.memory.apply(&plan.checks, self.now, refused);
+        let decisions = decisions.map_err(|_| self.why_not_here())?;
+        Ok(self.told(domain, request, &applies, plan, &decisions, &[]))
     }
 
-    fn answer<'s>(
+    /// The same for a request whose counters other replicas hold.
+    pub async fn decide_afar(&self, request: &Request<'_>) -> Result<Answer<'_>, Unanswered> {
+        let Some(domain) = self.domain_of(request)? else {
+            return Ok(Answer::without_limits(request.descriptors.len()));
+        };
+        let Some(cluster) = &self.limiter.cluster else { return Err(Unanswered::Elsewhere) };
+        let applies = applying(domain, request);
+        let plan = Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
+        let modes = self.limiter.modes;
+        let refused =
+            |decisions: &[Decision]| answer::refuses(modes, &plan.statuses, &plan.places, decisions);
+        let wishes: SmallVec<[Wish; 2]> =
+            plan.places.iter().chain(&plan.tried).map(|place| plan.statuses[*place].wish()).collect();
+        let Afar { decisions, degraded } =
+            cluster.decide(&plan.checks, &wishes, request.patience, refused).await;
+        Ok(self.told(domain, request, &applies, plan, &decisions, &degraded))
+    }
+
+    fn domain_of(&self, request: &Request<'_>) -> Result<Option<&Domain>, Unanswered> {
+        request.is_sound()?;
+        let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
+        let domain = rules.domain(request.domain);
+        if domain.is_none() {
+            self.limiter.metrics.unknown_domains.increase();
+        }
+        Ok(domain)
+    }
+
+    fn why_not_here(&self) -> Unanswered {
+        match self.limiter.cluster.as_ref().map(Cluster::state) {
+            Some(State::Joining) => Unanswered::Joining,
+            Some(State::Serving | State::Draining) | None => Unanswered::Elsewhere,
+        }
+    }
+
+    /// The answer that `decisions` make, counted. `degraded` says which of them were made without their holder.
+    fn told<'s>(
         &'s self,
         domain: &Domain,
-        descriptors: &[Descriptor<'_>],
+        request: &Request<'_>,
         applies: &[Applies<'s>],
+        plan: Plan<'_, 's>,
+        decisions: &Decisions,
+        degraded: &[bool],
     ) -> Answer<'s> {
-        let Plan { mut statuses, checks, places, tried } =
-            Plan::draw(domain, descriptors, applies, &self.limiter.secret);
-        let modes = self.limiter.modes;
-        let decisions = self
-            .limiter
-            .memory
-            .apply(&checks, self.now, |decisions| answer::refuses(modes, &statuses, &places, decisions));
+        let Plan { mut statuses, checks, places, tried } = plan;
         for (place, decision) in tried.iter().zip(&decisions[places.len()..]) {
             statuses[*place].candidate_refuses = !decision.verdict.passes();
         }
-        let answer = Answer::fold(modes, statuses, &places, &decisions);
-        let asked =
-            Asked { domain, descriptors, applies, places: &places, checks: &checks, decisions: &decisions };
+        for (place, degraded) in places.iter().zip(degraded) {
+            statuses[*place].degraded = *degraded;
+        }
+        let answer = Answer::fold(self.limiter.modes, statuses, &places, decisions);
+        let descriptors = request.descriptors;
+        let asked = Asked { domain, descriptors, applies, places: &places, checks: &checks, decisions };
         self.limiter.metrics.count(&asked, &answer);
         answer
     }
 }
 
 impl Request<'_> {
+    /// Whether it gives anything back: whoever holds the counter may have told others that nothing is left.
+    fn frees(&self) -> bool {
+        self.descriptors.iter().any(|descriptor| matches!(descriptor.ask, Ask::Refund(_)))
+    }
+
     /// Whether it asks about anything.
     fn is_sound(&self) -> Result<(), Unanswered> {
         if self.domain.is_empty() {

@@ -262,6 +262,8 @@ impl Branch<'_> {
             name: limit.name,
             allowance: terms.allowance,
             candidate,
+            on_owner_unavailable: limit.on_owner_unavailable.map(|what| what.value).unwrap_or_default(),
+            lease: limit.lease.is_none_or(|lease| lease.value),
             replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
             shadow_mode: set(&draft.shadow_mode),
             quota_mode: set(&draft.quota_mode),

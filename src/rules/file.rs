@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::{
     rules::{
-        OnDenied, Unit,
+        OnDenied, OnOwnerUnavailable, Unit,
         keys::{self, Key, Level, Named},
         place::Report,
         reader::{Fields, Located},
@@ -59,6 +59,8 @@ pub(crate) struct RateLimit {
     pub(crate) count_denied: Option<Located<bool>>,
     pub(crate) overdraft: Option<Located<bool>>,
     pub(crate) overdraft_limit: Option<Located<u64>>,
+    pub(crate) on_owner_unavailable: Option<Located<OnOwnerUnavailable>>,
+    pub(crate) lease: Option<Located<bool>>,
     pub(crate) candidate: Option<Box<RateLimit>>,
 }
 
@@ -148,6 +150,12 @@ impl RateLimit {
             count_denied: fields.flag("count_denied", report),
             overdraft: fields.flag("overdraft", report),
             overdraft_limit: fields.whole("overdraft_limit", report),
+            on_owner_unavailable: fields.choice(
+                "on_owner_unavailable",
+                &OnOwnerUnavailable::ALL.map(|what| (what.name(), what)),
+                report,
+            ),
+            lease: fields.flag("lease", report),
             candidate: fields
                 .pair("candidate")
                 .and_then(|pair| Self::read(&pair.value, report))

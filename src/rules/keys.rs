@@ -125,6 +125,8 @@ pub const KEYS: &[Key] = &[
     limit("count_denied", Use::Only(ANSWERED_AT_ONCE)),
     limit("overdraft", Use::Only(ANSWERED_AT_ONCE)),
     limit("overdraft_limit", Use::Only(ANSWERED_AT_ONCE)),
+    limit("on_owner_unavailable", Use::Limited),
+    limit("lease", Use::Limited),
     limit("candidate", Use::Any),
     key("name", Level::Replaced),
     key("timezone", Level::Calendar),

@@ -102,6 +102,32 @@ pub enum OnDenied {
     ChargeNone,
 }
 
+/// What becomes of a request when the replica that has its count cannot be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnOwnerUnavailable {
+    /// The replica that was asked lets its share of the limit pass.
+    #[default]
+    LocalShare,
+    /// It passes, uncounted.
+    Allow,
+    /// It is refused.
+    Deny,
+}
+
+impl OnOwnerUnavailable {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::LocalShare, Self::Allow, Self::Deny];
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LocalShare => "local_share",
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
 impl Domain {
     /// What a call that is refused because of another descriptor does to `limit`'s counter. Without a word on it,
     /// a classic limit is charged all the same, and a named one is not.
@@ -198,6 +224,10 @@ pub struct Rule {
     pub allowance: Allowance,
     /// A limit that is tried beside it: it counts for itself and decides nothing.
     pub candidate: Option<Limit>,
+    /// What becomes of a request when the replica that has its count cannot be reached.
+    pub on_owner_unavailable: OnOwnerUnavailable,
+    /// Whether a part of what is left may be lent to another replica, where that asks often.
+    pub lease: bool,
     /// The names of the limits that do not apply where this rule matches too.
     pub replaces: Vec<String>,
     /// Whether it only counts: what it refuses passes.

@@ -14,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use hyper::server::conn::{http1, http2};
+use hyper::{
+    server::conn::{http1, http2},
+    service::service_fn,
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulConnection,
@@ -33,7 +36,8 @@ use crate::{
         Certificates, Listener, Phase, Routed,
         batch::Batch,
         counters::{ListenerCounters, Seat, count},
-        listen::Socket,
+        crew::Hands,
+        listen::{Parcel, Socket},
         phase::reached,
     },
     settings,
@@ -167,8 +171,9 @@ impl Http2 {
 }
 
 impl Door {
-    /// Lets `service` answer all who come, until the process stops; then finishes what has come.
-    pub(super) async fn serve(self, service: Routed, phases: watch::Receiver<Phase>) {
+    /// Lets `service` answer all who come, until the process stops; then finishes what has come. `hands` look after
+    /// the connections.
+    pub(super) async fn serve(self, service: Routed, hands: Hands, phases: watch::Receiver<Phase>) {
         let Self { name, listener, certificates, protocols, limits, counters } = self;
         let host = Arc::new(Host { name, certificates, protocols, limits, counters, service });
         let mut open = JoinSet::new();
@@ -180,14 +185,14 @@ impl Door {
                 Some(_) = open.join_next() => continue,
                 accepted = listener.accept() => accepted,
             };
-            match accepted {
-                Ok(socket) => {
+            match accepted.and_then(Socket::pack) {
+                Ok(parcel) => {
                     is_failing = false;
                     count(&host.counters.accepted);
                     if let Some(seat) = host.counters.seat(limits.connections) {
                         // A tenth has to be free before it counts as not full, so that the log stays short.
                         is_full &= limits.connections - limits.connections / 10 < seat.number();
-                        open.spawn(host.clone().receive(socket, seat, phases.clone()));
+                        hands.hand_out(&mut open, host.clone().receive(parcel, seat, phases.clone()));
                     } else {
                         count(&host.counters.refused_full);
                         if !is_full {
@@ -244,8 +249,12 @@ enum Ending {
 
 impl Host {
     /// One connection from its first byte to its last. It holds its seat until then.
-    async fn receive(self: Arc<Self>, socket: Socket, seat: Seat, phases: watch::Receiver<Phase>) {
+    async fn receive(self: Arc<Self>, parcel: Parcel, seat: Seat, phases: watch::Receiver<Phase>) {
         let _seat = seat;
+        let socket = match parcel.open() {
+            Ok(socket) => socket,
+            Err(error) => return debug!(listener = self.name, %error, "cannot look after a connection"),
+        };
         let service = self.service.of(socket.peer());
         let Some(certificates) = &self.certificates else {
             return self.speak(socket, service, Agreed::Nothing, phases).await;
@@ -270,11 +279,12 @@ impl Host {
         }
     }
 
-    async fn speak<W>(&self, wire: W, service: Routed, agreed: Agreed, phases: watch::Receiver<Phase>)
+    async fn speak<W>(&self, wire: W, service: Arc<Routed>, agreed: Agreed, phases: watch::Receiver<Phase>)
     where
         W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let begun = Begun::default();
+        let service = service_fn(move |request| service.answer(request));
         let wire = TokioIo::new(Watched { wire, begun: begun.clone() });
         match (&self.protocols.http1, agreed) {
             (Some(http1), Agreed::Nothing) => {

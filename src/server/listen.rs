@@ -36,7 +36,32 @@ pub(super) enum Socket {
     Unix(UnixStream),
 }
 
+/// A connection on its way from one runtime to another.
+#[derive(Debug)]
+pub(super) enum Parcel {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Parcel {
+    /// The connection, from now on of the runtime that this is called in.
+    pub(super) fn open(self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(stream) => TcpStream::from_std(stream).map(Socket::Tcp),
+            Self::Unix(stream) => UnixStream::from_std(stream).map(Socket::Unix),
+        }
+    }
+}
+
 impl Socket {
+    /// Leaves the runtime that it is of.
+    pub(super) fn pack(self) -> io::Result<Parcel> {
+        match self {
+            Self::Tcp(stream) => stream.into_std().map(Parcel::Tcp),
+            Self::Unix(stream) => stream.into_std().map(Parcel::Unix),
+        }
+    }
+
     /// The address of the client, where it has one.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         match self {

@@ -32,17 +32,21 @@ use crate::{
 mod batch;
 mod body;
 mod counters;
+mod crew;
 mod door;
 mod listen;
 mod metrics;
 mod phase;
+mod quick;
 mod routed;
 mod tls;
 
 pub use counters::{Counters, ListenerCounters, ListenerFigures};
+pub use crew::Crew;
 pub use phase::Phase;
 pub use tls::Refusal;
 
+use crew::Hands;
 use door::{Door, Protocols};
 use listen::Listener;
 use routed::Routed;
@@ -97,6 +101,7 @@ pub struct Server {
     settings: Settings,
     clock: Clock,
     counters: Counters,
+    crew: Crew,
     logs: Dial,
 }
 
@@ -166,6 +171,7 @@ impl Server {
             settings,
             clock,
             counters,
+            crew: Crew::default(),
             logs: Dial::default(),
         })
     }
@@ -173,6 +179,11 @@ impl Server {
     /// The same, with the dial of its logs.
     pub fn with_logs(self, logs: Dial) -> Self {
         Self { logs, ..self }
+    }
+
+    /// The same, with `crew` to look after the connections of callers.
+    pub fn with_crew(self, crew: Crew) -> Self {
+        Self { crew, ..self }
     }
 
     /// Where it listens, with the ports that port 0 has become.
@@ -197,7 +208,7 @@ impl Server {
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
-        let Self { grpc, http, admin, metrics, traces, settings, clock, counters, logs } = self;
+        let Self { grpc, http, admin, metrics, traces, settings, clock, counters, mut crew, logs } = self;
         let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
         let keeping = Keeping::start(settings.store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
@@ -225,6 +236,7 @@ impl Server {
         chores.spawn(follow_wall(clock.clone()));
         let (reporter, health) = tonic_health::server::health_reporter();
         chores.spawn(phase::report_health(reporter, phases.clone()));
+        chores.spawn(crew.end());
 
         for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
             chores.spawn(certificates.clone().follow(settings.tls.poll_interval));
@@ -233,7 +245,7 @@ impl Server {
         let mut servers = JoinSet::new();
         let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
         let routes = Routed::http(http::router(api.clone(), probe));
-        servers.spawn(http.serve(routes, phases.clone()));
+        servers.spawn(http.serve(routes, crew.hands(), phases.clone()));
         let sources = metrics::Sources {
             book: book.clone(),
             memory: memory.clone(),
@@ -241,10 +253,13 @@ impl Server {
             api: api.metrics().clone(),
             listeners: counters,
         };
-        servers.spawn(metrics.serve(Routed::http(metrics::router(sources)), phases.clone()));
+        // Long pages hold up no caller.
+        let here = Hands::default();
+        servers.spawn(metrics.serve(Routed::http(metrics::router(sources)), here.clone(), phases.clone()));
         let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
-        servers.spawn(admin.serve(Routed::http(operators), phases.clone()));
-        servers.spawn(grpc.serve(Routed::grpc(grpc_routes(api, health)?), phases));
+        servers.spawn(admin.serve(Routed::http(operators), here, phases.clone()));
+        let routes = Routed::grpc(grpc_routes(api.clone(), health)?, api);
+        servers.spawn(grpc.serve(routes, crew.hands(), phases));
 
         let serve = async {
             book.loaded().await;

@@ -1,22 +1,22 @@
-//! A router as what a connection asks.
+//! Who answers what a connection asks: a router, or at once where the call is usual.
 
-use std::{
-    convert::Infallible,
-    net::SocketAddr,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
     extract::ConnectInfo,
     http::{HeaderValue, Request, Response},
-    routing::future::RouteFuture,
 };
 use hyper::body::Incoming;
 use tonic::codegen::Service as _;
 
-use crate::server::body::{Bound, Timely};
+use crate::{
+    api::Api,
+    server::{
+        body::{Answer, Bound, Timely},
+        quick,
+    },
+};
 
 /// The gRPC service whose streams may stay open.
 const CONVERSATIONS: &str = "/grpc.reflection.";
@@ -24,10 +24,12 @@ const CONVERSATIONS: &str = "/grpc.reflection.";
 const OUT_OF_RANGE: &str = "11";
 const RESOURCE_EXHAUSTED: HeaderValue = HeaderValue::from_static("8");
 
-/// Answers requests by a router.
+/// Answers requests.
 #[derive(Clone, Debug)]
 pub(super) struct Routed {
     router: Router,
+    // Where usual calls are answered without the router.
+    quick: Option<Api>,
     // Who asks, where the router wants to know.
     peer: Option<Option<SocketAddr>>,
 }
@@ -36,52 +38,54 @@ impl Routed {
     /// Over HTTP.
     pub(super) fn http(router: Router) -> Self {
         // With its state in it a router need not be finished anew for each request.
-        Self { router: router.with_state(()), peer: Some(None) }
+        Self { router: router.with_state(()), quick: None, peer: Some(None) }
     }
 
-    /// Over gRPC.
-    pub(super) fn grpc(router: Router) -> Self {
-        Self { router, peer: None }
+    /// Over gRPC; usual calls are answered by `api`.
+    pub(super) fn grpc(router: Router, api: Api) -> Self {
+        Self { router, quick: Some(api).filter(Api::is_quick), peer: None }
     }
 
     /// The same for the connection of one client.
-    pub(super) fn of(&self, peer: Option<SocketAddr>) -> Self {
-        Self { router: self.router.clone(), peer: self.peer.map(|_| peer) }
+    pub(super) fn of(&self, peer: Option<SocketAddr>) -> Arc<Self> {
+        let (router, quick) = (self.router.clone(), self.quick.clone());
+        // Each has one of its own, so that connections on different cores share no count of references.
+        Arc::new(Self { router, quick, peer: self.peer.map(|_| peer) })
     }
-}
 
-impl hyper::service::Service<Request<Incoming>> for Routed {
-    type Response = Response<axum::body::Body>;
-    type Error = Infallible;
-    type Future = Answering;
+    /// Answers a request.
+    pub(super) fn answer(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<Answer>, Infallible>> + Send + use<> {
+        let this = self.clone();
+        async move {
+            let is_conversation = request.uri().path().starts_with(CONVERSATIONS);
+            let bound = if is_conversation { Bound::Unbounded } else { Bound::Bounded };
+            let mut request = request.map(|body| Timely::new(body, bound));
+            if let Some(api) = this.quick.as_ref().filter(|_| quick::may_be_usual(&request)) {
+                match quick::answer(api, request).await {
+                    Ok(response) => return Ok(response),
+                    Err(unusual) => request = unusual,
+                }
+            }
+            // On the heap, so that usual calls are small.
+            Ok(Box::pin(this.route(request)).await)
+        }
+    }
 
-    fn call(&self, request: Request<Incoming>) -> Answering {
-        let is_conversation = request.uri().path().starts_with(CONVERSATIONS);
-        let bound = if is_conversation { Bound::Unbounded } else { Bound::Bounded };
-        let mut request = request.map(|body| Timely::new(body, bound));
+    async fn route(&self, mut request: Request<Timely>) -> Response<Answer> {
         if let Some(peer) = self.peer.flatten() {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
         // A router is always ready.
-        Answering(self.router.clone().call(request))
-    }
-}
-
-/// The answer to come.
-pub(super) struct Answering(RouteFuture<Infallible>);
-
-impl Future for Answering {
-    type Output = Result<Response<axum::body::Body>, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx).map_ok(|mut response| {
-            // tonic calls a message above the limit out of range, and nothing else.
-            if let Some(status) = response.headers_mut().get_mut("grpc-status")
-                && status == OUT_OF_RANGE
-            {
-                *status = RESOURCE_EXHAUSTED;
-            }
-            response
-        })
+        let Ok(mut response) = self.router.clone().call(request).await;
+        // tonic calls a message above the limit out of range, and nothing else.
+        if let Some(status) = response.headers_mut().get_mut("grpc-status")
+            && status == OUT_OF_RANGE
+        {
+            *status = RESOURCE_EXHAUSTED;
+        }
+        response.map(Answer::Routed)
     }
 }

@@ -1,11 +1,11 @@
 //! Certificates: whom we show ourselves to be, and whom we let in.
 
-use std::{fmt, fs, io::Read, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{fmt, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use arc_swap::ArcSwap;
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
-    client::{verify_server_cert_signed_by_trust_anchor, verify_server_name},
+    client::verify_server_name,
     crypto::{CryptoProvider, aws_lc_rs},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
     server::{
@@ -13,25 +13,19 @@ use rustls::{
         danger::{ClientCertVerified, ClientCertVerifier},
     },
     sign::{CertifiedKey, SingleCertAndKey},
-    time_provider::TimeProvider,
 };
 use tokio::{task, time::sleep};
 use tracing::{error, info};
 
 use crate::{
+    certificates::{OurTime, certificates, contents, told, unix_time, valid_until},
     server::counters::{ListenerCounters, count},
     settings::{self, Name},
-    time::{Clock, SECOND, Timestamp},
+    time::Clock,
 };
 
-/// The largest file of certificates, in bytes; a bundle of every public authority is a third of it.
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
 /// How long files must stay as they are before they count as written.
 const SETTLE: Duration = Duration::from_millis(50);
-/// A time after the end of every certificate.
-const END_OF_TIME: UnixTime = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
-/// A time before the begin of every certificate that is in use.
-const EPOCH: UnixTime = UnixTime::since_unix_epoch(Duration::ZERO);
 
 /// Why certificates cannot be used: which setting, and what is wrong with its file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -179,7 +173,7 @@ impl Reader<'_> {
         })?;
 
         let builder =
-            ServerConfig::builder_with_details(provider.clone(), Arc::new(OurTime(self.clock.clone())))
+            ServerConfig::builder_with_details(provider.clone(), Arc::new(OurTime::of(self.clock.clone())))
                 .with_safe_default_protocol_versions()
                 .map_err(|error| bad_cert(error.to_string()))?;
         let builder = match self.client_verifier(material, provider)? {
@@ -222,66 +216,6 @@ impl Reader<'_> {
 
     fn refusal(&self, setting: &'static str, path: &Path, why: String) -> Refusal {
         Refusal { listener: self.listener, setting, path: path.to_owned(), why }
-    }
-}
-
-fn contents(path: &Path) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let file = fs::File::open(path).map_err(|error| error.to_string())?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    let fits = u64::try_from(bytes.len()).is_ok_and(|length| length <= FILE_BYTES_MAX);
-    if fits { Ok(bytes) } else { Err(format!("it is larger than {FILE_BYTES_MAX} bytes")) }
-}
-
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|error| error.to_string())
-}
-
-/// When a certificate ends; `Err` says why it is no good `now`.
-fn valid_until(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<UnixTime, String> {
-    let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
-    let nobody = RootCertStore::empty();
-    // Nobody is trusted, so this never succeeds; but the dates are looked at first and told.
-    let at = |time| {
-        let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &nobody, &[], time, algorithms).err()
-    };
-    if let Some(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
-        not_before, ..
-    })) = at(now)
-    {
-        return Err(format!("the certificate is not valid before {}", told(not_before)));
-    }
-    match at(END_OF_TIME) {
-        Some(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
-            if now <= not_after {
-                Ok(not_after)
-            } else {
-                Err(format!("the certificate has expired at {}", told(not_after)))
-            }
-        }
-        Some(error) => Err(error.to_string()),
-        None => Ok(EPOCH),
-    }
-}
-
-/// An instant as in RFC 3339.
-fn told(time: UnixTime) -> String {
-    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_second(seconds).unwrap_or(jiff::Timestamp::MAX).to_string()
-}
-
-fn unix_time(instant: Timestamp) -> UnixTime {
-    UnixTime::since_unix_epoch(Duration::from_secs(instant.as_nanos() / SECOND))
-}
-
-/// The clock of the service, by which certificates of clients are judged too.
-#[derive(Debug)]
-struct OurTime(Clock);
-
-impl TimeProvider for OurTime {
-    fn current_time(&self) -> Option<UnixTime> {
-        Some(unix_time(self.0.now()))
     }
 }
 

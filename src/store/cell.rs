@@ -3,15 +3,21 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, Limit, PaceCounter, SlidingCounter, Span, StepCounter, WindowCounter},
+    algorithm::{
+        Ask, Counter, Decision, Limit, PaceCounter, SlidingCounter, Span, StepCounter, WindowCounter,
+    },
     time::Timestamp,
 };
+
+mod wire;
+
+pub(super) use wire::Read;
 
 /// Nanoseconds in a millisecond.
 const MILLISECOND: u64 = 1_000_000;
 
 /// A counter as the table keeps it. What a limit knows anyway, such as how long its window is, is left out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(super) enum Cell {
     /// Hits in the window that ends at `end`.
     Window { used: Used, count: u32, end: Timestamp },
@@ -26,7 +32,7 @@ pub(super) enum Cell {
 }
 
 /// A counter that does not fit into a cell.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(super) struct Large {
     counter: Counter,
     idle_at: Timestamp,
@@ -38,7 +44,7 @@ pub(super) struct Large {
 pub(super) struct Used(u8);
 
 /// Milliseconds since the Unix epoch, in six bytes: enough for 8,900 years.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Millis([u16; 3]);
 
 /// A number to 10 bits, rounded down: an exponent of 6 bits and 9 bits that follow the leading one.
@@ -136,6 +142,31 @@ impl Cell {
         }
     }
 
+    /// Where it comes from a clock that is ahead, makes it one of the next window at the latest. (A clock that is
+    /// behind, or less ahead, does no harm.)
+    pub(super) fn cut_to_next_window(&mut self, limit: &Limit, now: Timestamp) {
+        let far = |end: Timestamp, nanos| nanos < end.nanos_since(now);
+        // Cheap to tell, and true of all that are ahead.
+        let may_be_ahead = match self {
+            Self::Window { end, .. } => limit.window().is_some_and(|window| far(*end, window.nanos_max())),
+            Self::Sliding { until, .. } => {
+                limit.span().is_some_and(|span| far(until.timestamp(), 2 * span.nanos()))
+            }
+            Self::Pace { .. } | Self::Step { .. } => false,
+            Self::Large(large) => match &large.counter {
+                Counter::Window(counter) => far(counter.start, 0),
+                Counter::Sliding(counter) => far(counter.start, 0),
+                Counter::Log(_) | Counter::Pace(_) | Counter::Step(_) => false,
+            },
+        };
+        if may_be_ahead {
+            self.update(limit, |counter| {
+                limit.cut_to_next_window(counter, now);
+                limit.decide(counter, now, Ask::Look)
+            });
+        }
+    }
+
     /// The instant from which it may be forgotten without changing any answer.
     pub(super) fn idle_at(&self) -> Timestamp {
         match self {
@@ -192,6 +223,31 @@ impl Cell {
     }
 }
 
+/// Whether they count the same. How much of its allowance one has used, the last limit has said.
+impl PartialEq for Cell {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Window { count, end, .. }, Self::Window { count: counted, end: ends, .. }) => {
+                (count, end) == (counted, ends)
+            }
+            (
+                Self::Sliding { until, previous, current, .. },
+                Self::Sliding { until: ends, previous: before, current: counted, .. },
+            ) => (until, previous, current) == (ends, before, counted),
+            (Self::Pace { rest, paid_at, .. }, Self::Pace { rest: owed, paid_at: paid, .. }) => {
+                (rest, paid_at) == (owed, paid)
+            }
+            (Self::Step { spare, full_at, .. }, Self::Step { spare: left, full_at: full, .. }) => {
+                (spare, full_at) == (left, full)
+            }
+            (Self::Large(one), Self::Large(other)) => one.counter == other.counter,
+            _two_kinds => false,
+        }
+    }
+}
+
+impl Eq for Cell {}
+
 impl Used {
     fn of(limit: &Limit, decision: &Decision) -> Self {
         if decision.remaining == 0 || !decision.verdict.passes() {
@@ -230,7 +286,11 @@ impl Rough {
 
     fn number(self) -> u64 {
         let (exponent, rest) = (self.0 >> Self::BITS, u64::from(self.0 & ((1 << Self::BITS) - 1)));
-        if exponent == 0 { rest } else { (rest | 1 << Self::BITS) << (exponent - 1) }
+        if exponent == 0 {
+            return rest;
+        }
+        // An exponent beyond 64 bits is never written, but may be read.
+        (rest | 1 << Self::BITS).checked_shl(u32::from(exponent) - 1).unwrap_or(u64::MAX)
     }
 }
 

@@ -10,8 +10,11 @@ use tokio::{task::spawn_blocking, time::sleep};
 use tracing::{error, info};
 
 use crate::{
-    descriptor::Secret,
-    store::{Memory, OnFull, SnapshotError, snapshot},
+    descriptor::{Secret, SharedSecret},
+    store::{
+        Memory, OnFull, Slot, SnapshotError, Stored,
+        snapshot::{self, Snapshot},
+    },
     time::{Clock, Timestamp},
 };
 
@@ -34,29 +37,91 @@ pub struct Keeping {
     /// The counters.
     pub memory: Arc<Memory>,
     /// What their keys are hashed with.
-    pub secret: Secret,
+    pub secret: SharedSecret,
     settings: Settings,
+    epochs: Epochs,
     // Held while a snapshot is written: two at a time would write into one file.
     writing: Arc<Mutex<()>>,
+}
+
+/// Says how often a slot has changed hands.
+#[derive(Clone)]
+pub struct Epochs(Arc<dyn Fn(Slot) -> u64 + Send + Sync>);
+
+impl Epochs {
+    /// By this function.
+    pub fn new(epoch: impl Fn(Slot) -> u64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(epoch))
+    }
+}
+
+impl Default for Epochs {
+    /// None ever has.
+    fn default() -> Self {
+        Self::new(|_| 0)
+    }
+}
+
+impl std::fmt::Debug for Epochs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Epochs(..)")
+    }
 }
 
 impl Keeping {
     /// The counters of the last snapshot, or none. One that cannot be used is set aside and told of; it never
     /// keeps the process from starting.
     pub fn start(settings: Settings, now: Timestamp) -> Self {
-        let memory = Arc::new(Memory::new(settings.memory_limit, settings.on_full));
-        let secret = Self::restore(&settings, &memory, now).unwrap_or_else(Secret::random);
-        Self { memory, secret, settings, writing: Arc::default() }
+        let memory = Memory::new(settings.memory_limit, settings.on_full);
+        let snapshot = Self::read(&settings, now);
+        let secret = snapshot.map(|snapshot| {
+            snapshot.stored.into_iter().for_each(|stored| memory.restore(stored.contents, now));
+            snapshot.secret
+        });
+        Self::with(memory, secret, settings)
     }
 
-    fn restore(settings: &Settings, memory: &Memory, now: Timestamp) -> Option<Secret> {
+    /// A memory that shares its slots, and what each held at the last snapshot, for whoever says which of that is
+    /// still of use. What there is no memory for, or is of another number of slots, is left out.
+    pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Vec<Stored>) {
+        let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
+        let (mut all, mut secret) = (Vec::new(), None);
+        if let Some(snapshot) = Self::read(&settings, now) {
+            secret = Some(snapshot.secret);
+            let of_these_slots = snapshot.slots == memory.slots();
+            for Stored { slot, epoch, seq, contents } in snapshot.stored {
+                let contents = memory.within_limit(contents.without_idle(now));
+                let contents = contents.filter(|contents| of_these_slots && !contents.is_empty());
+                all.extend(contents.map(|contents| Stored { slot, epoch, seq, contents }));
+            }
+        }
+        (Self::with(memory, secret, settings), all)
+    }
+
+    /// The same, with snapshots that tell how often each slot has changed hands.
+    pub fn with_epochs(self, epochs: Epochs) -> Self {
+        Self { epochs, ..self }
+    }
+
+    fn with(memory: Memory, secret: Option<Secret>, settings: Settings) -> Self {
+        let secret = secret.unwrap_or_else(Secret::random);
+        Self {
+            memory: Arc::new(memory),
+            secret: SharedSecret::new(secret),
+            settings,
+            epochs: Epochs::default(),
+            writing: Arc::default(),
+        }
+    }
+
+    fn read(settings: &Settings, now: Timestamp) -> Option<Snapshot> {
         let path = settings.snapshot.as_deref()?;
         match snapshot::read(path, now) {
             Ok(snapshot) => {
                 let snapshot = snapshot?;
-                memory.restore(snapshot.cells, now);
-                info!(path = %path.display(), counters = memory.figures().live, "restored a snapshot");
-                Some(snapshot.secret)
+                let counters: usize = snapshot.stored.iter().map(|stored| stored.contents.len()).sum();
+                info!(path = %path.display(), counters, "restored a snapshot");
+                Some(snapshot)
             }
             Err(problem) => {
                 let aside = match snapshot::set_aside(path) {
@@ -83,7 +148,7 @@ impl Keeping {
         let (keeping, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
         let written = spawn_blocking(move || {
             let _one_at_a_time = keeping.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            snapshot::write(&keeping.memory, &keeping.secret, clock.now(), &path)
+            snapshot::write(&keeping.memory, &keeping.secret.get(), &*keeping.epochs.0, clock.now(), &path)
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));
@@ -104,7 +169,7 @@ mod tests {
             Window,
         },
         descriptor::KeyText,
-        store::{Check, OnRefusal},
+        store::{Check, Contents, OnRefusal},
         time::SECOND,
     };
 
@@ -135,7 +200,7 @@ mod tests {
     fn left(keeping: &Keeping, limit: &Limit, ask: Ask, now: Timestamp) -> u64 {
         let key = KeyText::new("test").key(&limit.kind().bytes(), &keeping.secret);
         let check = Check { key, limit, ask, on_refusal: OnRefusal::TakeBack };
-        keeping.memory.apply(&[check], now, |_| false)[0].remaining
+        keeping.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
     }
 
     /// Four of ten hits taken of every limit, and a snapshot of that.
@@ -204,6 +269,34 @@ mod tests {
         fs::create_dir(folder.path().join("counters.new")).unwrap();
         keeping.write(&Clock::manual(NOW)).await;
         assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn what_a_slot_held_is_there_after_a_restart_with_its_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("counters");
+        let (before, none) = Keeping::start_shared(settings(&path), NOW);
+        assert_eq!(none, []);
+        let before = before.with_epochs(Epochs::new(|slot| 7 + u64::from(slot.0)));
+        before.memory.each_slot().for_each(|slot| before.memory.hold(slot, Contents::default(), NOW));
+        for limit in limits() {
+            assert_eq!(left(&before, &limit, Ask::Charge(2), NOW), 8);
+            assert_eq!(left(&before, &limit, Ask::Charge(2), NOW), 6);
+        }
+        before.write(&Clock::manual(NOW)).await;
+
+        let (after, stored) = Keeping::start_shared(settings(&path), NOW.plus(HOUR));
+        assert_eq!((after.secret.to_bytes(), stored.len()), (before.secret.to_bytes(), limits().len()));
+        assert!(0 < after.memory.figures().backup_bytes);
+        for Stored { slot, epoch, seq, contents } in stored {
+            assert_eq!((epoch, seq), (7 + u64::from(slot.0), 2));
+            after.memory.hold(slot, contents, NOW.plus(HOUR));
+        }
+        let lefts = limits().map(|limit| left(&after, &limit, Ask::Look, NOW.plus(HOUR)));
+        assert_eq!(lefts, [6, 6, 6, 7, 7]);
+        // One that shares nothing takes the same file.
+        let alone = Keeping::start(settings(&path), NOW.plus(HOUR));
+        assert_eq!(alone.memory.figures().live, limits().len());
     }
 
     #[test]

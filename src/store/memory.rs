@@ -2,42 +2,58 @@
 
 use std::{
     hash::{BuildHasherDefault, Hasher},
-    sync::Arc,
+    sync::{
+        Arc, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use dashmap::DashMap;
+use dashmap::{DashMap, RwLock, RwLockWriteGuard};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Counter, Decision, Verdict},
+    algorithm::{Counter, Decision, Limit, Verdict},
     descriptor::Key,
     store::{
-        Check, Decisions, OnFull, OnRefusal,
+        Check, Contents, Decisions, OnFull, SLOTS, Slot,
         budget::Budget,
         cell::Cell,
-        table::{self, Means, Rest, Tally},
+        table::{self, Means, Rest, Table, Tally},
     },
     time::{Clock, Timestamp},
 };
 
 mod by_hand;
+mod deeds;
+mod lending;
+mod settle;
+mod sharing;
+mod tenure;
 
 pub use by_hand::{Kept, Rehearsal, Replaced};
+pub use lending::Used;
 
-/// Parts of the table. A sweep looks at one part at a time.
+use lending::beside;
+use settle::{Deed, settle};
+use tenure::{Tenure, Tenures};
+
+/// The most parts of the table. A sweep looks at one part at a time.
 const PARTS: usize = 64;
-/// Locks in each part, so that a sweep holds up few callers, and those briefly.
-const SHARDS: usize = 16;
 /// A full round of sweeps takes about this long.
 const SWEEP_ROUND: Duration = Duration::from_secs(10);
 
-/// All counters of this process, each under the lock of its shard, within a budget of bytes.
+/// Counters of this process, each under the lock of its slot, within a budget of bytes.
 #[derive(Debug)]
 pub struct Memory {
+    // A shard of them for each slot, in order.
     parts: Box<[Part]>,
-    // One for each shard.
+    // One for each slot.
     rests: Box<[Rest]>,
+    // Where slots are shared with others.
+    tenures: Option<Tenures>,
+    // Whether what is held is not to be relied upon for now.
+    distrusted: AtomicBool,
     means: Means,
     on_full: OnFull,
     refused_full: Tally,
@@ -45,16 +61,15 @@ pub struct Memory {
 
 type Part = DashMap<Key, Cell, BuildHasherDefault<KeyHasher>>;
 
-/// What is done to the counter of a check.
-type Deed<'d> = dyn FnMut(&Check<'_>, &mut Counter) -> Decision + 'd;
-
 /// What there is, and what became of the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figures {
     /// Counters that are kept, idle ones that were not swept yet included.
     pub live: usize,
-    /// The bytes that they take.
+    /// The bytes that they take, and copies of others' counters with them.
     pub bytes: usize,
+    /// Of these bytes, those of copies.
+    pub backup_bytes: usize,
     /// Counters forgotten because they were idle, since the start.
     pub evicted_idle: u64,
     /// Counters forgotten for want of memory although they were not idle.
@@ -63,29 +78,72 @@ pub struct Figures {
     pub refused_full: u64,
 }
 
-/// Where a key's lock is. Locks are always taken in this order, so no two callers wait for each other.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    part: usize,
-    shard: usize,
+/// Why a call is not decided here. Nothing was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Elsewhere {
+    /// The counters of a slot are not held here.
+    #[error("the counters of slot {} are not held here", .0.0)]
+    Slot(Slot),
+    /// A check would be refused only because hits of its key are lent out.
+    #[error("what is left of a limit is lent out")]
+    Lent(Key),
+}
+
+/// What becomes of a check that would pass if nothing of its key were lent out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lent {
+    /// Nothing is decided, and the key is named, so that what is lent can be called back.
+    CallBack,
+    /// It is refused, as if all that is lent were used.
+    Refuse,
 }
 
 impl Memory {
-    /// No counters yet; at most `bytes_max` for them, and what becomes of new keys when that is not enough.
+    /// No counters yet; at most `bytes_max` for them, and what becomes of new keys when that is not enough. All
+    /// slots are held.
     pub fn new(bytes_max: u64, on_full: OnFull) -> Self {
-        let part = || DashMap::with_hasher_and_shard_amount(BuildHasherDefault::default(), SHARDS);
+        Self::of(bytes_max, on_full, SLOTS)
+    }
+
+    /// The same with so many slots, a power of two from 2 to 65,536. Whatever was counted or shared is lost.
+    pub fn with_slots(self, slots: usize) -> Self {
+        Self::of(self.means.budget.most() as u64, self.on_full, slots)
+    }
+
+    /// The same, but sharing its slots with others: it holds none until it is given it.
+    pub fn shared(self) -> Self {
+        Self { tenures: Some(Tenures::new(self.slots())), ..self }
+    }
+
+    fn of(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
+        assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
+        // Part of a table are at least two shards.
+        let parts = PARTS.min(slots / 2);
+        let part = || DashMap::with_hasher_and_shard_amount(BuildHasherDefault::default(), slots / parts);
         let means = Means {
-            budget: Budget::new(bytes_max),
+            budget: Arc::new(Budget::new(bytes_max, slots, table::BYTES_FIRST)),
             evicted_idle: Tally::default(),
             evicted_unexpired: Tally::default(),
         };
         Self {
-            parts: (0..PARTS).map(|_| part()).collect(),
-            rests: (0..PARTS * SHARDS).map(|_| Rest::default()).collect(),
+            parts: (0..parts).map(|_| part()).collect(),
+            rests: (0..slots).map(|_| Rest::default()).collect(),
+            tenures: None,
+            distrusted: AtomicBool::new(false),
             means,
             on_full,
             refused_full: Tally::default(),
         }
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> usize {
+        self.rests.len()
+    }
+
+    /// The slot of a key.
+    pub fn slot(&self, key: Key) -> Slot {
+        Slot::of(key, self.slots())
     }
 
     /// What there is now.
@@ -93,31 +151,24 @@ impl Memory {
         Figures {
             live: self.parts.iter().map(DashMap::len).sum(),
             bytes: self.means.budget.taken(),
+            backup_bytes: self.means.budget.beside(),
             evicted_idle: self.means.evicted_idle.get(),
             evicted_unexpired: self.means.evicted_unexpired.get(),
             refused_full: self.refused_full.get(),
         }
     }
 
-    /// All counters, a part at a time, as they are when their part's turn comes.
-    pub(super) fn each_part<E>(
-        &self,
-        mut take: impl FnMut(Vec<(Key, Cell)>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.parts.iter().try_for_each(|part| {
-            // Copied first, so that no lock is held while they are taken.
-            take(part.iter().map(|entry| (*entry.key(), entry.value().clone())).collect())
-        })
+    /// All slots there are, held or not.
+    pub fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
+        // At most 65,536, so they fit.
+        (0..self.slots()).map(|slot| Slot(slot as u16))
     }
 
     /// Keeps counters of a former process, as many as there is memory for.
-    pub(super) fn restore(&self, cells: Vec<(Key, Cell)>, now: Timestamp) {
-        for (key, cell) in cells.into_iter().filter(|(_, cell)| now < cell.idle_at()) {
-            let place = self.place(key);
-            let shard = &mut *self.parts[place.part].shards()[place.shard].write();
-            if !table::insert(shard, key, cell, now, &self.means, &self.rests[place.index()]) {
-                self.refused_full.add(1);
-            }
+    pub(super) fn restore(&self, contents: Contents, now: Timestamp) {
+        for (key, cell) in contents.into_counters().filter(|(_, cell)| now < cell.idle_at()) {
+            let slot = self.slot(key);
+            self.insert(&mut self.table(slot).write(), slot, key, cell, now);
         }
     }
 
@@ -126,51 +177,104 @@ impl Memory {
     /// Where `refused` says that the call as a whole is refused for what was decided, the charges that passed are
     /// taken back before anybody sees them, if their checks say so; their decisions then tell what is left without
     /// them.
+    ///
+    /// A memory of its own always answers. One that shares its slots answers where it holds those of all checks,
+    /// and where nothing depends on what it has lent.
     pub fn apply(
         &self,
         checks: &[Check<'_>],
         now: Timestamp,
-        refused: impl FnOnce(&[Decision]) -> bool,
-    ) -> Decisions {
-        let places: SmallVec<[Place; 2]> = checks.iter().map(|check| self.place(check.key)).collect();
-        let mut locked = places.clone();
-        locked.sort_unstable();
-        locked.dedup();
-        // Each lock once, and in order.
-        let mut shards: SmallVec<[_; 2]> =
-            locked.iter().map(|place| self.parts[place.part].shards()[place.shard].write()).collect();
+        refused: impl Fn(&[Decision]) -> bool,
+    ) -> Result<Decisions, Elsewhere> {
+        self.apply_where(checks, now, Lent::CallBack, refused)
+    }
 
-        // What `decide` says to the counter of a check, and whether that is kept; a new counter that is idle need
-        // not be.
-        let mut each = |index: usize, decide: &mut Deed<'_>| {
-            let (check, place) = (&checks[index], places[index]);
-            // Every place is among the locked ones.
-            let shard = &mut *shards[locked.partition_point(|other| *other < place)];
-            if let Some(cell) = table::get_mut(shard, check.key) {
-                let before = cell.heap_bytes();
-                let decision = cell.update(check.limit, |counter| decide(check, counter));
-                self.means.budget.change(before, cell.heap_bytes());
-                return (decision, true);
-            }
-            let mut counter = check.limit.fresh();
-            let decision = decide(check, &mut counter);
-            if check.limit.idle_at(&counter) <= now {
-                return (decision, true);
-            }
-            let (cell, rest) = (Cell::new(check.limit, counter, &decision), &self.rests[place.index()]);
-            if table::insert(shard, check.key, cell, now, &self.means, rest) {
-                return (decision, true);
-            }
-            self.refused_full.add(1);
-            (self.on_full.in_place_of(decision), false)
+    /// The same, for a caller who says what becomes of a check that fails only for what is lent.
+    pub fn apply_where(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+        lent: Lent,
+        refused: impl Fn(&[Decision]) -> bool,
+    ) -> Result<Decisions, Elsewhere> {
+        if self.distrusted.load(Ordering::Relaxed)
+            && let Some(check) = checks.first()
+        {
+            return Err(Elsewhere::Slot(self.slot(check.key)));
+        }
+        let mut locked = self.lock(checks);
+        locked.are_held()?;
+        locked.absorb_extras(self, checks, now);
+        if lent == Lent::CallBack {
+            locked.call_back(self, checks, now, &refused)?;
+        }
+        let mut each = |index: usize, deed: Deed| {
+            let check = &checks[index];
+            let (place, lent) = (locked.place(self.slot(check.key)), locked.lent(self, check.key));
+            let table = &mut *locked.tables[place];
+            let decide = |counter: &mut Counter| beside(lent, deed, check, counter, now).decision;
+            self.touch(table, check.key, check.limit, now, decide)
         };
+        let decisions = settle(checks, refused, &mut each);
+        locked.note(self, checks, &decisions);
+        Ok(decisions)
+    }
 
-        settle(checks, now, refused, &mut each)
+    /// Lets `decide` at the counter of a key, whose slot's table this is, and says whether the counter is kept. One
+    /// that is new and idle need not be.
+    fn touch(
+        &self,
+        table: &mut Table,
+        key: Key,
+        limit: &Limit,
+        now: Timestamp,
+        decide: impl FnOnce(&mut Counter) -> Decision,
+    ) -> (Decision, bool) {
+        if let Some(cell) = table::get_mut(table, key) {
+            let before = cell.heap_bytes();
+            cell.cut_to_next_window(limit, now);
+            let decision = cell.update(limit, decide);
+            self.means.budget.change(before, cell.heap_bytes());
+            return (decision, true);
+        }
+        let mut counter = limit.fresh();
+        let decision = decide(&mut counter);
+        if limit.idle_at(&counter) <= now {
+            return (decision, true);
+        }
+        let cell = Cell::new(limit, counter, &decision);
+        if self.insert(table, self.slot(key), key, cell, now) {
+            return (decision, true);
+        }
+        (self.on_full.in_place_of(decision), false)
+    }
+
+    fn insert(&self, table: &mut Table, slot: Slot, key: Key, cell: Cell, now: Timestamp) -> bool {
+        let kept = table::insert(table, key, cell, now, &self.means, &self.rests[slot.index()]);
+        if !kept {
+            self.refused_full.add(1);
+        }
+        kept
+    }
+
+    /// Takes the locks of all slots that these checks need, each once and in order.
+    fn lock(&self, checks: &[Check<'_>]) -> Locked<'_> {
+        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let tables = slots.iter().map(|slot| self.table(*slot).write()).collect();
+        let tenures = self.tenures.iter().flat_map(|all| slots.iter().map(|slot| all.lock(*slot))).collect();
+        Locked { slots, tables, tenures }
+    }
+
+    fn table(&self, slot: Slot) -> &RwLock<Table> {
+        let shards = self.slots() / self.parts.len();
+        &self.parts[slot.index() / shards].shards()[slot.index() % shards]
     }
 
     /// Forgets what is idle in one of the table's parts, and gives memory back that it no longer needs.
     fn sweep_part(&self, number: usize, now: Timestamp) {
-        let part = &self.parts[number];
+        let part = &self.parts[number % self.parts.len()];
         let (mut forgotten, mut heap) = (0, 0);
         part.retain(|_, cell| {
             let stays = now < cell.idle_at();
@@ -182,66 +286,65 @@ impl Memory {
         });
         self.means.evicted_idle.add(forgotten);
         self.means.budget.change(heap, 0);
-        for (shard, rest) in part.shards().iter().zip(&self.rests[number * SHARDS..]) {
+        let first = number % self.parts.len() * part.shards().len();
+        for (shard, rest) in part.shards().iter().zip(&self.rests[first..]) {
             let table = &mut *shard.write();
             // Counters that were kept in time may have grown since.
-            if self.means.budget.is_short_of(0) {
+            if self.means.budget.is_overdrawn() {
                 table::clear(table, now, &self.means, rest);
             }
             table::shrink(table, &self.means);
         }
-    }
-
-    fn place(&self, key: Key) -> Place {
-        // The parts go by the upper half of the key, shards and slots within one by the lower half.
-        let part = (key.high() >> (u64::BITS - PARTS.ilog2())) as usize;
-        let shard = self.parts[part].determine_shard(key.low() as usize);
-        Place { part, shard }
+        if let Some(tenures) = &self.tenures {
+            // Slots are numbered by 16 bits.
+            let slots = first..first + part.shards().len();
+            slots.for_each(|slot| tenures.lock(Slot(slot as u16)).forget_idle(now));
+        }
     }
 }
 
-/// Decides the checks of one call one after the other, and takes charges back where the call is refused. `each` does
-/// a deed to the counter of the check at that index, and says whether that is kept.
-fn settle(
-    checks: &[Check<'_>],
-    now: Timestamp,
-    refused: impl FnOnce(&[Decision]) -> bool,
-    each: &mut impl FnMut(usize, &mut Deed<'_>) -> (Decision, bool),
-) -> Decisions {
-    let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
-    for (index, check) in checks.iter().enumerate() {
-        let (decision, kept) = each(index, &mut |check, counter| check.limit.decide(counter, now, check.ask));
-        charged.push(if kept { check.limit.charged(check.ask, decision.verdict.passes()) } else { 0 });
-        decisions.push(decision);
-    }
-    if 1 < checks.len() && refused(&decisions) {
-        let look = |check: &Check<'_>, counter: &mut Counter| check.limit.decide(counter, now, Ask::Look);
-        // Newest first, so that two charges to one counter come off in turn.
-        for (index, decision) in decisions.iter_mut().enumerate().rev() {
-            if checks[index].on_refusal == OnRefusal::TakeBack
-                && let Some(receipt) = decision.receipt.take()
-            {
-                charged[index] = 0;
-                each(index, &mut |check, counter| {
-                    check.limit.undo(counter, receipt, now);
-                    look(check, counter)
-                });
-            }
-        }
-        for (index, decision) in decisions.iter_mut().enumerate() {
-            if decision.verdict.passes() {
-                let (left, _) = each(index, &mut |check, counter| look(check, counter));
-                (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
-            }
-        }
-    }
-    Decisions { each: decisions, charged }
+/// The slots of one call, locked.
+struct Locked<'m> {
+    // In order, each once. One table for each, and one tenure for each where slots are shared.
+    slots: SmallVec<[Slot; 2]>,
+    tables: SmallVec<[RwLockWriteGuard<'m, Table>; 2]>,
+    tenures: SmallVec<[MutexGuard<'m, Tenure>; 0]>,
 }
 
-impl Place {
-    /// Its number among all places.
-    fn index(self) -> usize {
-        self.part * SHARDS + self.shard
+impl Locked<'_> {
+    /// Where a slot of one of the checks is among them.
+    fn place(&self, slot: Slot) -> usize {
+        self.slots.partition_point(|other| *other < slot)
+    }
+
+    fn are_held(&self) -> Result<(), Elsewhere> {
+        let missing = self.tenures.iter().zip(&self.slots).find(|(tenure, _)| !tenure.is_held());
+        missing.map_or(Ok(()), |(_, slot)| Err(Elsewhere::Slot(*slot)))
+    }
+
+    /// Lets the counters of the checks absorb what waits for them.
+    fn absorb_extras(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
+        let Some(tenures) = &memory.tenures else { return };
+        for check in checks {
+            let slot = memory.slot(check.key);
+            let place = self.place(slot);
+            let (table, tenure) = (&mut self.tables[place], &mut self.tenures[place]);
+            if memory.absorb_extras(table, tenure, check.key, check.limit, now) {
+                tenures.note(slot, tenure, check.key, table.len());
+            }
+        }
+    }
+
+    /// Notes which counters the checks have changed.
+    fn note(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
+        let Some(tenures) = &memory.tenures else { return };
+        for (check, decision) in checks.iter().zip(decisions) {
+            if check.limit.is_changed_by(check.ask, decision.verdict.passes()) {
+                let slot = memory.slot(check.key);
+                let place = self.place(slot);
+                tenures.note(slot, &mut self.tenures[place], check.key, self.tables[place].len());
+            }
+        }
     }
 }
 

@@ -11,15 +11,19 @@ use crate::{
 
 mod budget;
 mod cell;
+mod contents;
 mod keeping;
 mod memory;
+mod slot;
 mod snapshot;
 mod table;
 
 pub use budget::{BYTES_MIN, machine_memory};
-pub use keeping::{Keeping, Settings};
-pub use memory::{Figures, Kept, Memory, Rehearsal, Replaced, sweep};
-pub use snapshot::SnapshotError;
+pub use contents::{Changes, Contents, Extras, Unreadable};
+pub use keeping::{Epochs, Keeping, Settings};
+pub use memory::{Elsewhere, Figures, Kept, Lent, Memory, Rehearsal, Replaced, Used, sweep};
+pub use slot::{SLOTS, Slot};
+pub use snapshot::{SnapshotError, Stored};
 
 /// One question to one counter.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +67,12 @@ pub struct Decisions {
 }
 
 impl Decisions {
+    /// Decisions, and the hits that each has charged.
+    pub(crate) fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
+        debug_assert_eq!(each.len(), charged.len());
+        Self { each, charged }
+    }
+
     /// The hits that each check has charged to its counter, in their order; 0 where they were taken back or there
     /// was no memory for the counter.
     pub fn charged(&self) -> &[u64] {

@@ -1,7 +1,8 @@
 //! Counters on disk, so that they outlive their process.
 //!
-//! A snapshot is a header, the counters, and a checksum over both. Its instants are those of the clock that wrote
-//! it; one that is read on a machine whose clock shows less is moved back with it, so that nobody is locked out.
+//! A snapshot is a header, the contents of each slot with their version, and a checksum over all. Its instants are
+//! those of the clock that wrote it; one that is read on a machine whose clock shows less is moved back with it, so
+//! that nobody is locked out.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -15,13 +16,13 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
 
 use crate::{
-    descriptor::{Key, Secret},
-    store::{cell::Cell, memory::Memory},
+    descriptor::Secret,
+    store::{Contents, Memory, Slot},
     time::Timestamp,
 };
 
 /// What a snapshot begins with: its format and the version of it.
-const MAGIC: [u8; 16] = *b"tollgate snap 01";
+const MAGIC: [u8; 16] = *b"tollgate snap 02";
 
 /// Why a snapshot is not used.
 #[derive(Debug, thiserror::Error)]
@@ -37,40 +38,71 @@ pub enum SnapshotError {
     Torn,
 }
 
-/// What comes before the counters.
+/// What comes before the slots.
 #[derive(Serialize, Deserialize)]
 struct Header {
     taken_at: Timestamp,
     secret: [u8; 16],
+    // How many there are; those that hold nothing are left out.
+    slots: u32,
 }
 
-/// One counter. The last is followed by none.
+/// What comes before the contents of a slot. The last is followed by none.
 #[derive(Serialize, Deserialize)]
-struct Record {
-    key: (u64, u64),
-    cell: Cell,
+struct Section {
+    slot: Slot,
+    epoch: u64,
+    seq: u64,
+    // In bytes.
+    length: u64,
 }
 
-/// What a snapshot holds: the secret that its keys were hashed with, and its counters.
+/// What a slot held when a snapshot was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    /// The slot.
+    pub slot: Slot,
+    /// How often it had changed hands; 0 where it was not shared.
+    pub epoch: u64,
+    /// How often it had changed since.
+    pub seq: u64,
+    /// Its contents.
+    pub contents: Contents,
+}
+
+/// What a snapshot holds: the secret that its keys were hashed with, and of how many slots which held what.
 pub(super) struct Snapshot {
     pub(super) secret: Secret,
-    pub(super) cells: Vec<(Key, Cell)>,
+    pub(super) slots: usize,
+    pub(super) stored: Vec<Stored>,
 }
 
-/// Writes all counters to `path`: beside it first, then in its place, so that there is always a whole one.
-pub fn write(memory: &Memory, secret: &Secret, now: Timestamp, path: &Path) -> Result<(), SnapshotError> {
+/// Writes all counters to `path`: beside it first, then in its place, so that there is always a whole one. `epoch`
+/// says how often a slot has changed hands.
+pub(super) fn write(
+    memory: &Memory,
+    secret: &Secret,
+    epoch: impl Fn(Slot) -> u64,
+    now: Timestamp,
+    path: &Path,
+) -> Result<(), SnapshotError> {
     let beside = with_suffix(path, "new");
     // The secret is in it, so it is the owner's alone.
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
     let mut sealed = Sealing { file: BufWriter::new(file), hash: SipHasher13::new() };
     sealed.write_all(&MAGIC)?;
-    sealed.put(&Some(Header { taken_at: now, secret: secret.to_bytes() }))?;
-    memory.each_part(|cells| {
-        cells
-            .into_iter()
-            .try_for_each(|(key, cell)| sealed.put(&Some(Record { key: (key.high(), key.low()), cell })))
-    })?;
-    sealed.put::<Option<Record>>(&None)?;
+    // A power of two up to 65,536, so it fits.
+    let slots = memory.slots() as u32;
+    sealed.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
+    for slot in memory.each_slot() {
+        // Asked first: what changes hands meanwhile is at most taken for older than it is.
+        let epoch = epoch(slot);
+        let Some(copy) = memory.snapshot(slot, now) else { continue };
+        let bytes = copy.contents.encode(now);
+        sealed.put(&Some(Section { slot, epoch, seq: copy.seq, length: bytes.len() as u64 }))?;
+        sealed.write_all(&bytes)?;
+    }
+    sealed.put::<Option<Section>>(&None)?;
     let Sealing { mut file, hash } = sealed;
     file.write_all(&hash.finish().to_le_bytes())?;
     file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
@@ -96,12 +128,16 @@ pub(super) fn read(path: &Path, now: Timestamp) -> Result<Option<Snapshot>, Snap
     let (header, mut rest) = take::<Header>(rest)?;
     let header = header.ok_or(SnapshotError::Torn)?;
     let ahead = header.taken_at.nanos_since(now);
-    let mut cells = Vec::new();
-    while let (Some(Record { key: (high, low), cell }), after) = take::<Record>(rest)? {
-        cells.push((Key::from_halves(high, low), cell.earlier(ahead)));
+    let mut stored = Vec::new();
+    while let (Some(Section { slot, epoch, seq, length }), after) = take::<Section>(rest)? {
+        let length = usize::try_from(length).map_err(|_| SnapshotError::Torn)?;
+        let (bytes, after) = after.split_at_checked(length).ok_or(SnapshotError::Torn)?;
+        let contents = Contents::decode(bytes, header.taken_at).map_err(|_| SnapshotError::Foreign)?;
+        stored.push(Stored { slot, epoch, seq, contents: contents.earlier(ahead) });
         rest = after;
     }
-    Ok(Some(Snapshot { secret: Secret::from_bytes(header.secret), cells }))
+    let (secret, slots) = (Secret::from_bytes(header.secret), header.slots as usize);
+    Ok(Some(Snapshot { secret, slots, stored }))
 }
 
 /// Moves a snapshot that cannot be used out of the way, for whoever wants to look at it; where it is now.

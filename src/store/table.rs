@@ -1,6 +1,9 @@
 //! The table behind one lock: what it takes, and how it makes room when it may not grow.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use dashmap::SharedValue;
 use hashbrown::raw::RawTable;
@@ -20,11 +23,15 @@ const ROOM_SHARE: usize = 8;
 const WORTH_SHARE: usize = 64;
 /// For how long, in nanoseconds.
 const REST: u64 = 50_000_000;
+/// The least that a table that holds anything has.
+const BUCKETS_MIN: usize = 4;
+/// The bytes that it takes.
+pub(super) const BYTES_FIRST: usize = bytes_of(BUCKETS_MIN);
 
 /// What all tables share.
 #[derive(Debug)]
 pub(super) struct Means {
-    pub(super) budget: Budget,
+    pub(super) budget: Arc<Budget>,
     pub(super) evicted_idle: Tally,
     pub(super) evicted_unexpired: Tally,
 }
@@ -55,8 +62,13 @@ pub(super) fn bytes(table: &Table) -> usize {
 
 /// The bytes of a table with so many buckets: each holds an entry and a byte that tells about it; a group of the
 /// latter is there twice.
-fn bytes_of(buckets: usize) -> usize {
+const fn bytes_of(buckets: usize) -> usize {
     buckets * (size_of::<(Key, SharedValue<Cell>)>() + 1) + 16
+}
+
+/// The bytes of a table that holds up to so many counters.
+pub(super) const fn bytes_for(capacity: usize) -> usize {
+    if capacity == 0 { 0 } else { bytes_of(capacity * 8 / 7 + 1) }
 }
 
 /// How many counters fit into so many buckets.
@@ -91,23 +103,77 @@ pub(super) fn insert(
     rest: &Rest,
 ) -> bool {
     let heap = cell.heap_bytes();
-    if means.budget.is_short_of(growth(table) + heap) {
+    if is_full(table) {
+        forget_idle(table, now, means);
+    }
+    if is_short(table, heap, means) {
         clear(table, now, means, rest);
-        if means.budget.is_short_of(growth(table) + heap) {
+        if is_short(table, heap, means) {
             return false;
         }
     }
     let before = bytes(table);
     put(table, key, cell);
-    means.budget.change(before, bytes(table) + heap);
+    means.budget.change_table(before, bytes(table));
+    means.budget.change(0, heap);
     true
 }
 
-/// What one more counter makes the table take besides, while it moves into a larger one.
-fn growth(table: &Table) -> usize {
+/// Whether there is too little memory for one more counter that takes so much elsewhere.
+fn is_short(table: &Table, heap: usize, means: &Means) -> bool {
+    let more = if is_full(table) { bytes_of(next_buckets(table)) } else { 0 };
+    if table.capacity() == 0 {
+        means.budget.is_short_of_first(more + heap)
+    } else {
+        means.budget.is_short_of(more + heap)
+    }
+}
+
+/// Whether one more counter makes the table move into a larger one.
+fn is_full(table: &Table) -> bool {
     // A table that is half empty only tidies itself.
-    let is_full = table.len() == table.capacity() && capacity_of(table.buckets()) / 2 <= table.len();
-    if is_full { bytes_of(table.buckets() * 2) } else { 0 }
+    table.len() == table.capacity() && capacity_of(table.buckets()) / 2 <= table.len()
+}
+
+fn next_buckets(table: &Table) -> usize {
+    (table.buckets() * 2).max(BUCKETS_MIN)
+}
+
+/// Forgets what is idle in a full table, so that it does not grow for that. Where it was not worth the while, it
+/// grows if it may.
+fn forget_idle(table: &mut Table, now: Timestamp, means: &Means) {
+    let (all, before) = (table.len(), bytes(table));
+    let (mut stay, mut heap) = (Vec::with_capacity(all), 0);
+    for (key, cell) in table.drain() {
+        if now < cell.get().idle_at() {
+            stay.push((key, cell.into_inner()));
+        } else {
+            heap += cell.get().heap_bytes();
+        }
+    }
+    let forgotten = all - stay.len();
+    means.evicted_idle.add(forgotten);
+    means.budget.change(heap, 0);
+    let larger = next_buckets(table);
+    if forgotten * ROOM_SHARE < all && !means.budget.is_short_of(bytes_of(larger)) {
+        rebuild(table, capacity_of(larger), stay);
+    } else {
+        stay.into_iter().for_each(|(key, cell)| put(table, key, cell));
+    }
+    means.budget.change_table(before, bytes(table));
+}
+
+/// A table of these counters.
+pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, Cell)>) -> Table {
+    let mut table = Table::new();
+    table.reserve(cells.len(), |(key, _)| key.low());
+    cells.for_each(|(key, cell)| put(&mut table, key, cell));
+    table
+}
+
+/// All counters of a table.
+pub(super) fn cells(table: Table) -> impl ExactSizeIterator<Item = (Key, Cell)> {
+    table.into_iter().map(|(key, cell)| (key, cell.into_inner()))
 }
 
 fn put(table: &mut Table, key: Key, cell: Cell) {
@@ -137,9 +203,9 @@ pub(super) fn clear(table: &mut Table, now: Timestamp, means: &Means, rest: &Res
     if all - stay.len() <= all / WORTH_SHARE {
         rest.0.store(now.plus(REST).as_nanos(), Ordering::Relaxed);
     }
-    means.budget.change(before + heap, heap_bytes(&stay));
+    means.budget.change(heap, heap_bytes(&stay));
     rebuild(table, capacity_of(buckets), stay);
-    means.budget.change(0, bytes(table));
+    means.budget.change_table(before, bytes(table));
 }
 
 /// Gives memory back where a table has become much too large.
@@ -150,11 +216,11 @@ pub(super) fn shrink(table: &mut Table, means: &Means) {
     let before = bytes(table);
     let cells = taken(table);
     rebuild(table, cells.len() * 2, cells);
-    means.budget.change(before, bytes(table));
+    means.budget.change_table(before, bytes(table));
 }
 
 fn taken(table: &mut Table) -> Vec<(Key, Cell)> {
-    std::mem::take(table).into_iter().map(|(key, cell)| (key, cell.into_inner())).collect()
+    cells(std::mem::take(table)).collect()
 }
 
 fn rebuild(table: &mut Table, capacity: usize, cells: Vec<(Key, Cell)>) {

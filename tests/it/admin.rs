@@ -47,7 +47,8 @@ descriptors:
       {algorithm: fixed_window, window: 90s, requests_per_unit: 3, candidate: {unit: hour, requests_per_unit: 1}}
   - key: plan
     value: gold
-    rate_limit: {name: gold, replaces: [{name: basic}], unit: day, requests_per_unit: 100}
+    rate_limit:
+      {name: gold, replaces: [{name: basic}], unit: day, requests_per_unit: 100, on_owner_unavailable: deny, lease: no}
   - key: basic
     rate_limit: {name: basic, unit: day, requests_per_unit: 1}
   - key: team
@@ -167,7 +168,9 @@ async fn a_line_for_each_rule_is_written_as_envoyproxy_ratelimit_writes_it_with_
         "shop.path_/api/*: unit=UNKNOWN requests_per_unit=3, shadow_mode: true, quota_mode: false, \
          algorithm: fixed_window, window: 1m 30s, candidate: {1 per 1h}"
             .to_owned(),
-        format!("shop.plan_gold: unit=DAY requests_per_unit=100, {flags}"),
+        format!(
+            "shop.plan_gold: unit=DAY requests_per_unit=100, {flags}, on_owner_unavailable: deny, lease: false"
+        ),
         format!("shop.basic: unit=DAY requests_per_unit=1, {flags}"),
         format!("shop.team.member: unit=SECOND requests_per_unit=1, {flags}"),
     ];

@@ -71,7 +71,7 @@ impl Log {
 #[tokio::test]
 async fn a_denial_tells_the_rule_the_descriptor_the_limit_and_the_wait() {
     let (log, _guard) = Log::listen();
-    let service = Service::start_with(RULES, &[("log.denials", "10/s")]).await;
+    let service = Service::start_here(RULES, &[("log.denials", "10/s")]).await;
     service.ask(with_hits(one("shop", "user", "ada\nx"), 1)).await.unwrap();
     assert!(log.field("rule").is_empty(), "what passes is not told");
     service.ask(with_hits(one("shop", "user", "ada\nx"), 1)).await.unwrap();
@@ -93,7 +93,7 @@ async fn a_denial_tells_the_rule_the_descriptor_the_limit_and_the_wait() {
 #[tokio::test]
 async fn no_more_denials_are_told_in_a_second_than_are_asked_for() {
     let (log, _guard) = Log::listen();
-    let service = Service::start_with(RULES, &[("log.denials", "2/s")]).await;
+    let service = Service::start_here(RULES, &[("log.denials", "2/s")]).await;
     let mut client = service.client().await;
     for _ in 0..2 {
         for _ in 0..6 {
@@ -109,7 +109,7 @@ async fn no_more_denials_are_told_in_a_second_than_are_asked_for() {
 async fn a_call_that_passes_in_shadow_is_told_as_such_and_a_shadow_rule_denies_nothing() {
     let (log, _guard) = Log::listen();
     let given = [("log.denials", "10/s"), ("limiter.shadow_mode", "true")];
-    let service = Service::start_with(RULES, &given).await;
+    let service = Service::start_here(RULES, &given).await;
     service.ask(one("shop", "trial", "x")).await.unwrap();
     service.ask(with_hits(one("shop", "user", "ada"), 2)).await.unwrap();
     assert_eq!(log.field("call_passes"), [Some("true".to_owned())]);
@@ -119,7 +119,7 @@ async fn a_call_that_passes_in_shadow_is_told_as_such_and_a_shadow_rule_denies_n
 #[tokio::test]
 async fn unless_asked_for_no_denial_is_told() {
     let (log, _guard) = Log::listen();
-    let service = Service::start(RULES).await;
+    let service = Service::start_here(RULES, &[]).await;
     service.ask(with_hits(one("shop", "user", "ada"), 2)).await.unwrap();
     assert!(log.field("rule").is_empty());
 }

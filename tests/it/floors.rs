@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 /// From the ground up.
 const FLOORS: [&[&str]; 9] = [
     &["time", "descriptor", "telemetry", "yaml"],
-    &["algorithm"],
+    &["algorithm", "certificates"],
     &["rules", "store"],
     &["cluster"],
     &["limiter"],

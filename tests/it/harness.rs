@@ -18,7 +18,7 @@ use tollgate::{
             rate_limit_service_client::RateLimitServiceClient,
         },
     },
-    server::{Addresses, Counters, Error, Server},
+    server::{Addresses, Counters, Crew, Error, Server},
     settings::{CATALOG, Settings, Sources},
     time::{Clock, Timestamp},
 };
@@ -83,12 +83,28 @@ impl Service {
         given: &[(&str, &str)],
         change: impl FnOnce(&mut Settings),
     ) -> Self {
+        Self::start_by(Crew::of(2).unwrap(), rules, given, change).await
+    }
+
+    /// A service in the test's own thread, so that the test may stop its time and see its log.
+    pub async fn start_here(rules: &str, given: &[(&str, &str)]) -> Self {
+        let service = Self::start_by(Crew::default(), rules, given, |_| ()).await;
+        service.until_http("/readyz", 200).await;
+        service
+    }
+
+    async fn start_by(
+        crew: Crew,
+        rules: &str,
+        given: &[(&str, &str)],
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("rules.yaml"), rules).unwrap();
         let clock = Clock::manual(START);
         let mut settings = settings(&folder, given);
         change(&mut settings);
-        let server = Server::bind(settings, clock.clone()).await.unwrap();
+        let server = Server::bind(settings, clock.clone()).await.unwrap().with_crew(crew);
         let (addresses, counters) = (server.addresses().unwrap(), server.counters());
         let (leave, left) = mpsc::channel(2);
         let ended = tokio::spawn(server.run(left));

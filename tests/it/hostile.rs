@@ -263,7 +263,7 @@ async fn messages_that_lie_are_answered_with_an_error_and_never_let_pass() {
 
 #[tokio::test]
 async fn a_message_whose_rest_never_comes_is_given_up_and_holds_up_nobody() {
-    let service = Service::start(RULES).await;
+    let service = Service::start_here(RULES, &[]).await;
     let lie = status(&service, Sent::Unended(claiming(1000, 0, b"\n\x04shop")));
     let above = status(&service, Sent::Unended(claiming(u32::MAX, 0, b"\n\x04shop")));
     assert_eq!(timeout(PATIENCE, above).await.unwrap(), Code::ResourceExhausted, "known from its head");
@@ -277,7 +277,7 @@ async fn a_message_whose_rest_never_comes_is_given_up_and_holds_up_nobody() {
 
 #[tokio::test]
 async fn a_slow_body_over_http_is_given_up() {
-    let service = Service::start(RULES).await;
+    let service = Service::start_here(RULES, &[]).await;
     let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
     stream.write_all(b"POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{").await.unwrap();
     assert_eq!(service.http("GET", "/livez", "").await.0, 200);

@@ -15,6 +15,7 @@ mod harness;
 mod hostile;
 mod http;
 mod life;
+mod links;
 mod metrics;
 mod queue;
 mod reload;

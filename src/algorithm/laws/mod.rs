@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use crate::{algorithm::*, time::SECOND};
 
 mod any;
+mod bytes;
 mod law;
 mod told;
 

@@ -222,6 +222,8 @@ fn of_rule(rule: &Rule, part: &Part<'_>) -> Value {
         "at": rule.place.to_string(),
         "shadow_mode": rule.shadow_mode,
         "quota_mode": rule.quota_mode,
+        "on_owner_unavailable": rule.on_owner_unavailable.name(),
+        "lease": rule.lease,
         "replaces": rule.replaces,
         "replaced_by": replaced_by,
     })

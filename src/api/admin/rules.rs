@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     api::admin::{Desk, words},
-    rules::{Allowance, Rule, Rules},
+    rules::{Allowance, OnOwnerUnavailable, Rule, Rules},
 };
 
 /// How the rules in force came about, their warnings, and how many there are in each domain.
@@ -58,6 +58,12 @@ fn line(rule: &Rule, text: &mut String) {
         for (key, value) in words::own_keys(limit, rule.shown.unit) {
             let _ = write!(text, ", {key}: {value}");
         }
+    }
+    if rule.on_owner_unavailable != OnOwnerUnavailable::default() {
+        let _ = write!(text, ", on_owner_unavailable: {}", rule.on_owner_unavailable.name());
+    }
+    if !rule.lease {
+        text.push_str(", lease: false");
     }
     if let Some(candidate) = &rule.candidate {
         let _ = write!(text, ", candidate: {{{}}}", words::limit(candidate, None));

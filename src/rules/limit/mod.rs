@@ -48,7 +48,7 @@ pub(crate) fn terms(draft: &RateLimit, report: &mut Report<'_>) -> Option<Terms>
 /// The limit that is tried beside the one of its rule; `None` where something is wrong, which is then reported.
 pub(crate) fn candidate(draft: &RateLimit, report: &mut Report<'_>) -> Option<Limit> {
     let mut fits = true;
-    for key in ["name", "replaces", "unlimited", "candidate"] {
+    for key in ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "candidate"] {
         if let Some(mark) = draft.given(key) {
             report.add(mark, format!("`{key}` has no meaning in a `candidate`, which only limits; drop it"));
             fits = false;

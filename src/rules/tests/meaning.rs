@@ -9,7 +9,7 @@ use crate::{
         Ask, Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog,
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
-    rules::{Allowance, Domain, OnDenied, Rule, Rules, Shown, Unit},
+    rules::{Allowance, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Shown, Unit},
     time::{SECOND, Timestamp},
 };
 
@@ -228,6 +228,23 @@ fn what_stands_beside_a_limit_is_kept_with_it() {
     assert!(rule.shadow_mode && rule.quota_mode && rule.detailed_metric);
     assert_eq!(json!(rule.metadata), json!({"tier": "gold", "cost": {"per": 16}}));
     assert_eq!(rule.place.to_string(), "rules.yaml:9:17");
+}
+
+#[test]
+fn a_rule_says_what_becomes_of_it_when_its_count_is_out_of_reach() {
+    let rule = |keys: &str| {
+        let limit = format!("{{unit: day, requests_per_unit: 1{keys}}}");
+        only_rule(&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {limit}}}]\n"))
+    };
+    let plain = rule("");
+    assert_eq!((plain.on_owner_unavailable, plain.lease), (OnOwnerUnavailable::LocalShare, true));
+    for what in OnOwnerUnavailable::ALL {
+        let keys = format!(", on_owner_unavailable: {}, lease: no", what.name());
+        for keys in [keys.clone(), keys + ", algorithm: token_bucket"] {
+            let rule = rule(&keys);
+            assert_eq!((rule.on_owner_unavailable, rule.lease), (what, false));
+        }
+    }
 }
 
 #[test]

@@ -6,9 +6,9 @@ use crate::{
     algorithm::{Ask, Counter, Decision, Limit},
     descriptor::Key,
     store::{
-        Check, Decisions,
+        Check, Decisions, Slot,
         cell::Cell,
-        memory::{Deed, Memory, Place, settle},
+        memory::{Deed, Memory, settle},
         table::{self, Table},
     },
     time::Timestamp,
@@ -58,30 +58,29 @@ impl Memory {
                 Kept::of(copy.map(|(_, counter)| counter), check.limit, now)
             })
             .collect();
-        let mut each = |index: usize, deed: &mut Deed<'_>| {
+        let mut each = |index: usize, deed: Deed| {
             let check = &checks[index];
             let place = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
                 copies.push((check.key, check.limit.fresh()));
                 copies.len() - 1
             });
-            (deed(check, &mut copies[place].1), true)
+            (deed.done(check, &mut copies[place].1, now), true)
         };
-        Rehearsal { decisions: settle(checks, now, refused, &mut each), before }
+        Rehearsal { decisions: settle(checks, refused, &mut each), before }
     }
 
     /// Copies of the counters that there are, all of one moment.
     fn copies(&self, checks: &[Check<'_>]) -> Vec<(Key, Counter)> {
-        let mut places: SmallVec<[Place; 2]> = checks.iter().map(|check| self.place(check.key)).collect();
-        places.sort_unstable();
-        places.dedup();
-        let shards: SmallVec<[_; 2]> =
-            places.iter().map(|place| self.parts[place.part].shards()[place.shard].read()).collect();
+        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let tables: SmallVec<[_; 2]> = slots.iter().map(|slot| self.table(*slot).read()).collect();
         let mut copies: Vec<(Key, Counter)> = Vec::new();
         for check in checks {
-            let place = self.place(check.key);
-            // Every place is among the locked ones.
-            let shard = &*shards[places.partition_point(|other| *other < place)];
-            if let Some(cell) = table::get(shard, check.key)
+            let slot = self.slot(check.key);
+            // Every slot is among the locked ones.
+            let table = &*tables[slots.partition_point(|other| *other < slot)];
+            if let Some(cell) = table::get(table, check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
             {
                 copies.push((check.key, cell.counter(check.limit)));
@@ -92,18 +91,21 @@ impl Memory {
 
     /// What is kept under a key of `limit`'s kind.
     pub fn look(&self, key: Key, limit: &Limit, now: Timestamp) -> Kept {
-        let place = self.place(key);
-        let shard = self.parts[place.part].shards()[place.shard].read();
-        kept(&shard, key, limit, now)
+        kept(&self.table(self.slot(key)).read(), key, limit, now)
     }
 
     /// Forgets what is kept under a key of `limit`'s kind, and charges `hits` to a fresh counter instead. What is
-    /// more than the limit lets pass is kept as a debt where the limit can hold one.
+    /// more than the limit lets pass is kept as a debt where the limit can hold one. Where its slot is not held,
+    /// nothing is done.
     pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replaced {
-        let place = self.place(key);
-        let shard = &mut *self.parts[place.part].shards()[place.shard].write();
-        let before = kept(shard, key, limit, now);
-        table::remove(shard, key, &self.means);
+        let slot = self.slot(key);
+        let table = &mut *self.table(slot).write();
+        let before = kept(table, key, limit, now);
+        let mut tenure = self.tenures.as_ref().map(|tenures| tenures.lock(slot));
+        if tenure.as_ref().is_some_and(|tenure| !tenure.is_held()) {
+            return Replaced { before, after: before };
+        }
+        table::remove(table, key, &self.means);
         let mut counter = limit.fresh();
         if 0 < hits {
             // A queue takes as many as it holds.
@@ -114,11 +116,12 @@ impl Memory {
         if now < limit.idle_at(&counter) {
             let look = limit.decide(&mut counter, now, Ask::Look);
             let cell = Cell::new(limit, counter, &look);
-            if !table::insert(shard, key, cell, now, &self.means, &self.rests[place.index()]) {
-                self.refused_full.add(1);
-            }
+            self.insert(table, slot, key, cell, now);
         }
-        Replaced { before, after: kept(shard, key, limit, now) }
+        if let (Some(tenures), Some(tenure)) = (&self.tenures, &mut tenure) {
+            tenures.note(slot, tenure, key, table.len());
+        }
+        Replaced { before, after: kept(table, key, limit, now) }
     }
 }
 

@@ -11,29 +11,29 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     algorithm::{
-        Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog,
+        Ask, Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog,
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     descriptor::{Entry, KeyText, Secret},
-    store::BYTES_MIN,
+    store::{BYTES_MIN, OnRefusal},
     time::SECOND,
 };
 
-const BYTES: u64 = 1 << 30;
-const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+pub(super) const BYTES: u64 = 1 << 30;
+pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
-fn key(name: &str) -> Key {
+pub(super) fn key(name: &str) -> Key {
     let mut text = KeyText::new("test");
     text.entry(Entry { key: "name", value: name });
     text.key(&[], &Secret::from_bytes([1; 16]))
 }
 
-fn window(limit: u64) -> Limit {
+pub(super) fn window(limit: u64) -> Limit {
     let window = Window::of_nanos(3_600 * SECOND).unwrap();
     Limit::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse })
 }
 
-fn bucket(burst: u64) -> Limit {
+pub(super) fn bucket(burst: u64) -> Limit {
     let pace = Pace::new(NonZeroU64::new(1).unwrap(), NonZeroU64::new(3_600 * SECOND).unwrap());
     Limit::TokenBucket(TokenBucket { pace, burst, excess: Excess::Refuse })
 }
@@ -42,8 +42,10 @@ fn any_refused(decisions: &[Decision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 
-fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
-    memory.apply(&[Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::TakeBack }], NOW, |_| false)[0]
+pub(super) fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
+    memory
+        .apply(&[Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::TakeBack }], NOW, |_| false)
+        .unwrap()[0]
         .remaining
 }
 
@@ -64,7 +66,7 @@ fn of_racing_callers_exactly_the_limit_pass() {
         let memory = Memory::new(BYTES, OnFull::Deny);
         let check =
             Check { key: key("one"), limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
-        let passed = race(256, |_| memory.apply(&[check], NOW, |_| false)[0].verdict.passes());
+        let passed = race(256, |_| memory.apply(&[check], NOW, |_| false).unwrap()[0].verdict.passes());
         assert_eq!(passed, 100);
     }
 }
@@ -81,7 +83,7 @@ fn of_racing_callers_of_several_counters_exactly_the_tightest_limit_pass_and_the
         if caller % 2 == 0 {
             checks.reverse();
         }
-        !any_refused(&memory.apply(&checks, NOW, any_refused))
+        !any_refused(&memory.apply(&checks, NOW, any_refused).unwrap())
     });
     assert_eq!(passed, 100);
     assert_eq!(left(&memory, key("group"), &group), 0);
@@ -96,8 +98,8 @@ fn a_refused_call_tells_what_is_left_without_it() {
         Check { key: key("wide"), limit: &wide, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
         Check { key: key("narrow"), limit: &narrow, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
     ];
-    assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
-    let refused = memory.apply(&checks, NOW, any_refused);
+    assert!(!any_refused(&memory.apply(&checks, NOW, any_refused).unwrap()));
+    let refused = memory.apply(&checks, NOW, any_refused).unwrap();
     assert_eq!((refused[0].verdict, refused[0].remaining), (Verdict::Pass, 9));
     assert_eq!(refused[1].remaining, 0);
     assert_eq!(left(&memory, key("wide"), &wide), 9);
@@ -108,8 +110,8 @@ fn two_checks_of_one_counter_charge_it_twice_or_not_at_all() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(3));
     let twice =
         [Check { key: key("one"), limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack }; 2];
-    assert!(!any_refused(&memory.apply(&twice, NOW, any_refused)));
-    assert!(any_refused(&memory.apply(&twice, NOW, any_refused)));
+    assert!(!any_refused(&memory.apply(&twice, NOW, any_refused).unwrap()));
+    assert!(any_refused(&memory.apply(&twice, NOW, any_refused).unwrap()));
     assert_eq!(left(&memory, key("one"), &limit), 1);
 }
 
@@ -124,8 +126,10 @@ fn a_call_may_involve_every_lock_there_is() {
             on_refusal: OnRefusal::TakeBack,
         })
         .collect();
-    assert!(!any_refused(&memory.apply(&checks, NOW, any_refused)));
-    assert!(memory.apply(&checks, NOW, any_refused).iter().all(|decision| !decision.verdict.passes()));
+    assert!(!any_refused(&memory.apply(&checks, NOW, any_refused).unwrap()));
+    assert!(
+        memory.apply(&checks, NOW, any_refused).unwrap().iter().all(|decision| !decision.verdict.passes())
+    );
 }
 
 #[test]
@@ -141,11 +145,8 @@ fn a_sweep_forgets_what_is_idle_and_nothing_else() {
     for index in 0..1_000 {
         let key = key(&index.to_string());
         let (limit, hits) = if index % 2 == 0 { (&window, 1) } else { (&bucket, 4) };
-        memory.apply(
-            &[Check { key, limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack }],
-            NOW,
-            |_| false,
-        );
+        let check = Check { key, limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack };
+        memory.apply(&[check], NOW, |_| false).unwrap();
     }
     let sweep =
         |hours: u64| (0..PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(hours * 3_600 * SECOND)));
@@ -161,7 +162,7 @@ fn a_sweep_forgets_what_is_idle_and_nothing_else() {
     );
 }
 
-fn second_of(index: u64) -> Limit {
+pub(super) fn second_of(index: u64) -> Limit {
     let pace = |hits, nanos| Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
     let window = || Window::of_nanos(SECOND).unwrap();
     let span = Span::of_nanos(SECOND).unwrap();
@@ -218,7 +219,7 @@ proptest! {
         for (step, (pause, ask)) in asks.into_iter().enumerate() {
             now = now.plus(pause);
             let check = Check { key: key("one"), limit: &limit, ask, on_refusal: OnRefusal::TakeBack };
-            let kept = memory.apply(&[check], now, |_| false)[0];
+            let kept = memory.apply(&[check], now, |_| false).unwrap()[0];
             let expected = limit.decide(&mut counter, now, ask);
             prop_assert_eq!(kept.verdict, expected.verdict);
             prop_assert_eq!((kept.remaining, kept.reset_after), (expected.remaining, expected.reset_after));
@@ -231,9 +232,9 @@ proptest! {
     }
 }
 
-fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> bool {
+pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> bool {
     let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
-    memory.apply(&[check], now, |_| false)[0].verdict.passes()
+    memory.apply(&[check], now, |_| false).unwrap()[0].verdict.passes()
 }
 
 fn number(number: u64) -> Key {
@@ -269,7 +270,7 @@ fn a_flood_of_new_keys_stays_within_the_budget_and_frees_nobody_who_is_refused()
         assert!(!charge(&memory, key("exhausted"), &limit, NOW));
         for index in 0..200_000 {
             assert!(charge(&memory, number(index), &limit, NOW), "there is always one to forget");
-            assert!(memory.figures().bytes as u64 <= bytes_max);
+            assert!(memory.means.budget.taken() as u64 <= bytes_max);
         }
         let figures = memory.figures();
         assert!(!charge(&memory, key("exhausted"), &limit, NOW));

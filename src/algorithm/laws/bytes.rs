@@ -1,0 +1,107 @@
+//! Limits and answers come back from bytes as they were.
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::*;
+
+fn any_window() -> impl Strategy<Value = Window> {
+    let unit = prop_oneof![
+        Just(CalendarUnit::Day),
+        Just(CalendarUnit::Week(jiff::civil::Weekday::Sunday)),
+        Just(CalendarUnit::Month),
+        Just(CalendarUnit::Year),
+    ];
+    let zone = prop_oneof![Just("UTC"), Just("Europe/Berlin"), Just("america/new_york")];
+    prop_oneof![
+        any_nanos().prop_map(|nanos| Window::of_nanos(nanos).unwrap()),
+        (unit, zone).prop_map(|(unit, zone)| Window::Calendar(Calendar::new(unit, zone).unwrap())),
+    ]
+}
+
+pub(super) fn any_kind_of_limit() -> impl Strategy<Value = Limit> {
+    // In boxes, as together they are large for a stack.
+    prop_oneof![
+        (any_limit(), any_window())
+            .prop_map(|(limit, window)| Limit::Classic(Classic { limit, window }))
+            .boxed(),
+        (fixed_window(), any_window())
+            .prop_map(|(limit, window)| Limit::FixedWindow(FixedWindow { window, ..limit }))
+            .boxed(),
+        sliding_window().prop_map(Limit::SlidingWindow).boxed(),
+        sliding_log().prop_map(Limit::SlidingLog).boxed(),
+        sliding_log().prop_map(Limit::SubWindows).boxed(),
+        token_bucket().prop_map(Limit::TokenBucket).boxed(),
+        token_bucket().prop_map(Limit::LeakyBucket).boxed(),
+        stepped_bucket().prop_map(Limit::SteppedBucket).boxed(),
+        leaky_queue().prop_map(Limit::LeakyQueue).boxed(),
+    ]
+}
+
+fn back<T: Serialize + DeserializeOwned>(value: &T) -> T {
+    postcard::from_bytes(&postcard::to_stdvec(value).unwrap()).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn a_limit_an_ask_and_an_answer_come_back_from_bytes(
+        limit in any_kind_of_limit(), ask in any_ask(), now in any_instant(),
+    ) {
+        prop_assert_eq!(&back(&limit), &limit);
+        prop_assert_eq!(back(&limit).kind(), limit.kind());
+        prop_assert_eq!(back(&ask), ask);
+        let decision = limit.decide(&mut limit.fresh(), now, ask);
+        prop_assert_eq!(back(&decision), decision);
+    }
+}
+
+proptest! {
+    #[test]
+    fn shares_are_the_limit_and_at_most_one_more_for_each_member(
+        limit in any_kind_of_limit(), members in 1..100_u32,
+    ) {
+        let share = limit.share(members);
+        let (whole, all) = (u128::from(limit.allowance()), u128::from(share.allowance()) * u128::from(members));
+        prop_assert!(whole <= all && all < whole + u128::from(members));
+        prop_assert_eq!(share.allowance() == 0, limit.allowance() == 0);
+        prop_assert_eq!(share.kind(), limit.kind());
+        prop_assert_eq!(limit.share(1), limit);
+    }
+}
+
+#[test]
+fn a_share_of_a_bucket_comes_back_as_much_slower() {
+    let number = |number| NonZeroU64::new(number).unwrap();
+    let pace = |hits| Pace::new(number(hits), number(SECOND));
+    let bucket = |hits, burst, excess| Limit::TokenBucket(TokenBucket { pace: pace(hits), burst, excess });
+    let owes = |hits, burst, debt| bucket(hits, burst, Excess::Overdraft(debt));
+    assert_eq!(owes(100, 20, 9).share(3), owes(34, 7, 3));
+    let steps = |amount, burst| {
+        let (amount, interval) = (number(amount), number(SECOND));
+        Limit::SteppedBucket(SteppedBucket { amount, interval, burst, excess: Excess::Refuse })
+    };
+    assert_eq!(steps(2, 10).share(4), steps(1, 3));
+    let queue = |hits, burst| {
+        Limit::LeakyQueue(LeakyQueue {
+            pace: pace(hits),
+            burst: Some(burst),
+            max_delay: None,
+            patience: None,
+        })
+    };
+    assert_eq!(queue(10, 9).share(5), queue(2, 1));
+}
+
+#[test]
+fn a_calendar_of_a_zone_that_is_not_known_here_is_an_error() {
+    let calendar = Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap();
+    let mut bytes = postcard::to_stdvec(&Window::Calendar(calendar)).unwrap();
+    let place = bytes.iter().position(|byte| *byte == b'B').unwrap();
+    bytes[place] = b'X';
+    assert!(postcard::from_bytes::<Window>(&bytes).is_err());
+}
+
+#[test]
+fn a_span_that_is_out_of_bounds_is_an_error() {
+    let bytes = postcard::to_stdvec(&(Span::NANOS_MIN - 1)).unwrap();
+    assert!(postcard::from_bytes::<Span>(&bytes).is_err());
+}

@@ -1,0 +1,58 @@
+//! Counters and charges that come from another replica, whose clock may show another time.
+
+use crate::{
+    algorithm::{Ask, Counter, Excess, FixedWindow, Limit, SlidingWindow, SteppedBucket, TokenBucket},
+    time::Timestamp,
+};
+
+impl Limit {
+    /// Whether a part of what is left may be given to others to charge by themselves: where a hit that does not
+    /// pass leaves no trace that they would have to tell of, and none waits.
+    pub fn can_be_lent(&self) -> bool {
+        match self {
+            Self::Classic(_) => true,
+            Self::FixedWindow(FixedWindow { excess, .. })
+            | Self::SlidingWindow(SlidingWindow { excess, .. })
+            | Self::TokenBucket(TokenBucket { excess, .. })
+            | Self::LeakyBucket(TokenBucket { excess, .. })
+            | Self::SteppedBucket(SteppedBucket { excess, .. }) => *excess == Excess::Refuse,
+            Self::SubWindows(_) | Self::SlidingLog(_) | Self::LeakyQueue(_) => false,
+        }
+    }
+
+    /// Makes a counter that comes from a clock ahead one of the next window at the latest.
+    pub(crate) fn cut_to_next_window(&self, counter: &mut Counter, now: Timestamp) {
+        match counter {
+            Counter::Window(counter) => {
+                if let Some(window) = self.window() {
+                    counter.start = counter.start.min(window.end(window.start(now), 0));
+                }
+            }
+            Counter::Sliding(counter) => {
+                if let Some(span) = self.span() {
+                    counter.start = counter.start.min(span.start(now).plus(span.nanos()));
+                }
+            }
+            // They count from an instant, so they travel as ages.
+            Counter::Log(_) | Counter::Pace(_) | Counter::Step(_) => {}
+        }
+    }
+
+    /// Charges `hits` that were taken at `at`, whether they would pass or not. Those that do not count any more
+    /// change nothing.
+    pub(crate) fn charge_taken(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
+        match (self, &mut *counter) {
+            // What was owed meanwhile is owed after these hits instead of before, which takes as long.
+            (Self::TokenBucket(limit) | Self::LeakyBucket(limit), Counter::Pace(counter)) => {
+                counter.charge(limit.pace, at, hits);
+            }
+            (Self::LeakyQueue(limit), Counter::Pace(counter)) => counter.charge(limit.pace, at, hits),
+            (Self::SteppedBucket(limit), Counter::Step(counter)) => limit.charge_taken(counter, at, hits),
+            (limit, counter) => {
+                let mut taken = limit.fresh();
+                limit.with_debt(hits).decide(&mut taken, at, Ask::Charge(hits));
+                limit.absorb(counter, &taken, now);
+            }
+        }
+    }
+}

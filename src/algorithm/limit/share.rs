@@ -1,0 +1,53 @@
+//! A limit cut into equal shares, for replicas that count by themselves because they cannot reach each other.
+
+use std::num::NonZeroU64;
+
+use crate::algorithm::{Excess, LeakyQueue, Limit, Pace, SteppedBucket, TokenBucket};
+
+impl Limit {
+    /// What each of so many members lets pass by itself: the limit divided by their number, rounded up, so that all
+    /// together let at most one hit too many pass for each member. Bursts, queues, steps and debts are divided
+    /// likewise; windows stay, so that it counts in the same counters.
+    pub fn share(&self, members: u32) -> Self {
+        let part = |number: u64| number.div_ceil(members.max(1).into());
+        let step = |number: NonZeroU64| NonZeroU64::new(part(number.get())).unwrap_or(NonZeroU64::MIN);
+        let pace = |whole: Pace| whole.with_hits(step);
+        let excess = |whole: Excess| match whole {
+            Excess::Refuse | Excess::Count => whole,
+            Excess::Overdraft(debt) => Excess::Overdraft(part(debt)),
+        };
+        let bucket = |whole: &TokenBucket| TokenBucket {
+            pace: pace(whole.pace),
+            burst: part(whole.burst),
+            excess: excess(whole.excess),
+        };
+        let mut share = self.clone();
+        match &mut share {
+            Self::Classic(limit) => limit.limit = part(limit.limit),
+            Self::FixedWindow(limit) => {
+                (limit.limit, limit.excess) = (part(limit.limit), excess(limit.excess));
+            }
+            Self::SlidingWindow(limit) => {
+                (limit.limit, limit.excess) = (part(limit.limit), excess(limit.excess));
+            }
+            Self::SubWindows(limit) | Self::SlidingLog(limit) => {
+                (limit.limit, limit.excess) = (part(limit.limit), excess(limit.excess));
+            }
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => *limit = bucket(limit),
+            Self::SteppedBucket(limit) => {
+                *limit = SteppedBucket {
+                    amount: step(limit.amount),
+                    burst: part(limit.burst),
+                    excess: excess(limit.excess),
+                    ..*limit
+                };
+            }
+            Self::LeakyQueue(limit) => {
+                // The one that leaves at once is divided with those that wait.
+                let burst = limit.burst.map(|burst| part(burst.saturating_add(1)).saturating_sub(1));
+                *limit = LeakyQueue { pace: pace(limit.pace), burst, ..*limit };
+            }
+        }
+        share
+    }
+}

@@ -1,0 +1,91 @@
+//! What all who show or check certificates need: files, dates, the time.
+
+use std::{fs, io::Read, path::Path, time::Duration};
+
+use rustls::{
+    CertificateError, RootCertStore,
+    client::verify_server_cert_signed_by_trust_anchor,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, UnixTime, pem::PemObject},
+    server::ParsedCertificate,
+    time_provider::TimeProvider,
+};
+
+use crate::time::{Clock, SECOND, Timestamp};
+
+/// The largest file of certificates, in bytes; a bundle of every public authority is a third of it.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// A time after the end of every certificate.
+const END_OF_TIME: UnixTime = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+/// A time before the begin of every certificate that is in use.
+const EPOCH: UnixTime = UnixTime::since_unix_epoch(Duration::ZERO);
+
+/// What a file holds, unless it is too large for one of certificates.
+pub fn contents(path: &Path) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(|error| error.to_string())?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    let fits = u64::try_from(bytes.len()).is_ok_and(|length| length <= FILE_BYTES_MAX);
+    if fits { Ok(bytes) } else { Err(format!("it is larger than {FILE_BYTES_MAX} bytes")) }
+}
+
+/// The certificates of a file, in order.
+pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|error| error.to_string())
+}
+
+/// When a certificate ends; `Err` says why it is no good `now`.
+pub fn valid_until(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<UnixTime, String> {
+    let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
+    let nobody = RootCertStore::empty();
+    // Nobody is trusted, so this never succeeds; but the dates are looked at first and told.
+    let at = |time| {
+        let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&parsed, &nobody, &[], time, algorithms).err()
+    };
+    if let Some(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
+        not_before, ..
+    })) = at(now)
+    {
+        return Err(format!("the certificate is not valid before {}", told(not_before)));
+    }
+    match at(END_OF_TIME) {
+        Some(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
+            if now <= not_after {
+                Ok(not_after)
+            } else {
+                Err(format!("the certificate has expired at {}", told(not_after)))
+            }
+        }
+        Some(error) => Err(error.to_string()),
+        None => Ok(EPOCH),
+    }
+}
+
+/// An instant as in RFC 3339.
+pub fn told(time: UnixTime) -> String {
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_second(seconds).unwrap_or(jiff::Timestamp::MAX).to_string()
+}
+
+/// The same instant, as TLS tells it.
+pub fn unix_time(instant: Timestamp) -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_secs(instant.as_nanos() / SECOND))
+}
+
+/// The clock of the service, by which certificates of clients are judged too.
+#[derive(Debug)]
+pub struct OurTime(Clock);
+
+impl OurTime {
+    /// What `clock` tells.
+    pub fn of(clock: Clock) -> Self {
+        Self(clock)
+    }
+}
+
+impl TimeProvider for OurTime {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(unix_time(self.0.now()))
+    }
+}

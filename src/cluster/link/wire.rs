@@ -1,0 +1,59 @@
+//! The messages of `proto/tollgate/cluster/v1/link.proto`, and what they are here.
+
+use crate::cluster::{
+    MemberId,
+    link::{
+        pact::Claim,
+        session::{PIECE_BYTES_MAX, Piece},
+    },
+};
+
+pub(super) use crate::cluster::wire::proto::{
+    Frame, Goodbye, Greeting, Heartbeat, Hello, Piece as PieceFrame, Refusal,
+    frame::Kind,
+    links_client::LinksClient,
+    links_server::{Links as LinksService, LinksServer},
+    refusal::Reason,
+};
+
+/// The version of the protocol that this program speaks. A later one speaks this one too.
+pub(super) const VERSION: u32 = 1;
+/// The largest frame, in bytes.
+pub(super) const FRAME_BYTES_MAX: usize = PIECE_BYTES_MAX + 1024;
+
+impl From<Kind> for Frame {
+    fn from(kind: Kind) -> Self {
+        Self { kind: Some(kind) }
+    }
+}
+
+impl From<Piece> for Kind {
+    fn from(piece: Piece) -> Self {
+        let Piece { number, received, goes_on, payload } = piece;
+        Self::Piece(PieceFrame { number, received, goes_on, payload })
+    }
+}
+
+impl From<PieceFrame> for Piece {
+    fn from(piece: PieceFrame) -> Self {
+        let PieceFrame { number, received, goes_on, payload } = piece;
+        Self { number, received, goes_on, payload }
+    }
+}
+
+impl Hello {
+    /// What it says of the session.
+    pub(super) fn claim(&self) -> Claim {
+        Claim { session: self.session, knows: self.knows }
+    }
+
+    /// Who says it.
+    pub(super) fn member(&self) -> MemberId {
+        MemberId::from_number(self.member)
+    }
+}
+
+/// A frame that says that a link is not wanted.
+pub(super) fn refusal(reason: Reason) -> Frame {
+    Kind::Refusal(Refusal { reason: reason.into() }).into()
+}

@@ -1,0 +1,46 @@
+//! What sharing keys has cost, for the page of metrics.
+
+use std::time::Duration;
+
+use crate::cluster::{Cluster, State, link, node};
+
+/// Figures of this replica's place in the cluster.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// What its part has counted.
+    pub(crate) part: node::Figures,
+    /// What became of links.
+    pub links: link::Figures,
+    /// What this replica is doing.
+    pub state: State,
+    /// Members that are heard and serve, this one included.
+    pub members: usize,
+    /// Slots that are held here.
+    pub holding: usize,
+    /// Slots whose holder is not the wanted one, or unknown.
+    pub moving: usize,
+    /// Members that decide by other rules.
+    pub of_other_rules: usize,
+    /// Whether too few others are heard.
+    pub isolated: bool,
+    /// How old the oldest change is that no other replica has.
+    pub backup_age: Duration,
+}
+
+impl Cluster {
+    /// What sharing keys has cost so far.
+    pub fn figures(&self) -> Figures {
+        let links = self.0.links.figures();
+        self.0.with(|node, now| Figures {
+            part: node.figures(),
+            links,
+            state: node.state(),
+            members: node.serving(),
+            holding: node.slots_held().count(),
+            moving: node.moving(),
+            of_other_rules: node.of_other_rules(),
+            isolated: node.is_isolated(),
+            backup_age: node.backup_age(now),
+        })
+    }
+}

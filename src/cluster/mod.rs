@@ -1,0 +1,318 @@
+//! Replicas that share keys and answer as one.
+//!
+//! `node` decides what a replica does, without input or output; `link` carries messages; [`Cluster`] is what is
+//! between them, and what the limiter asks.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use prost::bytes::Bytes;
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+    time::{MissedTickBehavior, interval},
+};
+use tracing::{info, warn};
+
+use crate::{
+    descriptor::SharedSecret,
+    store::{Memory, Slot, Stored},
+    time::{Clock, SECOND, Stopwatch, Timestamp},
+};
+
+mod decide;
+pub mod link;
+mod member;
+mod message;
+mod metrics;
+mod node;
+mod seeds;
+#[cfg(test)]
+mod sim;
+mod slots;
+mod trust;
+mod wire;
+
+pub use decide::{Afar, Wish};
+pub use member::MemberId;
+pub use message::State;
+pub use metrics::Figures;
+pub use node::View;
+pub use seeds::{SeedState, Vain};
+pub use trust::{Files, Trust, TrustError};
+
+use link::{Links, Listening, Loss, Traffic};
+use message::Version;
+use node::{Action, Node, Outcome, Tuning};
+
+/// How often time alone brings something about.
+const TURN: Duration = Duration::from_millis(10);
+/// How long nothing may be heard of a peer before it counts as silent.
+const SILENCE: Duration = Duration::from_secs(1);
+/// How long to look for others before being the first.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// The most hand-offs on their way to one peer, so that requests behind them do not wait for long.
+const TRANSFERS_MAX: usize = 256;
+/// The most messages in a batch.
+const MESSAGES_MAX: usize = 1_024;
+/// What the even clock shows at the start, so that there is a time before it.
+const START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
+
+/// How this replica takes part in a cluster.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How it reaches others.
+    pub link: link::Settings,
+    /// The longest that a request waits for another replica.
+    pub forward_budget_max: Duration,
+    /// How often changed counters go to the replica that would hold them next; `None` for never.
+    pub backup_interval: Option<Duration>,
+    /// After so long a silence a replica is treated as dead.
+    pub forget_after: Duration,
+    /// Parts of a limit are lent to a replica that forwards its key so often a second; `None` for never.
+    pub lease_from: Option<u64>,
+}
+
+/// This replica's place among the others. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Cluster(Arc<Replica>);
+
+#[derive(Debug)]
+struct Replica {
+    part: Mutex<Part>,
+    links: Links,
+    clock: Clock,
+    began: Stopwatch,
+    secret: SharedSecret,
+    forward_budget_max: Duration,
+    state: watch::Sender<State>,
+    left: watch::Sender<bool>,
+}
+
+/// What is behind the lock: a replica's part, and who waits for which answer.
+#[derive(Debug)]
+struct Part {
+    node: Node,
+    waiting: HashMap<u64, oneshot::Sender<Outcome>>,
+    tickets: u64,
+}
+
+impl Cluster {
+    /// Listens to other replicas. `memory` is shared, so it holds nothing yet; `stored` is what a former process held.
+    pub async fn bind(
+        settings: Settings,
+        memory: Arc<Memory>,
+        stored: Vec<Stored>,
+        secret: SharedSecret,
+        clock: Clock,
+    ) -> Result<(Self, Listening), link::Error> {
+        let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = settings;
+        let me = MemberId::random();
+        let (links, listening) = Links::bind(link, me, clock.clone()).await?;
+        let tuning = Tuning {
+            silence: SILENCE,
+            forget_after,
+            patience: PATIENCE,
+            backup_interval,
+            lease_from,
+            transfers_max: TRANSFERS_MAX,
+        };
+        let mut node = Node::new(me, links.address().to_owned(), tuning, memory, START);
+        node.set_wall(clock.now());
+        if !stored.is_empty() {
+            let copy = |Stored { slot, epoch, seq, contents }| (slot, Version { epoch, seq }, contents);
+            node.restore(secret.get(), stored.into_iter().map(copy).collect(), START);
+        }
+        let part = Part { node, waiting: HashMap::new(), tickets: 0 };
+        let replica = Replica {
+            part: Mutex::new(part),
+            links,
+            clock,
+            began: Stopwatch::start(),
+            secret,
+            forward_budget_max,
+            state: watch::Sender::new(State::Joining),
+            left: watch::Sender::new(false),
+        };
+        Ok((Self(Arc::new(replica)), listening))
+    }
+
+    /// Takes part until [`Cluster::leave`] has ended.
+    pub async fn run(self, listening: Listening) -> Result<(), link::Error> {
+        let mut chores = JoinSet::new();
+        chores.spawn(self.clone().take_turns());
+        chores.spawn(self.clone().follow_seeds());
+        let ended = listening.run(self.0.clone()).await;
+        chores.shutdown().await;
+        ended
+    }
+
+    async fn take_turns(self) {
+        let mut turns = interval(TURN);
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            turns.tick().await;
+            self.0.with(Node::turn);
+        }
+    }
+
+    async fn follow_seeds(self) {
+        let mut seeds = self.0.links.seeds();
+        loop {
+            let state = *seeds.borrow_and_update();
+            self.0.with(|node, _| node.seeds_tried(matches!(state, SeedState::InVain(_))));
+            if seeds.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Who we are.
+    pub fn me(&self) -> MemberId {
+        self.0.links.me()
+    }
+
+    /// What this replica is doing.
+    pub fn state(&self) -> State {
+        *self.0.state.borrow()
+    }
+
+    /// Waits until this replica knows who holds what, and may answer.
+    pub async fn joined(&self) {
+        let mut state = self.0.state.subscribe();
+        // It is kept by ourselves, so it does not end.
+        state.wait_for(|state| *state != State::Joining).await.ok();
+    }
+
+    /// Tells the others that this replica leaves, and begins to hand everything on.
+    pub fn drain(&self) {
+        self.0.with(Node::drain);
+    }
+
+    /// Waits until all is handed on, and nobody depends on what is kept here.
+    pub async fn drained(&self) {
+        self.0.left.subscribe().wait_for(|left| *left).await.ok();
+    }
+
+    /// Says goodbye, and ends all links within this time. Says how many slots were not handed on.
+    pub async fn leave(&self, within: Duration) -> usize {
+        let left = self.0.with(|node, _| node.slots_held().count());
+        self.0.links.close(within).await;
+        left
+    }
+
+    /// The hash of the rules in force.
+    pub fn rules_changed(&self, rules: u64) {
+        self.0.with(|node, _| node.rules_changed(rules));
+    }
+
+    /// How the cluster looks from here.
+    pub fn view(&self) -> View {
+        self.0.with(|node, now| node.view(now))
+    }
+
+    /// Treats a member as dead because an operator knows that it is. Says whether it was known.
+    pub fn declare_dead(&self, member: MemberId) -> bool {
+        self.0.with(|node, now| node.declare_dead(member, now))
+    }
+
+    /// How often a slot has changed hands, as far as is known here.
+    pub fn epoch(&self, slot: Slot) -> u64 {
+        self.0.lock().node.epoch(slot)
+    }
+}
+
+impl Replica {
+    fn lock(&self) -> MutexGuard<'_, Part> {
+        // What panics here has a bug; the others may still be served.
+        self.part.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time by a clock that goes on evenly.
+    fn now(&self) -> Timestamp {
+        START.plus(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Does something with this replica's part, and then whatever that brought about.
+    fn with<T>(&self, deed: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
+        self.with_part(|part, now| deed(&mut part.node, now))
+    }
+
+    fn with_part<T>(&self, deed: impl FnOnce(&mut Part, Timestamp) -> T) -> T {
+        let (result, woken, actions) = {
+            let mut part = self.lock();
+            let now = self.now();
+            part.node.set_wall(self.clock.now());
+            let result = deed(&mut part, now);
+            let actions = part.node.actions();
+            for action in &actions {
+                if let Action::Answer(ticket, outcome) = action
+                    && let Some(waiting) = part.waiting.remove(ticket)
+                {
+                    // Whoever gave up waiting has no use for it.
+                    waiting.send(outcome.clone()).ok();
+                }
+            }
+            self.state.send_if_modified(|state| {
+                let now = part.node.state();
+                std::mem::replace(state, now) != now
+            });
+            (result, part.node.woken(), actions)
+        };
+        for peer in woken {
+            self.links.wake(peer);
+        }
+        for action in actions {
+            match action {
+                Action::Dial(address) => self.links.dial(&address),
+                Action::Forget(member) => self.links.forget(member),
+                Action::Hash(secret) => self.secret.set(secret),
+                Action::Leave => {
+                    self.left.send_replace(true);
+                }
+                Action::Answer(..) => {}
+            }
+        }
+        result
+    }
+}
+
+impl Traffic for Replica {
+    fn linked(&self, peer: MemberId, address: &str) {
+        info!(member = %peer, address, "met a replica");
+        self.with(|node, now| node.linked(peer, address, now));
+    }
+
+    fn heard(&self, peer: MemberId) {
+        let now = self.now();
+        self.lock().node.heard(peer, now);
+    }
+
+    fn received(&self, peer: MemberId, batch: Bytes) {
+        match wire::decode(batch, self.clock.now()) {
+            Ok(messages) => self.with(|node, now| {
+                for message in messages {
+                    node.receive(peer, message, now);
+                }
+            }),
+            Err(error) => {
+                warn!(member = %peer, %error, "a replica sent what cannot be read");
+                self.links.forget(peer);
+            }
+        }
+    }
+
+    fn outgoing(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
+        let messages = self.lock().node.outgoing(peer, MESSAGES_MAX, bytes_max);
+        (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
+    }
+
+    fn lost(&self, peer: MemberId, how: Loss) {
+        let dead = how == Loss::Dead;
+        info!(member = %peer, dead, "lost a replica");
+        self.with(|node, now| node.lost(peer, dead, now));
+    }
+}

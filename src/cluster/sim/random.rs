@@ -1,0 +1,106 @@
+//! Scripts made by chance, each from its seed.
+
+use std::time::Duration;
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use crate::cluster::sim::{
+    Step::{self, Cut, Drain, Heal, Hot, Kill, Pass, Settle, Skew, Start, Traffic},
+    scripts::{Troubles, play},
+};
+
+/// How many seeds of each kind are played; `SIMULATION_SEEDS=FROM..TO` in the environment plays others.
+const SEEDS: std::ops::Range<u64> = 0..250;
+
+/// A script, and the troubles that are in it.
+fn script(seed: u64, kind: Kind) -> (Vec<Step>, Troubles) {
+    let mut dice = StdRng::seed_from_u64(seed ^ 0x5EED);
+    let mut steps = vec![Start(dice.random_range(2..=4)), Settle, Traffic(dice.random_range(20..120))];
+    if dice.random_bool(0.3) {
+        steps.push(Hot(dice.random_range(200..3_000)));
+    }
+    steps.push(pause(&mut dice, 600));
+    let mut there: Vec<usize> = (0..match steps[0] {
+        Start(count) => count,
+        _ => 0,
+    })
+        .collect();
+    let mut next = there.len();
+    let mut troubles = Troubles::None;
+    for _ in 0..dice.random_range(1..=5) {
+        match dice.random_range(0..4) {
+            0 if there.len() < 6 => {
+                steps.push(Start(1));
+                there.push(next);
+                next += 1;
+            }
+            1 if 2 < there.len() => steps.push(Drain(there.swap_remove(dice.random_range(0..there.len())))),
+            2 => steps.push(Skew(there[dice.random_range(0..there.len())], dice.random_range(0..5_000))),
+            _ => {}
+        }
+        steps.push(pause(&mut dice, 400));
+        if kind == Kind::Crash && 2 < there.len() {
+            troubles = Troubles::Crashes;
+            steps.push(Kill(there.swap_remove(dice.random_range(0..there.len()))));
+            // One at a time.
+            steps.extend([pause(&mut dice, 100), Settle]);
+        }
+    }
+    if kind == Kind::Partition {
+        steps.push(Settle);
+        let members = there.len();
+        let minority = dice.random_range(1..=members / 2);
+        let apart = there[..minority].to_vec();
+        troubles = Troubles::Partition { minority: minority as u64, members: members as u64 };
+        steps.extend([Cut(apart), Pass(Duration::from_millis(dice.random_range(100..14_000))), Heal]);
+        steps.push(pause(&mut dice, 600));
+    }
+    (steps, troubles)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Plan,
+    Crash,
+    Partition,
+}
+
+fn pause(dice: &mut StdRng, millis_max: u64) -> Step {
+    Pass(Duration::from_millis(dice.random_range(0..millis_max)))
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is how a seed is played again")]
+fn seeds() -> std::ops::Range<u64> {
+    let asked = std::env::var("SIMULATION_SEEDS").ok();
+    let range = asked.as_deref().and_then(|text| text.split_once(".."));
+    match range.and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?)) {
+        Some(seeds) => seeds,
+        None => SEEDS,
+    }
+}
+
+fn all_hold(kind: Kind) {
+    let mut broken = Vec::new();
+    for seed in seeds() {
+        let (steps, troubles) = script(seed, kind);
+        if let Err(why) = play(seed, &steps, troubles) {
+            broken.push(format!("{kind:?} {seed}: {why}\n    {steps:?}"));
+        }
+    }
+    assert!(broken.is_empty(), "{} broke:\n{}", broken.len(), broken.join("\n"));
+}
+
+#[test]
+fn planned_changes_by_chance_admit_exactly_the_limit() {
+    all_hold(Kind::Plan);
+}
+
+#[test]
+fn crashes_by_chance_forget_no_more_than_the_last_backups() {
+    all_hold(Kind::Crash);
+}
+
+#[test]
+fn partitions_by_chance_are_bounded_and_heal() {
+    all_hold(Kind::Partition);
+}

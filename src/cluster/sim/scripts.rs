@@ -1,0 +1,190 @@
+//! What must hold after a script, whatever happened in it.
+
+use std::time::Duration;
+
+use crate::{
+    cluster::sim::{
+        Step::{self, Cut, Drain, Heal, Hot, Kill, Pass, Settle, Skew, Start, Traffic},
+        World,
+        keys::LIMIT,
+        world::BUDGET,
+    },
+    time::SECOND,
+};
+
+/// The most members of a simulated cluster.
+const MEMBERS_MAX: u64 = 8;
+
+const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// What happened, which decides what may be lost by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Troubles {
+    /// Only what was planned.
+    None,
+    Crashes,
+    /// One cut, of so many of so many members.
+    Partition {
+        minority: u64,
+        members: u64,
+    },
+}
+
+/// Plays a script out, spends all that is left, and says what was promised and did not hold.
+pub(super) fn play(seed: u64, steps: &[Step], troubles: Troubles) -> Result<World, String> {
+    let mut world = World::new(seed);
+    world.do_all(steps);
+    world.do_all(&[Traffic(0), Heal, Settle]);
+    if let Some(why) = world.unsettled() {
+        return Err(format!("not settled: {why}"));
+    }
+    let degraded = world.books.degraded;
+    world.do_all(&[Traffic(1_500), Pass(millis(1_500)), Traffic(0), Pass(millis(1_500))]);
+    if 0 < world.unanswered() {
+        return Err(format!("{} calls were not answered", world.unanswered()));
+    }
+    let slowest = world.books.slowest;
+    if BUDGET + SECOND / 10 < slowest {
+        return Err(format!("a call was answered after {} ms", slowest / 1_000_000));
+    }
+    if troubles == Troubles::None && 0 < degraded {
+        return Err(format!("{degraded} answers were degraded"));
+    }
+    for key in 0..world.keys.len() {
+        let (passed, limit) = (world.passed(key), &world.keys[key].limit);
+        let most = match troubles {
+            Troubles::None => LIMIT,
+            Troubles::Crashes => LIMIT + world.slack(key),
+            Troubles::Partition { minority, members } => {
+                // Before a cut is noticed everybody goes on.
+                let cut_at = world.books.cut_at.unwrap_or(world.now());
+                let unnoticed = world.passed_between(key, cut_at, cut_at + 2 * SECOND);
+                LIMIT + (LIMIT * minority).div_ceil(members) + MEMBERS_MAX + unnoticed
+            }
+        };
+        if most < passed {
+            return Err(format!("{passed} hits passed where {most} may, of {limit:?}"));
+        }
+        if troubles == Troubles::None && passed < LIMIT {
+            return Err(format!("only {passed} hits of {LIMIT} passed, of {limit:?}"));
+        }
+    }
+    Ok(world)
+}
+
+fn holds(seed: u64, steps: &[Step], troubles: Troubles) -> World {
+    match play(seed, steps, troubles) {
+        Ok(world) => world,
+        Err(why) => panic!("seed {seed}: {why}"),
+    }
+}
+
+const BEGIN: [Step; 3] = [Start(3), Settle, Traffic(60)];
+
+fn after_begin(steps: &[Step]) -> Vec<Step> {
+    [&BEGIN, steps].concat()
+}
+
+#[test]
+fn a_lone_replica_serves_alone() {
+    let world = holds(1, &[Start(1), Settle, Traffic(60), Pass(millis(500))], Troubles::None);
+    assert_eq!(world.serving(), [0]);
+}
+
+#[test]
+fn three_replicas_answer_as_one() {
+    for seed in 0..5 {
+        let world = holds(seed, &after_begin(&[Pass(millis(3_000))]), Troubles::None);
+        assert_eq!(world.serving().len(), 3);
+    }
+}
+
+#[test]
+fn a_hot_key_is_lent_and_never_passes_its_limit() {
+    for seed in 0..5 {
+        let world = holds(seed, &[Start(3), Settle, Hot(2_000), Pass(millis(300))], Troubles::None);
+        assert!(0 < world.books.by_lease, "nothing was lent");
+    }
+}
+
+#[test]
+fn a_rolling_replacement_admits_exactly_the_rest() {
+    let roll = |number| [Start(1), Pass(millis(700)), Drain(number), Pass(millis(900))];
+    let steps = [roll(0), roll(1), roll(2)].concat();
+    for seed in 0..5 {
+        let world = holds(seed, &after_begin(&steps), Troubles::None);
+        assert_eq!(world.serving(), [3, 4, 5]);
+    }
+}
+
+#[test]
+fn scaling_from_three_to_five_to_two_admits_nothing_extra() {
+    let steps =
+        [Start(2), Pass(millis(800)), Drain(0), Drain(3), Pass(millis(600)), Drain(1), Pass(millis(500))];
+    for seed in 0..5 {
+        let world = holds(seed, &after_begin(&steps), Troubles::None);
+        assert_eq!(world.serving().len(), 2);
+    }
+}
+
+#[test]
+fn a_crash_forgets_no_more_than_the_last_backup() {
+    for seed in 0..10 {
+        let steps = after_begin(&[Pass(millis(800)), Kill(1), Pass(millis(1_000))]);
+        let world = holds(seed, &steps, Troubles::Crashes);
+        assert_eq!(world.serving(), [0, 2]);
+    }
+}
+
+#[test]
+fn a_crash_during_a_roll_forgets_no_more_either() {
+    for seed in 0..10 {
+        let steps = after_begin(&[
+            Pass(millis(500)),
+            Start(1),
+            Pass(millis(200)),
+            Drain(0),
+            Pass(millis(30)),
+            Kill(2),
+        ]);
+        holds(seed, &steps, Troubles::Crashes);
+    }
+}
+
+#[test]
+fn clocks_that_differ_change_no_budget() {
+    for seed in 0..5 {
+        let steps = after_begin(&[Skew(0, 90_000), Pass(millis(500)), Start(1), Pass(millis(500)), Drain(0)]);
+        holds(seed, &steps, Troubles::None);
+    }
+}
+
+#[test]
+fn a_partition_is_bounded_and_heals() {
+    for seed in 0..10 {
+        let steps =
+            after_begin(&[Pass(millis(500)), Cut(vec![1]), Pass(millis(5_000)), Heal, Pass(millis(500))]);
+        let world = holds(seed, &steps, Troubles::Partition { minority: 1, members: 3 });
+        assert!(0 < world.books.degraded);
+    }
+}
+
+#[test]
+fn a_long_partition_is_bounded_and_heals() {
+    for seed in 0..10 {
+        let steps =
+            after_begin(&[Pass(millis(500)), Cut(vec![1]), Pass(millis(15_000)), Heal, Pass(millis(500))]);
+        holds(seed, &steps, Troubles::Partition { minority: 1, members: 3 });
+    }
+}
+
+#[test]
+fn two_that_began_apart_become_one_when_they_meet() {
+    for seed in 0..10 {
+        let steps = [Start(1), Cut(vec![0]), Start(1), Pass(millis(1_000)), Heal, Settle, Traffic(60)];
+        let world = holds(seed, &steps, Troubles::None);
+        assert_eq!(world.serving(), [0, 1]);
+    }
+}

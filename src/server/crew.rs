@@ -1,0 +1,187 @@
+//! Threads that look after connections, each with a runtime of its own: what a connection needs stays on one core,
+//! and no core waits for another.
+
+use std::{
+    future::Future,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
+
+/// Threads that connections are handed out to. Whoever has none looks after connections where it is.
+#[derive(Debug, Default)]
+pub struct Crew {
+    workers: Vec<Worker>,
+    // Nobody sends here; it closes with the last sender, so each worker's end is told by its own.
+    ends: Vec<mpsc::Receiver<()>>,
+}
+
+/// Those who hand out connections.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hands(Arc<[Hand]>);
+
+/// One worker, as those who hand out connections see it.
+#[derive(Clone, Debug)]
+struct Hand {
+    runtime: Handle,
+    connections: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    hand: Hand,
+    // Dropped to tell it to leave.
+    stay: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// A connection that a worker looks after, for as long as this lives.
+struct Held(Arc<AtomicUsize>);
+
+impl Crew {
+    /// So many threads.
+    pub fn of(workers: usize) -> io::Result<Self> {
+        let mut crew = Self::default();
+        for number in 0..workers {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let hand = Hand { runtime: runtime.handle().clone(), connections: Arc::default() };
+            let (stay, leave) = oneshot::channel();
+            let (alive, end) = mpsc::channel(1);
+            let thread = thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+                let _alive = alive;
+                // An error says that the sender is gone, which is what is waited for.
+                runtime.block_on(leave).unwrap_or_default();
+            })?;
+            crew.workers.push(Worker { hand, stay: Some(stay), thread: Some(thread) });
+            crew.ends.push(end);
+        }
+        Ok(crew)
+    }
+
+    /// One for each core that this process may use.
+    pub fn for_each_core() -> io::Result<Self> {
+        Self::of(thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// For those who hand out connections.
+    pub(super) fn hands(&self) -> Hands {
+        Hands(self.workers.iter().map(|worker| worker.hand.clone()).collect())
+    }
+
+    /// Waits until one of the threads ends, which none should.
+    pub(super) fn end(&mut self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let mut ends: JoinSet<_> = JoinSet::new();
+        for mut end in self.ends.drain(..) {
+            ends.spawn(async move { end.recv().await });
+        }
+        async move {
+            if ends.join_next().await.is_none() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// What is still looked after ends.
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.workers.iter_mut().for_each(|worker| worker.stay = None);
+        for thread in self.workers.iter_mut().filter_map(|worker| worker.thread.take()) {
+            // If it has panicked, that was told by its end.
+            thread.join().unwrap_or_default();
+        }
+    }
+}
+
+impl Hands {
+    /// Has `care`, the care for one connection, done by the worker with the fewest of them.
+    pub(super) fn hand_out(&self, open: &mut JoinSet<()>, care: impl Future<Output = ()> + Send + 'static) {
+        let Some(Hand { runtime, connections }) =
+            self.0.iter().min_by_key(|hand| hand.connections.load(Relaxed))
+        else {
+            open.spawn(care);
+            return;
+        };
+        connections.fetch_add(1, Relaxed);
+        let held = Held(connections.clone());
+        let care = async move {
+            let _held = held;
+            care.await;
+        };
+        open.spawn_on(care, runtime);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_connection_goes_to_the_worker_that_has_the_fewest() {
+        let crew = Crew::of(3).unwrap();
+        let hands = crew.hands();
+        let (mut open, (tell, mut told)) = (JoinSet::new(), mpsc::channel(9));
+        for _ in 0..9 {
+            let tell = tell.clone();
+            hands.hand_out(&mut open, async move {
+                tell.send(thread::current().id()).await.unwrap();
+                std::future::pending().await
+            });
+        }
+        let mut each = BTreeMap::new();
+        for _ in 0..9 {
+            *each.entry(format!("{:?}", told.recv().await.unwrap())).or_insert(0) += 1;
+        }
+        assert_eq!(each.into_values().collect::<Vec<_>>(), [3, 3, 3]);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_has_ended_makes_room() {
+        let crew = Crew::of(2).unwrap();
+        let hands = crew.hands();
+        let mut open = JoinSet::new();
+        for _ in 0..10 {
+            hands.hand_out(&mut open, async {});
+            open.join_next().await.unwrap().unwrap();
+            assert!(hands.0.iter().all(|hand| hand.connections.load(Relaxed) == 0));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_panics_leaves_its_worker_alive() {
+        let mut crew = Crew::of(1).unwrap();
+        let (hands, end) = (crew.hands(), crew.end());
+        let mut open = JoinSet::new();
+        hands.hand_out(&mut open, async { panic!("a test") });
+        assert!(open.join_next().await.unwrap().is_err());
+        hands.hand_out(&mut open, async {});
+        assert!(open.join_next().await.unwrap().is_ok());
+        drop(crew);
+        end.await;
+    }
+
+    #[tokio::test]
+    async fn without_workers_connections_are_looked_after_where_they_come() {
+        let mut open = JoinSet::new();
+        let here = thread::current().id();
+        Hands::default().hand_out(&mut open, async move { assert_eq!(thread::current().id(), here) });
+        assert!(open.join_next().await.unwrap().is_ok());
+    }
+}

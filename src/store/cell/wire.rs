@@ -1,0 +1,149 @@
+//! A cell in bytes, for another replica: a tag that says of which kind it is, and what that kind needs.
+//!
+//! Instants that are counted from go as ages, for the other replica's clock shows another time. Windows keep their
+//! place in the calendar.
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    algorithm::{
+        Counter, LOG_ENTRIES_MAX, LogCounter, PaceCounter, SlidingCounter, StepCounter, WindowCounter,
+    },
+    store::cell::{Cell, Large, MILLISECOND, Millis, Used},
+    time::Timestamp,
+};
+
+// They never change their meaning; a cell of another shape gets another tag.
+const WINDOW: u8 = 1;
+const SLIDING: u8 = 2;
+const PACE: u8 = 3;
+const STEP: u8 = 4;
+const LARGE_WINDOW: u8 = 5;
+const LARGE_SLIDING: u8 = 6;
+const LARGE_PACE: u8 = 7;
+const LARGE_STEP: u8 = 8;
+const LOG: u8 = 9;
+
+/// What the bytes of a cell hold.
+pub(in crate::store) enum Read {
+    Cell(Cell),
+    /// A kind that this version does not know.
+    Unknown,
+    /// A kind that is known, but not so.
+    Malformed,
+}
+
+impl Cell {
+    /// Its tag and its bytes.
+    pub(in crate::store) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
+        let age = |instant| Age::of(instant, now);
+        match self {
+            Self::Window { used, count, end } => (WINDOW, put(&(used, count, end))),
+            Self::Sliding { used, until, previous, current } => {
+                (SLIDING, put(&(used, until.timestamp(), previous, current)))
+            }
+            Self::Pace { refused_from, rest, paid_at } => (PACE, put(&(refused_from, rest, age(*paid_at)))),
+            Self::Step { refused_from, spare, full_at } => (STEP, put(&(refused_from, spare, age(*full_at)))),
+            Self::Large(large) => {
+                let Large { counter, idle_at, used } = &**large;
+                match counter {
+                    Counter::Window(WindowCounter { start, count }) => {
+                        (LARGE_WINDOW, put(&(used, idle_at, start, count)))
+                    }
+                    Counter::Sliding(SlidingCounter { start, previous, current }) => {
+                        (LARGE_SLIDING, put(&(used, idle_at, start, previous, current)))
+                    }
+                    Counter::Pace(PaceCounter { paid_at, rest }) => {
+                        (LARGE_PACE, put(&(used, age(*idle_at), age(*paid_at), rest)))
+                    }
+                    Counter::Step(StepCounter { full_at, spare }) => {
+                        (LARGE_STEP, put(&(used, age(*idle_at), age(*full_at), spare)))
+                    }
+                    Counter::Log(log) => {
+                        let entries: Vec<_> = log.hits().map(|(at, hits)| (age(at), hits)).collect();
+                        (LOG, put(&(used, age(*idle_at), entries)))
+                    }
+                }
+            }
+        }
+    }
+
+    /// The cell of that tag and those bytes.
+    pub(in crate::store) fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Read {
+        let cell = match tag {
+            WINDOW => take(bytes).map(|(used, count, end)| Self::Window { used, count, end }),
+            SLIDING => take(bytes).map(|(used, until, previous, current)| {
+                let until: Timestamp = until;
+                let whole = until.minus(until.as_nanos() % MILLISECOND);
+                // It was cut to whole milliseconds, so it fits.
+                let until = Millis::of(whole).unwrap_or(Millis([0; 3]));
+                Self::Sliding { used, until, previous, current }
+            }),
+            PACE => take(bytes).map(|(refused_from, rest, age): (_, _, Age)| {
+                let paid_at = age.instant(now);
+                Self::Pace { refused_from, rest, paid_at }
+            }),
+            STEP => take(bytes).map(|(refused_from, spare, age): (_, _, Age)| {
+                let full_at = age.instant(now);
+                Self::Step { refused_from, spare, full_at }
+            }),
+            LARGE_WINDOW => take(bytes).map(|(used, idle_at, start, count)| {
+                Self::large(used, idle_at, Counter::Window(WindowCounter { start, count }))
+            }),
+            LARGE_SLIDING => take(bytes).map(|(used, idle_at, start, previous, current)| {
+                let counter = SlidingCounter { start, previous, current };
+                Self::large(used, idle_at, Counter::Sliding(counter))
+            }),
+            LARGE_PACE => take(bytes).map(|(used, idle_at, paid_at, rest): (_, Age, Age, _)| {
+                let counter = PaceCounter { paid_at: paid_at.instant(now), rest };
+                Self::large(used, idle_at.instant(now), Counter::Pace(counter))
+            }),
+            LARGE_STEP => take(bytes).map(|(used, idle_at, full_at, spare): (_, Age, Age, _)| {
+                let counter = StepCounter { full_at: full_at.instant(now), spare };
+                Self::large(used, idle_at.instant(now), Counter::Step(counter))
+            }),
+            LOG => Self::read_log(bytes, now),
+            _ => return Read::Unknown,
+        };
+        cell.map_or(Read::Malformed, Read::Cell)
+    }
+
+    fn read_log(bytes: &[u8], now: Timestamp) -> Option<Self> {
+        let (used, idle_at, entries): (Used, Age, Vec<(Age, u64)>) = take(bytes)?;
+        if LOG_ENTRIES_MAX < entries.len() {
+            return None;
+        }
+        let log = LogCounter::of(entries.into_iter().map(|(age, hits)| (age.instant(now), hits)));
+        Some(Self::large(used, idle_at.instant(now), Counter::Log(log)))
+    }
+
+    fn large(used: Used, idle_at: Timestamp, counter: Counter) -> Self {
+        Self::Large(Box::new(Large { counter, idle_at, used }))
+    }
+}
+
+/// How long after now an instant is, in nanoseconds; at most 292 years.
+#[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
+struct Age(i64);
+
+impl Age {
+    fn of(instant: Timestamp, now: Timestamp) -> Self {
+        let nanos = |distance: u64| i64::try_from(distance).unwrap_or(i64::MAX);
+        Self(nanos(instant.nanos_since(now)) - nanos(now.nanos_since(instant)))
+    }
+
+    fn instant(self, now: Timestamp) -> Timestamp {
+        let distance = self.0.unsigned_abs();
+        if self.0 < 0 { now.minus(distance) } else { now.plus(distance) }
+    }
+}
+
+fn put<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("numbers in memory are always written")
+}
+
+/// All of `bytes` as one value.
+fn take<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
+}

@@ -1,0 +1,32 @@
+//! Deeds to one counter that is held here, beside asking it: what another replica's caller wants done.
+
+use crate::{
+    algorithm::{Ask, Counter, Decision, Limit, Receipt},
+    descriptor::Key,
+    store::memory::Memory,
+    time::Timestamp,
+};
+
+impl Memory {
+    /// Takes back what still counts of one charge, and looks.
+    pub fn undo(&self, key: Key, limit: &Limit, receipt: Receipt, now: Timestamp) -> Decision {
+        self.done_to(key, limit, now, |counter| limit.undo(counter, receipt, now))
+    }
+
+    /// Puts `hits` that are charged now in place of what was counted, and looks.
+    pub fn set(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Decision {
+        self.done_to(key, limit, now, |counter| {
+            *counter = limit.fresh();
+            limit.decide(counter, now, Ask::Charge(hits));
+        })
+    }
+
+    fn done_to(&self, key: Key, limit: &Limit, now: Timestamp, deed: impl FnOnce(&mut Counter)) -> Decision {
+        let mut look = None;
+        self.with_counter(key, limit, now, |counter| {
+            deed(counter);
+            look = Some(limit.decide(counter, now, Ask::Look));
+        });
+        look.unwrap_or_else(|| limit.decide(&mut limit.fresh(), now, Ask::Look))
+    }
+}

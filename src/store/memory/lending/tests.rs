@@ -1,0 +1,206 @@
+//! What is promised of hits that are lent: whatever happens to them, no more passes than the limit lets pass.
+
+use std::num::NonZeroU64;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    algorithm::{
+        Classic, Excess, FixedWindow, Pace, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+    },
+    store::{
+        Contents, Lent, OnFull, OnRefusal, Slot,
+        memory::tests::{BYTES, NOW, bucket, key, second_of, window},
+    },
+    time::SECOND,
+};
+
+fn sharing() -> Memory {
+    let memory = Memory::new(BYTES, OnFull::Deny).with_slots(2).shared();
+    for slot in [0, 1] {
+        memory.hold(Slot(slot), Contents::default(), NOW);
+    }
+    memory
+}
+
+fn charge(
+    memory: &Memory,
+    limit: &Limit,
+    hits: u64,
+    lent: Lent,
+    now: Timestamp,
+) -> Result<Decision, Elsewhere> {
+    let check = Check { key: key("one"), limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack };
+    memory.apply_where(&[check], now, lent, |_| false).map(|decisions| decisions[0])
+}
+
+#[test]
+fn what_is_lent_is_taken_until_it_is_back() {
+    for limit in [window(10), bucket(10)] {
+        let (memory, name) = (sharing(), key("one"));
+        assert_eq!(memory.lend(name, &limit, 6, NOW).unwrap().remaining, 4);
+        assert!(memory.lend(name, &limit, 5, NOW).is_none());
+        assert_eq!(charge(&memory, &limit, 1, Lent::CallBack, NOW).unwrap().remaining, 3);
+        assert_eq!(charge(&memory, &limit, 4, Lent::CallBack, NOW), Err(Elsewhere::Lent(name)));
+        let refused = charge(&memory, &limit, 4, Lent::Refuse, NOW).unwrap();
+        assert!(!refused.verdict.passes() && refused.remaining == 3);
+        let never = charge(&memory, &limit, 11, Lent::CallBack, NOW).unwrap();
+        assert_eq!(never.verdict, Verdict::Refuse { retry_after: None });
+
+        assert!(memory.charge_lent(name, &limit, Used { hits: 2, at: NOW }, NOW));
+        assert_eq!(memory.reserved(name), 4);
+        assert!(memory.unlend(name, 4));
+        assert_eq!((memory.reserved(name), memory.figures().backup_bytes), (0, 0));
+        assert_eq!(charge(&memory, &limit, 4, Lent::CallBack, NOW).unwrap().remaining, 3);
+    }
+}
+
+#[test]
+fn a_call_that_fails_only_for_what_is_lent_charges_none_of_its_limits() {
+    let (memory, limit, name) = (sharing(), window(10), key("one"));
+    memory.lend(name, &limit, 10, NOW).unwrap();
+    let check = |key| Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
+    let any_refused = |decisions: &[Decision]| decisions.iter().any(|decision| !decision.verdict.passes());
+    let checks = [check(key("other")), check(name)];
+    assert_eq!(memory.apply(&checks, NOW, any_refused).unwrap_err(), Elsewhere::Lent(name));
+    assert_eq!(memory.figures().live, 0);
+}
+
+#[test]
+fn who_gives_a_slot_away_has_lent_nothing_of_it_and_the_next_holder_is_told() {
+    let (memory, limit, name) = (sharing(), window(10), key("one"));
+    let slot = memory.slot(name);
+    memory.lend(name, &limit, 6, NOW).unwrap();
+    let (contents, _) = memory.give(slot).unwrap();
+    assert!(!memory.set_reserved(name, 6));
+    memory.hold(slot, contents, NOW);
+    assert_eq!(memory.reserved(name), 0);
+    assert!(memory.set_reserved(name, 6));
+    assert!(memory.lend(name, &limit, 5, NOW).is_none());
+    assert!(memory.lend(name, &limit, 4, NOW).is_some());
+}
+
+#[test]
+fn limits_that_cannot_be_shared_and_memories_that_share_nothing_lend_nothing() {
+    let memory = sharing();
+    // Overdraft, count_denied, sub-windows, a log, steps that owe, a queue.
+    for index in [3, 5, 8, 9, 12, 14] {
+        assert!(memory.lend(key("one"), &second_of(index), 1, NOW).is_none(), "{:?}", second_of(index));
+    }
+    assert!(Memory::new(BYTES, OnFull::Deny).lend(key("one"), &window(9), 1, NOW).is_none());
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Ask(u64),
+    Lend(u64),
+    /// The other uses hits, and tells of them at once.
+    UseAndTell(u64),
+    /// The other uses hits, and tells of them later.
+    Use(u64),
+    Tell,
+    Return(u64),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1..6_u64).prop_map(Step::Ask),
+        3 => (1..8_u64).prop_map(Step::Lend),
+        2 => (1..6_u64).prop_map(Step::UseAndTell),
+        3 => (1..6_u64).prop_map(Step::Use),
+        2 => Just(Step::Tell),
+        1 => (1..6_u64).prop_map(Step::Return),
+    ]
+}
+
+fn any_limit() -> impl Strategy<Value = Limit> {
+    let number = |number| NonZeroU64::new(number).unwrap();
+    let excess = Excess::Refuse;
+    (0..6_usize, 1..30_u64, 1..10_u64).prop_map(move |(which, limit, amount)| {
+        let window = Window::of_nanos(SECOND).unwrap();
+        let evenly = TokenBucket { pace: Pace::new(number(amount), number(SECOND)), burst: limit, excess };
+        match which {
+            0 => Limit::Classic(Classic { limit, window }),
+            1 => Limit::FixedWindow(FixedWindow { limit, window, excess }),
+            2 => Limit::SlidingWindow(SlidingWindow { limit, span: Span::of_nanos(SECOND).unwrap(), excess }),
+            3 => Limit::TokenBucket(evenly),
+            4 => Limit::LeakyBucket(evenly),
+            _ => {
+                let (amount, interval) = (number(amount), number(SECOND));
+                Limit::SteppedBucket(SteppedBucket { amount, interval, burst: limit, excess })
+            }
+        }
+    })
+}
+
+/// All that was admitted, here and by the other, when it was.
+fn admitted(limit: &Limit, steps: Vec<(u64, Step)>) -> Vec<(Timestamp, u64)> {
+    let (memory, name, mut now) = (sharing(), key("one"), NOW);
+    let (mut unused, mut untold, mut admitted) = (0, Used { hits: 0, at: NOW }, Vec::new());
+    for (pause, step) in steps {
+        now = now.plus(pause);
+        match step {
+            Step::Ask(hits) => {
+                if charge(&memory, limit, hits, Lent::CallBack, now).is_ok_and(|told| told.verdict.passes()) {
+                    admitted.push((now, hits));
+                }
+            }
+            Step::Lend(hits) => unused += memory.lend(name, limit, hits, now).map_or(0, |_| hits),
+            Step::UseAndTell(hits) if 0 < unused => {
+                let (hits, mut used) = (hits.min(unused), limit.fresh());
+                unused -= hits;
+                admitted.push((now, hits));
+                limit.decide(&mut used, now, Ask::Charge(hits));
+                assert!(memory.absorb_now(name, limit, &used, now) && memory.unlend(name, hits));
+            }
+            Step::Use(hits) if 0 < unused => {
+                let hits = hits.min(unused);
+                unused -= hits;
+                untold = Used { hits: untold.hits + hits, at: now };
+                admitted.push((now, hits));
+            }
+            Step::Tell => {
+                assert!(memory.charge_lent(name, limit, untold, now));
+                untold.hits = 0;
+            }
+            Step::Return(hits) => {
+                let hits = hits.min(unused);
+                unused -= hits;
+                assert!(memory.unlend(name, hits));
+            }
+            Step::Use(_) | Step::UseAndTell(_) => {}
+        }
+        assert_eq!(memory.reserved(name), unused + untold.hits);
+    }
+    admitted
+}
+
+proptest! {
+    #[test]
+    fn lending_lets_no_more_pass_than_the_limit_does(
+        limit in any_limit(),
+        steps in prop::collection::vec(
+            (prop_oneof![3 => Just(0), 3 => 0..SECOND / 2, 1 => 0..3 * SECOND], any_step()),
+            1..80,
+        ),
+    ) {
+        let admitted = admitted(&limit, steps);
+        if let Limit::SteppedBucket(SteppedBucket { amount, interval, burst, .. }) = limit {
+            // Whose steps begin when depends on who came first, so it is held against what it promises of any span.
+            for (index, (from, _)) in admitted.iter().enumerate() {
+                let mut sum = 0;
+                for (to, hits) in &admitted[index..] {
+                    sum += hits;
+                    let steps = 1 + to.nanos_since(*from) / interval;
+                    prop_assert!(sum <= burst + steps * amount.get(), "{:?}", admitted);
+                }
+            }
+        } else {
+            let mut alone = limit.fresh();
+            for (now, hits) in &admitted {
+                prop_assert!(limit.decide(&mut alone, *now, Ask::Charge(*hits)).verdict.passes(), "{:?}", admitted);
+            }
+        }
+    }
+}

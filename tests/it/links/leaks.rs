@@ -1,0 +1,65 @@
+//! What flapping leaves behind: nothing.
+
+use std::fs;
+
+use tokio::runtime::Handle;
+use tollgate::cluster::link::Loss;
+
+use crate::{
+    harness::until,
+    links::{
+        proxy::Proxy,
+        replica::{Event, Replica},
+    },
+};
+
+/// How many sockets lead from or to these ports. Other tests have theirs in the same process.
+fn connections(ports: &[u16]) -> usize {
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let port = |address: &str| u16::from_str_radix(address.rsplit(':').next().unwrap(), 16).unwrap();
+    let rows = table.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());
+    // Not those that wait for stray packets, which no process has open any more.
+    let open = rows.filter(|row| row[3] != "06");
+    open.filter(|row| ports.contains(&port(row[1])) || ports.contains(&port(row[2]))).count()
+}
+
+#[tokio::test]
+async fn a_thousand_broken_connections_leave_no_task_and_no_socket() {
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
+    let one = Replica::start_behind(&to_one, &[]).await;
+    let two = Replica::start_behind(&to_two, &[&one.address()]).await;
+    let ports = [to_one.address.port(), to_two.address.port(), one.listen.port(), two.listen.port()];
+    one.until_linked(&two).await;
+    two.until_linked(&one).await;
+    // What there is between two that have been linked for a moment.
+    one.send(two.id(), "first");
+    two.until_received(one.id(), 1).await;
+    let quiet = tasks();
+    let open = connections(&ports);
+    for flap in 1..=1_000 {
+        to_one.cut();
+        to_two.cut();
+        one.send(two.id(), "again");
+        two.until_received(one.id(), flap + 1).await;
+    }
+    until(async || (tasks() <= quiet && connections(&ports) <= open).then_some(())).await;
+    assert_eq!(two.events(), [Event::Linked(one.id())]);
+}
+
+#[tokio::test]
+async fn processes_that_come_and_go_leave_nothing() {
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let one = Replica::start(&[]).await;
+    until(async || (one.links.seeds_tried() != tollgate::cluster::SeedState::Trying).then_some(())).await;
+    let quiet = tasks();
+    for _ in 0..50 {
+        let two = Replica::start(&[&one.address()]).await;
+        one.until_linked(&two).await;
+        let id = two.id();
+        two.kill().await;
+        one.until(Event::Lost(id, Loss::Dead)).await;
+    }
+    until(async || (tasks() <= quiet).then_some(())).await;
+    assert_eq!(one.links.figures().links_up, 0);
+}

@@ -1,0 +1,163 @@
+//! When a session is over, and when it is not.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tollgate::{
+    cluster::{MemberId, link::Loss},
+    time::Stopwatch,
+};
+
+use crate::{
+    harness::until,
+    links::{
+        proxy::Proxy,
+        replica::{Event, Replica},
+    },
+};
+
+#[tokio::test]
+async fn a_killed_process_is_dead_at_once() {
+    let one = Replica::start(&[]).await;
+    let two = Replica::start(&[&one.address()]).await;
+    one.until_linked(&two).await;
+    let (id, since) = (two.id(), Stopwatch::start());
+    two.kill().await;
+    one.until(Event::Lost(id, Loss::Dead)).await;
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+    assert_eq!(one.links.figures().links_up, 0);
+}
+
+#[tokio::test]
+async fn a_process_at_whose_address_another_answers_is_dead() {
+    let proxy = Proxy::start().await;
+    let one = Replica::start(&[]).await;
+    let two = Replica::start_behind(&proxy, &[&one.address()]).await;
+    one.until_linked(&two).await;
+    let three = Replica::start(&[]).await;
+    let id = two.id();
+    proxy.lead_to(three.listen);
+    two.kill().await;
+    one.until(Event::Lost(id, Loss::Dead)).await;
+    one.until_linked(&three).await;
+}
+
+#[tokio::test]
+async fn who_closes_says_what_waits_and_goodbye() {
+    let one = Replica::start(&[]).await;
+    let two = Replica::start(&[&one.address()]).await;
+    one.until_linked(&two).await;
+    two.until_linked(&one).await;
+    for number in 0..1_000_u32 {
+        two.send(one.id(), number.to_string());
+    }
+    let since = Stopwatch::start();
+    two.links.close(Duration::from_secs(10)).await;
+    assert!(since.elapsed() < Duration::from_secs(5), "nobody keeps it waiting");
+    one.until(Event::Lost(two.id(), Loss::Dead)).await;
+    assert_eq!(one.received_count(two.id()), 1_000);
+    two.running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_who_close_at_once_under_load_end_in_time() {
+    for _ in 0..20 {
+        let one = Replica::start(&[]).await;
+        let two = Replica::start(&[&one.address()]).await;
+        let three = Replica::start(&[&one.address(), &two.address()]).await;
+        let all = [one, two, three];
+        for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+            all[from].until_linked(&all[to]).await;
+            for _ in 0..200 {
+                all[from].send(all[to].id(), vec![0; 10_000]);
+            }
+        }
+        let since = Stopwatch::start();
+        join_all(all.iter().map(|replica| replica.links.close(Duration::from_secs(10)))).await;
+        assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+        for replica in all {
+            replica.running.await.unwrap().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn closing_ends_in_time_whoever_does_not_listen() {
+    let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
+    let one = Replica::start_behind(&to_one, &[]).await;
+    let two = Replica::start_behind(&to_two, &[&one.address()]).await;
+    one.until_linked(&two).await;
+    two.until_linked(&one).await;
+    to_one.stall();
+    to_two.stall();
+    let since = Stopwatch::start();
+    two.links.close(Duration::from_millis(300)).await;
+    assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn a_process_that_is_silent_is_not_dead_and_loses_nothing() {
+    let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
+    let one = Replica::start_behind(&to_one, &[]).await;
+    let two = Replica::start_behind(&to_two, &[&one.address()]).await;
+    one.until_linked(&two).await;
+    two.until_linked(&one).await;
+    to_one.stall();
+    to_two.stall();
+    one.send(two.id(), "across the silence");
+    // The link is given up.
+    until(async || (one.links.figures().links_up == 0).then_some(())).await;
+    assert_eq!(one.events(), [Event::Linked(two.id())]);
+    to_one.flow();
+    to_two.flow();
+    two.until_received(one.id(), 1).await;
+    assert_eq!(two.events(), [Event::Linked(one.id())], "and it is the same session");
+}
+
+#[tokio::test]
+async fn a_process_that_does_not_answer_holds_up_no_other() {
+    let hole = Proxy::start().await;
+    let one = Replica::start(&[]).await;
+    let silent = Replica::start_behind(&hole, &[]).await;
+    one.links.dial(&silent.address());
+    one.until_linked(&silent).await;
+    hole.stall();
+    for _ in 0..20 {
+        one.send(silent.id(), vec![0; 1024 * 1024]);
+    }
+    let two = Replica::start(&[&one.address()]).await;
+    one.until_linked(&two).await;
+    let since = Stopwatch::start();
+    for number in 0..100 {
+        one.send(two.id(), "to and fro");
+        two.until_received(one.id(), number + 1).await;
+    }
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    assert!(!one.events().contains(&Event::Lost(silent.id(), Loss::Dead)));
+}
+
+#[tokio::test]
+async fn who_is_forgotten_is_lost_on_both_sides_and_may_come_again() {
+    let one = Replica::start(&[]).await;
+    let two = Replica::start(&[&one.address()]).await;
+    one.until_linked(&two).await;
+    two.until_linked(&one).await;
+    one.links.forget(two.id());
+    one.until(Event::Lost(two.id(), Loss::Forgotten)).await;
+    let again = |of: MemberId| [Event::Linked(of), Event::Lost(of, Loss::Forgotten), Event::Linked(of)];
+    until(async || (one.events() == again(two.id())).then_some(())).await;
+    until(async || (two.events() == again(one.id())).then_some(())).await;
+    one.send(two.id(), "anew");
+    two.until_received(one.id(), 1).await;
+}
+
+#[tokio::test]
+async fn an_idle_link_is_heard_about_five_times_a_second() {
+    let one = Replica::start(&[]).await;
+    let two = Replica::start(&[&one.address()]).await;
+    one.until_linked(&two).await;
+    let (before, since) = (one.heard(two.id()), Stopwatch::start());
+    until(async || (before + 10 <= one.heard(two.id())).then_some(())).await;
+    let took = since.elapsed();
+    assert!(Duration::from_millis(1_500) < took && took < Duration::from_secs(4), "{took:?}");
+}

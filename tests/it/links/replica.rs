@@ -1,0 +1,177 @@
+//! A process of a cluster, as far as links go: it sends what it is given and notes what it hears.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fs,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use prost::bytes::Bytes;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tollgate::{
+    cluster::{
+        MemberId, Trust,
+        link::{Error, Links, Loss, Settings, Traffic},
+    },
+    time::Clock,
+};
+
+use crate::{harness::until, links::proxy::Proxy};
+
+/// A secret that is long enough.
+pub const SECRET: &str = "a secret that replicas share";
+
+/// What has happened, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Linked(MemberId),
+    Lost(MemberId, Loss),
+}
+
+/// What waits for others, and what has come from them.
+#[derive(Default)]
+pub struct Post {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: HashMap<MemberId, VecDeque<Bytes>>,
+    received: HashMap<MemberId, Vec<Bytes>>,
+    heard: HashMap<MemberId, u64>,
+    events: Vec<Event>,
+    addresses: HashMap<MemberId, String>,
+}
+
+impl Traffic for Post {
+    fn linked(&self, peer: MemberId, address: &str) {
+        let mut state = self.state.lock().unwrap();
+        state.events.push(Event::Linked(peer));
+        state.addresses.insert(peer, address.to_owned());
+    }
+
+    fn heard(&self, peer: MemberId) {
+        *self.state.lock().unwrap().heard.entry(peer).or_default() += 1;
+    }
+
+    fn received(&self, peer: MemberId, batch: Bytes) {
+        self.state.lock().unwrap().received.entry(peer).or_default().push(batch);
+    }
+
+    fn outgoing(&self, peer: MemberId, _bytes_max: usize) -> Option<Bytes> {
+        self.state.lock().unwrap().waiting.get_mut(&peer)?.pop_front()
+    }
+
+    fn lost(&self, peer: MemberId, how: Loss) {
+        self.state.lock().unwrap().events.push(Event::Lost(peer, how));
+    }
+}
+
+/// A process with links.
+pub struct Replica {
+    pub links: Links,
+    pub post: Arc<Post>,
+    pub listen: SocketAddr,
+    pub running: JoinHandle<Result<(), Error>>,
+}
+
+/// Trust in the secrets of a file.
+pub fn trust(file: PathBuf) -> Trust {
+    Trust { files: None, secret_file: Some(file), poll_interval: Duration::from_millis(50) }
+}
+
+/// A file of secrets.
+pub fn secrets(lines: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secrets");
+    fs::write(&file, lines).unwrap();
+    (folder, file)
+}
+
+/// Settings on a free port of the loopback.
+pub fn settings(trust: Trust, seeds: &[&str]) -> Settings {
+    let seeds = seeds.iter().map(|seed| (*seed).to_owned()).collect();
+    Settings { listen: "127.0.0.1:0".parse().unwrap(), advertise: None, seeds, trust }
+}
+
+impl Replica {
+    /// One that looks for others at these seeds.
+    pub async fn start(seeds: &[&str]) -> Self {
+        Self::start_changed(seeds, |_| ()).await
+    }
+
+    /// The same with settings that `change` has changed.
+    pub async fn start_changed(seeds: &[&str], change: impl FnOnce(&mut Settings)) -> Self {
+        let (_folder, file) = secrets(SECRET);
+        let mut settings = settings(trust(file), seeds);
+        change(&mut settings);
+        Self::start_with(settings, MemberId::random(), Clock::system()).await
+    }
+
+    /// One that others reach only through `proxy`.
+    pub async fn start_behind(proxy: &Proxy, seeds: &[&str]) -> Self {
+        let replica =
+            Self::start_changed(seeds, |settings| settings.advertise = Some(proxy.address.to_string())).await;
+        proxy.lead_to(replica.listen);
+        replica
+    }
+
+    pub async fn start_with(settings: Settings, me: MemberId, clock: Clock) -> Self {
+        let (links, listening) = Links::bind(settings, me, clock).await.unwrap();
+        let (post, listen) = (Arc::new(Post::default()), listening.address());
+        let running = tokio::spawn(listening.run(post.clone()));
+        Self { links, post, listen, running }
+    }
+
+    pub fn id(&self) -> MemberId {
+        self.links.me()
+    }
+
+    pub fn address(&self) -> String {
+        self.links.address().to_owned()
+    }
+
+    pub fn send(&self, to: MemberId, batch: impl Into<Bytes>) {
+        self.post.state.lock().unwrap().waiting.entry(to).or_default().push_back(batch.into());
+        self.links.wake(to);
+    }
+
+    /// Ends it as a killed process ends: its sockets are closed, and it says nothing.
+    pub async fn kill(self) {
+        self.running.abort();
+        self.running.await.ok();
+    }
+
+    pub fn events(&self) -> Vec<Event> {
+        self.post.state.lock().unwrap().events.clone()
+    }
+
+    pub fn received(&self, from: MemberId) -> Vec<Bytes> {
+        self.post.state.lock().unwrap().received.get(&from).cloned().unwrap_or_default()
+    }
+
+    pub fn received_count(&self, from: MemberId) -> usize {
+        self.post.state.lock().unwrap().received.get(&from).map_or(0, Vec::len)
+    }
+
+    pub fn heard(&self, from: MemberId) -> u64 {
+        self.post.state.lock().unwrap().heard.get(&from).copied().unwrap_or_default()
+    }
+
+    /// Waits until this has happened.
+    pub async fn until(&self, event: Event) {
+        until(async || self.events().contains(&event).then_some(())).await;
+    }
+
+    pub async fn until_linked(&self, other: &Self) {
+        self.until(Event::Linked(other.id())).await;
+    }
+
+    pub async fn until_received(&self, from: MemberId, batches: usize) {
+        until(async || (batches <= self.received_count(from)).then_some(())).await;
+    }
+}

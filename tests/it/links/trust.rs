@@ -1,0 +1,191 @@
+//! Who is let in, and who is not.
+
+use std::{fs, time::Duration};
+
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tollgate::{
+    cluster::{
+        Files, MemberId, Trust,
+        link::{Links, Refused, Settings},
+    },
+    time::{Clock, SECOND, Timestamp},
+};
+
+use crate::{
+    certificates::{self, Authority},
+    harness::{START, until},
+    links::replica::{Replica, SECRET, secrets, settings, trust},
+};
+
+const OTHER: &str = "another secret that replicas share";
+
+/// A process with these secrets in its file.
+async fn with_secrets(lines: &str, seeds: &[&str]) -> (TempDir, Replica) {
+    let (folder, file) = secrets(lines);
+    let replica = Replica::start_with(settings(trust(file), seeds), MemberId::random(), Clock::system());
+    (folder, replica.await)
+}
+
+async fn with_clock(clock: &Clock, seeds: &[&str]) -> Replica {
+    let (_folder, file) = secrets(SECRET);
+    Replica::start_with(settings(trust(file), seeds), MemberId::random(), clock.clone()).await
+}
+
+async fn until_refused(replica: &Replica, reason: Refused) {
+    until(async || (0 < replica.links.figures().refused(reason)).then_some(())).await;
+}
+
+#[tokio::test]
+async fn without_the_secret_nobody_is_let_in_and_nobody_is_trusted() {
+    let (_folder, one) = with_secrets(SECRET, &[]).await;
+    let (_folder, stranger) = with_secrets(OTHER, &[&one.address()]).await;
+    until_refused(&stranger, Refused::Untrusted).await;
+    until_refused(&one, Refused::ByPeer).await;
+    one.links.dial(&stranger.address());
+    until_refused(&one, Refused::Untrusted).await;
+    assert_eq!((one.events(), stranger.events()), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn a_secret_is_replaced_in_three_rolls() {
+    let rolls = ["old secret of replicas\n", "old secret of replicas\nnew secret of replicas\n"];
+    let rolls =
+        [rolls[0], rolls[1], "new secret of replicas\nold secret of replicas\n", "new secret of replicas\n"];
+    for pair in rolls.windows(2) {
+        let (_folder, one) = with_secrets(pair[0], &[]).await;
+        let (_folder, two) = with_secrets(pair[1], &[&one.address()]).await;
+        one.until_linked(&two).await;
+        let (_folder, three) = with_secrets(pair[0], &[&two.address()]).await;
+        two.until_linked(&three).await;
+    }
+    let (_folder, one) = with_secrets(rolls[0], &[]).await;
+    let (_folder, two) = with_secrets(rolls[3], &[&one.address()]).await;
+    until_refused(&two, Refused::Untrusted).await;
+}
+
+#[tokio::test]
+async fn a_file_of_secrets_that_changes_holds_for_the_next_connection() {
+    let (folder, one) = with_secrets(SECRET, &[]).await;
+    // Half a line, and then all of it.
+    fs::write(folder.path().join("secrets"), "short").unwrap();
+    fs::write(folder.path().join("new"), format!("# the new one\n\n  {OTHER}  \n")).unwrap();
+    fs::rename(folder.path().join("new"), folder.path().join("secrets")).unwrap();
+    let (_folder, two) = with_secrets(OTHER, &[&one.address()]).await;
+    one.until_linked(&two).await;
+    let (_folder, three) = with_secrets(SECRET, &[&one.address()]).await;
+    until_refused(&three, Refused::Untrusted).await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_has_expired_is_refused() {
+    let one = with_clock(&Clock::manual(START), &[]).await;
+    let late = with_clock(&Clock::manual(START.minus(25 * 3_600 * SECOND)), &[]).await;
+    one.links.dial(&late.address());
+    until_refused(&one, Refused::Expired).await;
+    assert_eq!(one.events(), []);
+}
+
+#[tokio::test]
+async fn clocks_may_be_almost_an_hour_apart() {
+    let one = with_clock(&Clock::manual(START), &[]).await;
+    let late = with_clock(&Clock::manual(START.minus(3_500 * SECOND)), &[&one.address()]).await;
+    one.until_linked(&late).await;
+}
+
+#[tokio::test]
+async fn a_process_renews_its_certificate_before_it_expires() {
+    let clock = Clock::manual(START);
+    let one = with_clock(&clock, &[]).await;
+    clock.set(after(START, Duration::from_secs(30 * 3_600)));
+    let two = with_clock(&clock, &[&one.address()]).await;
+    one.until_linked(&two).await;
+}
+
+fn after(start: Timestamp, time: Duration) -> Timestamp {
+    start.plus(u64::try_from(time.as_nanos()).unwrap())
+}
+
+#[tokio::test]
+async fn who_speaks_no_tls_is_refused_and_counted() {
+    let one = Replica::start(&[]).await;
+    let mut stranger = TcpStream::connect(one.listen).await.unwrap();
+    stranger.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    until_refused(&one, Refused::NotTls).await;
+    let mut said = Vec::new();
+    stranger.read_to_end(&mut said).await.ok();
+    assert!(said.len() < 16, "nothing but an alert");
+    let silent = TcpStream::connect(one.listen).await.unwrap();
+    until_refused(&one, Refused::Slow).await;
+    drop(silent);
+}
+
+/// The operator's certificates, by this authority.
+fn by(authority: &Authority) -> (certificates::Files, Trust) {
+    let files = certificates::Files::of(&authority.server());
+    files.write("ca.crt", &authority.pem);
+    let [cert, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| files.path(name).into());
+    let poll_interval = Duration::from_millis(50);
+    (files, Trust { files: Some(Files { cert, key, ca }), secret_file: None, poll_interval })
+}
+
+async fn trusting(trust: &Trust, seeds: &[&str]) -> Replica {
+    Replica::start_with(settings(trust.clone(), seeds), MemberId::random(), Clock::system()).await
+}
+
+#[tokio::test]
+async fn whoever_the_operators_authority_has_signed_is_a_member() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let ((files, trust), (_files, others)) = (by(&ours), by(&theirs));
+    let one = trusting(&trust, &[]).await;
+    let two = trusting(&trust, &[&one.address()]).await;
+    one.until_linked(&two).await;
+    let stranger = trusting(&others, &[&one.address()]).await;
+    until_refused(&stranger, Refused::Untrusted).await;
+    until_refused(&one, Refused::ByPeer).await;
+
+    // And when the operator goes over to the other authority, it is the other way round.
+    files.put(&theirs.server());
+    files.write("ca.crt", &theirs.pem);
+    one.until_linked(&stranger).await;
+}
+
+#[tokio::test]
+async fn who_shows_no_certificate_is_refused() {
+    let authority = Authority::new("ours");
+    let (_files, trust) = by(&authority);
+    let one = trusting(&trust, &[]).await;
+    certificates::connect(one.listen, &authority, None).await.ok();
+    until_refused(&one, Refused::NoCertificate).await;
+}
+
+/// Why nobody can be linked with these settings.
+async fn why_not(settings: Settings) -> String {
+    Links::bind(settings, MemberId::random(), Clock::system()).await.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn without_anything_to_trust_it_does_not_start_and_says_what_is_missing() {
+    let nothing = Trust { files: None, secret_file: None, poll_interval: Duration::from_secs(1) };
+    let why = why_not(settings(nothing, &[])).await;
+    assert!(why.contains("cluster.secret_file") && why.contains("cluster.cert"), "{why}");
+    for (lines, expected) in [
+        ("# comment\n\nshort\n", "line 3: a secret has at least 16 bytes"),
+        ("# nothing but a comment, which is long enough\n", "there is no secret in it"),
+    ] {
+        let (_folder, file) = secrets(lines);
+        let why = why_not(settings(trust(file.clone()), &[])).await;
+        assert_eq!(why, format!("cluster.secret_file: {}: {expected}", file.display()));
+    }
+    let why = why_not(settings(trust("/nowhere/secrets".into()), &[])).await;
+    assert!(why.starts_with("cluster.secret_file: /nowhere/secrets: "), "{why}");
+}
+
+#[tokio::test]
+async fn nothing_that_is_shown_for_debugging_tells_a_secret() {
+    let (_folder, one) = with_secrets(SECRET, &[]).await;
+    assert!(!format!("{:?}", one.links).contains("secret that"), "{:?}", one.links);
+}
