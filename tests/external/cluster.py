@@ -1,0 +1,167 @@
+"""Replicas of one cluster as processes on loopback: started, replaced, drained and killed."""
+
+import json
+import re
+import signal
+
+from processes import LOOPBACK, Tollgate, eventually, http_call
+
+SECRET = "a secret that only these replicas share"
+# How long a cluster may take until all replicas agree who holds what.
+SETTLED_WITHIN = 30.0
+
+
+class Replica(Tollgate):
+    """A process of a cluster. `cluster` is where it listens to others, `advertised` where it tells them to."""
+
+    cluster = advertised = None
+
+    def __init__(self, name, rules, log, *, host=LOOPBACK, space=None, cluster_listen=None, flags=(), **options):
+        self.name = name
+        self.space = space
+        within = space.within if space else ()
+        flags = ["--cluster-listen", cluster_listen or f"{host}:0", "--api-dynamic-metadata", "true", *flags]
+        super().__init__(rules, log, flags=flags, host=host, within=within, **options)
+
+    def await_listening(self):
+        super().await_listening()
+        told = eventually("it listens to other replicas", lambda: self.event("listening to other replicas"))
+        self.cluster, self.advertised = told["listen"], told["advertised"]
+
+    def event(self, message):
+        """The first event in the log with this message, if there is one."""
+        return next((event for event in self.events() if event.get("message") == message), None)
+
+    def call(self, address, *arguments):
+        return (self.space.call if self.space else http_call)(address, *arguments)
+
+    def view(self):
+        """How the cluster looks from here."""
+        self.must_run()
+        answer = self.call(self.admin, "/cluster")
+        assert answer.code == 200, answer.body
+        return answer.json()
+
+    def states(self):
+        """What each member is doing, by its id."""
+        return {member["id"]: member["state"] for member in self.view()["members"]}
+
+    def serving(self):
+        return sorted(member for member, state in self.states().items() if state == "serving")
+
+    def metric(self, name, **labels):
+        """The sum of the series of this name that have these labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        lines = self.call(self.metrics, "/metrics").body.splitlines()
+        found = [line for line in lines if re.match(rf"{name}(\{{|\s)", line)]
+        assert found, f"there is no {name}"
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(one in line for one in wanted))
+
+    def freeze(self):
+        """It stops and says nothing, and its system still takes connections."""
+        self.child.send_signal(signal.SIGSTOP)
+
+    def thaw(self):
+        self.child.send_signal(signal.SIGCONT)
+
+    def kill(self):
+        if self.child.poll() is None:
+            # A process that is stopped is not ended by a gentle signal.
+            self.thaw()
+        super().kill()
+
+    def leave(self, patience=20.0):
+        """Drains it, to its end."""
+        self.terminate()
+        assert self.wait(patience) == 0, self.output()
+
+
+class Cluster:
+    """Some replicas. Those that are started know those that are there."""
+
+    def __init__(self, ends, folder, rules, flags=(), secret=SECRET, proxies=None):
+        self.ends = ends
+        self.folder = folder
+        self.rules = rules
+        self.flags = list(flags)
+        self.proxies = proxies
+        self.secret = folder / "cluster.secret"
+        self.secret.write_text(f"{secret}\n")
+        self.replicas = []
+        self.begun = 0
+
+    def launch(self, *, seeds=None, flags=(), space=None, **options):
+        """Starts one, and does not wait until it is ready."""
+        self.begun += 1
+        name = f"replica-{self.begun}"
+        seeds = [one.advertised for one in self.replicas] if seeds is None else seeds
+        more = [part for seed in seeds for part in ("--cluster-seed", seed)]
+        more += ["--cluster-secret-file", str(self.secret)]
+        if self.proxies:
+            more += ["--cluster-advertise", self.proxies.open(name)]
+        log = self.folder / f"{name}.log"
+        options = {"drain_delay": "100ms", **options}
+        replica = Replica(name, self.rules, log, space=space, flags=[*self.flags, *more, *flags], **options)
+        self.ends.callback(replica.kill)
+        replica.await_listening()
+        if self.proxies:
+            self.proxies.leads_to(name, replica)
+        self.replicas.append(replica)
+        return replica
+
+    def start(self, count=1, **options):
+        """Starts so many and waits until all answer and agree."""
+        started = [self.launch(**options) for _ in range(count)]
+        for replica in started:
+            replica.await_ready()
+        self.settled()
+        return started
+
+    def settled(self, patience=SETTLED_WITHIN):
+        """Waits until all see the same members, and every slot is held by whoever should hold it."""
+        eventually(f"{len(self.replicas)} replicas agree", self.agree, patience)
+
+    def agree(self):
+        views = [replica.view() for replica in self.replicas]
+        members = [[one["id"] for one in view["members"] if one["state"] == "serving"] for view in views]
+        return (
+            all(view["moving"] == 0 and view["view"] == views[0]["view"] for view in views)
+            and all(len(one) == len(self.replicas) for one in members)
+            and not any(view["isolated"] for view in views)
+        )
+
+    def remove(self, *replicas):
+        """Drains some at once, to their ends."""
+        for replica in replicas:
+            replica.terminate()
+        for replica in replicas:
+            assert replica.wait() == 0, replica.output()
+            self.replicas.remove(replica)
+
+    def kill(self, replica):
+        """Ends one without a word."""
+        self.replicas.remove(replica)
+        replica.kill()
+
+    def replace(self, old, **options):
+        """Starts another one, and drains `old` when it serves. Waits until all is settled."""
+        [new] = self.start(**options)
+        self.remove(old)
+        self.settled()
+        return new
+
+    def roll(self):
+        """Replaces all of them, one after the other."""
+        for old in list(self.replicas):
+            self.replace(old)
+
+    @property
+    def addresses(self):
+        return [replica.grpc for replica in self.replicas]
+
+    def total(self, metric, **labels):
+        return sum(replica.metric(metric, **labels) for replica in self.replicas)
+
+    def told(self):
+        """What all replicas see, to be read where something has not come true."""
+        return json.dumps([replica.view() for replica in self.replicas], indent=1)
