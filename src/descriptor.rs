@@ -44,12 +44,14 @@ impl Secret {
 #[derive(Clone, Debug)]
 pub struct SharedSecret(Arc<ArcSwap<Secret>>);
 
-impl SharedSecret {
-    /// This one, until another is set.
-    pub fn new(secret: Secret) -> Self {
+/// This one, until another is set.
+impl From<Secret> for SharedSecret {
+    fn from(secret: Secret) -> Self {
         Self(Arc::new(ArcSwap::from_pointee(secret)))
     }
+}
 
+impl SharedSecret {
     /// The one in force.
     pub fn get(&self) -> Secret {
         Secret::clone(&self.0.load())

@@ -14,7 +14,7 @@ impl MemberId {
         Self(rand::random::<NonZeroU64>().get())
     }
 
-    /// The one of this number.
+    /// The one of this number, which is not 0: nobody links with that.
     pub const fn from_number(number: u64) -> Self {
         Self(number)
     }

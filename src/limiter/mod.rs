@@ -108,8 +108,8 @@ enum Applies<'s> {
 
 impl Limiter {
     /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
-    pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: SharedSecret) -> Self {
-        let (modes, metrics) = (Modes::default(), Arc::default());
+    pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: impl Into<SharedSecret>) -> Self {
+        let (secret, modes, metrics) = (secret.into(), Modes::default(), Arc::default());
         Self { book, memory, clock, secret, cluster: None, modes, metrics }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use futures_util::future::join;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -18,10 +19,11 @@ use crate::{
         },
         top,
     },
+    cluster::{Cluster, link},
     limiter::{self, Limiter},
     rules::{Book, Ledger, Watcher},
     settings::{self, Address, Drain, Settings},
-    store::{self, Keeping},
+    store,
     telemetry::{
         logs::Dial,
         traces::{self, Traces},
@@ -38,6 +40,7 @@ mod listen;
 mod metrics;
 mod phase;
 mod quick;
+mod replica;
 mod routed;
 mod tls;
 
@@ -49,6 +52,7 @@ pub use tls::Refusal;
 use crew::Hands;
 use door::{Door, Protocols};
 use listen::Listener;
+use replica::Replica;
 use routed::Routed;
 use tls::Certificates;
 
@@ -77,6 +81,9 @@ pub enum Error {
     /// Traces cannot be sent.
     #[error("traces cannot be sent: {0}")]
     Traces(#[from] traces::Error),
+    /// Other replicas cannot be reached or listened to.
+    #[error(transparent)]
+    Cluster(#[from] link::Error),
     /// There is no token for the admin pages.
     #[error(transparent)]
     Token(#[from] admin::TokenError),
@@ -210,10 +217,12 @@ impl Server {
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
         let Self { grpc, http, admin, metrics, traces, settings, clock, counters, mut crew, logs } = self;
         let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
-        let keeping = Keeping::start(settings.store, clock.now());
+        let (keeping, replica) = Replica::start(settings.cluster, settings.store, &clock).await?;
+        let cluster = replica.as_ref().map(Replica::cluster);
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let counted = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
         let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret)
+            .with_cluster(cluster.clone())
             .with_modes(settings.limiter)
             .with_metrics(counted.clone());
         let desk = admin::Desk {
@@ -234,6 +243,13 @@ impl Server {
         chores.spawn(store::sweep(memory.clone(), clock.clone()));
         chores.spawn(keeping.clone().write_often(clock.clone()));
         chores.spawn(follow_wall(clock.clone()));
+        if let Some(cluster) = cluster.clone() {
+            chores.spawn(replica::tell_rules(cluster, book.clone()));
+        }
+        let mut links = JoinSet::new();
+        if let Some(replica) = replica {
+            links.spawn(replica.run());
+        }
         let (reporter, health) = tonic_health::server::health_reporter();
         chores.spawn(phase::report_health(reporter, phases.clone()));
         chores.spawn(crew.end());
@@ -263,20 +279,27 @@ impl Server {
 
         let serve = async {
             book.loaded().await;
+            if let Some(cluster) = &cluster {
+                cluster.joined().await;
+            }
             phase.send_replace(Phase::Serving);
             std::future::pending::<()>().await;
         };
         let ended = tokio::select! {
             () = serve => Ok(()),
             _ = leave.recv() => {
-                drain(&phase, &settings.drain, servers, leave).await;
+                drain(&phase, &settings.drain, cluster.as_ref(), servers, leave).await;
                 Ok(())
             }
+            error = replica::end_of(&mut links) => Err(error),
             error = end_of(&mut servers) => Err(error),
             error = end_of_chore(&mut chores) => Err(error),
         };
         // Nobody is answered any more, so nothing is counted that it would miss.
         drop(chores);
+        if let Some(cluster) = &cluster {
+            replica::leave(cluster).await;
+        }
         keeping.write(&clock).await;
         if let Some(traces) = traces {
             traces.finish().await;
@@ -302,13 +325,20 @@ async fn follow_wall(clock: Clock) {
 async fn drain(
     phase: &watch::Sender<Phase>,
     drain: &Drain,
+    cluster: Option<&Cluster>,
     mut servers: JoinSet<()>,
     mut leave: mpsc::Receiver<()>,
 ) {
     info!(delay = ?drain.delay, timeout = ?drain.timeout, "draining");
     phase.send_replace(Phase::Draining);
+    let hand_on = async {
+        if let Some(cluster) = cluster {
+            cluster.drain();
+            cluster.drained().await;
+        }
+    };
     let finish = async {
-        sleep(drain.delay).await;
+        join(sleep(drain.delay), hand_on).await;
         phase.send_replace(Phase::Stopping);
         while servers.join_next().await.is_some() {}
     };

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::{api, limiter, rules, store, telemetry};
+use crate::{api, cluster, limiter, rules, store, telemetry};
 
 mod catalog;
 mod listeners;
@@ -46,6 +46,9 @@ pub struct Settings {
     pub drain: Drain,
     /// What it writes while it runs.
     pub log: telemetry::logs::Settings,
+    /// How it shares keys with other replicas, if at all.
+    #[serde(skip)]
+    pub cluster: Option<cluster::Settings>,
     /// Where it sends traces, if anywhere: told by OpenTelemetry's variables, not by settings of ours.
     #[serde(skip)]
     pub traces: Option<telemetry::traces::Settings>,

@@ -107,7 +107,7 @@ impl Keeping {
         let secret = secret.unwrap_or_else(Secret::random);
         Self {
             memory: Arc::new(memory),
-            secret: SharedSecret::new(secret),
+            secret: secret.into(),
             settings,
             epochs: Epochs::default(),
             writing: Arc::default(),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     fn left(keeping: &Keeping, limit: &Limit, ask: Ask, now: Timestamp) -> u64 {
-        let key = KeyText::new("test").key(&limit.kind().bytes(), &keeping.secret);
+        let key = KeyText::new("test").key(&limit.kind().bytes(), &keeping.secret.get());
         let check = Check { key, limit, ask, on_refusal: OnRefusal::TakeBack };
         keeping.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
     }
@@ -219,7 +219,7 @@ mod tests {
         let path = folder.path().join("counters");
         let before = written(&path).await;
         let after = Keeping::start(settings(&path), NOW.plus(HOUR));
-        assert_eq!(after.secret.to_bytes(), before.secret.to_bytes());
+        assert_eq!(after.secret.get().to_bytes(), before.secret.get().to_bytes());
         let lefts = limits().map(|limit| left(&after, &limit, Ask::Look, NOW.plus(HOUR)));
         assert_eq!(lefts, [6, 6, 6, 7, 7]);
     }
@@ -286,7 +286,10 @@ mod tests {
         before.write(&Clock::manual(NOW)).await;
 
         let (after, stored) = Keeping::start_shared(settings(&path), NOW.plus(HOUR));
-        assert_eq!((after.secret.to_bytes(), stored.len()), (before.secret.to_bytes(), limits().len()));
+        assert_eq!(
+            (after.secret.get().to_bytes(), stored.len()),
+            (before.secret.get().to_bytes(), limits().len())
+        );
         assert!(0 < after.memory.figures().backup_bytes);
         for Stored { slot, epoch, seq, contents } in stored {
             assert_eq!((epoch, seq), (7 + u64::from(slot.0), 2));

@@ -48,7 +48,7 @@ pub(super) async fn accept(hub: Arc<Hub>, arrival: Arrival) {
     match greeted {
         Ok(Ok(stream)) => speak(hub, stream, from).await,
         Ok(Err(error)) => refuse(&hub, from, &error),
-        Err(_) => hub.shared.counts.refuse(Refused::Slow, from, &"TLS has taken too long"),
+        Err(_) => hub.shared.counts.refuse(Refused::Slow, &from, &"TLS has taken too long"),
     }
 }
 
@@ -69,7 +69,7 @@ async fn speak(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
         match timeout(HELLO_WITHIN, taken).await {
             Ok(Ok(frames)) => talk::accepted(&hub, &pipe, frames).await,
             Ok(Err(_)) | Err(_) => {
-                hub.shared.counts.refuse(Refused::Other, from, &"no link was asked for");
+                hub.shared.counts.refuse(Refused::Other, &from, &"no link was asked for");
             }
         }
     };

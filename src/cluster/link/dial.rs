@@ -221,7 +221,7 @@ async fn once(
     match hub.while_open(timeout(TLS_WITHIN, greet(hub, socket, address))).await {
         Some(Ok(Ok(stream))) => return speak(hub, stream, address, wish, report).await,
         Some(Ok(Err(error))) => refuse(hub, address, &error),
-        Some(Err(_)) => hub.shared.counts.refuse(Refused::Slow, address, &"TLS has taken too long"),
+        Some(Err(_)) => hub.shared.counts.refuse(Refused::Slow, &address, &"TLS has taken too long"),
         None => {}
     }
     Attempt::Silent
@@ -241,7 +241,7 @@ async fn greet(hub: &Hub, socket: TcpStream, address: SocketAddr) -> Result<TlsS
 /// Notes why TLS has failed, where that tells something of the other side.
 pub(super) fn refuse(hub: &Hub, address: SocketAddr, error: &Error) {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(tls) => hub.shared.counts.refuse(Refused::of(tls), address, tls),
+        Some(tls) => hub.shared.counts.refuse(Refused::of(tls), &address, tls),
         // It has broken off, as whoever ends does.
         None => debug!(%address, %error, "a handshake has broken off"),
     }

@@ -2,7 +2,7 @@
 
 use std::{
     array,
-    net::SocketAddr,
+    fmt::Display,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -33,19 +33,22 @@ pub enum Refused {
     ByPeer,
     /// Nothing came in time.
     Slow,
-    /// What came over TLS was not what replicas speak, or too many came at once.
+    /// There are too many peers.
+    Full,
+    /// What came over TLS was not what replicas speak.
     Other,
 }
 
 impl Refused {
     /// All there are.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::NotTls,
         Self::NoCertificate,
         Self::Untrusted,
         Self::Expired,
         Self::ByPeer,
         Self::Slow,
+        Self::Full,
         Self::Other,
     ];
 
@@ -58,6 +61,7 @@ impl Refused {
             Self::Expired => "expired",
             Self::ByPeer => "by_peer",
             Self::Slow => "slow",
+            Self::Full => "full",
             Self::Other => "other",
         }
     }
@@ -113,7 +117,7 @@ impl Default for Counts {
 
 impl Counts {
     /// Counts a connection that has come to nothing, and logs some of them.
-    pub(super) fn refuse(&self, reason: Refused, peer: SocketAddr, error: &dyn std::fmt::Display) {
+    pub(super) fn refuse(&self, reason: Refused, peer: &dyn Display, error: &dyn Display) {
         self.refused[reason as usize].fetch_add(1, Relaxed);
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         let last = &mut logged[reason as usize];

@@ -15,6 +15,7 @@ use tracing::debug;
 use crate::cluster::{
     MemberId,
     link::{
+        figures::Refused,
         hub::{Hub, Stage},
         peer::{Met, Peer, Reading, Side},
         pipe::Pipe,
@@ -110,10 +111,12 @@ pub(super) async fn dialled(
 async fn greeted(hub: &Hub, frames: &mut Streaming<Frame>, wish: Wish<'_>) -> Result<Arc<Peer>, Ending> {
     let id = match next(frames).await? {
         Kind::Greeting(Greeting { version: 1.., member: member @ 1.. }) => MemberId::from_number(member),
-        Kind::Greeting(_) | Kind::Hello(_) | Kind::Piece(_) | Kind::Heartbeat(_) => {
-            return Err(Ending::Nothing);
-        }
-        Kind::Goodbye(_) | Kind::Refusal(_) => return Err(Ending::Nothing),
+        Kind::Greeting(_)
+        | Kind::Hello(_)
+        | Kind::Piece(_)
+        | Kind::Heartbeat(_)
+        | Kind::Goodbye(_)
+        | Kind::Refusal(_) => return Err(Ending::Nothing),
     };
     if id == hub.shared.me {
         return Err(Ending::Ourselves);
@@ -153,6 +156,7 @@ fn welcome(hub: &Hub, pipe: &Arc<Pipe>, hello: &Hello) -> Option<Arc<Peer>> {
     }
     loop {
         let Some(peer) = hub.shared.peer(hello.member()) else {
+            hub.shared.counts.refuse(Refused::Full, &hello.address, &"there are too many peers");
             pipe.say(refusal(Reason::Closed));
             return None;
         };

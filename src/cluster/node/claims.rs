@@ -73,7 +73,7 @@ impl Node {
         let since = heard.max(copy.version.epoch) + 1;
         let origin = Origin { version: copy.version, since, contents: Some(copy.contents.clone()) };
         self.figures.claims += 1;
-        self.hold(slot, since, copy, origin, now);
+        self.hold(slot, since, copy, origin, Vec::new(), now);
     }
 
     pub(super) fn queried_by(

@@ -8,7 +8,7 @@ use crate::{
         message::{Copy, Holder, Message, Origin, State, Transfer, TransferId, Version},
         node::{Held, Node, Pending},
     },
-    store::{Contents, Slot},
+    store::{Contents, Extras, Slot},
     time::Timestamp,
 };
 
@@ -90,12 +90,13 @@ impl Node {
             self.send(from, Message::Taken(id));
             return;
         }
-        if let Some(pending) = crossed.and_then(|crossed| self.pending.remove(&crossed)) {
-            extras.extend(consumed_apart(&copy.contents, &origin, &pending.origin));
-            let epoch = pending.copy.version.epoch.max(copy.version.epoch) + 2;
-            self.hold(slot, epoch, pending.copy, pending.origin, now);
-            self.lender.take_in(copy.slices, &self.memory, now);
-        } else if let Some(held) = self.slot(slot).held.clone() {
+        let pending = crossed.and_then(|crossed| self.pending.remove(&crossed));
+        if let Some(held) = self.slot(slot).held.clone() {
+            // It may have come back by another way while ours was on its way.
+            if let Some(pending) = pending {
+                extras.extend(consumed_apart(&pending.copy.contents, &pending.origin, &held.origin));
+                self.lender.take_in(pending.copy.slices, &self.memory, now);
+            }
             extras.extend(consumed_apart(&copy.contents, &origin, &held.origin));
             let epoch = held.epoch.max(copy.version.epoch) + 1;
             self.lender.take_in(copy.slices, &self.memory, now);
@@ -103,9 +104,16 @@ impl Node {
                 held.epoch = epoch;
             }
             self.announce(slot);
+        } else if let Some(pending) = pending {
+            extras.extend(consumed_apart(&copy.contents, &origin, &pending.origin));
+            let epoch = pending.copy.version.epoch.max(copy.version.epoch) + 2;
+            let slices = [pending.copy.slices, copy.slices].concat();
+            let copy = Copy { slices, ..pending.copy };
+            self.hold(slot, epoch, copy, pending.origin, std::mem::take(&mut extras), now);
         } else {
             let heard = self.slot(slot).holder.map_or(0, |holder| holder.epoch);
-            self.hold(slot, heard.max(copy.version.epoch + 1), copy, origin, now);
+            let epoch = heard.max(copy.version.epoch + 1);
+            self.hold(slot, epoch, copy, origin, std::mem::take(&mut extras), now);
         }
         for extras in extras {
             self.memory.add(slot, extras, self.wall);
@@ -114,11 +122,22 @@ impl Node {
         self.push_backup(slot, now);
     }
 
-    /// Holds `slot` from now on.
-    pub(super) fn hold(&mut self, slot: Slot, epoch: u64, copy: Copy, origin: Origin, now: Timestamp) {
+    /// Holds `slot` from now on, with what was consumed of it elsewhere.
+    pub(super) fn hold(
+        &mut self,
+        slot: Slot,
+        epoch: u64,
+        copy: Copy,
+        origin: Origin,
+        elsewhere: Vec<Extras>,
+        now: Timestamp,
+    ) {
         self.figures.changes_of_hands += 1;
         let contents = Arc::try_unwrap(copy.contents).unwrap_or_else(|shared| (*shared).clone());
         self.memory.hold(slot, contents, self.wall);
+        for extras in elsewhere {
+            self.memory.add(slot, extras, self.wall);
+        }
         self.lender.take_in(copy.slices, &self.memory, now);
         let origin_kept_until = now.plus(ORIGIN_KEPT.as_nanos() as u64);
         let state = self.slot_mut(slot);
@@ -225,7 +244,7 @@ impl Node {
 }
 
 /// What the giver's lineage has consumed that the keeper's does not know.
-fn consumed_apart(given: &Contents, giver: &Origin, keeper: &Origin) -> Option<crate::store::Extras> {
+fn consumed_apart(given: &Contents, giver: &Origin, keeper: &Origin) -> Option<Extras> {
     let ancestor = if giver.since <= keeper.version.epoch {
         // The keeper started from a copy of the giver's lineage.
         keeper

@@ -230,7 +230,7 @@ impl Node {
             // It will begin anew, and tell again.
             (Some(theirs), Some(ours)) if ours.founder < theirs.founder && self.is_founded() => {}
             (Some(theirs), _) => {
-                self.begin_anew(theirs, now);
+                self.begin_anew(theirs);
                 self.map(from);
             }
         }
@@ -262,7 +262,7 @@ impl Node {
     }
 
     /// Takes over the hashing of a cluster that is met. What was counted by another is void.
-    fn begin_anew(&mut self, hashing: Hashing, now: Timestamp) {
+    fn begin_anew(&mut self, hashing: Hashing) {
         let former = self.hashing.replace(hashing.clone());
         self.actions.push(Action::Hash(hashing.secret.clone()));
         let same = former.is_some_and(|former| former.secret.to_bytes() == hashing.secret.to_bytes());

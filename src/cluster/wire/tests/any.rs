@@ -169,10 +169,10 @@ fn contents() -> BoxedStrategy<Arc<Contents>> {
     let charges = || prop::collection::vec((any::<u64>(), limit(), 1..10_u64), 0..4);
     (charges(), charges(), any::<bool>())
         .prop_map(|(here, elsewhere, all)| {
-            let elsewhere = held(&elsewhere).whole(Slot(0), NOW).contents;
+            let elsewhere = held(&elsewhere).whole(Slot(0)).contents;
             let memory = held(&here);
             memory.add(Slot(0), elsewhere.difference(&Contents::default()), NOW);
-            let copied = if all { memory.whole(Slot(0), NOW) } else { memory.changes(Slot(0), NOW) };
+            let copied = if all { memory.whole(Slot(0)) } else { memory.changes(Slot(0)) };
             Arc::new(copied.contents.without_idle(NOW))
         })
         .boxed()
@@ -183,7 +183,7 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
     memory.track_changes();
     memory.hold(Slot(0), Contents::default(), NOW);
     // A slot that is new has changed as a whole, until it is copied as a whole.
-    memory.whole(Slot(0), NOW);
+    memory.whole(Slot(0));
     for (low, limit, hits) in charges {
         let (key, ask) = (Key::from_halves(0, *low), Ask::Charge(*hits));
         memory.apply(&[Check { key, limit, ask, on_refusal: OnRefusal::Keep }], NOW, |_| false).unwrap();

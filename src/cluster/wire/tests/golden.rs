@@ -69,7 +69,7 @@ fn contents() -> Arc<Contents> {
     let (limit, ask) = (bucket(), Ask::Charge(20));
     let check = Check { key: KEY, limit: &limit, ask, on_refusal: OnRefusal::Keep };
     memory.apply(&[check], NOW.minus(SECOND), |_| false).unwrap();
-    Arc::new(memory.whole(Slot(0), NOW).contents)
+    Arc::new(memory.whole(Slot(0)).contents)
 }
 
 fn transfer() -> Message {
