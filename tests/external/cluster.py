@@ -7,6 +7,32 @@ import signal
 from processes import LOOPBACK, Tollgate, eventually, http_call
 
 SECRET = "a secret that only these replicas share"
+# By the year, so that no window turns while a test looks.
+RULES = """
+    domain: edge
+    on_denied: charge_none
+    descriptors:
+      - key: user
+        rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
+      - key: hot
+        rate_limit: {unit: year, requests_per_unit: 300, algorithm: fixed_window}
+      - key: plenty
+        rate_limit: {unit: year, requests_per_unit: 1000000000, algorithm: fixed_window}
+      - key: bucket
+        rate_limit: {unit: year, requests_per_unit: 10, algorithm: token_bucket}
+      - key: share
+        rate_limit: {unit: year, requests_per_unit: 9, algorithm: fixed_window}
+      - key: allow
+        rate_limit: {unit: year, requests_per_unit: 9, algorithm: fixed_window, on_owner_unavailable: allow}
+      - key: deny
+        rate_limit: {unit: year, requests_per_unit: 9, algorithm: fixed_window, on_owner_unavailable: deny}
+      - key: turn
+        rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_queue, burst: 3}
+      - key: member
+        rate_limit: {unit: year, requests_per_unit: 3, algorithm: fixed_window}
+      - key: group
+        rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
+"""
 # How long a cluster may take until all replicas agree who holds what.
 SETTLED_WITHIN = 30.0
 
@@ -70,11 +96,6 @@ class Replica(Tollgate):
             self.thaw()
         super().kill()
 
-    def leave(self, patience=20.0):
-        """Drains it, to its end."""
-        self.terminate()
-        assert self.wait(patience) == 0, self.output()
-
 
 class Cluster:
     """Some replicas. Those that are started know those that are there."""
@@ -88,6 +109,8 @@ class Cluster:
         self.secret = folder / "cluster.secret"
         self.secret.write_text(f"{secret}\n")
         self.replicas = []
+        # Where callers may ask: those that are ready, and not told to leave.
+        self.targets = []
         self.begun = 0
 
     def launch(self, *, seeds=None, flags=(), space=None, **options):
@@ -114,6 +137,7 @@ class Cluster:
         started = [self.launch(**options) for _ in range(count)]
         for replica in started:
             replica.await_ready()
+            self.targets.append(replica.grpc)
         self.settled()
         return started
 
@@ -134,14 +158,17 @@ class Cluster:
         """Drains some at once, to their ends."""
         for replica in replicas:
             replica.terminate()
+            self.targets.remove(replica.grpc)
+            self.replicas.remove(replica)
         for replica in replicas:
             assert replica.wait() == 0, replica.output()
-            self.replicas.remove(replica)
 
-    def kill(self, replica):
-        """Ends one without a word."""
-        self.replicas.remove(replica)
-        replica.kill()
+    def kill(self, *replicas):
+        """Ends some without a word."""
+        for replica in replicas:
+            self.targets.remove(replica.grpc)
+            self.replicas.remove(replica)
+            replica.kill()
 
     def replace(self, old, **options):
         """Starts another one, and drains `old` when it serves. Waits until all is settled."""
@@ -154,10 +181,6 @@ class Cluster:
         """Replaces all of them, one after the other."""
         for old in list(self.replicas):
             self.replace(old)
-
-    @property
-    def addresses(self):
-        return [replica.grpc for replica in self.replicas]
 
     def total(self, metric, **labels):
         return sum(replica.metric(metric, **labels) for replica in self.replicas)
