@@ -7,8 +7,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use siphasher::sip128::SipHasher13;
-use smallvec::SmallVec;
+use siphasher::sip128::{Hasher128, SipHasher13};
+
+/// The bytes of a text that need no memory of their own: enough for nearly all.
+const NEAR: usize = 256;
 
 /// One step of a descriptor: a key and the value it has in this request, which may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +104,13 @@ impl Hash for Key {
 
 /// The text that a key is the hash of. Every part carries its length, so that no two descriptors share one.
 #[derive(Clone, Debug)]
-pub struct KeyText(SmallVec<[u8; 248]>);
+pub struct KeyText {
+    near: [u8; NEAR],
+    // How many of those are the text; never 0.
+    length: usize,
+    // The whole text where it is longer than that, otherwise empty.
+    far: Vec<u8>,
+}
 
 /// The first byte of each part of a [`KeyText`].
 #[derive(Clone, Copy)]
@@ -120,41 +128,71 @@ enum Part {
 impl KeyText {
     /// Begins the text of a counter in `domain`.
     pub fn new(domain: &str) -> Self {
-        let mut text = Self(SmallVec::new());
-        text.part(Part::Domain, &[domain.as_bytes()]);
+        let mut text = Self { near: [0; NEAR], length: 0, far: Vec::new() };
+        text.begin(Part::Domain, domain.len());
+        text.push(domain.as_bytes());
         text
     }
 
     /// Adds an entry as it was sent.
     pub fn entry(&mut self, entry: Entry<'_>) {
-        self.part(Part::Sent, &[entry.key.as_bytes(), entry.value.as_bytes()]);
+        self.pair(Part::Sent, entry);
     }
 
     /// Adds the pattern that stands for an entry, so that all entries which match it share the counter.
     pub fn pattern(&mut self, pattern: Entry<'_>) {
-        self.part(Part::Shared, &[pattern.key.as_bytes(), pattern.value.as_bytes()]);
+        self.pair(Part::Shared, pattern);
     }
 
     /// Tells the counter from that of the limit in force.
     pub fn of_candidate(mut self) -> Self {
-        self.part(Part::Candidate, &[]);
+        self.push(&[Part::Candidate as u8]);
         self
     }
 
     /// The key of the counter of this kind.
-    pub fn key(mut self, kind: &[u8], secret: &Secret) -> Key {
-        self.part(Part::Kind, &[kind]);
-        let hash = SipHasher13::new_with_key(&secret.0).hash(&self.0);
+    pub fn key(&self, kind: &[u8], secret: &Secret) -> Key {
+        let mut hasher = SipHasher13::new_with_key(&secret.0);
+        hasher.write(self.bytes());
+        hasher.write_u8(Part::Kind as u8);
+        hasher.write_u64(kind.len() as u64);
+        hasher.write(kind);
+        let hash = hasher.finish128();
         Key { high: hash.h1, low: hash.h2 }
     }
 
-    fn part(&mut self, part: Part, texts: &[&[u8]]) {
-        self.0.push(part as u8);
-        for text in texts {
-            // A message is at most 4 MiB, so its parts fit; a longer one would only wrap, and so collide.
-            self.0.extend_from_slice(&(text.len() as u64).to_le_bytes());
-            self.0.extend_from_slice(text);
+    fn pair(&mut self, part: Part, Entry { key, value }: Entry<'_>) {
+        self.begin(part, key.len());
+        self.push(key.as_bytes());
+        self.push(&(value.len() as u64).to_le_bytes());
+        self.push(value.as_bytes());
+    }
+
+    /// Begins a part whose first text is so long.
+    fn begin(&mut self, part: Part, length: usize) {
+        let mut bytes = [part as u8; 9];
+        bytes[1..].copy_from_slice(&(length as u64).to_le_bytes());
+        self.push(&bytes);
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let end = self.length + bytes.len();
+        match self.near.get_mut(self.length..end) {
+            Some(place) if self.far.is_empty() => {
+                place.copy_from_slice(bytes);
+                self.length = end;
+            }
+            Some(_) | None => {
+                if self.far.is_empty() {
+                    self.far.extend_from_slice(&self.near[..self.length]);
+                }
+                self.far.extend_from_slice(bytes);
+            }
         }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        if self.far.is_empty() { &self.near[..self.length] } else { &self.far }
     }
 }
 
@@ -182,9 +220,29 @@ mod tests {
     }
 
     #[test]
+    fn the_key_is_the_hash_of_all_parts_however_long_they_are() {
+        let secret = Secret::from_bytes([5; 16]);
+        for lengths in [[1, 0, 0], [3, 200, 20], [3, 400, 7], [300, 2, 500], [239, 1, 1]] {
+            let [domain, key, value] = lengths.map(|length| "x".repeat(length));
+            let mut written = vec![0];
+            for (before, text) in [(None, &domain), (Some(1), &key), (None, &value)] {
+                written.extend(before);
+                written.extend((text.len() as u64).to_le_bytes());
+                written.extend(text.as_bytes());
+            }
+            written.extend([&[3][..], &2_u64.to_le_bytes(), &[7, 8]].concat());
+            let hash = SipHasher13::new_with_key(&secret.0).hash(&written);
+            let mut text = KeyText::new(&domain);
+            text.entry(Entry { key: &key, value: &value });
+            let found = text.key(&[7, 8], &secret);
+            assert_eq!((found.high(), found.low()), (hash.h1, hash.h2), "{lengths:?}");
+        }
+    }
+
+    #[test]
     fn another_secret_gives_another_key() {
         let text = KeyText::new("shop");
-        let one = text.clone().key(&[], &Secret::from_bytes([1; 16]));
+        let one = text.key(&[], &Secret::from_bytes([1; 16]));
         let other = text.key(&[], &Secret::from_bytes([2; 16]));
         assert_ne!(one, other);
     }

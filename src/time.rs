@@ -87,6 +87,14 @@ impl Clock {
         }
     }
 
+    /// The current instant, and the beginning of what happens from now on.
+    pub fn read(&self) -> Reading {
+        match &self.0 {
+            Source::System(clock) => clock.read(),
+            Source::Manual(_) => Reading { now: self.now(), at: None },
+        }
+    }
+
     /// Moves a manual clock to `now`; a system clock cannot be set and stays as it is.
     pub fn set(&self, now: Timestamp) {
         match &self.0 {
@@ -102,6 +110,21 @@ impl Clock {
             Source::System(clock) => clock.follow_wall(),
             Source::Manual(_) => {}
         }
+    }
+}
+
+/// One reading of a clock, which also tells how long ago it was.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// What it showed.
+    pub now: Timestamp,
+    at: Option<Instant>,
+}
+
+impl Reading {
+    /// The time since then, whatever clocks are set to meanwhile; none by a manual clock, which stands still.
+    pub fn elapsed(&self) -> Duration {
+        self.at.map_or(Duration::ZERO, |at| Stopwatch(at).elapsed())
     }
 }
 
@@ -144,7 +167,12 @@ impl SystemClock {
     }
 
     fn now(&self) -> Timestamp {
-        self.line.load().at(Instant::now())
+        self.read().now
+    }
+
+    fn read(&self) -> Reading {
+        let at = Instant::now();
+        Reading { now: self.line.load().at(at), at: Some(at) }
     }
 
     fn follow_wall(&self) {

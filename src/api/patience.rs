@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderName};
+
+static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// The caller's patience; `None` where it names none, or none that can be read.
 pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
-    parse(headers.get("grpc-timeout")?.to_str().ok()?)
+    parse(headers.get(&GRPC_TIMEOUT)?.to_str().ok()?)
 }
 
 /// One to eight digits and a unit.

@@ -1,13 +1,8 @@
 //! `tollgate ask`: asks a rate limit server, ours or another's, one question.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{process::ExitCode, time::Duration};
 
-use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
+use clap::{ArgMatches, Command};
 use tokio::{runtime, time::timeout};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -21,36 +16,20 @@ use crate::{
         },
         written,
     },
-    cli::{OVER_LIMIT, question},
+    cli::{
+        OVER_LIMIT,
+        place::{self, Place, Tls},
+        question,
+    },
 };
 
 /// How long to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn command() -> Command {
-    let to = Arg::new("to")
-        .long("to")
-        .value_name("HOST:PORT")
-        .required(true)
-        .help("The server to ask, over gRPC; unix:/path/to.sock for one on a Unix socket");
-    let file = |name: &'static str, help: &'static str| {
-        let arg = Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf));
-        arg.value_hint(ValueHint::FilePath).help(help)
-    };
-    let tls = [
-        file("tls-ca", "Ask over TLS, and trust whom this authority (PEM) has signed, nobody else"),
-        file("tls-cert", "The certificate to show (PEM)").requires("tls-ca").requires("tls-key"),
-        file("tls-key", "The key of that certificate (PEM)").requires("tls-cert"),
-        Arg::new("tls-name")
-            .long("tls-name")
-            .value_name("HOST")
-            .requires("tls-ca")
-            .help("The name that the server's certificate must have [default: that of --to]"),
-    ];
     let command = Command::new("ask")
         .about("Asks a server once; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer")
-        .arg(to)
-        .args(tls);
+        .args(place::args());
     question::of(command)
 }
 
@@ -58,10 +37,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
     let request = question::request(matches);
     let answer = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(async {
-            let tls = tls(matches)?;
-            ask(&text("to"), tls, request.clone()).await
-        }),
+        Ok(runtime) => runtime.block_on(async { ask(place::of(matches)?, request.clone()).await }),
         Err(error) => Err(error.to_string()),
     };
     let printed = answer.and_then(|answer| {
@@ -84,35 +60,28 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// What the flags say about TLS; without an authority there is none.
-fn tls(matches: &ArgMatches) -> Result<Option<ClientTlsConfig>, String> {
-    let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
-    let file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
-    let Some(authority) = file("tls-ca")? else { return Ok(None) };
-    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
-    if let (Some(cert), Some(key)) = (file("tls-cert")?, file("tls-key")?) {
-        config = config.identity(Identity::from_pem(cert, key));
+fn trust(tls: Tls) -> ClientTlsConfig {
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(tls.authority));
+    if let Some(identity) = tls.identity {
+        config = config.identity(Identity::from_pem(identity.cert, identity.key));
     }
-    if let Some(name) = matches.get_one::<String>("tls-name") {
+    if let Some(name) = tls.name {
         config = config.domain_name(name);
     }
-    Ok(Some(config))
+    config
 }
 
-async fn ask(
-    to: &str,
-    tls: Option<ClientTlsConfig>,
-    request: RateLimitRequest,
-) -> Result<RateLimitResponse, String> {
+async fn ask(place: Place, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
+    let Place { to, tls } = place;
     let uri = match &tls {
-        _ if to.starts_with("unix:") => to.to_owned(),
+        _ if to.starts_with("unix:") => to,
         Some(_) => format!("https://{to}"),
         None => format!("http://{to}"),
     };
     let mut endpoint =
         Endpoint::from_shared(uri).map_err(|_| "this is no HOST:PORT".to_owned())?.connect_timeout(PATIENCE);
     if let Some(tls) = tls {
-        endpoint = endpoint.tls_config(tls).map_err(|error| causes(&error))?;
+        endpoint = endpoint.tls_config(trust(tls)).map_err(|error| causes(&error))?;
     }
     let asked = async {
         let channel = endpoint.connect().await.map_err(|error| causes(&error))?;

@@ -3,10 +3,12 @@
 use std::process::ExitCode;
 
 mod ask;
+mod bench;
 mod check;
 mod counters;
 mod desk;
 mod explain;
+mod place;
 mod question;
 mod serve;
 
@@ -27,6 +29,7 @@ pub fn run() -> ExitCode {
         Some(("serve", serve)) => serve::run(serve),
         Some(("check", check)) => check::run(check),
         Some(("ask", ask)) => ask::run(ask),
+        Some(("bench", bench)) => bench::run(bench),
         Some(("explain", explain)) => explain::run(explain),
         Some(("counters", counters)) => counters::run(counters),
         // clap has refused every other command.
@@ -43,6 +46,7 @@ fn command() -> clap::Command {
         .subcommand(serve::command())
         .subcommand(check::command())
         .subcommand(ask::command())
+        .subcommand(bench::command())
         .subcommand(explain::command())
         .subcommand(counters::command())
 }

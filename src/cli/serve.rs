@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgMatches, Command, ValueHint};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -28,6 +28,7 @@ pub(super) fn command() -> Command {
         Arg::new(setting.name)
             .long(setting.flag())
             .value_name(setting.shape.value_name())
+            .action(if setting.shape.is_list() { ArgAction::Append } else { ArgAction::Set })
             .help(format!("{}{default}", setting.help))
     });
     Command::new("serve").about("Runs the service").arg(file).args(flags)
@@ -63,7 +64,11 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
 }
 
 fn sources(matches: &ArgMatches) -> Sources {
-    let flag = |name: &str| matches.get_one::<String>(name).cloned();
+    // Those that may come several times are lists.
+    let flag = |name: &str| {
+        let values: Vec<&str> = matches.get_many::<String>(name)?.map(String::as_str).collect();
+        Some(values.join(","))
+    };
     Sources {
         file: flag("settings").map(Into::into),
         environment: environment(),

@@ -90,7 +90,7 @@ impl Snapshot<'_> {
         let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
         let Some(domain) = rules.domain(request.domain) else {
             let answer = Answer::without_limits(request.descriptors.len());
-            return Ok(Explanation { answer, now: self.now, parts: Vec::new() });
+            return Ok(Explanation { answer, now: self.now(), parts: Vec::new() });
         };
         let each = |descriptor| what_applies(domain, descriptor, request.patience);
         let mut applies: SmallVec<[Applies<'_>; 2]> = request.descriptors.iter().map(each).collect();
@@ -119,7 +119,7 @@ impl Snapshot<'_> {
         let rehearsal = self
             .limiter
             .memory
-            .rehearse(&checks, self.now, |decisions| answer::refuses(modes, &statuses, &places, decisions));
+            .rehearse(&checks, self.now(), |decisions| answer::refuses(modes, &statuses, &places, decisions));
         let checked = |index: usize| {
             let Check { key, limit, .. } = checks[index];
             let (before, decision) = (rehearsal.before[index], rehearsal.decisions[index]);
@@ -134,7 +134,7 @@ impl Snapshot<'_> {
             parts[*place].candidate = Some(checked);
         }
         let answer = Answer::fold(modes, statuses, &places, &rehearsal.decisions);
-        Ok(Explanation { answer, now: self.now, parts })
+        Ok(Explanation { answer, now: self.now(), parts })
     }
 
     /// The counter of a descriptor under the rule in force.
@@ -147,7 +147,7 @@ impl Snapshot<'_> {
             Allowance::Limited(limit) => {
                 let text = matched.key_text(&domain.name, entries);
                 let key = text.key(&limit.kind().bytes(), &self.limiter.secret.get());
-                Ok(Counted { rule: matched.rule, limit, key, now: self.now })
+                Ok(Counted { rule: matched.rule, limit, key, now: self.now() })
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     descriptor::{Entry, KeyText, SharedSecret},
     rules::{Allowance, Book, Domain, Match, Rules, Unit},
     store::{Decisions, Memory},
-    time::{Clock, Timestamp},
+    time::{Clock, Reading, Timestamp},
 };
 
 mod answer;
@@ -94,7 +94,7 @@ pub struct Limiter {
 pub struct Snapshot<'l> {
     limiter: &'l Limiter,
     rules: Guard<Option<Arc<Rules>>>,
-    now: Timestamp,
+    reading: Reading,
 }
 
 /// What applies to one descriptor, before any counter is read.
@@ -135,14 +135,19 @@ impl Limiter {
 
     /// The rules now in force, and the time now.
     pub fn snapshot(&self) -> Snapshot<'_> {
-        Snapshot { limiter: self, rules: self.book.snapshot(), now: self.clock.now() }
+        Snapshot { limiter: self, rules: self.book.snapshot(), reading: self.clock.read() }
     }
 }
 
 impl Snapshot<'_> {
     /// The instant by which requests are decided.
     pub fn now(&self) -> Timestamp {
-        self.now
+        self.reading.now
+    }
+
+    /// How long ago it was taken.
+    pub fn age(&self) -> Duration {
+        self.reading.elapsed()
     }
 
     /// Answers `request`, charging what it asks to charge, if all that it asks for is counted in this process.
@@ -158,7 +163,7 @@ impl Snapshot<'_> {
         let modes = self.limiter.modes;
         let refused =
             |decisions: &[Decision]| answer::refuses(modes, &plan.statuses, &plan.places, decisions);
-        let decisions = self.limiter.memory.apply(&plan.checks, self.now, refused);
+        let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);
         let decisions = decisions.map_err(|_| self.why_not_here())?;
         Ok(self.told(domain, request, &applies, plan, &decisions, &[]))
     }

@@ -39,7 +39,7 @@ impl<'a, 's> Plan<'a, 's> {
         };
         let mut candidates: SmallVec<[Check<'a>; 0]> = SmallVec::new();
         for (place, (descriptor, applies)) in descriptors.iter().zip(applies).enumerate() {
-            let check = |text: KeyText, limit: &'a Limit| {
+            let check = |text: &KeyText, limit: &'a Limit| {
                 let on_refusal = match domain.on_denied(limit) {
                     OnDenied::ChargeAll => OnRefusal::Keep,
                     OnDenied::ChargeNone => OnRefusal::TakeBack,
@@ -50,20 +50,21 @@ impl<'a, 's> Plan<'a, 's> {
             if let Some(matched) = applies.matched()
                 && let Some(candidate) = &matched.rule.candidate
             {
-                let text = matched.key_text(&domain.name, descriptor.entries);
-                candidates.push(check(text.of_candidate(), candidate));
+                let text = matched.key_text(&domain.name, descriptor.entries).of_candidate();
+                candidates.push(check(&text, candidate));
                 plan.tried.push(place);
             }
             let status = match applies {
                 Applies::Nothing => Status::without_limit(),
                 Applies::Unlimited(matched) => Status::unlimited(matched.rule),
                 Applies::Rule(matched, limit) => {
-                    plan.checks.push(check(matched.key_text(&domain.name, descriptor.entries), limit));
+                    let text = matched.key_text(&domain.name, descriptor.entries);
+                    plan.checks.push(check(&text, limit));
                     plan.places.push(place);
                     Status::of_rule(matched.rule)
                 }
                 Applies::Override(current, limit) => {
-                    plan.checks.push(check(sent(domain, descriptor.entries), limit));
+                    plan.checks.push(check(&sent(domain, descriptor.entries), limit));
                     plan.places.push(place);
                     Status::of_override(*current)
                 }

@@ -2,12 +2,13 @@
 
 use std::{
     future::poll_fn,
+    mem,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
@@ -15,13 +16,16 @@ use tonic::Status;
 /// How long the body of a request may take to arrive, once it has been waited for.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
 
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const OK: HeaderValue = HeaderValue::from_static("0");
+
 /// The body of a request, which ends with an error when it is not there in time.
 #[derive(Debug)]
 pub(super) struct Timely {
     body: Incoming,
     // What was read and put back, in this order.
     piece: Option<Bytes>,
-    next: Option<Read>,
+    next: Option<Box<Read>>,
     // Most bodies are there with their head, and need no timer.
     end: Option<Pin<Box<Sleep>>>,
     bound: Bound,
@@ -50,11 +54,11 @@ impl Timely {
         let piece = match self.read().await?.map(Frame::into_data) {
             Ok(Ok(piece)) => piece,
             Ok(Err(trailers)) => {
-                self.next = Some(Ok(trailers));
+                self.next = Some(Box::new(Ok(trailers)));
                 return None;
             }
             Err(error) => {
-                self.next = Some(Err(error));
+                self.next = Some(Box::new(Err(error)));
                 return None;
             }
         };
@@ -63,7 +67,7 @@ impl Timely {
             return None;
         }
         if !self.body.is_end_stream() {
-            self.next = self.read().await;
+            self.next = self.read().await.map(Box::new);
         }
         if self.next.is_some() {
             self.put_back(piece);
@@ -88,10 +92,11 @@ impl Body for Timely {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Read>> {
         let this = self.get_mut();
-        if let Some(again) =
-            this.piece.take().map(|piece| Ok(Frame::data(piece))).or_else(|| this.next.take())
-        {
-            return Poll::Ready(Some(again));
+        if let Some(piece) = this.piece.take() {
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        if let Some(next) = this.next.take() {
+            return Poll::Ready(Some(*next));
         }
         match (Pin::new(&mut this.body).poll_frame(cx), this.bound) {
             (Poll::Ready(frame), _) => Poll::Ready(frame.map(|frame| frame.map_err(Into::into))),
@@ -119,14 +124,29 @@ impl Body for Timely {
 pub(super) enum Answer {
     /// Of a router.
     Routed(axum::body::Body),
-    /// A framed message, and then the trailers.
-    Framed { frame: Option<Bytes>, trailers: Option<HeaderMap> },
+    /// A framed message, and then that all is well.
+    Framed(Bytes),
+    /// That all is well.
+    Fine,
+    /// Nothing more.
+    Over,
 }
 
 impl Answer {
-    /// A framed message, and then `trailers`.
-    pub(super) fn framed(frame: Bytes, trailers: HeaderMap) -> Self {
-        Self::Framed { frame: Some(frame), trailers: Some(trailers) }
+    /// What is to come, once; no answer of a router.
+    fn next(&mut self) -> Option<Frame<Bytes>> {
+        match mem::replace(self, Self::Over) {
+            Self::Framed(frame) => {
+                *self = Self::Fine;
+                Some(Frame::data(frame))
+            }
+            Self::Fine => {
+                let mut trailers = HeaderMap::with_capacity(1);
+                trailers.insert(&GRPC_STATUS, OK);
+                Some(Frame::trailers(trailers))
+            }
+            Self::Over | Self::Routed(_) => None,
+        }
     }
 }
 
@@ -140,24 +160,23 @@ impl Body for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         match self.get_mut() {
             Self::Routed(body) => Pin::new(body).poll_frame(cx),
-            Self::Framed { frame, trailers } => {
-                let frame = frame.take().map(Frame::data).or_else(|| trailers.take().map(Frame::trailers));
-                Poll::Ready(frame.map(Ok))
-            }
+            ours @ (Self::Framed(_) | Self::Fine | Self::Over) => Poll::Ready(ours.next().map(Ok)),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Routed(body) => body.is_end_stream(),
-            Self::Framed { frame, trailers } => frame.is_none() && trailers.is_none(),
+            Self::Framed(_) | Self::Fine => false,
+            Self::Over => true,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Routed(body) => body.size_hint(),
-            Self::Framed { .. } => SizeHint::default(),
+            // gRPC tells no length.
+            Self::Framed(_) | Self::Fine | Self::Over => SizeHint::default(),
         }
     }
 }

@@ -85,6 +85,8 @@ pub(super) struct Protocols {
 /// How HTTP/2 is spoken.
 #[derive(Clone, Copy, Debug)]
 struct Http2 {
+    // Answers of gRPC have none, and it would be made and written anew for each.
+    has_dates: bool,
     max_concurrent_streams: u32,
     keepalive_interval: Duration,
     keepalive_timeout: Duration,
@@ -123,6 +125,7 @@ impl Protocols {
     /// HTTP/2 only.
     pub(super) fn grpc(settings: &settings::Grpc) -> Self {
         let http2 = Http2 {
+            has_dates: false,
             max_concurrent_streams: settings.max_concurrent_streams,
             keepalive_interval: settings.keepalive_interval,
             keepalive_timeout: settings.keepalive_timeout,
@@ -138,6 +141,7 @@ impl Protocols {
             .header_read_timeout(settings.header_timeout)
             .max_header_size(HEADER_BYTES_MAX as usize);
         let http2 = Http2 {
+            has_dates: true,
             max_concurrent_streams: HTTP_STREAMS_MAX,
             keepalive_interval: settings.header_timeout,
             keepalive_timeout: HTTP_KEEPALIVE_TIMEOUT,
@@ -160,6 +164,7 @@ impl Http2 {
         let mut http2 = http2::Builder::new(batch);
         http2
             .timer(TokioTimer::new())
+            .auto_date_header(self.has_dates)
             .max_concurrent_streams(self.max_concurrent_streams)
             .keep_alive_interval(self.keepalive_interval.max(KEEPALIVE_MIN))
             .keep_alive_timeout(self.keepalive_timeout)

@@ -59,17 +59,16 @@ impl Routed {
         request: Request<Incoming>,
     ) -> impl Future<Output = Result<Response<Answer>, Infallible>> + Send + use<> {
         let this = self.clone();
+        let is_conversation = request.uri().path().starts_with(CONVERSATIONS);
+        let bound = if is_conversation { Bound::Unbounded } else { Bound::Bounded };
+        let mut request = request.map(|body| Timely::new(body, bound));
         async move {
-            let is_conversation = request.uri().path().starts_with(CONVERSATIONS);
-            let bound = if is_conversation { Bound::Unbounded } else { Bound::Bounded };
-            let mut request = request.map(|body| Timely::new(body, bound));
-            if let Some(api) = this.quick.as_ref().filter(|_| quick::may_be_usual(&request)) {
-                match quick::answer(api, request).await {
-                    Ok(response) => return Ok(response),
-                    Err(unusual) => request = unusual,
-                }
+            if let Some(api) = &this.quick
+                && let Some(response) = quick::answer(api, &mut request).await
+            {
+                return Ok(response);
             }
-            // On the heap, so that usual calls are small.
+            // On the heap, so that the future of a usual call is small.
             Ok(Box::pin(this.route(request)).await)
         }
     }

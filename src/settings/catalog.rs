@@ -1,21 +1,8 @@
 //! Every setting there is.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
-use bytesize::ByteSize;
-use jiff::SignedDuration;
-
-use crate::{
-    settings::listeners::{Address, is_count, mode, names},
-    store,
-    telemetry::logs::{self, Denials},
-};
-
-/// The largest number that a setting may be.
-pub(super) const COUNT_MAX: u32 = 1_000_000;
-
-/// What counters may take where nothing tells how much memory there is.
-const BYTES_UNKNOWN: u64 = 512 * 1024 * 1024;
+use crate::settings::Shape;
 
 /// One setting.
 #[derive(Clone, Copy, Debug)]
@@ -28,44 +15,6 @@ pub struct Setting {
     pub default: Option<&'static str>,
     /// What it does, in one sentence.
     pub help: &'static str,
-}
-
-/// What a setting may be set to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// An IP address and a port.
-    Address,
-    /// An IP address and a port, or a Unix socket.
-    Socket,
-    /// Who may open a file.
-    Mode,
-    /// Names in certificates, or none.
-    Names,
-    /// How many, at least one.
-    Count,
-    /// A length of time.
-    Duration,
-    /// On or off.
-    Switch,
-    /// A file or directory.
-    Path,
-    /// A file, or none.
-    PathOrOff,
-    /// A number of bytes, or one that suits the machine.
-    Size,
-    /// A number of things, at most so many.
-    Number {
-        /// The largest that is allowed.
-        most: u64,
-    },
-    /// One of a few words.
-    Word(&'static [&'static str]),
-    /// The name of an HTTP header.
-    HeaderName,
-    /// Which logs to write.
-    LogFilter,
-    /// How many denials to log.
-    Denials,
 }
 
 /// All settings, in the order of the documentation.
@@ -96,19 +45,19 @@ pub const CATALOG: &[Setting] = &[
     },
     Setting {
         name: "grpc.tls_cert",
-        shape: Shape::PathOrOff,
+        shape: Shape::OrOff(&Shape::Path),
         default: Some("off"),
         help: "The certificate chain that clients are shown, in PEM; without one the listener speaks plaintext.",
     },
     Setting {
         name: "grpc.tls_key",
-        shape: Shape::PathOrOff,
+        shape: Shape::OrOff(&Shape::Path),
         default: Some("off"),
         help: "The key of that certificate, in PEM.",
     },
     Setting {
         name: "grpc.tls_client_ca",
-        shape: Shape::PathOrOff,
+        shape: Shape::OrOff(&Shape::Path),
         default: Some("off"),
         help: "Who must have signed the client's certificate, in PEM; nobody else is trusted. Without it clients need none.",
     },
@@ -168,19 +117,19 @@ pub const CATALOG: &[Setting] = &[
     },
     Setting {
         name: "http.tls_cert",
-        shape: Shape::PathOrOff,
+        shape: Shape::OrOff(&Shape::Path),
         default: Some("off"),
         help: "The certificate chain that clients are shown, in PEM; without one the listener speaks plaintext.",
     },
     Setting {
         name: "http.tls_key",
-        shape: Shape::PathOrOff,
+        shape: Shape::OrOff(&Shape::Path),
         default: Some("off"),
         help: "The key of that certificate, in PEM.",
     },
     Setting {
         name: "http.tls_client_ca",
-        shape: Shape::PathOrOff,
+        shape: Shape::OrOff(&Shape::Path),
         default: Some("off"),
         help: "Who must have signed the client's certificate, in PEM; nobody else is trusted. Without it clients need none.",
     },
@@ -210,7 +159,7 @@ pub const CATALOG: &[Setting] = &[
     },
     Setting {
         name: "admin.token_file",
-        shape: Shape::PathOrOff,
+        shape: Shape::OrOff(&Shape::Path),
         default: Some("off"),
         help: "The file with the token that operators must show; read at each request, so it can be replaced.",
     },
@@ -330,7 +279,7 @@ pub const CATALOG: &[Setting] = &[
     },
     Setting {
         name: "store.snapshot",
-        shape: Shape::PathOrOff,
+        shape: Shape::OrOff(&Shape::Path),
         default: Some("off"),
         help: "The file that counters are written to, so that they outlive the process.",
     },
@@ -339,6 +288,75 @@ pub const CATALOG: &[Setting] = &[
         shape: Shape::Duration,
         default: Some("10s"),
         help: "How often they are written, besides when the process leaves.",
+    },
+    Setting {
+        name: "cluster.listen",
+        shape: Shape::OrOff(&Shape::Address),
+        default: Some("off"),
+        help: "Where other replicas connect; off for a replica that counts by itself.",
+    },
+    Setting {
+        name: "cluster.advertise",
+        shape: Shape::Advertised,
+        default: Some("auto"),
+        help: "Where others are told to connect: HOST:PORT, or an IP address, which gets the port of cluster.listen; auto is that address, or where it is every address the one that leads to the seeds.",
+    },
+    Setting {
+        name: "cluster.seed",
+        shape: Shape::OrOff(&Shape::Places),
+        default: Some("off"),
+        help: "Where others may be: HOST:PORT, several separated by commas or in several flags; a name may stand for many.",
+    },
+    Setting {
+        name: "cluster.secret_file",
+        shape: Shape::OrOff(&Shape::Path),
+        default: Some("off"),
+        help: "The file of secrets that make a replica a member, one a line: the first is shown, any is trusted.",
+    },
+    Setting {
+        name: "cluster.cert",
+        shape: Shape::OrOff(&Shape::Path),
+        default: Some("off"),
+        help: "In place of a secret: the certificate chain that other replicas are shown, in PEM, for clients and for servers.",
+    },
+    Setting {
+        name: "cluster.key",
+        shape: Shape::OrOff(&Shape::Path),
+        default: Some("off"),
+        help: "The key of that certificate, in PEM.",
+    },
+    Setting {
+        name: "cluster.ca",
+        shape: Shape::OrOff(&Shape::Path),
+        default: Some("off"),
+        help: "Who must have signed the certificate of a member, in PEM.",
+    },
+    Setting {
+        name: "cluster.forward_budget_max",
+        shape: Shape::Within { least: Duration::from_millis(1), most: Duration::from_secs(60) },
+        default: Some("500ms"),
+        help: "The longest that a request waits for another replica; never more than half of what its caller waits.",
+    },
+    Setting {
+        name: "cluster.backup_interval",
+        shape: Shape::OrOff(&Shape::Within {
+            least: Duration::from_millis(20),
+            most: Duration::from_secs(10),
+        }),
+        default: Some("100ms"),
+        help: "How often counters that have changed go to the replica that would hold them next: what a crash can forget.",
+    },
+    Setting {
+        name: "cluster.forget_after",
+        shape: Shape::Within { least: Duration::from_secs(2), most: Duration::from_secs(60 * 60) },
+        default: Some("30s"),
+        help: "After so long a silence a replica is treated as dead, and others take over what it held.",
+    },
+    Setting {
+        name: "cluster.lease_from",
+        shape: Shape::OrOff(&Shape::Count),
+        default: Some("500"),
+        help: "Parts of a limit are lent to a replica that sends on requests for one key so often a second.",
     },
     Setting {
         name: "drain.delay",
@@ -391,86 +409,4 @@ impl Setting {
     pub fn variable(&self) -> String {
         format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
     }
-}
-
-impl Shape {
-    /// The kind of value, as a word for help texts.
-    pub fn value_name(self) -> &'static str {
-        match self {
-            Self::Address | Self::Socket => "ADDRESS:PORT",
-            Self::Mode => "MODE",
-            Self::Names => "NAME[,NAME]...",
-            Self::Count => "N",
-            Self::Duration => "TIME",
-            Self::Switch => "BOOL",
-            Self::Path | Self::PathOrOff => "PATH",
-            Self::Size => "SIZE",
-            Self::Number { .. } => "NUMBER",
-            Self::Word(_) => "WORD",
-            Self::HeaderName => "NAME",
-            Self::LogFilter => "LEVEL",
-            Self::Denials => "RATE",
-        }
-    }
-
-    /// What is allowed.
-    pub fn expected(self) -> String {
-        match self {
-            Self::Address => "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081".to_owned(),
-            Self::Socket => {
-                "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock".to_owned()
-            }
-            Self::Mode => "a mode of a file, as in 0660".to_owned(),
-            Self::Names => "a comma list of host names, URIs and IP addresses, or off".to_owned(),
-            Self::Count => format!("a number from 1 to {COUNT_MAX}"),
-            Self::Duration => "a length of time, as in 250ms, 5s or 1m 30s".to_owned(),
-            Self::Switch => "true or false".to_owned(),
-            Self::Path => "a path".to_owned(),
-            Self::PathOrOff => "a path, or off".to_owned(),
-            Self::Size => {
-                "a size of at least 1MiB and at most this machine's memory, as in 512MiB or 2GiB, or auto"
-                    .to_owned()
-            }
-            Self::Number { most } => format!("a whole number from 0 to {most}"),
-            Self::Word(words) => format!("one of {}", words.join(", ")),
-            Self::HeaderName => "the name of an HTTP header".to_owned(),
-            Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
-            Self::Denials => Denials::EXPECTED.to_owned(),
-        }
-    }
-
-    /// Whether `text` is allowed.
-    pub fn allows(self, text: &str) -> bool {
-        match self {
-            Self::Address => text.parse::<SocketAddr>().is_ok(),
-            Self::Socket => text.parse::<Address>().is_ok(),
-            Self::Mode => mode(text).is_some(),
-            Self::Names => names(text).is_some(),
-            Self::Count => is_count(text),
-            Self::Duration => duration(text).is_some(),
-            Self::Switch => matches!(text, "true" | "false"),
-            Self::Path | Self::PathOrOff => !text.is_empty(),
-            Self::Size => size(text).is_some(),
-            Self::Number { most } => text.parse::<u64>().is_ok_and(|number| number <= most),
-            Self::Word(words) => words.contains(&text),
-            Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
-            Self::Denials => text.parse::<Denials>().is_ok(),
-            Self::LogFilter => logs::filter(text).is_ok(),
-        }
-    }
-}
-
-/// Reads a number of bytes. `auto` is half of what this process may use.
-pub(super) fn size(text: &str) -> Option<u64> {
-    let machine = store::machine_memory();
-    if text == "auto" {
-        return Some(machine.map_or(BYTES_UNKNOWN, |bytes| bytes / 2).max(store::BYTES_MIN));
-    }
-    let bytes = text.parse::<ByteSize>().ok()?.as_u64();
-    (store::BYTES_MIN <= bytes && machine.is_none_or(|machine| bytes <= machine)).then_some(bytes)
-}
-
-/// Reads a length of time.
-pub(super) fn duration(text: &str) -> Option<Duration> {
-    text.parse::<SignedDuration>().ok()?.try_into().ok()
 }

@@ -10,12 +10,10 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::settings::{Shape, catalog, duration};
+use crate::settings::{OFF, Shape, duration, given, shape};
 
 /// What stands before the path of a Unix socket.
 const UNIX: &str = "unix:";
-/// What stands for "none" where a path or a list of names could.
-const OFF: &str = "off";
 
 /// The gRPC service.
 #[derive(Clone, Debug)]
@@ -162,7 +160,6 @@ pub(super) fn mode(text: &str) -> Option<u32> {
 
 /// The four settings of certificates as they are written.
 fn tls(cert: PathBuf, key: PathBuf, client_ca: PathBuf, client_san: Vec<Name>) -> Option<Tls> {
-    let given = |path: PathBuf| Some(path).filter(|path| path.as_os_str() != OFF);
     // `Sources` has seen to it that there is both or neither.
     Some(Tls { cert: given(cert)?, key: given(key)?, client_ca: given(client_ca), client_san })
 }
@@ -252,7 +249,7 @@ fn list_of_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Name>
 
 /// Whether `text` is a number of things that there must be at least one of.
 pub(super) fn is_count(text: &str) -> bool {
-    text.parse().is_ok_and(|number| (1..=catalog::COUNT_MAX).contains(&number))
+    text.parse().is_ok_and(|number| (1..=shape::COUNT_MAX).contains(&number))
 }
 
 #[cfg(test)]

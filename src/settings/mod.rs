@@ -2,18 +2,26 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny},
+};
 
 use crate::{api, cluster, limiter, rules, store, telemetry};
 
 mod catalog;
+mod cluster;
 mod listeners;
 mod otel;
+mod shape;
 mod sources;
 
-pub use catalog::{CATALOG, Setting, Shape};
+pub use catalog::{CATALOG, Setting};
 pub use listeners::{Address, Admin, Grpc, Http, Name, Reload, Tls};
+pub use shape::Shape;
 pub use sources::{Error, Sources, environment};
+
+use shape::OFF;
 
 /// All settings.
 #[derive(Clone, Debug, Deserialize)]
@@ -36,6 +44,9 @@ pub struct Settings {
     /// How counters are kept.
     #[serde(deserialize_with = "store_settings")]
     pub store: store::Settings,
+    /// How keys are shared with other replicas, if they are. `Sources` reads it, for it takes more than its section.
+    #[serde(deserialize_with = "none_yet")]
+    pub cluster: Option<crate::cluster::Settings>,
     /// How decisions are folded.
     pub limiter: limiter::Modes,
     /// How answers are worded.
@@ -92,7 +103,7 @@ fn admin_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Admin, D
         max_connections: usize,
     }
     let Settings { listen, token_file, max_connections } = Settings::deserialize(deserializer)?;
-    let token_file = Some(token_file).filter(|path| path.as_os_str() != "off");
+    let token_file = given(token_file);
     Ok(Admin { listen, token_file, max_connections })
 }
 
@@ -119,13 +130,21 @@ fn store_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<store::S
         snapshot_every: Duration,
     }
     let Settings { memory_limit, on_full, snapshot, snapshot_every } = Settings::deserialize(deserializer)?;
-    let memory_limit =
-        catalog::size(&memory_limit).ok_or_else(|| D::Error::custom(Shape::Size.expected()))?;
-    let snapshot = Some(snapshot).filter(|path| path.as_os_str() != "off");
+    let memory_limit = shape::size(&memory_limit).ok_or_else(|| D::Error::custom(Shape::Size.expected()))?;
+    let snapshot = given(snapshot);
     Ok(store::Settings { memory_limit, on_full, snapshot, snapshot_every })
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
-    catalog::duration(&text).ok_or_else(|| D::Error::custom(Shape::Duration.expected()))
+    shape::duration(&text).ok_or_else(|| D::Error::custom(Shape::Duration.expected()))
+}
+
+fn none_yet<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    IgnoredAny::deserialize(deserializer).map(|_| None)
+}
+
+/// The path of a setting that may be `off`.
+fn given(path: PathBuf) -> Option<PathBuf> {
+    Some(path).filter(|path| path.as_os_str() != OFF)
 }

@@ -6,7 +6,7 @@ use config::{Config, ConfigError};
 
 use crate::{
     api::admin::{self, Origin},
-    settings::{Admin, CATALOG, Drain, Setting, Settings, otel},
+    settings::{Admin, CATALOG, Drain, OFF, Setting, Settings, cluster, otel},
     yaml::{self, Mark, Node, Pair, Value},
 };
 
@@ -84,11 +84,14 @@ impl Sources {
         let mut problems = Problems::default();
         for section in ["grpc", "http"] {
             problems.certificates(section, |name| {
-                config.get_string(&format!("{section}.{name}")).is_ok_and(|value| value != "off")
+                config.get_string(&format!("{section}.{name}")).is_ok_and(|value| value != OFF)
             });
         }
+        problems.0.extend(cluster::problems(|setting| config.get_string(setting.name).unwrap_or_default()));
         problems.none()?;
+        let cluster = config.get::<cluster::Written>("cluster")?;
         let settings = Settings { traces, ..config.try_deserialize()? };
+        let settings = Settings { cluster: cluster.read(settings.tls.poll_interval), ..settings };
         let Admin { listen, token_file, .. } = &settings.admin;
         if token_file.is_none() && !listen.ip().to_canonical().is_loopback() {
             let what = "is no loopback address, so admin.token_file must be set, or whoever reaches it could reset counters";

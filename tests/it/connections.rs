@@ -216,7 +216,9 @@ async fn a_connection_too_many_is_closed_at_once_and_counted() {
 #[tokio::test]
 async fn calls_beyond_the_streams_of_a_connection_wait_and_are_answered() {
     let service = Service::start_with(RULES, &[("grpc.max_concurrent_streams", "2")]).await;
-    let client = service.client().await;
+    let mut client = service.client().await;
+    // With its answer the client has learnt how many streams it may open.
+    client.should_rate_limit(one("shop", "user", "x")).await.unwrap();
     let mut calls = JoinSet::new();
     for _ in 0..50 {
         let mut client = client.clone();

@@ -4,6 +4,7 @@
 
 mod admin;
 mod answers;
+mod bench;
 mod certificates;
 mod changes;
 mod connections;

@@ -12,7 +12,6 @@ use smallvec::SmallVec;
 use crate::{
     api::{Api, envoy, frame, patience},
     limiter::{self, Answer, Override},
-    time::Stopwatch,
 };
 
 mod read;
@@ -39,21 +38,18 @@ impl Api {
     /// Answers the request that `bytes` frame, of a call with these headers. `None`, and nothing has happened, where
     /// it is not whole, not usual, or has no answer: then it is for the gRPC service, which takes or refuses it.
     pub fn answer_framed(&self, bytes: &[u8], headers: &HeaderMap) -> Option<Reply> {
-        let stopwatch = Stopwatch::start();
         let mut asked = Asked::default();
         asked.read(frame::message_in(bytes)?)?;
         let snapshot = self.limiter.snapshot();
-        let reply = asked.put(patience::of(headers), |request| {
+        asked.put(patience::of(headers), |request| {
             let answer = snapshot.decide(request).ok()?;
             if let Some(denials) = &self.denials {
                 denials.log(request, &answer, snapshot.now());
             }
-            Some(self.reply(&answer))
-        });
-        if reply.is_some() {
-            self.metrics.duration.record(stopwatch.elapsed());
-        }
-        reply
+            let reply = self.reply(&answer);
+            self.metrics.duration.record(snapshot.age());
+            Some(reply)
+        })
     }
 
     fn reply(&self, answer: &Answer<'_>) -> Reply {

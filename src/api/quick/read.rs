@@ -151,6 +151,11 @@ impl<'b> Fields<'b> {
         /// The most bytes that a number is written in, and what the last of them may hold.
         const BYTES_MAX: usize = 10;
         const LAST_MAX: u8 = 1;
+        // Nearly every number is a small one.
+        if let [byte @ ..0x80, rest @ ..] = self.rest {
+            self.rest = rest;
+            return Some(u64::from(*byte));
+        }
         let mut number = 0;
         for (place, byte) in self.rest.iter().take(BYTES_MAX).enumerate() {
             number |= u64::from(byte & 0x7f) << (7 * place);

@@ -51,12 +51,14 @@ pub(super) async fn address(asked: Option<&str>, bound: SocketAddr, seeds: &[Str
     address
 }
 
-/// Whether `value` can be dialled, as far as its form goes.
+/// Whether `value` can be dialled, as far as its form goes: `HOST:PORT`.
+pub fn can_be_dialled(value: &str) -> bool {
+    let parts = value.rsplit_once(':');
+    parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
+}
+
 pub(super) fn check(setting: &'static str, value: &str) -> Result<(), Error> {
-    match value.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0) => Ok(()),
-        Some(_) | None => Err(Error::Address { setting, value: value.to_owned() }),
-    }
+    if can_be_dialled(value) { Ok(()) } else { Err(Error::Address { setting, value: value.to_owned() }) }
 }
 
 /// The address that we would have towards `target`. Nothing is sent.

@@ -34,6 +34,7 @@ mod session;
 mod talk;
 mod wire;
 
+pub use advertise::can_be_dialled;
 pub(in crate::cluster) use dial::Tried;
 pub use figures::{Figures, Refused};
 pub(in crate::cluster) use hub::Shared;

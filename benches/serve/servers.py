@@ -1,0 +1,334 @@
+"""The servers that are compared: how each is obtained, started and asked. All of them stay on the loopback."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LOOPBACK = "127.0.0.1"
+SERVER_CORE, CLIENT_CORE = "0", "1"
+PATIENCE = 30.0
+
+THROTTLECRAB = "0.4.40"
+GUBERNATOR = "2.13.0"
+GUBERNATOR_MODULE = "github.com/gubernator-io/gubernator/v2"
+# Go compares what it downloads with these, so that what is measured is what was published.
+GUBERNATOR_SUMS = {
+    "": "h1:kvY3ppEpKBnUCKGLXBXO9QT/HQTpQVTwLzpQe6asOu0=",
+    "/go.mod": "h1:jHkFFXCkRmxI5/4HOK052gls1uXiYzcvtrmCzhsIY+0=",
+}
+# Brings protoc, which throttlecrab-server is built with, where there is none.
+GRPC_TOOLS = "1.85.1"
+
+
+class Unavailable(Exception):
+    """A server that cannot be measured here, and why."""
+
+
+def eventually(what, condition, patience=PATIENCE):
+    """Waits until `condition()` gives something true, and returns it."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise Unavailable(f"not within {patience} s: {what}")
+        time.sleep(0.01)
+
+
+def shell(*command, patience=3600, **options):
+    """Runs a command to its end and returns its output; one that fails is told with the end of what it said."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=patience,
+        check=False,
+        **options,
+    )
+    if done.returncode:
+        last = "\n".join(done.stdout.splitlines()[-5:])
+        raise Unavailable(f"{' '.join(str(part) for part in command[:3])}: exit code {done.returncode}\n{last}")
+    return done.stdout
+
+
+def target():
+    """Where cargo builds to."""
+    metadata = shell("cargo", "metadata", "--locked", "--no-deps", "--format-version", "1", cwd=ROOT)
+    return pathlib.Path(json.loads(metadata[metadata.index("{") :])["target_directory"])
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+# The messages, by the rules of Protocol Buffers.
+
+
+def varint(number):
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes(out + bytes([number]))
+
+
+def field(number, value):
+    """A field: whole numbers as varints, everything else with its length before it."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    content = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def framed(message):
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+class Server:
+    """A server that runs, pinned to a core: ready within its `with`, and gone after it."""
+
+    name = path = address = None
+
+    def __init__(self, command, log, environment=None):
+        self.log = pathlib.Path(log)
+        base = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
+        with self.log.open("wb") as output:
+            self.child = subprocess.Popen(
+                ["taskset", "-c", SERVER_CORE, *(str(part) for part in command)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=base | (environment or {}),
+            )
+
+    @property
+    def pid(self):
+        # taskset becomes the command that it starts.
+        return self.child.pid
+
+    def must_run(self):
+        if self.child.poll() is not None:
+            last = self.log.read_text(errors="replace")[-500:]
+            raise Unavailable(f"{self.name} has ended with {self.child.returncode}: {last}")
+
+    def __enter__(self):
+        try:
+            self.await_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def await_ready(self):
+        self.await_listening()
+
+    def await_listening(self):
+        def listens():
+            self.must_run()
+            with contextlib.suppress(OSError), socket.create_connection(self.address, 1):
+                return True
+            return False
+
+        eventually(f"{self.name} listens", listens)
+
+    def stop(self):
+        if self.child.poll() is None:
+            self.child.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(10)
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait(PATIENCE)
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind((LOOPBACK, 0))
+        return sock.getsockname()[1]
+
+
+class Tollgate(Server):
+    name = "Tollgate"
+    path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+    # A limit that nothing reaches: an answer that refuses would cost something else.
+    RULE = {
+        "key": "tenant",
+        "descriptors": [{"key": "user", "rate_limit": {"unit": "hour", "requests_per_unit": 4_000_000_000}}],
+    }
+
+    @staticmethod
+    def body():
+        entries = field(1, field(1, "tenant") + field(2, "acme-corporation")) + field(
+            1, field(1, "user") + field(2, "user-000000-of-the-key-space")
+        )
+        return framed(field(1, "benchmark") + field(2, entries))
+
+    @staticmethod
+    def obtain(folder):
+        say("building tollgate")
+        shell("cargo", "build", "--release", "--locked", "--bin", "tollgate", cwd=ROOT)
+        return folder / "release" / "tollgate"
+
+    def __init__(self, binary, scratch):
+        self.rules = scratch / "rules.yaml"
+        self.write_rules([])
+        anywhere = f"{LOOPBACK}:0"
+        super().__init__(
+            [binary, "serve", "--rules", self.rules, "--grpc-listen", anywhere, "--http-listen", anywhere]
+            + ["--admin-listen", anywhere, "--metrics-listen", anywhere, "--log-format", "json"]
+            + ["--drain-delay", "0s"],
+            scratch / "tollgate.log",
+        )
+
+    def await_ready(self):
+        self.listeners = eventually("Tollgate listens", self._listeners)
+        host, port = self.listeners["grpc"].rsplit(":", 1)
+        self.address = (host, int(port))
+        eventually("Tollgate has its rules", self.generations)
+
+    def write_rules(self, more):
+        """Puts the rule and `more` in force by a rename, as a deployment would."""
+        new = self.rules.with_suffix(".new")
+        # JSON is YAML too.
+        lines = ",\n".join(json.dumps(rule) for rule in [self.RULE, *more])
+        new.write_text(f'{{"domain": "benchmark", "descriptors": [\n{lines}\n]}}\n')
+        new.rename(self.rules)
+
+    def events(self):
+        for line in self.log.read_text(errors="replace").splitlines():
+            # A line that is still being written is left out.
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
+
+    def generations(self):
+        """How many sets of rules have been in force."""
+        self.must_run()
+        return sum(event.get("message") == "new rules are in force" for event in self.events())
+
+    def _listeners(self):
+        self.must_run()
+        found = {e["listener"]: e["address"] for e in self.events() if e.get("message") == "listening"}
+        return found if len(found) == 4 else None
+
+
+class Throttlecrab(Server):
+    name = f"throttlecrab {THROTTLECRAB}"
+    path = "/throttlecrab.RateLimiter/Throttle"
+
+    @staticmethod
+    def body():
+        key, burst, count, period, hits = "benchmark acme-corporation user-000000-of-the-key-space", *[2_000_000_000] * 2, 60, 1
+        return framed(field(1, key) + field(2, burst) + field(3, count) + field(4, period) + field(5, hits))
+
+    @staticmethod
+    def obtain(folder):
+        peers = folder / "peers"
+        binary = peers / "bin" / "throttlecrab-server"
+        if not binary.exists():
+            say(f"building throttlecrab-server {THROTTLECRAB} into {peers}")
+            environment = os.environ | {"CARGO_TARGET_DIR": str(peers / "build")}
+            if not shutil.which("protoc"):
+                environment["PROTOC"] = str(protoc(peers))
+            shell(
+                *("cargo", "install", "throttlecrab-server", "--version", THROTTLECRAB, "--locked"),
+                *("--root", peers),
+                env=environment,
+            )
+        return binary
+
+    def __init__(self, binary, scratch):
+        self.address = (LOOPBACK, free_port())
+        super().__init__(
+            [binary, "--grpc", "--grpc-host", LOOPBACK, "--grpc-port", self.address[1], "--log-level", "warn"],
+            scratch / "throttlecrab.log",
+        )
+
+
+def protoc(peers):
+    """A protoc out of a Python package, for machines without one."""
+    wrapper = peers / "protoc"
+    if not wrapper.exists():
+        python = peers / "python"
+        shell(sys.executable, "-m", "venv", python)
+        shell(python / "bin" / "pip", "install", "--quiet", f"grpcio-tools=={GRPC_TOOLS}")
+        wrapper.write_text(f'#!/bin/sh\nexec "{python}/bin/python" -m grpc_tools.protoc "$@"\n')
+        wrapper.chmod(0o755)
+    return wrapper
+
+
+class Gubernator(Server):
+    name = f"gubernator {GUBERNATOR}"
+    path = "/pb.gubernator.V1/GetRateLimits"
+
+    @staticmethod
+    def body():
+        limit = field(1, "benchmark") + field(2, "acme-corporation user-000000-of-the-key-space")
+        limit += field(3, 1) + field(4, 4_000_000_000) + field(5, 3_600_000)
+        return framed(field(1, limit))
+
+    @staticmethod
+    def obtain(folder):
+        binary = folder / "peers" / "bin" / "gubernator"
+        if binary.exists():
+            return binary
+        if not shutil.which("go"):
+            raise Unavailable("Go is not installed")
+        say(f"building gubernator {GUBERNATOR} into {folder / 'peers'}")
+        module = folder / "peers" / "gubernator"
+        module.mkdir(parents=True, exist_ok=True)
+        (module / "go.mod").write_text(f"module peers\n\nrequire {GUBERNATOR_MODULE} v{GUBERNATOR}\n")
+        sums = [f"{GUBERNATOR_MODULE} v{GUBERNATOR}{of} {value}\n" for of, value in GUBERNATOR_SUMS.items()]
+        (module / "go.sum").write_text("".join(sums))
+        found = shell("go", "mod", "download", "-json", GUBERNATOR_MODULE, cwd=module)
+        source = json.loads(found[found.index("{") :])["Dir"]
+        # In its own folder, with the sums of its dependencies that come with it.
+        shell("go", "build", "-mod=readonly", "-buildvcs=false", "-o", binary, "./cmd/gubernator", cwd=source)
+        return binary
+
+    def __init__(self, binary, scratch):
+        grpc, self.web, gossip = (f"{LOOPBACK}:{free_port()}" for _ in range(3))
+        self.address = (LOOPBACK, int(grpc.rsplit(":", 1)[1]))
+        environment = {
+            "GUBER_GRPC_ADDRESS": grpc,
+            "GUBER_HTTP_ADDRESS": self.web,
+            "GUBER_ADVERTISE_ADDRESS": grpc,
+            # A cluster of itself alone.
+            "GUBER_MEMBERLIST_ADDRESS": gossip,
+            "GUBER_MEMBERLIST_BIND_ADDRESS": gossip,
+            "GUBER_MEMBERLIST_ADVERTISE_ADDRESS": grpc,
+            "GUBER_MEMBERLIST_KNOWN_NODES": gossip,
+            "GUBER_LOG_LEVEL": "error",
+        }
+        super().__init__([binary], scratch / "gubernator.log", environment)
+
+    def await_ready(self):
+        self.await_listening()
+
+        def healthy():
+            self.must_run()
+            host, port = self.web.rsplit(":", 1)
+            with contextlib.suppress(OSError):
+                connection = http.client.HTTPConnection(host, int(port), timeout=5)
+                connection.request("GET", "/v1/HealthCheck")
+                return json.loads(connection.getresponse().read()).get("peer_count") == 1
+            return False
+
+        eventually("gubernator has found itself", healthy)
+
+
+ALL = [Tollgate, Throttlecrab, Gubernator]

@@ -1,0 +1,228 @@
+//! What to ask, how often and for how long, as the command line says it.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use jiff::SignedDuration;
+
+use crate::{
+    api::proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::RateLimitRequest,
+    },
+    cli::{
+        bench::{
+            drive::{Callers, Pace, Run, Traffic},
+            frame::{PLACEHOLDER, Template},
+            keys::{Hits, KEYS_MAX, Keys},
+            schedule::{Arrivals, Schedule, Span},
+        },
+        place, question,
+    },
+};
+
+/// The most callers: each takes a few kilobytes.
+const CALLERS_MAX: u64 = 100_000;
+/// The longest time that a flag may say, ten days.
+const TIME_MAX: Duration = Duration::from_secs(864_000);
+/// The highest rate, in requests a second.
+const RATE_MAX: u64 = 10_000_000;
+/// The largest exponent of Zipf's law; beyond it the first key is nearly all.
+const SKEW_MAX: f64 = 20.0;
+
+pub(super) fn command() -> Command {
+    let descriptors = question::descriptor().action(ArgAction::Append).help(
+        "What to ask about, one argument a descriptor; {} in a value stands for the number of the key; \\, and \\= \
+         stand for the characters themselves",
+    );
+    Command::new("bench")
+        .about(
+            "Asks a server as fast as it answers, or at a fixed rate, and tells how it did; exits 0 if there was any \
+             answer, otherwise 1",
+        )
+        .args(place::args())
+        .args([question::domain(), descriptors])
+        .args(traffic())
+        .args(pace())
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print what was measured as JSON"))
+}
+
+/// What requests say.
+fn traffic() -> [Arg; 4] {
+    [
+        number("keys", "How many keys there are, numbered from 0, each with as many digits", "1")
+            .value_parser(value_parser!(u64).range(1..=KEYS_MAX)),
+        number("skew", "The exponent of Zipf's law, by which low keys come more often; 0: all by turns", "0")
+            .value_name("S")
+            .value_parser(skew),
+        number("hits", "How many hits each request takes, or as N-M a number between the two", "1")
+            .value_name("N|N-M")
+            .value_parser(hits),
+        number("seed", "Where chance begins: the same seed draws the same keys, hits and arrivals", "1")
+            .value_parser(value_parser!(u64)),
+    ]
+}
+
+/// Who asks when, and for how long.
+fn pace() -> [Arg; 8] {
+    let callers = || value_parser!(u64).range(1..=CALLERS_MAX);
+    let time = |name, help| Arg::new(name).long(name).value_name("TIME").value_parser(duration).help(help);
+    [
+        number("connections", "How many connections", "1").value_parser(callers()),
+        number("streams", "How many requests at a time on each connection, at most", "1").value_parser(callers()),
+        Arg::new("rate")
+            .long("rate")
+            .value_name("N")
+            .value_parser(value_parser!(u64).range(1..=RATE_MAX))
+            .help(
+                "So many requests a second, whether answers come or not; latency counts from when a request was due \
+                 [default: each stream asks again when it is answered]",
+            ),
+        Arg::new("poisson")
+            .long("poisson")
+            .action(ArgAction::SetTrue)
+            .requires("rate")
+            .help("Requests are due at random instants instead of at equal distances"),
+        time("duration", "How long to measure [default: 10s, or until --requests are sent]"),
+        Arg::new("requests")
+            .long("requests")
+            .value_name("N")
+            .value_parser(value_parser!(u64).range(1..))
+            .help("How many requests to measure, at most"),
+        time("warmup", "How long to ask before that, unmeasured").default_value("0s"),
+        time("timeout", "How long to wait for a connection or an answer").default_value("5s"),
+    ]
+}
+
+fn number(name: &'static str, help: &'static str, default: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("N").default_value(default).help(help)
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse::<SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
+    let wanted = || "write a length of time up to ten days, as in 250ms, 5s or 1m 30s".to_owned();
+    parsed.filter(|time| *time <= TIME_MAX).ok_or_else(wanted)
+}
+
+fn skew(text: &str) -> Result<f64, String> {
+    let parsed = text.parse().ok().filter(|skew| (0.0..=SKEW_MAX).contains(skew));
+    parsed.ok_or_else(|| format!("write a number from 0 to {SKEW_MAX}"))
+}
+
+/// The least and the most hits.
+fn hits(text: &str) -> Result<[u32; 2], String> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    match (least.parse(), most.parse()) {
+        (Ok(least), Ok(most)) if 0 < least && least <= most => Ok([least, most]),
+        (Ok(_) | Err(_), _) => Err(format!("write N or N-M, from 1 to {}", u32::MAX)),
+    }
+}
+
+/// The run that the flags describe.
+pub(super) fn run(matches: &ArgMatches) -> Result<Run, String> {
+    let number = |name: &str| matches.get_one::<u64>(name).copied();
+    let time = |name: &str| matches.get_one::<Duration>(name).copied();
+    let default = "it has a default";
+    let seed = number("seed").expect(default);
+    let callers = callers(number("connections").expect(default), number("streams").expect(default))?;
+    let requests = number("requests");
+    // Without either there is an end all the same.
+    let duration = time("duration").or(if requests.is_some() { None } else { Some(Duration::from_secs(10)) });
+    let patience = time("timeout").expect(default);
+    if duration.is_some_and(|duration| duration.is_zero()) || patience.is_zero() {
+        return Err("--duration and --timeout must be longer than nothing".to_owned());
+    }
+    let span = Span { warmup: time("warmup").expect(default), duration, requests };
+    let arrivals = if matches.get_flag("poisson") { Arrivals::Poisson } else { Arrivals::Even };
+    let pace = match number("rate") {
+        None => Pace::Closed,
+        Some(rate) => Pace::Open(Schedule::new(rate, arrivals, span, seed)),
+    };
+    Ok(Run { callers, span, patience, pace, traffic: asked(matches, seed)? })
+}
+
+fn callers(connections: u64, streams: u64) -> Result<Callers, String> {
+    let all = connections.saturating_mul(streams);
+    if CALLERS_MAX < all {
+        return Err(format!("--connections times --streams is {all}, and may be at most {CALLERS_MAX}"));
+    }
+    // At most `CALLERS_MAX` each.
+    Ok(Callers { connections: connections as usize, streams: streams as usize })
+}
+
+fn asked(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
+    let default = "it has a default";
+    let keys = *matches.get_one::<u64>("keys").expect(default);
+    let skew = *matches.get_one::<f64>("skew").expect(default);
+    let [least, most] = *matches.get_one::<[u32; 2]>("hits").expect(default);
+    let entries: Vec<_> =
+        matches.get_many::<Vec<Entry>>("descriptor").into_iter().flatten().cloned().collect();
+    if 1 < keys && !entries.iter().flatten().any(|entry| entry.value.contains(PLACEHOLDER)) {
+        return Err(format!(
+            "--keys {keys} needs a value with {PLACEHOLDER} in it, for the number of the key"
+        ));
+    }
+    let descriptors =
+        entries.into_iter().map(|entries| RateLimitDescriptor { entries, ..Default::default() });
+    let domain = matches.get_one::<String>("domain").cloned().unwrap_or_default();
+    let request = RateLimitRequest { domain, descriptors: descriptors.collect(), hits_addend: 0 };
+    Ok(Traffic {
+        template: Template::new(&request, keys),
+        keys: Keys::new(keys, skew, seed).map_err(|error| format!("--skew {skew}: {error}"))?,
+        hits: Hits::new(least, most, seed),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(flags: &str) -> Result<Run, String> {
+        let flags = format!("bench --to 127.0.0.1:1 shop user=u{{}} {flags}");
+        let matches = command().try_get_matches_from(flags.split_whitespace());
+        run(&matches.map_err(|error| error.to_string())?)
+    }
+
+    #[test]
+    fn without_flags_one_caller_asks_for_ten_seconds() {
+        let run = read("").unwrap();
+        assert_eq!((run.callers.connections, run.callers.streams), (1, 1));
+        assert_eq!(run.span.end(), Some(Duration::from_secs(10)));
+        assert!(matches!(run.pace, Pace::Closed));
+    }
+
+    #[test]
+    fn a_number_of_requests_alone_has_no_other_end() {
+        assert_eq!(read("--requests 5").unwrap().span.end(), None);
+        let both = read("--requests 5 --duration 2s --warmup 1s").unwrap().span;
+        assert_eq!((both.requests, both.end()), (Some(5), Some(Duration::from_secs(3))));
+    }
+
+    #[test]
+    fn a_flag_that_makes_no_sense_is_an_error_that_names_it() {
+        for (flags, wrong) in [
+            ("--keys 0", "--keys"),
+            ("--skew 21", "--skew"),
+            ("--skew nan", "--skew"),
+            ("--hits 0", "--hits"),
+            ("--hits 5-2", "--hits"),
+            ("--rate 0", "--rate"),
+            ("--poisson", "--rate"),
+            ("--duration 0s", "--duration"),
+            ("--duration soon", "--duration"),
+            ("--timeout 0s", "--timeout"),
+            ("--requests 0", "--requests"),
+            ("--connections 1000 --streams 1000", "--connections times --streams is 1000000"),
+        ] {
+            let error = read(flags).err().unwrap_or_else(|| panic!("{flags} is taken"));
+            assert!(error.contains(wrong), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn several_keys_need_a_place_for_their_number() {
+        let flags = ["bench", "--to", "127.0.0.1:1", "shop", "user=ann", "--keys", "2"];
+        let matches = command().try_get_matches_from(flags).unwrap();
+        assert!(run(&matches).err().unwrap().contains("--keys 2 needs a value with {}"));
+    }
+}

@@ -1,0 +1,142 @@
+//! Which key each request is about.
+
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use rand_distr::{Distribution, Zipf};
+
+/// Draws the numbers of keys, from 0 on.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    number: u64,
+    order: Order,
+}
+
+#[derive(Clone, Debug)]
+enum Order {
+    /// Every key once before any twice, scattered, so that no cache foresees the next.
+    Round { at: u64, step: u64 },
+    /// The key of rank r as often as 1 / r^skew says; rank 1 is number 0.
+    Skewed { law: Zipf<f64>, dice: Box<SmallRng> },
+}
+
+impl Keys {
+    /// `number` keys, at least one; a `skew` of 0 prefers none. An error where the skew is none.
+    pub(super) fn new(number: u64, skew: f64, seed: u64) -> Result<Self, rand_distr::ZipfError> {
+        let law = Zipf::new(number as f64, skew)?;
+        let order = if skew == 0.0 {
+            Order::Round { at: 0, step: stride(number) }
+        } else {
+            Order::Skewed { law, dice: Box::new(SmallRng::seed_from_u64(seed)) }
+        };
+        Ok(Self { number, order })
+    }
+
+    /// The key of the next request.
+    pub(super) fn next(&mut self) -> u64 {
+        match &mut self.order {
+            Order::Round { at, step } => {
+                let key = *at;
+                // No overflow: both are below `number`, and that is at most `KEYS_MAX`.
+                *at = (key + *step) % self.number;
+                key
+            }
+            // The law's ranks are whole numbers from 1 to `number`.
+            Order::Skewed { law, dice } => law.sample(dice) as u64 - 1,
+        }
+    }
+}
+
+/// The most keys there are: each is a whole number that a float holds exactly.
+pub(super) const KEYS_MAX: u64 = 1 << 50;
+
+/// A step that visits each of `number` keys once before any twice: near the golden ratio, which scatters best.
+fn stride(number: u64) -> u64 {
+    let golden = (number as f64 * 0.618_033_988_75) as u64;
+    (golden.max(1)..)
+        .find(|step| common(*step, number) == 1)
+        .expect("`number` and the number after it share no divisor")
+        % number.max(1)
+}
+
+/// The greatest common divisor.
+fn common(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { common(b, a % b) }
+}
+
+/// So many hits, or a number between two, each as often.
+#[derive(Clone, Debug)]
+pub(super) struct Hits {
+    pub least: u32,
+    pub most: u32,
+    dice: Box<SmallRng>,
+}
+
+impl Hits {
+    /// From `least` to `most`, both included.
+    pub(super) fn new(least: u32, most: u32, seed: u64) -> Self {
+        Self { least, most, dice: Box::new(SmallRng::seed_from_u64(seed)) }
+    }
+
+    /// The hits of the next request.
+    pub(super) fn next(&mut self) -> u32 {
+        if self.least == self.most { self.least } else { self.dice.random_range(self.least..=self.most) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn counted(mut keys: Keys, requests: u32) -> HashMap<u64, u32> {
+        let mut counts = HashMap::new();
+        for _ in 0..requests {
+            *counts.entry(keys.next()).or_default() += 1;
+        }
+        counts
+    }
+
+    proptest! {
+        #[test]
+        fn without_skew_every_key_comes_once_before_any_comes_twice(number in 1_u32..2_000) {
+            let counts = counted(Keys::new(u64::from(number), 0.0, 1).unwrap(), 2 * number);
+            prop_assert_eq!(counts.len(), number as usize);
+            prop_assert!(counts.into_iter().all(|(key, count)| key < u64::from(number) && count == 2));
+        }
+    }
+
+    #[test]
+    fn with_skew_ranks_come_as_often_as_the_law_of_zipf_says() {
+        const REQUESTS: u32 = 200_000;
+        for skew in [0.5, 1.0, 1.5] {
+            let counts = counted(Keys::new(1_000, skew, 7).unwrap(), REQUESTS);
+            let whole: f64 = (1..=1_000).map(|rank| f64::from(rank).powf(-skew)).sum();
+            for rank in [1_u32, 2, 10, 100] {
+                let share = f64::from(rank).powf(-skew) / whole;
+                let expected = share * f64::from(REQUESTS);
+                // Five standard deviations of a count.
+                let slack = 5.0 * (expected * (1.0 - share)).sqrt();
+                let found = f64::from(counts[&u64::from(rank - 1)]);
+                assert!(
+                    (found - expected).abs() < slack,
+                    "skew {skew}, rank {rank}: {found}, not {expected}"
+                );
+            }
+            assert!(counts.keys().all(|key| *key < 1_000));
+        }
+    }
+
+    #[test]
+    fn one_seed_draws_the_same_keys_and_hits_each_time() {
+        let keys = || Keys::new(50, 1.1, 3).unwrap();
+        assert_eq!(counted(keys(), 100), counted(keys(), 100));
+        let hits = || {
+            let mut hits = Hits::new(2, 9, 5);
+            std::iter::repeat_with(move || hits.next()).take(100).collect::<Vec<_>>()
+        };
+        assert_eq!(hits(), hits());
+        assert!(hits().iter().all(|hits| (2..=9).contains(hits)));
+    }
+}

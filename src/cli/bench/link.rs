@@ -1,0 +1,320 @@
+//! A connection to the server that is made anew when it ends, and calls over it.
+
+use std::{future::poll_fn, io, sync::Arc, time::Duration};
+
+use h2::{
+    Ping, Reason,
+    client::{Connection, SendRequest},
+};
+use hyper::{HeaderMap, Request, StatusCode, Version, header};
+use prost::bytes::Bytes;
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsConnector;
+use tonic::Code;
+
+use crate::cli::{
+    bench::frame::{self, Outcome},
+    place::{Place, Tls},
+};
+
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// How long a connection that failed is left alone before it is tried again.
+const PAUSE: Duration = Duration::from_millis(100);
+/// What the server may send before it is told to go on, in bytes: so much that it never waits.
+const WINDOW_BYTES: u32 = 1 << 24;
+/// The longest answer that is read.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// How to reach the server, worked out once.
+pub(super) struct Route {
+    to: String,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    head: Request<()>,
+    patience: Duration,
+}
+
+impl Route {
+    /// The way to `place`, on which a connection may take `patience` to be made.
+    pub(super) fn new(place: Place, patience: Duration) -> Result<Self, String> {
+        let unix = place.to.starts_with("unix:");
+        let authority = if unix { "localhost" } else { place.to.as_str() };
+        let scheme = if place.tls.is_some() { "https" } else { "http" };
+        let no_address = || "this is no HOST:PORT".to_owned();
+        if !unix && place.to.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+            return Err(no_address());
+        }
+        let mut head = Request::post(format!("{scheme}://{authority}{METHOD}"))
+            .version(Version::HTTP_2)
+            .body(())
+            .map_err(|_| no_address())?;
+        let headers = head.headers_mut();
+        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/grpc"));
+        headers.insert(header::TE, header::HeaderValue::from_static("trailers"));
+        let tls = match place.tls {
+            None => None,
+            Some(tls) => {
+                let host = head.uri().host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+                let name = tls.name.clone().unwrap_or(host);
+                let name = ServerName::try_from(name.clone()).map_err(|error| format!("{name}: {error}"))?;
+                Some((trust(tls)?, name))
+            }
+        };
+        Ok(Self { to: place.to, tls, head, patience })
+    }
+
+    async fn connect(&self) -> Result<Line, String> {
+        let made = async {
+            let io = self.socket().await.map_err(|error| error.to_string())?;
+            let (sender, mut connection) = h2::client::Builder::new()
+                .initial_window_size(WINDOW_BYTES)
+                .initial_connection_window_size(WINDOW_BYTES)
+                .enable_push(false)
+                .handshake(io)
+                .await
+                .map_err(|error| error.to_string())?;
+            // A server that speaks something else is found out here and not by the first request.
+            let mut ping = connection.ping_pong().expect("nobody has taken it yet");
+            tokio::select! {
+                pong = ping.ping(Ping::opaque()) => pong.map_err(|error| error.to_string())?,
+                ended = &mut connection => {
+                    let why = ended.err().map_or("closed".to_owned(), |error| error.to_string());
+                    return Err(format!("no HTTP/2: {why}"));
+                }
+            };
+            Ok(Line { sender, connection })
+        };
+        let late = |_| Err(format!("no connection within {:?}", self.patience));
+        timeout(self.patience, made).await.unwrap_or_else(late)
+    }
+
+    async fn socket(&self) -> io::Result<Box<dyn Io>> {
+        if let Some(path) = self.to.strip_prefix("unix:") {
+            let stream = UnixStream::connect(path).await?;
+            return match &self.tls {
+                None => Ok(Box::new(stream)),
+                Some((tls, name)) => Ok(Box::new(tls.connect(name.clone(), stream).await?)),
+            };
+        }
+        let stream = TcpStream::connect(&self.to).await?;
+        stream.set_nodelay(true)?;
+        match &self.tls {
+            None => Ok(Box::new(stream)),
+            Some((tls, name)) => Ok(Box::new(tls.connect(name.clone(), stream).await?)),
+        }
+    }
+}
+
+fn trust(tls: Tls) -> Result<TlsConnector, String> {
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(&tls.authority) {
+        let authority = authority.map_err(|error| format!("--tls-ca: {error}"))?;
+        roots.add(authority).map_err(|error| format!("--tls-ca: {error}"))?;
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots);
+    let mut config = match tls.identity {
+        None => config.with_no_client_auth(),
+        Some(identity) => {
+            let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&identity.cert).collect();
+            let chain = chain.map_err(|error| format!("--tls-cert: {error}"))?;
+            let key = PrivateKeyDer::from_pem_slice(&identity.key)
+                .map_err(|error| format!("--tls-key: {error}"))?;
+            config.with_client_auth_cert(chain, key).map_err(|error| format!("--tls-cert: {error}"))?
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// A connection that has been made.
+struct Line {
+    sender: SendRequest<Bytes>,
+    connection: Connection<Box<dyn Io>, Bytes>,
+}
+
+/// Which of the connections that were made one after the other.
+type Generation = u64;
+
+/// What is said of the connection that is in use.
+#[derive(Clone)]
+struct Current {
+    generation: Generation,
+    // Absent while a new one is being made.
+    sender: Option<SendRequest<Bytes>>,
+}
+
+/// One of the connections of a run. Clones call over the same one.
+#[derive(Clone)]
+pub(super) struct Link {
+    route: Arc<Route>,
+    mine: Option<(Generation, SendRequest<Bytes>)>,
+    // The last generation that has taken no call of this link.
+    left: Generation,
+    current: watch::Receiver<Current>,
+    // The last generation that takes no more calls.
+    ended: Arc<watch::Sender<Generation>>,
+}
+
+/// Keeps a link connected; to be run beside the calls.
+pub(super) struct Keeper {
+    route: Arc<Route>,
+    line: Line,
+    current: watch::Sender<Current>,
+    ended: watch::Receiver<Generation>,
+}
+
+/// Makes a connection: the link to call over, and what keeps it.
+pub(super) async fn open(route: Arc<Route>) -> Result<(Link, Keeper), String> {
+    let line = route.connect().await?;
+    let (told, current) = watch::channel(Current { generation: 1, sender: Some(line.sender.clone()) });
+    let (ended, hears) = watch::channel(0);
+    let link = Link { route: route.clone(), mine: None, left: 0, current, ended: Arc::new(ended) };
+    Ok((link, Keeper { route, line, current: told, ended: hears }))
+}
+
+impl Keeper {
+    /// Drives the connection, and makes another whenever it takes no more calls; until it is dropped.
+    pub(super) async fn run(self) {
+        let Self { route, mut line, current, mut ended } = self;
+        let mut leaving = JoinSet::new();
+        for generation in 1.. {
+            tokio::select! {
+                _ = &mut line.connection => {}
+                _ = ended.wait_for(|ended| generation <= *ended) => {}
+            }
+            current.send_replace(Current { generation, sender: None });
+            // Calls that are open on it are still answered; each ends by its timeout.
+            leaving.spawn(line.connection);
+            while leaving.try_join_next().is_some() {}
+            line = loop {
+                match route.connect().await {
+                    Ok(line) => break line,
+                    Err(_) => sleep(PAUSE).await,
+                }
+            };
+            current.send_replace(Current { generation: generation + 1, sender: Some(line.sender.clone()) });
+        }
+    }
+}
+
+impl Link {
+    /// Sends one request and waits for the end of its answer; without a connection, for one.
+    pub(super) async fn call(&mut self, body: Bytes) -> Outcome {
+        let (answer, mut stream) = loop {
+            let Some((generation, mut sender)) = self.ready().await else {
+                return Outcome::Failed(Code::Unavailable);
+            };
+            match sender.send_request(self.route.head.clone(), false) {
+                Ok(sent) => {
+                    self.mine = Some((generation, sender));
+                    break sent;
+                }
+                // Refused before anything was sent, so it may go over the next connection.
+                Err(_) => self.leave(generation),
+            }
+        };
+        let read = async {
+            stream.send_data(body, true)?;
+            answer.await
+        };
+        match read.await {
+            Ok(answer) => read_answer(answer).await,
+            Err(error) => Outcome::Failed(code(&error)),
+        }
+    }
+
+    /// The connection, as soon as there is one that takes a call; `None` where there will be none.
+    async fn ready(&mut self) -> Option<(Generation, SendRequest<Bytes>)> {
+        loop {
+            if let Some((generation, mut sender)) = self.mine.take() {
+                if poll_fn(|context| sender.poll_ready(context)).await.is_ok() {
+                    return Some((generation, sender));
+                }
+                self.leave(generation);
+            }
+            let left = self.left;
+            let newer = |current: &Current| current.sender.is_some() && left < current.generation;
+            let current = self.current.wait_for(newer).await.ok()?.clone();
+            self.mine = current.sender.map(|sender| (current.generation, sender));
+        }
+    }
+
+    fn leave(&mut self, generation: Generation) {
+        self.left = generation;
+        self.ended.send_if_modified(|ended| {
+            let news = *ended < generation;
+            *ended = generation.max(*ended);
+            news
+        });
+    }
+}
+
+async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Outcome {
+    if let Some(failed) = refusal(answer.status(), answer.headers()) {
+        return Outcome::Failed(failed);
+    }
+    let mut stream = answer.into_body();
+    let mut body = Bytes::new();
+    while let Some(data) = stream.data().await {
+        let data = match data {
+            Ok(data) => data,
+            Err(error) => return Outcome::Failed(code(&error)),
+        };
+        if stream.flow_control().release_capacity(data.len()).is_err() {
+            return Outcome::Failed(Code::Internal);
+        }
+        // Nearly always it is one piece.
+        body = if body.is_empty() { data } else { [body, data].concat().into() };
+        if ANSWER_BYTES_MAX < body.len() {
+            return Outcome::Failed(Code::ResourceExhausted);
+        }
+    }
+    match stream.trailers().await {
+        Ok(trailers) => match status(&trailers.unwrap_or_default()) {
+            Some(Code::Ok) => frame::outcome(&body),
+            Some(code) => Outcome::Failed(code),
+            None => Outcome::Failed(Code::Unknown),
+        },
+        Err(error) => Outcome::Failed(code(&error)),
+    }
+}
+
+/// The code of an answer that is over with its head.
+fn refusal(answered: StatusCode, headers: &HeaderMap) -> Option<Code> {
+    match (answered.as_u16(), status(headers)) {
+        (200, Some(Code::Ok) | None) => None,
+        (_, Some(code)) => Some(code),
+        (404, None) => Some(Code::Unimplemented),
+        (429 | 502 | 503 | 504, None) => Some(Code::Unavailable),
+        (_, None) => Some(Code::Unknown),
+    }
+}
+
+fn status(headers: &HeaderMap) -> Option<Code> {
+    headers.get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()))
+}
+
+fn code(error: &h2::Error) -> Code {
+    match error.reason() {
+        Some(Reason::CANCEL) => Code::Cancelled,
+        Some(Reason::ENHANCE_YOUR_CALM) => Code::ResourceExhausted,
+        Some(Reason::PROTOCOL_ERROR | Reason::INTERNAL_ERROR | Reason::FLOW_CONTROL_ERROR) => Code::Internal,
+        Some(_) | None => Code::Unavailable,
+    }
+}

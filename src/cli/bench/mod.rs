@@ -1,0 +1,84 @@
+//! `tollgate bench`: asks a rate limit server, ours or another's, as fast as it answers or as often as it is told.
+
+use std::{
+    io::{IsTerminal, stderr},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::{ArgMatches, Command};
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::cli::{bench::report::Report, place};
+
+mod drive;
+mod flags;
+mod frame;
+mod keys;
+mod link;
+mod report;
+mod schedule;
+mod tally;
+
+pub(super) fn command() -> Command {
+    flags::command()
+}
+
+pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+    let report = flags::run(matches).and_then(|run| {
+        let place = place::of(matches)?;
+        let to = place.to.clone();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| error.to_string())?;
+        let measured = runtime.block_on(async {
+            let route = link::Route::new(place, run.patience)?;
+            measure(run, route).await
+        });
+        measured.map_err(|why| format!("no answer from {to}: {why}"))
+    });
+    match report {
+        Ok(report) => {
+            println!("{}", if matches.get_flag("json") { report.json().to_string() } else { report.text() });
+            if report.answered() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs to the end, or until there is a signal.
+async fn measure(run: drive::Run, route: link::Route) -> Result<Report, String> {
+    let signals = |kind| signal(kind).map_err(|error| error.to_string());
+    let (mut interrupt, mut terminate) =
+        (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
+    let (callers, pace) = (run.callers, run.pace.clone());
+    let mut running = tokio::select! {
+        running = run.start(route) => running?,
+        _ = interrupt.recv() => return Err("interrupted".to_owned()),
+        _ = terminate.recv() => return Err("interrupted".to_owned()),
+    };
+    let shows_progress = stderr().is_terminal();
+    let mut second = interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = running.ended() => break,
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            _ = second.tick(), if shows_progress => {
+                // Back to the beginning of the line, and clear it.
+                eprint!("\r\x1b[2K{}", Report::new(callers, &pace, &running).line());
+            }
+        }
+    }
+    if shows_progress {
+        eprint!("\r\x1b[2K");
+    }
+    Ok(Report::new(callers, &pace, &running))
+}

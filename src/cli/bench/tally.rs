@@ -1,0 +1,95 @@
+//! What was measured.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use hdrhistogram::Histogram;
+
+use crate::cli::bench::frame::Outcome;
+
+/// The longest time that is told apart, in nanoseconds: longer ones count as this one. An hour.
+const LONGEST_NANOS: u64 = 3_600 * 1_000_000_000;
+/// Digits of a time that are kept: a thousandth of it.
+const DIGITS: u8 = 3;
+/// A request that is sent later than this after it was due is late.
+pub(super) const LATE: Duration = Duration::from_millis(1);
+
+/// Counts and times of the requests that are measured.
+#[derive(Debug)]
+pub(super) struct Tally {
+    /// Requests sent while warming up.
+    pub warmup: u64,
+    /// Requests sent after that.
+    pub sent: u64,
+    pub ok: u64,
+    pub over_limit: u64,
+    /// By gRPC code.
+    pub errors: BTreeMap<i32, u64>,
+    /// Requests that were sent later than `LATE` after they were due. Of an open loop only.
+    pub late: u64,
+    /// From when a request was due (open loop) or sent (closed loop) to its end, errors included.
+    pub latency: Histogram<u64>,
+}
+
+impl Tally {
+    pub(super) fn new() -> Self {
+        let latency =
+            Histogram::new_with_bounds(1, LONGEST_NANOS, DIGITS).expect("an hour in three digits fits");
+        Self { warmup: 0, sent: 0, ok: 0, over_limit: 0, errors: BTreeMap::new(), late: 0, latency }
+    }
+
+    /// Notes how a measured request ended.
+    pub(super) fn end(&mut self, outcome: Outcome, latency: Duration) {
+        match outcome {
+            Outcome::Ok => self.ok += 1,
+            Outcome::OverLimit => self.over_limit += 1,
+            Outcome::Failed(code) => *self.errors.entry(code as i32).or_default() += 1,
+        }
+        self.latency.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Requests that have an answer.
+    pub(super) fn answered(&self) -> u64 {
+        self.ok + self.over_limit
+    }
+
+    /// Requests that ended without one.
+    pub(super) fn failed(&self) -> u64 {
+        self.errors.values().sum()
+    }
+
+    /// Requests that have ended.
+    pub(super) fn ended(&self) -> u64 {
+        self.answered() + self.failed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn every_end_is_counted_once_and_its_time_kept_to_a_thousandth() {
+        let mut tally = Tally::new();
+        for (outcome, ms) in [
+            (Outcome::Ok, 1),
+            (Outcome::OverLimit, 2),
+            (Outcome::Failed(Code::Unavailable), 3),
+            (Outcome::Failed(Code::Unavailable), 5_000),
+        ] {
+            tally.end(outcome, Duration::from_millis(ms));
+        }
+        assert_eq!((tally.ok, tally.over_limit, tally.failed(), tally.ended()), (1, 1, 2, 4));
+        assert_eq!(tally.errors, BTreeMap::from([(Code::Unavailable as i32, 2)]));
+        let longest = tally.latency.max() as f64 / 5e9;
+        assert!((longest - 1.0).abs() < 0.001, "{longest}");
+    }
+
+    #[test]
+    fn a_time_beyond_the_longest_counts_as_the_longest() {
+        let mut tally = Tally::new();
+        tally.end(Outcome::Ok, Duration::MAX);
+        assert_eq!(tally.latency.len(), 1);
+    }
+}

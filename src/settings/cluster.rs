@@ -1,0 +1,223 @@
+//! Who shares keys with this replica, and how.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use serde::{Deserialize, Deserializer};
+
+use crate::{
+    cluster::{self, Files, Trust, link},
+    settings::{CATALOG, OFF, Setting, duration, given, shape},
+};
+
+/// What stands for an address that the machine finds.
+const AUTO: &str = "auto";
+
+/// The section as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Written {
+    #[serde(deserialize_with = "or_off")]
+    listen: Option<SocketAddr>,
+    advertise: String,
+    seed: String,
+    secret_file: PathBuf,
+    cert: PathBuf,
+    key: PathBuf,
+    ca: PathBuf,
+    #[serde(deserialize_with = "duration")]
+    forward_budget_max: Duration,
+    backup_interval: String,
+    #[serde(deserialize_with = "duration")]
+    forget_after: Duration,
+    #[serde(deserialize_with = "or_off")]
+    lease_from: Option<u64>,
+}
+
+impl Written {
+    /// `None` for a replica that counts by itself. [`problems`] has seen to it that everything fits together.
+    pub(super) fn read(self, poll_interval: Duration) -> Option<cluster::Settings> {
+        let files = match (given(self.cert), given(self.key), given(self.ca)) {
+            (Some(cert), Some(key), Some(ca)) => Some(Files { cert, key, ca }),
+            (_, _, _) => None,
+        };
+        Some(cluster::Settings {
+            link: link::Settings {
+                listen: self.listen?,
+                advertise: Some(self.advertise).filter(|address| address != AUTO),
+                seeds: places(&self.seed).unwrap_or_default(),
+                trust: Trust { files, secret_file: given(self.secret_file), poll_interval },
+            },
+            forward_budget_max: self.forward_budget_max,
+            backup_interval: shape::duration(&self.backup_interval),
+            forget_after: self.forget_after,
+            lease_from: self.lease_from,
+        })
+    }
+}
+
+/// What does not fit together in the section, where `value` tells what each setting is.
+pub(super) fn problems(value: impl Fn(&Setting) -> String) -> Vec<String> {
+    let section = || CATALOG.iter().filter(|setting| setting.name.starts_with("cluster."));
+    let is_set = |name: &str| {
+        let setting = section().find(|setting| setting.name == name);
+        setting.is_some_and(|setting| setting.default != Some(&value(setting)))
+    };
+    if !is_set("cluster.listen") {
+        let idle = section().filter(|setting| is_set(setting.name)).map(|setting| setting.name);
+        return idle.map(|name| format!("{name} needs cluster.listen, which is not set")).collect();
+    }
+    let certificates = ["cluster.cert", "cluster.key", "cluster.ca"];
+    let (there, lacking): (Vec<&str>, Vec<&str>) = certificates.into_iter().partition(|name| is_set(name));
+    if there.is_empty() && !is_set("cluster.secret_file") {
+        return vec![format!("cluster.listen: {}", cluster::TrustError::Nothing)];
+    }
+    let needs = |(given, needed): (&str, &str)| format!("{given} needs {needed}, which is not set");
+    there.first().into_iter().flat_map(|given| lacking.iter().map(|needed| needs((given, needed)))).collect()
+}
+
+/// Reads a comma list of `HOST:PORT`, or `off`.
+pub(super) fn places(text: &str) -> Option<Vec<String>> {
+    if text == OFF {
+        return Some(Vec::new());
+    }
+    let place = |place: &str| link::can_be_dialled(place).then(|| place.to_owned());
+    text.split(',').map(str::trim).map(place).collect()
+}
+
+/// Whether others may be told to connect there.
+pub(super) fn can_be_advertised(text: &str) -> bool {
+    match text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+        // Whoever dials every address reaches itself.
+        Ok(address) => !address.is_unspecified(),
+        Err(_) => text == AUTO || link::can_be_dialled(text),
+    }
+}
+
+/// Reads a value that may be `off`.
+fn or_off<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: std::str::FromStr<Err: std::fmt::Display>,
+    D: Deserializer<'de>,
+{
+    let text = String::deserialize(deserializer)?;
+    if text == OFF { Ok(None) } else { text.parse().map(Some).map_err(serde::de::Error::custom) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Error, Settings, Sources};
+
+    fn load(given: &[(&str, &str)]) -> Result<Settings, Error> {
+        let flag = |(name, value): &(&str, &str)| {
+            let setting = CATALOG.iter().find(|setting| setting.name == *name).unwrap();
+            (setting, (*value).to_owned())
+        };
+        let flags = [("rules.path", "rules.yaml")].iter().chain(given).map(flag).collect();
+        Sources { flags, ..Sources::default() }.load()
+    }
+
+    fn told(given: &[(&str, &str)]) -> Vec<String> {
+        match load(given) {
+            Err(Error::Wrong(problems)) => problems,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const LISTEN: (&str, &str) = ("cluster.listen", "10.0.0.7:8082");
+    const SECRET: (&str, &str) = ("cluster.secret_file", "/run/secret");
+
+    #[test]
+    fn without_an_address_to_listen_on_there_is_no_cluster() {
+        assert!(load(&[]).unwrap().cluster.is_none());
+        assert!(load(&[("cluster.seed", "off"), ("cluster.lease_from", "500")]).unwrap().cluster.is_none());
+    }
+
+    #[test]
+    fn a_replica_with_an_address_and_a_secret_takes_part_by_the_defaults() {
+        let cluster = load(&[LISTEN, SECRET, ("tls.poll_interval", "7s")]).unwrap().cluster.unwrap();
+        let cluster::Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } =
+            cluster;
+        assert_eq!(
+            (link.listen.to_string().as_str(), link.advertise, link.seeds),
+            ("10.0.0.7:8082", None, vec![])
+        );
+        let Trust { files, secret_file, poll_interval } = link.trust;
+        assert_eq!((files, secret_file.unwrap().to_str()), (None, Some("/run/secret")));
+        assert_eq!((poll_interval, forget_after), (Duration::from_secs(7), Duration::from_secs(30)));
+        assert_eq!(forward_budget_max, Duration::from_millis(500));
+        assert_eq!((backup_interval, lease_from), (Some(Duration::from_millis(100)), Some(500)));
+    }
+
+    #[test]
+    fn what_is_off_is_none_and_seeds_are_a_list() {
+        let given = [
+            LISTEN,
+            ("cluster.cert", "c.pem"),
+            ("cluster.key", "k.pem"),
+            ("cluster.ca", "a.pem"),
+            ("cluster.seed", "tollgate:8082, [fd00::7]:1"),
+            ("cluster.advertise", "10.0.0.8"),
+            ("cluster.backup_interval", "off"),
+            ("cluster.lease_from", "off"),
+        ];
+        let cluster = load(&given).unwrap().cluster.unwrap();
+        assert_eq!(cluster.link.seeds, ["tollgate:8082", "[fd00::7]:1"]);
+        assert_eq!(cluster.link.advertise.as_deref(), Some("10.0.0.8"));
+        let files = Files { cert: "c.pem".into(), key: "k.pem".into(), ca: "a.pem".into() };
+        assert_eq!((cluster.link.trust.files, cluster.link.trust.secret_file), (Some(files), None));
+        assert_eq!((cluster.backup_interval, cluster.lease_from), (None, None));
+    }
+
+    #[test]
+    fn a_section_without_an_address_to_listen_on_is_refused_setting_by_setting() {
+        assert_eq!(
+            told(&[SECRET, ("cluster.forget_after", "1m")]),
+            [
+                "cluster.secret_file needs cluster.listen, which is not set",
+                "cluster.forget_after needs cluster.listen, which is not set",
+            ]
+        );
+    }
+
+    #[test]
+    fn links_need_a_secret_or_all_parts_of_certificates() {
+        let wanted = "cluster.listen: links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca";
+        assert_eq!(told(&[LISTEN]), [wanted]);
+        assert_eq!(
+            told(&[LISTEN, SECRET, ("cluster.key", "k.pem")]),
+            [
+                "cluster.key needs cluster.cert, which is not set",
+                "cluster.key needs cluster.ca, which is not set",
+            ]
+        );
+    }
+
+    #[test]
+    fn values_that_would_not_work_are_named_with_what_would() {
+        for (name, wrong, expected) in [
+            (
+                "cluster.listen",
+                "8082",
+                "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or off",
+            ),
+            ("cluster.advertise", "replica-1", "HOST:PORT, an IP address, or auto"),
+            ("cluster.advertise", "0.0.0.0", "HOST:PORT, an IP address, or auto"),
+            ("cluster.seed", "a:1,b", "HOST:PORT, also several separated by commas, or off"),
+            ("cluster.forward_budget_max", "0s", "a length of time from 1ms to 60s"),
+            ("cluster.backup_interval", "1ms", "a length of time from 20ms to 10s, or off"),
+            ("cluster.forget_after", "1s", "a length of time from 2s to 3600s"),
+            ("cluster.lease_from", "0", "a number from 1 to 1000000, or off"),
+        ] {
+            let flag = name.replace(['.', '_'], "-");
+            assert_eq!(
+                told(&[(name, wrong)]),
+                [format!("--{flag}: `{wrong}` is not allowed; {expected} is")]
+            );
+        }
+    }
+}

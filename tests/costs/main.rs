@@ -1,0 +1,113 @@
+//! What a call costs, in counts that are the same on every machine. In a program of its own: nobody else allocates.
+
+#![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
+
+use std::{alloc::System, fs, time::Duration};
+
+use prost::Message;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tokio::{sync::mpsc, time::timeout};
+use tollgate::{
+    api::proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
+    },
+    server::{Addresses, Server},
+    settings::{CATALOG, Settings, Sources},
+    time::Clock,
+};
+
+mod wire;
+
+use wire::Client;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: remote_address
+    descriptors:
+      - {key: path, rate_limit: {unit: hour, requests_per_unit: 1000000}}
+";
+/// Calls under way at a time.
+const CALLS: usize = 100;
+/// How often so many of them, until all that grows has grown.
+const WARM: usize = 20;
+const ROUNDS: usize = 50;
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn settings(rules: &str) -> Settings {
+    let given = [
+        ("rules.path", rules),
+        ("grpc.listen", "127.0.0.1:0"),
+        ("http.listen", "127.0.0.1:0"),
+        ("admin.listen", "127.0.0.1:0"),
+        ("metrics.listen", "127.0.0.1:0"),
+        ("drain.delay", "0s"),
+    ];
+    let flags = given.map(|(name, value)| {
+        let setting = CATALOG.iter().find(|setting| setting.name == name).unwrap();
+        (setting, value.to_owned())
+    });
+    Sources { flags: flags.into(), ..Sources::default() }.load().unwrap()
+}
+
+fn question() -> Vec<u8> {
+    let entry = |key: &str, value: &str| Entry { key: key.into(), value: value.into() };
+    let entries = vec![entry("remote_address", "203.0.113.195"), entry("path", "/api/v1/orders")];
+    let descriptor = RateLimitDescriptor { entries, ..RateLimitDescriptor::default() };
+    RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], hits_addend: 0 }.encode_to_vec()
+}
+
+/// Waits until there are rules, by asking.
+async fn until_answered(addresses: &Addresses) -> Client {
+    loop {
+        let mut client = Client::connect(&addresses.grpc.to_string()).await;
+        if client.ask(&question(), 1).await.is_some_and(|answer| !answer.is_empty()) {
+            return client;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_takes_at_most_20_allocations() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rules.yaml");
+    fs::write(&file, RULES).unwrap();
+    let server = Server::bind(settings(file.to_str().unwrap()), Clock::system()).await.unwrap();
+    let addresses = server.addresses().unwrap();
+    let (leave, left) = mpsc::channel(1);
+    let serving = tokio::spawn(server.run(left));
+
+    let mut client = timeout(PATIENCE, until_answered(&addresses)).await.unwrap();
+    let question = question();
+    for _ in 0..WARM {
+        client.ask(&question, CALLS).await.unwrap();
+    }
+    let region = Region::new(ALLOCATOR);
+    for _ in 0..ROUNDS {
+        client.ask(&question, CALLS).await.unwrap();
+    }
+    let change = region.change();
+    let each = |number: usize| number as f64 / (ROUNDS * CALLS) as f64;
+    let (allocations, kept) = (
+        each(change.allocations + change.reallocations),
+        change.bytes_allocated as isize - change.bytes_deallocated as isize,
+    );
+    println!("{allocations:.2} allocations a call; {kept} bytes are kept after {}", ROUNDS * CALLS);
+    assert!(allocations <= 20.0, "{allocations} allocations a call");
+    assert!(kept.unsigned_abs() < 64 * CALLS * ROUNDS / 10, "{kept} bytes are kept");
+
+    let answer = RateLimitResponse::decode(&*client.ask(&question, 1).await.unwrap()).unwrap();
+    assert_eq!(answer.overall_code(), Code::Ok);
+    let asked = 1 + ((WARM + ROUNDS) * CALLS) as u32 + 1;
+    assert_eq!(answer.statuses[0].limit_remaining, 1_000_000 - asked, "each was charged, and once");
+
+    drop(client);
+    leave.send(()).await.unwrap();
+    serving.await.unwrap().unwrap();
+}
