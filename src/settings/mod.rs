@@ -7,7 +7,7 @@ use serde::{
     de::{Error as _, IgnoredAny},
 };
 
-use crate::{api, cluster, limiter, rules, store, telemetry};
+use crate::{api, limiter, rules, store, telemetry};
 
 mod catalog;
 mod cluster;
@@ -57,9 +57,6 @@ pub struct Settings {
     pub drain: Drain,
     /// What it writes while it runs.
     pub log: telemetry::logs::Settings,
-    /// How it shares keys with other replicas, if at all.
-    #[serde(skip)]
-    pub cluster: Option<cluster::Settings>,
     /// Where it sends traces, if anywhere: told by OpenTelemetry's variables, not by settings of ours.
     #[serde(skip)]
     pub traces: Option<telemetry::traces::Settings>,

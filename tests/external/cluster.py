@@ -100,12 +100,13 @@ class Replica(Tollgate):
 class Cluster:
     """Some replicas. Those that are started know those that are there."""
 
-    def __init__(self, ends, folder, rules, flags=(), secret=SECRET, proxies=None):
+    def __init__(self, ends, folder, rules, flags=(), secret=SECRET, proxies=None, drain_delay="100ms"):
         self.ends = ends
         self.folder = folder
         self.rules = rules
         self.flags = list(flags)
         self.proxies = proxies
+        self.drain_delay = drain_delay
         self.secret = folder / "cluster.secret"
         self.secret.write_text(f"{secret}\n")
         self.replicas = []
@@ -123,7 +124,7 @@ class Cluster:
         if self.proxies:
             more += ["--cluster-advertise", self.proxies.open(name)]
         log = self.folder / f"{name}.log"
-        options = {"drain_delay": "100ms", **options}
+        options = {"drain_delay": self.drain_delay, **options}
         replica = Replica(name, self.rules, log, space=space, flags=[*self.flags, *more, *flags], **options)
         self.ends.callback(replica.kill)
         replica.await_listening()
@@ -135,11 +136,16 @@ class Cluster:
     def start(self, count=1, **options):
         """Starts so many and waits until all answer and agree."""
         started = [self.launch(**options) for _ in range(count)]
-        for replica in started:
-            replica.await_ready()
-            self.targets.append(replica.grpc)
-        self.settled()
+        self.ready()
         return started
+
+    def ready(self):
+        """Waits until all that were launched answer, and agree."""
+        for replica in self.replicas:
+            replica.await_ready()
+            if replica.grpc not in self.targets:
+                self.targets.append(replica.grpc)
+        self.settled()
 
     def settled(self, patience=SETTLED_WITHIN):
         """Waits until all see the same members, and every slot is held by whoever should hold it."""

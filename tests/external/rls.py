@@ -1,12 +1,10 @@
 """Asks over gRPC as Envoy does, one call or many at a time; nothing is ever asked twice."""
 
 import asyncio
-import collections
 import dataclasses
 import functools
 import importlib.resources
 import pathlib
-import random
 import tempfile
 import threading
 import time
@@ -15,7 +13,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
-from processes import ROOT, eventually
+from processes import ROOT
 
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 # Long, because most tests ask what is decided and not how soon.
@@ -148,66 +146,3 @@ class Callers:
             method = channel.unary_unary(METHOD, request.SerializeToString, response.FromString)
             self.channels[to] = channel, method
         return self.channels[to][1]
-
-
-class Load:
-    """Callers that ask again and again about some users, each of a replica by chance, with a bound on how often.
-
-    Which addresses may be asked is up to `targets`, a list that may change at any time.
-    """
-
-    CALLS_MAX = 60_000
-    SECONDS_MAX = 60.0
-
-    def __init__(self, callers, targets, descriptors, at_once=4, pause=0.004, timeout=TIMEOUT):
-        self.callers = callers
-        self.targets = targets
-        self.descriptors = list(descriptors)
-        self.timeout = timeout
-        self.pause = pause
-        self.at_once = at_once
-        self.answers = []
-        self.passed = collections.Counter()
-        self.over = False
-
-    async def _caller(self, number):
-        dice = random.Random(number)
-        end = time.monotonic() + self.SECONDS_MAX
-        while not self.over and len(self.answers) < self.CALLS_MAX and time.monotonic() < end:
-            asked = dice.choice(self.descriptors)
-            answer = await self.callers.call(dice.choice(self.targets), question(asked), self.timeout)
-            self.answers.append(answer)
-            self.passed[_name(asked)] += answer.passes
-            await asyncio.sleep(self.pause)
-
-    async def _all(self):
-        await asyncio.gather(*(self._caller(number) for number in range(self.at_once)))
-
-    def __enter__(self):
-        self.done = asyncio.run_coroutine_threadsafe(self._all(), self.callers.loop)
-        self.await_further(50)
-        return self
-
-    def __exit__(self, *_):
-        self.over = True
-        self.done.result(30.0)
-
-    def await_further(self, calls):
-        enough = len(self.answers) + calls
-        eventually(f"{calls} further calls", lambda: enough <= len(self.answers))
-
-    def passed_of(self, descriptor):
-        return self.passed[_name(descriptor)]
-
-    def failed(self):
-        return [answer for answer in self.answers if answer.error]
-
-    def degraded(self):
-        return [answer for answer in self.answers if answer.degraded]
-
-    def slowest(self):
-        return max(answer.seconds for answer in self.answers)
-
-
-def _name(descriptor):
-    return tuple((entry["key"], entry["value"]) for entry in descriptor["entries"])
