@@ -1,6 +1,7 @@
 """Replicas of one cluster as processes on loopback: started, replaced, drained and killed."""
 
 import json
+import pathlib
 import re
 import signal
 
@@ -83,6 +84,12 @@ class Replica(Tollgate):
         assert found, f"there is no {name}"
         return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(one in line for one in wanted))
 
+    def post(self, path):
+        return self.call(self.admin, path, "POST")
+
+    def open_files(self):
+        return len(list(pathlib.Path(f"/proc/{self.child.pid}/fd").iterdir()))
+
     def freeze(self):
         """It stops and says nothing, and its system still takes connections."""
         self.child.send_signal(signal.SIGSTOP)
@@ -100,15 +107,15 @@ class Replica(Tollgate):
 class Cluster:
     """Some replicas. Those that are started know those that are there."""
 
-    def __init__(self, ends, folder, rules, flags=(), secret=SECRET, proxies=None, drain_delay="100ms"):
+    def __init__(self, ends, folder, rules, flags=(), proxies=None, **options):
         self.ends = ends
         self.folder = folder
         self.rules = rules
         self.flags = list(flags)
         self.proxies = proxies
-        self.drain_delay = drain_delay
+        self.options = {"drain_delay": "100ms", **options}
         self.secret = folder / "cluster.secret"
-        self.secret.write_text(f"{secret}\n")
+        self.secret.write_text(f"{SECRET}\n")
         self.replicas = []
         # Where callers may ask: those that are ready, and not told to leave.
         self.targets = []
@@ -124,7 +131,7 @@ class Cluster:
         if self.proxies:
             more += ["--cluster-advertise", self.proxies.open(name)]
         log = self.folder / f"{name}.log"
-        options = {"drain_delay": self.drain_delay, **options}
+        options = {**self.options, **options}
         replica = Replica(name, self.rules, log, space=space, flags=[*self.flags, *more, *flags], **options)
         self.ends.callback(replica.kill)
         replica.await_listening()

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import socket
 import textwrap
 
 import pytest
@@ -50,6 +51,21 @@ def start_tollgate(ends, tmp_path):
         return tollgate
 
     return start
+
+
+@pytest.fixture
+def nobody():
+    """An address that refuses connections: bound, so that nobody else can take it, but not listening."""
+    with socket.socket() as taken:
+        taken.bind((processes.LOOPBACK, 0))
+        yield f"{processes.LOOPBACK}:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def silence():
+    """An address that takes connections and never says anything."""
+    with socket.create_server((processes.LOOPBACK, 0)) as listening:
+        yield f"{processes.LOOPBACK}:{listening.getsockname()[1]}"
 
 
 @pytest.fixture
