@@ -46,7 +46,7 @@ pub use trust::{Files, Trust, TrustError};
 
 use link::{Links, Listening, Loss, Traffic};
 use message::Version;
-use node::{Action, Node, Outcome, Tuning};
+use node::{Action, Event, Node, Outcome, Tuning};
 
 /// How often time alone brings something about.
 const TURN: Duration = Duration::from_millis(10);
@@ -273,6 +273,7 @@ impl Replica {
                 Action::Leave => {
                     self.left.send_replace(true);
                 }
+                Action::Tell(event) => tell(event),
                 Action::Answer(..) => {}
             }
         }
@@ -280,9 +281,21 @@ impl Replica {
     }
 }
 
+fn tell(event: Event) {
+    match event {
+        Event::Joined => info!("joined: this replica knows who holds what"),
+        Event::BegunAnew => warn!("met an older cluster: all counters of this one are given up for its"),
+        Event::Isolated => {
+            warn!(
+                "hears too few replicas to rely on its counters: every key gets this replica's share of its limit"
+            );
+        }
+        Event::Reunited => info!("hears enough replicas again"),
+    }
+}
+
 impl Traffic for Replica {
     fn linked(&self, peer: MemberId, address: &str) {
-        info!(member = %peer, address, "met a replica");
         self.with(|node, now| node.linked(peer, address, now));
     }
 
@@ -311,8 +324,6 @@ impl Traffic for Replica {
     }
 
     fn lost(&self, peer: MemberId, how: Loss) {
-        let dead = how == Loss::Dead;
-        info!(member = %peer, dead, "lost a replica");
-        self.with(|node, now| node.lost(peer, dead, now));
+        self.with(|node, now| node.lost(peer, how == Loss::Dead, now));
     }
 }

@@ -160,6 +160,9 @@ impl Node {
 
     /// Tells whoever should claim a slot that its last holder is gone, for only we may know that it was the last.
     pub(super) fn tell_of_orphans(&mut self) {
+        if self.gone.is_empty() {
+            return;
+        }
         for slot in self.all_slots() {
             let state = self.slot(slot);
             let Some(holder) = state.holder else { continue };

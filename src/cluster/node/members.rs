@@ -6,7 +6,7 @@ use crate::{
     cluster::{
         MemberId,
         message::{Hashing, Hello, Message, Record, State},
-        node::{Action, Node},
+        node::{Action, Event, Node},
         slots::Wanted,
     },
     descriptor::Secret,
@@ -270,6 +270,7 @@ impl Node {
             self.forget_counters();
             if self.record.state == State::Serving {
                 self.figures.begun_anew += 1;
+                self.actions.push(Action::Tell(Event::BegunAnew));
                 self.record.state = State::Joining;
                 self.tell_record();
             }
@@ -329,6 +330,7 @@ impl Node {
             self.actions.extend(secret.map(Action::Hash));
         }
         self.record.state = State::Serving;
+        self.actions.push(Action::Tell(Event::Joined));
         self.tell_record();
         self.greet_all();
         self.choose();
@@ -396,6 +398,8 @@ impl Node {
         if self.isolated != isolated {
             self.isolated = isolated;
             self.memory.distrust(isolated);
+            let event = if isolated { Event::Isolated } else { Event::Reunited };
+            self.actions.push(Action::Tell(event));
             self.figures.isolations += u64::from(isolated);
         }
     }

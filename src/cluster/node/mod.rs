@@ -77,6 +77,21 @@ pub(crate) enum Action {
     Hash(Secret),
     /// All is handed off that can be: leave.
     Leave,
+    /// Something that an operator should know of.
+    Tell(Event),
+}
+
+/// What an operator should know of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// This replica knows who holds what, and answers.
+    Joined,
+    /// It has given up all its counters for those of another cluster that it has met.
+    BegunAnew,
+    /// It hears too few others to rely on what it holds.
+    Isolated,
+    /// It hears enough of them again.
+    Reunited,
 }
 
 /// One replica's part in the cluster.

@@ -10,7 +10,7 @@ use crate::cluster::sim::{
 };
 
 /// How many seeds of each kind are played; `SIMULATION_SEEDS=FROM..TO` in the environment plays others.
-const SEEDS: std::ops::Range<u64> = 0..250;
+const SEEDS: std::ops::Range<u64> = 0..334;
 
 /// A script, and the troubles that are in it.
 fn script(seed: u64, kind: Kind) -> (Vec<Step>, Troubles) {

@@ -358,7 +358,7 @@ impl World {
                     self.books.by_lease += u64::from(by_lease);
                     self.answered(number, ticket, outcome.decision.verdict.passes());
                 }
-                Action::Hash(_) => {}
+                Action::Hash(_) | Action::Tell(_) => {}
                 Action::Leave => leaves = true,
             }
         }
