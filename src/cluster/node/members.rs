@@ -452,7 +452,7 @@ impl Node {
             state.copy.is_some() && !lives
         };
         let holds = self.all_slots().any(|slot| self.slot(slot).held.is_some());
-        let busy = self.asks.are_open() || !self.pending.is_empty();
+        let busy = self.asks.are_owed() || !self.pending.is_empty();
         let kept = receivers && (holds || self.all_slots().any(orphan));
         if !busy && !kept && self.tuning.silence < now.since(since) {
             self.actions.push(Action::Leave);
