@@ -85,7 +85,7 @@ def test_while_all_are_replaced_and_scaled_under_load_no_call_fails_and_no_budge
         load.await_further(50)
 
     assert not load.failed() and not load.degraded()
-    assert cluster.total("tollgate_cluster_degraded_total") == 0
+    assert cluster.total("tollgate_cluster_degraded_checks_total") == 0
     [left] = callers.ask(cluster.targets[0], looked_at(hot)).remaining
     assert load.passed_of(hot) + left == 300
 

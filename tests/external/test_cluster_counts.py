@@ -24,7 +24,7 @@ def three(tmp_path_factory):
         cluster = Cluster(ends, folder, rules, flags=["--cluster-lease-from", "50"])
         cluster.start(3)
         yield cluster
-        assert cluster.total("tollgate_cluster_degraded_total") == 0
+        assert cluster.total("tollgate_cluster_degraded_checks_total") == 0
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_queue_lets_go_one_after_the_other_whichever_replicas_they_came_to(ask
 
 def test_what_is_lent_of_a_hot_key_never_passes_its_limit_and_all_of_it_is_given_out_in_the_end(three, ask):
     key = ("hot", next(names))
-    lent = three.total("tollgate_cluster_leased_total")
+    lent = three.total("tollgate_cluster_leased_checks_total")
 
     passed = passes(ask.many([[by(key)]] * 290, at_once=16))
     assert passed == 290
@@ -147,7 +147,7 @@ def test_what_is_lent_of_a_hot_key_never_passes_its_limit_and_all_of_it_is_given
     passed += passes([ask(by(key)) for _ in range(30)])
 
     assert passed == 300
-    assert three.total("tollgate_cluster_leased_total") > lent, "nothing was lent"
+    assert three.total("tollgate_cluster_leased_checks_total") > lent, "nothing was lent"
 
 
 def test_once_a_hot_key_is_refused_every_replica_refuses_it_until_something_is_given_back(three, ask):

@@ -40,7 +40,7 @@ def test_a_killed_replica_is_replaced_by_the_others_and_nothing_older_than_a_bac
         load.await_further(50)
 
     assert not load.failed() and not load.degraded()
-    assert cluster.total("tollgate_cluster_degraded_total") == 0
+    assert cluster.total("tollgate_cluster_degraded_checks_total") == 0
     assert passes(spend(callers, cluster, 6)) == len(KEYS)
     assert passes(spend(callers, cluster, 1)) == 0
 
@@ -121,7 +121,7 @@ def test_while_a_replica_is_silent_each_rule_does_what_it_says_and_every_answer_
             assert passed == 9 - 1 - 1, "one was spent before, and one by the first who asked"
         else:
             assert passed == {"share": 3, "allow": 10, "deny": 0}[key[0]], key
-    assert cluster.replicas[1].metric("tollgate_cluster_degraded_total") == 10 * len(lost)
+    assert cluster.replicas[1].metric("tollgate_cluster_degraded_checks_total") == 10 * len(lost)
 
 
 def test_what_shares_have_admitted_is_charged_when_the_silent_one_is_heard_again(start_cluster, callers):
