@@ -160,9 +160,9 @@ pub(super) fn asked<T>(
 }
 
 /// The entries of each descriptor.
-type Entries<'r> = SmallVec<[SmallVec<[Entry<'r>; 4]>; 2]>;
+pub(super) type Entries<'r> = SmallVec<[SmallVec<[Entry<'r>; 4]>; 2]>;
 
-fn entries_of(request: &RateLimitRequest) -> Entries<'_> {
+pub(super) fn entries_of(request: &RateLimitRequest) -> Entries<'_> {
     request.descriptors.iter().map(entries_of_one).collect()
 }
 
@@ -170,7 +170,7 @@ fn entries_of_one(descriptor: &RateLimitDescriptor) -> SmallVec<[Entry<'_>; 4]> 
     descriptor.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
 }
 
-fn descriptors_of<'r>(
+pub(super) fn descriptors_of<'r>(
     request: &RateLimitRequest,
     entries: &'r Entries<'_>,
 ) -> Result<SmallVec<[limiter::Descriptor<'r>; 2]>, Error> {

@@ -1,6 +1,6 @@
 //! Who takes part.
 
-use std::{fmt, num::NonZeroU64};
+use std::{fmt, num::NonZeroU64, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -37,12 +37,26 @@ impl fmt::Debug for MemberId {
     }
 }
 
+impl FromStr for MemberId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let is_shown_so = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u64::from_str_radix(text, 16).map_err(drop)?;
+        if is_shown_so { Ok(Self(number)) } else { Err(()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_member_is_shown_as_16_hexadecimal_digits() {
-        assert_eq!(MemberId::from_number(0xabc).to_string(), "0000000000000abc");
+        let (member, shown) = (MemberId::from_number(0xabc), "0000000000000abc");
+        assert_eq!((member.to_string().as_str(), shown.parse()), (shown, Ok(member)));
+        for wrong in ["abc", "+000000000000abc", "0000000000000abg", "00000000000000abc", ""] {
+            assert_eq!(wrong.parse::<MemberId>(), Err(()), "{wrong}");
+        }
     }
 }

@@ -23,7 +23,7 @@ pub struct Figures {
     pub of_other_rules: usize,
     /// Whether too few others are heard.
     pub isolated: bool,
-    /// How old the oldest change is that no other replica has.
+    /// How long ago a backup of what is held here last arrived, or this replica began.
     pub backup_age: Duration,
 }
 
@@ -40,7 +40,8 @@ impl Cluster {
             moving: node.moving(),
             of_other_rules: node.of_other_rules(),
             isolated: node.is_isolated(),
-            backup_age: node.backup_age(now),
+            // Before the first one arrives it began no earlier than this replica.
+            backup_age: node.backup_age(now).min(self.0.began.elapsed()),
         })
     }
 }

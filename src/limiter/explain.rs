@@ -1,16 +1,18 @@
 //! The same decision without its consequences, told at length; and single counters, for operators.
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Decision, Limit},
+    algorithm::{Ask, Decision, Limit, Verdict},
+    cluster::{Cluster, State},
     descriptor::{Entry, Key},
     limiter::{
-        Answer, Applies, Request, Snapshot, Status, Unanswered, answer, drop_replaced, plan::Plan,
+        Answer, Applies, Limiter, Request, Snapshot, Status, Unanswered, answer, drop_replaced, plan::Plan,
         what_applies,
     },
     rules::{Allowance, LevelTrace, Rule},
-    store::{Check, Kept, Replaced},
+    store::{Check, Decisions, Kept, OnRefusal, Rehearsal, Replaced},
     time::Timestamp,
 };
 
@@ -81,11 +83,24 @@ pub enum Uncounted {
     /// A rule says that nothing is limited.
     #[error("the rule for this descriptor is unlimited, so nothing is counted")]
     Unlimited,
+    /// Another replica counts, and it cannot be reached.
+    #[error("no replica that holds this counter can be reached from here; /cluster tells who is heard")]
+    Unreachable,
+}
+
+impl Limiter {
+    /// Those that keys are shared with, if any.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
 }
 
 impl Snapshot<'_> {
     /// What [`Snapshot::decide`] would answer now, and why. Nothing is charged.
-    pub fn explain(&self, request: &Request<'_>) -> Result<Explanation<'_>, Unanswered> {
+    ///
+    /// Of counters that other replicas hold, what passes and what is left are foreseen from a look at them, and a
+    /// refusal's wait is the look's time until reset. [`Unanswered::Elsewhere`] where one cannot be reached.
+    pub async fn explain(&self, request: &Request<'_>) -> Result<Explanation<'_>, Unanswered> {
         request.is_sound()?;
         let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
         let Some(domain) = rules.domain(request.domain) else {
@@ -116,10 +131,8 @@ impl Snapshot<'_> {
         let Plan { mut statuses, checks, places, tried } =
             Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
         let modes = self.limiter.modes;
-        let rehearsal = self
-            .limiter
-            .memory
-            .rehearse(&checks, self.now(), |decisions| answer::refuses(modes, &statuses, &places, decisions));
+        let refused = |decisions: &[Decision]| answer::refuses(modes, &statuses, &places, decisions);
+        let rehearsal = self.rehearse(&checks, refused).await?;
         let checked = |index: usize| {
             let Check { key, limit, .. } = checks[index];
             let (before, decision) = (rehearsal.before[index], rehearsal.decisions[index]);
@@ -152,15 +165,92 @@ impl Snapshot<'_> {
         }
     }
 
-    /// What is kept in it.
-    pub fn look(&self, counted: &Counted<'_>) -> Kept {
-        self.limiter.memory.look(counted.key, counted.limit, counted.now)
+    /// What is kept in it, wherever it is.
+    pub async fn look(&self, counted: &Counted<'_>) -> Result<Kept, Uncounted> {
+        let Counted { key, limit, now, .. } = counted;
+        match &self.limiter.cluster {
+            None => Ok(self.limiter.memory.look(*key, limit, *now)),
+            Some(cluster) => cluster.look(*key, limit).await.ok_or(Uncounted::Unreachable),
+        }
     }
 
     /// Makes it a fresh counter to which `hits` are charged, beyond the limit too where it can hold a debt.
-    pub fn replace(&self, counted: &Counted<'_>, hits: u64) -> Replaced {
-        self.limiter.memory.replace(counted.key, counted.limit, counted.now, hits)
+    pub async fn replace(&self, counted: &Counted<'_>, hits: u64) -> Result<Replaced, Uncounted> {
+        let Counted { key, limit, now, .. } = counted;
+        match &self.limiter.cluster {
+            None => Ok(self.limiter.memory.replace(*key, limit, *now, hits)),
+            Some(cluster) => cluster.replace(*key, limit, hits).await.ok_or(Uncounted::Unreachable),
+        }
     }
+
+    async fn rehearse(
+        &self,
+        checks: &[Check<'_>],
+        refused: impl FnOnce(&[Decision]) -> bool,
+    ) -> Result<Rehearsal, Unanswered> {
+        let memory = &self.limiter.memory;
+        if let Some(cluster) = &self.limiter.cluster {
+            match cluster.state() {
+                State::Joining => return Err(Unanswered::Joining),
+                State::Serving | State::Draining => {}
+            }
+            // Also of counters that are held here: where nothing is left, a look calls back what was lent.
+            let looks = join_all(checks.iter().map(|check| cluster.look(check.key, check.limit))).await;
+            let before: Option<SmallVec<[Kept; 2]>> = looks.into_iter().collect();
+            let before = before.ok_or(Unanswered::Elsewhere)?;
+            if !checks.iter().all(|check| memory.holds(memory.slot(check.key))) {
+                return Ok(Rehearsal { decisions: foreseen(checks, &before, refused), before });
+            }
+        }
+        Ok(memory.rehearse(checks, self.now(), refused))
+    }
+}
+
+/// What the checks of one call would be answered, as far as looks at their counters tell.
+fn foreseen(checks: &[Check<'_>], before: &[Kept], refused: impl FnOnce(&[Decision]) -> bool) -> Decisions {
+    let mut each: SmallVec<[Decision; 2]> = SmallVec::new();
+    for (index, check) in checks.iter().enumerate() {
+        let mut look = before[index].look;
+        // Two checks of one counter charge it twice.
+        if let Some(earlier) = checks[..index].iter().rposition(|earlier| earlier.key == check.key) {
+            look.remaining = each[earlier].remaining;
+        }
+        each.push(foreseen_of_one(check, &look));
+    }
+    let is_refused = 1 < checks.len() && refused(&each);
+    let charged = checks.iter().zip(&mut each).zip(before).map(|((check, decision), before)| {
+        let passes = decision.verdict.passes();
+        if is_refused && passes && check.on_refusal == OnRefusal::TakeBack {
+            decision.remaining = before.look.remaining;
+            return 0;
+        }
+        check.limit.charged(check.ask, passes)
+    });
+    let charged = charged.collect();
+    Decisions::new(each, charged)
+}
+
+fn foreseen_of_one(check: &Check<'_>, look: &Decision) -> Decision {
+    let Check { limit, ask, .. } = check;
+    let decision = limit.foreseen(*ask, look);
+    let passes = decision.verdict.passes();
+    let unused = Decision { verdict: Verdict::Pass, remaining: limit.allowance(), ..*look };
+    let verdict = match (ask, limit) {
+        (Ask::Look, _) => look.verdict,
+        // Its turn comes when all before it have left.
+        (Ask::Charge(_), Limit::LeakyQueue(_)) if passes && !look.reset_after.is_zero() => {
+            Verdict::Delay(look.reset_after)
+        }
+        (Ask::Charge(_), _) if !passes && limit.foreseen(*ask, &unused).verdict.passes() => {
+            Verdict::Refuse { retry_after: Some(look.reset_after) }
+        }
+        (Ask::Charge(_) | Ask::Refund(_), _) => decision.verdict,
+    };
+    let remaining = match ask {
+        Ask::Refund(hits) => look.remaining.saturating_add(*hits).min(limit.allowance()),
+        Ask::Look | Ask::Charge(_) => look.remaining.saturating_sub(limit.charged(*ask, passes)),
+    };
+    Decision { verdict, remaining, ..decision }
 }
 
 /// The rules of the request that replace the one found.

@@ -1,6 +1,6 @@
 //! The page of metrics, and where it is served.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -11,11 +11,13 @@ use axum::{
 };
 
 use crate::{
-    api, limiter,
+    api,
+    cluster::{self, Cluster},
+    limiter,
     rules::{self, Book, Series, Totals},
     server::{Counters, ListenerFigures},
     store::Memory,
-    telemetry::metrics::{self, Metric, Page, Process},
+    telemetry::metrics::{self, Metric, Page, Process, cluster as shared},
     time::Timestamp,
 };
 
@@ -31,19 +33,25 @@ pub(super) struct Sources {
 
 /// `/metrics`, and nothing else.
 pub(super) fn router(sources: Sources) -> Router {
-    Router::new().route("/metrics", get(scrape)).with_state(sources)
+    router_in(None, sources)
 }
 
-async fn scrape(State(sources): State<Sources>) -> Response {
+/// The same for a replica that shares keys with others.
+pub(super) fn router_in(cluster: Option<Cluster>, sources: Sources) -> Router {
+    Router::new().route("/metrics", get(scrape)).with_state((sources, cluster))
+}
+
+async fn scrape(State((sources, cluster)): State<(Sources, Option<Cluster>)>) -> Response {
     // With very many rules this takes a while, which no request should wait for.
-    match tokio::task::spawn_blocking(move || sources.page()).await {
+    let page = move || sources.page(cluster.as_ref().map(Cluster::figures).as_ref());
+    match tokio::task::spawn_blocking(page).await {
         Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
 impl Sources {
-    fn page(&self) -> String {
+    fn page(&self, cluster: Option<&cluster::Figures>) -> String {
         let mut page = Page::default();
         self.decisions(&mut page);
         self.requests(&mut page);
@@ -56,6 +64,12 @@ impl Sources {
             page.single(metrics::PROCESS_CPU, process.cpu_seconds);
             page.single(metrics::PROCESS_MEMORY, process.resident_bytes);
             page.single(metrics::PROCESS_START, process.started);
+        }
+        if let Some(figures) = cluster {
+            place(figures, &mut page);
+            calls(figures, &mut page);
+            page.single(shared::COPY_BYTES, self.memory.figures().backup_bytes);
+            links(figures, &mut page);
         }
         page.finish()
     }
@@ -152,6 +166,67 @@ impl Sources {
             }
         }
     }
+}
+
+/// This replica's place among the others, and what changes hands.
+fn place(figures: &cluster::Figures, page: &mut Page) {
+    let cluster::Figures { part, state, members, holding, moving, of_other_rules, isolated, .. } = figures;
+    let mut family = page.family(shared::STATE);
+    for (name, each) in [
+        ("joining", cluster::State::Joining),
+        ("serving", cluster::State::Serving),
+        ("draining", cluster::State::Draining),
+    ] {
+        family.sample(&[name], u8::from(*state == each));
+    }
+    page.single(shared::MEMBERS, members);
+    page.single(shared::MEMBERS_OF_OTHER_RULES, of_other_rules);
+    page.single(shared::MEMBERS_LOST, part.lost_members);
+    page.single(shared::ISOLATED, u8::from(*isolated));
+    page.single(shared::ISOLATIONS, part.isolations);
+    page.single(shared::SLOTS, holding);
+    page.single(shared::SLOTS_MOVING, moving);
+    page.single(shared::SLOTS_TAKEN, part.changes_of_hands);
+    page.single(shared::SLOTS_CLAIMED, part.claims);
+    page.single(shared::COUNTERS_HANDED_OFF, part.handed_off);
+    page.single(shared::COUNTERS_RECEIVED, part.received);
+    page.single(shared::HAND_OFFS, part.hand_offs);
+    page.single(shared::HAND_OFF_TIME, Duration::from_nanos(part.hand_off_nanos).as_secs_f64());
+    page.single(shared::BEGUN_ANEW, part.begun_anew);
+}
+
+/// Who has decided what others hold, and what is kept of it elsewhere.
+fn calls(figures: &cluster::Figures, page: &mut Page) {
+    let cluster::Figures { part, backup_age, .. } = figures;
+    page.single(shared::FORWARDED, part.forwarded);
+    page.single(shared::LEASED, part.by_lease);
+    page.single(shared::DEGRADED, part.degraded);
+    page.single(shared::LATE, part.late_answers);
+    page.single(shared::BREAKER_OPENINGS, part.breaker_openings);
+    page.single(shared::UNTOLD, part.untold);
+    page.single(shared::SLICES_LENT, part.slices_lent);
+    page.single(shared::SLICES_RECALLED, part.recalls);
+    page.single(shared::SLICES_LOST, part.slices_lost);
+    page.single(shared::BACKED_UP, part.backed_up);
+    page.single(shared::BACKUPS_ARRIVED, part.backups_arrived);
+    page.single(shared::BACKUP_AGE, backup_age.as_secs_f64());
+}
+
+fn links(figures: &cluster::Figures, page: &mut Page) {
+    let links = &figures.links;
+    page.single(shared::LINKS, links.links_up);
+    page.single(shared::RECONNECTS, links.reconnects);
+    let mut refused = page.family(shared::LINKS_REFUSED);
+    for (reason, number) in links.refused {
+        refused.sample(&[reason.name()], number);
+    }
+    let mut batches = page.family(shared::BATCHES);
+    batches.sample(&["in"], links.batches_in);
+    batches.sample(&["out"], links.batches_out);
+    let mut bytes = page.family(shared::BATCH_BYTES);
+    bytes.sample(&["in"], links.bytes_in);
+    bytes.sample(&["out"], links.bytes_out);
+    page.single(shared::RESENT, links.pieces_resent);
 }
 
 /// Seconds since the Unix epoch.

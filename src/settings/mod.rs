@@ -44,7 +44,7 @@ pub struct Settings {
     /// How counters are kept.
     #[serde(deserialize_with = "store_settings")]
     pub store: store::Settings,
-    /// How keys are shared with other replicas, if they are. `Sources` reads it, for it takes more than its section.
+    /// How it shares keys with other replicas, if at all. [`Sources`] reads it, for it takes more than its section.
     #[serde(deserialize_with = "none_yet")]
     pub cluster: Option<crate::cluster::Settings>,
     /// How decisions are folded.

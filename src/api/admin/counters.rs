@@ -4,7 +4,6 @@ use axum::{
     Json,
     body::Bytes,
     extract::{Query, State},
-    http::StatusCode,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -43,7 +42,8 @@ pub(super) async fn get(State(desk): State<Desk>, which: Asked) -> Result<Json<V
     let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
     let snapshot = desk.limiter.snapshot();
     let counted = which.find(&snapshot)?;
-    Ok(Json(which.told(&counted, kept(&snapshot.look(&counted)))))
+    let found = snapshot.look(&counted).await.map_err(refused)?;
+    Ok(Json(which.told(&counted, kept(&found))))
 }
 
 pub(super) async fn reset(
@@ -54,7 +54,7 @@ pub(super) async fn reset(
     let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
     let snapshot = desk.limiter.snapshot();
     let counted = which.find(&snapshot)?;
-    let replaced = snapshot.replace(&counted, 0);
+    let replaced = snapshot.replace(&counted, 0).await.map_err(refused)?;
     which.audit(&peer, &counted, &replaced, "reset a counter");
     Ok(Json(which.changed(&counted, &replaced)))
 }
@@ -70,7 +70,7 @@ pub(super) async fn set(
         .map_err(|error| Refused::bad(format!("the body is JSON like {{\"used\": 5}}: {error}")))?;
     let snapshot = desk.limiter.snapshot();
     let counted = which.find(&snapshot)?;
-    let replaced = snapshot.replace(&counted, used);
+    let replaced = snapshot.replace(&counted, used).await.map_err(refused)?;
     which.audit(&peer, &counted, &replaced, "set a counter");
     let mut told = which.changed(&counted, &replaced);
     if used != 0 && replaced.after.idle_at.is_none() {
@@ -100,12 +100,7 @@ impl Which {
         let entries = written::entries(&self.key).map_err(|error| Refused::bad(format!("key: {error}")))?;
         let entries: Vec<_> =
             entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
-        snapshot.counted(&self.domain, &entries).map_err(|error| match error {
-            Uncounted::NoRules => Refused(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
-            Uncounted::NoDomain | Uncounted::NoRule | Uncounted::Unlimited => {
-                Refused(StatusCode::NOT_FOUND, error.to_string())
-            }
-        })
+        snapshot.counted(&self.domain, &entries).map_err(refused)
     }
 
     fn told(&self, counted: &Counted<'_>, kept: Value) -> Value {
@@ -141,6 +136,13 @@ impl Which {
             remaining_after = after,
             "{what}"
         );
+    }
+}
+
+fn refused(error: Uncounted) -> Refused {
+    match error {
+        Uncounted::NoRules | Uncounted::Unreachable => Refused::unavailable(error),
+        Uncounted::NoDomain | Uncounted::NoRule | Uncounted::Unlimited => Refused::not_found(error),
     }
 }
 

@@ -4,13 +4,13 @@ use axum::{
     Json,
     body::Bytes,
     extract::{Query, State, rejection::QueryRejection},
-    http::StatusCode,
 };
 use serde_json::{Value, json};
 
 use crate::{
     algorithm::{Ask, Verdict},
     api::{
+        Error,
         admin::{Desk, Refused, counters, words},
         envoy, json,
         proto::envoy::{
@@ -18,7 +18,7 @@ use crate::{
         },
         written,
     },
-    limiter::{Checked, Explanation, Part, Status},
+    limiter::{self, Checked, Explanation, Part, Status, Unanswered, Uncounted},
     rules::{How, LevelTrace, NodeTrace, Rule},
     time::Timestamp,
 };
@@ -26,7 +26,7 @@ use crate::{
 /// As for `/json`.
 pub(super) async fn of_message(State(desk): State<Desk>, body: Bytes) -> Result<Json<Value>, Refused> {
     let request = json::request(&body).map_err(Refused::bad)?;
-    explain(&desk, &request)
+    explain(&desk, &request).await
 }
 
 /// `?domain=D&key=k=v[,k=v]`, with more `key`s for more descriptors, and `hits=N` or `refund=N`; 0 hits look.
@@ -54,21 +54,25 @@ pub(super) async fn of_query(
     for descriptor in &mut request.descriptors {
         (descriptor.hits_addend, descriptor.is_negative_hits) = (hits, refunds);
     }
-    explain(&desk, &request)
+    explain(&desk, &request).await
 }
 
-fn explain(desk: &Desk, request: &RateLimitRequest) -> Result<Json<Value>, Refused> {
+async fn explain(desk: &Desk, request: &RateLimitRequest) -> Result<Json<Value>, Refused> {
     let snapshot = desk.limiter.snapshot();
-    let told = envoy::asked(request, None, |asked| {
-        let explanation = snapshot.explain(asked)?;
-        let asks = asked.descriptors.iter().map(|descriptor| descriptor.ask);
-        Ok(all(request, asks, &explanation))
-    });
-    told.map(Json).map_err(|error| {
-        let at_fault = error.is_callers_fault();
-        let code = if at_fault { StatusCode::BAD_REQUEST } else { StatusCode::SERVICE_UNAVAILABLE };
-        Refused(code, error.to_string())
-    })
+    let entries = envoy::entries_of(request);
+    let descriptors = envoy::descriptors_of(request, &entries).map_err(unanswered)?;
+    let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience: None };
+    let explanation = snapshot.explain(&asked).await.map_err(|error| match error {
+        Unanswered::Elsewhere => Refused::unavailable(Uncounted::Unreachable),
+        Unanswered::EmptyDomain | Unanswered::NoDescriptors | Unanswered::NoRules | Unanswered::Joining => {
+            unanswered(error.into())
+        }
+    })?;
+    Ok(Json(all(request, descriptors.iter().map(|descriptor| descriptor.ask), &explanation)))
+}
+
+fn unanswered(error: Error) -> Refused {
+    if error.is_callers_fault() { Refused::bad(error) } else { Refused::unavailable(error) }
 }
 
 fn all(request: &RateLimitRequest, asks: impl Iterator<Item = Ask>, explanation: &Explanation<'_>) -> Value {

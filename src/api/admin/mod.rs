@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{limiter::Limiter, rules::Book, store::Memory, telemetry::logs::Dial};
 
+mod cluster;
 mod counters;
 mod explain;
 mod log;
@@ -26,8 +27,10 @@ pub use setting::{Origin, Setting};
 pub use token::{Token, TokenError};
 
 /// The pages, each with a line of help.
-const PAGES: [(&str, &str); 9] = [
+const PAGES: [(&str, &str); 11] = [
     ("/", "this list"),
+    ("/cluster", "the other replicas, as this one sees them"),
+    ("/cluster/declare-dead", "POST ?member=ID: treats a member as dead of which nothing proves that it is"),
     ("/config", "the settings in force, and what set each"),
     (
         "/counters",
@@ -60,6 +63,8 @@ pub struct Desk {
 pub fn router(desk: Desk, token_file: Option<PathBuf>, more: Router) -> Router {
     let pages = Router::new()
         .route("/", get(index))
+        .route("/cluster", get(cluster::view))
+        .route("/cluster/declare-dead", post(cluster::declare_dead))
         .route("/config", get(setting::all))
         .route("/counters", get(counters::get).delete(counters::reset).put(counters::set))
         .route("/explain", post(explain::of_message).get(explain::of_query))
@@ -96,6 +101,14 @@ struct Refused(StatusCode, String);
 impl Refused {
     fn bad(why: impl fmt::Display) -> Self {
         Self(StatusCode::BAD_REQUEST, why.to_string())
+    }
+
+    fn not_found(why: impl fmt::Display) -> Self {
+        Self(StatusCode::NOT_FOUND, why.to_string())
+    }
+
+    fn unavailable(why: impl fmt::Display) -> Self {
+        Self(StatusCode::SERVICE_UNAVAILABLE, why.to_string())
     }
 }
 

@@ -128,8 +128,14 @@ pub(super) struct Asks {
 }
 
 impl Asks {
-    pub(super) fn are_open(&self) -> bool {
-        !self.forwards.is_empty() || !self.parked.is_empty()
+    /// Whether something is owed to others. What this replica was asked by callers it goes on with while it leaves.
+    pub(super) fn are_owed(&self) -> bool {
+        let owed = |asker: &Asker| match asker {
+            Asker::Peer(..) | Asker::Nobody => true,
+            Asker::Here(..) => false,
+        };
+        let forwards = self.forwards.values().map(|forward| &forward.asker);
+        forwards.chain(self.parked.iter().map(|parked| &parked.asker)).any(owed)
     }
 
     pub(super) fn len(&self) -> usize {

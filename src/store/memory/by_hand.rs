@@ -106,13 +106,7 @@ impl Memory {
             return Replaced { before, after: before };
         }
         table::remove(table, key, &self.means);
-        let mut counter = limit.fresh();
-        if 0 < hits {
-            // A queue takes as many as it holds.
-            let most = limit.allowance();
-            let hits = if matches!(limit, Limit::LeakyQueue(_)) { hits.min(most) } else { hits };
-            limit.with_debt(hits).decide(&mut counter, now, Ask::Charge(hits));
-        }
+        let mut counter = filled(limit, hits, now);
         if now < limit.idle_at(&counter) {
             let look = limit.decide(&mut counter, now, Ask::Look);
             let cell = Cell::new(limit, counter, &look);
@@ -131,6 +125,18 @@ impl Kept {
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
         Self { idle_at, look: limit.decide(&mut copy, now, Ask::Look) }
     }
+}
+
+/// A fresh counter to which `hits` are charged, beyond the limit too where it can hold a debt.
+pub(super) fn filled(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
+    let mut counter = limit.fresh();
+    if 0 < hits {
+        // A queue takes as many as it holds.
+        let most = limit.allowance();
+        let hits = if matches!(limit, Limit::LeakyQueue(_)) { hits.min(most) } else { hits };
+        limit.with_debt(hits).decide(&mut counter, now, Ask::Charge(hits));
+    }
+    counter
 }
 
 fn kept(table: &Table, key: Key, limit: &Limit, now: Timestamp) -> Kept {

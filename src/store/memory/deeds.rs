@@ -3,7 +3,7 @@
 use crate::{
     algorithm::{Ask, Counter, Decision, Limit, Receipt},
     descriptor::Key,
-    store::memory::Memory,
+    store::memory::{Memory, by_hand::filled},
     time::Timestamp,
 };
 
@@ -13,12 +13,10 @@ impl Memory {
         self.done_to(key, limit, now, |counter| limit.undo(counter, receipt, now))
     }
 
-    /// Puts `hits` that are charged now in place of what was counted, and looks.
+    /// Puts `hits` that are charged now in place of what was counted, beyond the limit too where it can hold a debt,
+    /// and looks.
     pub fn set(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Decision {
-        self.done_to(key, limit, now, |counter| {
-            *counter = limit.fresh();
-            limit.decide(counter, now, Ask::Charge(hits));
-        })
+        self.done_to(key, limit, now, |counter| *counter = filled(limit, hits, now))
     }
 
     fn done_to(&self, key: Key, limit: &Limit, now: Timestamp, deed: impl FnOnce(&mut Counter)) -> Decision {

@@ -1,4 +1,4 @@
-//! Every metric there is.
+//! Every metric of a replica that counts by itself.
 
 /// One metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +43,12 @@ macro_rules! metrics {
                 Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
         )*
 
-        /// All metrics, in the order of the page and of the documentation.
+        /// All of them, in the order of the page and of the documentation.
         pub const ALL: &[Metric] = &[$($constant),*];
     };
 }
+
+pub(super) use metrics;
 
 metrics! {
     DECISIONS: Counter "tollgate_decisions_total" ["domain", "rule", "code"]

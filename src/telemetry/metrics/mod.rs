@@ -1,6 +1,7 @@
 //! Metrics: numbers that every thread adds to without waiting for another, summed when they are read.
 
 mod catalog;
+pub mod cluster;
 mod histogram;
 mod process;
 mod shard;
