@@ -271,7 +271,8 @@ impl Server {
         };
         // Long pages hold up no caller.
         let here = Hands::default();
-        servers.spawn(metrics.serve(Routed::http(metrics::router(sources)), here.clone(), phases.clone()));
+        let page = metrics::router_in(cluster.clone(), sources);
+        servers.spawn(metrics.serve(Routed::http(page), here.clone(), phases.clone()));
         let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
         servers.spawn(admin.serve(Routed::http(operators), here, phases.clone()));
         let routes = Routed::grpc(grpc_routes(api.clone(), health)?, api);

@@ -2,12 +2,16 @@
 
 import contextlib
 import itertools
+import socket
 import textwrap
 
 import pytest
 
 import manifests
+import network
 import processes
+from cluster import RULES, Cluster
+from rls import Callers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,6 +51,55 @@ def start_tollgate(ends, tmp_path):
         return tollgate
 
     return start
+
+
+@pytest.fixture
+def nobody():
+    """An address that refuses connections: bound, so that nobody else can take it, but not listening."""
+    with socket.socket() as taken:
+        taken.bind((processes.LOOPBACK, 0))
+        yield f"{processes.LOOPBACK}:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def silence():
+    """An address that takes connections and never says anything."""
+    with socket.create_server((processes.LOOPBACK, 0)) as listening:
+        yield f"{processes.LOOPBACK}:{listening.getsockname()[1]}"
+
+
+@pytest.fixture
+def callers(ends):
+    """Asks over gRPC."""
+    callers = Callers()
+    ends.callback(callers.stop)
+    return callers
+
+
+@pytest.fixture
+def make_cluster(ends, tmp_path, rule_file):
+    """A cluster that has no replicas yet."""
+    return lambda rules=RULES, **options: Cluster(ends, tmp_path, rule_file(rules), **options)
+
+
+@pytest.fixture
+def start_cluster(make_cluster):
+    """A cluster of so many replicas that answer and agree."""
+
+    def start(count=3, **options):
+        cluster = make_cluster(**options)
+        cluster.start(count)
+        return cluster
+
+    return start
+
+
+@pytest.fixture
+def proxies(ends):
+    """What can stall and slow what passes between replicas."""
+    proxies = network.Proxies()
+    ends.callback(proxies.stop)
+    return proxies
 
 
 @pytest.fixture

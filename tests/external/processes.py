@@ -105,11 +105,12 @@ class Tollgate(Process):
 
     grpc = http = admin = metrics = None
 
-    def __init__(self, rules, log, grpc=f"{LOOPBACK}:0", drain_delay="0s", flags=()):
+    def __init__(self, rules, log, grpc=None, drain_delay="0s", flags=(), host=LOOPBACK, within=()):
+        """`host` is where all it listens on is; `within` are words that go before the command, as those of `ip`."""
         super().__init__(
-            [TOLLGATE, "serve", "--rules", rules, "--grpc-listen", grpc]
-            + ["--http-listen", f"{LOOPBACK}:0", "--admin-listen", f"{LOOPBACK}:0"]
-            + ["--metrics-listen", f"{LOOPBACK}:0", "--log-format", "json"]
+            [*within, TOLLGATE, "serve", "--rules", rules, "--grpc-listen", grpc or f"{host}:0"]
+            + ["--http-listen", f"{host}:0", "--admin-listen", f"{host}:0"]
+            + ["--metrics-listen", f"{host}:0", "--log-format", "json"]
             + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms", *flags],
             log,
         )
@@ -123,7 +124,11 @@ class Tollgate(Process):
 
     def ready(self):
         self.must_run()
-        return http_call(self.http, "/readyz").code == 200
+        return self.call(self.http, "/readyz").code == 200
+
+    def call(self, address, *arguments):
+        """An HTTP request to one of its addresses."""
+        return http_call(address, *arguments)
 
     def events(self):
         """The log so far; a line that is still being written is left out."""
@@ -139,7 +144,7 @@ class Tollgate(Process):
         return found if set(LISTENERS) <= found.keys() else None
 
     def rules(self):
-        return http_call(self.admin, "/rules").json()
+        return self.call(self.admin, "/rules").json()
 
     def await_generation_after(self, generation):
         eventually(f"a generation after {generation}", lambda: self.rules()["generation"] > generation)
@@ -152,7 +157,7 @@ class Tollgate(Process):
         """Looks, without charging, at what is left for the descriptor of these (key, value) pairs."""
         descriptor = {"entries": [{"key": k, "value": v} for k, v in entries], "hitsAddend": "0"}
         question = json.dumps({"domain": "edge", "descriptors": [descriptor]})
-        answer = http_call(self.http, "/json", "POST", {"content-type": "application/json"}, question)
+        answer = self.call(self.http, "/json", "POST", {"content-type": "application/json"}, question)
         assert answer.code in (200, 429), answer.body
         return answer.json()["statuses"][0].get("limitRemaining", 0)
 

@@ -1,13 +1,12 @@
 """The example clients in five languages, and grpcurl, against the real service."""
 
 import re
-import socket
 import time
 
 import pytest
 
 import clients
-from processes import LOOPBACK, ROOT
+from processes import ROOT
 
 ALLOWED, USAGE, DENIED = 0, 1, 2
 
@@ -41,21 +40,6 @@ def client(request):
 @pytest.fixture
 def tollgate(rule_file, start_tollgate):
     return start_tollgate(rule_file(RULES))
-
-
-@pytest.fixture
-def nobody():
-    """An address that refuses connections: bound, so that nobody else can take it, but not listening."""
-    with socket.socket() as taken:
-        taken.bind((LOOPBACK, 0))
-        yield f"{LOOPBACK}:{taken.getsockname()[1]}"
-
-
-@pytest.fixture
-def silence():
-    """An address that takes connections and never says anything."""
-    with socket.create_server((LOOPBACK, 0)) as listening:
-        yield f"{LOOPBACK}:{listening.getsockname()[1]}"
 
 
 def told(done):

@@ -1,10 +1,9 @@
 """What Envoy does when Tollgate is down, comes back, drains, or is replaced."""
 
-import threading
-
 import pytest
 
 from bootstraps import bootstrap, header, rate_limit, route
+from load import EdgeLoad
 from processes import eventually, http_call
 
 THREE_FOR_EACH_USER = """
@@ -57,7 +56,7 @@ def test_two_instances_replaced_in_turn_under_load_fail_no_call(rule_file, start
     envoy = start_envoy(bootstrap(addresses, echo.address, ROUTES, failure_mode_deny=True))
     eventually("both are in use", lambda: envoy.healthy_hosts("tollgate") == 2)
 
-    with Load(envoy, clients=4) as load:
+    with EdgeLoad(envoy, clients=4) as load:
         for old in instances:
             old.terminate()
             assert old.wait() == 0
@@ -67,42 +66,3 @@ def test_two_instances_replaced_in_turn_under_load_fail_no_call(rule_file, start
 
     assert load.failures() == []
     assert envoy.statistic("cluster.upstream.ratelimit.error") == 0
-
-
-class Load:
-    """Clients that ask again and again, each as soon as it has its answer, with a bound on how often."""
-
-    CALLS_OF_A_CLIENT_MAX = 20_000
-
-    def __init__(self, envoy, clients):
-        self.envoy = envoy
-        self.codes = []
-        self.over = threading.Event()
-        self.threads = [threading.Thread(target=self.call, args=(number,)) for number in range(clients)]
-
-    def call(self, number):
-        for _ in range(self.CALLS_OF_A_CLIENT_MAX):
-            if self.over.wait(0.005):
-                return
-            try:
-                self.codes.append(self.envoy.get(x_user=f"client-{number}").code)
-            except OSError as error:
-                self.codes.append(repr(error))
-
-    def await_further(self, calls):
-        enough = len(self.codes) + calls
-        eventually(f"{calls} further calls", lambda: len(self.codes) >= enough)
-
-    def failures(self):
-        return [code for code in self.codes if code != 200]
-
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        self.await_further(50)
-        return self
-
-    def __exit__(self, *_):
-        self.over.set()
-        for thread in self.threads:
-            thread.join()

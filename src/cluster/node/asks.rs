@@ -1,7 +1,7 @@
 //! Requests: answered where the slot is held, and sent there from everywhere else.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
@@ -120,16 +120,22 @@ struct Late {
 #[derive(Debug, Default)]
 pub(super) struct Asks {
     tickets: u64,
-    forwards: HashMap<u64, Forward>,
+    forwards: BTreeMap<u64, Forward>,
     parked: Vec<Parked>,
-    late: HashMap<u64, Late>,
+    late: BTreeMap<u64, Late>,
     /// Since no earlier time has anything to expire.
     next_deadline: Option<Timestamp>,
 }
 
 impl Asks {
-    pub(super) fn are_open(&self) -> bool {
-        !self.forwards.is_empty() || !self.parked.is_empty()
+    /// Whether something is owed to others. What this replica was asked by callers it goes on with while it leaves.
+    pub(super) fn are_owed(&self) -> bool {
+        let owed = |asker: &Asker| match asker {
+            Asker::Peer(..) | Asker::Nobody => true,
+            Asker::Here(..) => false,
+        };
+        let forwards = self.forwards.values().map(|forward| &forward.asker);
+        forwards.chain(self.parked.iter().map(|parked| &parked.asker)).any(owed)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -70,7 +70,7 @@ impl Node {
             slices: Vec::new(),
         });
         let heard = self.slot(slot).holder.map_or(0, |holder| holder.epoch);
-        let since = heard.max(copy.version.epoch) + 1;
+        let since = heard.max(copy.version.epoch).max(self.epochs_from) + 1;
         let origin = Origin { version: copy.version, since, contents: Some(copy.contents.clone()) };
         self.figures.claims += 1;
         self.hold(slot, since, copy, origin, Vec::new(), now);

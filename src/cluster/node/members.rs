@@ -10,7 +10,7 @@ use crate::{
         slots::Wanted,
     },
     descriptor::Secret,
-    time::Timestamp,
+    time::{SECOND, Timestamp},
 };
 
 /// How many of those who are gone are remembered.
@@ -218,6 +218,8 @@ impl Node {
 
     pub(super) fn greeted(&mut self, from: MemberId, hello: Hello, now: Timestamp) {
         let Hello { record, hashing, known, held, holders } = hello;
+        // What a joining replica names may be of a former process, and in use nowhere.
+        let is_in_use = record.state != State::Joining;
         self.hear(record, now);
         for record in known {
             self.hear(record, now);
@@ -226,10 +228,15 @@ impl Node {
             // It will tell again when it has joined.
             (None, Some(_)) => {}
             (None, None) => self.map(from),
-            (Some(theirs), Some(ours)) if theirs.founder == ours.founder => self.map(from),
+            (Some(theirs), Some(ours)) if theirs.founder == ours.founder => {
+                self.is_founded |= is_in_use;
+                self.map(from);
+            }
             // It will begin anew, and tell again.
-            (Some(theirs), Some(ours)) if ours.founder < theirs.founder && self.is_founded() => {}
+            (Some(_), Some(_)) if self.is_founded && !is_in_use => {}
+            (Some(theirs), Some(ours)) if ours.founder < theirs.founder && self.is_founded == is_in_use => {}
             (Some(theirs), _) => {
+                self.is_founded = is_in_use;
                 self.begin_anew(theirs);
                 self.map(from);
             }
@@ -254,11 +261,6 @@ impl Node {
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.mapped = true;
         }
-    }
-
-    /// Whether the hashing is in use, rather than only remembered from a former process.
-    fn is_founded(&self) -> bool {
-        self.record.state != State::Joining
     }
 
     /// Takes over the hashing of a cluster that is met. What was counted by another is void.
@@ -328,6 +330,10 @@ impl Node {
         } else if self.peers.values().all(|peer| !peer.mapped) {
             let secret = self.hashing.as_ref().map(|hashing| hashing.secret.clone());
             self.actions.extend(secret.map(Action::Hash));
+        }
+        if !self.is_founded {
+            self.epochs_from = self.wall.as_nanos() / SECOND;
+            self.is_founded = true;
         }
         self.record.state = State::Serving;
         self.actions.push(Action::Tell(Event::Joined));
@@ -446,7 +452,7 @@ impl Node {
             state.copy.is_some() && !lives
         };
         let holds = self.all_slots().any(|slot| self.slot(slot).held.is_some());
-        let busy = self.asks.are_open() || !self.pending.is_empty();
+        let busy = self.asks.are_owed() || !self.pending.is_empty();
         let kept = receivers && (holds || self.all_slots().any(orphan));
         if !busy && !kept && self.tuning.silence < now.since(since) {
             self.actions.push(Action::Leave);

@@ -104,6 +104,11 @@ pub(crate) struct Node {
     wall: Timestamp,
     record: Record,
     hashing: Option<Hashing>,
+    /// Whether the hashing is in use, rather than only remembered from a former process.
+    is_founded: bool,
+    /// Slots that this replica claims have had at least so many changes of hands. A founder counts from the seconds of
+    /// its wall, so that what former processes have kept is older than whatever it claims.
+    epochs_from: u64,
     born: Timestamp,
     /// Whether every seed was tried, and none answered but this process itself.
     alone: bool,
@@ -209,6 +214,8 @@ impl Node {
             wall: now,
             record,
             hashing: None,
+            is_founded: false,
+            epochs_from: 0,
             born: now,
             alone: false,
             draining_since: None,

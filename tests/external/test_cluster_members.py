@@ -1,0 +1,161 @@
+"""Who is let into a cluster, how replicas find each other, and what they say where they cannot."""
+
+import pytest
+
+from cluster import SECRET, Cluster
+from load import Load
+from processes import eventually, run
+from rls import by
+
+OTHER_SECRET = "another secret of the same length"
+USER = ("user", "ann")
+PLENTY = [by(("plenty", f"name-{number}")) for number in range(20)]
+
+
+def test_a_lone_replica_is_a_cluster_of_one_also_while_its_seeds_lead_nowhere(make_cluster, callers, nobody, silence):
+    for number, seeds in enumerate(([], [nobody], [silence], ["no.such.host.invalid:8082"])):
+        cluster = make_cluster()
+        [replica] = cluster.start(seeds=seeds)
+        assert callers.ask(replica.grpc, by(("user", f"name-{number}"))).remaining == (9,)
+        cluster.remove(replica)
+
+
+def test_without_the_secret_a_replica_is_not_let_in_and_both_go_on_by_themselves(start_cluster, make_cluster, callers):
+    cluster = start_cluster(2)
+    secret = cluster.folder / "other.secret"
+    secret.write_text(OTHER_SECRET)
+    members = cluster.replicas[0].serving()
+
+    stranger = cluster.launch(flags=["--cluster-secret-file", secret])
+    cluster.replicas.remove(stranger)
+    stranger.await_ready()
+    inside = cluster.replicas[0]
+    eventually("it is refused", lambda: cluster.total("tollgate_cluster_links_refused_total") > 0)
+
+    assert inside.serving() == members and len(stranger.serving()) == 1
+    assert callers.ask(inside.grpc, by(USER, hits=10)).passes
+    assert callers.ask(stranger.grpc, by(USER)).remaining == (9,), "it was told nothing"
+
+
+def test_a_secret_is_replaced_in_three_rolls_and_no_budget_changes(start_cluster, callers):
+    cluster = start_cluster(2)
+    assert callers.ask(cluster.targets[0], by(USER, hits=4)).passes
+
+    for secrets in ([SECRET, OTHER_SECRET], [OTHER_SECRET, SECRET], [OTHER_SECRET]):
+        # Those that run keep what they have read.
+        cluster.secret = cluster.folder / f"cluster.secret.{cluster.begun}"
+        cluster.secret.write_text("\n".join(secrets))
+        cluster.roll()
+
+    assert callers.ask(cluster.targets[1], by(USER, hits=6)).passes
+    assert not callers.ask(cluster.targets[0], by(USER)).passes
+
+
+def test_two_that_began_apart_become_one_when_they_meet_and_say_so(start_cluster, callers):
+    cluster = start_cluster(1)
+    apart = Cluster(cluster.ends, cluster.folder, cluster.rules)
+    apart.begun = 1
+    apart.start()
+    both = [cluster.replicas[0], apart.replicas[0]]
+    assert len({one.view()["view"] for one in both}) == 2
+    for one in both:
+        assert callers.ask(one.grpc, by(USER, hits=10)).passes
+
+    # Somebody who knows both brings them together.
+    cluster.replicas.append(apart.replicas[0])
+    cluster.targets.append(apart.replicas[0].grpc)
+    cluster.start()
+
+    assert cluster.total("tollgate_cluster_begun_anew_total") == 1
+    told = [one for one in both for event in one.events() if event.get("level") == "WARN" and "anew" in event["message"]]
+    assert len(told) == 1
+    assert not any(callers.ask(one.grpc, by(USER)).passes for one in cluster.replicas), "one of them has kept its counts"
+
+
+def test_replicas_of_an_ipv6_only_machine_share_their_counts(start_cluster, callers):
+    cluster = start_cluster(3, host="[::1]")
+    assert all(replica.advertised.startswith("[::1]:") for replica in cluster.replicas)
+
+    assert [callers.ask(to, by(USER, hits=4)).passes for to in cluster.targets] == [True, True, False]
+
+    cluster.remove(cluster.replicas[0])
+    cluster.settled()
+    assert callers.ask(cluster.targets[0], by(USER, hits=0)).remaining == (2,)
+
+
+def test_replicas_that_come_and_go_leave_no_connection_behind(start_cluster, callers):
+    cluster = start_cluster(2)
+    stays = cluster.replicas[0]
+    opened = stays.open_files()
+
+    with Load(callers, cluster.targets[:1], PLENTY, at_once=2) as load:
+        for number in range(6):
+            cluster.start()
+            if number % 2:
+                cluster.kill(cluster.replicas[-1])
+            else:
+                cluster.remove(cluster.replicas[-1])
+            cluster.settled()
+
+    assert not load.failed() and not load.degraded()
+    eventually("what was opened is closed", lambda: stays.open_files() <= opened + 1)
+
+
+def test_a_member_that_the_operator_declares_dead_is_replaced_at_once(start_cluster, callers):
+    cluster = start_cluster(3)
+    silent = cluster.replicas[2]
+    silent.freeze()
+    lost = [member["id"] for member in silent_members(cluster.replicas[0], silent)]
+
+    for replica in cluster.replicas[:2]:
+        answer = replica.post(f"/cluster/declare-dead?member={lost[0]}")
+        assert answer.code == 200, answer.body
+    cluster.replicas.remove(silent)
+    cluster.settled(5.0)
+
+
+def silent_members(replica, silent):
+    return [member for member in replica.view()["members"] if member["address"] == silent.advertised]
+
+
+BAD = {
+    "a secret file that is not there": (["--cluster-secret-file", "nowhere"], "nowhere"),
+    "nothing to know members by": ([], "secret_file"),
+    "a certificate without its key": (["--cluster-cert", "cert.pem"], "cluster"),
+    "a seed that is no address": (["--cluster-seed", "replica"], "seed"),
+    "an address that is no address": (["--cluster-advertise", "replica"], "advertise"),
+    "no budget": (["--cluster-forward-budget-max", "0s"], "forward"),
+    "backups without a pause": (["--cluster-backup-interval", "1ms"], "backup"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_setting_refuses_to_start_and_is_named(rule_file, tmp_path, what):
+    flags, named = BAD[what]
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    listen = [part for name in ("grpc", "http", "admin", "metrics", "cluster") for part in (f"--{name}-listen", "127.0.0.1:0")]
+    trust = [] if named in ("nowhere", "secret_file") else ["--cluster-secret-file", secret]
+
+    done = run("serve", "--rules", rule_file("domain: edge"), *listen, *trust, *flags)
+
+    assert done.returncode == 1
+    assert named in done.stderr + done.stdout, done.stderr
+    assert "listener=grpc" not in done.stdout + done.stderr
+
+
+def test_a_secret_that_is_too_short_refuses_to_start(rule_file, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("short")
+
+    done = run("serve", "--rules", rule_file("domain: edge"), "--cluster-listen", "127.0.0.1:0", "--cluster-secret-file", secret)
+
+    assert done.returncode == 1
+    assert "at least 16 bytes" in done.stdout + done.stderr
+
+
+def test_settings_of_a_cluster_without_its_address_are_an_error(rule_file):
+    done = run("serve", "--rules", rule_file("domain: edge"), "--cluster-seed", "127.0.0.1:8082")
+
+    assert done.returncode == 1
+    assert "cluster.listen" in done.stdout + done.stderr
