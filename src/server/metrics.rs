@@ -32,7 +32,7 @@ pub(super) struct Sources {
 }
 
 /// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
-pub(super) fn router_in(cluster: Option<Cluster>, sources: Sources) -> Router {
+pub(super) fn router(cluster: Option<Cluster>, sources: Sources) -> Router {
     Router::new().route("/metrics", get(scrape)).with_state((sources, cluster))
 }
 
