@@ -2,20 +2,7 @@
 
 use std::time::Duration;
 
-use crate::settings::Shape;
-
-/// One setting.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting {
-    /// Its section and name, as in a settings file: `drain.delay`.
-    pub name: &'static str,
-    /// What it may be set to.
-    pub shape: Shape,
-    /// What it is when nothing sets it; `None` where something must.
-    pub default: Option<&'static str>,
-    /// What it does, in one sentence.
-    pub help: &'static str,
-}
+use crate::settings::{Setting, Shape};
 
 /// All settings, in the order of the documentation.
 pub const CATALOG: &[Setting] = &[
@@ -389,24 +376,3 @@ pub const CATALOG: &[Setting] = &[
         help: "How many denials to log each second, as in 10/s, with rule, descriptor and limit; off logs none.",
     },
 ];
-
-impl Setting {
-    /// Its command-line flag, without the dashes.
-    pub fn flag(&self) -> String {
-        match self.name {
-            "rules.path" => "rules".to_owned(),
-            "store.snapshot" => "snapshot".to_owned(),
-            name => name.replace(['.', '_'], "-"),
-        }
-    }
-
-    /// Whether it holds a secret, which nobody is shown. One whose name ends so must; the path of a file is none.
-    pub fn is_secret(&self) -> bool {
-        ["token", "secret", "password"].into_iter().any(|end| self.name.ends_with(end))
-    }
-
-    /// Its environment variable.
-    pub fn variable(&self) -> String {
-        format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
-    }
-}

@@ -16,9 +16,9 @@ mod otel;
 mod shape;
 mod sources;
 
-pub use catalog::{CATALOG, Setting};
+pub use catalog::CATALOG;
 pub use listeners::{Address, Admin, Grpc, Http, Name, Reload, Tls};
-pub use shape::Shape;
+pub use shape::{Setting, Shape};
 pub use sources::{Error, Sources, environment};
 
 use shape::OFF;

@@ -1,4 +1,4 @@
-//! What settings may be set to.
+//! A setting, and what it may be set to.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -21,6 +21,19 @@ pub(super) const OFF: &str = "off";
 
 /// What counters may take where nothing tells how much memory there is.
 const BYTES_UNKNOWN: u64 = 512 * 1024 * 1024;
+
+/// One setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Its section and name, as in a settings file: `drain.delay`.
+    pub name: &'static str,
+    /// What it may be set to.
+    pub shape: Shape,
+    /// What it is when nothing sets it; `None` where something must.
+    pub default: Option<&'static str>,
+    /// What it does, in one sentence.
+    pub help: &'static str,
+}
 
 /// What a setting may be set to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +82,27 @@ pub enum Shape {
     LogFilter,
     /// How many denials to log.
     Denials,
+}
+
+impl Setting {
+    /// Its command-line flag, without the dashes.
+    pub fn flag(&self) -> String {
+        match self.name {
+            "rules.path" => "rules".to_owned(),
+            "store.snapshot" => "snapshot".to_owned(),
+            name => name.replace(['.', '_'], "-"),
+        }
+    }
+
+    /// Whether it holds a secret, which nobody is shown. One whose name ends so must; the path of a file is none.
+    pub fn is_secret(&self) -> bool {
+        ["token", "secret", "password"].into_iter().any(|end| self.name.ends_with(end))
+    }
+
+    /// Its environment variable.
+    pub fn variable(&self) -> String {
+        format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
+    }
 }
 
 impl Shape {
