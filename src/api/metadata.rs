@@ -12,14 +12,20 @@ use crate::{
     limiter::{Answer, Status},
 };
 
-/// What was asked, the metadata of the rules that let it pass, and those that did not.
+/// What was asked, the metadata of the rules that let it pass, those that did not, and what was decided without the
+/// replica that counts.
 pub(super) fn of(request: &RateLimitRequest, answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
-    let descriptors = request.descriptors.iter().map(descriptor).collect();
+    let told = request.descriptors.iter().zip(&answer.statuses);
+    let descriptors = told.map(|(asked, status)| descriptor(asked, status)).collect();
     set(&mut fields, "domain", text(&request.domain));
     set(&mut fields, "descriptors", Kind::ListValue(ListValue { values: descriptors }));
     if request.hits_addend != 0 {
         set(&mut fields, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
+    }
+    if answer.statuses.iter().any(|status| status.degraded) {
+        // Besides each descriptor's own: access logs do not look into lists.
+        set(&mut fields, "degraded", Kind::BoolValue(true));
     }
     let merged = merged(answer);
     if !merged.is_empty() {
@@ -54,7 +60,7 @@ fn refusal(request: &RateLimitRequest, status: &Status<'_>) -> Value {
     value(Kind::StructValue(fields))
 }
 
-fn descriptor(descriptor: &RateLimitDescriptor) -> Value {
+fn descriptor(descriptor: &RateLimitDescriptor, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     let entries = descriptor.entries.iter();
     let entries = entries.map(|entry| value(text(&format!("{}={}", entry.key, entry.value)))).collect();
@@ -65,6 +71,9 @@ fn descriptor(descriptor: &RateLimitDescriptor) -> Value {
     if let Some(hits) = descriptor.hits_addend {
         // Numbers here are floating point: above 2^53 the nearest one has to do.
         set(&mut fields, "hitsAddend", Kind::NumberValue(hits as f64));
+    }
+    if status.degraded {
+        set(&mut fields, "degraded", Kind::BoolValue(true));
     }
     value(Kind::StructValue(fields))
 }
@@ -125,4 +134,49 @@ fn text(text: &str) -> Kind {
 
 fn value(kind: Kind) -> Value {
     Value { kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_was_decided_without_the_replica_that_counts_is_marked_and_nothing_else() {
+        let status = Status {
+            passes: true,
+            limit: None,
+            remaining: 0,
+            reset_after: None,
+            retry_after: None,
+            rule: None,
+            candidate_refuses: false,
+            degraded: false,
+        };
+        let marked = |degraded: [bool; 2]| {
+            let request = RateLimitRequest {
+                descriptors: vec![RateLimitDescriptor::default(); 2],
+                ..Default::default()
+            };
+            let statuses = degraded.map(|degraded| Status { degraded, ..status });
+            let answer = Answer {
+                passes: true,
+                passes_in_shadow: false,
+                delay: Duration::ZERO,
+                statuses: statuses.into_iter().collect(),
+            };
+            let told = of(&request, &answer).fields;
+            let flag = |fields: &std::collections::BTreeMap<String, Value>| fields.get("degraded").cloned();
+            let Some(Kind::ListValue(list)) = told["descriptors"].kind.clone() else { panic!("no list") };
+            let each = list.values.into_iter().map(|each| match each.kind {
+                Some(Kind::StructValue(fields)) => flag(&fields.fields),
+                other => panic!("{other:?}"),
+            });
+            (flag(&told), each.collect::<Vec<_>>())
+        };
+        let yes = Some(value(Kind::BoolValue(true)));
+        assert_eq!(marked([false, true]), (yes.clone(), vec![None, yes]));
+        assert_eq!(marked([false, false]), (None, vec![None, None]));
+    }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     api::Error,
+    limiter::Unanswered,
     telemetry::metrics::{Counter, Histogram},
 };
 
@@ -36,6 +37,8 @@ pub struct Metrics {
     pub delays: Histogram,
     /// Requests without an answer because there are no rules.
     pub no_rules: Counter,
+    /// Requests without an answer because it is not known yet who counts.
+    pub joining: Counter,
     /// Requests without an answer through a fault of their own.
     pub invalid: Counter,
     waiting: AtomicU64,
@@ -51,6 +54,7 @@ impl Default for Metrics {
             duration: Histogram::new(&DECIDED_IN),
             delays: Histogram::new(&DELAYS),
             no_rules: Counter::default(),
+            joining: Counter::default(),
             invalid: Counter::default(),
             waiting: AtomicU64::new(0),
         }
@@ -71,7 +75,13 @@ impl Metrics {
     }
 
     pub(super) fn unanswered(&self, error: Error) {
-        if error.is_callers_fault() { self.invalid.increase() } else { self.no_rules.increase() }
+        match error {
+            Error::Unanswered(Unanswered::NoRules) => self.no_rules.increase(),
+            Error::Unanswered(Unanswered::Joining | Unanswered::Elsewhere) => self.joining.increase(),
+            Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors) | Error::Unit { .. } => {
+                self.invalid.increase();
+            }
+        }
     }
 }
 

@@ -24,6 +24,7 @@ use crate::{
 };
 
 mod decide;
+mod degraded;
 pub mod link;
 mod member;
 mod message;
@@ -145,6 +146,7 @@ impl Cluster {
         let mut chores = JoinSet::new();
         chores.spawn(self.clone().take_turns());
         chores.spawn(self.clone().follow_seeds());
+        chores.spawn(self.clone().tell_of_degraded());
         let ended = listening.run(self.0.clone()).await;
         chores.shutdown().await;
         ended

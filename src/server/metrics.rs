@@ -104,6 +104,7 @@ impl Sources {
     fn requests(&self, page: &mut Page) {
         let mut unanswered = page.family(metrics::UNANSWERED);
         unanswered.sample(&["no_rules"], self.api.no_rules.get());
+        unanswered.sample(&["joining"], self.api.joining.get());
         unanswered.sample(&["invalid"], self.api.invalid.get());
         page.family(metrics::REQUEST_DURATION).buckets(&self.api.duration.buckets());
         page.single(metrics::QUEUE_WAITING, self.api.waiting());
@@ -232,4 +233,82 @@ fn links(figures: &cluster::Figures, page: &mut Page) {
 /// Seconds since the Unix epoch.
 fn seconds(instant: Timestamp) -> f64 {
     instant.since(Timestamp::EPOCH).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::Trust,
+        descriptor::{Secret, SharedSecret},
+        store::OnFull,
+        time::Clock,
+    };
+
+    fn sources() -> Sources {
+        Sources {
+            book: Arc::default(),
+            memory: Arc::new(Memory::new(1 << 20, OnFull::Deny).shared()),
+            limiter: Arc::default(),
+            api: Arc::default(),
+            listeners: Counters::default(),
+        }
+    }
+
+    async fn lone(memory: Arc<Memory>) -> Cluster {
+        let folder = tempfile::tempdir().unwrap();
+        let secret_file = folder.path().join("secret");
+        std::fs::write(&secret_file, "a secret that replicas share").unwrap();
+        let trust =
+            Trust { files: None, secret_file: Some(secret_file), poll_interval: Duration::from_secs(1) };
+        let link = cluster::link::Settings {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            advertise: None,
+            seeds: Vec::new(),
+            trust,
+        };
+        let settings = cluster::Settings {
+            link,
+            forward_budget_max: Duration::from_millis(500),
+            backup_interval: Some(Duration::from_millis(100)),
+            forget_after: Duration::from_secs(30),
+            lease_from: None,
+        };
+        let (secret, clock) = (SharedSecret::from(Secret::random()), Clock::system());
+        Cluster::bind(settings, memory, Vec::new(), secret, clock).await.unwrap().0
+    }
+
+    fn families(page: &str) -> Vec<&str> {
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect()
+    }
+
+    #[tokio::test]
+    async fn whoever_shares_keys_has_every_metric_of_the_cluster_at_zero_from_the_start() {
+        let sources = sources();
+        let cluster = lone(sources.memory.clone()).await;
+        let page = sources.page(Some(&cluster.figures()));
+        let of_all = metrics::ALL.iter().chain(shared::ALL).map(|metric| metric.name);
+        assert_eq!(families(&page), of_all.collect::<Vec<_>>());
+        let series: Vec<_> = page.lines().filter(|line| line.starts_with("tollgate_cluster_")).collect();
+        for (line, number) in [
+            (r#"tollgate_cluster_state{state="joining"}"#, "1"),
+            (r#"tollgate_cluster_state{state="serving"}"#, "0"),
+            ("tollgate_cluster_slots", "0"),
+            ("tollgate_cluster_slots_moving", "0"),
+            ("tollgate_cluster_hand_off_seconds_total", "0"),
+            ("tollgate_cluster_degraded_checks_total", "0"),
+            (r#"tollgate_cluster_links_refused_total{reason="untrusted"}"#, "0"),
+            (r#"tollgate_cluster_batch_bytes_total{direction="out"}"#, "0"),
+        ] {
+            assert!(series.contains(&format!("{line} {number}").as_str()), "{line}: {series:#?}");
+        }
+        let age = series.iter().find_map(|line| line.strip_prefix("tollgate_cluster_backup_age_seconds "));
+        assert!(age.unwrap().parse::<f64>().unwrap() < 60.0, "{age:?}");
+    }
+
+    #[test]
+    fn whoever_counts_alone_has_none_of_them() {
+        let page = sources().page(None);
+        assert_eq!(families(&page), metrics::ALL.iter().map(|metric| metric.name).collect::<Vec<_>>());
+    }
 }

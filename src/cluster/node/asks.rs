@@ -1,7 +1,7 @@
 //! Requests: answered where the slot is held, and sent there from everywhere else.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
@@ -120,9 +120,9 @@ struct Late {
 #[derive(Debug, Default)]
 pub(super) struct Asks {
     tickets: u64,
-    forwards: HashMap<u64, Forward>,
+    forwards: BTreeMap<u64, Forward>,
     parked: Vec<Parked>,
-    late: HashMap<u64, Late>,
+    late: BTreeMap<u64, Late>,
     /// Since no earlier time has anything to expire.
     next_deadline: Option<Timestamp>,
 }

@@ -4,10 +4,7 @@
 //! passes the limit. A lessee stops using a slice before its holder counts it as used up: its time runs from when it
 //! asked, the holder's from when it lent.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     algorithm::{Ask, Decision, Limit, Verdict},
@@ -67,8 +64,8 @@ struct Out {
 /// What this replica has borrowed, and which keys it forwards often.
 #[derive(Debug, Default)]
 pub(super) struct Lessee {
-    borrowed: HashMap<Key, Borrowed>,
-    heat: HashMap<Key, u64>,
+    borrowed: BTreeMap<Key, Borrowed>,
+    heat: BTreeMap<Key, u64>,
     heat_since: Timestamp,
     told_at: Timestamp,
 }

@@ -2,7 +2,7 @@
 //! holder when it can be.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
 
@@ -30,7 +30,7 @@ const UNTOLD_MAX: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct Shares {
     memory: Memory,
-    admitted: HashMap<Key, Admitted>,
+    admitted: BTreeMap<Key, Admitted>,
     untold: VecDeque<Question>,
 }
 
@@ -44,7 +44,7 @@ struct Admitted {
 impl Default for Shares {
     fn default() -> Self {
         let memory = Memory::new(BYTES_MAX, OnFull::Deny).with_slots(SLOTS);
-        Self { memory, admitted: HashMap::new(), untold: VecDeque::new() }
+        Self { memory, admitted: BTreeMap::new(), untold: VecDeque::new() }
     }
 }
 

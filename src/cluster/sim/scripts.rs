@@ -58,10 +58,11 @@ pub(super) fn play(seed: u64, steps: &[Step], troubles: Troubles) -> Result<Worl
             Troubles::None => LIMIT,
             Troubles::Crashes => LIMIT + world.slack(key),
             Troubles::Partition { minority, members } => {
-                // Before a cut is noticed everybody goes on.
                 let cut_at = world.books.cut_at.unwrap_or(world.now());
+                let before = world.passed_between(key, 0, cut_at);
+                // Until a cut is noticed everybody goes on.
                 let unnoticed = world.passed_between(key, cut_at, cut_at + 2 * SECOND);
-                LIMIT + (LIMIT * minority).div_ceil(members) + MEMBERS_MAX + unnoticed
+                before + LIMIT + (LIMIT * minority).div_ceil(members) + MEMBERS_MAX + unnoticed
             }
         };
         if most < passed {

@@ -53,6 +53,8 @@ pub(super) struct World {
     links: BTreeMap<(usize, usize), Link>,
     dials: Vec<(u64, usize, usize)>,
     notices: Vec<(u64, usize, usize)>,
+    /// What those who have left said last: it still arrives, and then it is known that they have left.
+    farewells: Vec<(usize, usize, Link)>,
     cut: BTreeSet<usize>,
     pub(super) keys: Vec<Asked>,
     /// When a hit of a key passed.
@@ -92,6 +94,15 @@ struct Link {
     last: u64,
 }
 
+impl Link {
+    /// What has arrived by now, if anything.
+    fn next_due(&mut self, now: u64) -> Option<(Timestamp, Vec<Message>)> {
+        self.on_the_way
+            .pop_front_if(|(due, ..)| *due <= now)
+            .map(|(_, sent_at, messages)| (sent_at, messages))
+    }
+}
+
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         Self {
@@ -102,6 +113,7 @@ impl World {
             links: BTreeMap::new(),
             dials: Vec::new(),
             notices: Vec::new(),
+            farewells: Vec::new(),
             cut: BTreeSet::new(),
             keys: keys::all(),
             passed: Vec::new(),
@@ -182,6 +194,36 @@ impl World {
         let keys = (0..self.keys.len()).filter(|key| held.contains(&Slot::of(self.keys[*key].key, SLOTS)));
         self.crashes.push((self.now, keys.collect()));
         self.end(number);
+    }
+
+    /// The process has said goodbye.
+    fn leave(&mut self, number: usize) {
+        let linked: Vec<usize> =
+            self.links.keys().filter(|(from, _)| *from == number).map(|(_, to)| *to).collect();
+        for to in linked {
+            let link = self.links.remove(&(number, to)).unwrap_or_default();
+            self.farewells.push((number, to, link));
+        }
+        self.end(number);
+    }
+
+    fn hear_farewells(&mut self) {
+        for (from, to, mut link) in std::mem::take(&mut self.farewells) {
+            while !self.is_cut(from, to)
+                && let Some(batch) = link.next_due(self.now)
+            {
+                self.hand_over(batch, from, to);
+            }
+            if !link.on_the_way.is_empty() {
+                self.farewells.push((from, to, link));
+                continue;
+            }
+            let now = self.time_of(to);
+            if let Some(process) = self.processes.get_mut(&to) {
+                process.node.lost(keys::member(from), true, now);
+            }
+            self.act(to);
+        }
     }
 
     /// The process is no more. Those who were linked notice soon, unless they are cut off.
@@ -277,20 +319,22 @@ impl World {
                 process.node.heard(keys::member(from), now);
             }
             loop {
-                let Some(link) = self.links.get_mut(&(from, to)) else { break };
-                if link.on_the_way.front().is_none_or(|(due, ..)| self.now < *due) {
-                    break;
-                }
-                let Some((_, sent_at, messages)) = link.on_the_way.pop_front() else { break };
-                let messages = super::carried(&messages, sent_at, self.wall_of(to));
-                if let Some(process) = self.processes.get_mut(&to) {
-                    for message in messages {
-                        process.node.receive(keys::member(from), message, now);
-                    }
-                }
-                self.act(to);
+                let due = |link: &mut Link| link.next_due(self.now);
+                let Some(batch) = self.links.get_mut(&(from, to)).and_then(due) else { break };
+                self.hand_over(batch, from, to);
             }
         }
+        self.hear_farewells();
+    }
+
+    fn hand_over(&mut self, (sent_at, messages): (Timestamp, Vec<Message>), from: usize, to: usize) {
+        let (now, wall) = (self.time_of(to), self.wall_of(to));
+        if let Some(process) = self.processes.get_mut(&to) {
+            for message in super::carried(&messages, sent_at, wall) {
+                process.node.receive(keys::member(from), message, now);
+            }
+        }
+        self.act(to);
     }
 
     fn notice(&mut self) {
@@ -363,7 +407,7 @@ impl World {
             }
         }
         if leaves {
-            self.end(number);
+            self.leave(number);
         }
     }
 
