@@ -172,7 +172,7 @@ class Cluster:
         """Drains some at once, to their ends."""
         for replica in replicas:
             replica.terminate()
-            self.targets.remove(replica.grpc)
+            self.avoid(replica)
             self.replicas.remove(replica)
         for replica in replicas:
             assert replica.wait() == 0, replica.output()
@@ -180,9 +180,14 @@ class Cluster:
     def kill(self, *replicas):
         """Ends some without a word."""
         for replica in replicas:
-            self.targets.remove(replica.grpc)
+            self.avoid(replica)
             self.replicas.remove(replica)
             replica.kill()
+
+    def avoid(self, replica):
+        """Callers ask it no more."""
+        if replica.grpc in self.targets:
+            self.targets.remove(replica.grpc)
 
     def replace(self, old, **options):
         """Starts another one, and drains `old` when it serves. Waits until all is settled."""
