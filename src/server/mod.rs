@@ -40,6 +40,7 @@ mod phase;
 mod quick;
 mod routed;
 mod tls;
+mod wire;
 
 pub use counters::{Counters, ListenerCounters, ListenerFigures};
 pub use crew::Crew;
