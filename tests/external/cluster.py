@@ -1,5 +1,6 @@
 """Replicas of one cluster as processes on loopback: started, replaced, drained and killed."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -34,6 +35,8 @@ RULES = """
       - key: group
         rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
 """
+# Of replicas, so that no two write the same log.
+NUMBERS = itertools.count(1)
 # How long a cluster may take until all replicas agree who holds what.
 SETTLED_WITHIN = 30.0
 
@@ -119,15 +122,13 @@ class Cluster:
         self.replicas = []
         # Where callers may ask: those that are ready, and not told to leave.
         self.targets = []
-        self.begun = 0
 
-    def launch(self, *, seeds=None, flags=(), space=None, **options):
+    def launch(self, *, seeds=None, flags=(), space=None, secret=None, **options):
         """Starts one, and does not wait until it is ready."""
-        self.begun += 1
-        name = f"replica-{self.begun}"
+        name = f"replica-{next(NUMBERS)}"
         seeds = [one.advertised for one in self.replicas] if seeds is None else seeds
         more = [part for seed in seeds for part in ("--cluster-seed", seed)]
-        more += ["--cluster-secret-file", str(self.secret)]
+        more += ["--cluster-secret-file", str(secret or self.secret)]
         if self.proxies:
             more += ["--cluster-advertise", self.proxies.open(name)]
         log = self.folder / f"{name}.log"
@@ -171,7 +172,7 @@ class Cluster:
         """Drains some at once, to their ends."""
         for replica in replicas:
             replica.terminate()
-            self.targets.remove(replica.grpc)
+            self.avoid(replica)
             self.replicas.remove(replica)
         for replica in replicas:
             assert replica.wait() == 0, replica.output()
@@ -179,9 +180,14 @@ class Cluster:
     def kill(self, *replicas):
         """Ends some without a word."""
         for replica in replicas:
-            self.targets.remove(replica.grpc)
+            self.avoid(replica)
             self.replicas.remove(replica)
             replica.kill()
+
+    def avoid(self, replica):
+        """Callers ask it no more."""
+        if replica.grpc in self.targets:
+            self.targets.remove(replica.grpc)
 
     def replace(self, old, **options):
         """Starts another one, and drains `old` when it serves. Waits until all is settled."""

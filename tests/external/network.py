@@ -175,7 +175,7 @@ class Namespaces:
         self.count = 0
         self.made = []
         self.hub = self._make("hub")
-        for bridge in ("all", "apart"):
+        for bridge in ("whole", "apart"):
             self._ip("-n", self.hub, "link", "add", "name", bridge, "type", "bridge")
             self._ip("-n", self.hub, "link", "set", bridge, "up")
 
@@ -198,7 +198,7 @@ class Namespaces:
         space, port, address = self._make(str(self.count)), f"port{self.count}", f"10.77.0.{self.count}"
         add = ["link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", space]
         self._ip("-n", self.hub, *add)
-        self._ip("-n", self.hub, "link", "set", port, "master", "all", "up")
+        self._ip("-n", self.hub, "link", "set", port, "master", "whole", "up")
         self._ip("-n", space, "address", "add", f"{address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             self._ip("-n", space, "link", "set", device, "up")
@@ -211,7 +211,7 @@ class Namespaces:
 
     def heal(self, *spaces):
         for space in spaces:
-            self._ip("-n", self.hub, "link", "set", space.port, "master", "all")
+            self._ip("-n", self.hub, "link", "set", space.port, "master", "whole")
 
     def remove(self):
         for space in reversed(self.made):

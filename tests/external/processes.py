@@ -49,7 +49,7 @@ class Answer:
 def http_call(address, path="/", method="GET", headers=None, body=None, timeout=10.0):
     """One HTTP request over a connection of its own."""
     host, port = address.rsplit(":", 1)
-    connection = http.client.HTTPConnection(host, int(port), timeout=timeout)
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
     try:
         connection.request(method, path, body=body, headers=headers or {})
         answer = connection.getresponse()

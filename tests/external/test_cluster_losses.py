@@ -53,7 +53,7 @@ def test_a_kill_under_load_forgets_no_more_than_was_admitted_since_the_last_back
         load.await_further(600)
         # Callers leave it alone first, so that all calls that fail do so for another reason.
         killed = cluster.replicas[0]
-        cluster.targets.remove(killed.grpc)
+        cluster.avoid(killed)
         load.await_further(60)
         killed_at = time.monotonic()
         cluster.kill(killed)
@@ -98,7 +98,7 @@ def test_while_a_replica_is_silent_each_rule_does_what_it_says_and_every_answer_
     assert passes(spend(callers, cluster, 1, keys)) == len(keys)
     silent = cluster.replicas[2]
     silent.freeze()
-    cluster.targets.remove(silent.grpc)
+    cluster.avoid(silent)
     one, other = cluster.targets
 
     by_time = callers.ask_all([(one, question(by(key))) for key in keys], at_once=90)
@@ -129,7 +129,7 @@ def test_what_shares_have_admitted_is_charged_when_the_silent_one_is_heard_again
     keys = [("share", f"name-{number}") for number in range(30)]
     silent = cluster.replicas[2]
     silent.freeze()
-    cluster.targets.remove(silent.grpc)
+    cluster.avoid(silent)
     eventually("its silence is noticed", lambda: all(knows_silent(one, silent) for one in cluster.replicas[:2]))
     passed = collections.Counter()
     for to in cluster.targets:
@@ -151,7 +151,7 @@ def test_a_slow_replica_holds_up_no_join_and_no_answer_for_longer_than_its_budge
     cluster = start_cluster(3, proxies=proxies)
     slow = cluster.replicas[2]
     proxies.slow(slow.name, 1.0)
-    cluster.targets.remove(slow.grpc)
+    cluster.avoid(slow)
 
     with Load(callers, cluster.targets, PLENTY, timeout=2 * FORWARD_BUDGET, at_once=8) as load:
         began = time.monotonic()
@@ -170,7 +170,7 @@ def test_a_dead_address_costs_no_call_more_than_its_budget_and_no_memory(start_c
     cluster = start_cluster()
     silent = cluster.replicas[2]
     silent.freeze()
-    cluster.targets.remove(silent.grpc)
+    cluster.avoid(silent)
     with Load(callers, cluster.targets, PLENTY, timeout=2 * FORWARD_BUDGET, at_once=16, pause=0.001) as load:
         load.await_further(500)
         before = resident(cluster.replicas[0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster import SECRET, Cluster
+from cluster import SECRET
 from load import Load
 from processes import eventually, run
 from rls import by
@@ -12,12 +12,15 @@ USER = ("user", "ann")
 PLENTY = [by(("plenty", f"name-{number}")) for number in range(20)]
 
 
-def test_a_lone_replica_is_a_cluster_of_one_also_while_its_seeds_lead_nowhere(make_cluster, callers, nobody, silence):
-    for number, seeds in enumerate(([], [nobody], [silence], ["no.such.host.invalid:8082"])):
-        cluster = make_cluster()
-        [replica] = cluster.start(seeds=seeds)
-        assert callers.ask(replica.grpc, by(("user", f"name-{number}"))).remaining == (9,)
-        cluster.remove(replica)
+def test_a_lone_replica_is_a_cluster_of_one_also_where_its_seeds_lead_nowhere(make_cluster, callers, nobody, silence):
+    cluster = make_cluster()
+    for seeds in ([], [nobody], [silence], ["no.such.host.invalid:8082"]):
+        cluster.launch(seeds=seeds)
+
+    for replica in cluster.replicas:
+        replica.await_ready()
+        assert len(replica.serving()) == 1
+        assert [callers.ask(replica.grpc, by(USER, hits=4)).passes for _ in range(3)] == [True, True, False]
 
 
 def test_without_the_secret_a_replica_is_not_let_in_and_both_go_on_by_themselves(start_cluster, make_cluster, callers):
@@ -26,7 +29,7 @@ def test_without_the_secret_a_replica_is_not_let_in_and_both_go_on_by_themselves
     secret.write_text(OTHER_SECRET)
     members = cluster.replicas[0].serving()
 
-    stranger = cluster.launch(flags=["--cluster-secret-file", secret])
+    stranger = cluster.launch(secret=secret)
     cluster.replicas.remove(stranger)
     stranger.await_ready()
     inside = cluster.replicas[0]
@@ -43,7 +46,7 @@ def test_a_secret_is_replaced_in_three_rolls_and_no_budget_changes(start_cluster
 
     for secrets in ([SECRET, OTHER_SECRET], [OTHER_SECRET, SECRET], [OTHER_SECRET]):
         # Those that run keep what they have read.
-        cluster.secret = cluster.folder / f"cluster.secret.{cluster.begun}"
+        cluster.secret = cluster.folder / f"{len(secrets)}-{secrets[0][:7]}.secret"
         cluster.secret.write_text("\n".join(secrets))
         cluster.roll()
 
@@ -53,9 +56,7 @@ def test_a_secret_is_replaced_in_three_rolls_and_no_budget_changes(start_cluster
 
 def test_two_that_began_apart_become_one_when_they_meet_and_say_so(start_cluster, callers):
     cluster = start_cluster(1)
-    apart = Cluster(cluster.ends, cluster.folder, cluster.rules)
-    apart.begun = 1
-    apart.start()
+    apart = start_cluster(1)
     both = [cluster.replicas[0], apart.replicas[0]]
     assert len({one.view()["view"] for one in both}) == 2
     for one in both:
@@ -67,8 +68,8 @@ def test_two_that_began_apart_become_one_when_they_meet_and_say_so(start_cluster
     cluster.start()
 
     assert cluster.total("tollgate_cluster_begun_anew_total") == 1
-    told = [one for one in both for event in one.events() if event.get("level") == "WARN" and "anew" in event["message"]]
-    assert len(told) == 1
+    told = "all counters of this one are given up"
+    assert [any(told in event["message"] for event in one.events()) for one in both].count(True) == 1
     assert not any(callers.ask(one.grpc, by(USER)).passes for one in cluster.replicas), "one of them has kept its counts"
 
 
@@ -116,6 +117,29 @@ def test_a_member_that_the_operator_declares_dead_is_replaced_at_once(start_clus
 
 def silent_members(replica, silent):
     return [member for member in replica.view()["members"] if member["address"] == silent.advertised]
+
+
+def test_what_a_newcomer_has_kept_of_another_cluster_takes_nothing_away(make_cluster, callers):
+    cluster = make_cluster()
+    kept = [cluster.folder / f"counters-{number}" for number in range(3)]
+    others = [make_cluster() for _ in kept]
+    for other, path in zip(others, kept, strict=True):
+        other.launch(flags=["--snapshot", path])
+    for other in others:
+        other.ready()
+        assert callers.ask(other.targets[0], by(USER, hits=3)).passes
+        other.remove(*other.replicas)
+
+    cluster.start()
+    assert callers.ask(cluster.targets[0], by(USER, hits=6)).passes
+    # Whoever has the smallest number of all may be among them.
+    for path in kept:
+        cluster.launch(flags=["--snapshot", path])
+    cluster.ready()
+
+    for to in cluster.targets:
+        assert callers.ask(to, by(USER, hits=0)).remaining == (4,)
+    assert cluster.total("tollgate_cluster_begun_anew_total") == 0
 
 
 BAD = {

@@ -33,6 +33,13 @@ pub(super) struct Peer {
     pub(super) spared_until: Timestamp,
 }
 
+impl Peer {
+    /// Whether it would take slots, if it is heard.
+    fn serves(&self) -> bool {
+        self.mapped && self.record.state == State::Serving
+    }
+}
+
 /// A member that is no longer there.
 #[derive(Clone, Debug)]
 pub(super) struct Gone {
@@ -119,7 +126,7 @@ impl Node {
             self.draining_since = Some(now);
             self.record.state = State::Draining;
             self.tell_record();
-            self.choose();
+            self.choose(now);
         }
     }
 
@@ -160,7 +167,7 @@ impl Node {
             Some(peer) => {
                 if peer.record.changes < record.changes {
                     peer.record = record;
-                    self.choose();
+                    self.choose(now);
                 }
             }
             None => {
@@ -245,7 +252,7 @@ impl Node {
                 }
             }
         }
-        self.choose();
+        self.choose(now);
     }
 
     fn map(&mut self, peer: MemberId) {
@@ -330,14 +337,17 @@ impl Node {
         self.actions.push(Action::Tell(Event::Joined));
         self.tell_record();
         self.greet_all();
-        self.choose();
+        self.choose(now);
     }
 
-    /// Works out anew who should hold what.
-    pub(super) fn choose(&mut self) {
-        let serving = |peer: &&Peer| peer.mapped && peer.record.state == State::Serving;
-        let mut members: Vec<MemberId> =
-            self.peers.values().filter(serving).map(|peer| peer.record.id).collect();
+    /// Works out anew who should hold what. Whoever is silent could neither take nor claim anything, nor keep a backup.
+    pub(super) fn choose(&mut self, now: Timestamp) {
+        let mut members: Vec<MemberId> = self
+            .peers
+            .values()
+            .filter(|peer| peer.serves() && self.is_heard(peer, now))
+            .map(|peer| peer.record.id)
+            .collect();
         members.extend((self.record.state == State::Serving).then_some(self.me));
         members.sort_unstable();
         if members != self.wanted.members() {
@@ -356,6 +366,7 @@ impl Node {
         }
         self.dial_the_forgotten(now);
         self.judge_isolation(now);
+        self.choose(now);
     }
 
     /// Whoever was forgotten may come back, and be found where it was.
@@ -429,13 +440,13 @@ impl Node {
         self.lessor_gone(member, now);
         self.lessee_gone(member, now);
         self.ask_elsewhere(member, now);
-        self.choose();
+        self.choose(now);
     }
 
     /// Leaves when everything is handed on, and nobody depends on what is kept here.
     pub(super) fn leave_when_done(&mut self, now: Timestamp) {
         let Some(since) = self.draining_since else { return };
-        let receivers = !self.wanted.members().is_empty();
+        let receivers = self.peers.values().any(Peer::serves);
         let orphan = |slot| {
             let state = self.slot(slot);
             let lives =
