@@ -13,7 +13,7 @@ use prost::bytes::Bytes;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
-    time::{MissedTickBehavior, interval},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tracing::{info, warn};
 
@@ -201,6 +201,13 @@ impl Cluster {
 
     /// Says goodbye, and ends all links within this time. Says how many slots were not handed on.
     pub async fn leave(&self, within: Duration) -> usize {
+        // Somebody who does not know yet may have asked again meanwhile.
+        let done = async {
+            while !self.0.with(|node, now| node.is_done(now)) {
+                sleep(TURN).await;
+            }
+        };
+        timeout(within, done).await.ok();
         let left = self.0.with(|node, _| node.slots_held().count());
         self.0.links.close(within).await;
         left

@@ -445,7 +445,14 @@ impl Node {
 
     /// Leaves when everything is handed on, and nobody depends on what is kept here.
     pub(super) fn leave_when_done(&mut self, now: Timestamp) {
-        let Some(since) = self.draining_since else { return };
+        if self.is_done(now) {
+            self.actions.push(Action::Leave);
+        }
+    }
+
+    /// Whether everything is handed on, and nobody depends on what is kept here or waits for an answer.
+    pub(crate) fn is_done(&self, now: Timestamp) -> bool {
+        let Some(since) = self.draining_since else { return false };
         let receivers = self.peers.values().any(Peer::serves);
         let orphan = |slot| {
             let state = self.slot(slot);
@@ -456,8 +463,6 @@ impl Node {
         let holds = self.all_slots().any(|slot| self.slot(slot).held.is_some());
         let busy = self.asks.are_owed() || !self.pending.is_empty();
         let kept = receivers && (holds || self.all_slots().any(orphan));
-        if !busy && !kept && self.tuning.silence < now.since(since) {
-            self.actions.push(Action::Leave);
-        }
+        !busy && !kept && self.tuning.silence < now.since(since)
     }
 }

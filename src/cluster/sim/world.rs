@@ -84,6 +84,8 @@ struct Process {
     memory: Arc<Memory>,
     /// Its clock less the world's, in nanoseconds.
     skew: i64,
+    /// All is handed on: it answers what it was asked before, and no more.
+    leaves: bool,
 }
 
 /// One direction of a session. What is on its way arrives in order, once.
@@ -171,7 +173,7 @@ impl World {
         let skew = self.dice.random_range(0..2) as i64 * self.dice.random_range(0..40) * MILLISECOND as i64;
         let now = self.time_of(number);
         let node = Node::new(keys::member(number), number.to_string(), TUNING, memory.clone(), now);
-        self.processes.insert(number, Process { node, memory, skew });
+        self.processes.insert(number, Process { node, memory, skew, leaves: false });
         let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
         let reachable: Vec<usize> =
             others.iter().copied().filter(|other| !self.is_cut(number, *other)).collect();
@@ -273,7 +275,19 @@ impl World {
             for number in numbers {
                 self.turn(number);
             }
+            self.see_off();
             self.ask_by_chance();
+        }
+    }
+
+    /// Ends those who have handed everything on and answered everything.
+    fn see_off(&mut self) {
+        let owes = |number: &usize| self.open.keys().any(|(process, _)| process == number);
+        let done =
+            |(number, process): (&usize, &Process)| (process.leaves && !owes(number)).then_some(*number);
+        let done: Vec<usize> = self.processes.iter().filter_map(done).collect();
+        for number in done {
+            self.leave(number);
         }
     }
 
@@ -397,8 +411,8 @@ impl World {
                 Action::Leave => leaves = true,
             }
         }
-        if leaves {
-            self.leave(number);
+        if leaves && let Some(process) = self.processes.get_mut(&number) {
+            process.leaves = true;
         }
     }
 
@@ -420,7 +434,7 @@ impl World {
                 return;
             }
             asks -= 1.0;
-            let answers = |process: &Process| process.node.state() != State::Joining;
+            let answers = |process: &Process| process.node.state() != State::Joining && !process.leaves;
             let able: Vec<usize> = self
                 .processes
                 .iter()
