@@ -214,7 +214,7 @@ impl Node {
                 self.actions.push(super::Action::Answer(ticket, outcome));
                 return;
             }
-            if parked.hops == 0 && parked.why == Why::Holder {
+            if parked.hops == 0 && parked.why == Why::Holder && self.draining_since.is_none() {
                 parked.question.wish = self.lessee.wish(parked.question.key, self.tuning.lease_from, now);
             }
         }

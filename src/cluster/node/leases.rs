@@ -215,8 +215,8 @@ impl Lessee {
                 (kind, life)
             }
         };
-        // The holder's time runs from later on.
-        let until = asked_at.plus(life.as_nanos() as u64);
+        // The holder's time runs from later on, and what is left of a slice has to be back by its end.
+        let until = asked_at.plus(life.as_nanos() as u64 / 4 * 3);
         let borrowed = Borrowed { limit: question.limit.clone(), kind, until };
         self.borrowed.insert(question.key, borrowed);
     }
@@ -254,6 +254,9 @@ impl Node {
         self.recalled(question.key, now);
         if self.lessee.borrowed.len() < KEYS_MAX {
             self.lessee.granted(question, decision, grant, asked_at, now);
+        }
+        if self.draining_since.is_some() {
+            self.give_back(now);
         }
     }
 
@@ -376,6 +379,13 @@ impl Node {
             for lessee in lessees {
                 self.send(lessee, Message::Recall { key });
             }
+        }
+    }
+
+    /// Gives everything back that was lent.
+    pub(super) fn give_back(&mut self, now: Timestamp) {
+        for key in self.lessee.borrowed.keys().copied().collect::<Vec<_>>() {
+            self.recalled(key, now);
         }
     }
 

@@ -126,6 +126,7 @@ impl Node {
             self.draining_since = Some(now);
             self.record.state = State::Draining;
             self.tell_record();
+            self.give_back(now);
             self.choose(now);
         }
     }
