@@ -57,10 +57,6 @@ class Load:
         enough = len(self.answers) + calls
         eventually(f"{calls} further calls", lambda: enough <= len(self.answers))
 
-    def await_seconds(self, seconds):
-        enough = time.monotonic() + seconds
-        eventually(f"{seconds} s have gone by", lambda: enough <= time.monotonic())
-
     def passed_of(self, descriptor):
         return len(self.passed[name_of(descriptor)])
 

@@ -20,6 +20,8 @@ METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 TIMEOUT = 10.0
 CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
+    # By itself it names a Unix socket by its path, which no server of HTTP/2 has to accept as an authority.
+    ("grpc.default_authority", "localhost"),
     # Each channel has connections of its own.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),

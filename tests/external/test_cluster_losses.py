@@ -3,11 +3,11 @@
 import collections
 import time
 
+from cluster import BACKUP_INTERVAL
 from load import Load
 from processes import eventually
 from rls import by, question
 
-BACKUP_INTERVAL = 0.1
 FORWARD_BUDGET = 0.5
 # What a busy machine may add to any time.
 GRACE = 0.4
@@ -30,11 +30,9 @@ def test_a_killed_replica_is_replaced_by_the_others_and_nothing_older_than_a_bac
 ):
     cluster = start_cluster()
     assert passes(spend(callers, cluster, 4)) == len(KEYS)
-    # Where nothing changes any more, the next backups hold all of it.
-    targets = cluster.targets[:2]
-    with Load(callers, targets, PLENTY, at_once=2) as load:
-        load.await_seconds(5 * BACKUP_INTERVAL)
+    cluster.backed_up()
 
+    with Load(callers, cluster.targets[:2], PLENTY, at_once=2) as load:
         cluster.kill(cluster.replicas[2])
         cluster.settled(patience=5.0)
         load.await_further(50)
