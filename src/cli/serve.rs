@@ -103,3 +103,19 @@ async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::
     server.run(leave).await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flag_of_a_list_may_come_several_times_and_no_other() {
+        let read = |arguments: &[&str]| command().try_get_matches_from(arguments);
+        let given =
+            ["serve", "--cluster-seed", "a:1,b:2", "--cluster-seed", "c:3", "--grpc-listen", "[::]:1"];
+        let flags = sources(&read(&given).unwrap()).flags;
+        let flags: Vec<_> = flags.iter().map(|(setting, value)| (setting.name, value.as_str())).collect();
+        assert_eq!(flags, [("grpc.listen", "[::]:1"), ("cluster.seed", "a:1,b:2,c:3")]);
+        assert!(read(&["serve", "--grpc-listen", "[::]:1", "--grpc-listen", "[::]:2"]).is_err());
+    }
+}

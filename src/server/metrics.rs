@@ -31,13 +31,8 @@ pub(super) struct Sources {
     pub(super) listeners: Counters,
 }
 
-/// `/metrics`, and nothing else.
-pub(super) fn router(sources: Sources) -> Router {
-    router_in(None, sources)
-}
-
-/// The same for a replica that shares keys with others.
-pub(super) fn router_in(cluster: Option<Cluster>, sources: Sources) -> Router {
+/// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
+pub(super) fn router(cluster: Option<Cluster>, sources: Sources) -> Router {
     Router::new().route("/metrics", get(scrape)).with_state((sources, cluster))
 }
 

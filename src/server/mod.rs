@@ -271,7 +271,7 @@ impl Server {
         };
         // Long pages hold up no caller.
         let here = Hands::default();
-        let page = metrics::router_in(cluster.clone(), sources);
+        let page = metrics::router(cluster.clone(), sources);
         servers.spawn(metrics.serve(Routed::http(page), here.clone(), phases.clone()));
         let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
         servers.spawn(admin.serve(Routed::http(operators), here, phases.clone()));

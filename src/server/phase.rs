@@ -33,6 +33,9 @@ pub(super) struct Probe {
 impl Readiness for Probe {
     fn ready(&self) -> Result<(), String> {
         match *self.phase.borrow() {
+            Phase::Starting if self.book.snapshot().is_some() => {
+                Err("still joining the cluster\n".to_owned())
+            }
             Phase::Starting => Err(match self.book.status().last_error {
                 Some(error) => format!("no valid rules are loaded yet:\n{}\n", error.problems),
                 None => "no rules are loaded yet\n".to_owned(),

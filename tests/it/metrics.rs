@@ -91,6 +91,28 @@ async fn before_anything_happens_all_series_are_there_at_zero() {
 }
 
 #[tokio::test]
+async fn a_replica_that_shares_keys_tells_of_its_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "a secret that replicas share").unwrap();
+    let given = [("cluster.listen", "127.0.0.1:0"), ("cluster.secret_file", secret.to_str().unwrap())];
+    let service = Service::start_with(RULES, &given).await;
+    let page = page(&service).await;
+    for metric in metrics::cluster::ALL {
+        assert!(page.contains(&format!("\n# TYPE {} ", metric.name)), "{}", metric.name);
+    }
+    for (series, expected) in [
+        (r#"tollgate_cluster_state{state="serving"}"#, 1.0),
+        ("tollgate_cluster_members", 1.0),
+        ("tollgate_cluster_slots", 4_096.0),
+        ("tollgate_cluster_slots_moving", 0.0),
+        ("tollgate_cluster_degraded_checks_total", 0.0),
+    ] {
+        assert_eq!(value(&page, series), expected, "{series}");
+    }
+}
+
+#[tokio::test]
 async fn load_errors_are_there_at_zero_and_counted_even_if_rules_were_never_good() {
     let service = Service::start_unready("domain: [", &[]).await;
     assert!(page(&service).await.contains("\ntollgate_rules_generation 0\n"));

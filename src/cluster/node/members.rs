@@ -90,15 +90,6 @@ impl Node {
         self.bury(peer, how, now);
     }
 
-    /// Nobody listens at `address`: whoever was said to be there is dead, unless there is a session with it.
-    pub(crate) fn refused(&mut self, address: &str, now: Timestamp) {
-        let there = |peer: &&Peer| !peer.linked && peer.record.address == address;
-        let dead: Vec<MemberId> = self.peers.values().filter(there).map(|peer| peer.record.id).collect();
-        for member in dead {
-            self.bury(member, How::Proven, now);
-        }
-    }
-
     /// Something was heard of `peer`.
     pub(crate) fn heard(&mut self, peer: MemberId, now: Timestamp) {
         if let Some(peer) = self.peers.get_mut(&peer) {

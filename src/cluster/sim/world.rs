@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
     algorithm::Ask,
@@ -80,7 +80,6 @@ pub(super) struct Books {
 }
 
 struct Process {
-    id: MemberId,
     node: Node,
     memory: Arc<Memory>,
     /// Its clock less the world's, in nanoseconds.
@@ -124,10 +123,6 @@ impl World {
             rate: 0,
             keys_asked: usize::MAX,
         }
-    }
-
-    pub(super) fn dice(&mut self) -> &mut impl Rng {
-        &mut self.dice
     }
 
     pub(super) fn do_all(&mut self, steps: &[Step]) {
@@ -176,7 +171,7 @@ impl World {
         let skew = self.dice.random_range(0..2) as i64 * self.dice.random_range(0..40) * MILLISECOND as i64;
         let now = self.time_of(number);
         let node = Node::new(keys::member(number), number.to_string(), TUNING, memory.clone(), now);
-        self.processes.insert(number, Process { id: keys::member(number), node, memory, skew });
+        self.processes.insert(number, Process { node, memory, skew });
         let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
         let reachable: Vec<usize> =
             others.iter().copied().filter(|other| !self.is_cut(number, *other)).collect();
@@ -299,10 +294,6 @@ impl World {
                     let process = self.processes.get_mut(&one).expect("both were looked up");
                     process.node.linked(keys::member(other), &other.to_string(), now);
                 }
-            } else {
-                let now = self.time_of(from);
-                let process = self.processes.get_mut(&from).expect("it was looked up");
-                process.node.refused(&to.to_string(), now);
             }
         }
     }

@@ -173,6 +173,7 @@ async fn while_the_others_are_silent_a_counter_cannot_be_seen_and_the_answer_say
     }
     let (code, why) = admin(&replica, "GET", "/explain?domain=shop&key=user=ann", "").await;
     assert_eq!((code, why.as_str()), (503, "still joining the cluster\n"));
+    assert_eq!(replica.http("GET", "/readyz", "").await, (503, "still joining the cluster\n".to_owned()));
     let view = good(&replica, "GET", "/cluster", "").await;
     assert_eq!(members(&view)[0]["state"], "joining");
 }
