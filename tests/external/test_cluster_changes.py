@@ -79,8 +79,9 @@ def test_while_all_are_replaced_and_scaled_under_load_no_call_fails_and_no_budge
         for old in list(cluster.replicas):
             cluster.replace(old)
             load.await_further(50)
-        cluster.start()
-        cluster.remove(*cluster.replicas[:2])
+        cluster.start(2)
+        load.await_further(50)
+        cluster.remove(*cluster.replicas[:3])
         cluster.settled()
         load.await_further(50)
 
@@ -119,16 +120,21 @@ def test_all_are_stopped_at_once_under_load_and_end_in_time(start_cluster, calle
         assert load.answers
 
 
-def test_a_full_stop_and_a_start_go_on_from_the_snapshots(make_cluster, spend, exactly_remain):
+@pytest.mark.parametrize("begins", ["all together", "one alone"])
+def test_a_full_stop_and_a_start_go_on_from_the_snapshots(make_cluster, spend, exactly_remain, begins):
     cluster = make_cluster()
     kept = [["--snapshot", cluster.folder / f"counters-{number}"] for number in range(3)]
     for flags in kept:
-        cluster.start(flags=flags)
+        cluster.launch(flags=flags)
+    cluster.ready()
     assert spend(cluster, 7) == len(KEYS)
 
     cluster.remove(*cluster.replicas)
-    # In another order, and all of them before the first has decided that it is alone.
-    for flags in reversed(kept):
+    last, *others = reversed(kept)
+    cluster.launch(flags=last)
+    if begins == "one alone":
+        cluster.ready()
+    for flags in others:
         cluster.launch(flags=flags)
     cluster.ready()
 

@@ -156,15 +156,14 @@ def test_a_slow_replica_holds_up_no_join_and_no_answer_for_longer_than_its_budge
         joined = cluster.launch(seeds=[cluster.replicas[0].advertised])
         joined.await_ready()
         assert time.monotonic() - began < 2.0 + GRACE
-        load.await_further(300)
+        load.await_further(100)
 
     assert not load.failed()
     assert load.slowest() < FORWARD_BUDGET + GRACE
     assert load.degraded(), "what only the slow one could answer"
-    cluster.replicas[0].must_run()
 
 
-def test_a_dead_address_costs_no_call_more_than_its_budget_and_no_memory(start_cluster, callers):
+def test_a_silent_replica_costs_no_call_more_than_its_budget_and_no_memory(start_cluster, callers):
     cluster = start_cluster()
     silent = cluster.replicas[2]
     silent.freeze()
