@@ -175,6 +175,7 @@ impl KeyText {
         self.push(&bytes);
     }
 
+    #[inline]
     fn push(&mut self, bytes: &[u8]) {
         let end = self.length + bytes.len();
         match self.near.get_mut(self.length..end) {

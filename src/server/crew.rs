@@ -112,7 +112,7 @@ impl Hands {
             return;
         };
         connections.fetch_add(1, Relaxed);
-        let held = Held(connections.clone());
+        let (held, care) = (Held(connections.clone()), Box::pin(care));
         let care = async move {
             let _held = held;
             care.await;

@@ -6,11 +6,7 @@
 use std::{
     io,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    task::{Context, Poll},
+    sync::Arc,
     time::Duration,
 };
 
@@ -23,7 +19,7 @@ use hyper_util::{
     server::graceful::GracefulConnection,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
@@ -39,6 +35,7 @@ use crate::{
         crew::Hands,
         listen::{Parcel, Socket},
         phase::reached,
+        wire::{Begun, PREFACE_BYTES, Watched},
     },
     settings,
 };
@@ -47,8 +44,6 @@ use crate::{
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The most bytes of all headers of a request.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
-/// How many bytes an HTTP/2 client sends before anything else.
-const PREFACE_BYTES: usize = 24;
 /// How many streams a client may have reset that we have not come to yet, before its connection is closed.
 const RESETS_PENDING_MAX: usize = 20;
 /// How many streams we may have reset for a client's mistakes, before its connection is closed.
@@ -253,7 +248,8 @@ enum Ending {
 }
 
 impl Host {
-    /// One connection from its first byte to its last. It holds its seat until then.
+    /// One connection from its first byte to its last. It holds its seat until then. Each step is a future of its
+    /// own on the heap, so that a connection takes no memory for the steps that it is not in.
     async fn receive(self: Arc<Self>, parcel: Parcel, seat: Seat, phases: watch::Receiver<Phase>) {
         let _seat = seat;
         let socket = match parcel.open() {
@@ -262,9 +258,9 @@ impl Host {
         };
         let service = self.service.of(socket.peer());
         let Some(certificates) = &self.certificates else {
-            return self.speak(socket, service, Agreed::Nothing, phases).await;
+            return Box::pin(self.speak(socket, service, Agreed::Nothing, phases)).await;
         };
-        let accepting = TlsAcceptor::from(certificates.in_force()).accept(socket);
+        let accepting = Box::pin(TlsAcceptor::from(certificates.in_force()).accept(socket));
         let greeted = tokio::select! {
             greeted = timeout(self.limits.handshake, accepting) => greeted,
             // Whoever has not said anything yet is not cut off.
@@ -274,7 +270,7 @@ impl Host {
             Ok(Ok(stream)) => {
                 let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let agreed = if is_http2 { Agreed::Http2 } else { Agreed::Nothing };
-                self.speak(stream, service, agreed, phases).await;
+                Box::pin(self.speak(stream, service, agreed, phases)).await;
             }
             Ok(Err(error)) => {
                 count(&self.counters.handshakes_failed);
@@ -290,26 +286,32 @@ impl Host {
     {
         let begun = Begun::default();
         let service = service_fn(move |request| service.answer(request));
-        let wire = TokioIo::new(Watched { wire, begun: begun.clone() });
+        let wire = TokioIo::new(Watched::new(wire, begun.clone()));
         match (&self.protocols.http1, agreed) {
             (Some(http1), Agreed::Nothing) => {
-                self.see_out(http1.serve_connection(wire, service), &Batch::default(), &begun, phases).await;
+                let connection = Box::pin(http1.serve_connection(wire, service));
+                self.see_out(connection, &Batch::default(), &begun, phases).await;
             }
             (Some(_), Agreed::Http2) | (None, Agreed::Nothing | Agreed::Http2) => {
                 let batch = Batch::default();
                 let http2 = self.protocols.http2.builder(batch.clone());
-                self.see_out(http2.serve_connection(wire, service), &batch, &begun, phases).await;
+                let connection = Box::pin(http2.serve_connection(wire, service));
+                self.see_out(connection, &batch, &begun, phases).await;
             }
         }
     }
 
     /// Drives a connection to its end, which comes with age at the latest.
-    async fn see_out<C>(&self, connection: C, batch: &Batch, begun: &Begun, phases: watch::Receiver<Phase>)
-    where
+    async fn see_out<C>(
+        &self,
+        mut connection: Pin<Box<C>>,
+        batch: &Batch,
+        begun: &Begun,
+        phases: watch::Receiver<Phase>,
+    ) where
         C: GracefulConnection,
         C::Error: std::fmt::Display,
     {
-        let mut connection = pin!(connection);
         let ending = tokio::select! {
             ended = batch.drive(connection.as_mut()) => return self.note(ended),
             ending = self.ending(begun) => ending,
@@ -323,7 +325,7 @@ impl Host {
             Ending::Stopping => {}
         }
         connection.as_mut().graceful_shutdown();
-        match timeout(self.limits.grace, batch.drive(connection)).await {
+        match timeout(self.limits.grace, batch.drive(connection.as_mut())).await {
             Ok(ended) => self.note(ended),
             Err(_) => count(&self.counters.cut),
         }
@@ -362,70 +364,5 @@ fn jittered(age: Duration, dice: f64) -> Duration {
     age.mul_f64(1.0 - JITTER + 2.0 * JITTER * dice)
 }
 
-/// How many bytes have come over a connection; only the first few are counted.
-#[derive(Clone, Debug, Default)]
-struct Begun(Arc<AtomicUsize>);
-
-impl Begun {
-    fn bytes(&self) -> usize {
-        self.0.load(Relaxed)
-    }
-}
-
-/// A wire that tells whether anything has come over it.
-struct Watched<W> {
-    wire: W,
-    begun: Begun,
-}
-
-impl<W: AsyncRead + Unpin> AsyncRead for Watched<W> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buf.filled().len();
-        let read = Pin::new(&mut this.wire).poll_read(cx, buf);
-        let bytes = this.begun.bytes();
-        if bytes < PREFACE_BYTES {
-            this.begun.0.store(bytes + buf.filled().len() - before, Relaxed);
-        }
-        read
-    }
-}
-
-impl<W: AsyncWrite + Unpin> AsyncWrite for Watched<W> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().wire).poll_write(cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().wire).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().wire).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().wire).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.wire.is_write_vectored()
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages_differ_by_a_fifth_either_way() {
-        let age = Duration::from_secs(100);
-        for (dice, expected) in [(0.0, 80), (0.5, 100), (1.0, 120)] {
-            assert_eq!(jittered(age, dice).as_secs_f64().round(), f64::from(expected));
-        }
-    }
-}
+mod tests;

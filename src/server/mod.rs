@@ -43,6 +43,7 @@ mod quick;
 mod replica;
 mod routed;
 mod tls;
+mod wire;
 
 pub use counters::{Counters, ListenerCounters, ListenerFigures};
 pub use crew::Crew;

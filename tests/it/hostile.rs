@@ -5,6 +5,7 @@ use std::{convert::Infallible, fs, pin::Pin, time::Duration};
 use axum::body::{Body, Bytes};
 use hyper::{Request, body::Body as _, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -197,6 +198,8 @@ async fn a_hundred_thousand_connections_opened_and_dropped_leave_nothing_behind(
 /// What is sent as a call, byte for byte, and whether it ends there.
 enum Sent {
     Whole(Vec<u8>),
+    /// Each in a frame of its own, the last of which does not say that it is the last.
+    Pieces(Vec<Vec<u8>>),
     Unended(Vec<u8>),
 }
 
@@ -213,6 +216,9 @@ async fn status(service: &Service, sent: Sent) -> Code {
     let connection = tokio::spawn(connection);
     let body = match sent {
         Sent::Whole(bytes) => Body::from(bytes),
+        Sent::Pieces(pieces) => Body::from_stream(tokio_stream::iter(
+            pieces.into_iter().map(|piece| Ok::<_, Infallible>(Bytes::from(piece))),
+        )),
         Sent::Unended(bytes) => {
             let first = tokio_stream::once(Ok::<_, Infallible>(Bytes::from(bytes)));
             Body::from_stream(tokio_stream::StreamExt::chain(first, tokio_stream::pending()))
@@ -259,6 +265,22 @@ async fn messages_that_lie_are_answered_with_an_error_and_never_let_pass() {
         assert_eq!(code, expected, "{what}");
     }
     assert!(service.ask(question()).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_message_is_answered_however_it_is_cut_into_pieces() {
+    let service = Service::start(RULES).await;
+    let message = question().encode_to_vec();
+    let whole = claiming(message.len() as u32, 0, &message);
+    for cut in 0..=whole.len() {
+        let (head, tail) = whole.split_at(cut);
+        let code = timeout(PATIENCE, status(&service, Sent::Pieces(vec![head.into(), tail.into()]))).await;
+        assert_eq!(code.unwrap(), Code::Ok, "cut after {cut} bytes");
+    }
+    let each = whole.iter().map(|byte| vec![*byte]).collect();
+    assert_eq!(status(&service, Sent::Pieces(each)).await, Code::Ok);
+    assert_eq!(status(&service, Sent::Pieces(vec![whole.clone()])).await, Code::Ok);
+    assert_ne!(status(&service, Sent::Pieces(vec![whole.clone(), vec![0]])).await, Code::Ok, "more than it");
 }
 
 #[tokio::test]

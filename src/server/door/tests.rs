@@ -1,0 +1,137 @@
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    task::{Context, Poll},
+};
+
+use axum::{Router, body::Body, http::Request};
+use hyper::client::conn::http2;
+use hyper_util::rt::TokioExecutor;
+use prost::Message;
+use tokio::io::{DuplexStream, ReadBuf};
+
+use super::*;
+use crate::{
+    api::{
+        self, Api,
+        proto::envoy::{
+            extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+            service::ratelimit::v3::RateLimitRequest,
+        },
+    },
+    descriptor::Secret,
+    limiter::Limiter,
+    rules::{Book, Rules},
+    store::{Memory, OnFull},
+    time::{Clock, Timestamp},
+};
+
+/// A wire that counts how often it is written to.
+struct Counted {
+    wire: DuplexStream,
+    writes: Arc<AtomicUsize>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().wire).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.writes.fetch_add(1, Relaxed);
+        Pin::new(&mut self.get_mut().wire).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().wire).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().wire).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.writes.fetch_add(1, Relaxed);
+        Pin::new(&mut self.get_mut().wire).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.wire.is_write_vectored()
+    }
+}
+
+fn host() -> Host {
+    let now = Timestamp::from_nanos(1_790_000_000_000_000_000);
+    let rules =
+        "domain: d\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 1000000}}]\n";
+    let book = Arc::new(Book::of(Rules::parse("test", rules).unwrap(), now));
+    let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
+    let limiter = Limiter::new(book, memory, Clock::manual(now), Secret::from_bytes([7; 16]));
+    let long = Duration::from_secs(3_600);
+    Host {
+        name: "test",
+        certificates: None,
+        protocols: Protocols {
+            http1: None,
+            http2: Http2 {
+                has_dates: false,
+                max_concurrent_streams: 1_000,
+                keepalive_interval: long,
+                keepalive_timeout: long,
+            },
+        },
+        limits: Limits { connections: 1, handshake: long, age: long, grace: long },
+        counters: Arc::default(),
+        service: Routed::grpc(Router::new(), Api::new(limiter, api::Settings::default())),
+    }
+}
+
+fn question() -> Vec<u8> {
+    let entries = vec![Entry { key: "user".into(), value: "a".into() }];
+    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
+    let message = RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }.encode_to_vec();
+    [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat()
+}
+
+#[tokio::test]
+async fn of_a_hundred_calls_under_way_twenty_are_answered_in_a_write_at_least() {
+    const CALLS: usize = 100;
+    const ROUNDS: usize = 20;
+    let (ours, theirs) = tokio::io::duplex(1 << 20);
+    let writes = Arc::new(AtomicUsize::new(0));
+    let (host, wire) = (host(), Counted { wire: ours, writes: writes.clone() });
+    let (_phase, phases) = watch::channel(Phase::Serving);
+    let service = host.service.of(None);
+    let serving = tokio::spawn(async move { host.speak(wire, service, Agreed::Nothing, phases).await });
+
+    let (client, connection) =
+        http2::handshake::<_, _, Body>(TokioExecutor::new(), TokioIo::new(theirs)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    for _ in 0..ROUNDS {
+        let mut calls = JoinSet::new();
+        for _ in 0..CALLS {
+            let path = "http://x/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+            let request = Request::post(path).body(question().into()).unwrap();
+            let mut client = client.clone();
+            calls.spawn(async move { client.send_request(request).await.unwrap().status().is_success() });
+        }
+        assert_eq!(calls.join_all().await, [true; CALLS]);
+    }
+    assert!(writes.load(Relaxed) <= ROUNDS * CALLS / 20, "{} writes", writes.load(Relaxed));
+    drop(client);
+    connection.await.unwrap().unwrap();
+    serving.await.unwrap();
+}
+
+#[test]
+fn ages_differ_by_a_fifth_either_way() {
+    let age = Duration::from_secs(100);
+    for (dice, expected) in [(0.0, 80), (0.5, 100), (1.0, 120)] {
+        assert_eq!(jittered(age, dice).as_secs_f64().round(), f64::from(expected));
+    }
+}
