@@ -397,7 +397,8 @@ impl World {
                 Action::Leave => leaves = true,
             }
         }
-        if leaves {
+        // It goes on until its own callers have their answers.
+        if leaves && !self.open.keys().any(|(asked, _)| *asked == number) {
             self.leave(number);
         }
     }
