@@ -82,8 +82,9 @@ class EdgeLoad:
 
     CALLS_OF_A_CLIENT_MAX = 20_000
 
-    def __init__(self, envoy, clients):
+    def __init__(self, envoy, clients, header="x_user"):
         self.envoy = envoy
+        self.header = header
         self.codes = []
         self.over = threading.Event()
         self.threads = [threading.Thread(target=self.call, args=(number,)) for number in range(clients)]
@@ -93,7 +94,7 @@ class EdgeLoad:
             if self.over.wait(0.005):
                 return
             try:
-                self.codes.append(self.envoy.get(x_user=f"client-{number}").code)
+                self.codes.append(self.envoy.get(**{self.header: f"client-{number}"}).code)
             except OSError as error:
                 self.codes.append(repr(error))
 
