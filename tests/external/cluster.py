@@ -35,6 +35,8 @@ RULES = """
       - key: group
         rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
 """
+# For tests of what is decided and not how soon: whoever is asked may take half of what its caller waits.
+PATIENT = ["--cluster-forward-budget-max", "5s"]
 # In seconds, unless set.
 BACKUP_INTERVAL = 0.1
 # Of replicas, so that no two write the same log.

@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from bootstraps import bootstrap, header, rate_limit, route
+from cluster import PATIENT
 from load import EdgeLoad, Load
 from processes import LOOPBACK, eventually
 from rls import by, question
@@ -50,7 +51,7 @@ def exactly_remain(spend):
 
 
 def test_after_all_three_are_replaced_exactly_the_rest_is_admitted(start_cluster, spend, exactly_remain):
-    cluster = start_cluster()
+    cluster = start_cluster(flags=PATIENT)
     former = cluster.replicas[0].serving()
     assert spend(cluster, 4) == len(KEYS)
 
@@ -61,7 +62,7 @@ def test_after_all_three_are_replaced_exactly_the_rest_is_admitted(start_cluster
 
 
 def test_from_three_to_five_to_two_exactly_the_rest_is_admitted(start_cluster, spend, exactly_remain):
-    cluster = start_cluster()
+    cluster = start_cluster(flags=PATIENT)
     assert spend(cluster, 3) == len(KEYS)
 
     cluster.start(2)
@@ -74,7 +75,7 @@ def test_from_three_to_five_to_two_exactly_the_rest_is_admitted(start_cluster, s
 
 
 def test_while_all_are_replaced_and_scaled_under_load_no_call_fails_and_no_budget_changes(start_cluster, callers):
-    cluster = start_cluster(drain_delay="500ms")
+    cluster = start_cluster(drain_delay="500ms", flags=PATIENT)
     hot, plenty = by(("hot", "one")), [by(("plenty", f"name-{number}")) for number in range(50)]
 
     with Load(callers, cluster.targets, [hot, *plenty]) as load:
@@ -95,7 +96,7 @@ def test_while_all_are_replaced_and_scaled_under_load_no_call_fails_and_no_budge
 
 def test_while_all_are_replaced_envoy_sees_no_error(start_cluster, start_envoy, echo, free_address):
     # Longer than the second in which Envoy gathers changes of health before it acts on them.
-    cluster = start_cluster(2, drain_delay="2s")
+    cluster = start_cluster(2, drain_delay="2s", flags=PATIENT)
     spare = free_address()
     routes = [route("/", rate_limit(header("plenty")), rate_limit(header("user")))]
     envoy = start_envoy(bootstrap([*cluster.targets, spare], echo.address, routes, failure_mode_deny=True))
@@ -117,7 +118,7 @@ def test_while_all_are_replaced_envoy_sees_no_error(start_cluster, start_envoy, 
 
 
 def test_all_are_stopped_at_once_under_load_and_end_in_time(start_cluster, callers):
-    cluster = start_cluster()
+    cluster = start_cluster(flags=PATIENT)
     plenty = [by(("plenty", f"name-{number}")) for number in range(50)]
     with Load(callers, list(cluster.targets), plenty, at_once=8) as load:
         cluster.remove(*cluster.replicas)
@@ -126,7 +127,7 @@ def test_all_are_stopped_at_once_under_load_and_end_in_time(start_cluster, calle
 
 @pytest.mark.parametrize("begins", ["all together", "one alone"])
 def test_a_full_stop_and_a_start_go_on_from_the_snapshots(make_cluster, spend, exactly_remain, begins):
-    cluster = make_cluster()
+    cluster = make_cluster(flags=PATIENT)
     kept = [["--snapshot", cluster.folder / f"counters-{number}"] for number in range(3)]
     for flags in kept:
         cluster.launch(flags=flags)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cluster import RULES, Cluster
+from cluster import PATIENT, RULES, Cluster
 from rls import Callers, by, question
 
 MINUTE = 2
@@ -21,7 +21,7 @@ def three(tmp_path_factory):
     rules = folder / "rules.yaml"
     rules.write_text(RULES)
     with contextlib.ExitStack() as ends:
-        cluster = Cluster(ends, folder, rules, flags=["--cluster-lease-from", "50"])
+        cluster = Cluster(ends, folder, rules, flags=["--cluster-lease-from", "50", *PATIENT])
         cluster.start(3)
         yield cluster
         assert cluster.total("tollgate_cluster_degraded_checks_total") == 0

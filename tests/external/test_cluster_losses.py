@@ -3,7 +3,7 @@
 import collections
 import time
 
-from cluster import BACKUP_INTERVAL
+from cluster import BACKUP_INTERVAL, PATIENT
 from load import Load
 from processes import eventually
 from rls import by, question
@@ -28,7 +28,7 @@ def passes(answers):
 def test_a_killed_replica_is_replaced_by_the_others_and_nothing_older_than_a_backup_is_forgotten(
     start_cluster, callers
 ):
-    cluster = start_cluster()
+    cluster = start_cluster(flags=PATIENT)
     assert passes(spend(callers, cluster, 4)) == len(KEYS)
     cluster.backed_up()
 
@@ -44,7 +44,7 @@ def test_a_killed_replica_is_replaced_by_the_others_and_nothing_older_than_a_bac
 
 
 def test_a_kill_under_load_forgets_no_more_than_was_admitted_since_the_last_backup(start_cluster, callers):
-    cluster = start_cluster()
+    cluster = start_cluster(flags=PATIENT)
     keys = [("hot", f"name-{number}") for number in range(6)]
 
     with Load(callers, cluster.targets, [by(key) for key in keys], at_once=6, pause=0.002) as load:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster import SECRET
+from cluster import PATIENT, SECRET
 from load import Load
 from processes import LOOPBACK, eventually, run
 from rls import by
@@ -86,7 +86,7 @@ def test_replicas_of_an_ipv6_only_machine_share_their_counts(start_cluster, call
 
 
 def test_replicas_that_come_and_go_leave_no_connection_behind(start_cluster, callers):
-    cluster = start_cluster(2)
+    cluster = start_cluster(2, flags=PATIENT)
     stays = cluster.replicas[0]
     opened = stays.open_files()
 
