@@ -35,6 +35,10 @@ RULES = """
       - key: group
         rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
 """
+# For tests of what is decided and not how soon: whoever is asked may take half of what its caller waits.
+PATIENT = ["--cluster-forward-budget-max", "5s"]
+# In seconds, unless set.
+BACKUP_INTERVAL = 0.1
 # Of replicas, so that no two write the same log.
 NUMBERS = itertools.count(1)
 # How long a cluster may take until all replicas agree who holds what.
@@ -203,6 +207,12 @@ class Cluster:
 
     def total(self, metric, **labels):
         return sum(replica.metric(metric, **labels) for replica in self.replicas)
+
+    def backed_up(self):
+        """Waits until nothing has changed for so long that all of it is kept by another replica, too."""
+        age = "tollgate_cluster_backup_age_seconds"
+        long = 3 * BACKUP_INTERVAL
+        eventually("all is backed up", lambda: all(long < replica.metric(age) for replica in self.replicas))
 
     def told(self):
         """What all replicas see, to be read where something has not come true."""

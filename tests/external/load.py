@@ -57,10 +57,6 @@ class Load:
         enough = len(self.answers) + calls
         eventually(f"{calls} further calls", lambda: enough <= len(self.answers))
 
-    def await_seconds(self, seconds):
-        enough = time.monotonic() + seconds
-        eventually(f"{seconds} s have gone by", lambda: enough <= time.monotonic())
-
     def passed_of(self, descriptor):
         return len(self.passed[name_of(descriptor)])
 
@@ -86,8 +82,9 @@ class EdgeLoad:
 
     CALLS_OF_A_CLIENT_MAX = 20_000
 
-    def __init__(self, envoy, clients):
+    def __init__(self, envoy, clients, header="x_user"):
         self.envoy = envoy
+        self.header = header
         self.codes = []
         self.over = threading.Event()
         self.threads = [threading.Thread(target=self.call, args=(number,)) for number in range(clients)]
@@ -97,7 +94,7 @@ class EdgeLoad:
             if self.over.wait(0.005):
                 return
             try:
-                self.codes.append(self.envoy.get(x_user=f"client-{number}").code)
+                self.codes.append(self.envoy.get(**{self.header: f"client-{number}"}).code)
             except OSError as error:
                 self.codes.append(repr(error))
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cluster import RULES, Cluster
+from cluster import PATIENT, RULES, Cluster
 from rls import Callers, by, question
 
 MINUTE = 2
@@ -21,7 +21,7 @@ def three(tmp_path_factory):
     rules = folder / "rules.yaml"
     rules.write_text(RULES)
     with contextlib.ExitStack() as ends:
-        cluster = Cluster(ends, folder, rules, flags=["--cluster-lease-from", "50"])
+        cluster = Cluster(ends, folder, rules, flags=["--cluster-lease-from", "50", *PATIENT])
         cluster.start(3)
         yield cluster
         assert cluster.total("tollgate_cluster_degraded_checks_total") == 0
@@ -29,22 +29,29 @@ def three(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ask(three):
-    """Asks a replica by chance, or the one whose address is given."""
-    callers, dice = Callers(), random.Random(1)
+    callers = Callers()
+    yield Asking(three, callers)
+    callers.stop()
 
-    def one(*descriptors, to=None, **more):
-        answer = callers.ask(to or dice.choice(three.targets), *descriptors, **more)
-        assert answer.error is None and not answer.degraded, answer
+
+class Asking:
+    """Asks a replica by chance, or the one whose address is given. None may fail or be degraded."""
+
+    def __init__(self, cluster, callers):
+        self.cluster, self.callers = cluster, callers
+        self.dice = random.Random(1)
+
+    def __call__(self, *descriptors, to=None):
+        [answer] = self.all([(to or self.dice.choice(self.cluster.targets), question(*descriptors))])
         return answer
 
-    def many(asked, at_once=32):
-        answers = callers.ask_all([(dice.choice(three.targets), question(*one)) for one in asked], at_once)
+    def many(self, asked, at_once=32):
+        return self.all([(self.dice.choice(self.cluster.targets), question(*one)) for one in asked], at_once)
+
+    def all(self, calls, at_once=1):
+        answers = self.callers.ask_all(calls, at_once)
         assert not [answer for answer in answers if answer.error or answer.degraded]
         return answers
-
-    one.many = many
-    yield one
-    callers.stop()
 
 
 def passes(answers):

@@ -3,11 +3,11 @@
 import collections
 import time
 
+from cluster import BACKUP_INTERVAL, PATIENT
 from load import Load
 from processes import eventually
 from rls import by, question
 
-BACKUP_INTERVAL = 0.1
 FORWARD_BUDGET = 0.5
 # What a busy machine may add to any time.
 GRACE = 0.4
@@ -28,13 +28,11 @@ def passes(answers):
 def test_a_killed_replica_is_replaced_by_the_others_and_nothing_older_than_a_backup_is_forgotten(
     start_cluster, callers
 ):
-    cluster = start_cluster()
+    cluster = start_cluster(flags=PATIENT)
     assert passes(spend(callers, cluster, 4)) == len(KEYS)
-    # Where nothing changes any more, the next backups hold all of it.
-    targets = cluster.targets[:2]
-    with Load(callers, targets, PLENTY, at_once=2) as load:
-        load.await_seconds(5 * BACKUP_INTERVAL)
+    cluster.backed_up()
 
+    with Load(callers, cluster.targets[:2], PLENTY, at_once=2) as load:
         cluster.kill(cluster.replicas[2])
         cluster.settled(patience=5.0)
         load.await_further(50)
@@ -46,7 +44,7 @@ def test_a_killed_replica_is_replaced_by_the_others_and_nothing_older_than_a_bac
 
 
 def test_a_kill_under_load_forgets_no_more_than_was_admitted_since_the_last_backup(start_cluster, callers):
-    cluster = start_cluster()
+    cluster = start_cluster(flags=PATIENT)
     keys = [("hot", f"name-{number}") for number in range(6)]
 
     with Load(callers, cluster.targets, [by(key) for key in keys], at_once=6, pause=0.002) as load:
@@ -158,15 +156,14 @@ def test_a_slow_replica_holds_up_no_join_and_no_answer_for_longer_than_its_budge
         joined = cluster.launch(seeds=[cluster.replicas[0].advertised])
         joined.await_ready()
         assert time.monotonic() - began < 2.0 + GRACE
-        load.await_further(300)
+        load.await_further(100)
 
     assert not load.failed()
     assert load.slowest() < FORWARD_BUDGET + GRACE
     assert load.degraded(), "what only the slow one could answer"
-    cluster.replicas[0].must_run()
 
 
-def test_a_dead_address_costs_no_call_more_than_its_budget_and_no_memory(start_cluster, callers):
+def test_a_silent_replica_costs_no_call_more_than_its_budget_and_no_memory(start_cluster, callers):
     cluster = start_cluster()
     silent = cluster.replicas[2]
     silent.freeze()
