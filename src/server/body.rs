@@ -114,7 +114,7 @@ impl Body for Timely {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // Bodies over gRPC, which alone are put back, tell no length.
+        // Only bodies over gRPC are put back, and nobody asks for their length.
         self.body.size_hint()
     }
 }
