@@ -24,7 +24,7 @@ pub mod written;
 
 pub use frame::is_one_frame;
 pub use metrics::Metrics;
-pub use quick::Reply;
+pub use quick::{Framed, Reply};
 
 use denials::Denials;
 

@@ -3,7 +3,7 @@
 use axum::http::{HeaderName, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
 
 use crate::{
-    api::{Api, Reply, is_one_frame},
+    api::{Api, Framed, Reply, is_one_frame},
     server::body::{Answer, Timely},
 };
 
@@ -18,7 +18,13 @@ pub(super) async fn answer(api: &Api, request: &mut Request<Timely>) -> Option<R
         return None;
     }
     let piece = request.body_mut().in_one_piece(is_one_frame).await?;
-    let Some(Reply { frame, delay }) = api.answer_framed(&piece, request.headers()) else {
+    let reply = match api.answer_framed(&piece, request.headers()) {
+        Framed::Answered(reply) => Some(reply),
+        // Kept apart, for it is large, and every call would have room for it.
+        Framed::Afar => Box::pin(api.answer_framed_afar(&piece, request.headers())).await,
+        Framed::Unusual => None,
+    };
+    let Some(Reply { frame, delay }) = reply else {
         request.body_mut().put_back(piece);
         return None;
     };

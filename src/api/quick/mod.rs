@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::{
     api::{Api, envoy, frame, patience},
-    limiter::{self, Answer, Override},
+    limiter::{self, Answer, Override, Snapshot, Unanswered},
 };
 
 mod read;
@@ -28,6 +28,18 @@ pub struct Reply {
     pub delay: Duration,
 }
 
+/// What becomes of a call that may be usual.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Framed {
+    /// It is answered.
+    Answered(Reply),
+    /// It is for [`Api::answer_framed_afar`]: other replicas hold its counters. Nothing has happened.
+    Afar,
+    /// It is not whole, not usual, or has no answer: it is for the gRPC service, which takes or refuses it. Nothing has
+    /// happened.
+    Unusual,
+}
+
 impl Api {
     /// Whether any question may be answered by [`Api::answer_framed`].
     pub fn is_quick(&self) -> bool {
@@ -35,37 +47,56 @@ impl Api {
         !self.settings.dynamic_metadata && self.traces.is_none()
     }
 
-    /// Answers the request that `bytes` frame, of a call with these headers. `None`, and nothing has happened, where
-    /// it is not whole, not usual, or has no answer: then it is for the gRPC service, which takes or refuses it.
-    pub fn answer_framed(&self, bytes: &[u8], headers: &HeaderMap) -> Option<Reply> {
-        let mut asked = Asked::default();
-        asked.read(frame::message_in(bytes)?)?;
+    /// Answers the request that `bytes` frame, of a call with these headers, if its counters are here.
+    pub fn answer_framed(&self, bytes: &[u8], headers: &HeaderMap) -> Framed {
+        let Some(asked) = Asked::of(bytes) else { return Framed::Unusual };
+        let Some(descriptors) = asked.descriptors() else { return Framed::Unusual };
+        let request = asked.request(&descriptors, headers);
         let snapshot = self.limiter.snapshot();
-        asked.put(patience::of(headers), |request| {
-            let answer = snapshot.decide(request).ok()?;
-            if let Some(denials) = &self.denials {
-                denials.log(request, &answer, snapshot.now());
-            }
-            let reply = self.reply(&answer);
-            self.metrics.duration.record(snapshot.age());
-            Some(reply)
-        })
+        match snapshot.decide(&request) {
+            Ok(answer) => Framed::Answered(self.reply(&request, &snapshot, &answer)),
+            Err(Unanswered::Elsewhere) => Framed::Afar,
+            Err(
+                Unanswered::EmptyDomain
+                | Unanswered::NoDescriptors
+                | Unanswered::NoRules
+                | Unanswered::Joining,
+            ) => Framed::Unusual,
+        }
     }
 
-    fn reply(&self, answer: &Answer<'_>) -> Reply {
+    /// The same for a request whose counters other replicas hold.
+    pub async fn answer_framed_afar(&self, bytes: &[u8], headers: &HeaderMap) -> Option<Reply> {
+        let asked = Asked::of(bytes)?;
+        let descriptors = asked.descriptors()?;
+        let request = asked.request(&descriptors, headers);
+        let snapshot = self.limiter.snapshot();
+        let answer = snapshot.decide_afar(&request).await.ok()?;
+        Some(self.reply(&request, &snapshot, &answer))
+    }
+
+    fn reply(&self, request: &limiter::Request<'_>, snapshot: &Snapshot<'_>, answer: &Answer<'_>) -> Reply {
+        if let Some(denials) = &self.denials {
+            denials.log(request, answer, snapshot.now());
+        }
         let headers = self.headers.of(answer, self.limiter.modes());
-        Reply { frame: write::framed(answer, &headers, self.resets()), delay: answer.delay }
+        let reply = Reply { frame: write::framed(answer, &headers, self.resets()), delay: answer.delay };
+        self.metrics.duration.record(snapshot.age());
+        reply
     }
 }
 
-impl Asked<'_> {
-    /// Puts the question to `answer` in the limiter's words; `None` where they cannot say it.
-    fn put<T>(
-        &self,
-        patience: Option<Duration>,
-        answer: impl FnOnce(&limiter::Request<'_>) -> Option<T>,
-    ) -> Option<T> {
-        let mut descriptors: SmallVec<[limiter::Descriptor<'_>; 2]> = SmallVec::new();
+impl<'b> Asked<'b> {
+    /// What `bytes` frame, if it is usual.
+    fn of(bytes: &'b [u8]) -> Option<Self> {
+        let mut asked = Self::default();
+        asked.read(frame::message_in(bytes)?)?;
+        Some(asked)
+    }
+
+    /// Its descriptors in the limiter's words; `None` where they cannot say it.
+    fn descriptors(&self) -> Option<SmallVec<[limiter::Descriptor<'_>; 2]>> {
+        let mut descriptors = SmallVec::new();
         let mut begin = 0;
         for described in &self.descriptors {
             let limit = match described.limit {
@@ -80,7 +111,15 @@ impl Asked<'_> {
             descriptors.push(limiter::Descriptor { entries, ask, limit });
             begin = described.end;
         }
-        answer(&limiter::Request { domain: self.domain, descriptors: &descriptors, patience })
+        Some(descriptors)
+    }
+
+    fn request<'r>(
+        &'r self,
+        descriptors: &'r [limiter::Descriptor<'r>],
+        headers: &HeaderMap,
+    ) -> limiter::Request<'r> {
+        limiter::Request { domain: self.domain, descriptors, patience: patience::of(headers) }
     }
 }
 

@@ -121,17 +121,17 @@ fn ask_both(quick: &Api, general: &Api, message: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let replied = quick.answer_framed(&framed(message), &HeaderMap::new());
     let Ok(request) = RateLimitRequest::decode(message) else {
-        return assert_eq!(replied, None, "what is broken is not answered");
+        return assert_eq!(replied, Framed::Unusual, "what is broken is not answered");
     };
     let resets = general.resets();
     let answered = runtime.unwrap().block_on(general.answer(&request, None, resets));
     match (replied, answered) {
-        (Some(reply), Ok(answer)) => {
+        (Framed::Answered(reply), Ok(answer)) => {
             let told = RateLimitResponse::decode(frame::message_in(&reply.frame).unwrap()).unwrap();
             assert_eq!(told, answer);
             assert_eq!(frame::message_in(&reply.frame).unwrap(), answer.encode_to_vec());
         }
-        (None, Err(_)) => {}
+        (Framed::Unusual, Err(_)) => {}
         (replied, answered) => panic!("{request:?} is answered {replied:?} and {answered:?}"),
     }
 }
@@ -217,9 +217,11 @@ fn what_is_no_whole_frame_is_left_alone() {
     let headers = HeaderMap::new();
     let compressed = [&[1], &frame[1..]].concat();
     for bytes in [&frame[..frame.len() - 1], &frame[..3], &[], &frame.repeat(2), &compressed] {
-        assert_eq!(api.answer_framed(bytes, &headers), None);
+        assert_eq!(api.answer_framed(bytes, &headers), Framed::Unusual);
     }
-    let reply = api.answer_framed(&frame, &headers).expect("it was not charged before");
+    let Framed::Answered(reply) = api.answer_framed(&frame, &headers) else {
+        panic!("a usual call is answered")
+    };
     let told = RateLimitResponse::decode(frame::message_in(&reply.frame).unwrap()).unwrap();
     assert_eq!(told.statuses[0].limit_remaining, 0);
 }
