@@ -205,6 +205,7 @@ fn calls(figures: &cluster::Figures, page: &mut Page) {
     page.single(shared::SLICES_LOST, part.slices_lost);
     page.single(shared::BACKED_UP, part.backed_up);
     page.single(shared::BACKUPS_ARRIVED, part.backups_arrived);
+    page.single(shared::BACKUPS_REFUSED, part.backups_refused);
     page.single(shared::BACKUP_AGE, backup_age.as_secs_f64());
 }
 

@@ -1,5 +1,7 @@
 //! Keys fall into slots, which replicas share out among themselves.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::descriptor::Key;
@@ -24,8 +26,33 @@ impl Slot {
         Self(index as u16)
     }
 
+    /// The keys that fall into it where there are so many `slots`.
+    pub(crate) fn keys(self, slots: usize) -> RangeInclusive<Key> {
+        let shift = u64::BITS - slots.ilog2();
+        let first = u64::from(self.0) << shift;
+        Key::from_halves(first, 0)..=Key::from_halves(first | ((1 << shift) - 1), u64::MAX)
+    }
+
     /// Its number among all slots.
     pub const fn index(self) -> usize {
         self.0 as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_key_is_among_those_of_its_slot_and_of_no_other(high: u64, low: u64, bits in 1..=16u32) {
+            let (key, slots) = (Key::from_halves(high, low), 1 << bits);
+            let slot = Slot::of(key, slots);
+            prop_assert!(slot.keys(slots).contains(&key));
+            let other = Slot::at((slot.index() + 1) % slots);
+            prop_assert!(!other.keys(slots).contains(&key));
+        }
     }
 }

@@ -433,7 +433,9 @@ impl Node {
                         self.figures.breaker_openings += 1;
                     }
                 }
-                if let Asker::Here(..) = asker {
+                if let Asker::Here(..) = asker
+                    && self.asks.late.len() < OPEN_MAX
+                {
                     let until = now.plus(LATE_MAX.as_nanos() as u64);
                     self.asks.late.insert(ticket, Late { question: question.clone(), until });
                 }

@@ -87,7 +87,14 @@ impl Node {
         }
         let version = copy.version;
         match after {
-            None => self.keep_newer(slot, copy, now),
+            None => {
+                let contents = Arc::unwrap_or_clone(copy.contents);
+                let Some(contents) = self.memory.within_limit(contents) else {
+                    self.figures.backups_refused += 1;
+                    return;
+                };
+                self.keep_newer(slot, Copy { contents: Arc::new(contents), ..copy }, now);
+            }
             Some(after) => {
                 let base = Version { epoch: version.epoch, seq: after };
                 let Some(kept) = self.slot_mut(slot).copy.as_mut().filter(|kept| kept.copy.version == base)
@@ -95,7 +102,7 @@ impl Node {
                     self.send(from, Message::Lacking { slot });
                     return;
                 };
-                let changes = Arc::try_unwrap(copy.contents).unwrap_or_else(|shared| (*shared).clone());
+                let changes = Arc::unwrap_or_clone(copy.contents);
                 Arc::make_mut(&mut kept.copy.contents).merge(changes);
                 kept.copy.version = version;
                 kept.copy.slices = copy.slices;

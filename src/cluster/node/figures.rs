@@ -38,6 +38,8 @@ pub(crate) struct Figures {
     pub(crate) backed_up: u64,
     pub(crate) backups_arrived: u64,
     pub(crate) backup_arrived_at: Timestamp,
+    /// Backups of others for which there was no memory here.
+    pub(crate) backups_refused: u64,
     /// Members that were lost, whether they died or left.
     pub(crate) lost_members: u64,
     /// How often this replica heard too few others to trust what it holds.

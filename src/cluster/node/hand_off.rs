@@ -133,7 +133,7 @@ impl Node {
         now: Timestamp,
     ) {
         self.figures.changes_of_hands += 1;
-        let contents = Arc::try_unwrap(copy.contents).unwrap_or_else(|shared| (*shared).clone());
+        let contents = Arc::unwrap_or_clone(copy.contents);
         self.memory.hold(slot, contents, self.wall);
         for extras in elsewhere {
             self.memory.add(slot, extras, self.wall);

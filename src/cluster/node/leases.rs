@@ -98,7 +98,7 @@ enum Kind {
 impl Lender {
     /// The slices out of `slot`, as others need them.
     pub(super) fn slices_of(&self, slot: Slot, slots: usize, now: Timestamp) -> Vec<Slice> {
-        let of_slot = self.lent.iter().filter(|(key, _)| Slot::of(**key, slots) == slot);
+        let of_slot = self.lent.range(slot.keys(slots));
         let slice = |key: &Key, out: &Out| Slice {
             key: *key,
             limit: out.limit.clone(),
@@ -113,7 +113,10 @@ impl Lender {
     /// The same, no longer kept here.
     pub(super) fn take_out(&mut self, slot: Slot, slots: usize, now: Timestamp) -> Vec<Slice> {
         let slices = self.slices_of(slot, slots, now);
-        self.lent.retain(|key, _| Slot::of(*key, slots) != slot);
+        let keys: Vec<Key> = self.lent.range(slot.keys(slots)).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.lent.remove(&key);
+        }
         slices
     }
 

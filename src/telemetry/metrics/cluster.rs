@@ -55,6 +55,8 @@ metrics! {
         "Counters sent as backups to the replica that would hold them next.";
     BACKUPS_ARRIVED: Counter "tollgate_cluster_backups_arrived_total" []
         "Backups of slots that have arrived there.";
+    BACKUPS_REFUSED: Counter "tollgate_cluster_backups_refused_total" []
+        "Backups of others that were not kept here, for want of memory.";
     BACKUP_AGE: Gauge "tollgate_cluster_backup_age_seconds" []
         "Time since a backup last arrived; it grows, too, while no counter changes.";
     COPY_BYTES: Gauge "tollgate_cluster_copies_bytes" []
