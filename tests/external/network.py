@@ -174,10 +174,14 @@ class Namespaces:
         self.prefix = f"tg{os.getpid()}n{next(self.numbers)}"
         self.count = 0
         self.made = []
-        self.hub = self._make("hub")
-        for bridge in ("whole", "apart"):
-            self._ip("-n", self.hub, "link", "add", "name", bridge, "type", "bridge")
-            self._ip("-n", self.hub, "link", "set", bridge, "up")
+        try:
+            self.hub = self._make("hub")
+            for bridge in ("whole", "apart"):
+                self._ip("-n", self.hub, "link", "add", "name", bridge, "type", "bridge")
+                self._ip("-n", self.hub, "link", "set", bridge, "up")
+        except subprocess.CalledProcessError:
+            self.remove()
+            raise
 
     @staticmethod
     def missing():
