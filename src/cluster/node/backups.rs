@@ -14,22 +14,33 @@ use crate::{
 
 /// How long a copy is kept that is renewed no more and that nobody should need.
 const COPY_KEPT: Duration = Duration::from_secs(60);
+/// About so many counters go to a new runner-up in one turn: requests wait behind them on the link.
+const WHOLE_COUNTERS_MAX: u64 = 8_192;
 
 impl Node {
     pub(super) fn back_up_when_due(&mut self, now: Timestamp) {
         let Some(interval) = self.tuning.backup_interval else { return };
-        if now.since(self.backed_up_at) < interval {
+        let is_due = interval <= now.since(self.backed_up_at);
+        if !is_due && !self.backups_left {
             return;
         }
-        self.backed_up_at = now;
+        if is_due {
+            self.backed_up_at = now;
+        }
+        self.backups_left = false;
+        let before = self.figures.backed_up;
         for slot in self.all_slots() {
             let Some(held) = &self.slot(slot).held else { continue };
-            let runner_up = self.wanted.runner_up(slot, self.me);
+            let Some(runner_up) = self.wanted.runner_up(slot, self.me) else { continue };
             let version = Version { epoch: held.epoch, seq: self.memory.version_seq(slot) };
             let known = self.slot(slot).sent;
-            if let Some(runner_up) = runner_up
-                && (known != Some((version, runner_up)) || self.slot(slot).lent_changed)
-            {
+            if known == Some((version, runner_up)) && !self.slot(slot).lent_changed {
+                continue;
+            }
+            let is_whole = known.is_none_or(|(sent, to)| sent.epoch != version.epoch || to != runner_up);
+            if is_whole && WHOLE_COUNTERS_MAX <= self.figures.backed_up - before {
+                self.backups_left = true;
+            } else if is_whole || is_due {
                 self.push_backup(slot, now);
             }
         }

@@ -123,6 +123,8 @@ pub(crate) struct Node {
     pending: BTreeMap<TransferId, Pending>,
     transfers: u64,
     backed_up_at: Timestamp,
+    /// A new runner-up has not been sent everything yet.
+    backups_left: bool,
     swept_at: Timestamp,
     asks: Asks,
     lender: Lender,
@@ -228,6 +230,7 @@ impl Node {
             pending: BTreeMap::new(),
             transfers: 0,
             backed_up_at: now,
+            backups_left: false,
             swept_at: now,
             asks: Asks::default(),
             lender: Lender::default(),
