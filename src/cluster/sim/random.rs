@@ -42,8 +42,8 @@ fn script(seed: u64, kind: Kind) -> (Vec<Step>, Troubles) {
         if kind == Kind::Crash && 2 < there.len() {
             troubles = Troubles::Crashes;
             steps.push(Kill(there.swap_remove(dice.random_range(0..there.len()))));
-            // One at a time.
-            steps.extend([pause(&mut dice, 100), Settle]);
+            // One at a time: what the dead has kept for others is backed up anew.
+            steps.extend([pause(&mut dice, 100), Settle, Pass(Duration::from_millis(250))]);
         }
     }
     if kind == Kind::Partition {
