@@ -134,7 +134,7 @@ pub trait Algorithm {
 }
 
 impl<R> Decision<R> {
-    fn map<S>(self, wrap: impl FnOnce(R) -> S) -> Decision<S> {
+    pub(crate) fn map<S>(self, wrap: impl FnOnce(R) -> S) -> Decision<S> {
         Decision {
             verdict: self.verdict,
             remaining: self.remaining,

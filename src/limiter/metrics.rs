@@ -4,7 +4,7 @@ use crate::{
     algorithm::{Ask, Decision},
     descriptor::Entry,
     limiter::{Answer, Applies, Descriptor, Status},
-    rules::{Code, Domain, Outcome, Tally},
+    rules::{Code, Domain, Match, Outcome, Tally},
     store::{Check, Decisions},
     telemetry::metrics::{Counter, Top},
 };
@@ -51,31 +51,70 @@ impl Metrics {
             self.shadow_passes.increase();
         }
         let Asked { domain, descriptors, applies, places, checks, decisions } = asked;
-        let mut checked = 0;
+        let mut next = 0;
         for (place, (descriptor, applies)) in descriptors.iter().zip(*applies).enumerate() {
             let status = &answer.statuses[place];
             let mut outcome = Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() };
-            if places.get(checked) == Some(&place) {
-                let (check, decision) = (&checks[checked], &decisions[checked]);
-                outcome = outcome_of(status, check, decision, decisions.charged()[checked]);
-                checked += 1;
-                // A look at an exhausted counter is no denial of anything.
-                if !status.passes && check.ask != Ask::Look {
-                    let key = u128::from(check.key.high()) << 64 | u128::from(check.key.low());
-                    self.denied.add(key, || text(&domain.name, descriptor.entries));
-                }
+            if places.get(next) == Some(&place) {
+                let (check, decision, charged) = (&checks[next], &decisions[next], decisions.charged()[next]);
+                outcome = self.outcome(domain, descriptor, Checked { check, decision, charged }, status);
+                next += 1;
             }
             match applies {
                 Applies::Nothing => self.unmatched.increase(),
                 Applies::Override(..) => self.overrides.add(outcome),
                 Applies::Unlimited(matched) | Applies::Rule(matched, _) => {
-                    if let Some(counts) = matched.rule.counts() {
-                        counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
-                    }
+                    count_of_rule(domain, descriptor, matched, outcome);
                 }
             }
         }
     }
+
+    /// The same for a call of one descriptor with one check.
+    pub(super) fn count_alone(
+        &self,
+        domain: &Domain,
+        descriptor: &Descriptor<'_>,
+        matched: &Match<'_>,
+        checked: Checked<'_>,
+        answer: &Answer<'_>,
+    ) {
+        if answer.passes_in_shadow {
+            self.shadow_passes.increase();
+        }
+        let outcome = self.outcome(domain, descriptor, checked, &answer.statuses[0]);
+        count_of_rule(domain, descriptor, matched, outcome);
+    }
+
+    /// What became of a descriptor with a check; lists its key where it was denied.
+    fn outcome(
+        &self,
+        domain: &Domain,
+        descriptor: &Descriptor<'_>,
+        Checked { check, decision, charged }: Checked<'_>,
+        status: &Status<'_>,
+    ) -> Outcome {
+        // A look at an exhausted counter is no denial of anything.
+        if !status.passes && check.ask != Ask::Look {
+            let key = u128::from(check.key.high()) << 64 | u128::from(check.key.low());
+            self.denied.add(key, || text(&domain.name, descriptor.entries));
+        }
+        outcome_of(status, check, decision, charged)
+    }
+}
+
+fn count_of_rule(domain: &Domain, descriptor: &Descriptor<'_>, matched: &Match<'_>, outcome: Outcome) {
+    if let Some(counts) = matched.rule.counts() {
+        counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
+    }
+}
+
+/// A check and what came of it.
+#[derive(Clone, Copy)]
+pub(super) struct Checked<'a> {
+    pub(super) check: &'a Check<'a>,
+    pub(super) decision: &'a Decision,
+    pub(super) charged: u64,
 }
 
 /// What the counters of one call were asked, and said.

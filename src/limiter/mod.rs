@@ -14,6 +14,7 @@ use crate::{
     time::{Clock, Reading, Timestamp},
 };
 
+mod alone;
 mod answer;
 mod explain;
 mod metrics;
@@ -158,6 +159,14 @@ impl Snapshot<'_> {
         if self.limiter.cluster.is_some() && request.frees() {
             return Err(Unanswered::Elsewhere);
         }
+        self.decide_alone(domain, request).unwrap_or_else(|| self.decide_together(domain, request))
+    }
+
+    fn decide_together<'s>(
+        &'s self,
+        domain: &'s Domain,
+        request: &Request<'_>,
+    ) -> Result<Answer<'s>, Unanswered> {
         let applies = applying(domain, request);
         let plan = Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
         let modes = self.limiter.modes;

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::Limit,
+    algorithm::{Ask, Limit},
     descriptor::{KeyText, Secret},
     limiter::{Applies, Descriptor, Status, sent},
     rules::{Domain, OnDenied},
@@ -39,19 +39,12 @@ impl<'a, 's> Plan<'a, 's> {
         };
         let mut candidates: SmallVec<[Check<'a>; 0]> = SmallVec::new();
         for (place, (descriptor, applies)) in descriptors.iter().zip(applies).enumerate() {
-            let check = |text: &KeyText, limit: &'a Limit| {
-                let on_refusal = match domain.on_denied(limit) {
-                    OnDenied::ChargeAll => OnRefusal::Keep,
-                    OnDenied::ChargeNone => OnRefusal::TakeBack,
-                };
-                let key = text.key(&limit.kind().bytes(), secret);
-                Check { key, limit, ask: descriptor.ask, on_refusal }
-            };
+            let check = |text, limit: &'a Limit| check(domain, descriptor.ask, text, limit, secret);
             if let Some(matched) = applies.matched()
                 && let Some(candidate) = &matched.rule.candidate
             {
                 let text = matched.key_text(&domain.name, descriptor.entries).of_candidate();
-                candidates.push(check(&text, candidate));
+                candidates.push(check(text, candidate));
                 plan.tried.push(place);
             }
             let status = match applies {
@@ -59,12 +52,12 @@ impl<'a, 's> Plan<'a, 's> {
                 Applies::Unlimited(matched) => Status::unlimited(matched.rule),
                 Applies::Rule(matched, limit) => {
                     let text = matched.key_text(&domain.name, descriptor.entries);
-                    plan.checks.push(check(&text, limit));
+                    plan.checks.push(check(text, limit));
                     plan.places.push(place);
                     Status::of_rule(matched.rule)
                 }
                 Applies::Override(current, limit) => {
-                    plan.checks.push(check(&sent(domain, descriptor.entries), limit));
+                    plan.checks.push(check(sent(domain, descriptor.entries), limit));
                     plan.places.push(place);
                     Status::of_override(*current)
                 }
@@ -74,4 +67,19 @@ impl<'a, 's> Plan<'a, 's> {
         plan.checks.extend(candidates);
         plan
     }
+}
+
+/// What is asked of the counter whose key has this text.
+pub(super) fn check<'a>(
+    domain: &Domain,
+    ask: Ask,
+    text: KeyText,
+    limit: &'a Limit,
+    secret: &Secret,
+) -> Check<'a> {
+    let on_refusal = match domain.on_denied(limit) {
+        OnDenied::ChargeAll => OnRefusal::Keep,
+        OnDenied::ChargeNone => OnRefusal::TakeBack,
+    };
+    Check { key: text.key(&limit.kind().bytes(), secret), limit, ask, on_refusal }
 }

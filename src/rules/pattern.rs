@@ -88,6 +88,11 @@ impl Patterns {
         numbered.push(Numbered { number, middle });
     }
 
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.prefixes.lengths.is_empty()
+    }
+
     /// The pattern with the lowest number that matches `text`.
     pub(crate) fn first_match(&self, text: &[u8]) -> Found {
         let mut found = Found { number: None, visits: 0 };

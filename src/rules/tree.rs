@@ -17,6 +17,9 @@ use crate::{
     },
 };
 
+/// The bytes of a text that needs no memory of its own: enough for nearly all.
+const NEAR: usize = 256;
+
 /// The descriptors that stand beside each other in a rule file.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
@@ -24,6 +27,8 @@ pub(crate) struct Level {
     nodes: Vec<Node>,
     // Every node under its key and value as written, so that a literal match comes first for patterns as well.
     by_text: FxHashMap<Box<[u8]>, u32>,
+    // A bit for each length of these texts; the last one is for all that are longer.
+    lengths: u64,
     patterns: Patterns,
 }
 
@@ -91,6 +96,7 @@ impl Level {
         if let Some(pattern) = Pattern::parse(&composite) {
             self.patterns.add(number, &pattern);
         }
+        self.lengths |= length_bit(composite.len());
         self.by_text.insert(composite.into_bytes().into(), number);
         self.nodes.push(node);
     }
@@ -99,28 +105,42 @@ impl Level {
     pub(crate) fn way(&self, entries: &[Entry<'_>]) -> Way<'_> {
         let mut way = Way { hops: SmallVec::new(), visits: 0 };
         let mut level = self;
-        let mut text = SmallVec::<[u8; 256]>::new();
         for entry in entries {
-            text.clear();
-            text.extend_from_slice(entry.key.as_bytes());
-            text.push(b'_');
-            text.extend_from_slice(entry.value.as_bytes());
-            let Some(hop) = level.hop(*entry, &text, &mut way.visits) else { break };
+            let Some(hop) = level.hop(*entry, &mut way.visits) else { break };
             way.hops.push(hop);
             level = &hop.node.children;
         }
         way
     }
 
-    fn hop(&self, entry: Entry<'_>, text: &[u8], visits: &mut usize) -> Option<Hop<'_>> {
+    fn hop(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Hop<'_>> {
         *visits += 1;
-        if let Some(node) = self.at(text) {
-            return Some(Hop { node, how: How::Exact });
-        }
-        let found = self.patterns.first_match(text);
-        *visits += found.visits;
-        if let Some(number) = found.number {
-            return Some(Hop { node: &self.nodes[number as usize], how: How::Pattern });
+        let length = entry.key.len() + 1 + entry.value.len();
+        // Where nothing can match the text, it need not be put together.
+        if self.has_text_of(length) || !self.patterns.is_empty() {
+            let mut near = [0; NEAR];
+            let far;
+            let text = match near.get_mut(..length) {
+                Some(text) => {
+                    let (key, value) = text.split_at_mut(entry.key.len());
+                    key.copy_from_slice(entry.key.as_bytes());
+                    value[0] = b'_';
+                    value[1..].copy_from_slice(entry.value.as_bytes());
+                    &*text
+                }
+                None => {
+                    far = [entry.key, "_", entry.value].concat();
+                    far.as_bytes()
+                }
+            };
+            if let Some(node) = self.at(text) {
+                return Some(Hop { node, how: How::Exact });
+            }
+            let found = self.patterns.first_match(text);
+            *visits += found.visits;
+            if let Some(number) = found.number {
+                return Some(Hop { node: &self.nodes[number as usize], how: How::Pattern });
+            }
         }
         *visits += 1;
         let node = self.at(entry.key.as_bytes())?;
@@ -132,7 +152,18 @@ impl Level {
         &self.nodes
     }
 
+    fn has_text_of(&self, length: usize) -> bool {
+        self.lengths & length_bit(length) != 0
+    }
+
     fn at(&self, text: &[u8]) -> Option<&Node> {
+        if !self.has_text_of(text.len()) {
+            return None;
+        }
         self.by_text.get(text).map(|number| &self.nodes[*number as usize])
     }
+}
+
+fn length_bit(length: usize) -> u64 {
+    1 << length.min(63)
 }

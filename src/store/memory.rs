@@ -24,6 +24,7 @@ use crate::{
     time::{Clock, Timestamp},
 };
 
+mod alone;
 mod by_hand;
 mod deeds;
 mod lending;
@@ -31,6 +32,7 @@ mod settle;
 mod sharing;
 mod tenure;
 
+pub use alone::Alone;
 pub use by_hand::{Kept, Rehearsal, Replaced};
 pub use lending::Used;
 

@@ -1,0 +1,129 @@
+//! One descriptor with one counter, the usual request: the straight line through what `decide` does for several.
+
+use std::{borrow::Cow, slice};
+
+use smallvec::SmallVec;
+
+use crate::{
+    limiter::{Answer, Request, Snapshot, Status, Unanswered, metrics::Checked, plan},
+    rules::{Allowance, Domain},
+};
+
+impl Snapshot<'_> {
+    /// What [`Snapshot::decide`] answers where nothing but one counter has a say; `None` where more has, and then
+    /// nothing has happened.
+    pub(super) fn decide_alone<'s>(
+        &'s self,
+        domain: &'s Domain,
+        request: &Request<'_>,
+    ) -> Option<Result<Answer<'s>, Unanswered>> {
+        let [descriptor] = request.descriptors else { return None };
+        if descriptor.limit.is_some() {
+            return None;
+        }
+        let matched = domain.find(descriptor.entries)?;
+        let rule = matched.rule;
+        // (What it replaces is of no account: never itself, and there is nothing else.)
+        if rule.candidate.is_some() {
+            return None;
+        }
+        let limit = match &rule.allowance {
+            Allowance::Limited(limit) => limit.within(request.patience),
+            Allowance::Unlimited => return None,
+        };
+        let Cow::Borrowed(limit) = limit else { return None };
+        let text = matched.key_text(&domain.name, descriptor.entries);
+        let check = plan::check(domain, descriptor.ask, text, limit, &self.limiter.secret.get());
+        let alone = match self.limiter.memory.apply_alone(&check, self.now()) {
+            Ok(alone) => alone?,
+            Err(_) => return Some(Err(self.why_not_here())),
+        };
+        let statuses = SmallVec::from_iter([Status::of_rule(rule)]);
+        let answer = Answer::fold(self.limiter.modes, statuses, &[0], slice::from_ref(&alone.decision));
+        let checked = Checked { check: &check, decision: &alone.decision, charged: alone.charged };
+        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, &answer);
+        Some(Ok(answer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        algorithm::Ask,
+        descriptor::{Entry, Secret},
+        limiter::{Descriptor, Limiter, Metrics},
+        rules::{Book, Rules},
+        store::{Memory, OnFull},
+        time::{Clock, SECOND, Timestamp},
+    };
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+    const KEYS: [&str; 9] =
+        ["classic", "fixed", "bucket", "queue", "shadow", "tried", "gold", "free", "nothing"];
+    const RULES: &str = "\
+domain: d
+descriptors:
+  - {key: classic, detailed_metric: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: fixed, rate_limit: {unit: second, requests_per_unit: 3, algorithm: fixed_window, overdraft: true}}
+  - {key: bucket, value: a*, share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: token_bucket}}
+  - {key: queue, rate_limit: {unit: second, requests_per_unit: 3, algorithm: leaky_queue, burst: 3}}
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: tried, rate_limit: {unit: minute, requests_per_unit: 3, candidate: {unit: minute, requests_per_unit: 2}}}
+  - {key: gold, rate_limit: {name: gold, replaces: [{name: basic}], unit: minute, requests_per_unit: 3}}
+  - {key: free, rate_limit: {unlimited: true}}
+";
+
+    fn limiter() -> Limiter {
+        let book = Book::of(Rules::parse("test", RULES).unwrap(), NOW);
+        let memory = Memory::new(1 << 20, OnFull::Deny);
+        Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), Secret::from_bytes([7; 16]))
+    }
+
+    /// What an answer says, and of which rule.
+    fn told(answer: Answer<'_>) -> String {
+        let rules = answer.statuses.iter().map(|status| status.rule.map(|rule| &rule.path));
+        let rules: Vec<_> = rules.collect();
+        let statuses = answer.statuses.iter().map(|status| Status { rule: None, ..*status }).collect();
+        format!("{:?} {rules:?}", Answer { statuses, ..answer })
+    }
+
+    fn counted(limiter: &Limiter) -> String {
+        let Metrics { unknown_domains, unmatched, shadow_passes, overrides, denied } = &*limiter.metrics;
+        let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
+        let rules = limiter.book.ledger().totals();
+        format!("{plain:?} {:?} {:?} {rules:?}", overrides.totals(), denied.entries(99))
+    }
+
+    fn any_ask() -> impl Strategy<Value = Ask> {
+        prop_oneof![Just(Ask::Look), (0..5_u64).prop_map(Ask::Charge), (0..3_u64).prop_map(Ask::Refund),]
+    }
+
+    proptest! {
+        #[test]
+        fn a_descriptor_alone_is_decided_and_counted_as_it_is_among_others(
+            steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_ask(), 0..SECOND, any::<bool>()), 1..60),
+        ) {
+            let (alone, together) = (limiter(), limiter());
+            let mut now = NOW;
+            for (key, value, ask, pass, patient) in steps {
+                now = now.plus(pass);
+                [&alone, &together].into_iter().for_each(|limiter| limiter.clock.set(now));
+                let entries = [Entry { key: KEYS[key], value: &value }];
+                let descriptors = [Descriptor { entries: &entries, ask, limit: None }];
+                let patience = patient.then_some(std::time::Duration::from_millis(700));
+                let request = Request { domain: "d", descriptors: &descriptors, patience };
+                let (one, other) = (alone.snapshot(), together.snapshot());
+                let domain = other.domain_of(&request).unwrap().unwrap();
+                let expected = told(other.decide_together(domain, &request).unwrap());
+                prop_assert_eq!(told(one.decide(&request).unwrap()), expected);
+            }
+            prop_assert_eq!(counted(&alone), counted(&together));
+            prop_assert_eq!(alone.memory.figures(), together.memory.figures());
+        }
+    }
+}
