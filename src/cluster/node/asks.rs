@@ -190,7 +190,8 @@ impl Node {
     fn route_on(&mut self, parked: Parked, pause: bool, now: Timestamp) {
         let slot = self.slot_of(&parked.question);
         if self.slot(slot).held.is_some() {
-            if self.isolated {
+            // What was consumed elsewhere counts, whoever turns out to hold it.
+            if self.isolated && !matters(&parked.question.deed) {
                 return self.cannot_reach(parked.asker, parked.question);
             }
             return match self.carry_out(&parked.asker, &parked.question, now) {
@@ -298,7 +299,8 @@ impl Node {
         now: Timestamp,
     ) {
         match (asker, reply) {
-            (Asker::Nobody, _) => {}
+            (Asker::Nobody, Reply::Decided { .. }) => {}
+            (Asker::Nobody, Reply::Unreachable) => self.keep_to_tell(question.clone()),
             (Asker::Peer(peer, ticket), reply) => self.send(peer, Message::Answer { ticket, reply }),
             (Asker::Here(ticket, _), Reply::Decided { decision, charged, grant }) => {
                 if let Some(grant) = grant {
