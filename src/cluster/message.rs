@@ -225,6 +225,28 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// Whether it may be time to look at all slots after it.
+    pub(crate) fn may_move_slots(&self) -> bool {
+        match self {
+            Self::Hello(_)
+            | Self::Member(_)
+            | Self::Holds { .. }
+            | Self::Transfer(_)
+            | Self::Taken(_)
+            | Self::Known { .. }
+            | Self::Orphan { .. } => true,
+            Self::Backup { .. }
+            | Self::Backed { .. }
+            | Self::Lacking { .. }
+            | Self::Query { .. }
+            | Self::Better { .. }
+            | Self::Ask { .. }
+            | Self::Answer { .. }
+            | Self::Recall { .. }
+            | Self::Revoke { .. } => false,
+        }
+    }
+
     /// About how many bytes it takes on the wire.
     pub(crate) fn weight(&self) -> usize {
         /// A counter with its key.

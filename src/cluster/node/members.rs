@@ -353,6 +353,7 @@ impl Node {
         members.sort_unstable();
         if members != self.wanted.members() {
             self.wanted = Wanted::of(members, self.slots.len());
+            self.restless = true;
         }
     }
 
@@ -434,6 +435,7 @@ impl Node {
         if how == How::Proven {
             self.healthy.remove(&member);
         }
+        self.restless = true;
         self.actions.push(Action::Forget(member));
         self.figures.lost_members += 1;
         self.recover_transfers_to(member, now);

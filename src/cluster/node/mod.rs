@@ -47,6 +47,9 @@ use shares::Shares;
 /// The most messages that wait for one peer; beyond them it counts as unreachable for asks.
 const WAITING_MAX: usize = 65_536;
 
+/// How often all slots are looked at while nothing happens.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
+
 /// What can be chosen about a replica's part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tuning {
@@ -126,6 +129,9 @@ pub(crate) struct Node {
     /// A new runner-up has not been sent everything yet.
     backups_left: bool,
     swept_at: Timestamp,
+    /// Something has happened that may let slots move.
+    restless: bool,
+    looked_at: Timestamp,
     asks: Asks,
     lender: Lender,
     lessee: Lessee,
@@ -232,6 +238,8 @@ impl Node {
             backed_up_at: now,
             backups_left: false,
             swept_at: now,
+            restless: true,
+            looked_at: now,
             asks: Asks::default(),
             lender: Lender::default(),
             lessee: Lessee::default(),
@@ -265,6 +273,7 @@ impl Node {
             return;
         }
         self.heard(from, now);
+        self.restless |= message.may_move_slots();
         match message {
             Message::Hello(hello) => self.greeted(from, *hello, now),
             Message::Member(record) => self.hear(record, now),
@@ -293,9 +302,13 @@ impl Node {
     pub(crate) fn turn(&mut self, now: Timestamp) {
         self.watch_peers(now);
         self.start_serving(now);
-        self.hand_off_unwanted(now);
-        self.claim_orphans(now);
-        self.tell_of_orphans();
+        // Nothing moves by itself, so that all slots are looked at in vain only now and then.
+        if std::mem::take(&mut self.restless) || LOOK_AFTER <= now.since(self.looked_at) {
+            self.looked_at = now;
+            self.hand_off_unwanted(now);
+            self.claim_orphans(now);
+            self.tell_of_orphans();
+        }
         self.drop_old_copies(now);
         self.back_up_when_due(now);
         self.end_leases(now);
