@@ -33,7 +33,8 @@ impl Snapshot<'_> {
         };
         let Cow::Borrowed(limit) = limit else { return None };
         let text = matched.key_text(&domain.name, descriptor.entries);
-        let check = plan::check(domain, descriptor.ask, text, limit, &self.limiter.secret.get());
+        let key = text.key(&limit.kind().bytes(), &self.limiter.secret.get());
+        let check = plan::check(domain, descriptor.ask, key, limit);
         let alone = match self.limiter.memory.apply_alone(&check, self.now()) {
             Ok(alone) => alone?,
             Err(_) => return Some(Err(self.why_not_here())),

@@ -172,6 +172,7 @@ impl<'s> Answer<'s> {
     }
 
     /// The answer made of `decisions`, each on the status at the same position of `places`.
+    #[inline]
     pub(super) fn fold(
         modes: Modes,
         mut statuses: SmallVec<[Status<'s>; 2]>,

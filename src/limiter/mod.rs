@@ -159,7 +159,10 @@ impl Snapshot<'_> {
         if self.limiter.cluster.is_some() && request.frees() {
             return Err(Unanswered::Elsewhere);
         }
-        self.decide_alone(domain, request).unwrap_or_else(|| self.decide_together(domain, request))
+        match self.decide_alone(domain, request) {
+            Some(answer) => answer,
+            None => self.decide_together(domain, request),
+        }
     }
 
     fn decide_together<'s>(

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Ask, Limit},
-    descriptor::{KeyText, Secret},
+    descriptor::{Key, KeyText, Secret},
     limiter::{Applies, Descriptor, Status, sent},
     rules::{Domain, OnDenied},
     store::{Check, OnRefusal},
@@ -39,7 +39,9 @@ impl<'a, 's> Plan<'a, 's> {
         };
         let mut candidates: SmallVec<[Check<'a>; 0]> = SmallVec::new();
         for (place, (descriptor, applies)) in descriptors.iter().zip(applies).enumerate() {
-            let check = |text, limit: &'a Limit| check(domain, descriptor.ask, text, limit, secret);
+            let check = |text: KeyText, limit: &'a Limit| {
+                check(domain, descriptor.ask, text.key(&limit.kind().bytes(), secret), limit)
+            };
             if let Some(matched) = applies.matched()
                 && let Some(candidate) = &matched.rule.candidate
             {
@@ -69,17 +71,11 @@ impl<'a, 's> Plan<'a, 's> {
     }
 }
 
-/// What is asked of the counter whose key has this text.
-pub(super) fn check<'a>(
-    domain: &Domain,
-    ask: Ask,
-    text: KeyText,
-    limit: &'a Limit,
-    secret: &Secret,
-) -> Check<'a> {
+/// What is asked of the counter of this key.
+pub(super) fn check<'a>(domain: &Domain, ask: Ask, key: Key, limit: &'a Limit) -> Check<'a> {
     let on_refusal = match domain.on_denied(limit) {
         OnDenied::ChargeAll => OnRefusal::Keep,
         OnDenied::ChargeNone => OnRefusal::TakeBack,
     };
-    Check { key: text.key(&limit.kind().bytes(), secret), limit, ask, on_refusal }
+    Check { key, limit, ask, on_refusal }
 }
