@@ -78,8 +78,10 @@ pub(super) async fn end_of(links: &mut JoinSet<Result<(), link::Error>>) -> Erro
 
 /// Says goodbye, and tells of what nobody has taken.
 pub(super) async fn leave(cluster: &Cluster) {
+    let takers = cluster.figures().members;
     match cluster.leave(GOODBYE).await {
         0 => info!("left the cluster"),
+        slots if takers == 0 => info!(slots, "left the cluster as the last, so nobody took its slots"),
         slots => warn!(slots, "left the cluster with slots that were not handed on"),
     }
 }
