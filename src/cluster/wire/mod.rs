@@ -32,7 +32,7 @@ mod write;
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
 pub(in crate::cluster) mod proto {
     include!(concat!(env!("OUT_DIR"), "/cluster.rs"));
-    pub(in crate::cluster) use tollgate::cluster::v1::*;
+    pub(in crate::cluster) use self::tollgate::cluster::v1::*;
 }
 
 /// What most messages take at most, in bytes.
