@@ -227,7 +227,11 @@ impl Node {
         if self.isolated || spared || full || OPEN_MAX <= self.asks.len() || !self.hears(to, now) {
             return self.cannot_reach(parked.asker, parked.question);
         }
-        let Parked { asker, question, deadline, hops, .. } = parked;
+        let Parked { asker, mut question, deadline, hops, .. } = parked;
+        if let Asker::Peer(..) = asker {
+            // A slice is lent to whoever asks for itself, and called back from there.
+            question.wish = 0;
+        }
         let budget = deadline.since(now);
         let ticket = match asker {
             Asker::Nobody if !matters(&question.deed) => 0,
