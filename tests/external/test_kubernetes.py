@@ -124,9 +124,17 @@ def test_the_rules_of_the_config_map_are_good(tmp_path):
 def test_the_program_starts_with_the_arguments_of_the_pod_and_answers_its_probes(ends, tmp_path):
     overlay = Overlay(manifests.objects(BASE))
     variables = overlay.variables | {"TOLLGATE_RULES__PATH": BASE / "rules"}
-    # Ports are taken here as they are free, and replicas have a test of their own.
-    variables |= {f"TOLLGATE_{name.upper()}__LISTEN": f"{LOOPBACK}:0" for name in LISTENERS}
-    given = [f"{name}={value}" for name, value in variables.items() if "CLUSTER" not in name and name != "POD_IP"]
+    # Ports are taken here as they are free; there is nobody else, and no name leads to anybody.
+    variables |= {f"TOLLGATE_{name.upper()}__LISTEN": f"{LOOPBACK}:0" for name in (*LISTENERS, "cluster")}
+    assert variables.pop("TOLLGATE_CLUSTER__ADVERTISE") == "$(POD_IP)"
+    secret = tmp_path / "secret"
+    secret.write_text("a secret for this test alone\n")
+    variables |= {
+        "TOLLGATE_CLUSTER__ADVERTISE": LOOPBACK,
+        "TOLLGATE_CLUSTER__SEED": f"{LOOPBACK}:1",
+        "TOLLGATE_CLUSTER__SECRET_FILE": secret,
+    }
+    given = [f"{name}={value}" for name, value in variables.items() if name != "POD_IP"]
 
     process = Process(["env", *given, TOLLGATE, *overlay.container["args"]], tmp_path / "tollgate.log")
     ends.callback(process.kill)
