@@ -124,8 +124,11 @@ impl Node {
     pub(crate) fn drain(&mut self, now: Timestamp) {
         if self.draining_since.is_none() {
             self.draining_since = Some(now);
-            self.record.state = State::Draining;
-            self.tell_record();
+            // Whoever has not joined yet knows no holder to ask, and goes on answering that.
+            if self.record.state == State::Serving {
+                self.record.state = State::Draining;
+                self.tell_record();
+            }
             self.give_back(now);
             self.choose(now);
         }
@@ -303,7 +306,7 @@ impl Node {
 
     /// Begins to serve when the map is known, or when there is nobody to know it.
     pub(super) fn start_serving(&mut self, now: Timestamp) {
-        if self.record.state != State::Joining {
+        if self.record.state != State::Joining || self.draining_since.is_some() {
             return;
         }
         let heard = self.peers.values().filter(|peer| self.is_heard(peer, now));
