@@ -42,6 +42,16 @@ impl Timestamp {
         Self(self.0.saturating_add(nanos))
     }
 
+    /// The instant this much later, at most the last one there is.
+    pub fn after(self, time: Duration) -> Self {
+        self.plus(nanos(time))
+    }
+
+    /// The instant this much earlier, at least the epoch.
+    pub fn before(self, time: Duration) -> Self {
+        self.minus(nanos(time))
+    }
+
     /// The instant `nanos` earlier, at least the epoch.
     pub const fn minus(self, nanos: u64) -> Self {
         Self(self.0.saturating_sub(nanos))

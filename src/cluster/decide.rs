@@ -44,7 +44,7 @@ impl Cluster {
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Afar {
         let budget = patience.map_or(Duration::MAX, |patience| patience / 2).min(self.0.forward_budget_max);
-        let deadline = self.0.now().plus(u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX));
+        let deadline = self.0.now().after(budget);
         let ask = |index: usize, ask: Ask| self.ask(&checks[index], wishes[index], Deed::Ask(ask), deadline);
         let all = 0..checks.len();
         let takes_back = |index: &usize| checks[*index].on_refusal == OnRefusal::TakeBack;
@@ -142,15 +142,13 @@ impl Cluster {
 
     async fn by_hand(&self, key: Key, limit: &crate::algorithm::Limit, deed: Deed) -> Option<Outcome> {
         let check = Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::Keep };
-        let budget = u64::try_from(self.0.forward_budget_max.as_nanos()).unwrap_or(u64::MAX);
         let wish = Wish { otherwise: crate::rules::OnOwnerUnavailable::Deny, lease: false };
-        let outcome = self.ask(&check, wish, deed, self.0.now().plus(budget)).await;
+        let outcome = self.ask(&check, wish, deed, self.0.now().after(self.0.forward_budget_max)).await;
         (outcome.by == By::Holder).then_some(outcome)
     }
 
     fn kept(&self, limit: &crate::algorithm::Limit, look: Decision) -> Kept {
         let used = look.remaining < limit.allowance() && !look.reset_after.is_zero();
-        let reset_after = u64::try_from(look.reset_after.as_nanos()).unwrap_or(u64::MAX);
-        Kept { idle_at: used.then(|| self.0.clock.now().plus(reset_after)), look }
+        Kept { idle_at: used.then(|| self.0.clock.now().after(look.reset_after)), look }
     }
 }

@@ -225,6 +225,31 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// The largest slot that it speaks of, if it speaks of any.
+    pub(crate) fn last_slot(&self) -> Option<Slot> {
+        match self {
+            Self::Hello(hello) => {
+                let held = hello.held.iter().map(|(slot, ..)| *slot);
+                held.chain(hello.holders.iter().map(|(slot, _)| *slot)).max()
+            }
+            Self::Transfer(transfer) => Some(transfer.slot),
+            Self::Holds { slot, .. }
+            | Self::Backup { slot, .. }
+            | Self::Backed { slot, .. }
+            | Self::Lacking { slot }
+            | Self::Query { slot, .. }
+            | Self::Known { slot, .. }
+            | Self::Orphan { slot, .. }
+            | Self::Better { slot, .. } => Some(*slot),
+            Self::Member(_)
+            | Self::Taken(_)
+            | Self::Ask { .. }
+            | Self::Answer { .. }
+            | Self::Recall { .. }
+            | Self::Revoke { .. } => None,
+        }
+    }
+
     /// Whether it may be time to look at all slots after it.
     pub(crate) fn may_move_slots(&self) -> bool {
         match self {

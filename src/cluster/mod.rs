@@ -242,7 +242,7 @@ impl Replica {
 
     /// The time by a clock that goes on evenly.
     fn now(&self) -> Timestamp {
-        START.plus(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        START.after(self.began.elapsed())
     }
 
     /// Does something with this replica's part, and then whatever that brought about.
@@ -293,7 +293,7 @@ impl Replica {
 fn tell(event: Event) {
     match event {
         Event::Joined => info!("joined: this replica knows who holds what"),
-        Event::BegunAnew => warn!("met an older cluster: all counters of this one are given up for its"),
+        Event::BegunAnew => warn!("met another cluster: its counters stay, all of this replica are given up"),
         Event::Isolated => {
             warn!(
                 "hears too few replicas to rely on its counters: every key gets this replica's share of its limit"

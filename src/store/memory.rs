@@ -91,15 +91,6 @@ pub enum Elsewhere {
     Lent(Key),
 }
 
-/// What becomes of a check that would pass if nothing of its key were lent out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lent {
-    /// Nothing is decided, and the key is named, so that what is lent can be called back.
-    CallBack,
-    /// It is refused, as if all that is lent were used.
-    Refuse,
-}
-
 impl Memory {
     /// No counters yet; at most `bytes_max` for them, and what becomes of new keys when that is not enough. All
     /// slots are held.
@@ -188,17 +179,6 @@ impl Memory {
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<Decisions, Elsewhere> {
-        self.apply_where(checks, now, Lent::CallBack, refused)
-    }
-
-    /// The same, for a caller who says what becomes of a check that fails only for what is lent.
-    pub fn apply_where(
-        &self,
-        checks: &[Check<'_>],
-        now: Timestamp,
-        lent: Lent,
-        refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<Decisions, Elsewhere> {
         if self.distrusted.load(Ordering::Relaxed)
             && let Some(check) = checks.first()
         {
@@ -207,9 +187,7 @@ impl Memory {
         let mut locked = self.lock(checks);
         locked.are_held()?;
         locked.absorb_extras(self, checks, now);
-        if lent == Lent::CallBack {
-            locked.call_back(self, checks, now, &refused)?;
-        }
+        locked.call_back(self, checks, now, &refused)?;
         let mut each = |index: usize, deed: Deed| {
             let check = &checks[index];
             let (place, lent) = (locked.place(self.slot(check.key)), locked.lent(self, check.key));

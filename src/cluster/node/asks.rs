@@ -12,6 +12,7 @@ use crate::{
         message::{Deed, Message, Question, Reply},
         node::{Node, WAITING_MAX},
     },
+    descriptor::Key,
     rules::OnOwnerUnavailable,
     store::{Check, Elsewhere, OnRefusal, Slot},
     time::Timestamp,
@@ -97,16 +98,6 @@ struct Parked {
     question: Question,
     deadline: Timestamp,
     hops: u8,
-    why: Why,
-}
-
-/// What a parked request waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Why {
-    /// A holder, or newer maps.
-    Holder,
-    /// What was lent of its key.
-    Lent,
 }
 
 /// A request whose answer did not come in time.
@@ -159,7 +150,7 @@ impl Node {
 
     /// Something that is to be done at the holder, whenever it can be.
     pub(crate) fn tell(&mut self, question: Question, now: Timestamp) {
-        let deadline = now.plus(LATE_MAX.as_nanos() as u64);
+        let deadline = now.after(LATE_MAX);
         self.route(Asker::Nobody, question, deadline, 0, now);
     }
 
@@ -172,7 +163,7 @@ impl Node {
         hops: u8,
         now: Timestamp,
     ) {
-        let deadline = now.plus(u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX));
+        let deadline = now.after(budget);
         let asker = if ticket == 0 { Asker::Nobody } else { Asker::Peer(from, ticket) };
         self.route(asker, question, deadline, hops, now);
     }
@@ -182,7 +173,7 @@ impl Node {
     }
 
     fn route(&mut self, asker: Asker, question: Question, deadline: Timestamp, hops: u8, now: Timestamp) {
-        let parked = Parked { asker, question, deadline, hops, why: Why::Holder };
+        let parked = Parked { asker, question, deadline, hops };
         self.route_on(parked, HOPS_MAX < hops, now);
     }
 
@@ -198,7 +189,7 @@ impl Node {
                 Some(reply) => self.reply(parked.asker, &parked.question, reply, now, now),
                 None => {
                     self.recall(parked.question.key);
-                    self.park(Parked { why: Why::Lent, ..parked });
+                    self.park(parked);
                 }
             };
         }
@@ -215,7 +206,7 @@ impl Node {
                 self.actions.push(super::Action::Answer(ticket, outcome));
                 return;
             }
-            if parked.hops == 0 && parked.why == Why::Holder && self.draining_since.is_none() {
+            if parked.hops == 0 && self.draining_since.is_none() {
                 parked.question.wish = self.lessee.wish(parked.question.key, self.tuning.lease_from, now);
             }
         }
@@ -342,8 +333,17 @@ impl Node {
             }
             Asker::Here(ticket, wish) => {
                 self.figures.degraded += 1;
-                let (decision, charged) = self.without_holder(&question, wish.otherwise);
-                let outcome = Outcome { decision, charged, by: By::Degraded };
+                let outcome = match (&question.deed, wish.otherwise) {
+                    (Deed::Ask(ask), OnOwnerUnavailable::LocalShare) => {
+                        let (Question { key, limit, .. }, members) = (&question, self.healthy.len());
+                        let (decision, charged) = self.shares.decide(*key, limit, *ask, members, self.wall);
+                        Outcome { decision, charged, by: By::Degraded }
+                    }
+                    (Deed::Ask(_), OnOwnerUnavailable::Allow | OnOwnerUnavailable::Deny)
+                    | (Deed::Undo(_) | Deed::Absorb(_) | Deed::Settle(_) | Deed::Set(_), _) => {
+                        Outcome::nothing(wish)
+                    }
+                };
                 self.actions.push(super::Action::Answer(ticket, outcome));
             }
             // What was consumed must be told, now or later.
@@ -351,46 +351,29 @@ impl Node {
         }
     }
 
-    fn without_holder(&mut self, question: &Question, otherwise: OnOwnerUnavailable) -> (Decision, u64) {
-        let nothing =
-            |verdict| Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
-        match (&question.deed, otherwise) {
-            (Deed::Ask(ask), OnOwnerUnavailable::LocalShare) => {
-                self.shares.decide(question.key, &question.limit, *ask, self.healthy.len(), self.wall)
-            }
-            (Deed::Ask(_), OnOwnerUnavailable::Allow) => (nothing(Verdict::Pass), 0),
-            (Deed::Ask(_), OnOwnerUnavailable::Deny) => (nothing(Verdict::Refuse { retry_after: None }), 0),
-            (Deed::Undo(_) | Deed::Absorb(_) | Deed::Settle(_) | Deed::Set(_), _) => {
-                (nothing(Verdict::Refuse { retry_after: None }), 0)
-            }
-        }
-    }
-
     /// Requests that waited for `slot` to have a holder.
     pub(super) fn ask_parked(&mut self, slot: Slot, now: Timestamp) {
-        let parked = std::mem::take(&mut self.asks.parked);
-        let (ready, waiting) = parked.into_iter().partition(|parked| self.slot_of(&parked.question) == slot);
-        self.asks.parked = waiting;
-        for parked in ready {
-            self.route_on(Parked { why: Why::Holder, ..parked }, false, now);
-        }
+        let slots = self.slots.len();
+        self.ask_again_where(|question| Slot::of(question.key, slots) == slot, now);
     }
 
     /// Requests that waited for slices of `key`.
-    pub(super) fn ask_lent(&mut self, key: crate::descriptor::Key, now: Timestamp) {
-        let parked = std::mem::take(&mut self.asks.parked);
-        let (ready, waiting): (Vec<Parked>, _) =
-            parked.into_iter().partition(|parked| parked.why == Why::Lent && parked.question.key == key);
-        self.asks.parked = waiting;
-        for parked in ready {
-            self.route_on(Parked { why: Why::Holder, ..parked }, false, now);
-        }
+    pub(super) fn ask_lent(&mut self, key: Key, now: Timestamp) {
+        self.ask_again_where(|question| question.key == key, now);
     }
 
     /// A turn of those that wait.
     pub(super) fn ask_again(&mut self, now: Timestamp) {
-        for parked in std::mem::take(&mut self.asks.parked) {
-            self.route_on(Parked { why: Why::Holder, ..parked }, false, now);
+        self.ask_again_where(|_| true, now);
+    }
+
+    fn ask_again_where(&mut self, is_ready: impl Fn(&Question) -> bool, now: Timestamp) {
+        let parked = std::mem::take(&mut self.asks.parked);
+        let (ready, waiting): (Vec<Parked>, _) =
+            parked.into_iter().partition(|parked| is_ready(&parked.question));
+        self.asks.parked = waiting;
+        for parked in ready {
+            self.route_on(parked, false, now);
         }
     }
 
@@ -406,7 +389,7 @@ impl Node {
         for ticket in theirs {
             if let Some(Forward { asker, question, deadline, hops, .. }) = self.asks.forwards.remove(&ticket)
             {
-                self.route_on(Parked { asker, question, deadline, hops, why: Why::Holder }, false, now);
+                self.route_on(Parked { asker, question, deadline, hops }, false, now);
             }
         }
     }
@@ -434,15 +417,14 @@ impl Node {
                 if let Some(peer) = self.peers.get_mut(&to) {
                     peer.late_in_a_row += 1;
                     if LATE_IN_A_ROW <= peer.late_in_a_row {
-                        (peer.late_in_a_row, peer.spared_until) =
-                            (LATE_IN_A_ROW / 2, now.plus(SPARED.as_nanos() as u64));
+                        (peer.late_in_a_row, peer.spared_until) = (LATE_IN_A_ROW / 2, now.after(SPARED));
                         self.figures.breaker_openings += 1;
                     }
                 }
                 if let Asker::Here(..) = asker
                     && self.asks.late.len() < OPEN_MAX
                 {
-                    let until = now.plus(LATE_MAX.as_nanos() as u64);
+                    let until = now.after(LATE_MAX);
                     self.asks.late.insert(ticket, Late { question: question.clone(), until });
                 }
                 self.cannot_reach(asker, question);

@@ -51,9 +51,7 @@ impl Node {
         let Some(version) = self.version(slot) else { return };
         let runner_up = self.wanted.runner_up(slot, self.me).filter(|runner_up| self.hears(*runner_up, now));
         let Some(runner_up) = runner_up else {
-            for owed in std::mem::take(&mut self.slot_mut(slot).owed) {
-                self.send(owed.from, Message::Taken(owed));
-            }
+            self.acknowledge(slot);
             return;
         };
         if self.tuning.backup_interval.is_none() && self.slot(slot).owed.is_empty() {
@@ -82,9 +80,6 @@ impl Node {
         after: Option<u64>,
         now: Timestamp,
     ) {
-        if slot.index() >= self.slots.len() {
-            return;
-        }
         let version = copy.version;
         match after {
             None => {
@@ -125,21 +120,16 @@ impl Node {
     }
 
     pub(super) fn backed(&mut self, from: MemberId, slot: Slot, version: Version, now: Timestamp) {
-        if slot.index() >= self.slots.len() {
-            return;
-        }
         self.figures.backups_arrived += 1;
         let current = self.slot(slot).sent.is_some_and(|(sent, to)| to == from && sent == version);
         if current {
-            for owed in std::mem::take(&mut self.slot_mut(slot).owed) {
-                self.send(owed.from, Message::Taken(owed));
-            }
+            self.acknowledge(slot);
             self.figures.backup_arrived_at = now;
         }
     }
 
     pub(super) fn lacking(&mut self, from: MemberId, slot: Slot, now: Timestamp) {
-        if slot.index() < self.slots.len() && self.slot(slot).sent.is_some_and(|(_, to)| to == from) {
+        if self.slot(slot).sent.is_some_and(|(_, to)| to == from) {
             self.slot_mut(slot).sent = None;
             self.push_backup(slot, now);
         }

@@ -48,7 +48,7 @@ impl Node {
             dead: self.proven_dead(),
         };
         let waiting = self.peers.values().filter(|peer| peer.linked).map(|peer| peer.record.id).collect();
-        let at = now.plus(ASK_AGAIN.as_nanos() as u64);
+        let at = now.after(ASK_AGAIN);
         self.slot_mut(slot).query = Some(Query { waiting, best, at, blocked: false });
         self.tell_all(&message);
         self.finish_query(slot, now);
@@ -84,25 +84,21 @@ impl Node {
         dead: &[MemberId],
         now: Timestamp,
     ) {
-        if slot.index() >= self.slots.len() {
-            return;
-        }
         for member in dead {
             self.bury(*member, How::Proven, now);
         }
         let handed = self.pending.values().find(|pending| pending.slot == slot);
-        let handed =
+        let taker =
             handed.map(|pending| Holder { epoch: pending.copy.version.epoch + 1, member: pending.to });
-        let pending_copy = self.pending.values().find(|pending| pending.slot == slot);
-        let pending_copy = pending_copy.map(|pending| pending.copy.clone());
+        let handed = handed.map(|pending| pending.copy.clone());
         let state = self.slot(slot);
         let holder = match &state.held {
             Some(held) => Some(Holder { epoch: held.epoch, member: self.me }),
-            None => state.holder.or(handed),
+            None => state.holder.or(taker),
         };
         let alive = holder.is_some_and(|holder| holder.member == self.me || self.hears(holder.member, now));
         let copy = state.copy.as_ref().map(|kept| kept.copy.clone());
-        let newest = [copy, pending_copy].into_iter().flatten().max_by_key(|copy| copy.version);
+        let newest = [copy, handed].into_iter().flatten().max_by_key(|copy| copy.version);
         let copy = newest.filter(|copy| best < copy.version);
         self.send(from, Message::Known { slot, holder, alive, copy });
     }
@@ -116,9 +112,6 @@ impl Node {
         copy: Option<Copy>,
         now: Timestamp,
     ) {
-        if slot.index() >= self.slots.len() {
-            return;
-        }
         if let Some(holder) = holder {
             if holder.member == from {
                 self.told_holder(from, slot, holder.epoch, Version { epoch: u64::MAX, seq: 0 }, now);
@@ -180,19 +173,13 @@ impl Node {
         for member in dead {
             self.bury(*member, How::Proven, now);
         }
-        if slot.index() < self.slots.len()
-            && self.slot(slot).held.is_none()
-            && self.slot(slot).holder < Some(holder)
-        {
+        if self.slot(slot).held.is_none() && self.slot(slot).holder < Some(holder) {
             self.slot_mut(slot).holder = Some(holder);
         }
     }
 
     /// Somebody keeps a newer copy than the one that was claimed: what it has more was consumed before the claim.
     pub(super) fn told_better(&mut self, slot: Slot, copy: Copy) {
-        if slot.index() >= self.slots.len() {
-            return;
-        }
         let Some(Held { origin, .. }) = &self.slot(slot).held else { return };
         if copy.version <= origin.version || origin.since <= copy.version.epoch {
             return;

@@ -60,17 +60,12 @@ impl Node {
         state.holder = Some(Holder { epoch: held.epoch + 1, member: to });
         state.sent = None;
         // What was handed to us is kept here until it is safe there, so nobody else need keep it.
-        for owed in std::mem::take(&mut state.owed) {
-            self.send(owed.from, Message::Taken(owed));
-        }
+        self.acknowledge(slot);
         self.send(to, Message::Transfer(Box::new(Transfer { id, slot, copy, origin: held.origin })));
     }
 
     pub(super) fn take(&mut self, from: MemberId, transfer: Transfer, now: Timestamp) {
         let Transfer { id, slot, copy, mut origin } = transfer;
-        if slot.index() >= self.slots.len() {
-            return;
-        }
         self.figures.received += copy.contents.len() as u64;
         let mut extras = Vec::new();
         // The sender's lineage began at an older copy than the one that is kept here.
@@ -139,7 +134,7 @@ impl Node {
             self.memory.add(slot, extras, self.wall);
         }
         self.lender.take_in(copy.slices, &self.memory, now);
-        let origin_kept_until = now.plus(ORIGIN_KEPT.as_nanos() as u64);
+        let origin_kept_until = now.after(ORIGIN_KEPT);
         let state = self.slot_mut(slot);
         state.held = Some(Held { epoch, origin, origin_kept_until });
         state.query = None;
@@ -156,6 +151,13 @@ impl Node {
         let (epoch, origin) = (held.epoch, held.origin.version);
         self.slot_mut(slot).holder = Some(Holder { epoch, member: self.me });
         self.tell_all(&Message::Holds { slot, epoch, origin });
+    }
+
+    /// What was handed to this replica is safe.
+    pub(super) fn acknowledge(&mut self, slot: Slot) {
+        for owed in std::mem::take(&mut self.slot_mut(slot).owed) {
+            self.send(owed.from, Message::Taken(owed));
+        }
     }
 
     /// Whoever took this has a backup of it, or keeps it as the last one there is.
@@ -193,9 +195,6 @@ impl Node {
         origin: Version,
         now: Timestamp,
     ) {
-        if slot.index() >= self.slots.len() {
-            return;
-        }
         let theirs = Holder { epoch, member: who };
         if let Some(held) = &self.slot(slot).held
             && theirs < (Holder { epoch: held.epoch, member: self.me })

@@ -124,7 +124,7 @@ impl Lender {
     pub(super) fn take_in(&mut self, slices: Vec<Slice>, memory: &Memory, now: Timestamp) {
         for Slice { key, limit, lessee, number, left, life } in slices {
             self.number = self.number.max(number);
-            let until = now.plus(life.as_nanos() as u64);
+            let until = now.after(life);
             memory.set_reserved(key, memory.reserved(key) + left);
             self.lent.entry(key).or_default().slices.push(Out {
                 limit,
@@ -204,14 +204,14 @@ impl Lessee {
         let (kind, life) = match grant {
             Grant::Nothing { life } => {
                 let Verdict::Refuse { retry_after: Some(retry_after) } = decision.verdict else { return };
-                (Kind::Nothing { retry_at: now.plus(retry_after.as_nanos() as u64) }, life)
+                (Kind::Nothing { retry_at: now.after(retry_after) }, life)
             }
             Grant::Slice { number, hits, life } => {
                 let kind = Kind::Slice {
                     number,
                     left: hits,
                     beside: decision.remaining.saturating_sub(hits),
-                    reset_at: now.plus(decision.reset_after.as_nanos() as u64),
+                    reset_at: now.after(decision.reset_after),
                     used: 0,
                     used_at: now,
                 };
@@ -219,7 +219,7 @@ impl Lessee {
             }
         };
         // The holder's time runs from later on, and what is left of a slice has to be back by its end.
-        let until = asked_at.plus(life.as_nanos() as u64 / 4 * 3);
+        let until = asked_at.after(life * 3 / 4);
         let borrowed = Borrowed { limit: question.limit.clone(), kind, until };
         self.borrowed.insert(question.key, borrowed);
     }
@@ -294,7 +294,7 @@ impl Node {
             let life = LIFE.min(retry_after);
             let lent = self.lender.lent.entry(*key).or_default();
             lent.refused.retain(|(member, until)| *member != peer && now < *until);
-            lent.refused.push((peer, now.plus(life.as_nanos() as u64)));
+            lent.refused.push((peer, now.after(life)));
             return Some(Grant::Nothing { life });
         }
         // Half of what is left, divided among all who may ask.
@@ -311,7 +311,7 @@ impl Node {
         self.memory.lend(*key, limit, hits, self.wall)?;
         self.lender.number += 1;
         let number = self.lender.number;
-        let until = now.plus(life.as_nanos() as u64);
+        let until = now.after(life);
         let out = Out { limit: limit.clone(), lessee: peer, number, left: hits, until, over: false };
         self.lender.lent.entry(*key).or_default().slices.push(out);
         self.lent_changed(*key);
@@ -341,7 +341,7 @@ impl Node {
             }
         }
         if 0 < *hits {
-            let at = self.wall.minus(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
+            let at = self.wall.before(*age);
             self.memory.charge_lent(key, limit, Used { hits: *hits, at }, self.wall);
         }
         self.memory.unlend(key, rest);
@@ -436,9 +436,8 @@ impl Node {
     /// What was not accounted for in time counts as used.
     fn end_lent(&mut self, now: Timestamp) {
         self.use_up_where(|out| out.until <= now, now);
-        let kept = EXPIRED_KEPT.as_nanos() as u64;
         for lent in self.lender.lent.values_mut() {
-            lent.slices.retain(|out| now < out.until.plus(kept));
+            lent.slices.retain(|out| now < out.until.after(EXPIRED_KEPT));
             lent.refused.retain(|(_, until)| now < *until);
         }
         self.lender.lent.retain(|_, lent| !lent.slices.is_empty() || !lent.refused.is_empty());

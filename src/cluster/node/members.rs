@@ -34,6 +34,18 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    /// One that was just heard of.
+    fn new(record: Record, now: Timestamp) -> Self {
+        Self {
+            record,
+            linked: false,
+            mapped: false,
+            heard_at: now,
+            late_in_a_row: 0,
+            spared_until: Timestamp::EPOCH,
+        }
+    }
+
     /// Whether it would take slots, if it is heard.
     fn serves(&self) -> bool {
         self.mapped && self.record.state == State::Serving
@@ -70,15 +82,7 @@ impl Node {
         self.gone.remove(&peer);
         let record =
             Record { id: peer, address: address.to_owned(), state: State::Joining, rules: 0, changes: 0 };
-        let fresh = Peer {
-            record,
-            linked: true,
-            mapped: false,
-            heard_at: now,
-            late_in_a_row: 0,
-            spared_until: Timestamp::EPOCH,
-        };
-        let known = self.peers.entry(peer).or_insert(fresh);
+        let known = self.peers.entry(peer).or_insert_with(|| Peer::new(record, now));
         (known.linked, known.mapped, known.heard_at) = (true, false, now);
         self.outbox.remove(&peer);
         self.greet(peer);
@@ -143,7 +147,7 @@ impl Node {
         self.gone.get(&member).is_some_and(|gone| gone.how == How::Proven)
     }
 
-    /// Those who are proven dead, of these.
+    /// The last of those who are proven dead.
     pub(super) fn proven_dead(&self) -> Vec<MemberId> {
         // Only the last few matter to anybody who asks.
         let dead =
@@ -176,15 +180,7 @@ impl Node {
             }
             None => {
                 self.actions.push(Action::Dial(record.address.clone()));
-                let peer = Peer {
-                    record,
-                    linked: false,
-                    mapped: false,
-                    heard_at: now,
-                    late_in_a_row: 0,
-                    spared_until: Timestamp::EPOCH,
-                };
-                self.peers.insert(id, peer);
+                self.peers.insert(id, Peer::new(record, now));
             }
         }
     }
@@ -245,15 +241,12 @@ impl Node {
         }
         if self.peers.get(&from).is_some_and(|peer| peer.mapped) {
             for (slot, holder) in holders {
-                if slot.index() < self.slots.len() && !self.is_gone(holder.member) && holder.member != self.me
-                {
+                if !self.is_gone(holder.member) && holder.member != self.me {
                     self.learn(slot, holder, now);
                 }
             }
             for (slot, epoch, origin) in held {
-                if slot.index() < self.slots.len() {
-                    self.told_holder(from, slot, epoch, origin, now);
-                }
+                self.told_holder(from, slot, epoch, origin, now);
             }
         }
         self.choose(now);

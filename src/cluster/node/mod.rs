@@ -273,6 +273,10 @@ impl Node {
             return;
         }
         self.heard(from, now);
+        // It comes from a cluster of more slots, and means nothing here.
+        if message.last_slot().is_some_and(|slot| self.slots.len() <= slot.index()) {
+            return;
+        }
         self.restless |= message.may_move_slots();
         match message {
             Message::Hello(hello) => self.greeted(from, *hello, now),

@@ -108,13 +108,6 @@ impl Memory {
         }
     }
 
-    /// From now on, no longer notes which counters change. What was noted can still be asked for.
-    pub fn ignore_changes(&self) {
-        if let Some(tenures) = &self.tenures {
-            tenures.tracking.store(false, Ordering::Relaxed);
-        }
-    }
-
     /// The slots in which anything has changed since [`Memory::changes`] or [`Memory::whole`] told of them. It
     /// takes no lock.
     pub fn changed_slots(&self) -> Vec<Slot> {
@@ -173,14 +166,6 @@ impl Memory {
             }
         };
         Changes { seq, contents: contents.counted_in(&self.means.budget) }
-    }
-
-    /// Adds consumption of elsewhere to the counter of `key`, whose limit is known. Says whether its slot is held,
-    /// so that it was added.
-    pub fn absorb_now(&self, key: Key, limit: &Limit, consumed: &Counter, now: Timestamp) -> bool {
-        self.with_counter(key, limit, now, |counter| {
-            limit.absorb(counter, consumed, now);
-        })
     }
 
     /// Does a deed to the counter of `key` and notes it as changed; says whether its slot is held.

@@ -10,7 +10,7 @@ use crate::{
         Classic, Excess, FixedWindow, Pace, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     store::{
-        Contents, Lent, OnFull, OnRefusal, Slot,
+        Contents, OnFull, OnRefusal, Slot,
         memory::tests::{BYTES, NOW, bucket, key, second_of, window},
     },
     time::SECOND,
@@ -24,15 +24,9 @@ fn sharing() -> Memory {
     memory
 }
 
-fn charge(
-    memory: &Memory,
-    limit: &Limit,
-    hits: u64,
-    lent: Lent,
-    now: Timestamp,
-) -> Result<Decision, Elsewhere> {
+fn charge(memory: &Memory, limit: &Limit, hits: u64, now: Timestamp) -> Result<Decision, Elsewhere> {
     let check = Check { key: key("one"), limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack };
-    memory.apply_where(&[check], now, lent, |_| false).map(|decisions| decisions[0])
+    memory.apply(&[check], now, |_| false).map(|decisions| decisions[0])
 }
 
 #[test]
@@ -41,18 +35,16 @@ fn what_is_lent_is_taken_until_it_is_back() {
         let (memory, name) = (sharing(), key("one"));
         assert_eq!(memory.lend(name, &limit, 6, NOW).unwrap().remaining, 4);
         assert!(memory.lend(name, &limit, 5, NOW).is_none());
-        assert_eq!(charge(&memory, &limit, 1, Lent::CallBack, NOW).unwrap().remaining, 3);
-        assert_eq!(charge(&memory, &limit, 4, Lent::CallBack, NOW), Err(Elsewhere::Lent(name)));
-        let refused = charge(&memory, &limit, 4, Lent::Refuse, NOW).unwrap();
-        assert!(!refused.verdict.passes() && refused.remaining == 3);
-        let never = charge(&memory, &limit, 11, Lent::CallBack, NOW).unwrap();
+        assert_eq!(charge(&memory, &limit, 1, NOW).unwrap().remaining, 3);
+        assert_eq!(charge(&memory, &limit, 4, NOW), Err(Elsewhere::Lent(name)));
+        let never = charge(&memory, &limit, 11, NOW).unwrap();
         assert_eq!(never.verdict, Verdict::Refuse { retry_after: None });
 
         assert!(memory.charge_lent(name, &limit, Used { hits: 2, at: NOW }, NOW));
         assert_eq!(memory.reserved(name), 4);
         assert!(memory.unlend(name, 4));
         assert_eq!((memory.reserved(name), memory.figures().backup_bytes), (0, 0));
-        assert_eq!(charge(&memory, &limit, 4, Lent::CallBack, NOW).unwrap().remaining, 3);
+        assert_eq!(charge(&memory, &limit, 4, NOW).unwrap().remaining, 3);
     }
 }
 
@@ -142,17 +134,16 @@ fn admitted(limit: &Limit, steps: Vec<(u64, Step)>) -> Vec<(Timestamp, u64)> {
         now = now.plus(pause);
         match step {
             Step::Ask(hits) => {
-                if charge(&memory, limit, hits, Lent::CallBack, now).is_ok_and(|told| told.verdict.passes()) {
+                if charge(&memory, limit, hits, now).is_ok_and(|told| told.verdict.passes()) {
                     admitted.push((now, hits));
                 }
             }
             Step::Lend(hits) => unused += memory.lend(name, limit, hits, now).map_or(0, |_| hits),
             Step::UseAndTell(hits) if 0 < unused => {
-                let (hits, mut used) = (hits.min(unused), limit.fresh());
+                let hits = hits.min(unused);
                 unused -= hits;
                 admitted.push((now, hits));
-                limit.decide(&mut used, now, Ask::Charge(hits));
-                assert!(memory.absorb_now(name, limit, &used, now) && memory.unlend(name, hits));
+                assert!(memory.charge_lent(name, limit, Used { hits, at: now }, now));
             }
             Step::Use(hits) if 0 < unused => {
                 let hits = hits.min(unused);
