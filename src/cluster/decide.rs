@@ -7,13 +7,14 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::{
-    algorithm::{Ask, Decision},
+    algorithm::{Ask, Decision, Limit},
     cluster::{
         Cluster, Part,
         message::{Deed, Question},
         node::{By, Outcome},
     },
     descriptor::Key,
+    rules::OnOwnerUnavailable,
     store::{Check, Decisions, Kept, OnRefusal, Replaced},
     time::Timestamp,
 };
@@ -44,55 +45,20 @@ impl Cluster {
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Afar {
         let budget = patience.map_or(Duration::MAX, |patience| patience / 2).min(self.0.forward_budget_max);
-        let deadline = self.0.now().after(budget);
-        let ask = |index: usize, ask: Ask| self.ask(&checks[index], wishes[index], Deed::Ask(ask), deadline);
-        let all = 0..checks.len();
-        let takes_back = |index: &usize| checks[*index].on_refusal == OnRefusal::TakeBack;
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; checks.len()];
-        if 1 < checks.len() && all.clone().any(|index| takes_back(&index)) {
-            let looks = join_all(all.clone().map(|index| ask(index, Ask::Look))).await;
-            let foreseen: Vec<Decision> = checks
-                .iter()
-                .zip(&looks)
-                .map(|(check, look)| check.limit.foreseen(check.ask, &look.decision))
-                .collect();
-            if refused(&foreseen) {
-                // Those that pass are not charged at all.
-                for (index, look) in looks.into_iter().enumerate() {
-                    if takes_back(&index) && foreseen[index].verdict.passes() {
-                        outcomes[index] = Some(Outcome { charged: 0, ..look });
-                    }
-                }
+        let call = Call { cluster: self, checks, wishes, deadline: self.0.now().after(budget) };
+        let outcomes = if checks.len() == 1 {
+            call.ask(0..1).await
+        } else {
+            let spared = call.foreseen_to_pass_in_vain(&refused).await;
+            let mut outcomes = call.ask_but_for(spared, &refused).await;
+            if refused(&decisions(&outcomes)) {
+                call.take_back(&mut outcomes).await;
             }
-        }
-        let spared: Vec<usize> = all.clone().filter(|index| outcomes[*index].is_some()).collect();
-        let asked: Vec<usize> = all.clone().filter(|index| outcomes[*index].is_none()).collect();
-        let answers = join_all(asked.iter().map(|index| ask(*index, checks[*index].ask))).await;
-        for (index, answer) in asked.into_iter().zip(answers) {
-            outcomes[index] = Some(answer);
-        }
-        let mut outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
-        let decisions = |outcomes: &[Outcome]| -> Vec<Decision> {
-            outcomes.iter().map(|outcome| outcome.decision).collect()
+            outcomes
         };
-        if !spared.is_empty() && !refused(&decisions(&outcomes)) {
-            // What was foreseen has not come true, so all are charged after all.
-            let answers = join_all(spared.iter().map(|index| ask(*index, checks[*index].ask))).await;
-            for (index, answer) in spared.into_iter().zip(answers) {
-                outcomes[index] = answer;
-            }
-        }
-        if 1 < checks.len() && refused(&decisions(&outcomes)) {
-            let back = outcomes.iter_mut().enumerate().rev().filter(|(index, _)| takes_back(index));
-            join_all(
-                back.map(|(index, outcome)| self.take_back(&checks[index], wishes[index], outcome, deadline)),
-            )
-            .await;
-        }
         let degraded = outcomes.iter().map(|outcome| outcome.by == By::Degraded).collect();
         let charged = outcomes.iter().map(|outcome| outcome.charged).collect();
-        let each = outcomes.iter().map(|outcome| outcome.decision).collect();
-        Afar { decisions: Decisions::new(each, charged), degraded }
+        Afar { decisions: Decisions::new(decisions(&outcomes), charged), degraded }
     }
 
     async fn ask(&self, check: &Check<'_>, wish: Wish, deed: Deed, deadline: Timestamp) -> Outcome {
@@ -106,49 +72,127 @@ impl Cluster {
         answer.await.unwrap_or_else(|_| Outcome::nothing(wish))
     }
 
-    /// Takes back what was charged, if anything, and tells what is left then.
-    async fn take_back(&self, check: &Check<'_>, wish: Wish, outcome: &mut Outcome, deadline: Timestamp) {
+    /// What is kept under a key, wherever it is held; `None` where its holder cannot be reached.
+    pub async fn look(&self, key: Key, limit: &Limit) -> Option<Kept> {
+        let outcome = self.by_hand(key, limit, Deed::Ask(Ask::Look)).await?;
+        Some(self.kept(limit, outcome.decision))
+    }
+
+    /// Makes it a counter to which `hits` are charged, wherever it is held.
+    pub async fn replace(&self, key: Key, limit: &Limit, hits: u64) -> Option<Replaced> {
+        let before = self.look(key, limit).await?;
+        let outcome = self.by_hand(key, limit, Deed::Set(hits)).await?;
+        Some(Replaced { before, after: self.kept(limit, outcome.decision) })
+    }
+
+    async fn by_hand(&self, key: Key, limit: &Limit, deed: Deed) -> Option<Outcome> {
+        let check = Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::Keep };
+        let wish = Wish { otherwise: OnOwnerUnavailable::Deny, lease: false };
+        let outcome = self.ask(&check, wish, deed, self.0.now().after(self.0.forward_budget_max)).await;
+        (outcome.by == By::Holder).then_some(outcome)
+    }
+
+    fn kept(&self, limit: &Limit, look: Decision) -> Kept {
+        let used = look.remaining < limit.allowance() && !look.reset_after.is_zero();
+        Kept { idle_at: used.then(|| self.0.clock.now().after(look.reset_after)), look }
+    }
+}
+
+/// The checks of one call, on their way to their holders.
+struct Call<'c> {
+    cluster: &'c Cluster,
+    checks: &'c [Check<'c>],
+    wishes: &'c [Wish],
+    deadline: Timestamp,
+}
+
+impl Call<'_> {
+    fn takes_back(&self, index: usize) -> bool {
+        self.checks[index].on_refusal == OnRefusal::TakeBack
+    }
+
+    async fn do_one(&self, index: usize, deed: Deed) -> Outcome {
+        self.cluster.ask(&self.checks[index], self.wishes[index], deed, self.deadline).await
+    }
+
+    /// Asks what these checks ask.
+    async fn ask(&self, checks: impl IntoIterator<Item = usize>) -> Vec<Outcome> {
+        join_all(checks.into_iter().map(|index| self.do_one(index, Deed::Ask(self.checks[index].ask)))).await
+    }
+
+    /// Looks first. Where the call would be refused: the checks that would pass and be taken back, with what they would
+    /// find. `None` for all others, which are to be asked.
+    async fn foreseen_to_pass_in_vain(&self, refused: impl Fn(&[Decision]) -> bool) -> Vec<Option<Outcome>> {
+        let all = 0..self.checks.len();
+        let mut spared = vec![None; self.checks.len()];
+        if !all.clone().any(|index| self.takes_back(index)) {
+            return spared;
+        }
+        let looks = join_all(all.map(|index| self.do_one(index, Deed::Ask(Ask::Look)))).await;
+        let foresee = |(check, look): (&Check<'_>, &Outcome)| check.limit.foreseen(check.ask, &look.decision);
+        let foreseen: Vec<Decision> = self.checks.iter().zip(&looks).map(foresee).collect();
+        if refused(&foreseen) {
+            for (index, look) in looks.into_iter().enumerate() {
+                if self.takes_back(index) && foreseen[index].verdict.passes() {
+                    // A look charges nothing, but its verdict is of no hits.
+                    let decision = foreseen[index];
+                    spared[index] = Some(Outcome { decision, charged: 0, ..look });
+                }
+            }
+        }
+        spared
+    }
+
+    /// Asks all checks but the spared ones; those too where the call is not refused after all.
+    async fn ask_but_for(
+        &self,
+        mut outcomes: Vec<Option<Outcome>>,
+        refused: impl Fn(&[Decision]) -> bool,
+    ) -> Vec<Outcome> {
+        let (asked, spared): (Vec<usize>, Vec<usize>) =
+            (0..outcomes.len()).partition(|index| outcomes[*index].is_none());
+        let answers = self.ask(asked.iter().copied()).await;
+        for (index, answer) in asked.into_iter().zip(answers) {
+            outcomes[index] = Some(answer);
+        }
+        let mut outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
+        if !spared.is_empty() && !refused(&decisions(&outcomes)) {
+            let answers = self.ask(spared.iter().copied()).await;
+            for (index, answer) in spared.into_iter().zip(answers) {
+                outcomes[index] = answer;
+            }
+        }
+        outcomes
+    }
+
+    /// Takes back what is not to be charged by a call that is refused, and tells what is left then.
+    async fn take_back(&self, outcomes: &mut [Outcome]) {
+        let back = outcomes.iter_mut().enumerate().filter(|(index, _)| self.takes_back(*index));
+        join_all(back.map(|(index, outcome)| self.take_back_one(index, outcome))).await;
+    }
+
+    async fn take_back_one(&self, index: usize, outcome: &mut Outcome) {
+        let (Check { key, limit, .. }, replica) = (self.checks[index], &self.cluster.0);
         let charged = std::mem::take(&mut outcome.charged);
         match (outcome.by, outcome.decision.receipt.take()) {
             (By::Holder, Some(receipt)) => {
-                let look = self.ask(check, wish, Deed::Undo(receipt), deadline).await;
+                let look = self.do_one(index, Deed::Undo(receipt)).await;
                 if look.by == By::Holder {
                     let Decision { remaining, reset_after, .. } = look.decision;
                     outcome.decision = Decision { remaining, reset_after, ..outcome.decision };
                 }
             }
             (By::Lease, _) if 0 < charged => {
-                self.0.with(|node, _| node.undo_lease(check.key, check.limit, charged))
+                replica.with(|node, _| node.undo_lease(key, limit, charged));
             }
             (By::Degraded, Some(receipt)) => {
-                self.0.with(|node, _| node.undo_share(check.key, check.limit, receipt, charged));
+                replica.with(|node, _| node.undo_share(key, limit, receipt, charged));
             }
             (By::Holder | By::Lease | By::Degraded, _) => {}
         }
     }
+}
 
-    /// What is kept under a key, wherever it is held; `None` where its holder cannot be reached.
-    pub async fn look(&self, key: Key, limit: &crate::algorithm::Limit) -> Option<Kept> {
-        let outcome = self.by_hand(key, limit, Deed::Ask(Ask::Look)).await?;
-        Some(self.kept(limit, outcome.decision))
-    }
-
-    /// Makes it a counter to which `hits` are charged, wherever it is held.
-    pub async fn replace(&self, key: Key, limit: &crate::algorithm::Limit, hits: u64) -> Option<Replaced> {
-        let before = self.look(key, limit).await?;
-        let outcome = self.by_hand(key, limit, Deed::Set(hits)).await?;
-        Some(Replaced { before, after: self.kept(limit, outcome.decision) })
-    }
-
-    async fn by_hand(&self, key: Key, limit: &crate::algorithm::Limit, deed: Deed) -> Option<Outcome> {
-        let check = Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::Keep };
-        let wish = Wish { otherwise: crate::rules::OnOwnerUnavailable::Deny, lease: false };
-        let outcome = self.ask(&check, wish, deed, self.0.now().after(self.0.forward_budget_max)).await;
-        (outcome.by == By::Holder).then_some(outcome)
-    }
-
-    fn kept(&self, limit: &crate::algorithm::Limit, look: Decision) -> Kept {
-        let used = look.remaining < limit.allowance() && !look.reset_after.is_zero();
-        Kept { idle_at: used.then(|| self.0.clock.now().after(look.reset_after)), look }
-    }
+fn decisions(outcomes: &[Outcome]) -> SmallVec<[Decision; 2]> {
+    outcomes.iter().map(|outcome| outcome.decision).collect()
 }

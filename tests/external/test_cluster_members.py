@@ -68,7 +68,7 @@ def test_two_that_began_apart_become_one_when_they_meet_and_say_so(start_cluster
     cluster.start()
 
     assert cluster.total("tollgate_cluster_begun_anew_total") == 1
-    told = "all counters of this one are given up"
+    told = "all of this replica are given up"
     assert [any(told in event["message"] for event in one.events()) for one in both].count(True) == 1
     # One of them has kept its counts.
     assert not any(callers.ask(one.grpc, by(USER)).passes for one in cluster.replicas)

@@ -30,17 +30,25 @@ impl Node {
         self.backups_left = false;
         let before = self.figures.backed_up;
         for slot in self.all_slots() {
-            let Some(held) = &self.slot(slot).held else { continue };
-            let Some(runner_up) = self.wanted.runner_up(slot, self.me) else { continue };
-            let version = Version { epoch: held.epoch, seq: self.memory.version_seq(slot) };
-            let known = self.slot(slot).sent;
-            if known == Some((version, runner_up)) && !self.slot(slot).lent_changed {
+            let state = self.slot(slot);
+            let (Some(held), Some(runner_up)) = (&state.held, self.wanted.runner_up(slot, self.me)) else {
                 continue;
-            }
-            let is_whole = known.is_none_or(|(sent, to)| sent.epoch != version.epoch || to != runner_up);
-            if is_whole && WHOLE_COUNTERS_MAX <= self.figures.backed_up - before {
+            };
+            let knows = |(sent, to): (Version, MemberId)| sent.epoch == held.epoch && to == runner_up;
+            if state.sent.is_some_and(knows) {
+                if is_due && state.lent_changed {
+                    self.push_backup(slot, now);
+                }
+            } else if WHOLE_COUNTERS_MAX <= self.figures.backed_up - before {
                 self.backups_left = true;
-            } else if is_whole || is_due {
+            } else {
+                self.push_backup(slot, now);
+            }
+        }
+        let changed = if is_due { self.memory.changed_slots() } else { Vec::new() };
+        for slot in changed {
+            // Those who lack everything have it, or get it in a later turn.
+            if self.slot(slot).sent.is_some() {
                 self.push_backup(slot, now);
             }
         }
