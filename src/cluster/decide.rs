@@ -30,7 +30,25 @@ pub struct Afar {
     pub degraded: SmallVec<[bool; 2]>,
 }
 
+/// The same where there is one check.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone {
+    /// What was decided.
+    pub decision: Decision,
+    /// The hits that were charged.
+    pub charged: u64,
+    /// Whether it was decided without the holder of the counter.
+    pub degraded: bool,
+}
+
 impl Cluster {
+    /// Answers the only check of a call as [`Cluster::decide`] does.
+    pub async fn decide_alone(&self, check: &Check<'_>, wish: Wish, patience: Option<Duration>) -> Alone {
+        let deed = Deed::Ask(check.ask);
+        let Outcome { decision, charged, by } = self.ask(check, wish, deed, self.deadline(patience)).await;
+        Alone { decision, charged, degraded: by == By::Degraded }
+    }
+
     /// Answers the checks of one call at their holders, within half of the caller's `patience`.
     ///
     /// Where `refused` says that the call as a whole is refused, charges that passed are taken back as their checks
@@ -44,8 +62,7 @@ impl Cluster {
         patience: Option<Duration>,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Afar {
-        let budget = patience.map_or(Duration::MAX, |patience| patience / 2).min(self.0.forward_budget_max);
-        let call = Call { cluster: self, checks, wishes, deadline: self.0.now().after(budget) };
+        let call = Call { cluster: self, checks, wishes, deadline: self.deadline(patience) };
         let outcomes = if checks.len() == 1 {
             call.ask(0..1).await
         } else {
@@ -61,14 +78,26 @@ impl Cluster {
         Afar { decisions: Decisions::new(decisions(&outcomes), charged), degraded }
     }
 
+    /// Until when a call waits for other replicas.
+    fn deadline(&self, patience: Option<Duration>) -> Timestamp {
+        let budget = patience.map_or(Duration::MAX, |patience| patience / 2).min(self.0.forward_budget_max);
+        self.0.now().after(budget)
+    }
+
     async fn ask(&self, check: &Check<'_>, wish: Wish, deed: Deed, deadline: Timestamp) -> Outcome {
         let question = Question { key: check.key, limit: check.limit.clone(), deed, wish: 0 };
         let (sender, answer) = oneshot::channel();
-        self.0.with_part(|Part { node, waiting, tickets }, now| {
+        let ((), woken) = self.0.with_links_asleep(|Part { node, waiting, tickets }, now| {
             *tickets += 1;
             waiting.insert(*tickets, sender);
             node.ask(*tickets, question, wish, deadline, now);
         });
+        if !woken.is_empty() {
+            // Once all calls that are here now have asked, so that their questions go together. Not in the task of
+            // this call, which may be given up.
+            let replica = self.0.clone();
+            tokio::spawn(async move { replica.wake(&woken) });
+        }
         answer.await.unwrap_or_else(|_| Outcome::nothing(wish))
     }
 

@@ -215,7 +215,7 @@ pub(crate) enum Message {
     /// You started from an older copy than this one.
     Better { slot: Slot, copy: Copy },
     /// Answer this within the time.
-    Ask { ticket: u64, question: Box<Question>, budget: Duration, hops: u8 },
+    Ask { ticket: u64, question: Arc<Question>, budget: Duration, hops: u8 },
     /// The answer.
     Answer { ticket: u64, reply: Reply },
     /// Give back what I lent you of this key.

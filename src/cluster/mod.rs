@@ -4,12 +4,12 @@
 //! between them, and what the limiter asks.
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use prost::bytes::Bytes;
+use rustc_hash::FxHashMap;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
@@ -37,7 +37,7 @@ mod slots;
 mod trust;
 mod wire;
 
-pub use decide::{Afar, Wish};
+pub use decide::{Afar, Alone, Wish};
 pub use member::MemberId;
 pub use message::State;
 pub use metrics::Figures;
@@ -97,7 +97,7 @@ struct Replica {
 #[derive(Debug)]
 struct Part {
     node: Node,
-    waiting: HashMap<u64, oneshot::Sender<Outcome>>,
+    waiting: FxHashMap<u64, oneshot::Sender<Outcome>>,
     tickets: u64,
 }
 
@@ -127,7 +127,7 @@ impl Cluster {
             let copy = |Stored { slot, epoch, seq, contents }| (slot, Version { epoch, seq }, contents);
             node.restore(secret.get(), stored.into_iter().map(copy).collect(), START);
         }
-        let part = Part { node, waiting: HashMap::new(), tickets: 0 };
+        let part = Part { node, waiting: FxHashMap::default(), tickets: 0 };
         let replica = Replica {
             part: Mutex::new(part),
             links,
@@ -251,6 +251,19 @@ impl Replica {
     }
 
     fn with_part<T>(&self, deed: impl FnOnce(&mut Part, Timestamp) -> T) -> T {
+        let (result, woken) = self.with_links_asleep(deed);
+        self.wake(&woken);
+        result
+    }
+
+    fn wake(&self, peers: &[MemberId]) {
+        for peer in peers {
+            self.links.wake(*peer);
+        }
+    }
+
+    /// The same, and leaves it to the caller to wake the links to those for whom something waits.
+    fn with_links_asleep<T>(&self, deed: impl FnOnce(&mut Part, Timestamp) -> T) -> (T, Vec<MemberId>) {
         let (result, woken, actions) = {
             let mut part = self.lock();
             let now = self.now();
@@ -271,9 +284,6 @@ impl Replica {
             });
             (result, part.node.woken(), actions)
         };
-        for peer in woken {
-            self.links.wake(peer);
-        }
         for action in actions {
             match action {
                 Action::Dial(address) => self.links.dial(&address),
@@ -286,7 +296,7 @@ impl Replica {
                 Action::Answer(..) => {}
             }
         }
-        result
+        (result, woken)
     }
 }
 

@@ -5,9 +5,17 @@ use std::{borrow::Cow, slice};
 use smallvec::SmallVec;
 
 use crate::{
-    limiter::{Answer, Request, Snapshot, Status, Unanswered, metrics::Checked, plan},
-    rules::{Allowance, Domain},
+    limiter::{Answer, Descriptor, Request, Snapshot, Status, Unanswered, metrics::Checked, plan},
+    rules::{Allowance, Domain, Match},
+    store::Check,
 };
+
+/// The one counter that has a say in a request, and what is asked of it.
+pub(super) struct Lone<'r, 's> {
+    pub(super) descriptor: &'r Descriptor<'r>,
+    pub(super) matched: Match<'s>,
+    pub(super) check: Check<'s>,
+}
 
 impl Snapshot<'_> {
     /// What [`Snapshot::decide`] answers where nothing but one counter has a say; `None` where more has, and then
@@ -17,6 +25,21 @@ impl Snapshot<'_> {
         domain: &'s Domain,
         request: &Request<'_>,
     ) -> Option<Result<Answer<'s>, Unanswered>> {
+        let Lone { descriptor, matched, check } = self.lone(domain, request)?;
+        let alone = match self.limiter.memory.apply_alone(&check, self.now()) {
+            Ok(alone) => alone?,
+            Err(_) => return Some(Err(self.why_not_here())),
+        };
+        let statuses = SmallVec::from_iter([Status::of_rule(matched.rule)]);
+        let answer = Answer::fold(self.limiter.modes, statuses, &[0], slice::from_ref(&alone.decision));
+        let checked = Checked { check: &check, decision: &alone.decision, charged: alone.charged };
+        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, &answer);
+        Some(Ok(answer))
+    }
+
+    /// The one counter that has a say in `request`; `None` where none has, or more.
+    #[inline]
+    pub(super) fn lone<'r, 's>(&'s self, domain: &'s Domain, request: &Request<'r>) -> Option<Lone<'r, 's>> {
         let [descriptor] = request.descriptors else { return None };
         if descriptor.limit.is_some() {
             return None;
@@ -34,16 +57,7 @@ impl Snapshot<'_> {
         let Cow::Borrowed(limit) = limit else { return None };
         let text = matched.key_text(&domain.name, descriptor.entries);
         let key = text.key(&limit.kind().bytes(), &self.limiter.secret.get());
-        let check = plan::check(domain, descriptor.ask, key, limit);
-        let alone = match self.limiter.memory.apply_alone(&check, self.now()) {
-            Ok(alone) => alone?,
-            Err(_) => return Some(Err(self.why_not_here())),
-        };
-        let statuses = SmallVec::from_iter([Status::of_rule(rule)]);
-        let answer = Answer::fold(self.limiter.modes, statuses, &[0], slice::from_ref(&alone.decision));
-        let checked = Checked { check: &check, decision: &alone.decision, charged: alone.charged };
-        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, &answer);
-        Some(Ok(answer))
+        Some(Lone { descriptor, matched, check: plan::check(domain, descriptor.ask, key, limit) })
     }
 }
 

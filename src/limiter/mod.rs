@@ -7,13 +7,14 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Ask, Classic, Decision, Limit},
-    cluster::{Afar, Cluster, State, Wish},
+    cluster::{Cluster, State},
     descriptor::{Entry, KeyText, SharedSecret},
     rules::{Allowance, Book, Domain, Match, Rules, Unit},
     store::{Decisions, Memory},
     time::{Clock, Reading, Timestamp},
 };
 
+mod afar;
 mod alone;
 mod answer;
 mod explain;
@@ -178,24 +179,6 @@ impl Snapshot<'_> {
         let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);
         let decisions = decisions.map_err(|_| self.why_not_here())?;
         Ok(self.told(domain, request, &applies, plan, &decisions, &[]))
-    }
-
-    /// The same for a request whose counters other replicas hold.
-    pub async fn decide_afar(&self, request: &Request<'_>) -> Result<Answer<'_>, Unanswered> {
-        let Some(domain) = self.domain_of(request)? else {
-            return Ok(Answer::without_limits(request.descriptors.len()));
-        };
-        let Some(cluster) = &self.limiter.cluster else { return Err(Unanswered::Elsewhere) };
-        let applies = applying(domain, request);
-        let plan = Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
-        let modes = self.limiter.modes;
-        let refused =
-            |decisions: &[Decision]| answer::refuses(modes, &plan.statuses, &plan.places, decisions);
-        let wishes: SmallVec<[Wish; 2]> =
-            plan.places.iter().chain(&plan.tried).map(|place| plan.statuses[*place].wish()).collect();
-        let Afar { decisions, degraded } =
-            cluster.decide(&plan.checks, &wishes, request.patience, refused).await;
-        Ok(self.told(domain, request, &applies, plan, &decisions, &degraded))
     }
 
     fn domain_of(&self, request: &Request<'_>) -> Result<Option<&Domain>, Unanswered> {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -84,7 +85,7 @@ enum Asker {
 #[derive(Clone, Debug)]
 struct Forward {
     asker: Asker,
-    question: Question,
+    question: Arc<Question>,
     to: MemberId,
     sent_at: Timestamp,
     deadline: Timestamp,
@@ -95,7 +96,7 @@ struct Forward {
 #[derive(Clone, Debug)]
 struct Parked {
     asker: Asker,
-    question: Question,
+    question: Arc<Question>,
     deadline: Timestamp,
     hops: u8,
 }
@@ -103,7 +104,7 @@ struct Parked {
 /// A request whose answer did not come in time.
 #[derive(Clone, Debug)]
 struct Late {
-    question: Question,
+    question: Arc<Question>,
     until: Timestamp,
 }
 
@@ -145,20 +146,20 @@ impl Node {
         deadline: Timestamp,
         now: Timestamp,
     ) {
-        self.route(Asker::Here(ticket, wish), question, deadline, 0, now);
+        self.route(Asker::Here(ticket, wish), Arc::new(question), deadline, 0, now);
     }
 
     /// Something that is to be done at the holder, whenever it can be.
-    pub(crate) fn tell(&mut self, question: Question, now: Timestamp) {
+    pub(crate) fn tell(&mut self, question: impl Into<Arc<Question>>, now: Timestamp) {
         let deadline = now.after(LATE_MAX);
-        self.route(Asker::Nobody, question, deadline, 0, now);
+        self.route(Asker::Nobody, question.into(), deadline, 0, now);
     }
 
     pub(super) fn asked_by(
         &mut self,
         from: MemberId,
         ticket: u64,
-        question: Question,
+        question: Arc<Question>,
         budget: Duration,
         hops: u8,
         now: Timestamp,
@@ -172,7 +173,14 @@ impl Node {
         Slot::of(question.key, self.slots.len())
     }
 
-    fn route(&mut self, asker: Asker, question: Question, deadline: Timestamp, hops: u8, now: Timestamp) {
+    fn route(
+        &mut self,
+        asker: Asker,
+        question: Arc<Question>,
+        deadline: Timestamp,
+        hops: u8,
+        now: Timestamp,
+    ) {
         let parked = Parked { asker, question, deadline, hops };
         self.route_on(parked, HOPS_MAX < hops, now);
     }
@@ -207,7 +215,8 @@ impl Node {
                 return;
             }
             if parked.hops == 0 && self.draining_since.is_none() {
-                parked.question.wish = self.lessee.wish(parked.question.key, self.tuning.lease_from, now);
+                let wish = self.lessee.wish(parked.question.key, self.tuning.lease_from, now);
+                ask_for(&mut parked.question, wish);
             }
         }
         let holder = self.slot(slot).holder.map(|holder| holder.member);
@@ -221,7 +230,7 @@ impl Node {
         let Parked { asker, mut question, deadline, hops, .. } = parked;
         if let Asker::Peer(..) = asker {
             // A slice is lent to whoever asks for itself, and called back from there.
-            question.wish = 0;
+            ask_for(&mut question, 0);
         }
         let budget = deadline.since(now);
         let ticket = match asker {
@@ -235,7 +244,7 @@ impl Node {
             }
         };
         self.figures.forwarded += 1;
-        self.send(to, Message::Ask { ticket, question: Box::new(question), budget, hops: hops + 1 });
+        self.send(to, Message::Ask { ticket, question, budget, hops: hops + 1 });
     }
 
     fn park(&mut self, parked: Parked) {
@@ -288,7 +297,7 @@ impl Node {
     fn reply(
         &mut self,
         asker: Asker,
-        question: &Question,
+        question: &Arc<Question>,
         reply: Reply,
         asked_at: Timestamp,
         now: Timestamp,
@@ -321,12 +330,15 @@ impl Node {
             && matches!(late.question.deed, Deed::Ask(_))
         {
             self.figures.late_answers += 1;
-            self.tell(Question { deed: Deed::Undo(receipt), wish: 0, ..late.question }, now);
+            self.tell(
+                Question { deed: Deed::Undo(receipt), wish: 0, ..Question::clone(&late.question) },
+                now,
+            );
         }
     }
 
     /// The holder cannot be asked. Peers are told so; our own requests are answered as their rules say.
-    fn cannot_reach(&mut self, asker: Asker, question: Question) {
+    fn cannot_reach(&mut self, asker: Asker, question: Arc<Question>) {
         match asker {
             Asker::Peer(peer, ticket) => {
                 self.send(peer, Message::Answer { ticket, reply: Reply::Unreachable })
@@ -335,7 +347,7 @@ impl Node {
                 self.figures.degraded += 1;
                 let outcome = match (&question.deed, wish.otherwise) {
                     (Deed::Ask(ask), OnOwnerUnavailable::LocalShare) => {
-                        let (Question { key, limit, .. }, members) = (&question, self.healthy.len());
+                        let (Question { key, limit, .. }, members) = (&*question, self.healthy.len());
                         let (decision, charged) = self.shares.decide(*key, limit, *ask, members, self.wall);
                         Outcome { decision, charged, by: By::Degraded }
                     }
@@ -454,6 +466,13 @@ impl Node {
 impl Asks {
     fn expect(&mut self, deadline: Timestamp) {
         self.next_deadline = Some(self.next_deadline.map_or(deadline, |next| next.min(deadline)));
+    }
+}
+
+/// Has `question` ask for so many hits to be lent. Most ask for none, and stay as they are.
+fn ask_for(question: &mut Arc<Question>, wish: u64) {
+    if question.wish != wish {
+        Arc::make_mut(question).wish = wish;
     }
 }
 

@@ -294,7 +294,7 @@ impl Node {
             Message::Orphan { slot, holder, dead } => self.told_orphan(slot, holder, &dead, now),
             Message::Better { slot, copy } => self.told_better(slot, copy),
             Message::Ask { ticket, question, budget, hops } => {
-                self.asked_by(from, ticket, *question, budget, hops, now);
+                self.asked_by(from, ticket, question, budget, hops, now);
             }
             Message::Answer { ticket, reply } => self.answered(ticket, reply, now),
             Message::Recall { key } => self.recalled(key, now),

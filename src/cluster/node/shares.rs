@@ -31,7 +31,7 @@ const UNTOLD_MAX: usize = 10_000;
 pub(super) struct Shares {
     memory: Memory,
     admitted: BTreeMap<Key, Admitted>,
-    untold: VecDeque<Question>,
+    untold: VecDeque<Arc<Question>>,
 }
 
 /// What was admitted of one key, as a counter of its whole limit.
@@ -110,7 +110,7 @@ impl Node {
     }
 
     /// Something that a holder must be told, which cannot be reached now.
-    pub(super) fn keep_to_tell(&mut self, question: Question) {
+    pub(super) fn keep_to_tell(&mut self, question: Arc<Question>) {
         match question.deed {
             Deed::Absorb(_) | Deed::Settle(_) => {
                 if self.shares.untold.len() < UNTOLD_MAX {
@@ -141,7 +141,7 @@ impl Node {
         }
     }
 
-    fn tell_if_reached(&mut self, question: Question, now: Timestamp) {
+    fn tell_if_reached(&mut self, question: Arc<Question>, now: Timestamp) {
         if self.reaches(question.key, now) {
             self.tell(question, now);
         } else {

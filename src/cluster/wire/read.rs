@@ -82,7 +82,7 @@ fn asked(ask: proto::Ask, now: Timestamp) -> Result<Message, Unread> {
     };
     Ok(Message::Ask {
         ticket,
-        question: Box::new(question),
+        question: Arc::new(question),
         budget: Duration::from_nanos(budget_nanos),
         // It has been by too many long before there are so many.
         hops: u8::try_from(hops).unwrap_or(u8::MAX),

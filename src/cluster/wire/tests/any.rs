@@ -253,8 +253,8 @@ fn deed() -> BoxedStrategy<Deed> {
 }
 
 prop_compose! {
-    fn question()(key in key(), limit in limit(), deed in deed(), wish in number()) -> Box<Question> {
-        Box::new(Question { key, limit, deed, wish })
+    fn question()(key in key(), limit in limit(), deed in deed(), wish in number()) -> Arc<Question> {
+        Arc::new(Question { key, limit, deed, wish })
     }
 }
 

@@ -46,7 +46,7 @@ fn bucket() -> Limit {
 fn ask(limit: Limit, deed: Deed) -> Message {
     let question = Question { key: KEY, limit, deed, wish: 0 };
     let budget = Duration::from_millis(10);
-    Message::Ask { ticket: 258, question: Box::new(question), budget, hops: 1 }
+    Message::Ask { ticket: 258, question: Arc::new(question), budget, hops: 1 }
 }
 
 fn answer(limit: &Limit) -> Message {

@@ -1,6 +1,6 @@
 //! A receipt comes back to the holder as it went out, whatever the clocks between show.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<
         deed: Deed::Undo(decision.receipt?),
         wish: 0,
     };
-    let back = Message::Ask { ticket: 8, question: Box::new(question), budget: Duration::ZERO, hops: 1 };
+    let back = Message::Ask { ticket: 8, question: Arc::new(question), budget: Duration::ZERO, hops: 1 };
     let back = decode(encode(&[back], there), NOW.plus(SECOND)).unwrap().pop();
     let Some(Message::Ask { question, .. }) = back else { panic!("{back:?}") };
     let Deed::Undo(receipt) = question.deed else { panic!("{:?}", question.deed) };

@@ -1,6 +1,6 @@
 //! Versions that differ understand each other.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use prost::{
     Message as _,
@@ -113,7 +113,7 @@ fn an_ask_that_says_little_asks_for_the_least() {
     let question =
         Question { key: Key::from_halves(0, 0), limit: limit(), deed: Deed::Ask(Ask::Look), wish: 0 };
     let expected =
-        Message::Ask { ticket: 0, question: Box::new(question), budget: Duration::ZERO, hops: u8::MAX };
+        Message::Ask { ticket: 0, question: Arc::new(question), budget: Duration::ZERO, hops: u8::MAX };
     assert_eq!(heard(Kind::Ask(ask)), Ok(vec![expected]));
 }
 
