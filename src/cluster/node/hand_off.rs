@@ -180,7 +180,7 @@ impl Node {
             && held < holder
             && holder.member != self.me
             && self.hears(holder.member, now)
-            && self.peers[&holder.member].mapped
+            && self.is_mapped(holder.member)
         {
             self.give(slot, holder.member, now);
         }

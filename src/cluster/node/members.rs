@@ -222,24 +222,29 @@ impl Node {
         for record in known {
             self.hear(record, now);
         }
-        match (hashing, &self.hashing) {
+        let is_of_ours = match (hashing, &self.hashing) {
             // It will tell again when it has joined.
-            (None, Some(_)) => {}
-            (None, None) => self.map(from),
+            (None, Some(_)) => false,
+            (None, None) => true,
             (Some(theirs), Some(ours)) if theirs.founder == ours.founder => {
                 self.is_founded |= is_in_use;
-                self.map(from);
+                true
             }
             // It will begin anew, and tell again.
-            (Some(_), Some(_)) if self.is_founded && !is_in_use => {}
-            (Some(theirs), Some(ours)) if ours.founder < theirs.founder && self.is_founded == is_in_use => {}
+            (Some(_), Some(_)) if self.is_founded && !is_in_use => false,
+            (Some(theirs), Some(ours)) if ours.founder < theirs.founder && self.is_founded == is_in_use => {
+                false
+            }
             (Some(theirs), _) => {
                 self.is_founded = is_in_use;
                 self.begin_anew(theirs);
-                self.map(from);
+                true
             }
+        };
+        if let Some(peer) = self.peers.get_mut(&from) {
+            peer.mapped = is_of_ours;
         }
-        if self.peers.get(&from).is_some_and(|peer| peer.mapped) {
+        if is_of_ours {
             for (slot, holder) in holders {
                 if !self.is_gone(holder.member) && holder.member != self.me {
                     self.learn(slot, holder, now);
@@ -252,10 +257,10 @@ impl Node {
         self.choose(now);
     }
 
-    fn map(&mut self, peer: MemberId) {
-        if let Some(peer) = self.peers.get_mut(&peer) {
-            peer.mapped = true;
-        }
+    /// Whether `peer` has told that it counts as we do, and what it holds. What it says of slots before is of another
+    /// cluster, and void.
+    pub(super) fn is_mapped(&self, peer: MemberId) -> bool {
+        self.peers.get(&peer).is_some_and(|peer| peer.mapped)
     }
 
     /// Takes over the hashing of a cluster that is met. What was counted by another is void.
@@ -265,6 +270,8 @@ impl Node {
         let same = former.is_some_and(|former| former.secret.to_bytes() == hashing.secret.to_bytes());
         if !same {
             self.forget_counters();
+            // Those who come over tell again.
+            self.peers.values_mut().for_each(|peer| peer.mapped = false);
             if self.record.state == State::Serving {
                 self.figures.begun_anew += 1;
                 self.actions.push(Action::Tell(Event::BegunAnew));
@@ -280,9 +287,7 @@ impl Node {
             if self.slot(slot).held.is_some() {
                 drop(self.memory.give(slot));
             }
-            let holder = self.slot(slot).holder.filter(|holder| holder.member != self.me);
             *self.slot_mut(slot) = Default::default();
-            self.slot_mut(slot).holder = holder;
         }
         self.pending.clear();
         self.lender = Default::default();

@@ -277,6 +277,10 @@ impl Node {
         if message.last_slot().is_some_and(|slot| self.slots.len() <= slot.index()) {
             return;
         }
+        let is_of_a_slot = message.last_slot().is_some() && !matches!(message, Message::Hello(_));
+        if is_of_a_slot && !self.is_mapped(from) {
+            return;
+        }
         self.restless |= message.may_move_slots();
         match message {
             Message::Hello(hello) => self.greeted(from, *hello, now),

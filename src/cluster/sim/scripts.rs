@@ -189,3 +189,16 @@ fn two_that_began_apart_become_one_when_they_meet() {
         assert_eq!(world.serving(), [0, 1]);
     }
 }
+
+#[test]
+fn one_and_several_that_began_apart_become_one_when_they_meet() {
+    let alone = [Start(5), Settle, Drain(0), Drain(1), Drain(2), Drain(3), Pass(millis(1_500))];
+    // By then clocks show more, so the slots of those who begin now have changed hands more often.
+    let apart =
+        [Cut(vec![4]), Pass(millis(2_500)), Start(1), Pass(millis(1_000)), Start(2), Pass(millis(500))];
+    let steps = [&alone[..], &apart, &[Heal, Settle, Traffic(60)]].concat();
+    for seed in 0..40 {
+        let world = holds(seed, &steps, Troubles::None);
+        assert_eq!(world.serving(), [4, 5, 6, 7]);
+    }
+}
