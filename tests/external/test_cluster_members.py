@@ -67,7 +67,8 @@ def test_two_that_began_apart_become_one_when_they_meet_and_say_so(start_cluster
     cluster.targets.append(apart.replicas[0].grpc)
     cluster.start()
 
-    assert cluster.total("tollgate_cluster_begun_anew_total") == 1
+    # Whoever brings them together may have met first the one that gives up.
+    assert cluster.total("tollgate_cluster_begun_anew_total") in (1, 2)
     told = "all of this replica are given up"
     assert [any(told in event["message"] for event in one.events()) for one in both].count(True) == 1
     # One of them has kept its counts.
