@@ -154,7 +154,7 @@ impl Domain {
     }
 
     /// All its rules, in the order of the files.
-    pub fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Arc<Rule>> {
         self.rules.iter()
     }
 }

@@ -87,6 +87,12 @@ impl Level {
         self.at(composite.as_bytes())
     }
 
+    /// Makes room for so many more nodes.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.nodes.reserve_exact(more);
+        self.by_text.reserve(more);
+    }
+
     /// Adds a node behind the others, none of which may read the same.
     pub(crate) fn push(&mut self, node: Node) {
         let composite = node.composite();

@@ -1,6 +1,6 @@
 //! From bytes to a tree.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, hash_map::Entry};
 
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
@@ -14,6 +14,9 @@ pub const DEPTH_MAX: usize = 32;
 pub const PROBLEMS_MAX: usize = 1_000;
 /// How many nodes a file may have once its aliases are expanded; long texts weigh as several.
 pub const WEIGHT_MAX: usize = 4_000_000;
+
+/// Mappings of so many keys are searched for twins key by key, which takes no memory.
+const COMPARED_MAX: usize = 16;
 
 /// Reads a file, in as many documents as it has.
 pub fn load(bytes: &[u8]) -> Stream {
@@ -259,26 +262,22 @@ impl Loader {
     }
 
     /// The pairs with each key once, the first; then what `<<` adds to them.
-    fn without_twins(&mut self, pairs: Vec<Pair>) -> Vec<Pair> {
-        let mut first: HashMap<String, Mark> = HashMap::with_capacity(pairs.len());
-        let mut kept = Vec::with_capacity(pairs.len());
-        let mut merged = None;
-        for pair in pairs {
-            if let Some(before) = first.get(&pair.key) {
-                let what = format!("{} is given twice, first in line {}", quote(&pair.key), before.line);
-                self.report(Problem { mark: pair.mark, what });
-                continue;
-            }
-            first.insert(pair.key.clone(), pair.mark);
-            if pair.key == "<<" { merged = Some(pair) } else { kept.push(pair) }
+    fn without_twins(&mut self, mut pairs: Vec<Pair>) -> Vec<Pair> {
+        let twins = twins(&pairs);
+        for (twin, first) in &twins {
+            let Pair { key, mark, .. } = &pairs[*twin];
+            let what = format!("{} is given twice, first in line {}", quote(key), first.line);
+            self.report(Problem { mark: *mark, what });
         }
-        for pair in merged.map(|pair| self.merged(pair)).unwrap_or_default() {
-            if !first.contains_key(&pair.key) {
-                first.insert(pair.key.clone(), pair.mark);
-                kept.push(pair);
-            }
+        if !twins.is_empty() {
+            let (mut place, mut twins) = (0_usize.., twins.iter().map(|(twin, _)| *twin).peekable());
+            pairs.retain(|_| place.next().is_none_or(|place| twins.next_if_eq(&place).is_none()));
         }
-        kept
+        let Some(merge) = pairs.iter().position(|pair| pair.key == "<<") else { return pairs };
+        let merge = pairs.remove(merge);
+        let mut known: HashSet<String> = pairs.iter().map(|pair| pair.key.clone()).collect();
+        pairs.extend(self.merged(merge).into_iter().filter(|pair| known.insert(pair.key.clone())));
+        pairs
     }
 
     /// What a `<<` key brings in: the pairs of a mapping, or of each mapping in a list.
@@ -303,16 +302,38 @@ impl Loader {
     }
 }
 
+/// Which pairs have the key of one before them, in order, and where the first of these is.
+fn twins(pairs: &[Pair]) -> Vec<(usize, Mark)> {
+    if pairs.len() <= COMPARED_MAX {
+        let first = |(index, pair): (usize, &Pair)| {
+            let before = pairs[..index].iter().find(|before| before.key == pair.key);
+            before.map(|before| (index, before.mark))
+        };
+        return pairs.iter().enumerate().filter_map(first).collect();
+    }
+    let mut firsts: HashMap<&str, Mark> = HashMap::with_capacity(pairs.len());
+    let mut found = Vec::new();
+    for (index, pair) in pairs.iter().enumerate() {
+        match firsts.entry(&pair.key) {
+            Entry::Occupied(first) => found.push((index, *first.get())),
+            Entry::Vacant(place) => {
+                place.insert(pair.mark);
+            }
+        }
+    }
+    found
+}
+
 /// The text of a key and its place; `None` where its problem was reported already.
 fn key_of(node: Node) -> Result<Option<(String, Mark)>, Problem> {
-    let shown = node.describe();
     let what = match node.value {
         Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
         Value::Unreadable => return Ok(None),
         Value::Scalar(_) => {
+            let shown = node.describe();
             format!("a key must be text, but this is {shown}; if it is meant as text, put it in quotes")
         }
-        Value::List(_) | Value::Mapping(_) => format!("a key must be text, but this is {shown}"),
+        Value::List(_) | Value::Mapping(_) => format!("a key must be text, but this is {}", node.describe()),
     };
     Err(Problem { mark: node.mark, what })
 }
