@@ -2,10 +2,11 @@
 
 use std::{
     hash::{Hash, Hasher},
-    sync::Arc,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering, fence},
+    },
 };
-
-use arc_swap::ArcSwap;
 
 use siphasher::sip128::SipHasher13;
 
@@ -36,6 +37,15 @@ impl Secret {
         self.0
     }
 
+    fn of_halves(halves: [u64; 2]) -> Self {
+        Self(u128::to_le_bytes(u128::from(halves[1]) << 64 | u128::from(halves[0])))
+    }
+
+    fn halves(&self) -> [u64; 2] {
+        let all = u128::from_le_bytes(self.0);
+        [all as u64, (all >> 64) as u64]
+    }
+
     /// A fresh secret from the operating system's randomness.
     pub fn random() -> Self {
         Self(rand::random())
@@ -43,25 +53,56 @@ impl Secret {
 }
 
 /// The secret in force, which another may take the place of: replicas that meet go on with one.
-#[derive(Clone, Debug)]
-pub struct SharedSecret(Arc<ArcSwap<Secret>>);
+///
+/// Every decision reads it and hardly anything sets it, so reading takes no lock: whoever meets a change reads again.
+#[derive(Clone)]
+pub struct SharedSecret(Arc<Shared>);
+
+struct Shared {
+    halves: [AtomicU64; 2],
+    // Odd while the halves may not belong together.
+    changes: AtomicU64,
+    setting: Mutex<()>,
+}
 
 /// This one, until another is set.
 impl From<Secret> for SharedSecret {
     fn from(secret: Secret) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(secret)))
+        let halves = secret.halves().map(AtomicU64::new);
+        Self(Arc::new(Shared { halves, changes: AtomicU64::new(0), setting: Mutex::new(()) }))
     }
 }
 
 impl SharedSecret {
     /// The one in force.
     pub fn get(&self) -> Secret {
-        Secret::clone(&self.0.load())
+        loop {
+            let changes = self.0.changes.load(Ordering::Acquire);
+            let halves = self.0.halves.each_ref().map(|half| half.load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if changes.is_multiple_of(2) && changes == self.0.changes.load(Ordering::Relaxed) {
+                return Secret::of_halves(halves);
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// Puts another in force.
     pub fn set(&self, secret: Secret) {
-        self.0.store(Arc::new(secret));
+        // It guards no data, so it is whole whatever happens.
+        let _alone = self.0.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.changes.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (place, half) in self.0.halves.iter().zip(secret.halves()) {
+            place.store(half, Ordering::Relaxed);
+        }
+        self.0.changes.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for SharedSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SharedSecret(..)")
     }
 }
 
@@ -238,6 +279,27 @@ mod tests {
             let found = text.key(&[7, 8], &secret);
             assert_eq!((found.high(), found.low()), (hash.h1, hash.h2), "{lengths:?}");
         }
+    }
+
+    #[test]
+    fn whoever_reads_the_secret_while_it_changes_reads_one_that_was_set() {
+        let shared = SharedSecret::from(Secret::from_bytes([0; 16]));
+        std::thread::scope(|scope| {
+            for first in [1, 2] {
+                let shared = shared.clone();
+                scope.spawn(move || {
+                    let all =
+                        (0..20_000).map(|change: u32| (change as u8).wrapping_mul(2).wrapping_add(first));
+                    all.for_each(|byte| shared.set(Secret::from_bytes([byte; 16])));
+                });
+            }
+            for _ in 0..20_000 {
+                let Secret(bytes) = shared.get();
+                assert_eq!(bytes, [bytes[0]; 16]);
+            }
+        });
+        shared.set(Secret::from_bytes(*b"0123456789abcdef"));
+        assert!(shared.get() == Secret::from_bytes(*b"0123456789abcdef"));
     }
 
     #[test]

@@ -1,11 +1,9 @@
 //! One descriptor with one counter, the usual request: the straight line through what `decide` does for several.
 
-use std::{borrow::Cow, slice};
-
-use smallvec::SmallVec;
+use std::borrow::Cow;
 
 use crate::{
-    limiter::{Answer, Request, Snapshot, Status, Unanswered, metrics::Checked, plan},
+    limiter::{Answer, Request, Snapshot, Unanswered, metrics::Checked, plan},
     rules::{Allowance, Domain},
 };
 
@@ -39,8 +37,7 @@ impl Snapshot<'_> {
             Ok(alone) => alone?,
             Err(_) => return Some(Err(self.why_not_here())),
         };
-        let statuses = SmallVec::from_iter([Status::of_rule(rule)]);
-        let answer = Answer::fold(self.limiter.modes, statuses, &[0], slice::from_ref(&alone.decision));
+        let answer = Answer::of_one(self.limiter.modes, rule, &alone.decision);
         let checked = Checked { check: &check, decision: &alone.decision, charged: alone.charged };
         self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, &answer);
         Some(Ok(answer))
@@ -57,15 +54,16 @@ mod tests {
     use crate::{
         algorithm::Ask,
         descriptor::{Entry, Secret},
-        limiter::{Descriptor, Limiter, Metrics},
+        limiter::{Descriptor, Limiter, Metrics, Modes, Status},
         rules::{Book, Rules},
         store::{Memory, OnFull},
         time::{Clock, SECOND, Timestamp},
     };
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
-    const KEYS: [&str; 9] =
-        ["classic", "fixed", "bucket", "queue", "shadow", "tried", "gold", "free", "nothing"];
+    const KEYS: [&str; 11] = [
+        "classic", "fixed", "bucket", "queue", "shadow", "quota", "late", "tried", "gold", "free", "nothing",
+    ];
     const RULES: &str = "\
 domain: d
 descriptors:
@@ -74,15 +72,18 @@ descriptors:
   - {key: bucket, value: a*, share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: token_bucket}}
   - {key: queue, rate_limit: {unit: second, requests_per_unit: 3, algorithm: leaky_queue, burst: 3}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: quota, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: late, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 3, algorithm: leaky_queue, burst: 3}}
   - {key: tried, rate_limit: {unit: minute, requests_per_unit: 3, candidate: {unit: minute, requests_per_unit: 2}}}
   - {key: gold, rate_limit: {name: gold, replaces: [{name: basic}], unit: minute, requests_per_unit: 3}}
   - {key: free, rate_limit: {unlimited: true}}
 ";
 
-    fn limiter() -> Limiter {
+    fn limiter(modes: Modes) -> Limiter {
         let book = Book::of(Rules::parse("test", RULES).unwrap(), NOW);
         let memory = Memory::new(1 << 20, OnFull::Deny);
-        Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), Secret::from_bytes([7; 16]))
+        let secret = Secret::from_bytes([7; 16]);
+        Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), secret).with_modes(modes)
     }
 
     /// What an answer says, and of which rule.
@@ -107,9 +108,10 @@ descriptors:
     proptest! {
         #[test]
         fn a_descriptor_alone_is_decided_and_counted_as_it_is_among_others(
+            (quota, shadow) in any::<(bool, bool)>(),
             steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_ask(), 0..SECOND, any::<bool>()), 1..60),
         ) {
-            let (alone, together) = (limiter(), limiter());
+            let [alone, together] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
             let mut now = NOW;
             for (key, value, ask, pass, patient) in steps {
                 now = now.plus(pass);

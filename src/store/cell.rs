@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Ask, Counter, Decision, Excess, Limit, PaceCounter, Receipt, SlidingCounter, Span,
-        StepCounter, Window, WindowCounter,
+        Ask, Counter, Decision, Excess, Limit, PaceCounter, Receipt, SlidingCounter, Span, StepCounter,
+        Window, WindowCounter,
     },
     time::Timestamp,
 };
@@ -127,11 +127,12 @@ impl Cell {
         if start.plus(span.nanos()) != *end {
             return None;
         }
-        let mut counter = WindowCounter { start, count: (*count).into() };
+        let before = WindowCounter { start, count: (*count).into() };
+        let mut counter = before;
         let decision = match limit {
-            Limit::Classic(limit) => limit.decide(&mut counter, now, ask),
+            Limit::Classic(limit) => limit.decide_in_window(&mut counter, before, *end, now, ask),
             Limit::FixedWindow(limit) if !matches!(limit.excess, Excess::Overdraft(_)) => {
-                limit.decide(&mut counter, now, ask)
+                limit.decide_in_window(&mut counter, before, *end, now, ask)
             }
             _owing_or_of_another_kind => return None,
         };
