@@ -12,6 +12,8 @@ use siphasher::sip128::SipHasher13;
 
 /// The bytes of a text that need no memory of their own: enough for nearly all.
 const NEAR: usize = 256;
+/// The length of a text that is longer than that: nothing more fits behind so many.
+const FAR: usize = NEAR + 1;
 
 /// One step of a descriptor: a key and the value it has in this request, which may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,9 +149,9 @@ impl Hash for Key {
 #[derive(Clone, Debug)]
 pub struct KeyText {
     near: [u8; NEAR],
-    // How many of those are the text; never 0.
+    // How many of those are the text, never 0; `FAR` where it is longer than they are.
     length: usize,
-    // The whole text where it is longer than that, otherwise empty.
+    // The whole text where it is longer, otherwise empty.
     far: Vec<u8>,
 }
 
@@ -177,6 +179,7 @@ impl KeyText {
     }
 
     /// Adds an entry as it was sent.
+    #[inline]
     pub fn entry(&mut self, entry: Entry<'_>) {
         self.pair(Part::Sent, entry);
     }
@@ -193,6 +196,7 @@ impl KeyText {
     }
 
     /// The key of the counter of this kind.
+    #[inline]
     pub fn key(mut self, kind: &[u8], secret: &Secret) -> Key {
         self.begin(Part::Kind, kind.len());
         self.push(kind);
@@ -200,7 +204,7 @@ impl KeyText {
         Key { high: hash.h1, low: hash.h2 }
     }
 
-    #[inline]
+    #[inline(always)]
     fn pair(&mut self, part: Part, Entry { key, value }: Entry<'_>) {
         self.begin(part, key.len());
         self.push(key.as_bytes());
@@ -209,32 +213,37 @@ impl KeyText {
     }
 
     /// Begins a part whose first text is so long.
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, part: Part, length: usize) {
         let mut bytes = [part as u8; 9];
         bytes[1..].copy_from_slice(&(length as u64).to_le_bytes());
         self.push(&bytes);
     }
 
-    #[inline]
+    // Always: the lengths of most parts are known where they are added, and copied as numbers then.
+    #[inline(always)]
     fn push(&mut self, bytes: &[u8]) {
         let end = self.length + bytes.len();
         match self.near.get_mut(self.length..end) {
-            Some(place) if self.far.is_empty() => {
+            Some(place) => {
                 place.copy_from_slice(bytes);
                 self.length = end;
             }
-            Some(_) | None => {
-                if self.far.is_empty() {
-                    self.far.extend_from_slice(&self.near[..self.length]);
-                }
-                self.far.extend_from_slice(bytes);
-            }
+            None => self.push_far(bytes),
         }
     }
 
+    #[cold]
+    fn push_far(&mut self, bytes: &[u8]) {
+        if self.length != FAR {
+            self.far.extend_from_slice(&self.near[..self.length]);
+            self.length = FAR;
+        }
+        self.far.extend_from_slice(bytes);
+    }
+
     fn bytes(&self) -> &[u8] {
-        if self.far.is_empty() { &self.near[..self.length] } else { &self.far }
+        self.near.get(..self.length).unwrap_or(&self.far)
     }
 }
 
@@ -264,7 +273,16 @@ mod tests {
     #[test]
     fn the_key_is_the_hash_of_all_parts_however_long_they_are() {
         let secret = Secret::from_bytes([5; 16]);
-        for lengths in [[1, 0, 0], [3, 200, 20], [3, 400, 7], [300, 2, 500], [239, 1, 1]] {
+        for lengths in [
+            [1, 0, 0],
+            [3, 200, 20],
+            [3, 400, 7],
+            [300, 2, 500],
+            [239, 1, 1],
+            [0, 0, 193],
+            [0, 0, 194],
+            [0, 0, 400],
+        ] {
             let [domain, key, value] = lengths.map(|length| "x".repeat(length));
             let mut written = vec![0];
             for (before, text) in [(None, &domain), (Some(1), &key), (None, &value)] {

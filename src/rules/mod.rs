@@ -53,6 +53,10 @@ pub struct Rules {
 impl Rules {
     /// The domain of that name.
     pub fn domain(&self, name: &str) -> Option<&Domain> {
+        // Nearly always there is one.
+        if let [only] = &*self.domains {
+            return (only.name == name).then_some(only);
+        }
         self.by_name.get(name).map(|index| &self.domains[*index])
     }
 
@@ -136,6 +140,7 @@ impl Domain {
     }
 
     /// The rule for a descriptor.
+    #[inline]
     pub fn find<'r>(&'r self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
         let hops = self.root.way(entries).hops;
         let rule = hops.last()?.node.rule.as_ref()?;
@@ -171,6 +176,7 @@ pub struct Match<'r> {
 impl<'r> Match<'r> {
     /// The text of the counter's key: the entries as sent, or the pattern where all that match it share one.
     /// `entries` are those that the match was found for.
+    #[inline]
     pub fn key_text(&self, domain: &str, entries: &[Entry<'_>]) -> KeyText {
         let mut text = KeyText::new(domain);
         for (hop, entry) in self.hops.iter().zip(entries) {
