@@ -10,6 +10,7 @@ use crate::{
 impl Snapshot<'_> {
     /// What [`Snapshot::decide`] answers where nothing but one counter has a say; `None` where more has, and then
     /// nothing has happened.
+    #[inline(always)]
     pub(super) fn decide_alone<'s>(
         &'s self,
         domain: &'s Domain,

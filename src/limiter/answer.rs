@@ -172,6 +172,8 @@ impl<'s> Answer<'s> {
     }
 
     /// What [`Self::fold`] makes of one decision, on the only descriptor that there is.
+    // Always: an answer is too large to be handed on from place to place.
+    #[inline(always)]
     pub(super) fn of_one(modes: Modes, rule: &'s Rule, decision: &Decision) -> Self {
         let mut status = Status::of_rule(rule);
         status.decide(decision);

@@ -84,7 +84,8 @@ impl Compiler {
         let mut report = Report::new(source.path.clone(), &mut self.problems);
         let unread = !stream.problems.is_empty();
         report.add_all(stream.problems);
-        let documents: Vec<_> = stream.documents.iter().filter(|document| !document.is_null()).collect();
+        let documents = stream.documents.into_iter().filter(|document| !document.is_null());
+        let documents: Vec<_> = documents.collect();
         if documents.is_empty() && !unread {
             report.add(yaml::Mark::START, "the file holds no rules; a rule file has at least a `domain`");
         }
@@ -96,7 +97,7 @@ impl Compiler {
         }
     }
 
-    fn document(&mut self, file: &Arc<str>, document: Document<'_>) {
+    fn document(&mut self, file: &Arc<str>, document: Document) {
         let next = self.domains.len();
         let index = *self.by_name.entry(document.domain.clone()).or_insert(next);
         if index == next {
@@ -121,7 +122,10 @@ impl Compiler {
                 branch.report.add(mark, what);
             }
         }
-        branch.descriptors(document.descriptors, &mut draft.root, &draft.name);
+        draft.root.reserve(document.descriptors.len().min(DESCRIPTORS_MAX));
+        for node in document.descriptors {
+            branch.read(&node, &mut draft.root, &draft.name);
+        }
     }
 
     fn finish(mut self, hash: String) -> Result<Rules, Problems> {
@@ -176,13 +180,10 @@ struct Branch<'c> {
 }
 
 impl Branch<'_> {
-    /// The descriptors that stand beside each other, below `parent`.
-    fn descriptors(&mut self, nodes: &[yaml::Node], level: &mut Level, parent: &str) {
-        level.reserve(nodes.len().min(DESCRIPTORS_MAX));
-        for node in nodes {
-            if let Some(draft) = Descriptor::read(node, &mut self.report) {
-                self.descriptor(draft, level, parent);
-            }
+    /// What is written as a descriptor beside those of `level`, below `parent`.
+    fn read(&mut self, node: &yaml::Node, level: &mut Level, parent: &str) {
+        if let Some(draft) = Descriptor::read(node, &mut self.report) {
+            self.descriptor(draft, level, parent);
         }
     }
 
@@ -207,7 +208,8 @@ impl Branch<'_> {
         self.flags(&draft, &composite);
         let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &path));
         let mut children = Level::default();
-        self.descriptors(draft.descriptors, &mut children, &path);
+        children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
+        draft.descriptors.iter().for_each(|child| self.read(child, &mut children, &path));
         if let (Some(key), None) = (key, twin) {
             level.push(Node {
                 place: self.report.place(draft.mark),

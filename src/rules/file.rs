@@ -14,12 +14,12 @@ use crate::{
 };
 
 /// One document.
-pub(crate) struct Document<'n> {
+pub(crate) struct Document {
     /// Not empty.
     pub(crate) domain: String,
     pub(crate) on_denied: Option<Located<OnDenied>>,
-    /// To be read one by one: there may be many.
-    pub(crate) descriptors: &'n [Node],
+    /// To be read one by one, and dropped: there may be many.
+    pub(crate) descriptors: Vec<Node>,
 }
 
 /// One item of `descriptors`.
@@ -89,10 +89,10 @@ impl RateLimit {
     }
 }
 
-impl<'n> Document<'n> {
+impl Document {
     /// Reads a document; `None` where it is not even known whose rules it holds.
-    pub(crate) fn read(node: &'n Node, report: &mut Report<'_>) -> Option<Self> {
-        let fields = Fields::read(node, Level::Root, report)?;
+    pub(crate) fn read(mut node: Node, report: &mut Report<'_>) -> Option<Self> {
+        let fields = Fields::read(&node, Level::Root, report)?;
         let domain = required(&fields, "domain", "the name that requests ask under", report);
         let choices = [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
         let on_denied = fields.choice("on_denied", &choices, report);
@@ -102,6 +102,7 @@ impl<'n> Document<'n> {
             Descriptor::report_all(descriptors, report);
             return None;
         };
+        let descriptors = node.take_items("descriptors");
         Some(Self { domain, on_denied, descriptors })
     }
 }

@@ -93,6 +93,16 @@ impl Node {
         }
     }
 
+    /// Takes the items of the list under `key` of a mapping, which leaves an empty list there; none where there is no
+    /// such list.
+    pub fn take_items(&mut self, key: &str) -> Vec<Node> {
+        let Value::Mapping(pairs) = &mut self.value else { return Vec::new() };
+        match pairs.iter_mut().find(|pair| pair.key == key).map(|pair| &mut pair.value.value) {
+            Some(Value::List(items)) => std::mem::take(items),
+            Some(Value::Scalar(_) | Value::Mapping(_) | Value::Unreadable) | None => Vec::new(),
+        }
+    }
+
     /// What it is, for a message: "a list", "the text `x`".
     pub fn describe(&self) -> String {
         match &self.value {
