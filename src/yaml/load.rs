@@ -35,7 +35,7 @@ fn readable(bytes: &[u8]) -> Result<&str, Problem> {
         let good = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
         let line = good.matches('\n').count() + 1;
         let column = good.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        Problem { mark: Mark { line, column }, what: "not UTF-8; the file must be UTF-8 text".into() }
+        Problem { mark: place(line, column), what: "not UTF-8; the file must be UTF-8 text".into() }
     })
 }
 
@@ -68,7 +68,7 @@ enum Items {
 enum Next {
     Key,
     /// The value of a key; `None` where the key was not usable.
-    Value(Option<(String, Mark)>),
+    Value(Option<(Box<str>, Mark)>),
 }
 
 /// A node to which aliases may refer.
@@ -125,7 +125,7 @@ impl Loader {
                 self.refuse_tag(at, tag.is_some());
                 // An absent value comes as `~` without a width.
                 let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
-                let text = if absent { String::new() } else { text.into_owned() };
+                let text: Box<str> = if absent { "".into() } else { text.into() };
                 let weight = self.weigh(at, 1 + text.len() / 64)?;
                 let value = Value::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
                 self.finish(Node { mark: at, value }, anchor, weight, 0);
@@ -253,7 +253,7 @@ impl Loader {
             },
             Next::Value(None) => {}
             Next::Value(Some((key, mark))) => {
-                if node.value == Value::Scalar(Scalar { text: String::new(), quoted: false }) {
+                if node.value == Value::Scalar(Scalar { text: "".into(), quoted: false }) {
                     node.mark = mark;
                 }
                 pairs.push(Pair { key, mark, value: node });
@@ -273,9 +273,9 @@ impl Loader {
             let (mut place, mut twins) = (0_usize.., twins.iter().map(|(twin, _)| *twin).peekable());
             pairs.retain(|_| place.next().is_none_or(|place| twins.next_if_eq(&place).is_none()));
         }
-        let Some(merge) = pairs.iter().position(|pair| pair.key == "<<") else { return pairs };
+        let Some(merge) = pairs.iter().position(|pair| &*pair.key == "<<") else { return pairs };
         let merge = pairs.remove(merge);
-        let mut known: HashSet<String> = pairs.iter().map(|pair| pair.key.clone()).collect();
+        let mut known: HashSet<Box<str>> = pairs.iter().map(|pair| pair.key.clone()).collect();
         pairs.extend(self.merged(merge).into_iter().filter(|pair| known.insert(pair.key.clone())));
         pairs
     }
@@ -325,7 +325,7 @@ fn twins(pairs: &[Pair]) -> Vec<(usize, Mark)> {
 }
 
 /// The text of a key and its place; `None` where its problem was reported already.
-fn key_of(node: Node) -> Result<Option<(String, Mark)>, Problem> {
+fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
     let what = match node.value {
         Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
         Value::Unreadable => return Ok(None),
@@ -354,6 +354,11 @@ fn too_deep(mark: Mark) -> Problem {
     }
 }
 
+/// Neither is larger than a file may be, which fits.
+fn place(line: usize, column: usize) -> Mark {
+    Mark { line: line as u32, column: column as u32 }
+}
+
 fn mark(marker: Marker) -> Mark {
-    Mark { line: marker.line(), column: marker.col() + 1 }
+    place(marker.line(), marker.col() + 1)
 }

@@ -184,7 +184,7 @@ proptest! {
         let problems = stream.problems.iter().map(|problem| format!("{}: {}", problem.mark.line, problem.what));
         prop_assert_eq!(problems.collect::<Vec<_>>(), twins);
         if let Some(Node { value: Value::Mapping(pairs), .. }) = stream.documents.get(1) {
-            let pairs = pairs.iter().map(|pair| (pair.key.clone(), pair.mark.line));
+            let pairs = pairs.iter().map(|pair| (pair.key.to_string(), pair.mark.line as usize));
             prop_assert_eq!(pairs.collect::<Vec<_>>(), kept);
         } else {
             prop_assert!(kept.is_empty());
