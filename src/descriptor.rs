@@ -26,31 +26,24 @@ pub struct Entry<'a> {
 
 /// The secret that the hash of keys is keyed with, so that nobody can choose descriptors that collide.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 16]);
+pub struct Secret([u64; 2]);
 
 impl Secret {
     /// A secret from its bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
+        let all = u128::from_le_bytes(bytes);
+        Self([all as u64, (all >> 64) as u64])
     }
 
     /// Its bytes, for whoever may know them.
     pub(crate) const fn to_bytes(&self) -> [u8; 16] {
-        self.0
-    }
-
-    fn of_halves(halves: [u64; 2]) -> Self {
-        Self(u128::to_le_bytes(u128::from(halves[1]) << 64 | u128::from(halves[0])))
-    }
-
-    fn halves(&self) -> [u64; 2] {
-        let all = u128::from_le_bytes(self.0);
-        [all as u64, (all >> 64) as u64]
+        let [low, high] = self.0;
+        ((high as u128) << 64 | low as u128).to_le_bytes()
     }
 
     /// A fresh secret from the operating system's randomness.
     pub fn random() -> Self {
-        Self(rand::random())
+        Self::from_bytes(rand::random())
     }
 }
 
@@ -70,20 +63,21 @@ struct Shared {
 /// This one, until another is set.
 impl From<Secret> for SharedSecret {
     fn from(secret: Secret) -> Self {
-        let halves = secret.halves().map(AtomicU64::new);
+        let halves = secret.0.map(AtomicU64::new);
         Self(Arc::new(Shared { halves, changes: AtomicU64::new(0), setting: Mutex::new(()) }))
     }
 }
 
 impl SharedSecret {
     /// The one in force.
+    #[inline]
     pub fn get(&self) -> Secret {
         loop {
             let changes = self.0.changes.load(Ordering::Acquire);
             let halves = self.0.halves.each_ref().map(|half| half.load(Ordering::Relaxed));
             fence(Ordering::Acquire);
             if changes.is_multiple_of(2) && changes == self.0.changes.load(Ordering::Relaxed) {
-                return Secret::of_halves(halves);
+                return Secret(halves);
             }
             std::hint::spin_loop();
         }
@@ -95,7 +89,7 @@ impl SharedSecret {
         let _alone = self.0.setting.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.changes.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
-        for (place, half) in self.0.halves.iter().zip(secret.halves()) {
+        for (place, half) in self.0.halves.iter().zip(secret.0) {
             place.store(half, Ordering::Relaxed);
         }
         self.0.changes.fetch_add(1, Ordering::Release);
@@ -196,11 +190,18 @@ impl KeyText {
     }
 
     /// The key of the counter of this kind.
-    #[inline]
     pub fn key(mut self, kind: &[u8], secret: &Secret) -> Key {
+        self.end(kind, secret)
+    }
+
+    /// The key of the counter of this kind, whose text this is when it ends.
+    // Where it is: it is too large to be handed on for nothing.
+    #[inline]
+    pub(crate) fn end(&mut self, kind: &[u8], secret: &Secret) -> Key {
         self.begin(Part::Kind, kind.len());
         self.push(kind);
-        let hash = SipHasher13::new_with_key(&secret.0).hash(self.bytes());
+        let [low, high] = secret.0;
+        let hash = SipHasher13::new_with_keys(low, high).hash(self.bytes());
         Key { high: hash.h1, low: hash.h2 }
     }
 
@@ -291,7 +292,7 @@ mod tests {
                 written.extend(text.as_bytes());
             }
             written.extend([&[3][..], &2_u64.to_le_bytes(), &[7, 8]].concat());
-            let hash = SipHasher13::new_with_key(&secret.0).hash(&written);
+            let hash = SipHasher13::new_with_key(&secret.to_bytes()).hash(&written);
             let mut text = KeyText::new(&domain);
             text.entry(Entry { key: &key, value: &value });
             let found = text.key(&[7, 8], &secret);
@@ -312,7 +313,7 @@ mod tests {
                 });
             }
             for _ in 0..20_000 {
-                let Secret(bytes) = shared.get();
+                let bytes = shared.get().to_bytes();
                 assert_eq!(bytes, [bytes[0]; 16]);
             }
         });

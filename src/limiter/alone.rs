@@ -3,45 +3,54 @@
 use std::borrow::Cow;
 
 use crate::{
-    limiter::{Answer, Request, Snapshot, Unanswered, metrics::Checked, plan},
-    rules::{Allowance, Domain},
+    algorithm::Decision,
+    limiter::{Request, Snapshot, Unanswered, metrics::Checked, plan},
+    rules::{Allowance, Domain, Rule},
 };
 
+/// What became of a descriptor that was alone.
+pub(super) struct Alone<'s> {
+    pub(super) rule: &'s Rule,
+    pub(super) decision: Decision,
+}
+
 impl Snapshot<'_> {
-    /// What [`Snapshot::decide`] answers where nothing but one counter has a say; `None` where more has, and then
-    /// nothing has happened.
+    /// Decides and counts a request where nothing but one counter has a say; `None` where more has, and then nothing
+    /// has happened.
+    // Always: what is known of its parts where they are used need not be written down and read again.
     #[inline(always)]
     pub(super) fn decide_alone<'s>(
         &'s self,
         domain: &'s Domain,
         request: &Request<'_>,
-    ) -> Option<Result<Answer<'s>, Unanswered>> {
-        let [descriptor] = request.descriptors else { return None };
+    ) -> Result<Option<Alone<'s>>, Unanswered> {
+        let [descriptor] = request.descriptors else { return Ok(None) };
         if descriptor.limit.is_some() {
-            return None;
+            return Ok(None);
         }
-        let matched = domain.find(descriptor.entries)?;
+        let Some(matched) = domain.find(descriptor.entries) else { return Ok(None) };
         let rule = matched.rule;
         // (What it replaces is of no account: never itself, and there is nothing else.)
         if rule.candidate.is_some() {
-            return None;
+            return Ok(None);
         }
         let limit = match &rule.allowance {
             Allowance::Limited(limit) => limit.within(request.patience),
-            Allowance::Unlimited => return None,
+            Allowance::Unlimited => return Ok(None),
         };
-        let Cow::Borrowed(limit) = limit else { return None };
-        let text = matched.key_text(&domain.name, descriptor.entries);
-        let key = text.key(&limit.kind().bytes(), &self.limiter.secret.get());
+        let Cow::Borrowed(limit) = limit else { return Ok(None) };
+        let secret = self.limiter.secret.get();
+        let key = matched.key(&domain.name, descriptor.entries, &limit.kind().bytes(), &secret);
         let check = plan::check(domain, descriptor.ask, key, limit);
         let alone = match self.limiter.memory.apply_alone(&check, self.now()) {
-            Ok(alone) => alone?,
-            Err(_) => return Some(Err(self.why_not_here())),
+            Ok(Some(alone)) => alone,
+            Ok(None) => return Ok(None),
+            Err(_) => return Err(self.why_not_here()),
         };
-        let answer = Answer::of_one(self.limiter.modes, rule, &alone.decision);
-        let checked = Checked { check: &check, decision: &alone.decision, charged: alone.charged };
-        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, &answer);
-        Some(Ok(answer))
+        let (decision, charged) = (alone.decision, alone.charged);
+        let checked = Checked { check: &check, decision: &decision, charged };
+        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, self.limiter.modes);
+        Ok(Some(Alone { rule, decision }))
     }
 }
 
@@ -55,7 +64,7 @@ mod tests {
     use crate::{
         algorithm::Ask,
         descriptor::{Entry, Secret},
-        limiter::{Descriptor, Limiter, Metrics, Modes, Status},
+        limiter::{Answer, Descriptor, Limiter, Metrics, Modes, Status},
         rules::{Book, Rules},
         store::{Memory, OnFull},
         time::{Clock, SECOND, Timestamp},

@@ -169,6 +169,7 @@ impl RuleCounts {
 
     /// Counts what became of a descriptor, under the rule's name in metrics. One that is the rule's own takes no
     /// lock.
+    #[inline]
     pub fn count(&self, name: Cow<'_, str>, outcome: Outcome) {
         match name {
             Cow::Borrowed(_) => self.plain.add(outcome),

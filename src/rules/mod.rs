@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::Limit,
-    descriptor::{Entry, KeyText},
+    descriptor::{Entry, Key, KeyText, Secret},
 };
 
 mod book;
@@ -176,9 +176,22 @@ pub struct Match<'r> {
 impl<'r> Match<'r> {
     /// The text of the counter's key: the entries as sent, or the pattern where all that match it share one.
     /// `entries` are those that the match was found for.
-    #[inline]
     pub fn key_text(&self, domain: &str, entries: &[Entry<'_>]) -> KeyText {
         let mut text = KeyText::new(domain);
+        self.add_to(&mut text, entries);
+        text
+    }
+
+    /// The key that this text is hashed to, for a counter of this kind.
+    #[inline]
+    pub fn key(&self, domain: &str, entries: &[Entry<'_>], kind: &[u8], secret: &Secret) -> Key {
+        let mut text = KeyText::new(domain);
+        self.add_to(&mut text, entries);
+        text.end(kind, secret)
+    }
+
+    #[inline]
+    fn add_to(&self, text: &mut KeyText, entries: &[Entry<'_>]) {
         for (hop, entry) in self.hops.iter().zip(entries) {
             if hop.is_shared() {
                 text.pattern(Entry { key: &hop.node.key, value: &hop.node.value });
@@ -186,7 +199,6 @@ impl<'r> Match<'r> {
                 text.entry(*entry);
             }
         }
-        text
     }
 
     /// The rule's name in metrics: its path, with the values that `detailed_metric` and `value_to_metric` ask

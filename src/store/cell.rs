@@ -120,6 +120,7 @@ impl Cell {
 
     /// Answers `ask` where the cell is, if it counts in a window that is not over and nothing is owed beyond that, or
     /// is the debt of a bucket: what [`Self::update`] would do. `None` for any other, which stays as it is.
+    #[inline]
     pub(super) fn ask(&mut self, limit: &Limit, now: Timestamp, ask: Ask) -> Option<Decision> {
         match (self, limit) {
             (Self::Window { used, count, end }, _) => {
