@@ -82,7 +82,7 @@ fn whole(criterion: &mut Criterion) {
 fn part_by_part(rules: &Rules, secret: &Secret, user: &str) -> Key {
     let entries = [Entry { key: "user", value: user }];
     let found = rules.domain("d").unwrap().find(&entries).unwrap();
-    found.key("d", &entries, &limit_of(found.rule).kind().bytes(), secret)
+    found.key("d", &entries, limit_of(found.rule).kind(), secret)
 }
 
 fn limit_of(rule: &Rule) -> &Limit {

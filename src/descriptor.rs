@@ -191,15 +191,15 @@ impl KeyText {
 
     /// The key of the counter of this kind.
     pub fn key(mut self, kind: &[u8], secret: &Secret) -> Key {
-        self.end(kind, secret)
+        self.end([kind], secret)
     }
 
-    /// The key of the counter of this kind, whose text this is when it ends.
+    /// The key of the counter of the kind that these are the parts of, whose text this is when it ends.
     // Where it is: it is too large to be handed on for nothing.
     #[inline]
-    pub(crate) fn end(&mut self, kind: &[u8], secret: &Secret) -> Key {
-        self.begin(Part::Kind, kind.len());
-        self.push(kind);
+    pub(crate) fn end<const PARTS: usize>(&mut self, kind: [&[u8]; PARTS], secret: &Secret) -> Key {
+        self.begin(Part::Kind, kind.iter().map(|part| part.len()).sum());
+        kind.iter().for_each(|part| self.push(part));
         let [low, high] = secret.0;
         let hash = SipHasher13::new_with_keys(low, high).hash(self.bytes());
         Key { high: hash.h1, low: hash.h2 }
@@ -216,9 +216,9 @@ impl KeyText {
     /// Begins a part whose first text is so long.
     #[inline(always)]
     fn begin(&mut self, part: Part, length: usize) {
-        let mut bytes = [part as u8; 9];
-        bytes[1..].copy_from_slice(&(length as u64).to_le_bytes());
-        self.push(&bytes);
+        // One after the other: put together first, they would be read where they had just been written apart.
+        self.push(&[part as u8]);
+        self.push(&(length as u64).to_le_bytes());
     }
 
     // Always: the lengths of most parts are known where they are added, and copied as numbers then.

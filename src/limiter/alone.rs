@@ -40,17 +40,17 @@ impl Snapshot<'_> {
         };
         let Cow::Borrowed(limit) = limit else { return Ok(None) };
         let secret = self.limiter.secret.get();
-        let key = matched.key(&domain.name, descriptor.entries, &limit.kind().bytes(), &secret);
+        let key = matched.key(&domain.name, descriptor.entries, limit.kind(), &secret);
         let check = plan::check(domain, descriptor.ask, key, limit);
-        let alone = match self.limiter.memory.apply_alone(&check, self.now()) {
-            Ok(Some(alone)) => alone,
+        let applied = self.limiter.memory.apply_alone(&check, self.now());
+        let (decision, charged) = match &applied {
+            Ok(Some(alone)) => (&alone.decision, alone.charged),
             Ok(None) => return Ok(None),
             Err(_) => return Err(self.why_not_here()),
         };
-        let (decision, charged) = (alone.decision, alone.charged);
-        let checked = Checked { check: &check, decision: &decision, charged };
+        let checked = Checked { check: &check, decision, charged };
         self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, self.limiter.modes);
-        Ok(Some(Alone { rule, decision }))
+        Ok(Some(Alone { rule, decision: *decision }))
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::Limit,
+    algorithm::{Kind, Limit},
     descriptor::{Entry, Key, KeyText, Secret},
 };
 
@@ -38,7 +38,7 @@ pub use unit::Unit;
 pub use watch::{Settings, Watcher};
 
 use counts::Counted;
-use tree::Hop;
+use tree::{Hop, Hops};
 
 /// All rules in force at one time.
 #[derive(Debug)]
@@ -140,9 +140,11 @@ impl Domain {
     }
 
     /// The rule for a descriptor.
-    #[inline]
+    // Always: the hops stay where they are written.
+    #[inline(always)]
     pub fn find<'r>(&'r self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let hops = self.root.way(entries).hops;
+        let mut hops = SmallVec::new();
+        self.root.way(entries, &mut hops);
         let rule = hops.last()?.node.rule.as_ref()?;
         (hops.len() == entries.len()).then_some(Match { rule, hops })
     }
@@ -155,7 +157,7 @@ impl Domain {
 
     /// How many tables and patterns a look-up tries. It does not grow with the number of rules.
     pub fn visits(&self, entries: &[Entry<'_>]) -> usize {
-        self.root.way(entries).visits
+        self.root.way(entries, &mut SmallVec::new())
     }
 
     /// All its rules, in the order of the files.
@@ -170,7 +172,7 @@ pub struct Match<'r> {
     /// The rule.
     pub rule: &'r Arc<Rule>,
     // One for each entry.
-    hops: SmallVec<[Hop<'r>; 4]>,
+    hops: Hops<'r>,
 }
 
 impl<'r> Match<'r> {
@@ -184,10 +186,11 @@ impl<'r> Match<'r> {
 
     /// The key that this text is hashed to, for a counter of this kind.
     #[inline]
-    pub fn key(&self, domain: &str, entries: &[Entry<'_>], kind: &[u8], secret: &Secret) -> Key {
+    pub fn key(&self, domain: &str, entries: &[Entry<'_>], kind: Kind, secret: &Secret) -> Key {
+        let (algorithm, window, grain) = kind.parts();
         let mut text = KeyText::new(domain);
         self.add_to(&mut text, entries);
-        text.end(kind, secret)
+        text.end([&algorithm, &window, &grain], secret)
     }
 
     #[inline]
