@@ -21,6 +21,7 @@ pub struct Classic {
 
 impl Classic {
     /// Answers `ask`, given the counter in the window of `now` or a later one, which ends at `end`.
+    #[inline]
     pub(crate) fn decide_in_window(
         &self,
         counter: &mut WindowCounter,

@@ -55,6 +55,7 @@ impl FixedWindow {
     }
 
     /// Answers `ask`, given the counter in the window of `now` or a later one, which ends at `end`.
+    #[inline]
     pub(crate) fn decide_in_window(
         &self,
         counter: &mut WindowCounter,
