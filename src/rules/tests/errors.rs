@@ -84,17 +84,6 @@ broken! {
 }
 
 #[test]
-fn what_is_wrong_with_descriptors_is_reported_also_where_the_domain_is_missing() {
-    let text = "descriptors:\n  - {key: a, descriptors: [{value: x}]}\n  - {key: b, rate_limit: 5}\n";
-    assert_eq!(
-        problems(text),
-        "f:1:1: `domain` is missing; it is the name that requests ask under and must not be empty\n\
-         f:2:28: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
-         f:3:26: expected a mapping, not the number `5`"
-    );
-}
-
-#[test]
 fn an_empty_file_and_one_with_nothing_but_comments_are_refused() {
     for text in ["", "# nothing yet\n", "---\n...\n", "~\n"] {
         assert_eq!(
