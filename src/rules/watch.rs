@@ -264,3 +264,19 @@ impl Watched {
         !self.is_directory || event.paths.is_empty() || event.paths.iter().any(is_near)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_that_somebody_reads_are_not_left_to_him() {
+        let rules = Arc::new(Rules::parse("test", "domain: d\n").unwrap());
+        let (reader, left) = (rules.clone(), Arc::downgrade(&rules));
+        let dropping = std::thread::spawn(move || drop_unread(rules));
+        assert!(!dropping.is_finished(), "it waits for the reader");
+        drop(reader);
+        dropping.join().unwrap();
+        assert_eq!(left.strong_count(), 0);
+    }
+}
