@@ -1,4 +1,4 @@
-//! What one decision costs: the whole path below the wire, and the algorithm alone.
+//! What one decision costs: the whole path below the wire, each of its parts, and the algorithm alone.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark without its rules has nothing to measure")]
 
@@ -7,10 +7,10 @@ use std::{hint::black_box, sync::Arc};
 use criterion::{Criterion, Throughput};
 use tollgate::{
     algorithm::{Ask, Limit},
-    descriptor::{Entry, Secret},
+    descriptor::{Entry, Key, Secret},
     limiter::{Descriptor, Limiter, Request},
-    rules::{Allowance, Book, Rules},
-    store::{Memory, OnFull},
+    rules::{Allowance, Book, Rule, Rules},
+    store::{Check, Memory, OnFull, OnRefusal},
     time::{Clock, SECOND, Timestamp},
 };
 
@@ -35,6 +35,17 @@ fn rules(algorithm: &str) -> Rules {
     Rules::parse("bench", &format!("domain: d\ndescriptors: [{{key: user, rate_limit: {limit}}}]\n")).unwrap()
 }
 
+/// The name of a user, written where it is in the cache, as the bytes of a request are when it is read.
+fn name(buffer: &mut [u8; 12], user: usize) -> &str {
+    let mut rest = user;
+    *buffer = *b"user-0000000";
+    for digit in buffer[5..].iter_mut().rev() {
+        *digit += (rest % 10) as u8;
+        rest /= 10;
+    }
+    std::str::from_utf8(buffer).unwrap()
+}
+
 fn charge(limiter: &Limiter, user: &str) -> bool {
     let entries = [Entry { key: "user", value: user }];
     let descriptors = [Descriptor { entries: &entries, ask: Ask::Charge(1), limit: None }];
@@ -43,28 +54,80 @@ fn charge(limiter: &Limiter, user: &str) -> bool {
 }
 
 fn whole(criterion: &mut Criterion) {
-    let users: Vec<String> = (0..KEYS).map(|user| format!("user-{user:07}")).collect();
     let mut group = criterion.benchmark_group("decision");
     group.throughput(Throughput::Elements(1));
-    for (name, algorithm) in ALGORITHMS {
+    for (kind, algorithm) in ALGORITHMS {
         let book = Arc::new(Book::of(rules(algorithm), NOW));
         let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny));
         let limiter = Limiter::new(book, memory.clone(), Clock::manual(NOW), Secret::from_bytes([7; 16]));
-        group.bench_function(format!("{name}/hot key"), |bencher| {
+        group.bench_function(format!("{kind}/hot key"), |bencher| {
             bencher.iter(|| charge(&limiter, black_box("user-0000000")));
         });
-        for user in &users {
-            charge(&limiter, user);
+        let mut buffer = [0; 12];
+        for user in 0..KEYS {
+            charge(&limiter, name(&mut buffer, user));
         }
         assert_eq!(memory.figures().live, KEYS);
         let mut next = 0;
-        group.bench_function(format!("{name}/1M cold keys"), |bencher| {
+        group.bench_function(format!("{kind}/1M cold keys"), |bencher| {
             bencher.iter(|| {
                 next = (next + STRIDE) % KEYS;
-                charge(&limiter, black_box(&users[next]))
+                charge(&limiter, black_box(name(&mut buffer, next)))
             });
         });
     }
+}
+
+/// The rule, its limit, and the key of a user's counter.
+fn part_by_part(rules: &Rules, secret: &Secret, user: &str) -> Key {
+    let entries = [Entry { key: "user", value: user }];
+    let found = rules.domain("d").unwrap().find(&entries).unwrap();
+    found.key("d", &entries, limit_of(found.rule).kind(), secret)
+}
+
+fn limit_of(rule: &Rule) -> &Limit {
+    match &rule.allowance {
+        Allowance::Limited(limit) => limit,
+        Allowance::Unlimited => unreachable!("all rules here have a limit"),
+    }
+}
+
+fn parts(criterion: &mut Criterion) {
+    let (rules, secret, mut buffer) = (rules(""), Secret::from_bytes([7; 16]), [0; 12]);
+    let limit = limit_of(rules.domain("d").unwrap().rules().next().unwrap());
+    let keys: Vec<Key> =
+        (0..KEYS).map(|user| part_by_part(&rules, &secret, name(&mut buffer, user))).collect();
+    let memory = Memory::new(1 << 30, OnFull::Deny);
+    let charge = |key: Key| {
+        let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
+        memory.apply_alone(&check, NOW).unwrap().unwrap().decision.remaining
+    };
+    let mut group = criterion.benchmark_group("part of a classic decision");
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("name of the user", |bencher| {
+        bencher.iter(|| name(&mut buffer, black_box(KEYS / 2)).len());
+    });
+    group.bench_function("rule", |bencher| {
+        bencher.iter(|| {
+            let entries = [Entry { key: "user", value: black_box("user-0000000") }];
+            rules.domain(black_box("d")).and_then(|domain| domain.find(&entries)).is_some()
+        });
+    });
+    group.bench_function("rule and key", |bencher| {
+        bencher.iter(|| part_by_part(&rules, &secret, black_box("user-0000000")));
+    });
+    group.bench_function("counter/hot key", |bencher| bencher.iter(|| charge(black_box(keys[0]))));
+    keys.iter().for_each(|key| {
+        charge(*key);
+    });
+    let mut next = 0;
+    // (The keys themselves are in memory, too: each in a line that holds four of them.)
+    group.bench_function("counter/1M cold keys", |bencher| {
+        bencher.iter(|| {
+            next = (next + STRIDE) % KEYS;
+            charge(keys[next])
+        });
+    });
 }
 
 fn alone(criterion: &mut Criterion) {
@@ -72,11 +135,7 @@ fn alone(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(1));
     for (name, algorithm) in ALGORITHMS {
         let rules = rules(algorithm);
-        let rule = rules.domain("d").unwrap().rules().next().unwrap();
-        let limit: &Limit = match &rule.allowance {
-            Allowance::Limited(limit) => limit,
-            Allowance::Unlimited => continue,
-        };
+        let limit = limit_of(rules.domain("d").unwrap().rules().next().unwrap());
         let mut counter = limit.fresh();
         group.bench_function(name, |bencher| {
             bencher.iter(|| black_box(limit).decide(&mut counter, black_box(NOW), Ask::Charge(1)).remaining);
@@ -87,6 +146,7 @@ fn alone(criterion: &mut Criterion) {
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     alone(&mut criterion);
+    parts(&mut criterion);
     whole(&mut criterion);
     criterion.final_summary();
 }

@@ -2,15 +2,18 @@
 
 use std::{
     hash::{Hash, Hasher},
-    sync::Arc,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering, fence},
+    },
 };
-
-use arc_swap::ArcSwap;
 
 use siphasher::sip128::SipHasher13;
 
 /// The bytes of a text that need no memory of their own: enough for nearly all.
 const NEAR: usize = 256;
+/// The length of a text that is longer than that: nothing more fits behind so many.
+const FAR: usize = NEAR + 1;
 
 /// One step of a descriptor: a key and the value it has in this request, which may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,45 +26,79 @@ pub struct Entry<'a> {
 
 /// The secret that the hash of keys is keyed with, so that nobody can choose descriptors that collide.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 16]);
+pub struct Secret([u64; 2]);
 
 impl Secret {
     /// A secret from its bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
+        let all = u128::from_le_bytes(bytes);
+        Self([all as u64, (all >> 64) as u64])
     }
 
     /// Its bytes, for whoever may know them.
     pub(crate) const fn to_bytes(&self) -> [u8; 16] {
-        self.0
+        let [low, high] = self.0;
+        ((high as u128) << 64 | low as u128).to_le_bytes()
     }
 
     /// A fresh secret from the operating system's randomness.
     pub fn random() -> Self {
-        Self(rand::random())
+        Self::from_bytes(rand::random())
     }
 }
 
 /// The secret in force, which another may take the place of: replicas that meet go on with one.
-#[derive(Clone, Debug)]
-pub struct SharedSecret(Arc<ArcSwap<Secret>>);
+///
+/// Every decision reads it and hardly anything sets it, so reading takes no lock: whoever meets a change reads again.
+#[derive(Clone)]
+pub struct SharedSecret(Arc<Shared>);
+
+struct Shared {
+    halves: [AtomicU64; 2],
+    // Odd while the halves may not belong together.
+    changes: AtomicU64,
+    setting: Mutex<()>,
+}
 
 /// This one, until another is set.
 impl From<Secret> for SharedSecret {
     fn from(secret: Secret) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(secret)))
+        let halves = secret.0.map(AtomicU64::new);
+        Self(Arc::new(Shared { halves, changes: AtomicU64::new(0), setting: Mutex::new(()) }))
     }
 }
 
 impl SharedSecret {
     /// The one in force.
+    #[inline]
     pub fn get(&self) -> Secret {
-        Secret::clone(&self.0.load())
+        loop {
+            let changes = self.0.changes.load(Ordering::Acquire);
+            let halves = self.0.halves.each_ref().map(|half| half.load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if changes.is_multiple_of(2) && changes == self.0.changes.load(Ordering::Relaxed) {
+                return Secret(halves);
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// Puts another in force.
     pub fn set(&self, secret: Secret) {
-        self.0.store(Arc::new(secret));
+        // It guards no data, so it is whole whatever happens.
+        let _alone = self.0.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.changes.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (place, half) in self.0.halves.iter().zip(secret.0) {
+            place.store(half, Ordering::Relaxed);
+        }
+        self.0.changes.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for SharedSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SharedSecret(..)")
     }
 }
 
@@ -106,9 +143,9 @@ impl Hash for Key {
 #[derive(Clone, Debug)]
 pub struct KeyText {
     near: [u8; NEAR],
-    // How many of those are the text; never 0.
+    // How many of those are the text, never 0; `FAR` where it is longer than they are.
     length: usize,
-    // The whole text where it is longer than that, otherwise empty.
+    // The whole text where it is longer, otherwise empty.
     far: Vec<u8>,
 }
 
@@ -136,6 +173,7 @@ impl KeyText {
     }
 
     /// Adds an entry as it was sent.
+    #[inline]
     pub fn entry(&mut self, entry: Entry<'_>) {
         self.pair(Part::Sent, entry);
     }
@@ -153,13 +191,21 @@ impl KeyText {
 
     /// The key of the counter of this kind.
     pub fn key(mut self, kind: &[u8], secret: &Secret) -> Key {
-        self.begin(Part::Kind, kind.len());
-        self.push(kind);
-        let hash = SipHasher13::new_with_key(&secret.0).hash(self.bytes());
+        self.end([kind], secret)
+    }
+
+    /// The key of the counter of the kind that these are the parts of, whose text this is when it ends.
+    // Where it is: it is too large to be handed on for nothing.
+    #[inline]
+    pub(crate) fn end<const PARTS: usize>(&mut self, kind: [&[u8]; PARTS], secret: &Secret) -> Key {
+        self.begin(Part::Kind, kind.iter().map(|part| part.len()).sum());
+        kind.iter().for_each(|part| self.push(part));
+        let [low, high] = secret.0;
+        let hash = SipHasher13::new_with_keys(low, high).hash(self.bytes());
         Key { high: hash.h1, low: hash.h2 }
     }
 
-    #[inline]
+    #[inline(always)]
     fn pair(&mut self, part: Part, Entry { key, value }: Entry<'_>) {
         self.begin(part, key.len());
         self.push(key.as_bytes());
@@ -168,32 +214,37 @@ impl KeyText {
     }
 
     /// Begins a part whose first text is so long.
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, part: Part, length: usize) {
-        let mut bytes = [part as u8; 9];
-        bytes[1..].copy_from_slice(&(length as u64).to_le_bytes());
-        self.push(&bytes);
+        // One after the other: put together first, they would be read where they had just been written apart.
+        self.push(&[part as u8]);
+        self.push(&(length as u64).to_le_bytes());
     }
 
-    #[inline]
+    // Always: the lengths of most parts are known where they are added, and copied as numbers then.
+    #[inline(always)]
     fn push(&mut self, bytes: &[u8]) {
         let end = self.length + bytes.len();
         match self.near.get_mut(self.length..end) {
-            Some(place) if self.far.is_empty() => {
+            Some(place) => {
                 place.copy_from_slice(bytes);
                 self.length = end;
             }
-            Some(_) | None => {
-                if self.far.is_empty() {
-                    self.far.extend_from_slice(&self.near[..self.length]);
-                }
-                self.far.extend_from_slice(bytes);
-            }
+            None => self.push_far(bytes),
         }
     }
 
+    #[cold]
+    fn push_far(&mut self, bytes: &[u8]) {
+        if self.length != FAR {
+            self.far.extend_from_slice(&self.near[..self.length]);
+            self.length = FAR;
+        }
+        self.far.extend_from_slice(bytes);
+    }
+
     fn bytes(&self) -> &[u8] {
-        if self.far.is_empty() { &self.near[..self.length] } else { &self.far }
+        self.near.get(..self.length).unwrap_or(&self.far)
     }
 }
 
@@ -223,7 +274,16 @@ mod tests {
     #[test]
     fn the_key_is_the_hash_of_all_parts_however_long_they_are() {
         let secret = Secret::from_bytes([5; 16]);
-        for lengths in [[1, 0, 0], [3, 200, 20], [3, 400, 7], [300, 2, 500], [239, 1, 1]] {
+        for lengths in [
+            [1, 0, 0],
+            [3, 200, 20],
+            [3, 400, 7],
+            [300, 2, 500],
+            [239, 1, 1],
+            [0, 0, 193],
+            [0, 0, 194],
+            [0, 0, 400],
+        ] {
             let [domain, key, value] = lengths.map(|length| "x".repeat(length));
             let mut written = vec![0];
             for (before, text) in [(None, &domain), (Some(1), &key), (None, &value)] {
@@ -232,12 +292,33 @@ mod tests {
                 written.extend(text.as_bytes());
             }
             written.extend([&[3][..], &2_u64.to_le_bytes(), &[7, 8]].concat());
-            let hash = SipHasher13::new_with_key(&secret.0).hash(&written);
+            let hash = SipHasher13::new_with_key(&secret.to_bytes()).hash(&written);
             let mut text = KeyText::new(&domain);
             text.entry(Entry { key: &key, value: &value });
             let found = text.key(&[7, 8], &secret);
             assert_eq!((found.high(), found.low()), (hash.h1, hash.h2), "{lengths:?}");
         }
+    }
+
+    #[test]
+    fn whoever_reads_the_secret_while_it_changes_reads_one_that_was_set() {
+        let shared = SharedSecret::from(Secret::from_bytes([0; 16]));
+        std::thread::scope(|scope| {
+            for first in [1, 2] {
+                let shared = shared.clone();
+                scope.spawn(move || {
+                    let all =
+                        (0..20_000).map(|change: u32| (change as u8).wrapping_mul(2).wrapping_add(first));
+                    all.for_each(|byte| shared.set(Secret::from_bytes([byte; 16])));
+                });
+            }
+            for _ in 0..20_000 {
+                let bytes = shared.get().to_bytes();
+                assert_eq!(bytes, [bytes[0]; 16]);
+            }
+        });
+        shared.set(Secret::from_bytes(*b"0123456789abcdef"));
+        assert!(shared.get() == Secret::from_bytes(*b"0123456789abcdef"));
     }
 
     #[test]

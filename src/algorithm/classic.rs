@@ -19,13 +19,17 @@ pub struct Classic {
     pub window: Window,
 }
 
-impl Algorithm for Classic {
-    type Counter = WindowCounter;
-    type Receipt = WindowReceipt;
-
-    fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
-        let mut turned = *counter;
-        turned.turn(&self.window, self.window.start(now), |_, _| 0);
+impl Classic {
+    /// Answers `ask`, given the counter in the window of `now` or a later one, which ends at `end`.
+    #[inline]
+    pub(crate) fn decide_in_window(
+        &self,
+        counter: &mut WindowCounter,
+        mut turned: WindowCounter,
+        end: Timestamp,
+        now: Timestamp,
+        ask: Ask,
+    ) -> Decision<WindowReceipt> {
         let (hits, charged) = match ask {
             Ask::Look => (1, None),
             Ask::Charge(hits) => (hits, Some(turned.add(hits))),
@@ -37,13 +41,25 @@ impl Algorithm for Classic {
         if ask != Ask::Look {
             *counter = turned;
         }
-        let reset_after = self.window.end(turned.start, 0).since(now);
+        let reset_after = end.since(now);
         let remaining = self.limit.saturating_sub(turned.count);
         if turned.count <= self.limit || matches!(ask, Ask::Refund(_)) {
             return Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: charged };
         }
         let retry_after = (hits <= self.limit).then_some(reset_after);
         Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt: None }
+    }
+}
+
+impl Algorithm for Classic {
+    type Counter = WindowCounter;
+    type Receipt = WindowReceipt;
+
+    fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
+        let mut turned = *counter;
+        turned.turn(&self.window, self.window.start(now), |_, _| 0);
+        let end = self.window.end(turned.start, 0);
+        self.decide_in_window(counter, turned, end, now, ask)
     }
 
     fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {

@@ -53,15 +53,17 @@ impl FixedWindow {
             Excess::Refuse | Excess::Overdraft(_) => (false, None),
         }
     }
-}
 
-impl Algorithm for FixedWindow {
-    type Counter = WindowCounter;
-    type Receipt = WindowReceipt;
-
-    fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
-        let mut turned = *counter;
-        turned.turn(&self.window, self.window.start(now), |count, turns| self.carried(count, turns));
+    /// Answers `ask`, given the counter in the window of `now` or a later one, which ends at `end`.
+    #[inline]
+    pub(crate) fn decide_in_window(
+        &self,
+        counter: &mut WindowCounter,
+        mut turned: WindowCounter,
+        end: Timestamp,
+        now: Timestamp,
+        ask: Ask,
+    ) -> Decision<WindowReceipt> {
         let (hits, passes, receipt) = match ask {
             Ask::Look => (1, turned.count < self.limit, None),
             Ask::Charge(hits) => {
@@ -76,16 +78,27 @@ impl Algorithm for FixedWindow {
         if ask.changes(passes, self.excess) {
             *counter = turned;
         }
-        let end = self.window.end(turned.start, 0).since(now);
         let (verdict, reset_after) = if passes {
-            (Verdict::Pass, end)
+            (Verdict::Pass, end.since(now))
         } else {
             // A debt is paid by whole windows: the first of them ends with this one.
             let turns = self.turns_until(hits, turned.count);
             let retry_after = turns.map(|turns| self.window.end(turned.start, turns.max(1) - 1).since(now));
-            (Verdict::Refuse { retry_after }, retry_after.unwrap_or(end))
+            (Verdict::Refuse { retry_after }, retry_after.unwrap_or(end.since(now)))
         };
         Decision { verdict, remaining: self.limit.saturating_sub(turned.count), reset_after, receipt }
+    }
+}
+
+impl Algorithm for FixedWindow {
+    type Counter = WindowCounter;
+    type Receipt = WindowReceipt;
+
+    fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
+        let mut turned = *counter;
+        turned.turn(&self.window, self.window.start(now), |count, turns| self.carried(count, turns));
+        let end = self.window.end(turned.start, 0);
+        self.decide_in_window(counter, turned, end, now, ask)
     }
 
     fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {

@@ -34,7 +34,7 @@ pub struct SlidingLog {
 pub struct LogCounter {
     // Invariant: instants increase; no hits are 0.
     pub(crate) entries: VecDeque<LogEntry>,
-    // Invariant: the sum of all entries' hits; what would be more than 64 bits hold is not added.
+    // Invariant: the sum of all entries' hits; where 64 bits do not hold it, the oldest are left out.
     total: u64,
 }
 
@@ -223,7 +223,7 @@ impl LogCounter {
     }
 
     fn add(&mut self, new: LogEntry) {
-        let hits = new.hits.min(u64::MAX - self.total);
+        let hits = new.hits - self.make_room(new);
         if hits == 0 {
             return;
         }
@@ -232,6 +232,25 @@ impl LogCounter {
             Ok(index) => self.entries[index].hits += hits,
             Err(index) => self.entries.insert(index, LogEntry { hits, ..new }),
         }
+    }
+
+    /// Where 64 bits do not hold the sum with those of `new`, takes older ones off, the oldest first, and says how many
+    /// of the new ones are still too many. So what is left whenever some have left is right, or the most there can be.
+    fn make_room(&mut self, new: LogEntry) -> u64 {
+        let mut over = new.hits.saturating_sub(u64::MAX - self.total);
+        while 0 < over
+            && let Some(oldest) = self.entries.front_mut()
+            && oldest.at < new.at
+        {
+            let taken = oldest.hits.min(over);
+            oldest.hits -= taken;
+            over -= taken;
+            self.total -= taken;
+            if oldest.hits == 0 {
+                self.entries.pop_front();
+            }
+        }
+        over
     }
 
     /// Takes `hits` off, the newest first, or as many as there are.

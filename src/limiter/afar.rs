@@ -1,13 +1,11 @@
 //! Requests whose counters other replicas hold.
 
-use std::slice;
-
 use smallvec::SmallVec;
 
 use crate::{
     cluster::{Afar, Alone, Cluster, Wish},
     limiter::{
-        Answer, Request, Snapshot, Status, Unanswered, alone::Lone, answer, applying, metrics::Checked,
+        Answer, Descriptor, Request, Snapshot, Status, Unanswered, answer, applying, metrics::Checked,
         plan::Plan,
     },
     rules::Domain,
@@ -20,29 +18,22 @@ impl Snapshot<'_> {
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
         let Some(cluster) = &self.limiter.cluster else { return Err(Unanswered::Elsewhere) };
-        match self.lone(domain, request) {
-            Some(lone) => Ok(self.ask_alone(cluster, domain, request, lone).await),
-            // On the heap, so that the usual call has no room for it.
-            None => Ok(Box::pin(self.ask_together(cluster, domain, request)).await),
+        if let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors
+            && let Some(matched) = domain.find(descriptor.entries)
+            && let Some(check) = self.check_alone(domain, descriptor, &matched, request.patience)
+        {
+            let wish = Status::of_rule(matched.rule).wish();
+            let Alone { decision, charged, degraded } =
+                cluster.decide_alone(&check, wish, request.patience).await;
+            let checked = Checked { check: &check, decision: &decision, charged };
+            let modes = self.limiter.modes;
+            self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, modes);
+            let mut answer = Answer::of_one(modes, matched.rule, &decision);
+            answer.statuses[0].degraded = degraded;
+            return Ok(answer);
         }
-    }
-
-    async fn ask_alone<'s>(
-        &'s self,
-        cluster: &Cluster,
-        domain: &'s Domain,
-        request: &Request<'_>,
-        Lone { descriptor, matched, check }: Lone<'_, 's>,
-    ) -> Answer<'s> {
-        let mut status = Status::of_rule(matched.rule);
-        let Alone { decision, charged, degraded } =
-            cluster.decide_alone(&check, status.wish(), request.patience).await;
-        status.degraded = degraded;
-        let statuses = SmallVec::from_iter([status]);
-        let answer = Answer::fold(self.limiter.modes, statuses, &[0], slice::from_ref(&decision));
-        let checked = Checked { check: &check, decision: &decision, charged };
-        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, &answer);
-        answer
+        // On the heap, so that the usual call has no room for it.
+        Ok(Box::pin(self.ask_together(cluster, domain, request)).await)
     }
 
     async fn ask_together<'s>(

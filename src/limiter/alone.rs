@@ -1,63 +1,65 @@
 //! One descriptor with one counter, the usual request: the straight line through what `decide` does for several.
 
-use std::{borrow::Cow, slice};
-
-use smallvec::SmallVec;
+use std::{borrow::Cow, time::Duration};
 
 use crate::{
-    limiter::{Answer, Descriptor, Request, Snapshot, Status, Unanswered, metrics::Checked, plan},
-    rules::{Allowance, Domain, Match},
+    algorithm::Decision,
+    limiter::{Descriptor, Request, Snapshot, Unanswered, metrics::Checked, plan},
+    rules::{Allowance, Domain, Match, Rule},
     store::Check,
 };
 
-/// The one counter that has a say in a request, and what is asked of it.
-pub(super) struct Lone<'r, 's> {
-    pub(super) descriptor: &'r Descriptor<'r>,
-    pub(super) matched: Match<'s>,
-    pub(super) check: Check<'s>,
+/// What became of a descriptor that was alone.
+pub(super) struct Alone<'s> {
+    pub(super) rule: &'s Rule,
+    pub(super) decision: Decision,
 }
 
 impl Snapshot<'_> {
-    /// What [`Snapshot::decide`] answers where nothing but one counter has a say; `None` where more has, and then
-    /// nothing has happened.
+    /// Decides and counts a request where nothing but one counter has a say; `None` where more has, and then nothing
+    /// has happened.
+    // Always: what is known of its parts where they are used need not be written down and read again.
+    #[inline(always)]
     pub(super) fn decide_alone<'s>(
         &'s self,
         domain: &'s Domain,
         request: &Request<'_>,
-    ) -> Option<Result<Answer<'s>, Unanswered>> {
-        let Lone { descriptor, matched, check } = self.lone(domain, request)?;
-        let alone = match self.limiter.memory.apply_alone(&check, self.now()) {
-            Ok(alone) => alone?,
-            Err(_) => return Some(Err(self.why_not_here())),
+    ) -> Result<Option<Alone<'s>>, Unanswered> {
+        let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors else { return Ok(None) };
+        let Some(matched) = domain.find(descriptor.entries) else { return Ok(None) };
+        let Some(check) = self.check_alone(domain, descriptor, &matched, request.patience) else {
+            return Ok(None);
         };
-        let statuses = SmallVec::from_iter([Status::of_rule(matched.rule)]);
-        let answer = Answer::fold(self.limiter.modes, statuses, &[0], slice::from_ref(&alone.decision));
-        let checked = Checked { check: &check, decision: &alone.decision, charged: alone.charged };
-        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, &answer);
-        Some(Ok(answer))
+        let applied = self.limiter.memory.apply_alone(&check, self.now());
+        let (decision, charged) = match &applied {
+            Ok(Some(alone)) => (&alone.decision, alone.charged),
+            Ok(None) => return Ok(None),
+            Err(_) => return Err(self.why_not_here()),
+        };
+        let checked = Checked { check: &check, decision, charged };
+        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, self.limiter.modes);
+        Ok(Some(Alone { rule: matched.rule, decision: *decision }))
     }
 
-    /// The one counter that has a say in `request`; `None` where none has, or more.
+    /// What is asked of the one counter that has a say where `descriptor` is alone and has matched so; `None` where none
+    /// has, or more.
     #[inline]
-    pub(super) fn lone<'r, 's>(&'s self, domain: &'s Domain, request: &Request<'r>) -> Option<Lone<'r, 's>> {
-        let [descriptor] = request.descriptors else { return None };
-        if descriptor.limit.is_some() {
+    pub(super) fn check_alone<'s>(
+        &self,
+        domain: &Domain,
+        descriptor: &Descriptor<'_>,
+        matched: &Match<'s>,
+        patience: Option<Duration>,
+    ) -> Option<Check<'s>> {
+        // (What the rule replaces is of no account: never itself, and there is nothing else.)
+        if matched.rule.candidate.is_some() {
             return None;
         }
-        let matched = domain.find(descriptor.entries)?;
-        let rule = matched.rule;
-        // (What it replaces is of no account: never itself, and there is nothing else.)
-        if rule.candidate.is_some() {
-            return None;
-        }
-        let limit = match &rule.allowance {
-            Allowance::Limited(limit) => limit.within(request.patience),
-            Allowance::Unlimited => return None,
-        };
-        let Cow::Borrowed(limit) = limit else { return None };
-        let text = matched.key_text(&domain.name, descriptor.entries);
-        let key = text.key(&limit.kind().bytes(), &self.limiter.secret.get());
-        Some(Lone { descriptor, matched, check: plan::check(domain, descriptor.ask, key, limit) })
+        let Allowance::Limited(limit) = &matched.rule.allowance else { return None };
+        let Cow::Borrowed(limit) = limit.within(patience) else { return None };
+        let secret = self.limiter.secret.get();
+        let key = matched.key(&domain.name, descriptor.entries, limit.kind(), &secret);
+        Some(plan::check(domain, descriptor.ask, key, limit))
     }
 }
 
@@ -71,15 +73,16 @@ mod tests {
     use crate::{
         algorithm::Ask,
         descriptor::{Entry, Secret},
-        limiter::{Descriptor, Limiter, Metrics},
+        limiter::{Answer, Descriptor, Limiter, Metrics, Modes, Status},
         rules::{Book, Rules},
         store::{Memory, OnFull},
         time::{Clock, SECOND, Timestamp},
     };
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
-    const KEYS: [&str; 9] =
-        ["classic", "fixed", "bucket", "queue", "shadow", "tried", "gold", "free", "nothing"];
+    const KEYS: [&str; 11] = [
+        "classic", "fixed", "bucket", "queue", "shadow", "quota", "late", "tried", "gold", "free", "nothing",
+    ];
     const RULES: &str = "\
 domain: d
 descriptors:
@@ -88,15 +91,18 @@ descriptors:
   - {key: bucket, value: a*, share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: token_bucket}}
   - {key: queue, rate_limit: {unit: second, requests_per_unit: 3, algorithm: leaky_queue, burst: 3}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: quota, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: late, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 3, algorithm: leaky_queue, burst: 3}}
   - {key: tried, rate_limit: {unit: minute, requests_per_unit: 3, candidate: {unit: minute, requests_per_unit: 2}}}
   - {key: gold, rate_limit: {name: gold, replaces: [{name: basic}], unit: minute, requests_per_unit: 3}}
   - {key: free, rate_limit: {unlimited: true}}
 ";
 
-    fn limiter() -> Limiter {
+    fn limiter(modes: Modes) -> Limiter {
         let book = Book::of(Rules::parse("test", RULES).unwrap(), NOW);
         let memory = Memory::new(1 << 20, OnFull::Deny);
-        Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), Secret::from_bytes([7; 16]))
+        let secret = Secret::from_bytes([7; 16]);
+        Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), secret).with_modes(modes)
     }
 
     /// What an answer says, and of which rule.
@@ -121,9 +127,10 @@ descriptors:
     proptest! {
         #[test]
         fn a_descriptor_alone_is_decided_and_counted_as_it_is_among_others(
+            (quota, shadow) in any::<(bool, bool)>(),
             steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_ask(), 0..SECOND, any::<bool>()), 1..60),
         ) {
-            let (alone, together) = (limiter(), limiter());
+            let [alone, together] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
             let mut now = NOW;
             for (key, value, ask, pass, patient) in steps {
                 now = now.plus(pass);

@@ -171,8 +171,24 @@ impl<'s> Answer<'s> {
         Self { passes: true, passes_in_shadow: false, delay: Duration::ZERO, statuses }
     }
 
+    /// What [`Self::fold`] makes of one decision, on the only descriptor that there is.
+    // Always: an answer is too large to be handed on from place to place.
+    #[inline(always)]
+    pub(super) fn of_one(modes: Modes, rule: &'s Rule, decision: &Decision) -> Self {
+        let mut status = Status::of_rule(rule);
+        status.decide(decision);
+        // In quota mode it is all that there is, too.
+        let refused = !status.passes;
+        let delay = match decision.verdict {
+            Verdict::Delay(turn) if !rule.shadow_mode => turn,
+            Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => Duration::ZERO,
+        };
+        let mut statuses = SmallVec::new();
+        statuses.push(status);
+        Self { passes: !refused || modes.shadow, passes_in_shadow: refused && modes.shadow, delay, statuses }
+    }
+
     /// The answer made of `decisions`, each on the status at the same position of `places`.
-    #[inline]
     pub(super) fn fold(
         modes: Modes,
         mut statuses: SmallVec<[Status<'s>; 2]>,

@@ -3,7 +3,7 @@
 use crate::{
     algorithm::{Ask, Decision},
     descriptor::Entry,
-    limiter::{Answer, Applies, Descriptor, Status},
+    limiter::{Answer, Applies, Descriptor, Modes},
     rules::{Code, Domain, Match, Outcome, Tally},
     store::{Check, Decisions},
     telemetry::metrics::{Counter, Top},
@@ -57,7 +57,9 @@ impl Metrics {
             let mut outcome = Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() };
             if places.get(next) == Some(&place) {
                 let (check, decision, charged) = (&checks[next], &decisions[next], decisions.charged()[next]);
-                outcome = self.outcome(domain, descriptor, Checked { check, decision, charged }, status);
+                let of_check =
+                    self.outcome(domain, descriptor, Checked { check, decision, charged }, status.passes);
+                outcome = Outcome { candidate_denied: status.candidate_refuses, ..of_check };
                 next += 1;
             }
             match applies {
@@ -77,32 +79,41 @@ impl Metrics {
         descriptor: &Descriptor<'_>,
         matched: &Match<'_>,
         checked: Checked<'_>,
-        answer: &Answer<'_>,
+        modes: Modes,
     ) {
-        if answer.passes_in_shadow {
+        let passes = matched.rule.shadow_mode || checked.decision.verdict.passes();
+        if modes.shadow && !passes {
             self.shadow_passes.increase();
         }
-        let outcome = self.outcome(domain, descriptor, checked, &answer.statuses[0]);
+        let outcome = self.outcome(domain, descriptor, checked, passes);
         count_of_rule(domain, descriptor, matched, outcome);
     }
 
-    /// What became of a descriptor with a check; lists its key where it was denied.
+    /// What became of a descriptor with a check, of a rule without a candidate; lists its key where it was denied.
+    #[inline]
     fn outcome(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
         Checked { check, decision, charged }: Checked<'_>,
-        status: &Status<'_>,
+        passes: bool,
     ) -> Outcome {
         // A look at an exhausted counter is no denial of anything.
-        if !status.passes && check.ask != Ask::Look {
+        if !passes && check.ask != Ask::Look {
             let key = u128::from(check.key.high()) << 64 | u128::from(check.key.low());
             self.denied.add(key, || text(&domain.name, descriptor.entries));
         }
-        outcome_of(status, check, decision, charged)
+        Outcome {
+            code: if passes { Code::Ok } else { Code::OverLimit },
+            charged,
+            near_limit: near_limit(check, decision, charged),
+            shadow_denied: passes && !decision.verdict.passes(),
+            candidate_denied: false,
+        }
     }
 }
 
+#[inline]
 fn count_of_rule(domain: &Domain, descriptor: &Descriptor<'_>, matched: &Match<'_>, outcome: Outcome) {
     if let Some(counts) = matched.rule.counts() {
         counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
@@ -126,16 +137,6 @@ pub(super) struct Asked<'a, 's> {
     pub(super) places: &'a [usize],
     pub(super) checks: &'a [Check<'a>],
     pub(super) decisions: &'a Decisions,
-}
-
-fn outcome_of(status: &Status<'_>, check: &Check<'_>, decision: &Decision, charged: u64) -> Outcome {
-    Outcome {
-        code: if status.passes { Code::Ok } else { Code::OverLimit },
-        charged,
-        near_limit: near_limit(check, decision, charged),
-        shadow_denied: status.passes && !decision.verdict.passes(),
-        candidate_denied: status.candidate_refuses,
-    }
 }
 
 /// Of the hits charged, those beyond 80 % of the limit.

@@ -25,6 +25,7 @@ pub use answer::{Answer, CurrentLimit, Modes, Status};
 pub use explain::{Checked, Counted, Explanation, Part, Uncounted};
 pub use metrics::Metrics;
 
+use alone::Alone;
 use metrics::Asked;
 use plan::Plan;
 
@@ -160,8 +161,8 @@ impl Snapshot<'_> {
         if self.limiter.cluster.is_some() && request.frees() {
             return Err(Unanswered::Elsewhere);
         }
-        match self.decide_alone(domain, request) {
-            Some(answer) => answer,
+        match self.decide_alone(domain, request)? {
+            Some(Alone { rule, decision }) => Ok(Answer::of_one(self.limiter.modes, rule, &decision)),
             None => self.decide_together(domain, request),
         }
     }

@@ -76,17 +76,19 @@ impl Book {
         let _ = self.status.subscribe().wait_for(|status| 0 < status.generation).await;
     }
 
-    /// Puts other rules in force.
-    pub fn replace(&self, rules: Rules, now: Timestamp) {
+    /// Puts other rules in force, and returns those that were.
+    pub fn replace(&self, rules: Rules, now: Timestamp) -> Option<Arc<Rules>> {
         let hash = rules.hash().to_owned();
         self.ledger.open(&rules);
+        let mut before = None;
         self.update(|status| {
-            self.rules.store(Some(Arc::new(rules)));
+            before = self.rules.swap(Some(Arc::new(rules)));
             status.generation += 1;
             status.hash = Some(hash);
             status.loaded_at = Some(now);
             status.last_error = None;
         });
+        before
     }
 
     /// Keeps the rules in force, because others could not be loaded.

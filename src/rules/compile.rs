@@ -1,9 +1,9 @@
 //! From files to rules: what they mean, and everything that is wrong with them.
 
-use std::sync::Arc;
+use std::{hash::Hasher, sync::Arc};
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use siphasher::sip128::SipHasher13;
+use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::{
     rules::{
@@ -51,12 +51,12 @@ impl Rules {
 
 /// A hash of all contents in order, with their lengths.
 fn hash(sources: &[Source]) -> String {
-    let mut bytes = Vec::new();
+    let mut hasher = SipHasher13::new();
     for source in sources {
-        bytes.extend_from_slice(&(source.bytes.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(&source.bytes);
+        hasher.write(&(source.bytes.len() as u64).to_le_bytes());
+        hasher.write(&source.bytes);
     }
-    format!("{:032x}", SipHasher13::new().hash(&bytes).as_u128())
+    format!("{:032x}", hasher.finish128().as_u128())
 }
 
 #[derive(Default)]
@@ -84,7 +84,8 @@ impl Compiler {
         let mut report = Report::new(source.path.clone(), &mut self.problems);
         let unread = !stream.problems.is_empty();
         report.add_all(stream.problems);
-        let documents: Vec<_> = stream.documents.iter().filter(|document| !document.is_null()).collect();
+        let documents = stream.documents.into_iter().filter(|document| !document.is_null());
+        let documents: Vec<_> = documents.collect();
         if documents.is_empty() && !unread {
             report.add(yaml::Mark::START, "the file holds no rules; a rule file has at least a `domain`");
         }
@@ -121,8 +122,9 @@ impl Compiler {
                 branch.report.add(mark, what);
             }
         }
-        for descriptor in document.descriptors {
-            branch.descriptor(descriptor, &mut draft.root, &draft.name);
+        draft.root.reserve(document.descriptors.len().min(DESCRIPTORS_MAX));
+        for node in document.descriptors {
+            branch.read(&node, &mut draft.root, &draft.name);
         }
     }
 
@@ -178,7 +180,14 @@ struct Branch<'c> {
 }
 
 impl Branch<'_> {
-    fn descriptor(&mut self, mut draft: Descriptor, level: &mut Level, parent: &str) {
+    /// What is written as a descriptor beside those of `level`, below `parent`.
+    fn read(&mut self, node: &yaml::Node, level: &mut Level, parent: &str) {
+        if let Some(draft) = Descriptor::read(node, &mut self.report) {
+            self.descriptor(draft, level, parent);
+        }
+    }
+
+    fn descriptor(&mut self, mut draft: Descriptor<'_>, level: &mut Level, parent: &str) {
         *self.descriptors += 1;
         if DESCRIPTORS_MAX < *self.descriptors {
             if *self.descriptors == DESCRIPTORS_MAX + 1 {
@@ -199,9 +208,8 @@ impl Branch<'_> {
         self.flags(&draft, &composite);
         let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &path));
         let mut children = Level::default();
-        for child in draft.descriptors {
-            self.descriptor(child, &mut children, &path);
-        }
+        children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
+        draft.descriptors.iter().for_each(|child| self.read(child, &mut children, &path));
         if let (Some(key), None) = (key, twin) {
             level.push(Node {
                 place: self.report.place(draft.mark),
@@ -215,7 +223,7 @@ impl Branch<'_> {
         }
     }
 
-    fn flags(&mut self, draft: &Descriptor, composite: &str) {
+    fn flags(&mut self, draft: &Descriptor<'_>, composite: &str) {
         let set =
             |flag: &Option<Located<bool>>| flag.as_ref().filter(|flag| flag.value).map(|flag| flag.mark);
         if let Some(mark) = set(&draft.share_threshold).filter(|_| !composite.contains('*')) {
@@ -241,7 +249,7 @@ impl Branch<'_> {
         }
     }
 
-    fn rule(&mut self, limit: RateLimit, draft: &mut Descriptor, path: &str) -> Option<Arc<Rule>> {
+    fn rule(&mut self, limit: RateLimit, draft: &mut Descriptor<'_>, path: &str) -> Option<Arc<Rule>> {
         for replaced in &limit.replaces {
             if limit.name.as_ref() == Some(&replaced.value) {
                 self.report

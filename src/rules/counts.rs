@@ -6,6 +6,8 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
 };
 
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
 use crate::{rules::Rules, telemetry::metrics::Cells};
 
 /// The longest name in metrics that is kept, in bytes; a longer one counts as another.
@@ -83,8 +85,8 @@ pub struct Ledger {
     rules: Mutex<ByPath>,
 }
 
-/// By domain and path.
-type ByPath = HashMap<(Arc<str>, Box<str>), Arc<RuleCounts>>;
+/// By domain, then by path.
+type ByPath = FxHashMap<Arc<str>, FxHashMap<Box<str>, Arc<RuleCounts>>>;
 
 /// What is counted under one name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,6 +169,7 @@ impl RuleCounts {
 
     /// Counts what became of a descriptor, under the rule's name in metrics. One that is the rule's own takes no
     /// lock.
+    #[inline]
     pub fn count(&self, name: Cow<'_, str>, outcome: Outcome) {
         match name {
             Cow::Borrowed(_) => self.plain.add(outcome),
@@ -207,31 +210,49 @@ impl Ledger {
     /// Gives each of these rules the counts of the one with its path before, or fresh ones. Those of rules that
     /// are gone are forgotten.
     pub(crate) fn open(&self, rules: &Rules) {
-        let mut before = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut after = ByPath::with_capacity(rules.len());
+        let mut all = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gone = std::mem::take(&mut *all);
         for domain in rules.domains() {
-            let name: Arc<str> = domain.name.as_str().into();
+            let before = gone.remove_entry(&*domain.name);
+            let (name, mut before) =
+                before.unwrap_or_else(|| (domain.name.as_str().into(), HashMap::default()));
+            let mut after = FxHashMap::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
             for rule in domain.rules() {
-                let key = (name.clone(), rule.path.as_str().into());
-                let counts = before.get(&key).cloned();
-                let counts = after
-                    .entry(key)
-                    .or_insert_with(|| counts.unwrap_or_else(|| Arc::new(RuleCounts::new(self.names_max))));
+                let counts = self.moved(&rule.path, &mut before, &mut after);
                 // Rules that were in force before keep theirs.
-                let _ = rule.counted.0.set(counts.clone());
+                let _ = rule.counted.0.set(counts);
             }
+            all.insert(name, after);
         }
-        *before = after;
+    }
+
+    /// The counts of the rule with this path, which are among those `after` from now on.
+    fn moved(
+        &self,
+        path: &str,
+        before: &mut FxHashMap<Box<str>, Arc<RuleCounts>>,
+        after: &mut FxHashMap<Box<str>, Arc<RuleCounts>>,
+    ) -> Arc<RuleCounts> {
+        if let Some(counts) = after.get(path) {
+            return counts.clone();
+        }
+        let fresh = || (path.into(), Arc::new(RuleCounts::new(self.names_max)));
+        let (path, counts) = before.remove_entry(path).unwrap_or_else(fresh);
+        after.insert(path, counts.clone());
+        counts
     }
 
     /// What was counted, in order; what reads the same is one.
     pub fn totals(&self) -> Vec<(Series, Totals)> {
         let rules: Vec<_> = {
             let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-            rules
-                .iter()
-                .map(|((domain, path), counts)| (domain.clone(), path.clone(), counts.clone()))
-                .collect()
+            let of_domain = |(domain, rules): (&Arc<str>, &FxHashMap<Box<str>, Arc<RuleCounts>>)| {
+                rules
+                    .iter()
+                    .map(|(path, counts)| (domain.clone(), path.clone(), counts.clone()))
+                    .collect::<Vec<_>>()
+            };
+            rules.iter().flat_map(of_domain).collect()
         };
         let mut all = Vec::with_capacity(rules.len());
         for (domain, path, counts) in rules {

@@ -18,11 +18,12 @@ pub(crate) struct Document {
     /// Not empty.
     pub(crate) domain: String,
     pub(crate) on_denied: Option<Located<OnDenied>>,
-    pub(crate) descriptors: Vec<Descriptor>,
+    /// To be read one by one, and dropped: there may be many.
+    pub(crate) descriptors: Vec<Node>,
 }
 
 /// One item of `descriptors`.
-pub(crate) struct Descriptor {
+pub(crate) struct Descriptor<'n> {
     pub(crate) mark: Mark,
     /// Not empty; `None` where that was reported.
     pub(crate) key: Option<String>,
@@ -35,7 +36,8 @@ pub(crate) struct Descriptor {
     pub(crate) value_to_metric: Option<Located<bool>>,
     pub(crate) share_threshold: Option<Located<bool>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
-    pub(crate) descriptors: Vec<Descriptor>,
+    /// Those below it, to be read one by one.
+    pub(crate) descriptors: &'n [Node],
 }
 
 /// The value of `rate_limit`. A key that is given but has no value here was reported.
@@ -89,23 +91,25 @@ impl RateLimit {
 
 impl Document {
     /// Reads a document; `None` where it is not even known whose rules it holds.
-    pub(crate) fn read(node: &Node, report: &mut Report<'_>) -> Option<Self> {
-        let fields = Fields::read(node, Level::Root, report)?;
+    pub(crate) fn read(mut node: Node, report: &mut Report<'_>) -> Option<Self> {
+        let fields = Fields::read(&node, Level::Root, report)?;
         let domain = required(&fields, "domain", "the name that requests ask under", report);
         let choices = [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
         let on_denied = fields.choice("on_denied", &choices, report);
-        let descriptors = Descriptor::read_all(&fields, report);
-        Some(Self { domain: domain?, on_denied, descriptors })
+        let descriptors = fields.items("descriptors", report);
+        let Some(domain) = domain else {
+            // Nobody will read them, but what is wrong with them is to be known all the same.
+            Descriptor::report_all(descriptors, report);
+            return None;
+        };
+        let descriptors = node.take_items("descriptors");
+        Some(Self { domain, on_denied, descriptors })
     }
 }
 
-impl Descriptor {
-    fn read_all(fields: &Fields<'_>, report: &mut Report<'_>) -> Vec<Self> {
-        let items = fields.items("descriptors", report);
-        items.iter().filter_map(|item| Self::read(item, report)).collect()
-    }
-
-    fn read(node: &Node, report: &mut Report<'_>) -> Option<Self> {
+impl<'n> Descriptor<'n> {
+    /// Reads a descriptor without those below it; `None` where it is none.
+    pub(crate) fn read(node: &'n Node, report: &mut Report<'_>) -> Option<Self> {
         let fields = Fields::read(node, Level::Descriptor, report)?;
         let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, report));
         Some(Self {
@@ -119,8 +123,19 @@ impl Descriptor {
             value_to_metric: fields.flag("value_to_metric", report),
             share_threshold: fields.flag("share_threshold", report),
             metadata: metadata(&fields, report),
-            descriptors: Self::read_all(&fields, report),
+            descriptors: fields.items("descriptors", report),
         })
+    }
+}
+
+impl Descriptor<'_> {
+    /// Reports what is wrong with descriptors as they are written, and with those below them.
+    fn report_all(nodes: &[Node], report: &mut Report<'_>) {
+        for node in nodes {
+            if let Some(descriptor) = Descriptor::read(node, report) {
+                Self::report_all(descriptor.descriptors, report);
+            }
+        }
     }
 }
 

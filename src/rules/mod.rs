@@ -7,8 +7,8 @@ use serde_json::{Map, Value as Json};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::Limit,
-    descriptor::{Entry, KeyText},
+    algorithm::{Kind, Limit},
+    descriptor::{Entry, Key, KeyText, Secret},
 };
 
 mod book;
@@ -38,7 +38,7 @@ pub use unit::Unit;
 pub use watch::{Settings, Watcher};
 
 use counts::Counted;
-use tree::Hop;
+use tree::{Hop, Hops};
 
 /// All rules in force at one time.
 #[derive(Debug)]
@@ -53,6 +53,10 @@ pub struct Rules {
 impl Rules {
     /// The domain of that name.
     pub fn domain(&self, name: &str) -> Option<&Domain> {
+        // Nearly always there is one.
+        if let [only] = &*self.domains {
+            return (only.name == name).then_some(only);
+        }
         self.by_name.get(name).map(|index| &self.domains[*index])
     }
 
@@ -136,8 +140,11 @@ impl Domain {
     }
 
     /// The rule for a descriptor.
+    // Always: the hops stay where they are written.
+    #[inline(always)]
     pub fn find<'r>(&'r self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let hops = self.root.way(entries).hops;
+        let mut hops = SmallVec::new();
+        self.root.way(entries, &mut hops);
         let rule = hops.last()?.node.rule.as_ref()?;
         (hops.len() == entries.len()).then_some(Match { rule, hops })
     }
@@ -150,11 +157,11 @@ impl Domain {
 
     /// How many tables and patterns a look-up tries. It does not grow with the number of rules.
     pub fn visits(&self, entries: &[Entry<'_>]) -> usize {
-        self.root.way(entries).visits
+        self.root.way(entries, &mut SmallVec::new())
     }
 
     /// All its rules, in the order of the files.
-    pub fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Arc<Rule>> {
         self.rules.iter()
     }
 }
@@ -165,7 +172,7 @@ pub struct Match<'r> {
     /// The rule.
     pub rule: &'r Arc<Rule>,
     // One for each entry.
-    hops: SmallVec<[Hop<'r>; 4]>,
+    hops: Hops<'r>,
 }
 
 impl<'r> Match<'r> {
@@ -173,6 +180,21 @@ impl<'r> Match<'r> {
     /// `entries` are those that the match was found for.
     pub fn key_text(&self, domain: &str, entries: &[Entry<'_>]) -> KeyText {
         let mut text = KeyText::new(domain);
+        self.add_to(&mut text, entries);
+        text
+    }
+
+    /// The key that this text is hashed to, for a counter of this kind.
+    #[inline]
+    pub fn key(&self, domain: &str, entries: &[Entry<'_>], kind: Kind, secret: &Secret) -> Key {
+        let (algorithm, window, grain) = kind.parts();
+        let mut text = KeyText::new(domain);
+        self.add_to(&mut text, entries);
+        text.end([&algorithm, &window, &grain], secret)
+    }
+
+    #[inline]
+    fn add_to(&self, text: &mut KeyText, entries: &[Entry<'_>]) {
         for (hop, entry) in self.hops.iter().zip(entries) {
             if hop.is_shared() {
                 text.pattern(Entry { key: &hop.node.key, value: &hop.node.value });
@@ -180,7 +202,6 @@ impl<'r> Match<'r> {
                 text.entry(*entry);
             }
         }
-        text
     }
 
     /// The rule's name in metrics: its path, with the values that `detailed_metric` and `value_to_metric` ask

@@ -45,14 +45,14 @@ impl<'n> Fields<'n> {
     }
 
     pub(crate) fn pair(&self, key: &str) -> Option<&'n Pair> {
-        self.pairs().find(|pair| pair.key == key)
+        self.pairs().find(|pair| *pair.key == *key)
     }
 
     /// A text; numbers and booleans are taken as they are written.
     pub(crate) fn text(&self, key: &str, report: &mut Report<'_>) -> Option<Located<String>> {
         let pair = self.pair(key)?;
         match &pair.value.value {
-            Value::Scalar(scalar) => Some(Located { value: scalar.text.clone(), mark: pair.value.mark }),
+            Value::Scalar(scalar) => Some(Located { value: scalar.text.to_string(), mark: pair.value.mark }),
             Value::List(_) | Value::Mapping(_) | Value::Unreadable => wrong_value(pair, "text", report),
         }
     }

@@ -3,11 +3,12 @@
 use std::{
     collections::HashSet,
     fs::{self, File},
+    hash::Hasher,
     io::{self, Read},
     path::{Path, PathBuf},
 };
 
-use siphasher::sip128::SipHasher13;
+use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::{
     rules::{
@@ -31,7 +32,7 @@ pub fn load(path: &Path) -> Result<Rules, Problems> {
 }
 
 /// What was found under a path at one time.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
     pub(crate) sources: Vec<Source>,
     problems: Problems,
@@ -61,17 +62,17 @@ pub(crate) fn read(path: &Path) -> Reading {
 impl Reading {
     /// What tells it from other readings: the paths, the contents and the problems.
     pub(crate) fn fingerprint(&self) -> u128 {
-        let mut bytes = Vec::new();
+        let mut hasher = SipHasher13::new();
         let mut add = |part: &[u8]| {
-            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
-            bytes.extend_from_slice(part);
+            hasher.write(&(part.len() as u64).to_le_bytes());
+            hasher.write(part);
         };
         for source in &self.sources {
             add(source.path.as_bytes());
             add(&source.bytes);
         }
         add(self.problems.to_string().as_bytes());
-        SipHasher13::new().hash(&bytes).as_u128()
+        hasher.finish128().as_u128()
     }
 
     /// The rules that the files make together.

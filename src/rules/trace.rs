@@ -5,7 +5,7 @@ use crate::{
     rules::{
         Place,
         pattern::Pattern,
-        tree::{Hop, How, Level, Node},
+        tree::{Hop, Hops, How, Level, Node},
     },
 };
 
@@ -50,7 +50,8 @@ pub struct NodeTrace<'r> {
 
 /// One level for each entry, up to the first that nothing matches.
 pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
-    let hops = root.way(entries).hops;
+    let mut hops = Hops::new();
+    root.way(entries, &mut hops);
     let mut levels = Vec::new();
     let mut level = root;
     for (index, entry) in entries.iter().enumerate() {

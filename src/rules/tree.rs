@@ -63,12 +63,7 @@ pub(crate) struct Hop<'r> {
 }
 
 /// A way through the tree.
-pub(crate) struct Way<'r> {
-    /// One hop for each entry; fewer where the way ends before.
-    pub(crate) hops: SmallVec<[Hop<'r>; 4]>,
-    /// How many tables and patterns were tried.
-    pub(crate) visits: usize,
-}
+pub(crate) type Hops<'r> = SmallVec<[Hop<'r>; 4]>;
 
 /// A key and a value as one text: `key_value`, or `key` alone for a rule without a value.
 pub(crate) fn composite(key: &str, value: &str) -> String {
@@ -87,6 +82,12 @@ impl Level {
         self.at(composite.as_bytes())
     }
 
+    /// Makes room for so many more nodes.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.nodes.reserve_exact(more);
+        self.by_text.reserve(more);
+    }
+
     /// Adds a node behind the others, none of which may read the same.
     pub(crate) fn push(&mut self, node: Node) {
         let composite = node.composite();
@@ -101,16 +102,16 @@ impl Level {
         self.nodes.push(node);
     }
 
-    /// The way that `entries` lead.
-    pub(crate) fn way(&self, entries: &[Entry<'_>]) -> Way<'_> {
-        let mut way = Way { hops: SmallVec::new(), visits: 0 };
-        let mut level = self;
+    /// Adds the way that `entries` lead to `hops`: one for each entry, or fewer where it ends before. Says how many
+    /// tables and patterns were tried.
+    pub(crate) fn way<'r>(&'r self, entries: &[Entry<'_>], hops: &mut Hops<'r>) -> usize {
+        let (mut level, mut visits) = (self, 0);
         for entry in entries {
-            let Some(hop) = level.hop(*entry, &mut way.visits) else { break };
-            way.hops.push(hop);
+            let Some(hop) = level.hop(*entry, &mut visits) else { break };
+            hops.push(hop);
             level = &hop.node.children;
         }
-        way
+        visits
     }
 
     fn hop(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Hop<'_>> {

@@ -21,6 +21,10 @@ use crate::{
 const SETTLE: Duration = Duration::from_millis(50);
 /// How often in a row files are read to see whether they settle.
 const SETTLE_READS_MAX: usize = 20;
+/// How often it is looked whether anybody still reads rules that are no longer in force, and with which pauses:
+/// longer than any request takes that asks another replica.
+const DROP_TRIES_MAX: usize = 200;
+const DROP_PAUSE: Duration = Duration::from_millis(5);
 /// How many problems one line of the log lists.
 const LOGGED_MAX: usize = 20;
 
@@ -89,18 +93,20 @@ impl Watcher {
 
     /// Compares the files with what is in force, and loads them where they changed. Says whether they did.
     pub async fn look(&mut self) -> bool {
-        let Some(reading) = self.settled().await else { return false };
-        let fingerprint = reading.fingerprint();
+        let Some((reading, fingerprint)) = self.settled().await else { return false };
         self.seen = Some(fingerprint);
         if self.in_force == Some(fingerprint) {
             self.book.recover();
             info!(path = %self.settings.path.display(), "the rule files are as they were; their rules are still in force");
             return true;
         }
-        match blocking(move || reading.compile()).await {
-            Some(Ok(rules)) => {
+        let (book, clock, recovered) =
+            (self.book.clone(), self.clock.clone(), self.book.status().last_error.is_some());
+        match blocking(move || reading.compile().map(|rules| book.replace(rules, clock.now()))).await {
+            Some(Ok(before)) => {
                 self.in_force = Some(fingerprint);
-                self.accept(rules);
+                self.tell_of_new(recovered);
+                blocking(move || before.map(drop_unread)).await;
             }
             Some(Err(problems)) => self.refuse(problems),
             // Only a panic or the end of the runtime leads here; the next look tries again.
@@ -109,39 +115,44 @@ impl Watcher {
         true
     }
 
-    /// What the files hold, if it is new and stays so for a moment: a file may be half written.
-    async fn settled(&self) -> Option<Reading> {
-        let mut before = self.read().await?;
-        if self.seen == Some(before.fingerprint()) {
-            return None;
-        }
+    /// What the files hold, and its fingerprint, if it is new and stays so for a moment: a file may be half written.
+    async fn settled(&self) -> Option<(Reading, u128)> {
+        let (mut before, mut fingerprint) = self.read(None).await?;
         for _ in 0..SETTLE_READS_MAX {
-            sleep(SETTLE).await;
-            let reading = self.read().await?;
-            let fingerprint = reading.fingerprint();
-            if fingerprint == before.fingerprint() {
-                return (self.seen != Some(fingerprint)).then_some(reading);
+            if self.seen == Some(fingerprint) {
+                return None;
             }
-            before = reading;
+            sleep(SETTLE).await;
+            let (reading, next) = self.read(Some((before, fingerprint))).await?;
+            if next == fingerprint {
+                return Some((reading, fingerprint));
+            }
+            (before, fingerprint) = (reading, next);
         }
         None
     }
 
-    async fn read(&self) -> Option<Reading> {
+    /// What the files hold now, and its fingerprint, which is known where it is the same as `before`.
+    async fn read(&self, before: Option<(Reading, u128)>) -> Option<(Reading, u128)> {
         let path = self.settings.path.clone();
-        blocking(move || source::read(&path)).await
+        let read = move || {
+            let reading = source::read(&path);
+            let known = before.filter(|(before, _)| *before == reading).map(|(_, fingerprint)| fingerprint);
+            let fingerprint = known.unwrap_or_else(|| reading.fingerprint());
+            (reading, fingerprint)
+        };
+        blocking(read).await
     }
 
-    fn accept(&self, rules: Rules) {
+    fn tell_of_new(&self, recovered: bool) {
         let path = self.settings.path.display();
+        let (rules, generation) = (self.book.snapshot(), self.book.status().generation);
+        let Some(rules) = &*rules else { return };
         if !rules.warnings().is_empty() {
             let list = listed(rules.warnings().iter());
             warn!(%path, warnings = rules.warnings().len(), list, "the rules may not say what is meant");
         }
-        let (hash, number) = (rules.hash().to_owned(), rules.len());
-        let recovered = self.book.status().last_error.is_some();
-        self.book.replace(rules, self.clock.now());
-        let generation = self.book.status().generation;
+        let (hash, number) = (rules.hash(), rules.len());
         info!(%path, generation, hash, rules = number, recovered, "new rules are in force");
     }
 
@@ -161,7 +172,7 @@ impl Watcher {
 
     /// Warns of files that cannot change while this process runs.
     async fn warn_of_mounts(&self) {
-        let Some(reading) = self.read().await else { return };
+        let Some((reading, _)) = self.read(None).await else { return };
         let files: Vec<PathBuf> = reading.sources.iter().map(|source| PathBuf::from(&*source.path)).collect();
         let mounts = blocking(|| std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
         for path in mount::mounted_alone(&mounts.unwrap_or_default(), &files) {
@@ -174,6 +185,17 @@ impl Watcher {
 /// Runs file work where it may block; `None` where it could not run to its end.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     task::spawn_blocking(work).await.ok()
+}
+
+/// Drops rules that are no longer in force once nobody reads them: to drop many takes a while, and a caller that
+/// was the last to read them would have to.
+fn drop_unread(rules: Arc<Rules>) {
+    for _ in 0..DROP_TRIES_MAX {
+        if Arc::strong_count(&rules) == 1 {
+            break;
+        }
+        std::thread::sleep(DROP_PAUSE);
+    }
 }
 
 /// The first few, for one line of the log.
@@ -240,5 +262,21 @@ impl Watched {
         let is_near =
             |path: &PathBuf| path.starts_with(&self.path) || path.file_name() == self.path.file_name();
         !self.is_directory || event.paths.is_empty() || event.paths.iter().any(is_near)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_that_somebody_reads_are_not_left_to_him() {
+        let rules = Arc::new(Rules::parse("test", "domain: d\n").unwrap());
+        let (reader, left) = (rules.clone(), Arc::downgrade(&rules));
+        let dropping = std::thread::spawn(move || drop_unread(rules));
+        assert!(!dropping.is_finished(), "it waits for the reader");
+        drop(reader);
+        dropping.join().unwrap();
+        assert_eq!(left.strong_count(), 0);
     }
 }

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Ask, Counter, Decision, Excess, Limit, PaceCounter, Receipt, SlidingCounter, Span,
-        StepCounter, Window, WindowCounter,
+        Ask, Counter, Decision, Limit, PaceCounter, SlidingCounter, Span, StepCounter, WindowCounter,
     },
     time::Timestamp,
 };
 
+mod ask;
 mod wire;
 
 pub(super) use wire::Read;
@@ -116,29 +116,6 @@ impl Cell {
                 decision
             }
         }
-    }
-
-    /// Answers `ask` where the cell is, if it counts in a window that is not over and nothing is owed beyond that:
-    /// what [`Self::update`] would do. `None` for any other, which stays as it is.
-    pub(super) fn ask(&mut self, limit: &Limit, now: Timestamp, ask: Ask) -> Option<Decision> {
-        let Self::Window { used, count, end } = self else { return None };
-        let Some(Window::Aligned(span)) = limit.window() else { return None };
-        let start = span.start(now);
-        if start.plus(span.nanos()) != *end {
-            return None;
-        }
-        let mut counter = WindowCounter { start, count: (*count).into() };
-        let decision = match limit {
-            Limit::Classic(limit) => limit.decide(&mut counter, now, ask),
-            Limit::FixedWindow(limit) if !matches!(limit.excess, Excess::Overdraft(_)) => {
-                limit.decide(&mut counter, now, ask)
-            }
-            _owing_or_of_another_kind => return None,
-        };
-        *count = u32::try_from(counter.count).ok()?;
-        let decision = decision.map(Receipt::Window);
-        *used = Used::of(limit, &decision);
-        Some(decision)
     }
 
     /// The counter, for the limit whose kind it is.
@@ -330,37 +307,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::algorithm::{Classic, FixedWindow};
 
     proptest! {
-        #[test]
-        fn a_cell_that_is_asked_in_its_place_is_as_one_that_is_updated(
-            (classic, overdraft, limit, nanos) in (any::<bool>(), any::<bool>(), 0..20_u64, 1_000_000..9_000_000_u64),
-            steps in prop::collection::vec((0..3_u8, 0..1_u64 << 33, 0_u32..33, 0..5_000_000_u64), 1..20),
-        ) {
-            let window = Window::of_nanos(nanos).unwrap();
-            let excess = if overdraft { Excess::Overdraft(3) } else { Excess::Refuse };
-            let limit = if classic {
-                Limit::Classic(Classic { limit, window })
-            } else {
-                Limit::FixedWindow(FixedWindow { limit, window, excess })
-            };
-            let (mut now, mut counter) = (Timestamp::from_nanos(1 << 60), limit.fresh());
-            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
-            let mut cell = Cell::new(&limit, counter, &decision);
-            for (kind, hits, cut, pass) in steps {
-                now = now.plus(pass);
-                let ask = [Ask::Look, Ask::Charge(hits >> cut), Ask::Refund(hits >> cut)][usize::from(kind)];
-                let mut in_place = cell.clone();
-                let told = in_place.ask(&limit, now, ask);
-                let before = format!("{cell:?}");
-                let decision = cell.update(&limit, |counter| limit.decide(counter, now, ask));
-                let expected = if told.is_some() { format!("{cell:?}") } else { before };
-                prop_assert_eq!(format!("{in_place:?}"), expected);
-                prop_assert!(told.is_none_or(|told| told == decision));
-            }
-        }
-
         #[test]
         fn a_rough_number_is_at_most_one_part_in_512_too_small(number: u64) {
             let rough = Rough::of(number).number();

@@ -50,6 +50,8 @@ const SWEEP_ROUND: Duration = Duration::from_secs(10);
 pub struct Memory {
     // A shard of them for each slot, in order.
     parts: Box<[Part]>,
+    // Of a slot's number, the bits that say which shard of its part it is.
+    shard_bits: u32,
     // One for each slot.
     rests: Box<[Rest]>,
     // Where slots are shared with others.
@@ -120,6 +122,7 @@ impl Memory {
         };
         Self {
             parts: (0..parts).map(|_| part()).collect(),
+            shard_bits: (slots / parts).ilog2(),
             rests: (0..slots).map(|_| Rest::default()).collect(),
             tenures: None,
             distrusted: AtomicBool::new(false),
@@ -248,8 +251,7 @@ impl Memory {
     }
 
     fn table(&self, slot: Slot) -> &RwLock<Table> {
-        let shards = self.slots() / self.parts.len();
-        &self.parts[slot.index() / shards].shards()[slot.index() % shards]
+        &self.parts[slot.index() >> self.shard_bits].shards()[slot.index() & ((1 << self.shard_bits) - 1)]
     }
 
     /// Forgets what is idle in one of the table's parts, and gives memory back that it no longer needs.

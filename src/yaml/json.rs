@@ -18,7 +18,7 @@ impl Node {
             }),
             Value::List(items) => items.iter().map(|item| item.to_json(problems)).collect(),
             Value::Mapping(pairs) => {
-                let fields = pairs.iter().map(|pair| (pair.key.clone(), pair.value.to_json(problems)));
+                let fields = pairs.iter().map(|pair| (pair.key.to_string(), pair.value.to_json(problems)));
                 Json::Object(fields.collect::<Map<_, _>>())
             }
             Value::Unreadable => Json::Null,
@@ -38,7 +38,7 @@ impl Scalar {
                 .or_else(|| Number::from_f64(value as f64))
                 .map(Json::Number),
             Meaning::Number(value) => Number::from_f64(value).map(Json::Number),
-            Meaning::Text => Some(Json::String(self.text.clone())),
+            Meaning::Text => Some(Json::String(self.text.to_string())),
         }
     }
 }

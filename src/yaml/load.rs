@@ -1,6 +1,6 @@
 //! From bytes to a tree.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, hash_map::Entry};
 
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
@@ -14,6 +14,9 @@ pub const DEPTH_MAX: usize = 32;
 pub const PROBLEMS_MAX: usize = 1_000;
 /// How many nodes a file may have once its aliases are expanded; long texts weigh as several.
 pub const WEIGHT_MAX: usize = 4_000_000;
+
+/// Mappings of so many keys are searched for twins key by key, which takes no memory.
+const COMPARED_MAX: usize = 16;
 
 /// Reads a file, in as many documents as it has.
 pub fn load(bytes: &[u8]) -> Stream {
@@ -32,7 +35,7 @@ fn readable(bytes: &[u8]) -> Result<&str, Problem> {
         let good = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
         let line = good.matches('\n').count() + 1;
         let column = good.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        Problem { mark: Mark { line, column }, what: "not UTF-8; the file must be UTF-8 text".into() }
+        Problem { mark: place(line, column), what: "not UTF-8; the file must be UTF-8 text".into() }
     })
 }
 
@@ -65,7 +68,7 @@ enum Items {
 enum Next {
     Key,
     /// The value of a key; `None` where the key was not usable.
-    Value(Option<(String, Mark)>),
+    Value(Option<(Box<str>, Mark)>),
 }
 
 /// A node to which aliases may refer.
@@ -122,7 +125,7 @@ impl Loader {
                 self.refuse_tag(at, tag.is_some());
                 // An absent value comes as `~` without a width.
                 let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
-                let text = if absent { String::new() } else { text.into_owned() };
+                let text: Box<str> = if absent { "".into() } else { text.into() };
                 let weight = self.weigh(at, 1 + text.len() / 64)?;
                 let value = Value::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
                 self.finish(Node { mark: at, value }, anchor, weight, 0);
@@ -250,7 +253,7 @@ impl Loader {
             },
             Next::Value(None) => {}
             Next::Value(Some((key, mark))) => {
-                if node.value == Value::Scalar(Scalar { text: String::new(), quoted: false }) {
+                if node.value == Value::Scalar(Scalar { text: "".into(), quoted: false }) {
                     node.mark = mark;
                 }
                 pairs.push(Pair { key, mark, value: node });
@@ -259,26 +262,22 @@ impl Loader {
     }
 
     /// The pairs with each key once, the first; then what `<<` adds to them.
-    fn without_twins(&mut self, pairs: Vec<Pair>) -> Vec<Pair> {
-        let mut first: HashMap<String, Mark> = HashMap::with_capacity(pairs.len());
-        let mut kept = Vec::with_capacity(pairs.len());
-        let mut merged = None;
-        for pair in pairs {
-            if let Some(before) = first.get(&pair.key) {
-                let what = format!("{} is given twice, first in line {}", quote(&pair.key), before.line);
-                self.report(Problem { mark: pair.mark, what });
-                continue;
-            }
-            first.insert(pair.key.clone(), pair.mark);
-            if pair.key == "<<" { merged = Some(pair) } else { kept.push(pair) }
+    fn without_twins(&mut self, mut pairs: Vec<Pair>) -> Vec<Pair> {
+        let twins = twins(&pairs);
+        for (twin, first) in &twins {
+            let Pair { key, mark, .. } = &pairs[*twin];
+            let what = format!("{} is given twice, first in line {}", quote(key), first.line);
+            self.report(Problem { mark: *mark, what });
         }
-        for pair in merged.map(|pair| self.merged(pair)).unwrap_or_default() {
-            if !first.contains_key(&pair.key) {
-                first.insert(pair.key.clone(), pair.mark);
-                kept.push(pair);
-            }
+        if !twins.is_empty() {
+            let (mut place, mut twins) = (0_usize.., twins.iter().map(|(twin, _)| *twin).peekable());
+            pairs.retain(|_| place.next().is_none_or(|place| twins.next_if_eq(&place).is_none()));
         }
-        kept
+        let Some(merge) = pairs.iter().position(|pair| &*pair.key == "<<") else { return pairs };
+        let merge = pairs.remove(merge);
+        let mut known: HashSet<Box<str>> = pairs.iter().map(|pair| pair.key.clone()).collect();
+        pairs.extend(self.merged(merge).into_iter().filter(|pair| known.insert(pair.key.clone())));
+        pairs
     }
 
     /// What a `<<` key brings in: the pairs of a mapping, or of each mapping in a list.
@@ -303,16 +302,38 @@ impl Loader {
     }
 }
 
+/// Which pairs have the key of one before them, in order, and where the first of these is.
+fn twins(pairs: &[Pair]) -> Vec<(usize, Mark)> {
+    if pairs.len() <= COMPARED_MAX {
+        let first = |(index, pair): (usize, &Pair)| {
+            let before = pairs[..index].iter().find(|before| before.key == pair.key);
+            before.map(|before| (index, before.mark))
+        };
+        return pairs.iter().enumerate().filter_map(first).collect();
+    }
+    let mut firsts: HashMap<&str, Mark> = HashMap::with_capacity(pairs.len());
+    let mut found = Vec::new();
+    for (index, pair) in pairs.iter().enumerate() {
+        match firsts.entry(&pair.key) {
+            Entry::Occupied(first) => found.push((index, *first.get())),
+            Entry::Vacant(place) => {
+                place.insert(pair.mark);
+            }
+        }
+    }
+    found
+}
+
 /// The text of a key and its place; `None` where its problem was reported already.
-fn key_of(node: Node) -> Result<Option<(String, Mark)>, Problem> {
-    let shown = node.describe();
+fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
     let what = match node.value {
         Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
         Value::Unreadable => return Ok(None),
         Value::Scalar(_) => {
+            let shown = node.describe();
             format!("a key must be text, but this is {shown}; if it is meant as text, put it in quotes")
         }
-        Value::List(_) | Value::Mapping(_) => format!("a key must be text, but this is {shown}"),
+        Value::List(_) | Value::Mapping(_) => format!("a key must be text, but this is {}", node.describe()),
     };
     Err(Problem { mark: node.mark, what })
 }
@@ -333,6 +354,11 @@ fn too_deep(mark: Mark) -> Problem {
     }
 }
 
+/// Neither is larger than a file may be, which fits.
+fn place(line: usize, column: usize) -> Mark {
+    Mark { line: line as u32, column: column as u32 }
+}
+
 fn mark(marker: Marker) -> Mark {
-    Mark { line: marker.line(), column: marker.col() + 1 }
+    place(marker.line(), marker.col() + 1)
 }

@@ -14,9 +14,9 @@ pub use scalar::Meaning;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     /// The line, from 1.
-    pub line: usize,
+    pub line: u32,
     /// The column in characters, from 1.
-    pub column: usize,
+    pub column: u32,
 }
 
 impl Mark {
@@ -68,7 +68,7 @@ pub enum Value {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The key's text.
-    pub key: String,
+    pub key: Box<str>,
     /// Where the key starts.
     pub mark: Mark,
     /// Its value.
@@ -79,7 +79,7 @@ pub struct Pair {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scalar {
     /// Its text, without quotes and with escapes resolved. Empty where nothing is written.
-    pub text: String,
+    pub text: Box<str>,
     /// Whether it was written so that it can only be text: in quotes or as a block.
     pub quoted: bool,
 }
@@ -90,6 +90,16 @@ impl Node {
         match &self.value {
             Value::Scalar(scalar) => scalar.meaning() == Meaning::Null,
             Value::List(_) | Value::Mapping(_) | Value::Unreadable => false,
+        }
+    }
+
+    /// Takes the items of the list under `key` of a mapping, which leaves an empty list there; none where there is no
+    /// such list.
+    pub fn take_items(&mut self, key: &str) -> Vec<Node> {
+        let Value::Mapping(pairs) = &mut self.value else { return Vec::new() };
+        match pairs.iter_mut().find(|pair| *pair.key == *key).map(|pair| &mut pair.value.value) {
+            Some(Value::List(items)) => std::mem::take(items),
+            Some(Value::Scalar(_) | Value::Mapping(_) | Value::Unreadable) | None => Vec::new(),
         }
     }
 

@@ -23,7 +23,7 @@ impl Scalar {
         if self.quoted {
             return Meaning::Text;
         }
-        match self.text.as_str() {
+        match &*self.text {
             "" | "~" | "null" | "Null" | "NULL" => Meaning::Null,
             "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => {
                 Meaning::Bool(true)

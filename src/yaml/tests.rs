@@ -164,3 +164,30 @@ proptest! {
         load(text.as_bytes());
     }
 }
+
+proptest! {
+    #[test]
+    fn a_key_that_is_given_twice_is_reported_and_dropped_however_many_there_are(
+        keys in prop::collection::vec("k[a-d]{1,2}", 0..40),
+    ) {
+        let text: String = keys.iter().map(|key| format!("{key}: v\n")).collect();
+        let stream = load(format!("{{}}\n---\n{text}").as_bytes());
+        let (mut kept, mut twins) = (Vec::new(), Vec::new());
+        for (index, key) in keys.iter().enumerate() {
+            match keys[..index].iter().position(|before| before == key) {
+                None => kept.push((key.clone(), index + 3)),
+                Some(first) => {
+                    twins.push(format!("{}: `{key}` is given twice, first in line {}", index + 3, first + 3));
+                }
+            }
+        }
+        let problems = stream.problems.iter().map(|problem| format!("{}: {}", problem.mark.line, problem.what));
+        prop_assert_eq!(problems.collect::<Vec<_>>(), twins);
+        if let Some(Node { value: Value::Mapping(pairs), .. }) = stream.documents.get(1) {
+            let pairs = pairs.iter().map(|pair| (pair.key.to_string(), pair.mark.line as usize));
+            prop_assert_eq!(pairs.collect::<Vec<_>>(), kept);
+        } else {
+            prop_assert!(kept.is_empty());
+        }
+    }
+}

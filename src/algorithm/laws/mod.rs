@@ -105,6 +105,18 @@ laws!(of_token_bucket, token_bucket());
 laws!(of_stepped_bucket, stepped_bucket());
 laws!(of_leaky_queue, leaky_queue());
 
+#[test]
+fn a_log_whose_sum_is_all_that_64_bits_hold_absorbs_what_is_newer() {
+    let span = Span::of_nanos(63_194_397_563).unwrap();
+    let limit = SlidingLog { limit: 1, span, grain: NonZeroU64::MIN, excess: Excess::Count };
+    let counted = [14_645_823_269_385_218_074, 3_800_920_804_324_333_541].map(|hits| (0, Ask::Charge(hits)));
+    for before in 0..=2 {
+        let history = (Timestamp::EPOCH, counted[..before].to_vec());
+        let more = [&counted[before..], &[(1, Ask::Look)]].concat();
+        law::absorbing_adds_consumption(limit.clone(), history, more, 1, span.nanos() - 1);
+    }
+}
+
 proptest! {
     /// Whatever is taken back meanwhile, those who were told a turn leave one after another and not faster.
     #[test]

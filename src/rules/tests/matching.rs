@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::{path, rules, with};
 use crate::{
-    descriptor::{Entry, Key, KeyText, Secret},
-    rules::{Domain, Rules},
+    descriptor::{Entry, Key, Secret},
+    rules::{Allowance, Domain, Rules},
 };
 
 const LIMIT: &str = "rate_limit: {unit: day, requests_per_unit: 1}";
@@ -18,9 +18,15 @@ fn domain_of(descriptors: &[&str]) -> Rules {
 }
 
 fn key(rules: &Rules, entries: &[(&str, &str)]) -> Key {
-    let text: KeyText =
-        with(rules.domain("d").unwrap(), entries, |found, entries| found.unwrap().key_text("d", entries));
-    text.key(&[], &Secret::from_bytes([3; 16]))
+    with(rules.domain("d").unwrap(), entries, |found, entries| {
+        let (found, secret) = (found.unwrap(), Secret::from_bytes([3; 16]));
+        let Allowance::Limited(limit) = &found.rule.allowance else {
+            panic!("{} has no limit", found.rule.path)
+        };
+        let key = found.key("d", entries, limit.kind(), &secret);
+        assert_eq!(key, found.key_text("d", entries).key(&limit.kind().bytes(), &secret), "its text's hash");
+        key
+    })
 }
 
 fn metric_name(rules: &Rules, entries: &[(&str, &str)]) -> String {

@@ -45,3 +45,14 @@ fn the_hash_is_that_of_the_contents_alone() {
     assert_eq!((one.hash(), one.hash().len()), (other.hash(), 32));
     assert_ne!(one.hash(), rules("domain: d \n").hash());
 }
+
+#[test]
+fn what_is_wrong_with_descriptors_is_reported_also_where_the_domain_is_missing() {
+    let text = "descriptors:\n  - {key: a, descriptors: [{value: x}]}\n  - {key: b, rate_limit: 5}\n";
+    assert_eq!(
+        problems(text),
+        "f:1:1: `domain` is missing; it is the name that requests ask under and must not be empty\n\
+         f:2:28: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
+         f:3:26: expected a mapping, not the number `5`"
+    );
+}

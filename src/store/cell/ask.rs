@@ -1,0 +1,92 @@
+//! Asking a cell where it is: the straight line through what an update does.
+
+use crate::{
+    algorithm::{Algorithm, Ask, Decision, Excess, Limit, PaceCounter, Receipt, Window, WindowCounter},
+    store::cell::{Cell, Rough, Used},
+    time::Timestamp,
+};
+
+impl Cell {
+    /// Answers `ask` where the cell is, if it counts in a window that is not over and nothing is owed beyond that, or
+    /// is the debt of a bucket: what [`Self::update`] would do. `None` for any other, which stays as it is.
+    #[inline]
+    pub(in crate::store) fn ask(&mut self, limit: &Limit, now: Timestamp, ask: Ask) -> Option<Decision> {
+        match (self, limit) {
+            (Self::Window { used, count, end }, _) => {
+                let Some(Window::Aligned(span)) = limit.window() else { return None };
+                let start = span.start(now);
+                if start.plus(span.nanos()) != *end {
+                    return None;
+                }
+                let before = WindowCounter { start, count: (*count).into() };
+                let mut counter = before;
+                let decision = match limit {
+                    Limit::Classic(limit) => limit.decide_in_window(&mut counter, before, *end, now, ask),
+                    Limit::FixedWindow(limit) if !matches!(limit.excess, Excess::Overdraft(_)) => {
+                        limit.decide_in_window(&mut counter, before, *end, now, ask)
+                    }
+                    _owing_or_of_another_kind => return None,
+                };
+                *count = u32::try_from(counter.count).ok()?;
+                let decision = decision.map(Receipt::Window);
+                *used = Used::of(limit, &decision);
+                Some(decision)
+            }
+            (
+                Self::Pace { refused_from, rest, paid_at },
+                Limit::TokenBucket(bucket) | Limit::LeakyBucket(bucket),
+            ) => {
+                let mut counter = PaceCounter { paid_at: *paid_at, rest: (*rest).into() };
+                let decision = bucket.decide(&mut counter, now, ask).map(Receipt::Pace);
+                *rest = u32::try_from(counter.rest).ok()?;
+                *paid_at = counter.paid_at;
+                *refused_from = Rough::of(bucket.refused_from());
+                Some(decision)
+            }
+            _of_another_kind => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::algorithm::{Classic, FixedWindow, Pace, TokenBucket};
+
+    proptest! {
+        #[test]
+        fn a_cell_that_is_asked_in_its_place_is_as_one_that_is_updated(
+            (kind, overdraft, limit, nanos) in (0..4_u8, any::<bool>(), 0..20_u64, 1_000_000..9_000_000_u64),
+            steps in prop::collection::vec((0..3_u8, 0..1_u64 << 33, 0_u32..33, 0..5_000_000_u64), 1..20),
+        ) {
+            let window = Window::of_nanos(nanos).unwrap();
+            let excess = if overdraft { Excess::Overdraft(3) } else { Excess::Refuse };
+            let hits = NonZeroU64::new(if overdraft { 1 << 33 } else { 7 }).unwrap();
+            let pace = Pace::new(hits, NonZeroU64::new(nanos).unwrap());
+            let limit = match kind {
+                0 => Limit::Classic(Classic { limit, window }),
+                1 => Limit::FixedWindow(FixedWindow { limit, window, excess }),
+                2 => Limit::TokenBucket(TokenBucket { pace, burst: limit, excess }),
+                _leaky => Limit::LeakyBucket(TokenBucket { pace, burst: limit, excess: Excess::Count }),
+            };
+            let (mut now, mut counter) = (Timestamp::from_nanos(1 << 60), limit.fresh());
+            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
+            let mut cell = Cell::new(&limit, counter, &decision);
+            for (kind, hits, cut, pass) in steps {
+                now = now.plus(pass);
+                let ask = [Ask::Look, Ask::Charge(hits >> cut), Ask::Refund(hits >> cut)][usize::from(kind)];
+                let mut in_place = cell.clone();
+                let told = in_place.ask(&limit, now, ask);
+                let before = format!("{cell:?}");
+                let decision = cell.update(&limit, |counter| limit.decide(counter, now, ask));
+                let expected = if told.is_some() { format!("{cell:?}") } else { before };
+                prop_assert_eq!(format!("{in_place:?}"), expected);
+                prop_assert!(told.is_none_or(|told| told == decision));
+            }
+        }
+    }
+}
