@@ -31,7 +31,6 @@ use crate::{
     time::Clock,
 };
 
-mod batch;
 mod body;
 mod counters;
 mod crew;
@@ -42,6 +41,7 @@ mod phase;
 mod quick;
 mod replica;
 mod routed;
+mod talk;
 mod tls;
 mod wire;
 

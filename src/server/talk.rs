@@ -1,0 +1,292 @@
+//! HTTP/2 as those speak it who ask over gRPC: usual calls are answered as they are read, and the answers leave together.
+//!
+//! Spawned as tasks, the calls of a connection would each wake it when they are answered, and it would write each
+//! answer by itself. So a call is answered in the task of its connection, which writes when there is nothing more to
+//! read. Only calls that have to wait become tasks.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::http::{Request, Response, header::CONTENT_TYPE};
+use h2::{
+    Ping, PingPong, Reason, RecvStream, SendStream,
+    server::{Builder, Connection, Handshake, SendResponse},
+};
+use hyper::body::{Body as _, Bytes};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, Sleep, sleep},
+};
+use tracing::debug;
+
+use crate::{
+    api::Reply,
+    server::{
+        body::{Answer, all_is_well},
+        quick::{AtOnce, GRPC},
+        routed::Routed,
+        wire::{Line, Watched},
+    },
+};
+
+/// The most calls that are answered before what is answered is written.
+const CALLS_MAX: usize = 128;
+/// How often in a row a connection is looked after before others have their turn.
+const ROUNDS_MAX: usize = 8;
+
+/// A connection. It has ended when this has.
+pub(super) struct Talk<W> {
+    state: State<W>,
+    line: Line,
+    service: Arc<Routed>,
+    keepalive: Keepalive,
+    is_leaving: bool,
+}
+
+enum State<W> {
+    Greeting(Handshake<Watched<W>, Bytes>),
+    Talking(Connection<Watched<W>, Bytes>, Pulse),
+}
+
+/// When a client is asked whether it is still there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keepalive {
+    /// After how long a silence; it may be twice as long.
+    pub(super) interval: Duration,
+    /// How long it may take to say so.
+    pub(super) timeout: Duration,
+}
+
+/// Whether a client is still there.
+struct Pulse {
+    keepalive: Keepalive,
+    // None where somebody else sends them, which nobody does.
+    pings: Option<PingPong>,
+    next: Pin<Box<Sleep>>,
+    is_asked: bool,
+}
+
+/// Why a connection has ended before its time.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error(transparent)]
+    Http2(#[from] h2::Error),
+    #[error("the client does not answer pings")]
+    Silent,
+}
+
+impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
+    pub(super) fn new(
+        http2: &Builder,
+        wire: W,
+        line: Line,
+        service: Arc<Routed>,
+        keepalive: Keepalive,
+    ) -> Self {
+        let state = State::Greeting(http2.handshake(Watched::new(wire, line.clone())));
+        Self { state, line, service, keepalive, is_leaving: false }
+    }
+
+    /// Begins no more calls, and ends with the last.
+    pub(super) fn leave(&mut self) {
+        self.is_leaving = true;
+        match &mut self.state {
+            State::Greeting(_) => {}
+            State::Talking(connection, _) => connection.graceful_shutdown(),
+        }
+    }
+}
+
+impl<W: AsyncRead + AsyncWrite + Unpin> Future for Talk<W> {
+    type Output = Result<(), Broken>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        loop {
+            match &mut this.state {
+                State::Greeting(greeting) => {
+                    let mut connection = ready!(Pin::new(greeting).poll(cx))?;
+                    if this.is_leaving {
+                        connection.graceful_shutdown();
+                    }
+                    let pulse = Pulse::new(this.keepalive, connection.ping_pong());
+                    this.state = State::Talking(connection, pulse);
+                }
+                State::Talking(connection, pulse) => {
+                    if pulse.poll_lost(&this.line, cx).is_ready() {
+                        return Poll::Ready(Err(Broken::Silent));
+                    }
+                    return look_after(connection, &this.line, &this.service, cx);
+                }
+            }
+        }
+    }
+}
+
+/// Reads what has come, answers it, and writes the answers.
+fn look_after<W: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Watched<W>, Bytes>,
+    line: &Line,
+    service: &Arc<Routed>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), Broken>> {
+    for _ in 0..ROUNDS_MAX {
+        for call in 0..CALLS_MAX {
+            if call == 1 {
+                line.hold();
+            }
+            match connection.poll_accept(cx) {
+                // All that was answered before is on its way.
+                Poll::Pending if call == 0 => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(None) => return Poll::Ready(Ok(())),
+                Poll::Ready(Some(asked)) => {
+                    let (request, respond) = asked?;
+                    begin(service, request, respond, cx);
+                }
+            }
+        }
+        line.let_go();
+    }
+    cx.waker().wake_by_ref();
+    Poll::Pending
+}
+
+/// Answers a call, or has it answered where that has to wait.
+fn begin(
+    service: &Arc<Routed>,
+    mut request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    cx: &mut Context<'_>,
+) {
+    let read = match service.at_once(&mut request, cx) {
+        AtOnce::Answered(reply) if reply.delay.is_zero() => return note(answer(&mut respond, reply)),
+        AtOnce::Answered(reply) => {
+            let service = service.clone();
+            tokio::spawn(async move { note(answer_late(&service, reply, respond).await) });
+            return;
+        }
+        AtOnce::Read(piece) => Some(piece),
+        AtOnce::Nothing => None,
+    };
+    let answering = service.answer(request, read);
+    let mut call = Box::pin(async move { note(see_through(answering, respond).await) });
+    if call.as_mut().poll(cx).is_pending() {
+        tokio::spawn(call);
+    }
+}
+
+fn note(answered: Result<(), h2::Error>) {
+    if let Err(error) = answered {
+        debug!(%error, "a call has ended in an error");
+    }
+}
+
+/// Answers, and says that all is well. The client's windows may make it wait on its way.
+fn answer(respond: &mut SendResponse<Bytes>, reply: Reply) -> Result<(), h2::Error> {
+    let mut response = Response::new(());
+    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+    let mut stream = respond.send_response(response, false)?;
+    stream.send_data(reply.frame.into(), false)?;
+    stream.send_trailers(all_is_well())
+}
+
+/// Answers when it is time, unless the client takes its call back.
+async fn answer_late(
+    service: &Routed,
+    reply: Reply,
+    mut respond: SendResponse<Bytes>,
+) -> Result<(), h2::Error> {
+    tokio::select! {
+        biased;
+        () = service.wait(reply.delay) => answer(&mut respond, reply),
+        reset = poll_fn(|cx| respond.poll_reset(cx)) => reset.map(drop),
+    }
+}
+
+/// Sends what `answering` gives, unless the client takes its call back.
+async fn see_through(
+    answering: impl Future<Output = Response<Answer>>,
+    mut respond: SendResponse<Bytes>,
+) -> Result<(), h2::Error> {
+    let response = tokio::select! {
+        biased;
+        response = answering => response,
+        reset = poll_fn(|cx| respond.poll_reset(cx)) => return reset.map(drop),
+    };
+    let (head, mut body) = response.into_parts();
+    let mut stream = respond.send_response(Response::from_parts(head, ()), body.is_end_stream())?;
+    while !body.is_end_stream() {
+        let next = tokio::select! {
+            biased;
+            next = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => next,
+            reset = poll_fn(|cx| stream.poll_reset(cx)) => return reset.map(drop),
+        };
+        match next {
+            None => return stream.send_data(Bytes::new(), true),
+            Some(Err(error)) => {
+                debug!(%error, "an answer has broken off");
+                stream.send_reset(Reason::INTERNAL_ERROR);
+                return Ok(());
+            }
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => send(&mut stream, data, body.is_end_stream()).await?,
+                // What is neither is not sent.
+                Err(frame) => {
+                    if let Ok(trailers) = frame.into_trailers() {
+                        return stream.send_trailers(trailers);
+                    }
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Sends `data` as the client's windows let it.
+async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, is_last: bool) -> Result<(), h2::Error> {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        while stream.capacity() == 0 {
+            // There is none where the stream has ended.
+            poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap_or(Err(Reason::CANCEL.into()))?;
+        }
+        let piece = data.split_to(stream.capacity().min(data.len()));
+        stream.send_data(piece, is_last && data.is_empty())?;
+    }
+    Ok(())
+}
+
+impl Pulse {
+    fn new(keepalive: Keepalive, pings: Option<PingPong>) -> Self {
+        Self { keepalive, pings, next: Box::pin(sleep(keepalive.interval)), is_asked: false }
+    }
+
+    /// Ready once the client has been silent for too long.
+    fn poll_lost(&mut self, line: &Line, cx: &mut Context<'_>) -> Poll<()> {
+        let Keepalive { interval, timeout } = self.keepalive;
+        loop {
+            ready!(self.next.as_mut().poll(cx));
+            let was_heard = line.was_heard();
+            if !was_heard && self.is_asked {
+                return Poll::Ready(());
+            }
+            self.is_asked = !was_heard;
+            if let Some(pings) = &mut self.pings
+                && self.is_asked
+            {
+                // The answer to the last one is taken, or there can be no other. Where the connection has ended, that
+                // is told elsewhere.
+                let _ = pings.poll_pong(cx);
+                pings.send_ping(Ping::opaque()).unwrap_or_default();
+            }
+            let pause = if self.is_asked { timeout } else { interval };
+            self.next.as_mut().reset(Instant::now() + pause);
+        }
+    }
+}
