@@ -34,6 +34,7 @@ use crate::{
         crew::Hands,
         listen::{Parcel, Socket},
         phase::reached,
+        rouse::Roused,
         talk::{Keepalive, Talk},
         wire::{Line, PREFACE_BYTES, Watched},
     },
@@ -335,10 +336,11 @@ impl Host {
         C: Future<Output = Result<(), E>>,
         E: std::fmt::Display,
     {
+        let ending = pin!(self.ending(line, phases));
         let ending = tokio::select! {
+            biased;
             ended = connection.as_mut() => return self.note(ended),
-            ending = self.ending(line) => ending,
-            () = reached(phases, Phase::Stopping) => Ending::Stopping,
+            ending = Roused::new(ending) => ending,
         };
         match ending {
             Ending::NeverBegan => return count(&self.counters.handshakes_slow),
@@ -355,7 +357,14 @@ impl Host {
     }
 
     /// Waits for the time when a connection has to end.
-    async fn ending(&self, line: &Line) -> Ending {
+    async fn ending(&self, line: &Line, phases: watch::Receiver<Phase>) -> Ending {
+        tokio::select! {
+            ending = self.age(line) => ending,
+            () = reached(phases, Phase::Stopping) => Ending::Stopping,
+        }
+    }
+
+    async fn age(&self, line: &Line) -> Ending {
         let age = jittered(self.limits.age, rand::random());
         let beginning = self.limits.handshake.min(age);
         sleep(beginning).await;

@@ -40,6 +40,7 @@ mod metrics;
 mod phase;
 mod quick;
 mod replica;
+mod rouse;
 mod routed;
 mod talk;
 mod tls;

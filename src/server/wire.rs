@@ -134,3 +134,49 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Watched<W> {
         self.wire.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn little_is_held_back_until_it_is_let_go_and_much_is_not() {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+        let line = Line::default();
+        let mut wire = Watched::new(ours, line.clone());
+        line.hold();
+        let mut write = |bytes: usize| {
+            let wire = Pin::new(&mut wire);
+            wire.poll_write(&mut Context::from_waker(std::task::Waker::noop()), &vec![7; bytes])
+        };
+        assert!(write(HELD_MAX - 1).is_pending());
+        assert!(matches!(write(HELD_MAX), Poll::Ready(Ok(HELD_MAX))));
+        line.let_go();
+        assert!(matches!(write(1), Poll::Ready(Ok(1))));
+        let mut got = vec![0; HELD_MAX + 1];
+        theirs.read_exact(&mut got).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_empty_wire_is_looked_at_once_until_it_is_let_go() {
+        let (ours, mut theirs) = tokio::io::duplex(64);
+        let line = Line::default();
+        let mut wire = Watched::new(ours, line.clone());
+        let mut space = [0; 64];
+        let mut read = async |wire: &mut Watched<_>| {
+            let mut buf = ReadBuf::new(&mut space);
+            poll_fn(|cx| Poll::Ready(Pin::new(&mut *wire).poll_read(cx, &mut buf).is_ready())).await
+        };
+        line.hold();
+        assert!(!read(&mut wire).await);
+        theirs.write_all(b"x").await.unwrap();
+        assert!(!read(&mut wire).await);
+        line.let_go();
+        assert!(read(&mut wire).await);
+        assert_eq!((line.bytes(), line.was_heard(), line.was_heard()), (1, true, false));
+    }
+}
