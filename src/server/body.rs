@@ -4,11 +4,12 @@ use std::{
     future::poll_fn,
     mem,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use h2::RecvStream;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
@@ -22,13 +23,20 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 /// The body of a request, which ends with an error when it is not there in time.
 #[derive(Debug)]
 pub(super) struct Timely {
-    body: Incoming,
+    body: Source,
     // What was read and put back, in this order.
     piece: Option<Bytes>,
     next: Option<Box<Read>>,
     // Most bodies are there with their head, and need no timer.
     end: Option<Pin<Box<Sleep>>>,
     bound: Bound,
+}
+
+/// Where a body comes from.
+#[derive(Debug)]
+pub(super) enum Source {
+    Incoming(Incoming),
+    Stream(RecvStream),
 }
 
 /// What one look at a body gives.
@@ -44,8 +52,9 @@ pub(super) enum Bound {
 }
 
 impl Timely {
-    pub(super) fn new(body: Incoming, bound: Bound) -> Self {
-        Self { body, piece: None, next: None, end: None, bound }
+    /// `body`, of which a first piece may have been read.
+    pub(super) fn new(body: Source, read: Option<Bytes>, bound: Bound) -> Self {
+        Self { body, piece: read, next: None, end: None, bound }
     }
 
     /// All of it, where that is one piece that `may_be_all`; nothing is waited for after another. If not, it is as if
@@ -66,7 +75,7 @@ impl Timely {
             self.put_back(piece);
             return None;
         }
-        if !self.body.is_end_stream() {
+        if !self.body.has_ended() {
             self.next = self.read().await.map(Box::new);
         }
         if self.next.is_some() {
@@ -98,8 +107,8 @@ impl Body for Timely {
         if let Some(next) = this.next.take() {
             return Poll::Ready(Some(*next));
         }
-        match (Pin::new(&mut this.body).poll_frame(cx), this.bound) {
-            (Poll::Ready(frame), _) => Poll::Ready(frame.map(|frame| frame.map_err(Into::into))),
+        match (this.body.poll(cx), this.bound) {
+            (Poll::Ready(frame), _) => Poll::Ready(frame),
             (Poll::Pending, Bound::Unbounded) => Poll::Pending,
             (Poll::Pending, Bound::Bounded) => {
                 let end = this.end.get_or_insert_with(|| Box::pin(sleep(BODY_WITHIN)));
@@ -110,13 +119,67 @@ impl Body for Timely {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.piece.is_none() && self.next.is_none() && self.body.is_end_stream()
+        self.piece.is_none() && self.next.is_none() && self.body.has_ended()
     }
 
     fn size_hint(&self) -> SizeHint {
-        // Only bodies over gRPC are put back, and nobody asks for their length.
-        self.body.size_hint()
+        match &self.body {
+            Source::Incoming(body) => body.size_hint(),
+            // Over gRPC nobody asks for it.
+            Source::Stream(_) => SizeHint::default(),
+        }
     }
+}
+
+/// Gives back what a piece has taken of the client's window.
+pub(super) fn give_back(stream: &mut RecvStream, piece: &Bytes) {
+    // It fails only where nothing more may come.
+    stream.flow_control().release_capacity(piece.len()).unwrap_or_default();
+}
+
+impl Source {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Read>> {
+        match self {
+            Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Self::Stream(stream) => match ready!(stream.poll_data(cx)) {
+                Some(piece) => {
+                    let piece = piece?;
+                    give_back(stream, &piece);
+                    Poll::Ready(Some(Ok(Frame::data(piece))))
+                }
+                None => {
+                    let trailers = ready!(stream.poll_trailers(cx))?;
+                    Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
+                }
+            },
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        match self {
+            Self::Incoming(body) => body.is_end_stream(),
+            Self::Stream(stream) => stream.is_end_stream(),
+        }
+    }
+}
+
+impl From<Incoming> for Source {
+    fn from(body: Incoming) -> Self {
+        Self::Incoming(body)
+    }
+}
+
+impl From<RecvStream> for Source {
+    fn from(stream: RecvStream) -> Self {
+        Self::Stream(stream)
+    }
+}
+
+/// What follows the message of an answer.
+pub(super) fn all_is_well() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(&GRPC_STATUS, OK);
+    trailers
 }
 
 /// The body of an answer.
@@ -140,11 +203,7 @@ impl Answer {
                 *self = Self::Fine;
                 Some(Frame::data(frame))
             }
-            Self::Fine => {
-                let mut trailers = HeaderMap::with_capacity(1);
-                trailers.insert(&GRPC_STATUS, OK);
-                Some(Frame::trailers(trailers))
-            }
+            Self::Fine => Some(Frame::trailers(all_is_well())),
             Self::Over | Self::Routed(_) => None,
         }
     }

@@ -4,20 +4,20 @@
 //! connection, everything is bounded in number or time, and at a bound the connection is closed and counted.
 
 use std::{
+    convert::Infallible,
     io,
     pin::{Pin, pin},
     sync::Arc,
     time::Duration,
 };
 
+use axum::http::Request;
 use hyper::{
+    body::Incoming,
     server::conn::{http1, http2},
     service::service_fn,
 };
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulConnection,
-};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
@@ -30,12 +30,13 @@ use tracing::{debug, warn};
 use crate::{
     server::{
         Certificates, Listener, Phase, Routed,
-        batch::Batch,
         counters::{ListenerCounters, Seat, count},
         crew::Hands,
         listen::{Parcel, Socket},
         phase::reached,
-        wire::{Begun, PREFACE_BYTES, Watched},
+        rouse::Roused,
+        talk::{Keepalive, Talk},
+        wire::{Line, PREFACE_BYTES, Watched},
     },
     settings,
 };
@@ -44,6 +45,9 @@ use crate::{
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The most bytes of all headers of a request.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
+/// How many bytes of bodies may be on their way to us, in one stream and in all, and how many of one stream from us.
+const WINDOW_BYTES: u32 = 1024 * 1024;
+const SENT_BYTES_MAX: usize = 400 * 1024;
 /// How many streams a client may have reset that we have not come to yet, before its connection is closed.
 const RESETS_PENDING_MAX: usize = 20;
 /// How many streams we may have reset for a client's mistakes, before its connection is closed.
@@ -80,8 +84,6 @@ pub(super) struct Protocols {
 /// How HTTP/2 is spoken.
 #[derive(Clone, Copy, Debug)]
 struct Http2 {
-    // Answers of gRPC have none, and it would be made and written anew for each.
-    has_dates: bool,
     max_concurrent_streams: u32,
     keepalive_interval: Duration,
     keepalive_timeout: Duration,
@@ -120,7 +122,6 @@ impl Protocols {
     /// HTTP/2 only.
     pub(super) fn grpc(settings: &settings::Grpc) -> Self {
         let http2 = Http2 {
-            has_dates: false,
             max_concurrent_streams: settings.max_concurrent_streams,
             keepalive_interval: settings.keepalive_interval,
             keepalive_timeout: settings.keepalive_timeout,
@@ -136,7 +137,6 @@ impl Protocols {
             .header_read_timeout(settings.header_timeout)
             .max_header_size(HEADER_BYTES_MAX as usize);
         let http2 = Http2 {
-            has_dates: true,
             max_concurrent_streams: HTTP_STREAMS_MAX,
             keepalive_interval: settings.header_timeout,
             keepalive_timeout: HTTP_KEEPALIVE_TIMEOUT,
@@ -154,12 +154,29 @@ impl Protocols {
 }
 
 impl Http2 {
-    /// Speaks so, leaving the calls of one connection to `batch`.
-    fn builder(&self, batch: Batch) -> http2::Builder<Batch> {
-        let mut http2 = http2::Builder::new(batch);
+    /// As those speak it who ask over gRPC.
+    fn talk(&self) -> h2::server::Builder {
+        let mut http2 = h2::server::Builder::new();
+        http2
+            .initial_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .max_send_buffer_size(SENT_BYTES_MAX)
+            .max_concurrent_streams(self.max_concurrent_streams)
+            .max_header_list_size(HEADER_BYTES_MAX)
+            .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+            .max_local_error_reset_streams(Some(RESETS_FOR_ERRORS_MAX));
+        http2
+    }
+
+    fn keepalive(&self) -> Keepalive {
+        Keepalive { interval: self.keepalive_interval.max(KEEPALIVE_MIN), timeout: self.keepalive_timeout }
+    }
+
+    /// As everybody else speaks it.
+    fn plain(&self) -> http2::Builder<TokioExecutor> {
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
-            .auto_date_header(self.has_dates)
             .max_concurrent_streams(self.max_concurrent_streams)
             .keep_alive_interval(self.keepalive_interval.max(KEEPALIVE_MIN))
             .keep_alive_timeout(self.keepalive_timeout)
@@ -284,61 +301,76 @@ impl Host {
     where
         W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let begun = Begun::default();
-        let service = service_fn(move |request| service.answer(request));
-        let wire = TokioIo::new(Watched::new(wire, begun.clone()));
-        match (&self.protocols.http1, agreed) {
-            (Some(http1), Agreed::Nothing) => {
-                let connection = Box::pin(http1.serve_connection(wire, service));
-                self.see_out(connection, &Batch::default(), &begun, phases).await;
+        let line = Line::default();
+        let Some(http1) = &self.protocols.http1 else {
+            let http2 = self.protocols.http2;
+            let talk = Box::pin(Talk::new(&http2.talk(), wire, line.clone(), service, http2.keepalive()));
+            return self.see_out(talk, |talk| talk.get_mut().leave(), &line, phases).await;
+        };
+        let answer = move |request: Request<Incoming>| {
+            let answering = service.answer(request, None);
+            async { Ok::<_, Infallible>(answering.await) }
+        };
+        let wire = TokioIo::new(Watched::new(wire, line.clone()));
+        match agreed {
+            Agreed::Nothing => {
+                let connection = Box::pin(http1.serve_connection(wire, service_fn(answer)));
+                self.see_out(connection, |c| c.graceful_shutdown(), &line, phases).await;
             }
-            (Some(_), Agreed::Http2) | (None, Agreed::Nothing | Agreed::Http2) => {
-                let batch = Batch::default();
-                let http2 = self.protocols.http2.builder(batch.clone());
-                let connection = Box::pin(http2.serve_connection(wire, service));
-                self.see_out(connection, &batch, &begun, phases).await;
+            Agreed::Http2 => {
+                let connection =
+                    Box::pin(self.protocols.http2.plain().serve_connection(wire, service_fn(answer)));
+                self.see_out(connection, |c| c.graceful_shutdown(), &line, phases).await;
             }
         }
     }
 
-    /// Drives a connection to its end, which comes with age at the latest.
-    async fn see_out<C>(
+    /// Drives a connection to its end, which comes with age at the latest. `leave` has it end with what is open.
+    async fn see_out<C, E>(
         &self,
         mut connection: Pin<Box<C>>,
-        batch: &Batch,
-        begun: &Begun,
+        leave: impl FnOnce(Pin<&mut C>),
+        line: &Line,
         phases: watch::Receiver<Phase>,
     ) where
-        C: GracefulConnection,
-        C::Error: std::fmt::Display,
+        C: Future<Output = Result<(), E>>,
+        E: std::fmt::Display,
     {
+        let ending = pin!(self.ending(line, phases));
         let ending = tokio::select! {
-            ended = batch.drive(connection.as_mut()) => return self.note(ended),
-            ending = self.ending(begun) => ending,
-            () = reached(phases, Phase::Stopping) => Ending::Stopping,
+            biased;
+            ended = connection.as_mut() => return self.note(ended),
+            ending = Roused::new(ending) => ending,
         };
         match ending {
             Ending::NeverBegan => return count(&self.counters.handshakes_slow),
             Ending::Aged => count(&self.counters.aged),
             // There is nothing to finish.
-            Ending::Stopping if begun.bytes() == 0 => return,
+            Ending::Stopping if line.bytes() == 0 => return,
             Ending::Stopping => {}
         }
-        connection.as_mut().graceful_shutdown();
-        match timeout(self.limits.grace, batch.drive(connection.as_mut())).await {
+        leave(connection.as_mut());
+        match timeout(self.limits.grace, connection.as_mut()).await {
             Ok(ended) => self.note(ended),
             Err(_) => count(&self.counters.cut),
         }
     }
 
     /// Waits for the time when a connection has to end.
-    async fn ending(&self, begun: &Begun) -> Ending {
+    async fn ending(&self, line: &Line, phases: watch::Receiver<Phase>) -> Ending {
+        tokio::select! {
+            ending = self.age(line) => ending,
+            () = reached(phases, Phase::Stopping) => Ending::Stopping,
+        }
+    }
+
+    async fn age(&self, line: &Line) -> Ending {
         let age = jittered(self.limits.age, rand::random());
         let beginning = self.limits.handshake.min(age);
         sleep(beginning).await;
         // Of HTTP/1 hyper waits for the head as long itself.
         let needed = if self.protocols.http1.is_none() { PREFACE_BYTES } else { 1 };
-        if begun.bytes() < needed {
+        if line.bytes() < needed {
             return Ending::NeverBegan;
         }
         sleep(age.saturating_sub(beginning)).await;

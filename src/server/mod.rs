@@ -31,7 +31,6 @@ use crate::{
     time::Clock,
 };
 
-mod batch;
 mod body;
 mod counters;
 mod crew;
@@ -41,7 +40,9 @@ mod metrics;
 mod phase;
 mod quick;
 mod replica;
+mod rouse;
 mod routed;
+mod talk;
 mod tls;
 mod wire;
 

@@ -1,16 +1,53 @@
 //! The usual call, answered without a router: its message comes in one piece, and so does its answer.
 
+use std::task::{Context, Poll};
+
 use axum::http::{HeaderName, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
+use h2::RecvStream;
+use hyper::body::Bytes;
 
 use crate::{
     api::{Api, Framed, Reply, is_one_frame},
-    server::body::{Answer, Timely},
+    server::body::{Answer, Timely, give_back},
 };
 
 /// The method that nearly all calls are of.
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+/// The type of a message over gRPC.
+pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+
+/// What becomes of a call that may be usual, without waiting for anything.
+#[derive(Debug)]
+pub(super) enum AtOnce {
+    /// It is answered.
+    Answered(Reply),
+    /// This is its body, and other replicas hold its counters. Nothing else has happened.
+    Afar(Bytes),
+    /// It is for [`answer`], but this piece of its body has been read. Nothing else has happened.
+    Read(Bytes),
+    /// It is for [`answer`]. Nothing has happened.
+    Nothing,
+}
+
+/// Answers a call if it is usual, its message has come, and its counters are here.
+pub(super) fn at_once(api: &Api, request: &mut Request<RecvStream>, cx: &mut Context<'_>) -> AtOnce {
+    if !may_be_usual(request) {
+        return AtOnce::Nothing;
+    }
+    // An error is told again.
+    let Poll::Ready(Some(Ok(piece))) = request.body_mut().poll_data(cx) else { return AtOnce::Nothing };
+    if request.body().is_end_stream() {
+        // What the piece has taken of the client's window is given back with the stream.
+        match api.answer_framed(&piece, request.headers()) {
+            Framed::Answered(reply) => return AtOnce::Answered(reply),
+            Framed::Afar => return AtOnce::Afar(piece),
+            Framed::Unusual => {}
+        }
+    }
+    give_back(request.body_mut(), &piece);
+    AtOnce::Read(piece)
+}
 
 /// Answers a call if it is usual. If not, it is as if nobody had looked.
 pub(super) async fn answer(api: &Api, request: &mut Request<Timely>) -> Option<Response<Answer>> {

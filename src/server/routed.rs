@@ -1,20 +1,21 @@
 //! Who answers what a connection asks: a router, or at once where the call is usual.
 
-use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc};
+use std::{future::Future, net::SocketAddr, sync::Arc, task::Context, time::Duration};
 
 use axum::{
     Router,
     extract::ConnectInfo,
-    http::{HeaderValue, Request, Response},
+    http::{HeaderMap, HeaderValue, Request, Response},
 };
-use hyper::body::Incoming;
+use h2::RecvStream;
+use hyper::body::Bytes;
 use tonic::codegen::Service as _;
 
 use crate::{
-    api::Api,
+    api::{Api, Reply},
     server::{
-        body::{Answer, Bound, Timely},
-        quick,
+        body::{Answer, Bound, Source, Timely},
+        quick::{self, AtOnce},
     },
 };
 
@@ -53,23 +54,41 @@ impl Routed {
         Arc::new(Self { router, quick, peer: self.peer.map(|_| peer) })
     }
 
-    /// Answers a request.
-    pub(super) fn answer(
+    /// Answers a call if that can be done without waiting.
+    pub(super) fn at_once(&self, request: &mut Request<RecvStream>, cx: &mut Context<'_>) -> AtOnce {
+        self.quick.as_ref().map_or(AtOnce::Nothing, |api| quick::at_once(api, request, cx))
+    }
+
+    /// Answers a call of this body, whose counters other replicas hold; `None` where it is for [`Routed::answer`].
+    pub(super) async fn afar(&self, body: &[u8], headers: &HeaderMap) -> Option<Reply> {
+        self.quick.as_ref()?.answer_framed_afar(body, headers).await
+    }
+
+    /// Waits until the turn of a call that was answered with this delay.
+    pub(super) async fn wait(&self, delay: Duration) {
+        if let Some(api) = &self.quick {
+            api.wait(delay).await;
+        }
+    }
+
+    /// Answers a request, of whose body the first piece may have been read.
+    pub(super) fn answer<B: Into<Source>>(
         self: &Arc<Self>,
-        request: Request<Incoming>,
-    ) -> impl Future<Output = Result<Response<Answer>, Infallible>> + Send + use<> {
+        request: Request<B>,
+        read: Option<Bytes>,
+    ) -> impl Future<Output = Response<Answer>> + Send + use<B> {
         let this = self.clone();
         let is_conversation = request.uri().path().starts_with(CONVERSATIONS);
         let bound = if is_conversation { Bound::Unbounded } else { Bound::Bounded };
-        let mut request = request.map(|body| Timely::new(body, bound));
+        let mut request = request.map(|body| Timely::new(body.into(), read, bound));
         async move {
             if let Some(api) = &this.quick
                 && let Some(response) = quick::answer(api, &mut request).await
             {
-                return Ok(response);
+                return response;
             }
             // On the heap, so that the future of a usual call is small.
-            Ok(Box::pin(this.route(request)).await)
+            Box::pin(this.route(request)).await
         }
     }
 

@@ -78,12 +78,7 @@ fn host() -> Host {
         certificates: None,
         protocols: Protocols {
             http1: None,
-            http2: Http2 {
-                has_dates: false,
-                max_concurrent_streams: 1_000,
-                keepalive_interval: long,
-                keepalive_timeout: long,
-            },
+            http2: Http2 { max_concurrent_streams: 1_000, keepalive_interval: long, keepalive_timeout: long },
         },
         limits: Limits { connections: 1, handshake: long, age: long, grace: long },
         counters: Arc::default(),

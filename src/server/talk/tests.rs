@@ -1,0 +1,87 @@
+use axum::{Router, routing::any};
+use tokio::{sync::oneshot, task::JoinHandle};
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+/// What the router answers with: more than a few windows.
+const LONG: usize = 100_000;
+
+/// A talk with a client whose streams have a window of so many bytes.
+async fn talk(
+    router: Router,
+    window: u32,
+    keepalive: Keepalive,
+) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), Broken>>) {
+    let (ours, theirs) = tokio::io::duplex(1 << 16);
+    let service = Routed::http(router).of(None);
+    let talk = tokio::spawn(Talk::new(&Builder::new(), ours, Line::default(), service, keepalive));
+    let mut client = h2::client::Builder::new();
+    let (client, connection) = client.initial_window_size(window).handshake(theirs).await.unwrap();
+    tokio::spawn(connection);
+    (client.ready().await.unwrap(), talk)
+}
+
+#[tokio::test]
+async fn a_long_answer_goes_out_as_the_clients_windows_let_it() {
+    let router = Router::new().fallback(any(async || vec![7; LONG]));
+    let (mut client, talk) = talk(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
+    let (answer, _) = client.send_request(Request::get("http://x/").body(()).unwrap(), true).unwrap();
+    let mut body = answer.await.unwrap().into_body();
+    let mut got = 0;
+    while let Some(piece) = body.data().await {
+        let piece = piece.unwrap();
+        assert!(piece.len() <= 1_000 && piece.iter().all(|byte| *byte == 7));
+        got += piece.len();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+    }
+    assert_eq!(got, LONG);
+    drop((client, body));
+    talk.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_its_client_takes_back_is_given_up() {
+    /// Tells when it is dropped.
+    struct Told(Option<oneshot::Sender<()>>);
+    impl Drop for Told {
+        fn drop(&mut self) {
+            let _ = self.0.take().map(|tell| tell.send(()));
+        }
+    }
+    let (begun, has_begun) = oneshot::channel();
+    let (ended, has_ended) = oneshot::channel();
+    let both = Arc::new(std::sync::Mutex::new(Some((begun, Told(Some(ended))))));
+    let router = Router::new().fallback(any(move || {
+        let (begun, told) = both.lock().unwrap().take().unwrap();
+        async move {
+            let _told = told;
+            begun.send(()).unwrap();
+            std::future::pending::<()>().await;
+        }
+    }));
+    let (mut client, _talk) = talk(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
+    let (answer, mut stream) =
+        client.send_request(Request::get("http://x/").body(()).unwrap(), false).unwrap();
+    has_begun.await.unwrap();
+    stream.send_reset(Reason::CANCEL);
+    drop(answer);
+    has_ended.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_answers_pings_stays_and_one_that_does_not_is_left() {
+    let keepalive = Keepalive { interval: Duration::from_secs(60), timeout: Duration::from_secs(20) };
+    let (_client, talking) = talk(Router::new(), 1_000, keepalive).await;
+    tokio::time::sleep(HOUR).await;
+    assert!(!talking.is_finished());
+
+    let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+    let service = Routed::http(Router::new()).of(None);
+    let talk = Talk::new(&Builder::new(), ours, Line::default(), service, keepalive);
+    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    tokio::io::AsyncWriteExt::write_all(&mut theirs, greeting).await.unwrap();
+    let start = Instant::now();
+    assert!(matches!(talk.await, Err(Broken::Silent)));
+    assert!(start.elapsed() <= 2 * keepalive.interval + keepalive.timeout + Duration::from_secs(1));
+}
