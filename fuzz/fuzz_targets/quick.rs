@@ -46,7 +46,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
 fuzz_target!(|message: &[u8]| {
     // Each has counters of its own, none of which has seen anything yet.
     let (quick, general) = (api(), api());
-    let Framed::Answered(reply) = quick.answer_framed(&framed(message), &HeaderMap::new()) else { return };
+    let Framed::Answered(reply) = quick.turn().answer_framed(&framed(message), &HeaderMap::new()) else { return };
     let request = RateLimitRequest::decode(message).expect("what is answered can be decoded");
     let runtime = Builder::new_current_thread().enable_time().build().expect("it takes nothing");
     let answer = runtime.block_on(general.answer(&request, None, Resets::WholeSeconds));

@@ -24,7 +24,7 @@ pub mod written;
 
 pub use frame::is_one_frame;
 pub use metrics::Metrics;
-pub use quick::{Framed, Reply};
+pub use quick::{Framed, Reply, Turn};
 
 use denials::Denials;
 

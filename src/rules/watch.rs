@@ -3,10 +3,14 @@
 //! What the files hold is compared every few seconds; that is the truth. Events of the file system only make it
 //! look sooner: they are lost where a watched file is replaced, and never come for what a link leads to.
 
-use std::{path::Path, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::Path, path::PathBuf, sync::Arc, thread, time::Duration};
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::{sync::Notify, task, time::sleep};
+use rustix::process::setpriority_process;
+use tokio::{
+    sync::{Notify, oneshot},
+    time::sleep,
+};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -25,6 +29,8 @@ const SETTLE_READS_MAX: usize = 20;
 /// longer than any request takes that asks another replica.
 const DROP_TRIES_MAX: usize = 200;
 const DROP_PAUSE: Duration = Duration::from_millis(5);
+/// How nice the thread is that reads and compiles: it gets a tenth of a core that callers keep busy.
+const LOW_PRIORITY: i32 = 10;
 /// How many problems one line of the log lists.
 const LOGGED_MAX: usize = 20;
 
@@ -102,11 +108,11 @@ impl Watcher {
         }
         let (book, clock, recovered) =
             (self.book.clone(), self.clock.clone(), self.book.status().last_error.is_some());
-        match blocking(move || reading.compile().map(|rules| book.replace(rules, clock.now()))).await {
+        match aside(move || reading.compile().map(|rules| book.replace(rules, clock.now()))).await {
             Some(Ok(before)) => {
                 self.in_force = Some(fingerprint);
                 self.tell_of_new(recovered);
-                blocking(move || before.map(drop_unread)).await;
+                aside(move || before.map(drop_unread)).await;
             }
             Some(Err(problems)) => self.refuse(problems),
             // Only a panic or the end of the runtime leads here; the next look tries again.
@@ -141,7 +147,7 @@ impl Watcher {
             let fingerprint = known.unwrap_or_else(|| reading.fingerprint());
             (reading, fingerprint)
         };
-        blocking(read).await
+        aside(read).await
     }
 
     fn tell_of_new(&self, recovered: bool) {
@@ -174,7 +180,7 @@ impl Watcher {
     async fn warn_of_mounts(&self) {
         let Some((reading, _)) = self.read(None).await else { return };
         let files: Vec<PathBuf> = reading.sources.iter().map(|source| PathBuf::from(&*source.path)).collect();
-        let mounts = blocking(|| std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
+        let mounts = aside(|| std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
         for path in mount::mounted_alone(&mounts.unwrap_or_default(), &files) {
             let hint = "mount the whole volume instead of a subPath of it";
             warn!(path = %path.display(), hint, "this rule file is mounted alone, so changes of it will not be seen");
@@ -182,9 +188,19 @@ impl Watcher {
     }
 }
 
-/// Runs file work where it may block; `None` where it could not run to its end.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    task::spawn_blocking(work).await.ok()
+/// Does file work in a thread that gives way to those who answer callers; `None` where it could not run to its end.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, told) = oneshot::channel();
+    let work = move || {
+        // Elsewhere it would be that of the whole process. Where it cannot be had, callers wait a little longer.
+        if cfg!(target_os = "linux") {
+            setpriority_process(None, LOW_PRIORITY).unwrap_or_default();
+        }
+        // Nobody waits for it any more where the watcher has ended.
+        tell.send(work()).ok();
+    };
+    thread::Builder::new().name("rules".to_owned()).spawn(work).ok()?;
+    told.await.ok()
 }
 
 /// Drops rules that are no longer in force once nobody reads them: to drop many takes a while, and a caller that

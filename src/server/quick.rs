@@ -7,7 +7,7 @@ use h2::RecvStream;
 use hyper::body::Bytes;
 
 use crate::{
-    api::{Api, Framed, Reply, is_one_frame},
+    api::{Api, Framed, Reply, Turn, is_one_frame},
     server::body::{Answer, Timely, give_back},
 };
 
@@ -31,7 +31,11 @@ pub(super) enum AtOnce {
 }
 
 /// Answers a call if it is usual, its message has come, and its counters are here.
-pub(super) fn at_once(api: &Api, request: &mut Request<RecvStream>, cx: &mut Context<'_>) -> AtOnce {
+pub(super) fn at_once(
+    turn: &mut Turn<'_>,
+    request: &mut Request<RecvStream>,
+    cx: &mut Context<'_>,
+) -> AtOnce {
     if !may_be_usual(request) {
         return AtOnce::Nothing;
     }
@@ -39,7 +43,7 @@ pub(super) fn at_once(api: &Api, request: &mut Request<RecvStream>, cx: &mut Con
     let Poll::Ready(Some(Ok(piece))) = request.body_mut().poll_data(cx) else { return AtOnce::Nothing };
     if request.body().is_end_stream() {
         // What the piece has taken of the client's window is given back with the stream.
-        match api.answer_framed(&piece, request.headers()) {
+        match turn.answer_framed(&piece, request.headers()) {
             Framed::Answered(reply) => return AtOnce::Answered(reply),
             Framed::Afar => return AtOnce::Afar(piece),
             Framed::Unusual => {}
@@ -55,7 +59,8 @@ pub(super) async fn answer(api: &Api, request: &mut Request<Timely>) -> Option<R
         return None;
     }
     let piece = request.body_mut().in_one_piece(is_one_frame).await?;
-    let reply = match api.answer_framed(&piece, request.headers()) {
+    let framed = api.turn().answer_framed(&piece, request.headers());
+    let reply = match framed {
         Framed::Answered(reply) => Some(reply),
         // Kept apart, for it is large, and every call would have room for it.
         Framed::Afar => Box::pin(api.answer_framed_afar(&piece, request.headers())).await,

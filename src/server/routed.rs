@@ -1,21 +1,20 @@
 //! Who answers what a connection asks: a router, or at once where the call is usual.
 
-use std::{future::Future, net::SocketAddr, sync::Arc, task::Context, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     extract::ConnectInfo,
     http::{HeaderMap, HeaderValue, Request, Response},
 };
-use h2::RecvStream;
 use hyper::body::Bytes;
 use tonic::codegen::Service as _;
 
 use crate::{
-    api::{Api, Reply},
+    api::{Api, Reply, Turn},
     server::{
         body::{Answer, Bound, Source, Timely},
-        quick::{self, AtOnce},
+        quick,
     },
 };
 
@@ -54,9 +53,9 @@ impl Routed {
         Arc::new(Self { router, quick, peer: self.peer.map(|_| peer) })
     }
 
-    /// Answers a call if that can be done without waiting.
-    pub(super) fn at_once(&self, request: &mut Request<RecvStream>, cx: &mut Context<'_>) -> AtOnce {
-        self.quick.as_ref().map_or(AtOnce::Nothing, |api| quick::at_once(api, request, cx))
+    /// Begins to answer calls that have come together, where any may be answered without waiting.
+    pub(super) fn turn(&self) -> Option<Turn<'_>> {
+        self.quick.as_ref().map(Api::turn)
     }
 
     /// Answers a call of this body, whose counters other replicas hold; `None` where it is for [`Routed::answer`].

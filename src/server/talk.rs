@@ -27,10 +27,10 @@ use tokio::{
 use tracing::debug;
 
 use crate::{
-    api::Reply,
+    api::{Reply, Turn},
     server::{
         body::{Answer, all_is_well},
-        quick::{AtOnce, GRPC},
+        quick::{self, AtOnce, GRPC},
         rouse::{Bell, Roused},
         routed::Routed,
         wire::{Line, Watched},
@@ -173,7 +173,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
             }
             State::Talking(connection, _) => connection,
         };
-        let mut has_done = false;
+        let (mut turn, mut has_done) = (self.service.turn(), false);
         for call in 0..CALLS_MAX {
             if call == 1 {
                 self.line.hold();
@@ -183,11 +183,12 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
                 Poll::Ready(None) => return Ok(Round::Ended),
                 Poll::Ready(Some(asked)) => {
                     let (request, respond) = asked?;
-                    begin(&self.service, &self.waiting, request, respond, &mut cx);
+                    begin(&self.service, turn.as_mut(), &self.waiting, request, respond, &mut cx);
                     has_done = true;
                 }
             }
         }
+        drop(turn);
         self.line.let_go();
         has_done |= go_on(&mut self.waiting, &mut cx);
         Ok(if has_done { Round::Done } else { Round::Waits })
@@ -208,12 +209,14 @@ fn go_on(waiting: &mut Waiting, cx: &mut Context<'_>) -> bool {
 /// Answers a call, or adds it to those that have to wait.
 fn begin(
     service: &Arc<Routed>,
+    turn: Option<&mut Turn<'_>>,
     waiting: &Waiting,
     mut request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     cx: &mut Context<'_>,
 ) {
-    match service.at_once(&mut request, cx) {
+    let at_once = turn.map_or(AtOnce::Nothing, |turn| quick::at_once(turn, &mut request, cx));
+    match at_once {
         AtOnce::Answered(reply) if reply.delay.is_zero() => note(answer(&mut respond, reply)),
         AtOnce::Answered(reply) => {
             let service = service.clone();

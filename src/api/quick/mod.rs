@@ -41,20 +41,58 @@ pub enum Framed {
 }
 
 impl Api {
-    /// Whether any question may be answered by [`Api::answer_framed`].
+    /// Whether any question may be answered by [`Turn::answer_framed`].
     pub fn is_quick(&self) -> bool {
         // Both tell of the request at length.
         !self.settings.dynamic_metadata && self.traces.is_none()
     }
 
+    /// Begins to answer calls that have come together.
+    pub fn turn(&self) -> Turn<'_> {
+        Turn { api: self, snapshot: None, answered: 0 }
+    }
+
+    /// The same as [`Turn::answer_framed`] for a request whose counters other replicas hold.
+    pub async fn answer_framed_afar(&self, bytes: &[u8], headers: &HeaderMap) -> Option<Reply> {
+        let asked = Asked::of(bytes)?;
+        let descriptors = asked.descriptors()?;
+        let request = asked.request(&descriptors, headers);
+        let snapshot = self.limiter.snapshot();
+        let answer = snapshot.decide_afar(&request).await.ok()?;
+        self.metrics.duration.record(snapshot.age());
+        Some(self.reply(&request, &snapshot, &answer))
+    }
+
+    fn reply(&self, request: &limiter::Request<'_>, snapshot: &Snapshot<'_>, answer: &Answer<'_>) -> Reply {
+        if let Some(denials) = &self.denials {
+            denials.log(request, answer, snapshot.now());
+        }
+        let headers = self.headers.of(answer, self.limiter.modes());
+        Reply { frame: write::framed(answer, &headers, self.resets()), delay: answer.delay }
+    }
+}
+
+/// Calls that have come together: answered by the same rules at the same instant.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    api: &'a Api,
+    // Taken for the first of them.
+    snapshot: Option<Snapshot<'a>>,
+    answered: u32,
+}
+
+impl Turn<'_> {
     /// Answers the request that `bytes` frame, of a call with these headers, if its counters are here.
-    pub fn answer_framed(&self, bytes: &[u8], headers: &HeaderMap) -> Framed {
+    pub fn answer_framed(&mut self, bytes: &[u8], headers: &HeaderMap) -> Framed {
         let Some(asked) = Asked::of(bytes) else { return Framed::Unusual };
         let Some(descriptors) = asked.descriptors() else { return Framed::Unusual };
         let request = asked.request(&descriptors, headers);
-        let snapshot = self.limiter.snapshot();
+        let snapshot = self.snapshot.get_or_insert_with(|| self.api.limiter.snapshot());
         match snapshot.decide(&request) {
-            Ok(answer) => Framed::Answered(self.reply(&request, &snapshot, &answer)),
+            Ok(answer) => {
+                self.answered += 1;
+                Framed::Answered(self.api.reply(&request, snapshot, &answer))
+            }
             Err(Unanswered::Elsewhere) => Framed::Afar,
             Err(
                 Unanswered::EmptyDomain
@@ -64,25 +102,13 @@ impl Api {
             ) => Framed::Unusual,
         }
     }
+}
 
-    /// The same for a request whose counters other replicas hold.
-    pub async fn answer_framed_afar(&self, bytes: &[u8], headers: &HeaderMap) -> Option<Reply> {
-        let asked = Asked::of(bytes)?;
-        let descriptors = asked.descriptors()?;
-        let request = asked.request(&descriptors, headers);
-        let snapshot = self.limiter.snapshot();
-        let answer = snapshot.decide_afar(&request).await.ok()?;
-        Some(self.reply(&request, &snapshot, &answer))
-    }
-
-    fn reply(&self, request: &limiter::Request<'_>, snapshot: &Snapshot<'_>, answer: &Answer<'_>) -> Reply {
-        if let Some(denials) = &self.denials {
-            denials.log(request, answer, snapshot.now());
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(snapshot) = &self.snapshot {
+            self.api.metrics.duration.record_mean(snapshot.age(), self.answered);
         }
-        let headers = self.headers.of(answer, self.limiter.modes());
-        let reply = Reply { frame: write::framed(answer, &headers, self.resets()), delay: answer.delay };
-        self.metrics.duration.record(snapshot.age());
-        reply
     }
 }
 

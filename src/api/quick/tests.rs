@@ -119,7 +119,7 @@ fn varint(number: u64) -> Vec<u8> {
 /// Asks both ways, each of its own counters, which saw the same until now.
 fn ask_both(quick: &Api, general: &Api, message: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    let replied = quick.answer_framed(&framed(message), &HeaderMap::new());
+    let replied = quick.turn().answer_framed(&framed(message), &HeaderMap::new());
     let Ok(request) = RateLimitRequest::decode(message) else {
         return assert_eq!(replied, Framed::Unusual, "what is broken is not answered");
     };
@@ -217,9 +217,9 @@ fn what_is_no_whole_frame_is_left_alone() {
     let headers = HeaderMap::new();
     let compressed = [&[1], &frame[1..]].concat();
     for bytes in [&frame[..frame.len() - 1], &frame[..3], &[], &frame.repeat(2), &compressed] {
-        assert_eq!(api.answer_framed(bytes, &headers), Framed::Unusual);
+        assert_eq!(api.turn().answer_framed(bytes, &headers), Framed::Unusual);
     }
-    let Framed::Answered(reply) = api.answer_framed(&frame, &headers) else {
+    let Framed::Answered(reply) = api.turn().answer_framed(&frame, &headers) else {
         panic!("a usual call is answered")
     };
     let told = RateLimitResponse::decode(frame::message_in(&reply.frame).unwrap()).unwrap();

@@ -38,10 +38,16 @@ impl Histogram {
 
     /// Counts one length of time.
     pub fn record(&self, time: Duration) {
-        let bucket = self.bounds.partition_point(|bound| *bound < time);
+        self.record_mean(time, 1);
+    }
+
+    /// Counts so many lengths of time by their mean, of which this is the sum.
+    pub fn record_mean(&self, sum: Duration, count: u32) {
+        let Some(mean) = sum.checked_div(count) else { return };
+        let bucket = self.bounds.partition_point(|bound| *bound < mean);
         let place = self.cells.place();
-        place.add(bucket, 1);
-        place.add(SUM, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        place.add(bucket, count.into());
+        place.add(SUM, u64::try_from(sum.as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// What was counted so far.
@@ -70,6 +76,17 @@ mod tests {
             histogram.record(Duration::from_millis(millis));
         }
         let expected = Buckets { up_to: vec![(0.01, 2), (0.5, 4)], count: 6, sum: 2.0 };
+        assert_eq!(histogram.buckets(), expected);
+    }
+
+    #[test]
+    fn several_together_count_by_their_mean_and_none_by_nothing() {
+        const BOUNDS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
+        let histogram = Histogram::new(&BOUNDS);
+        histogram.record_mean(Duration::from_millis(30), 3);
+        histogram.record_mean(Duration::from_millis(31), 3);
+        histogram.record_mean(Duration::ZERO, 0);
+        let expected = Buckets { up_to: vec![(0.01, 3), (0.5, 6)], count: 6, sum: 0.061 };
         assert_eq!(histogram.buckets(), expected);
     }
 }
