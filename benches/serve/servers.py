@@ -186,7 +186,7 @@ class Tollgate(Server):
 
     def __init__(self, binary, scratch):
         self.rules = scratch / "rules.yaml"
-        self.write_rules([])
+        self.replace_rules(self.rule_file([]))
         anywhere = f"{LOOPBACK}:0"
         super().__init__(
             [binary, "serve", "--rules", self.rules, "--grpc-listen", anywhere, "--http-listen", anywhere]
@@ -201,12 +201,16 @@ class Tollgate(Server):
         self.address = (host, int(port))
         eventually("Tollgate has its rules", self.generations)
 
-    def write_rules(self, more):
-        """Puts the rule and `more` in force by a rename, as a deployment would."""
-        new = self.rules.with_suffix(".new")
+    def rule_file(self, more):
+        """The rule and `more` as a file."""
         # JSON is YAML too.
         lines = ",\n".join(json.dumps(rule) for rule in [self.RULE, *more])
-        new.write_text(f'{{"domain": "benchmark", "descriptors": [\n{lines}\n]}}\n')
+        return f'{{"domain": "benchmark", "descriptors": [\n{lines}\n]}}\n'
+
+    def replace_rules(self, rule_file):
+        """Puts a file in force by a rename, as a deployment would."""
+        new = self.rules.with_suffix(".new")
+        new.write_text(rule_file)
         new.rename(self.rules)
 
     def events(self):
