@@ -3,7 +3,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use axum::{Router, body::Body, http::Request};
+use axum::{Router, body::Body, http::Request, routing::post};
 use hyper::client::conn::http2;
 use hyper_util::rt::TokioExecutor;
 use prost::Message;
@@ -65,7 +65,7 @@ impl AsyncWrite for Counted {
     }
 }
 
-fn host() -> Host {
+fn host(router: Router) -> Host {
     let now = Timestamp::from_nanos(1_790_000_000_000_000_000);
     let rules =
         "domain: d\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 1000000}}]\n";
@@ -82,7 +82,7 @@ fn host() -> Host {
         },
         limits: Limits { connections: 1, handshake: long, age: long, grace: long },
         counters: Arc::default(),
-        service: Routed::grpc(Router::new(), Api::new(limiter, api::Settings::default())),
+        service: Routed::grpc(router, Api::new(limiter, api::Settings::default())),
     }
 }
 
@@ -93,34 +93,82 @@ fn question() -> Vec<u8> {
     [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat()
 }
 
-#[tokio::test]
-async fn of_a_hundred_calls_under_way_twenty_are_answered_in_a_write_at_least() {
-    const CALLS: usize = 100;
-    const ROUNDS: usize = 20;
-    let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let writes = Arc::new(AtomicUsize::new(0));
-    let (host, wire) = (host(), Counted { wire: ours, writes: writes.clone() });
-    let (_phase, phases) = watch::channel(Phase::Serving);
-    let service = host.service.of(None);
-    let serving = tokio::spawn(async move { host.speak(wire, service, Agreed::Nothing, phases).await });
+/// A client of a server that counts how often it writes.
+struct Talking {
+    client: http2::SendRequest<Body>,
+    writes: Arc<AtomicUsize>,
+    tasks: JoinSet<()>,
+    _phase: watch::Sender<Phase>,
+}
 
-    let (client, connection) =
-        http2::handshake::<_, _, Body>(TokioExecutor::new(), TokioIo::new(theirs)).await.unwrap();
-    let connection = tokio::spawn(connection);
-    for _ in 0..ROUNDS {
+impl Talking {
+    async fn to(router: Router) -> Self {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        let writes = Arc::new(AtomicUsize::new(0));
+        let (host, wire) = (host(router), Counted { wire: ours, writes: writes.clone() });
+        let (phase, phases) = watch::channel(Phase::Serving);
+        let service = host.service.of(None);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { host.speak(wire, service, Agreed::Nothing, phases).await });
+        let (client, connection) =
+            http2::handshake::<_, _, Body>(TokioExecutor::new(), TokioIo::new(theirs)).await.unwrap();
+        tasks.spawn(async move { connection.await.unwrap() });
+        Self { client, writes, tasks, _phase: phase }
+    }
+
+    /// A hundred calls at a time. Each says whether it was answered.
+    fn call(&self, path: &str) -> JoinSet<bool> {
         let mut calls = JoinSet::new();
         for _ in 0..CALLS {
-            let path = "http://x/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-            let request = Request::post(path).body(question().into()).unwrap();
-            let mut client = client.clone();
+            let request = Request::post(format!("http://x{path}")).body(question().into()).unwrap();
+            let mut client = self.client.clone();
             calls.spawn(async move { client.send_request(request).await.unwrap().status().is_success() });
         }
+        calls
+    }
+
+    fn writes(&self) -> usize {
+        self.writes.load(Relaxed)
+    }
+
+    async fn end(self) {
+        let Self { client, mut tasks, .. } = self;
+        drop(client);
+        while let Some(ended) = tasks.join_next().await {
+            ended.unwrap();
+        }
+    }
+}
+
+const CALLS: usize = 100;
+
+#[tokio::test]
+async fn of_a_hundred_calls_under_way_twenty_are_answered_in_a_write_at_least() {
+    const ROUNDS: usize = 20;
+    let talking = Talking::to(Router::new()).await;
+    for _ in 0..ROUNDS {
+        let calls = talking.call("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
         assert_eq!(calls.join_all().await, [true; CALLS]);
     }
-    assert!(writes.load(Relaxed) <= ROUNDS * CALLS / 20, "{} writes", writes.load(Relaxed));
-    drop(client);
-    connection.await.unwrap().unwrap();
-    serving.await.unwrap();
+    assert!(talking.writes() <= ROUNDS * CALLS / 20, "{} writes", talking.writes());
+    talking.end().await;
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_the_same_are_answered_together() {
+    let tell = watch::Sender::new(false);
+    let told = tell.subscribe();
+    let waits = move || async move { told.clone().wait_for(|told| *told).await.is_ok().to_string() };
+    let talking = Talking::to(Router::new().route("/wait", post(waits))).await;
+    let (calls, before) = (talking.call("/wait"), tell.receiver_count());
+    while tell.receiver_count() < before + CALLS {
+        tokio::task::yield_now().await;
+    }
+    let before = talking.writes();
+    tell.send_replace(true);
+    assert_eq!(calls.join_all().await, [true; CALLS]);
+    assert!(talking.writes() - before <= CALLS / 20, "{} writes", talking.writes() - before);
+    talking.end().await;
 }
 
 #[test]
