@@ -74,7 +74,7 @@ metrics! {
     UNANSWERED: Counter "tollgate_unanswered_requests_total" ["reason"]
         "Requests answered with an error: no_rules while none are loaded, joining while it is not known who counts, invalid where the request is at fault.";
     REQUEST_DURATION: Histogram "tollgate_request_duration_seconds" []
-        "Time from a request read to its decision, without the wait for a turn in a queue.";
+        "Time from a request read to its decision, without the wait for a turn in a queue; of those that a connection reads together, the mean.";
     QUEUE_WAITING: Gauge "tollgate_queue_waiting_requests" []
         "Requests that wait for their turn in a leaky_queue now.";
     QUEUE_DELAY: Histogram "tollgate_queue_delay_seconds" []
