@@ -13,7 +13,7 @@ use tracing::{error, info};
 
 use crate::{
     server::{Crew, Server},
-    settings::{CATALOG, Settings, Sources, environment},
+    settings::{CATALOG, Settings, Sources, Tls, environment},
     telemetry::logs,
     time::Clock,
 };
@@ -92,6 +92,7 @@ async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::
             }
         }
     });
+    let flags = flags_to_ask(settings.grpc.tls.as_ref());
     let server =
         Server::bind(settings, Clock::system()).await?.with_logs(dial).with_crew(Crew::for_each_core()?);
     let addresses = server.addresses()?;
@@ -99,9 +100,18 @@ async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::
     info!(listener = "http", address = %addresses.http, "listening");
     info!(listener = "admin", address = %addresses.admin, "listening");
     info!(listener = "metrics", address = %addresses.metrics, "listening");
-    info!(command = format!("tollgate ask --to {} DOMAIN key=value", addresses.grpc), "to try it");
+    info!(command = format!("tollgate ask --to {}{flags} DOMAIN key=value", addresses.grpc), "to try it");
     server.run(leave).await?;
     Ok(())
+}
+
+/// What a caller has to bring where TLS is spoken.
+fn flags_to_ask(tls: Option<&Tls>) -> &'static str {
+    match tls {
+        None => "",
+        Some(Tls { client_ca: None, .. }) => " --tls-ca FILE",
+        Some(Tls { client_ca: Some(_), .. }) => " --tls-ca FILE --tls-cert FILE --tls-key FILE",
+    }
 }
 
 #[cfg(test)]
@@ -117,5 +127,16 @@ mod tests {
         let flags: Vec<_> = flags.iter().map(|(setting, value)| (setting.name, value.as_str())).collect();
         assert_eq!(flags, [("grpc.listen", "[::]:1"), ("cluster.seed", "a:1,b:2,c:3")]);
         assert!(read(&["serve", "--grpc-listen", "[::]:1", "--grpc-listen", "[::]:2"]).is_err());
+    }
+
+    #[test]
+    fn the_command_to_try_it_names_what_tls_takes() {
+        let tls = |client_ca: Option<&str>| {
+            let client_ca = client_ca.map(Into::into);
+            Tls { cert: "cert".into(), key: "key".into(), client_ca, client_san: Vec::new() }
+        };
+        assert_eq!(flags_to_ask(None), "");
+        assert_eq!(flags_to_ask(Some(&tls(None))), " --tls-ca FILE");
+        assert_eq!(flags_to_ask(Some(&tls(Some("ca")))), " --tls-ca FILE --tls-cert FILE --tls-key FILE");
     }
 }
