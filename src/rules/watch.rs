@@ -285,6 +285,15 @@ impl Watched {
 mod tests {
     use super::*;
 
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn work_on_files_gives_way_and_whoever_waits_for_it_does_not() {
+        let priority = || rustix::process::getpriority_process(None).unwrap();
+        let before = priority();
+        assert_eq!(aside(priority).await, Some(before.max(LOW_PRIORITY)));
+        assert_eq!(priority(), before);
+    }
+
     #[test]
     fn rules_that_somebody_reads_are_not_left_to_him() {
         let rules = Arc::new(Rules::parse("test", "domain: d\n").unwrap());
