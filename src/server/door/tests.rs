@@ -1,9 +1,11 @@
 use std::{
+    future::poll_fn,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    task::{Context, Poll},
+    task::{Context, Poll, Wake, Waker},
 };
 
 use axum::{Router, body::Body, http::Request, routing::post};
+use futures_util::task::AtomicWaker;
 use hyper::client::conn::http2;
 use hyper_util::rt::TokioExecutor;
 use prost::Message;
@@ -93,8 +95,23 @@ fn question() -> Vec<u8> {
     [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat()
 }
 
-/// A client of a server that counts how often it writes.
+/// Counts how often a task is woken.
+#[derive(Default)]
+struct Woken {
+    times: AtomicUsize,
+    task: AtomicWaker,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.times.fetch_add(1, Relaxed);
+        self.task.wake();
+    }
+}
+
+/// A client of a server that counts how often it writes, and is woken.
 struct Talking {
+    woken: Arc<Woken>,
     client: http2::SendRequest<Body>,
     writes: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
@@ -109,11 +126,21 @@ impl Talking {
         let (phase, phases) = watch::channel(Phase::Serving);
         let service = host.service.of(None);
         let mut tasks = JoinSet::new();
-        tasks.spawn(async move { host.speak(wire, service, Agreed::Nothing, phases).await });
+        let woken = Arc::new(Woken::default());
+        let counts = woken.clone();
+        tasks.spawn(async move {
+            let mut speaking = pin!(host.speak(wire, service, Agreed::Nothing, phases));
+            let waker = Waker::from(counts.clone());
+            poll_fn(|cx| {
+                counts.task.register(cx.waker());
+                speaking.as_mut().poll(&mut Context::from_waker(&waker))
+            })
+            .await;
+        });
         let (client, connection) =
             http2::handshake::<_, _, Body>(TokioExecutor::new(), TokioIo::new(theirs)).await.unwrap();
         tasks.spawn(async move { connection.await.unwrap() });
-        Self { client, writes, tasks, _phase: phase }
+        Self { woken, client, writes, tasks, _phase: phase }
     }
 
     /// A hundred calls at a time. Each says whether it was answered.
@@ -129,6 +156,10 @@ impl Talking {
 
     fn writes(&self) -> usize {
         self.writes.load(Relaxed)
+    }
+
+    fn woken(&self) -> usize {
+        self.woken.times.load(Relaxed)
     }
 
     async fn end(self) {
@@ -155,17 +186,23 @@ async fn of_a_hundred_calls_under_way_twenty_are_answered_in_a_write_at_least() 
 }
 
 #[tokio::test]
-async fn calls_that_wait_for_the_same_are_answered_together() {
+async fn calls_that_wait_for_the_same_wake_their_connection_once_and_are_answered_together() {
     let tell = watch::Sender::new(false);
     let told = tell.subscribe();
     let waits = move || async move { told.clone().wait_for(|told| *told).await.is_ok().to_string() };
     let talking = Talking::to(Router::new().route("/wait", post(waits))).await;
     let (calls, before) = (talking.call("/wait"), tell.receiver_count());
-    while tell.receiver_count() < before + CALLS {
-        tokio::task::yield_now().await;
+    let mut woken = 0;
+    // Until all wait, and the connection is at rest.
+    while tell.receiver_count() < before + CALLS || woken < talking.woken() {
+        woken = talking.woken();
+        for _ in 0..CALLS {
+            tokio::task::yield_now().await;
+        }
     }
     let before = talking.writes();
     tell.send_replace(true);
+    assert_eq!(talking.woken() - woken, 1);
     assert_eq!(calls.join_all().await, [true; CALLS]);
     assert!(talking.writes() - before <= CALLS / 20, "{} writes", talking.writes() - before);
     talking.end().await;
