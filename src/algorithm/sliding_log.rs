@@ -148,7 +148,7 @@ impl Algorithm for SlidingLog {
             }
             Ask::Refund(hits) => {
                 self.forget(counter, now);
-                counter.remove(hits);
+                counter.remove_newest(hits);
                 (0, true, None)
             }
         };
@@ -182,9 +182,8 @@ impl Algorithm for SlidingLog {
     fn since(&self, counter: &LogCounter, base: &LogCounter, now: Timestamp) -> LogCounter {
         let mut since = counter.clone();
         self.forget(&mut since, now);
-        for entry in &base.entries {
-            self.undo(&mut since, LogReceipt(*entry), now);
-        }
+        // Not by their instants: what came by way of other clocks shows others.
+        since.remove_oldest(self.sum(base, now));
         since
     }
 
@@ -253,8 +252,22 @@ impl LogCounter {
         over
     }
 
+    /// Takes `hits` off, the oldest first, or as many as there are.
+    fn remove_oldest(&mut self, mut hits: u64) {
+        while let Some(oldest) = self.entries.front_mut() {
+            let taken = oldest.hits.min(hits);
+            oldest.hits -= taken;
+            hits -= taken;
+            self.total -= taken;
+            if 0 < oldest.hits {
+                return;
+            }
+            self.entries.pop_front();
+        }
+    }
+
     /// Takes `hits` off, the newest first, or as many as there are.
-    fn remove(&mut self, mut hits: u64) {
+    fn remove_newest(&mut self, mut hits: u64) {
         while let Some(newest) = self.entries.back_mut() {
             let taken = newest.hits.min(hits);
             newest.hits -= taken;

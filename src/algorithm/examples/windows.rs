@@ -136,6 +136,18 @@ fn a_log_that_counts_what_it_refuses_keeps_those_as_well() {
 }
 
 #[test]
+fn what_a_log_counts_since_a_copy_of_another_clock_is_only_what_came_later() {
+    let limit = sliding_log(10, MINUTE, 1);
+    let mut counter = LogCounter::default();
+    assert_eq!([10, 20].map(|second| passed(&limit, &mut counter, at(second), 2)), [2, 2]);
+    let mut copy = counter.clone();
+    copy.shift_back(SECOND / 1_000);
+    assert_eq!(passed(&limit, &mut counter, at(30), 3), 3);
+    let since = limit.since(&counter, &copy, at(30));
+    assert_eq!(since.hits().collect::<Vec<_>>(), [(at(30), 3)]);
+}
+
+#[test]
 fn a_log_beyond_ten_thousand_charges_is_stricter_and_never_more_lenient() {
     let limit = sliding_log(20_000, MINUTE, 1);
     let instants: Vec<_> = (0..10_050).map(|nanos| at(0).plus(nanos)).collect();
