@@ -115,10 +115,11 @@ impl Node {
         if let Some(holder) = holder {
             if holder.member == from {
                 self.told_holder(from, slot, holder.epoch, Version { epoch: u64::MAX, seq: 0 }, now);
-            } else if !self.is_gone(holder.member) && holder.member != self.me {
+            } else {
                 self.learn(slot, holder, now);
-            } else if alive && self.is_gone(holder.member) && holder.member != self.me {
-                // It lives, and only we do not hear it: that is no reason to count its slot twice.
+            }
+            // It lives, and only we do not hear it: that is no reason to count its slot twice.
+            if alive && self.is_gone(holder.member) {
                 if let Some(query) = &mut self.slot_mut(slot).query {
                     query.blocked = true;
                 }

@@ -170,15 +170,17 @@ impl Node {
 
     /// The slot is held by somebody, as far as anybody knows.
     pub(super) fn learn(&mut self, slot: Slot, holder: Holder, now: Timestamp) {
+        // What is held here nobody knows better.
+        if holder.member == self.me {
+            return;
+        }
         let state = self.slot(slot);
         let held = state.held.as_ref().map(|held| Holder { epoch: held.epoch, member: self.me });
-        let ours_unheld = holder.member == self.me && held.is_none();
-        if state.holder < Some(holder) && !ours_unheld {
+        if state.holder < Some(holder) {
             self.slot_mut(slot).holder = Some(holder);
         }
         if let Some(held) = held
             && held < holder
-            && holder.member != self.me
             && self.hears(holder.member, now)
             && self.is_mapped(holder.member)
         {

@@ -15,6 +15,8 @@ use crate::{
 
 /// How many of those who are gone are remembered.
 const GONE_MAX: usize = 10_000;
+/// A founder's wall counts changes of hands in steps of so many nanoseconds: no slot changes hands as often.
+const EPOCH: u64 = SECOND / 1_000;
 /// For how long those who were only silent are looked for.
 const FORGOTTEN_DIALLED: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -138,9 +140,9 @@ impl Node {
         }
     }
 
-    /// Whether `member` is known to be gone, for sure or by its silence.
+    /// Whether `member` is not there: it is gone, for sure or by its silence, or was before we came.
     pub(super) fn is_gone(&self, member: MemberId) -> bool {
-        self.gone.contains_key(&member)
+        member != self.me && !self.peers.contains_key(&member)
     }
 
     pub(super) fn is_proven_dead(&self, member: MemberId) -> bool {
@@ -168,7 +170,7 @@ impl Node {
 
     pub(super) fn hear(&mut self, record: Record, now: Timestamp) {
         let id = record.id;
-        if id == self.me || self.is_gone(id) {
+        if id == self.me || self.gone.contains_key(&id) {
             return;
         }
         match self.peers.get_mut(&id) {
@@ -246,9 +248,7 @@ impl Node {
         }
         if is_of_ours {
             for (slot, holder) in holders {
-                if !self.is_gone(holder.member) && holder.member != self.me {
-                    self.learn(slot, holder, now);
-                }
+                self.learn(slot, holder, now);
             }
             for (slot, epoch, origin) in held {
                 self.told_holder(from, slot, epoch, origin, now);
@@ -332,7 +332,7 @@ impl Node {
             self.actions.extend(secret.map(Action::Hash));
         }
         if !self.is_founded {
-            self.epochs_from = self.wall.as_nanos() / SECOND;
+            self.epochs_from = self.epochs_from.max(self.wall.as_nanos() / EPOCH);
             self.is_founded = true;
         }
         self.record.state = State::Serving;

@@ -109,8 +109,8 @@ pub(crate) struct Node {
     hashing: Option<Hashing>,
     /// Whether the hashing is in use, rather than only remembered from a former process.
     is_founded: bool,
-    /// Slots that this replica claims have had at least so many changes of hands. A founder counts from the seconds of
-    /// its wall, so that what former processes have kept is older than whatever it claims.
+    /// Slots that this replica claims have had at least so many changes of hands. A founder counts from what its wall
+    /// shows, so that what former processes have kept is older than whatever it claims.
     epochs_from: u64,
     born: Timestamp,
     /// Whether every seed was tried, and none answered but this process itself.
@@ -256,6 +256,7 @@ impl Node {
         self.hashing = Some(Hashing { founder: self.me, secret });
         for (slot, version, contents) in copies {
             let copy = Copy { version, contents: Arc::new(contents), slices: Vec::new() };
+            self.epochs_from = self.epochs_from.max(version.epoch);
             self.slots[slot.index()].copy = Some(Kept { copy, at: now });
         }
     }

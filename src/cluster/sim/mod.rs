@@ -22,6 +22,8 @@ use crate::{
 enum Step {
     /// Starts replicas.
     Start(usize),
+    /// Starts replicas, each with what one that has left held last: those of the first to leave come first.
+    Resume(usize),
     /// Tells the replica of this number to leave.
     Drain(usize),
     /// Ends it without a word.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     cluster::sim::{
-        Step::{self, Cut, Drain, Heal, Hot, Kill, Pass, Settle, Skew, Start, Traffic},
+        Step::{self, Cut, Drain, Heal, Hot, Kill, Pass, Resume, Settle, Skew, Start, Traffic},
         World,
         keys::LIMIT,
         world::BUDGET,
@@ -127,6 +127,32 @@ fn scaling_from_three_to_five_to_two_admits_nothing_extra() {
     for seed in 0..5 {
         let world = holds(seed, &after_begin(&steps), Troubles::None);
         assert_eq!(world.serving().len(), 2);
+    }
+}
+
+#[test]
+fn a_full_stop_and_a_start_forget_nothing() {
+    let quiet = [Pass(millis(400)), Traffic(0), Pass(millis(100))];
+    let stop = [&quiet[..], &[Drain(0), Drain(1), Drain(2), Pass(millis(1_500))]].concat();
+    let together = vec![Resume(3), Settle];
+    let one_alone = vec![Resume(1), Settle, Resume(2), Settle];
+    for starts in [together, one_alone] {
+        for seed in 0..20 {
+            let world = holds(seed, &after_begin(&[&stop[..], &starts].concat()), Troubles::None);
+            assert_eq!(world.serving(), [3, 4, 5]);
+        }
+    }
+}
+
+#[test]
+fn those_who_meet_the_last_one_as_it_leaves_claim_what_others_held_before() {
+    // Whoever is asked waits for answers, and stays that long.
+    let stop = [Pass(millis(400)), Drain(0), Drain(1), Drain(2), Pass(millis(1_500))];
+    for seed in 0..20 {
+        let mut world = World::new(seed);
+        world
+            .do_all(&after_begin(&[&stop[..], &[Resume(3), Pass(millis(200)), Traffic(0), Settle]].concat()));
+        assert_eq!((world.unsettled(), world.serving()), (None, vec![3, 4, 5]), "seed {seed}");
     }
 }
 

@@ -12,12 +12,13 @@ use crate::{
     algorithm::Ask,
     cluster::{
         MemberId,
-        message::{Deed, Message, Question, State},
+        message::{Deed, Message, Question, State, Version},
         node::{Action, By, Node, Tuning, Wish},
         sim::{Step, keys, keys::Asked},
     },
+    descriptor::Secret,
     rules::OnOwnerUnavailable,
-    store::{Check, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Contents, Memory, OnFull, OnRefusal, Slot},
     time::{SECOND, Timestamp},
 };
 
@@ -55,6 +56,8 @@ pub(super) struct World {
     notices: Vec<(u64, usize, usize)>,
     /// What those who have left said last: it still arrives, and then it is known that they have left.
     farewells: Vec<(usize, usize, Link)>,
+    /// What those who have left held, oldest first, until somebody resumes with it.
+    snapshots: VecDeque<Snapshot>,
     cut: BTreeSet<usize>,
     pub(super) keys: Vec<Asked>,
     /// When a hit of a key passed.
@@ -82,11 +85,16 @@ pub(super) struct Books {
 struct Process {
     node: Node,
     memory: Arc<Memory>,
+    /// What it hashes keys with, once it knows.
+    secret: Option<Secret>,
     /// Its clock less the world's, in nanoseconds.
     skew: i64,
     /// All is handed on: it answers what it was asked before, and no more.
     leaves: bool,
 }
+
+/// What a process writes before it ends, for one that comes after it.
+type Snapshot = (Secret, Vec<(Slot, Version, Contents)>);
 
 /// One direction of a session. What is on its way arrives in order, once.
 #[derive(Default)]
@@ -115,6 +123,7 @@ impl World {
             dials: Vec::new(),
             notices: Vec::new(),
             farewells: Vec::new(),
+            snapshots: VecDeque::new(),
             cut: BTreeSet::new(),
             keys: keys::all(),
             passed: Vec::new(),
@@ -135,7 +144,13 @@ impl World {
 
     pub(super) fn perform(&mut self, step: &Step) {
         match step {
-            Step::Start(count) => (0..*count).for_each(|_| self.start()),
+            Step::Start(count) => (0..*count).for_each(|_| self.start(None)),
+            Step::Resume(count) => {
+                for _ in 0..*count {
+                    let snapshot = self.snapshots.pop_front();
+                    self.start(snapshot);
+                }
+            }
             Step::Drain(number) => {
                 let now = self.time_of(*number);
                 if let Some(process) = self.processes.get_mut(number) {
@@ -166,14 +181,17 @@ impl World {
         }
     }
 
-    fn start(&mut self) {
+    fn start(&mut self, snapshot: Option<Snapshot>) {
         let number = self.started;
         self.started += 1;
         let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).with_slots(SLOTS).shared());
         let skew = self.dice.random_range(0..2) as i64 * self.dice.random_range(0..40) * MILLISECOND as i64;
         let now = self.time_of(number);
-        let node = Node::new(keys::member(number), number.to_string(), TUNING, memory.clone(), now);
-        self.processes.insert(number, Process { node, memory, skew, leaves: false });
+        let mut node = Node::new(keys::member(number), number.to_string(), TUNING, memory.clone(), now);
+        if let Some((secret, copies)) = snapshot {
+            node.restore(secret, copies, now);
+        }
+        self.processes.insert(number, Process { node, memory, secret: None, skew, leaves: false });
         let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
         let reachable: Vec<usize> =
             others.iter().copied().filter(|other| !self.is_cut(number, *other)).collect();
@@ -193,8 +211,15 @@ impl World {
         self.end(number);
     }
 
-    /// The process has said goodbye.
+    /// The process has said goodbye, and keeps what it still holds.
     fn leave(&mut self, number: usize) {
+        if let Some(Process { node, memory, secret: Some(secret), .. }) = self.processes.get(&number) {
+            let copy = |slot| {
+                let held = memory.whole(slot);
+                (slot, Version { epoch: node.epoch(slot), seq: held.seq }, held.contents)
+            };
+            self.snapshots.push_back((secret.clone(), node.slots_held().map(copy).collect()));
+        }
         let linked: Vec<usize> =
             self.links.keys().filter(|(from, _)| *from == number).map(|(_, to)| *to).collect();
         for to in linked {
@@ -407,7 +432,12 @@ impl World {
                     self.books.by_lease += u64::from(by_lease);
                     self.answered(number, ticket, outcome.decision.verdict.passes());
                 }
-                Action::Hash(_) | Action::Tell(_) => {}
+                Action::Hash(secret) => {
+                    if let Some(process) = self.processes.get_mut(&number) {
+                        process.secret = Some(secret);
+                    }
+                }
+                Action::Tell(_) => {}
                 Action::Leave => leaves = true,
             }
         }
