@@ -129,7 +129,7 @@ impl Node {
         let Some(query) = &mut self.slot_mut(slot).query else {
             // Too late for the claim, but not for what was consumed.
             if let Some(copy) = copy {
-                self.told_better(slot, copy);
+                self.told_better(slot, copy, now);
             }
             return;
         };
@@ -180,8 +180,17 @@ impl Node {
     }
 
     /// Somebody keeps a newer copy than the one that was claimed: what it has more was consumed before the claim.
-    pub(super) fn told_better(&mut self, slot: Slot, copy: Copy) {
-        let Some(Held { origin, .. }) = &self.slot(slot).held else { return };
+    pub(super) fn told_better(&mut self, slot: Slot, copy: Copy, now: Timestamp) {
+        let Some(Held { origin, .. }) = &self.slot(slot).held else {
+            // It follows the slot, like a request; whoever sent it may keep something else by now.
+            match self.slot(slot).holder {
+                Some(holder) if self.hears(holder.member, now) => {
+                    self.send(holder.member, Message::Better { slot, copy });
+                }
+                _ => self.keep_newer(slot, copy, now),
+            }
+            return;
+        };
         if copy.version <= origin.version || origin.since <= copy.version.epoch {
             return;
         }

@@ -297,7 +297,7 @@ impl Node {
                 self.told_known(from, slot, holder, alive, copy, now)
             }
             Message::Orphan { slot, holder, dead } => self.told_orphan(slot, holder, &dead, now),
-            Message::Better { slot, copy } => self.told_better(slot, copy),
+            Message::Better { slot, copy } => self.told_better(slot, copy, now),
             Message::Ask { ticket, question, budget, hops } => {
                 self.asked_by(from, ticket, question, budget, hops, now);
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::cluster::sim::{
-    Step::{self, Cut, Drain, Heal, Hot, Kill, Pass, Settle, Skew, Start, Traffic},
+    Step::{self, Cut, Drain, Heal, Hot, Kill, Pass, Resume, Settle, Skew, Start, Traffic},
     scripts::{Troubles, play},
 };
 
@@ -55,6 +55,17 @@ fn script(seed: u64, kind: Kind) -> (Vec<Step>, Troubles) {
         steps.extend([Cut(apart), Pass(Duration::from_millis(dice.random_range(100..14_000))), Heal]);
         steps.push(pause(&mut dice, 600));
     }
+    if kind == Kind::Stop {
+        steps.extend([Settle, Traffic(0), Pass(Duration::from_millis(600))]);
+        let all = there.len();
+        while !there.is_empty() {
+            steps.push(Drain(there.swap_remove(dice.random_range(0..there.len()))));
+            steps.push(pause(&mut dice, 100));
+        }
+        steps.push(Pass(Duration::from_secs(5)));
+        let first = dice.random_range(1..=all);
+        steps.extend([Resume(first), pause(&mut dice, 2_000), Resume(all - first), Settle]);
+    }
     (steps, troubles)
 }
 
@@ -63,6 +74,7 @@ enum Kind {
     Plan,
     Crash,
     Partition,
+    Stop,
 }
 
 fn pause(dice: &mut StdRng, millis_max: u64) -> Step {
@@ -98,6 +110,11 @@ fn planned_changes_by_chance_admit_exactly_the_limit() {
 #[test]
 fn crashes_by_chance_forget_no_more_than_the_last_backups() {
     all_hold(Kind::Crash);
+}
+
+#[test]
+fn full_stops_by_chance_forget_nothing() {
+    all_hold(Kind::Stop);
 }
 
 #[test]

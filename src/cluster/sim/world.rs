@@ -218,7 +218,10 @@ impl World {
                 let held = memory.whole(slot);
                 (slot, Version { epoch: node.epoch(slot), seq: held.seq }, held.contents)
             };
-            self.snapshots.push_back((secret.clone(), node.slots_held().map(copy).collect()));
+            let copies: Vec<_> = node.slots_held().map(copy).collect();
+            if !copies.is_empty() {
+                self.snapshots.push_back((secret.clone(), copies));
+            }
         }
         let linked: Vec<usize> =
             self.links.keys().filter(|(from, _)| *from == number).map(|(_, to)| *to).collect();
