@@ -138,6 +138,8 @@ pub(crate) struct Settlement {
     pub(crate) number: u64,
     /// Hits that were used.
     pub(crate) hits: u64,
+    /// Hits of it that are not used. What is told overtakes what was told before, when a slot changes hands.
+    pub(crate) left: u64,
     /// How long ago the last of them was.
     pub(crate) age: Duration,
     pub(crate) end: End,

@@ -26,7 +26,7 @@ const HEAT_WINDOW: Duration = Duration::from_millis(100);
 const HEAT_KEYS_MAX: usize = 4_096;
 /// The most keys with slices, lent or borrowed.
 const KEYS_MAX: usize = 10_000;
-/// How long an expired slice is remembered, so that what comes back late is not counted twice.
+/// How long a slice is remembered after its end, so that what is told late is not counted twice.
 const EXPIRED_KEPT: Duration = Duration::from_secs(10);
 /// No slice is smaller.
 const HITS_MIN: u64 = 2;
@@ -57,7 +57,7 @@ struct Out {
     /// Hits that are not accounted for.
     left: u64,
     until: Timestamp,
-    /// Nobody told in time what became of it, so all of it counts as used.
+    /// What became of it was told; or nobody told in time, and all of it counts as used.
     over: bool,
 }
 
@@ -236,9 +236,9 @@ impl Borrowed {
     fn settlement(&mut self, me: MemberId, end: End, now: Timestamp) -> Option<Settlement> {
         match &mut self.kind {
             Kind::Nothing { .. } => None,
-            Kind::Slice { number, used, used_at, .. } => {
-                let hits = std::mem::take(used);
-                Some(Settlement { lessee: me, number: *number, hits, age: now.since(*used_at), end })
+            Kind::Slice { number, left, used, used_at, .. } => {
+                let (hits, left) = (std::mem::take(used), *left);
+                Some(Settlement { lessee: me, number: *number, hits, left, age: now.since(*used_at), end })
             }
         }
     }
@@ -326,29 +326,29 @@ impl Node {
 
     /// A lessee tells what it has used.
     pub(super) fn settle(&mut self, key: Key, limit: &Limit, settlement: &Settlement, now: Timestamp) {
-        let Settlement { lessee, number, hits, age, end } = settlement;
+        let Settlement { lessee, number, hits, left, age, end } = settlement;
         let same = |out: &&mut Out| out.lessee == *lessee && out.number == *number;
         let out = self.lender.lent.get_mut(&key).and_then(|lent| lent.slices.iter_mut().find(same));
-        let mut rest = 0;
+        let (mut hits, mut rest) = (*hits, 0);
         if let Some(out) = out {
             if out.over {
-                // It was counted as used up when it was over.
+                // All of it is accounted for.
                 return;
             }
-            out.left = out.left.saturating_sub(*hits);
+            // What was told before may come later, or was told to a former holder and is forgotten.
+            hits = out.left.saturating_sub(*left);
+            out.left -= hits;
             if *end == End::Closed {
                 rest = std::mem::take(&mut out.left);
+                out.over = true;
             }
         }
-        if 0 < *hits {
+        if 0 < hits {
             let at = self.wall.before(*age);
-            self.memory.charge_lent(key, limit, Used { hits: *hits, at }, self.wall);
+            self.memory.charge_lent(key, limit, Used { hits, at }, self.wall);
         }
         self.memory.unlend(key, rest);
-        if *end == End::Closed
-            && let Some(lent) = self.lender.lent.get_mut(&key)
-        {
-            lent.slices.retain(|out| out.lessee != *lessee || out.number != *number);
+        if *end == End::Closed {
             self.lent_changed(key);
             self.tidy(key, now);
         }

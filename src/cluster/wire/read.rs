@@ -97,10 +97,10 @@ fn deed(deed: ask::Deed, now: Timestamp) -> Result<Deed, Unread> {
         ask::Deed::Undo(receipt) => Deed::Undo(written(&receipt, "receipt")?),
         ask::Deed::Absorb(consumed) => Deed::Absorb(contents(&consumed, now)?),
         ask::Deed::Settle(settlement) => {
-            let proto::Settlement { lessee, number, hits, age_nanos, closed } = *settlement;
+            let proto::Settlement { lessee, number, hits, age_nanos, closed, left } = *settlement;
             let end = if closed { End::Closed } else { End::Open };
             let (lessee, age) = (MemberId::from_number(lessee), Duration::from_nanos(age_nanos));
-            Deed::Settle(Settlement { lessee, number, hits, age, end })
+            Deed::Settle(Settlement { lessee, number, hits, left, age, end })
         }
         ask::Deed::Set(hits) => Deed::Set(hits),
     })

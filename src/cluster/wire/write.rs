@@ -100,13 +100,20 @@ impl Writer {
     }
 
     fn settlement(&self, settlement: &Settlement) -> proto::Settlement {
-        let Settlement { lessee, number, hits, age, end } = settlement;
+        let Settlement { lessee, number, hits, left, age, end } = settlement;
         let closed = match end {
             End::Open => false,
             End::Closed => true,
         };
         let age_nanos = nanos(*age);
-        proto::Settlement { lessee: lessee.number(), number: *number, hits: *hits, age_nanos, closed }
+        proto::Settlement {
+            lessee: lessee.number(),
+            number: *number,
+            hits: *hits,
+            age_nanos,
+            closed,
+            left: *left,
+        }
     }
 
     fn answer(&mut self, ticket: u64, reply: &Reply) -> proto::Answer {

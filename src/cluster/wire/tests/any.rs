@@ -231,11 +231,11 @@ prop_compose! {
     fn settlement()(
         lessee in member(),
         number in number(),
-        hits in number(),
+        (hits, left) in (number(), number()),
         age in time(),
         end in select(vec![End::Open, End::Closed]),
     ) -> Settlement {
-        Settlement { lessee, number, hits, age, end }
+        Settlement { lessee, number, hits, left, age, end }
     }
 }
 
