@@ -78,35 +78,38 @@ impl Node {
             }
             origin = Origin { version: kept.version, contents: Some(kept.contents), ..origin };
         }
-        let crossed = self.pending.iter().find(|(_, pending)| pending.slot == slot && pending.to == from);
-        let crossed = crossed.map(|(id, _)| *id);
-        if crossed.is_some() && self.me < from {
+        let crosses = |(_, pending): &(&TransferId, &Pending)| pending.slot == slot && pending.to == from;
+        let crossed: Vec<TransferId> = self.pending.iter().filter(crosses).map(|(id, _)| *id).collect();
+        if !crossed.is_empty() && self.me < from {
             // The larger one keeps it, and has ours coming.
             self.send(from, Message::Taken(id));
             return;
         }
-        let pending = crossed.and_then(|crossed| self.pending.remove(&crossed));
+        // All that we have sent to it: the smaller one has taken none of that since it sent this.
+        let back = crossed.iter().filter_map(|crossed| self.pending.remove(crossed));
+        let mut histories: Vec<(Copy, Origin)> = back.map(|pending| (pending.copy, pending.origin)).collect();
+        histories.push((copy, origin));
+        histories.sort_by_key(|(copy, _)| copy.version);
         if let Some(held) = self.slot(slot).held.clone() {
             // It may have come back by another way while ours was on its way.
-            if let Some(pending) = pending {
-                extras.extend(consumed_apart(&pending.copy.contents, &pending.origin, &held.origin));
-                self.lender.take_in(pending.copy.slices, &self.memory, now);
+            let mut epoch = held.epoch;
+            for (copy, origin) in histories {
+                extras.extend(consumed_apart(&copy.contents, &origin, &held.origin));
+                self.lender.take_in(copy.slices, &self.memory, now);
+                epoch = epoch.max(copy.version.epoch);
             }
-            extras.extend(consumed_apart(&copy.contents, &origin, &held.origin));
-            let epoch = held.epoch.max(copy.version.epoch) + 1;
-            self.lender.take_in(copy.slices, &self.memory, now);
             if let Some(held) = &mut self.slot_mut(slot).held {
-                held.epoch = epoch;
+                held.epoch = epoch + 1;
             }
             self.announce(slot);
-        } else if let Some(pending) = pending {
-            extras.extend(consumed_apart(&copy.contents, &origin, &pending.origin));
-            let epoch = pending.copy.version.epoch.max(copy.version.epoch) + 2;
-            let slices = [pending.copy.slices, copy.slices].concat();
-            let copy = Copy { slices, ..pending.copy };
-            self.hold(slot, epoch, copy, pending.origin, std::mem::take(&mut extras), now);
-        } else {
-            let heard = self.slot(slot).holder.map_or(0, |holder| holder.epoch);
+        } else if let Some((mut copy, origin)) = histories.pop() {
+            for (other, its) in histories {
+                extras.extend(consumed_apart(&other.contents, &its, &origin));
+                copy.slices.extend(other.slices);
+            }
+            // Newer than whatever was heard of, or others would go on believing that.
+            let heard = self.slot(slot).holder;
+            let heard = heard.map_or(0, |holder| holder.epoch + u64::from(holder.member != self.me));
             let epoch = heard.max(copy.version.epoch + 1);
             self.hold(slot, epoch, copy, origin, std::mem::take(&mut extras), now);
         }
