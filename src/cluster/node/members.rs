@@ -15,7 +15,7 @@ use crate::{
 
 /// How many of those who are gone are remembered.
 const GONE_MAX: usize = 10_000;
-/// A founder's wall counts changes of hands in steps of so many nanoseconds: no slot changes hands as often.
+/// The wall counts changes of hands in steps of so many nanoseconds: no slot changes hands as often.
 const EPOCH: u64 = SECOND / 1_000;
 /// For how long those who were only silent are looked for.
 const FORGOTTEN_DIALLED: Duration = Duration::from_secs(24 * 60 * 60);
@@ -312,8 +312,11 @@ impl Node {
         let waited = self.tuning.patience <= now.since(self.born);
         let nobody = heard.clone().next().is_none();
         let serves = |peer: &Peer| peer.mapped && peer.record.state != State::Joining;
+        // Whoever was the first claims everything, and two who claim would count it twice.
+        let all_held = self.slots.iter().all(|slot| slot.holder.is_some());
         let may = if heard.clone().any(serves) {
-            all_mapped && self.hashing.is_some()
+            let long = 2 * self.tuning.patience <= now.since(self.born);
+            all_mapped && self.hashing.is_some() && (all_held || long)
         } else if nobody {
             self.alone && waited
         } else {
@@ -331,10 +334,8 @@ impl Node {
             let secret = self.hashing.as_ref().map(|hashing| hashing.secret.clone());
             self.actions.extend(secret.map(Action::Hash));
         }
-        if !self.is_founded {
-            self.epochs_from = self.epochs_from.max(self.wall.as_nanos() / EPOCH);
-            self.is_founded = true;
-        }
+        self.epochs_from = self.epochs_from.max(self.wall.as_nanos() / EPOCH);
+        self.is_founded = true;
         self.record.state = State::Serving;
         self.actions.push(Action::Tell(Event::Joined));
         self.tell_record();

@@ -109,8 +109,8 @@ pub(crate) struct Node {
     hashing: Option<Hashing>,
     /// Whether the hashing is in use, rather than only remembered from a former process.
     is_founded: bool,
-    /// Slots that this replica claims have had at least so many changes of hands. A founder counts from what its wall
-    /// shows, so that what former processes have kept is older than whatever it claims.
+    /// Slots that this replica claims have had at least so many changes of hands: as many as its wall showed when it
+    /// began to serve, so that what former processes have kept is older.
     epochs_from: u64,
     born: Timestamp,
     /// Whether every seed was tried, and none answered but this process itself.

@@ -35,7 +35,10 @@ fn script(seed: u64, kind: Kind) -> (Vec<Step>, Troubles) {
                 next += 1;
             }
             1 if 2 < there.len() => steps.push(Drain(there.swap_remove(dice.random_range(0..there.len())))),
-            2 => steps.push(Skew(there[dice.random_range(0..there.len())], dice.random_range(0..5_000))),
+            // (A snapshot of a clock that is ahead holds what is as much later.)
+            2 if kind != Kind::Stop => {
+                steps.push(Skew(there[dice.random_range(0..there.len())], dice.random_range(0..5_000)))
+            }
             _ => {}
         }
         steps.push(pause(&mut dice, 400));
@@ -91,9 +94,9 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-fn all_hold(kind: Kind) {
+fn all_hold(kind: Kind, seeds: impl Iterator<Item = u64>) {
     let mut broken = Vec::new();
-    for seed in seeds() {
+    for seed in seeds {
         let (steps, troubles) = script(seed, kind);
         if let Err(why) = play(seed, &steps, troubles) {
             broken.push(format!("{kind:?} {seed}: {why}\n    {steps:?}"));
@@ -104,20 +107,21 @@ fn all_hold(kind: Kind) {
 
 #[test]
 fn planned_changes_by_chance_admit_exactly_the_limit() {
-    all_hold(Kind::Plan);
+    all_hold(Kind::Plan, seeds());
 }
 
 #[test]
 fn crashes_by_chance_forget_no_more_than_the_last_backups() {
-    all_hold(Kind::Crash);
+    all_hold(Kind::Crash, seeds());
 }
 
 #[test]
 fn full_stops_by_chance_forget_nothing() {
-    all_hold(Kind::Stop);
+    // Those have found a fault: transfers that cross twice, two who claim at once, what is told late of a slice.
+    all_hold(Kind::Stop, seeds().chain([6_068, 7_312, 7_705]));
 }
 
 #[test]
 fn partitions_by_chance_are_bounded_and_heal() {
-    all_hold(Kind::Partition);
+    all_hold(Kind::Partition, seeds());
 }
