@@ -3,9 +3,10 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
 };
 
+use arc_swap::ArcSwap;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::{rules::Rules, telemetry::metrics::Cells};
@@ -82,11 +83,13 @@ pub struct RuleCounts {
 #[derive(Debug)]
 pub struct Ledger {
     names_max: usize,
-    rules: Mutex<ByPath>,
+    // Replaced as a whole, so that nobody waits for whoever works on that.
+    rules: ArcSwap<ByPath>,
 }
 
 /// By domain, then by path.
-type ByPath = FxHashMap<Arc<str>, FxHashMap<Box<str>, Arc<RuleCounts>>>;
+type ByPath = FxHashMap<Arc<str>, OfDomain>;
+type OfDomain = FxHashMap<Arc<str>, Arc<RuleCounts>>;
 
 /// What is counted under one name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -204,58 +207,47 @@ impl Default for Ledger {
 impl Ledger {
     /// No counts yet; at most `names_max` names with values for each rule.
     pub fn new(names_max: usize) -> Self {
-        Self { names_max, rules: Mutex::default() }
+        Self { names_max, rules: ArcSwap::default() }
     }
 
     /// Gives each of these rules the counts of the one with its path before, or fresh ones. Those of rules that
-    /// are gone are forgotten.
+    /// are gone are forgotten. Not to be called by two at a time.
     pub(crate) fn open(&self, rules: &Rules) {
-        let mut all = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut gone = std::mem::take(&mut *all);
+        let before = self.rules.load_full();
+        let mut all = ByPath::default();
         for domain in rules.domains() {
-            let before = gone.remove_entry(&*domain.name);
-            let (name, mut before) =
-                before.unwrap_or_else(|| (domain.name.as_str().into(), HashMap::default()));
-            let mut after = FxHashMap::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
+            let before = before.get_key_value(&*domain.name);
+            let name = before.map_or_else(|| domain.name.as_str().into(), |(name, _)| name.clone());
+            let mut after = OfDomain::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
             for rule in domain.rules() {
-                let counts = self.moved(&rule.path, &mut before, &mut after);
+                let counts = self.kept(&rule.path, before.map(|(_, before)| before), &mut after);
                 // Rules that were in force before keep theirs.
                 let _ = rule.counted.0.set(counts);
             }
             all.insert(name, after);
         }
+        self.rules.store(Arc::new(all));
     }
 
     /// The counts of the rule with this path, which are among those `after` from now on.
-    fn moved(
-        &self,
-        path: &str,
-        before: &mut FxHashMap<Box<str>, Arc<RuleCounts>>,
-        after: &mut FxHashMap<Box<str>, Arc<RuleCounts>>,
-    ) -> Arc<RuleCounts> {
+    fn kept(&self, path: &str, before: Option<&OfDomain>, after: &mut OfDomain) -> Arc<RuleCounts> {
         if let Some(counts) = after.get(path) {
             return counts.clone();
         }
+        let known = before.and_then(|before| before.get_key_value(path));
+        let known = known.map(|(path, counts)| (path.clone(), counts.clone()));
         let fresh = || (path.into(), Arc::new(RuleCounts::new(self.names_max)));
-        let (path, counts) = before.remove_entry(path).unwrap_or_else(fresh);
+        let (path, counts) = known.unwrap_or_else(fresh);
         after.insert(path, counts.clone());
         counts
     }
 
     /// What was counted, in order; what reads the same is one.
     pub fn totals(&self) -> Vec<(Series, Totals)> {
-        let rules: Vec<_> = {
-            let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-            let of_domain = |(domain, rules): (&Arc<str>, &FxHashMap<Box<str>, Arc<RuleCounts>>)| {
-                rules
-                    .iter()
-                    .map(|(path, counts)| (domain.clone(), path.clone(), counts.clone()))
-                    .collect::<Vec<_>>()
-            };
-            rules.iter().flat_map(of_domain).collect()
-        };
-        let mut all = Vec::with_capacity(rules.len());
-        for (domain, path, counts) in rules {
+        let rules = self.rules.load_full();
+        let mut all = Vec::new();
+        let each = rules.iter().flat_map(|(domain, rules)| rules.iter().map(move |rule| (domain, rule)));
+        for (domain, (path, counts)) in each {
             let series = |rule: String| Series { domain: domain.clone(), rule };
             let names = counts.names.read().unwrap_or_else(PoisonError::into_inner);
             all.extend(names.iter().map(|(name, tally)| (series(name.to_string()), tally.totals())));
@@ -263,7 +255,7 @@ impl Ledger {
             if others != Totals::default() {
                 all.push((series(format!("{path}:other")), others));
             }
-            all.push((series(path.into()), plain));
+            all.push((series(path.to_string()), plain));
         }
         all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         // Values can be chosen such that two names read the same.

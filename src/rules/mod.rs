@@ -11,6 +11,7 @@ use crate::{
     descriptor::{Entry, Key, KeyText, Secret},
 };
 
+mod aside;
 mod book;
 mod compile;
 mod counts;

@@ -76,8 +76,8 @@ impl Reading {
     }
 
     /// The rules that the files make together.
-    pub(crate) fn compile(self) -> Result<Rules, Problems> {
-        compile_with(self.problems, &self.sources)
+    pub(crate) fn compile(&self) -> Result<Rules, Problems> {
+        compile_with(self.problems.clone(), &self.sources)
     }
 }
 

@@ -3,19 +3,17 @@
 //! What the files hold is compared every few seconds; that is the truth. Events of the file system only make it
 //! look sooner: they are lost where a watched file is replaced, and never come for what a link leads to.
 
-use std::{path::Path, path::PathBuf, sync::Arc, thread, time::Duration};
+use std::{path::Path, path::PathBuf, sync::Arc, time::Duration};
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use rustix::process::setpriority_process;
-use tokio::{
-    sync::{Notify, oneshot},
-    time::sleep,
-};
+use tokio::{sync::Notify, time::sleep};
 use tracing::{error, info, warn};
 
 use crate::{
     rules::{
-        Book, Problem, Problems, Rules, mount,
+        Book, Problem, Problems, Rules,
+        aside::{aside, aside_once},
+        mount,
         source::{self, Reading},
     },
     time::Clock,
@@ -29,8 +27,6 @@ const SETTLE_READS_MAX: usize = 20;
 /// longer than any request takes that asks another replica.
 const DROP_TRIES_MAX: usize = 200;
 const DROP_PAUSE: Duration = Duration::from_millis(5);
-/// How nice the thread is that reads and compiles: it gets a tenth of a core that callers keep busy.
-const LOW_PRIORITY: i32 = 10;
 /// How many problems one line of the log lists.
 const LOGGED_MAX: usize = 20;
 
@@ -108,11 +104,16 @@ impl Watcher {
         }
         let (book, clock, recovered) =
             (self.book.clone(), self.clock.clone(), self.book.status().last_error.is_some());
-        match aside(move || reading.compile().map(|rules| book.replace(rules, clock.now()))).await {
+        let compiled = match aside(move || reading.compile()).await {
+            Some(Ok(rules)) => aside_once(move || book.replace(rules, clock.now())).await.map(Ok),
+            Some(Err(problems)) => Some(Err(problems)),
+            None => None,
+        };
+        match compiled {
             Some(Ok(before)) => {
                 self.in_force = Some(fingerprint);
                 self.tell_of_new(recovered);
-                aside(move || before.map(drop_unread)).await;
+                aside_once(move || before.map(drop_unread)).await;
             }
             Some(Err(problems)) => self.refuse(problems),
             // Only a panic or the end of the runtime leads here; the next look tries again.
@@ -143,8 +144,8 @@ impl Watcher {
         let path = self.settings.path.clone();
         let read = move || {
             let reading = source::read(&path);
-            let known = before.filter(|(before, _)| *before == reading).map(|(_, fingerprint)| fingerprint);
-            let fingerprint = known.unwrap_or_else(|| reading.fingerprint());
+            let known = before.as_ref().filter(|(before, _)| *before == reading);
+            let fingerprint = known.map_or_else(|| reading.fingerprint(), |(_, fingerprint)| *fingerprint);
             (reading, fingerprint)
         };
         aside(read).await
@@ -186,21 +187,6 @@ impl Watcher {
             warn!(path = %path.display(), hint, "this rule file is mounted alone, so changes of it will not be seen");
         }
     }
-}
-
-/// Does file work in a thread that gives way to those who answer callers; `None` where it could not run to its end.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (tell, told) = oneshot::channel();
-    let work = move || {
-        // Elsewhere it would be that of the whole process. Where it cannot be had, callers wait a little longer.
-        if cfg!(target_os = "linux") {
-            setpriority_process(None, LOW_PRIORITY).unwrap_or_default();
-        }
-        // Nobody waits for it any more where the watcher has ended.
-        tell.send(work()).ok();
-    };
-    thread::Builder::new().name("rules".to_owned()).spawn(work).ok()?;
-    told.await.ok()
 }
 
 /// Drops rules that are no longer in force once nobody reads them: to drop many takes a while, and a caller that
@@ -284,15 +270,6 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[cfg(target_os = "linux")]
-    #[tokio::test]
-    async fn work_on_files_gives_way_and_whoever_waits_for_it_does_not() {
-        let priority = || rustix::process::getpriority_process(None).unwrap();
-        let before = priority();
-        assert_eq!(aside(priority).await, Some(before.max(LOW_PRIORITY)));
-        assert_eq!(priority(), before);
-    }
 
     #[test]
     fn rules_that_somebody_reads_are_not_left_to_him() {
