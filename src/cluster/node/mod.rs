@@ -29,7 +29,9 @@ mod backups;
 mod claims;
 mod figures;
 mod hand_off;
-mod leases;
+mod joining;
+mod lender;
+mod lessee;
 mod members;
 mod shares;
 mod view;
@@ -40,7 +42,8 @@ pub(crate) use figures::Figures;
 pub use figures::{MemberView, View};
 
 use asks::Asks;
-use leases::{Lender, Lessee};
+use lender::Lender;
+use lessee::Lessee;
 use members::{Gone, Peer};
 use shares::Shares;
 
