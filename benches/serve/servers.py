@@ -187,7 +187,7 @@ class Tollgate(Server):
     def __init__(self, binary, scratch):
         # In a folder of its own: what else happens beside a rule file makes the server look at it.
         self.rules = scratch / "rules" / "rules.yaml"
-        self.rules.parent.mkdir()
+        self.rules.parent.mkdir(exist_ok=True)
         self.replace_rules(self.rule_file("first.yaml", []))
         anywhere = f"{LOOPBACK}:0"
         super().__init__(
@@ -214,6 +214,8 @@ class Tollgate(Server):
     def replace_rules(self, rule_file):
         """Puts a file in force by a rename, as a deployment would. It is written already, so this takes no time."""
         new = self.rules.with_suffix(".new")
+        # It is left behind where both are one file already.
+        new.unlink(missing_ok=True)
         os.link(rule_file, new)
         new.replace(self.rules)
 
