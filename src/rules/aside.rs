@@ -1,4 +1,4 @@
-//! Work that gives way to those who answer callers.
+//! Work beside that of answering callers, which gives way to it where there are any.
 
 use std::{io, sync::Arc, thread, time::Duration};
 
@@ -8,11 +8,23 @@ use tokio::{
 };
 
 /// How long work may wait for a core that nobody else needs.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Does `work` where a core is idle. Where that takes too long it is begun once more, by a thread that gives way to
-/// nobody, and what ends first counts. `None` where it could not run to its end.
-pub(super) async fn aside<T: Send + 'static>(work: impl Fn() -> T + Send + Sync + 'static) -> Option<T> {
+/// Whether work gives way to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// It is done where a core is idle.
+    Given,
+    /// It gets its share, for nobody is answered before it is done.
+    Kept,
+}
+
+/// Does `work`. Where it gives way and that takes too long, it is begun once more by a thread that does not, and what
+/// ends first counts. `None` where it could not run to its end.
+pub(super) async fn aside<T: Send + 'static>(
+    way: Way,
+    work: impl Fn() -> T + Send + Sync + 'static,
+) -> Option<T> {
     let work = Arc::new(work);
     let (tell, mut told) = mpsc::channel(2);
     let attempt = || {
@@ -20,31 +32,36 @@ pub(super) async fn aside<T: Send + 'static>(work: impl Fn() -> T + Send + Sync 
         // Nobody waits for it any more where the watcher has ended, or the other was sooner.
         move || drop(tell.try_send(work()))
     };
-    spawn_idle(attempt()).ok()?;
-    if let Ok(done) = timeout(PATIENCE, told.recv()).await {
-        return done;
+    if way == Way::Given {
+        spawn(way, attempt()).ok()?;
+        if let Ok(done) = timeout(PATIENCE, told.recv()).await {
+            return done;
+        }
     }
-    spawn(attempt()).ok()?;
+    spawn(Way::Kept, attempt()).ok()?;
     drop(tell);
     told.recv().await
 }
 
-/// Does `work` where a core is idle, however long that takes. `None` where it could not run to its end.
-pub(super) async fn aside_once<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// Does `work`, however long it takes where it gives way. `None` where it could not run to its end.
+pub(super) async fn aside_once<T: Send + 'static>(
+    way: Way,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let (tell, told) = oneshot::channel();
     // Nobody waits for it any more where the watcher has ended.
-    spawn_idle(move || drop(tell.send(work()))).ok()?;
+    spawn(way, move || drop(tell.send(work()))).ok()?;
     told.await.ok()
 }
 
-fn spawn_idle(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    spawn(move || {
-        give_way();
+fn spawn(way: Way, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let work = move || {
+        match way {
+            Way::Given => give_way(),
+            Way::Kept => {}
+        }
         work();
-    })
-}
-
-fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    };
     thread::Builder::new().name("rules".to_owned()).spawn(work).map(drop)
 }
 
@@ -79,7 +96,10 @@ mod tests {
         let before = policy();
         let idle = thread_priority::NormalThreadSchedulePolicy::Idle;
         let idle = thread_priority::ThreadSchedulePolicy::Normal(idle);
-        assert_eq!((aside(policy).await, aside_once(policy).await), (Some(idle), Some(idle)));
+        for (way, expected) in [(Way::Given, idle), (Way::Kept, before)] {
+            assert_eq!(aside(way, policy).await, Some(expected));
+            assert_eq!(aside_once(way, policy).await, Some(expected));
+        }
         assert_eq!(policy(), before);
     }
 
@@ -95,13 +115,13 @@ mod tests {
             }
             attempt
         };
-        assert_eq!(aside(work).await, Some(1));
+        assert_eq!(aside(Way::Given, work).await, Some(1));
         let_go.wait();
     }
 
     #[tokio::test(start_paused = true)]
     async fn work_that_panics_is_told_as_not_done() {
-        assert_eq!(aside(|| -> () { panic!("as it was told") }).await, None);
-        assert_eq!(aside_once(|| -> () { panic!("as it was told") }).await, None);
+        assert_eq!(aside(Way::Given, || -> () { panic!("as it was told") }).await, None);
+        assert_eq!(aside_once(Way::Given, || -> () { panic!("as it was told") }).await, None);
     }
 }

@@ -12,7 +12,7 @@ use tracing::{error, info, warn};
 use crate::{
     rules::{
         Book, Problem, Problems, Rules,
-        aside::{aside, aside_once},
+        aside::{Way, aside, aside_once},
         mount,
         source::{self, Reading},
     },
@@ -104,8 +104,9 @@ impl Watcher {
         }
         let (book, clock, recovered) =
             (self.book.clone(), self.clock.clone(), self.book.status().last_error.is_some());
-        let compiled = match aside(move || reading.compile()).await {
-            Some(Ok(rules)) => aside_once(move || book.replace(rules, clock.now())).await.map(Ok),
+        let way = self.way();
+        let compiled = match aside(way, move || reading.compile()).await {
+            Some(Ok(rules)) => aside_once(way, move || book.replace(rules, clock.now())).await.map(Ok),
             Some(Err(problems)) => Some(Err(problems)),
             None => None,
         };
@@ -113,13 +114,18 @@ impl Watcher {
             Some(Ok(before)) => {
                 self.in_force = Some(fingerprint);
                 self.tell_of_new(recovered);
-                aside_once(move || before.map(drop_unread)).await;
+                aside_once(Way::Given, move || before.map(drop_unread)).await;
             }
             Some(Err(problems)) => self.refuse(problems),
             // Only a panic or the end of the runtime leads here; the next look tries again.
             None => self.seen = None,
         }
         true
+    }
+
+    /// Whoever is answered is not to wait for work on files.
+    fn way(&self) -> Way {
+        if self.book.snapshot().is_some() { Way::Given } else { Way::Kept }
     }
 
     /// What the files hold, and its fingerprint, if it is new and stays so for a moment: a file may be half written.
@@ -148,7 +154,7 @@ impl Watcher {
             let fingerprint = known.map_or_else(|| reading.fingerprint(), |(_, fingerprint)| *fingerprint);
             (reading, fingerprint)
         };
-        aside(read).await
+        aside(self.way(), read).await
     }
 
     fn tell_of_new(&self, recovered: bool) {
@@ -181,7 +187,8 @@ impl Watcher {
     async fn warn_of_mounts(&self) {
         let Some((reading, _)) = self.read(None).await else { return };
         let files: Vec<PathBuf> = reading.sources.iter().map(|source| PathBuf::from(&*source.path)).collect();
-        let mounts = aside(|| std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
+        let mounts =
+            aside(Way::Given, || std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
         for path in mount::mounted_alone(&mounts.unwrap_or_default(), &files) {
             let hint = "mount the whole volume instead of a subPath of it";
             warn!(path = %path.display(), hint, "this rule file is mounted alone, so changes of it will not be seen");
