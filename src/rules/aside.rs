@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) enum Way {
     /// It is done where a core is idle.
     Given,
-    /// It gets its share, for nobody is answered before it is done.
+    /// It gets its share of the cores.
     Kept,
 }
 
@@ -80,43 +80,43 @@ fn give_way() {
 #[cfg(not(target_os = "linux"))]
 fn give_way() {}
 
+#[cfg(target_os = "linux")]
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Barrier,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    };
+    use std::sync::Barrier;
+
+    use thread_priority::{NormalThreadSchedulePolicy, ThreadSchedulePolicy, thread_schedule_policy};
 
     use super::*;
 
-    #[cfg(target_os = "linux")]
+    const IDLE: ThreadSchedulePolicy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
+
+    fn policy() -> ThreadSchedulePolicy {
+        thread_schedule_policy().unwrap()
+    }
+
     #[tokio::test]
-    async fn work_gives_way_and_whoever_waits_for_it_does_not() {
-        let policy = || thread_priority::thread_schedule_policy().unwrap();
+    async fn work_that_gives_way_is_done_where_a_core_is_idle_and_other_work_is_not() {
         let before = policy();
-        let idle = thread_priority::NormalThreadSchedulePolicy::Idle;
-        let idle = thread_priority::ThreadSchedulePolicy::Normal(idle);
-        for (way, expected) in [(Way::Given, idle), (Way::Kept, before)] {
-            assert_eq!(aside(way, policy).await, Some(expected));
-            assert_eq!(aside_once(way, policy).await, Some(expected));
-        }
+        assert_eq!(aside_once(Way::Given, policy).await, Some(IDLE));
+        assert_eq!(aside_once(Way::Kept, policy).await, Some(before));
+        assert_eq!(aside(Way::Kept, policy).await, Some(before));
         assert_eq!(policy(), before);
     }
 
     #[tokio::test(start_paused = true)]
     async fn work_that_finds_no_idle_core_is_done_all_the_same() {
-        // The first that begins is let go when the second has told.
-        let (begun, barrier) = (AtomicUsize::new(0), Arc::new(Barrier::new(2)));
-        let let_go = barrier.clone();
+        let (before, idle_core) = (policy(), Arc::new(Barrier::new(2)));
+        let found = idle_core.clone();
         let work = move || {
-            let attempt = begun.fetch_add(1, SeqCst);
-            if attempt == 0 {
-                barrier.wait();
+            let policy = policy();
+            if policy == IDLE {
+                found.wait();
             }
-            attempt
+            policy
         };
-        assert_eq!(aside(Way::Given, work).await, Some(1));
-        let_go.wait();
+        assert_eq!(aside(Way::Given, work).await, Some(before));
+        idle_core.wait();
     }
 
     #[tokio::test(start_paused = true)]

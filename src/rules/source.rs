@@ -75,6 +75,11 @@ impl Reading {
         hasher.finish128().as_u128()
     }
 
+    /// How much the files hold.
+    pub(crate) fn bytes(&self) -> usize {
+        self.sources.iter().map(|source| source.bytes.len()).sum()
+    }
+
     /// The rules that the files make together.
     pub(crate) fn compile(&self) -> Result<Rules, Problems> {
         compile_with(self.problems.clone(), &self.sources)

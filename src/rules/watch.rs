@@ -27,6 +27,8 @@ const SETTLE_READS_MAX: usize = 20;
 /// longer than any request takes that asks another replica.
 const DROP_TRIES_MAX: usize = 200;
 const DROP_PAUSE: Duration = Duration::from_millis(5);
+/// Files of so many bytes in all are read and compiled in a millisecond or two.
+const BYTES_AT_ONCE: usize = 64 * 1024;
 /// How many problems one line of the log lists.
 const LOGGED_MAX: usize = 20;
 
@@ -58,12 +60,14 @@ pub struct Watcher {
     // What was compiled last, and what is in force, by their fingerprints.
     seen: Option<u128>,
     in_force: Option<u128>,
+    // How much the files held when they were last new.
+    bytes: usize,
 }
 
 impl Watcher {
     /// A watcher that keeps `book` up to date.
     pub fn new(settings: Settings, clock: Clock, book: Arc<Book>) -> Self {
-        Self { settings, clock, book, seen: None, in_force: None }
+        Self { settings, clock, book, seen: None, in_force: None, bytes: 0 }
     }
 
     /// Watches until `shutdown` is ready.
@@ -96,7 +100,7 @@ impl Watcher {
     /// Compares the files with what is in force, and loads them where they changed. Says whether they did.
     pub async fn look(&mut self) -> bool {
         let Some((reading, fingerprint)) = self.settled().await else { return false };
-        self.seen = Some(fingerprint);
+        (self.seen, self.bytes) = (Some(fingerprint), reading.bytes());
         if self.in_force == Some(fingerprint) {
             self.book.recover();
             info!(path = %self.settings.path.display(), "the rule files are as they were; their rules are still in force");
@@ -114,7 +118,7 @@ impl Watcher {
             Some(Ok(before)) => {
                 self.in_force = Some(fingerprint);
                 self.tell_of_new(recovered);
-                aside_once(Way::Given, move || before.map(drop_unread)).await;
+                aside_once(way, move || before.map(drop_unread)).await;
             }
             Some(Err(problems)) => self.refuse(problems),
             // Only a panic or the end of the runtime leads here; the next look tries again.
@@ -123,9 +127,9 @@ impl Watcher {
         true
     }
 
-    /// Whoever is answered is not to wait for work on files.
+    /// Whoever is answered is not to wait for work on large files. What is done in a moment does not wait itself.
     fn way(&self) -> Way {
-        if self.book.snapshot().is_some() { Way::Given } else { Way::Kept }
+        if BYTES_AT_ONCE < self.bytes && self.book.snapshot().is_some() { Way::Given } else { Way::Kept }
     }
 
     /// What the files hold, and its fingerprint, if it is new and stays so for a moment: a file may be half written.
@@ -188,7 +192,7 @@ impl Watcher {
         let Some((reading, _)) = self.read(None).await else { return };
         let files: Vec<PathBuf> = reading.sources.iter().map(|source| PathBuf::from(&*source.path)).collect();
         let mounts =
-            aside(Way::Given, || std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
+            aside(self.way(), || std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
         for path in mount::mounted_alone(&mounts.unwrap_or_default(), &files) {
             let hint = "mount the whole volume instead of a subPath of it";
             warn!(path = %path.display(), hint, "this rule file is mounted alone, so changes of it will not be seen");
@@ -277,6 +281,20 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn work_on_large_files_gives_way_once_rules_are_in_force() {
+        let (file, book) = (tempfile::NamedTempFile::new().unwrap(), Arc::new(Book::default()));
+        let mut watcher =
+            Watcher::new(Settings::of(file.path()), Clock::manual(crate::time::Timestamp::EPOCH), book);
+        for (comment, before, after) in [(BYTES_AT_ONCE, Way::Kept, Way::Given), (0, Way::Given, Way::Kept)] {
+            assert_eq!(watcher.way(), before);
+            let text = format!("domain: d\n#{}\n", "-".repeat(comment));
+            std::fs::write(file.path(), text).unwrap();
+            assert!(watcher.look().await);
+            assert_eq!(watcher.way(), after, "{comment} bytes");
+        }
+    }
 
     #[test]
     fn rules_that_somebody_reads_are_not_left_to_him() {
