@@ -79,11 +79,10 @@ fn whole(criterion: &mut Criterion) {
     }
 }
 
-/// The rule, its limit, and the key of a user's counter.
-fn part_by_part(rules: &Rules, secret: &Secret, user: &str) -> Key {
+/// The key of a user's counter.
+fn key_of(rules: &Rules, secret: &Secret, user: &str) -> Key {
     let entries = [Entry { key: "user", value: user }];
-    let found = rules.domain("d").unwrap().find(&entries).unwrap();
-    found.key("d", &entries, limit_of(found.rule).kind(), secret)
+    rules.domain("d").unwrap().usual(&entries, secret).unwrap().key(&entries)
 }
 
 fn limit_of(rule: &Rule) -> &Limit {
@@ -96,8 +95,7 @@ fn limit_of(rule: &Rule) -> &Limit {
 fn parts(criterion: &mut Criterion) {
     let (rules, secret, mut buffer) = (rules(""), Secret::from_bytes([7; 16]), [0; 12]);
     let limit = limit_of(rules.domain("d").unwrap().rules().next().unwrap());
-    let keys: Vec<Key> =
-        (0..KEYS).map(|user| part_by_part(&rules, &secret, name(&mut buffer, user))).collect();
+    let keys: Vec<Key> = (0..KEYS).map(|user| key_of(&rules, &secret, name(&mut buffer, user))).collect();
     let memory = Memory::new(1 << 30, OnFull::Deny);
     let charge = |key: Key| {
         let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
@@ -111,11 +109,11 @@ fn parts(criterion: &mut Criterion) {
     group.bench_function("rule", |bencher| {
         bencher.iter(|| {
             let entries = [Entry { key: "user", value: black_box("user-0000000") }];
-            rules.domain(black_box("d")).and_then(|domain| domain.find(&entries)).is_some()
+            rules.domain(black_box("d")).and_then(|domain| domain.usual(&entries, &secret)).is_some()
         });
     });
     group.bench_function("rule and key", |bencher| {
-        bencher.iter(|| part_by_part(&rules, &secret, black_box("user-0000000")));
+        bencher.iter(|| key_of(&rules, &secret, black_box("user-0000000")));
     });
     group.bench_function("counter/hot key", |bencher| bencher.iter(|| charge(black_box(keys[0]))));
     keys.iter().for_each(|key| {

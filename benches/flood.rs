@@ -20,8 +20,9 @@ const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const BUDGET: u64 = 64 * 1024 * 1024;
 
 fn key(limit: &Limit, value: u64) -> Key {
+    let value = value.to_string();
     let mut text = KeyText::new("flood");
-    text.entry(Entry { key: "client", value: &value.to_string() });
+    text.entry(Entry { key: "client", value: &value });
     text.key(&limit.kind().bytes(), &Secret::from_bytes([7; 16]))
 }
 

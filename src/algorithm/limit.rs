@@ -82,17 +82,11 @@ pub struct Kind {
 impl Kind {
     /// Its bytes in the text of a key. They never change: keys outlive versions.
     pub fn bytes(self) -> [u8; 17] {
-        let (algorithm, window, grain) = self.parts();
         let mut bytes = [0; 17];
-        bytes[..1].copy_from_slice(&algorithm);
-        bytes[1..9].copy_from_slice(&window);
-        bytes[9..].copy_from_slice(&grain);
+        bytes[0] = self.algorithm;
+        bytes[1..9].copy_from_slice(&self.window.to_le_bytes());
+        bytes[9..].copy_from_slice(&self.grain.to_le_bytes());
         bytes
-    }
-
-    /// The parts of these bytes, in order.
-    pub(crate) fn parts(self) -> ([u8; 1], [u8; 8], [u8; 8]) {
-        ([self.algorithm], self.window.to_le_bytes(), self.grain.to_le_bytes())
     }
 }
 

@@ -19,16 +19,15 @@ impl Snapshot<'_> {
         };
         let Some(cluster) = &self.limiter.cluster else { return Err(Unanswered::Elsewhere) };
         if let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors
-            && let Some(matched) = domain.find(descriptor.entries)
-            && let Some(check) = self.check_alone(domain, descriptor, &matched, request.patience)
+            && let Some((usual, check)) = self.check_alone(domain, descriptor, request.patience)
         {
-            let wish = Status::of_rule(matched.rule).wish();
+            let wish = Status::of_rule(usual.rule).wish();
             let Alone { decision, charged, degraded } =
                 cluster.decide_alone(&check, wish, request.patience).await;
             let checked = Checked { check: &check, decision: &decision, charged };
             let modes = self.limiter.modes;
-            self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, modes);
-            let mut answer = Answer::of_one(modes, matched.rule, &decision);
+            self.limiter.metrics.count_alone(domain, descriptor, usual, checked, modes);
+            let mut answer = Answer::of_one(modes, usual.rule, &decision);
             answer.statuses[0].degraded = degraded;
             return Ok(answer);
         }

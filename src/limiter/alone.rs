@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 use crate::{
     algorithm::Decision,
     limiter::{Descriptor, Request, Snapshot, Unanswered, metrics::Checked, plan},
-    rules::{Allowance, Domain, Match, Rule},
+    rules::{Domain, Rule, Usual},
     store::Check,
 };
 
@@ -26,8 +26,7 @@ impl Snapshot<'_> {
         request: &Request<'_>,
     ) -> Result<Option<Alone<'s>>, Unanswered> {
         let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors else { return Ok(None) };
-        let Some(matched) = domain.find(descriptor.entries) else { return Ok(None) };
-        let Some(check) = self.check_alone(domain, descriptor, &matched, request.patience) else {
+        let Some((usual, check)) = self.check_alone(domain, descriptor, request.patience) else {
             return Ok(None);
         };
         let applied = self.limiter.memory.apply_alone(&check, self.now());
@@ -37,29 +36,26 @@ impl Snapshot<'_> {
             Err(_) => return Err(self.why_not_here()),
         };
         let checked = Checked { check: &check, decision, charged };
-        self.limiter.metrics.count_alone(domain, descriptor, &matched, checked, self.limiter.modes);
-        Ok(Some(Alone { rule: matched.rule, decision: *decision }))
+        self.limiter.metrics.count_alone(domain, descriptor, usual, checked, self.limiter.modes);
+        Ok(Some(Alone { rule: usual.rule, decision: *decision }))
     }
 
-    /// What is asked of the one counter that has a say where `descriptor` is alone and has matched so; `None` where none
-    /// has, or more.
-    #[inline]
+    /// What is asked of the one counter that has a say where `descriptor` is alone, and whose it is; `None` where none
+    /// has, or more, or the way to its rule is unusual.
+    #[inline(always)]
     pub(super) fn check_alone<'s>(
         &self,
-        domain: &Domain,
+        domain: &'s Domain,
         descriptor: &Descriptor<'_>,
-        matched: &Match<'s>,
         patience: Option<Duration>,
-    ) -> Option<Check<'s>> {
+    ) -> Option<(Usual<'s>, Check<'s>)> {
+        let usual = domain.usual(descriptor.entries, &self.limiter.secret.get())?;
         // (What the rule replaces is of no account: never itself, and there is nothing else.)
-        if matched.rule.candidate.is_some() {
+        if usual.rule.candidate.is_some() {
             return None;
         }
-        let Allowance::Limited(limit) = &matched.rule.allowance else { return None };
-        let Cow::Borrowed(limit) = limit.within(patience) else { return None };
-        let secret = self.limiter.secret.get();
-        let key = matched.key(&domain.name, descriptor.entries, limit.kind(), &secret);
-        Some(plan::check(domain, descriptor.ask, key, limit))
+        let Cow::Borrowed(limit) = usual.limit.within(patience) else { return None };
+        Some((usual, plan::check(domain, descriptor.ask, usual.key(descriptor.entries), limit)))
     }
 }
 

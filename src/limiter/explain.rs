@@ -158,8 +158,7 @@ impl Snapshot<'_> {
         match &matched.rule.allowance {
             Allowance::Unlimited => Err(Uncounted::Unlimited),
             Allowance::Limited(limit) => {
-                let text = matched.key_text(&domain.name, entries);
-                let key = text.key(&limit.kind().bytes(), &self.limiter.secret.get());
+                let key = matched.key(domain, entries, limit.kind(), &self.limiter.secret.get());
                 Ok(Counted { rule: matched.rule, limit, key, now: self.now() })
             }
         }

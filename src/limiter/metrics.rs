@@ -4,7 +4,7 @@ use crate::{
     algorithm::{Ask, Decision},
     descriptor::Entry,
     limiter::{Answer, Applies, Descriptor, Modes},
-    rules::{Code, Domain, Match, Outcome, Tally},
+    rules::{Code, Domain, Outcome, Tally, Usual},
     store::{Check, Decisions},
     telemetry::metrics::{Counter, Top},
 };
@@ -66,27 +66,32 @@ impl Metrics {
                 Applies::Nothing => self.unmatched.increase(),
                 Applies::Override(..) => self.overrides.add(outcome),
                 Applies::Unlimited(matched) | Applies::Rule(matched, _) => {
-                    count_of_rule(domain, descriptor, matched, outcome);
+                    if let Some(counts) = matched.rule.counts() {
+                        counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
+                    }
                 }
             }
         }
     }
 
     /// The same for a call of one descriptor with one check.
+    #[inline]
     pub(super) fn count_alone(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        matched: &Match<'_>,
+        usual: Usual<'_>,
         checked: Checked<'_>,
         modes: Modes,
     ) {
-        let passes = matched.rule.shadow_mode || checked.decision.verdict.passes();
+        let passes = usual.rule.shadow_mode || checked.decision.verdict.passes();
         if modes.shadow && !passes {
             self.shadow_passes.increase();
         }
         let outcome = self.outcome(domain, descriptor, checked, passes);
-        count_of_rule(domain, descriptor, matched, outcome);
+        if let Some(counts) = usual.rule.counts() {
+            counts.count(usual.metric_name(domain, descriptor.entries), outcome);
+        }
     }
 
     /// What became of a descriptor with a check, of a rule without a candidate; lists its key where it was denied.
@@ -110,13 +115,6 @@ impl Metrics {
             shadow_denied: passes && !decision.verdict.passes(),
             candidate_denied: false,
         }
-    }
-}
-
-#[inline]
-fn count_of_rule(domain: &Domain, descriptor: &Descriptor<'_>, matched: &Match<'_>, outcome: Outcome) {
-    if let Some(counts) = matched.rule.counts() {
-        counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
     }
 }
 

@@ -299,7 +299,7 @@ impl<'s> Applies<'s> {
 }
 
 /// The text of a key whose entries all count as they were sent.
-fn sent(domain: &Domain, entries: &[Entry<'_>]) -> KeyText {
+fn sent<'e>(domain: &Domain, entries: &[Entry<'e>]) -> KeyText<'e> {
     let mut text = KeyText::new(&domain.name);
     for entry in entries {
         text.entry(*entry);

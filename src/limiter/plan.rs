@@ -39,27 +39,26 @@ impl<'a, 's> Plan<'a, 's> {
         };
         let mut candidates: SmallVec<[Check<'a>; 0]> = SmallVec::new();
         for (place, (descriptor, applies)) in descriptors.iter().zip(applies).enumerate() {
-            let check = |text: KeyText, limit: &'a Limit| {
-                check(domain, descriptor.ask, text.key(&limit.kind().bytes(), secret), limit)
-            };
+            let entries = descriptor.entries;
+            let check = |key, limit: &'a Limit| check(domain, descriptor.ask, key, limit);
+            let hashed = |text: KeyText<'_>, limit: &'a Limit| text.key(&limit.kind().bytes(), secret);
             if let Some(matched) = applies.matched()
                 && let Some(candidate) = &matched.rule.candidate
             {
-                let text = matched.key_text(&domain.name, descriptor.entries).of_candidate();
-                candidates.push(check(text, candidate));
+                let text = matched.key_text(&domain.name, entries).of_candidate();
+                candidates.push(check(hashed(text, candidate), candidate));
                 plan.tried.push(place);
             }
             let status = match applies {
                 Applies::Nothing => Status::without_limit(),
                 Applies::Unlimited(matched) => Status::unlimited(matched.rule),
                 Applies::Rule(matched, limit) => {
-                    let text = matched.key_text(&domain.name, descriptor.entries);
-                    plan.checks.push(check(text, limit));
+                    plan.checks.push(check(matched.key(domain, entries, limit.kind(), secret), limit));
                     plan.places.push(place);
                     Status::of_rule(matched.rule)
                 }
                 Applies::Override(current, limit) => {
-                    plan.checks.push(check(sent(domain, descriptor.entries), limit));
+                    plan.checks.push(check(hashed(sent(domain, entries), limit), limit));
                     plan.places.push(place);
                     Status::of_override(*current)
                 }

@@ -1,6 +1,9 @@
 //! From files to rules: what they mean, and everything that is wrong with them.
 
-use std::{hash::Hasher, sync::Arc};
+use std::{
+    hash::Hasher,
+    sync::{Arc, OnceLock},
+};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -13,7 +16,7 @@ use crate::{
         limit,
         place::{Place, Report},
         reader::Located,
-        tree::{Level, Node, composite},
+        tree::{How, Level, Node, composite},
     },
     yaml::{self, quote},
 };
@@ -213,6 +216,8 @@ impl Branch<'_> {
         if let (Some(key), None) = (key, twin) {
             level.push(Node {
                 place: self.report.place(draft.mark),
+                usual: How::usual(&key, &draft.value),
+                trunk: OnceLock::new(),
                 key: key.into(),
                 value: draft.value.into(),
                 rule,

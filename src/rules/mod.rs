@@ -26,6 +26,7 @@ mod source;
 mod trace;
 mod tree;
 mod unit;
+mod usual;
 mod watch;
 
 pub use book::{Book, LoadError, Status};
@@ -36,6 +37,7 @@ pub use source::load;
 pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
 pub use tree::How;
 pub use unit::Unit;
+pub use usual::Usual;
 pub use watch::{Settings, Watcher};
 
 use counts::Counted;
@@ -141,8 +143,6 @@ impl Domain {
     }
 
     /// The rule for a descriptor.
-    // Always: the hops stay where they are written.
-    #[inline(always)]
     pub fn find<'r>(&'r self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
         let mut hops = SmallVec::new();
         self.root.way(entries, &mut hops);
@@ -179,29 +179,23 @@ pub struct Match<'r> {
 impl<'r> Match<'r> {
     /// The text of the counter's key: the entries as sent, or the pattern where all that match it share one.
     /// `entries` are those that the match was found for.
-    pub fn key_text(&self, domain: &str, entries: &[Entry<'_>]) -> KeyText {
+    pub fn key_text<'a>(&self, domain: &str, entries: &[Entry<'a>]) -> KeyText<'a> {
         let mut text = KeyText::new(domain);
-        self.add_to(&mut text, entries);
-        text
-    }
-
-    /// The key that this text is hashed to, for a counter of this kind.
-    #[inline]
-    pub fn key(&self, domain: &str, entries: &[Entry<'_>], kind: Kind, secret: &Secret) -> Key {
-        let (algorithm, window, grain) = kind.parts();
-        let mut text = KeyText::new(domain);
-        self.add_to(&mut text, entries);
-        text.end([&algorithm, &window, &grain], secret)
-    }
-
-    #[inline]
-    fn add_to(&self, text: &mut KeyText, entries: &[Entry<'_>]) {
         for (hop, entry) in self.hops.iter().zip(entries) {
             if hop.is_shared() {
                 text.pattern(Entry { key: &hop.node.key, value: &hop.node.value });
             } else {
                 text.entry(*entry);
             }
+        }
+        text
+    }
+
+    /// The key that this text is hashed to, for a counter of the rule's own kind.
+    pub fn key(&self, domain: &Domain, entries: &[Entry<'_>], kind: Kind, secret: &Secret) -> Key {
+        match domain.usual(entries, secret) {
+            Some(usual) => usual.key(entries),
+            None => self.key_text(&domain.name, entries).key(&kind.bytes(), secret),
         }
     }
 
@@ -232,6 +226,11 @@ impl Hop<'_> {
     /// Whether all values that match here count together.
     fn is_shared(&self) -> bool {
         self.node.share_threshold && self.how == How::Pattern
+    }
+
+    /// Whether it is the one value that its node names.
+    fn is_exact(&self) -> bool {
+        self.how == How::Exact
     }
 }
 

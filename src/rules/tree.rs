@@ -3,7 +3,7 @@
 //! Each entry is looked up among the children of the node found for the one before. A node once chosen is kept:
 //! where nothing below it matches there is no rule, whatever a sibling would have had.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -14,6 +14,7 @@ use crate::{
         Rule,
         pattern::{Pattern, Patterns},
         place::Place,
+        usual::Trunk,
     },
 };
 
@@ -42,6 +43,10 @@ pub(crate) struct Node {
     pub(crate) value_to_metric: bool,
     pub(crate) share_threshold: bool,
     pub(crate) children: Level,
+    /// How entries lead to it that have the key and a value as it means them.
+    pub(crate) usual: How,
+    /// Set when the first descriptor has come to its rule by the usual way.
+    pub(crate) trunk: OnceLock<Box<Trunk>>,
 }
 
 /// Why an entry led to a node.
@@ -68,6 +73,19 @@ pub(crate) type Hops<'r> = SmallVec<[Hop<'r>; 4]>;
 /// A key and a value as one text: `key_value`, or `key` alone for a rule without a value.
 pub(crate) fn composite(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
+}
+
+impl How {
+    /// How a node of this key and value is meant to be led to.
+    pub(crate) fn usual(key: &str, value: &str) -> Self {
+        if Pattern::parse(&composite(key, value)).is_some() {
+            Self::Pattern
+        } else if value.is_empty() {
+            Self::KeyOnly
+        } else {
+            Self::Exact
+        }
+    }
 }
 
 impl Node {
@@ -112,6 +130,24 @@ impl Level {
             level = &hop.node.children;
         }
         visits
+    }
+
+    /// The node that `entries` lead to, if each has led on as its node means it to be: with its key, and not only with
+    /// a text that reads like key and value together.
+    #[inline]
+    pub(crate) fn usual(&self, entries: &[Entry<'_>]) -> Option<&Node> {
+        let (mut level, mut last) = (self, None);
+        for entry in entries {
+            let Hop { node, how } = level.hop(*entry, &mut 0)?;
+            // Texts that are the same, of keys as long, have the same keys; one that fits a pattern is not the same.
+            let has_key =
+                node.key.len() == entry.key.len() && (how != How::Pattern || *node.key == *entry.key);
+            if how != node.usual || !has_key {
+                return None;
+            }
+            (level, last) = (&node.children, Some(node));
+        }
+        last
     }
 
     fn hop(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Hop<'_>> {

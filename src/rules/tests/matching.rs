@@ -23,7 +23,7 @@ fn key(rules: &Rules, entries: &[(&str, &str)]) -> Key {
         let Allowance::Limited(limit) = &found.rule.allowance else {
             panic!("{} has no limit", found.rule.path)
         };
-        let key = found.key("d", entries, limit.kind(), &secret);
+        let key = found.key(rules.domain("d").unwrap(), entries, limit.kind(), &secret);
         assert_eq!(key, found.key_text("d", entries).key(&limit.kind().bytes(), &secret), "its text's hash");
         key
     })
@@ -196,6 +196,8 @@ struct Sketch {
     key: String,
     value: String,
     limited: bool,
+    shared: bool,
+    shown: bool,
     children: Vec<Sketch>,
 }
 
@@ -207,11 +209,12 @@ impl Sketch {
     fn yaml(&self) -> String {
         let limit = if self.limited { LIMIT } else { "rate_limit: " };
         let children: Vec<_> = self.children.iter().map(Self::yaml).collect();
+        let Self { key, value, shown, .. } = self;
+        let shared = self.shared && value.ends_with('*');
+        let children = children.join(", ");
         format!(
-            "{{key: '{}', value: '{}', {limit}, descriptors: [{}]}}",
-            self.key,
-            self.value,
-            children.join(", ")
+            "{{key: '{key}', value: '{value}', {limit}, share_threshold: {shared}, value_to_metric: {shown}, \
+             descriptors: [{children}]}}",
         )
     }
 }
@@ -242,8 +245,16 @@ fn by_definition(level: &[Sketch], path: &str, entries: &[(&str, &str)]) -> Opti
 }
 
 fn level(children: BoxedStrategy<Vec<Sketch>>) -> BoxedStrategy<Vec<Sketch>> {
-    let sketch = ("[ab*]{1,2}", "[ab_*]{0,3}", any::<bool>(), children)
-        .prop_map(|(key, value, limited, children)| Sketch { key, value, limited, children });
+    let sketch = ("[ab*]{1,2}", "[ab_*]{0,3}", any::<[bool; 3]>(), children).prop_map(
+        |(key, value, [limited, shared, shown], children)| Sketch {
+            key,
+            value,
+            limited,
+            shared,
+            shown,
+            children,
+        },
+    );
     let distinct = |sketches: Vec<Sketch>| {
         let mut seen = std::collections::HashSet::new();
         sketches.into_iter().filter(|sketch| seen.insert(sketch.text())).collect()
@@ -263,5 +274,27 @@ proptest! {
         let domain: &Domain = rules.domain("d").unwrap();
         let found = with(domain, &entries, |found, _| found.map(|found| found.rule.path.clone()));
         prop_assert_eq!(found, by_definition(&sketches, "d", &entries));
+    }
+
+    #[test]
+    fn the_usual_way_leads_to_the_same_rule_key_and_name_in_metrics(
+        sketches in level(level(Just(Vec::new()).boxed())),
+        all in prop::collection::vec(prop::collection::vec(("[ab]{1,2}", "[ab_*]{0,3}"), 1..4), 1..8),
+        secrets in prop::collection::vec(0..2_u8, 8),
+    ) {
+        let items: Vec<_> = sketches.iter().map(Sketch::yaml).collect();
+        let rules = rules(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
+        let domain = rules.domain("d").unwrap();
+        // What comes first to a rule leaves something for those that follow.
+        for (entries, secret) in all.iter().zip(secrets) {
+            let secret = Secret::from_bytes([secret; 16]);
+            let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+            let Some(usual) = domain.usual(&entries, &secret) else { continue };
+            let found = domain.find(&entries).unwrap();
+            prop_assert_eq!(&usual.rule.path, &found.rule.path);
+            let text = found.key_text("d", &entries);
+            prop_assert_eq!(usual.key(&entries), text.key(&usual.limit.kind().bytes(), &secret));
+            prop_assert_eq!(usual.metric_name(domain, &entries), found.metric_name("d", &entries));
+        }
     }
 }

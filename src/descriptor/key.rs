@@ -1,0 +1,215 @@
+//! What a key is the hash of.
+
+use std::hash::Hasher;
+
+use siphasher::sip128::SipHasher13;
+use smallvec::SmallVec;
+
+use crate::descriptor::{Entry, Key, Secret};
+
+/// The hash takes eight bytes at a time.
+const WORD: usize = 8;
+
+/// The text that a key is the hash of: a frame, which is the same for all counters of a rule, and then the values
+/// that tell them apart. No two descriptors share one: every part of the frame carries its length, the frame says how
+/// many values follow, and so does every value but the last how long it is.
+#[derive(Clone, Debug)]
+pub struct KeyText<'a> {
+    frame: SmallVec<[u8; 128]>,
+    values: SmallVec<[&'a str; 4]>,
+}
+
+/// The first byte of each part of a frame.
+#[derive(Clone, Copy)]
+enum Part {
+    Domain = 0,
+    /// An entry whose value is sent.
+    Sent = 1,
+    /// An entry that counts together with all others of its pattern.
+    Shared = 2,
+    Kind = 3,
+    /// Of a limit that is only tried.
+    Candidate = 4,
+}
+
+/// The hash of where a [`KeyText`] begins, from which it goes on with the values that are left. So what many keys have
+/// in common is hashed once.
+#[derive(Clone, Copy, Debug)]
+pub struct Stem(
+    // At the end of a word.
+    SipHasher13,
+);
+
+impl<'a> KeyText<'a> {
+    /// Begins the text of a counter in `domain`.
+    pub fn new(domain: &str) -> Self {
+        let mut text = Self { frame: SmallVec::new(), values: SmallVec::new() };
+        text.part(Part::Domain, &[domain.as_bytes()]);
+        text
+    }
+
+    /// Adds an entry as it was sent.
+    pub fn entry(&mut self, entry: Entry<'a>) {
+        self.part(Part::Sent, &[entry.key.as_bytes()]);
+        self.values.push(entry.value);
+    }
+
+    /// Adds the pattern that stands for an entry, so that all entries which match it share the counter.
+    pub fn pattern(&mut self, pattern: Entry<'_>) {
+        self.part(Part::Shared, &[pattern.key.as_bytes(), pattern.value.as_bytes()]);
+    }
+
+    /// Tells the counter from that of the limit in force.
+    pub fn of_candidate(mut self) -> Self {
+        self.part(Part::Candidate, &[]);
+        self
+    }
+
+    /// The key of the counter of this kind.
+    pub fn key(self, kind: &[u8], secret: &Secret) -> Key {
+        let values = self.values.clone();
+        self.stem(kind, secret).key(values)
+    }
+
+    /// The stem of all counters of this kind whose frame this is.
+    pub fn stem(mut self, kind: &[u8], secret: &Secret) -> Stem {
+        self.part(Part::Kind, &[kind]);
+        let mut stem = Stem(SipHasher13::new_with_key(&secret.to_bytes()));
+        stem.write(&self.frame);
+        stem
+    }
+
+    fn part(&mut self, part: Part, texts: &[&[u8]]) {
+        self.frame.push(part as u8);
+        for text in texts {
+            self.frame.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            self.frame.extend_from_slice(text);
+        }
+    }
+}
+
+impl Stem {
+    /// Adds a value that others follow.
+    pub fn push(&mut self, value: &str) {
+        self.0.write(&(value.len() as u64).to_le_bytes());
+        self.write(value.as_bytes());
+    }
+
+    /// The key of the text that goes on with these values.
+    #[inline]
+    pub fn key<'v>(
+        mut self,
+        values: impl IntoIterator<Item = &'v str, IntoIter: DoubleEndedIterator>,
+    ) -> Key {
+        let mut values = values.into_iter();
+        // The last one is hashed where it is: it is the only one that is left of most.
+        let last = values.next_back().unwrap_or_default();
+        values.for_each(|value| self.push(value));
+        let hash = self.0.hash(last.as_bytes());
+        Key { high: hash.h1, low: hash.h2 }
+    }
+
+    /// Adds bytes, and zeros up to the end of a word.
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.write(bytes);
+        self.0.write(&[0; WORD][..bytes.len().wrapping_neg() % WORD]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn text<'a>(domain: &str, entries: &'a [(String, String)]) -> KeyText<'a> {
+        let mut text = KeyText::new(domain);
+        for (key, value) in entries {
+            text.entry(Entry { key, value });
+        }
+        text
+    }
+
+    #[test]
+    fn the_hash_of_a_key_never_changes() {
+        let mut text = KeyText::new("shop");
+        text.entry(Entry { key: "user", value: "alice" });
+        text.pattern(Entry { key: "path", value: "/api/*" });
+        let key = text.key(&[1, 2, 3], &Secret::from_bytes(*b"0123456789abcdef"));
+        assert_eq!(format!("{:016x}{:016x}", key.high(), key.low()), "a7c6834b8059d60a2599760def47560d");
+    }
+
+    /// With zeros up to the end of a word.
+    fn words(mut bytes: Vec<u8>) -> Vec<u8> {
+        bytes.resize(bytes.len().next_multiple_of(WORD), 0);
+        bytes
+    }
+
+    /// A text behind its length.
+    fn long(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn another_secret_gives_another_key() {
+        let text = KeyText::new("shop");
+        let one = text.clone().key(&[], &Secret::from_bytes([1; 16]));
+        let other = text.key(&[], &Secret::from_bytes([2; 16]));
+        assert_ne!(one, other);
+    }
+
+    #[test]
+    fn a_value_that_reads_like_a_pattern_does_not_share_its_counter() {
+        let secret = Secret::from_bytes([7; 16]);
+        let entry = Entry { key: "path", value: "/api/*" };
+        let (mut sent, mut shared) = (KeyText::new("shop"), KeyText::new("shop"));
+        sent.entry(entry);
+        shared.pattern(entry);
+        assert_ne!(sent.key(&[], &secret), shared.key(&[], &secret));
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        "[ab_]{0,3}"
+    }
+
+    proptest! {
+        #[test]
+        fn the_key_is_the_hash_of_the_frame_and_then_of_all_values(
+            texts in prop::collection::vec("x{0,40}", 4),
+            pushed in 0..3_usize,
+            kind in prop::collection::vec(any::<u8>(), 0..20),
+        ) {
+            let secret = Secret::from_bytes([5; 16]);
+            let [domain, one, two, three] = &texts[..] else { unreachable!("four are drawn") };
+            let mut frame = [vec![0], long(domain), vec![1], long(two), vec![2], long(three), long(one)].concat();
+            frame.extend([vec![1], long(""), vec![1], long(one), vec![3]].concat());
+            frame.extend([&(kind.len() as u64).to_le_bytes(), &*kind].concat());
+            let written = [words(frame), words(long(one)), words(long(three)), two.clone().into()].concat();
+            let hash = SipHasher13::new_with_key(&secret.to_bytes()).hash(&written);
+
+            let mut text = KeyText::new(domain);
+            text.entry(Entry { key: two, value: one });
+            text.pattern(Entry { key: three, value: one });
+            text.entry(Entry { key: "", value: three });
+            text.entry(Entry { key: one, value: two });
+            let key = text.clone().key(&kind, &secret);
+            prop_assert_eq!((key.high(), key.low()), (hash.h1, hash.h2));
+
+            let (mut stem, values) = (text.stem(&kind, &secret), [&**one, three, two]);
+            values[..pushed].iter().for_each(|value| stem.push(value));
+            prop_assert_eq!(stem.key(values[pushed..].iter().copied()), key, "of a stem with {} values", pushed);
+        }
+
+        #[test]
+        fn distinct_descriptors_have_distinct_keys(
+            domains in (name(), name()),
+            one in prop::collection::vec((name(), name()), 0..4),
+            other in prop::collection::vec((name(), name()), 0..4),
+        ) {
+            let secret = Secret::from_bytes([9; 16]);
+            let same = domains.0 == domains.1 && one == other;
+            let keys = (text(&domains.0, &one).key(&[], &secret), text(&domains.1, &other).key(&[], &secret));
+            prop_assert_eq!(same, keys.0 == keys.1);
+        }
+    }
+}

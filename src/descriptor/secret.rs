@@ -1,0 +1,116 @@
+//! The secret that keys are hashed with.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering, fence},
+};
+
+/// The secret that the hash of keys is keyed with, so that nobody can choose descriptors that collide.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u64; 2]);
+
+impl Secret {
+    /// A secret from its bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        let all = u128::from_le_bytes(bytes);
+        Self([all as u64, (all >> 64) as u64])
+    }
+
+    /// Its bytes, for whoever may know them.
+    pub(crate) const fn to_bytes(&self) -> [u8; 16] {
+        let [low, high] = self.0;
+        ((high as u128) << 64 | low as u128).to_le_bytes()
+    }
+
+    /// A fresh secret from the operating system's randomness.
+    pub fn random() -> Self {
+        Self::from_bytes(rand::random())
+    }
+}
+
+/// The secret in force, which another may take the place of: replicas that meet go on with one.
+///
+/// Every decision reads it and hardly anything sets it, so reading takes no lock: whoever meets a change reads again.
+#[derive(Clone)]
+pub struct SharedSecret(Arc<Shared>);
+
+struct Shared {
+    halves: [AtomicU64; 2],
+    // Odd while the halves may not belong together.
+    changes: AtomicU64,
+    setting: Mutex<()>,
+}
+
+/// This one, until another is set.
+impl From<Secret> for SharedSecret {
+    fn from(secret: Secret) -> Self {
+        let halves = secret.0.map(AtomicU64::new);
+        Self(Arc::new(Shared { halves, changes: AtomicU64::new(0), setting: Mutex::new(()) }))
+    }
+}
+
+impl SharedSecret {
+    /// The one in force.
+    #[inline]
+    pub fn get(&self) -> Secret {
+        loop {
+            let changes = self.0.changes.load(Ordering::Acquire);
+            let halves = self.0.halves.each_ref().map(|half| half.load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if changes.is_multiple_of(2) && changes == self.0.changes.load(Ordering::Relaxed) {
+                return Secret(halves);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Puts another in force.
+    pub fn set(&self, secret: Secret) {
+        // It guards no data, so it is whole whatever happens.
+        let _alone = self.0.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.changes.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (place, half) in self.0.halves.iter().zip(secret.0) {
+            place.store(half, Ordering::Relaxed);
+        }
+        self.0.changes.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for SharedSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SharedSecret(..)")
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_reads_the_secret_while_it_changes_reads_one_that_was_set() {
+        let shared = SharedSecret::from(Secret::from_bytes([0; 16]));
+        std::thread::scope(|scope| {
+            for first in [1, 2] {
+                let shared = shared.clone();
+                scope.spawn(move || {
+                    let all =
+                        (0..20_000).map(|change: u32| (change as u8).wrapping_mul(2).wrapping_add(first));
+                    all.for_each(|byte| shared.set(Secret::from_bytes([byte; 16])));
+                });
+            }
+            for _ in 0..20_000 {
+                let bytes = shared.get().to_bytes();
+                assert_eq!(bytes, [bytes[0]; 16]);
+            }
+        });
+        shared.set(Secret::from_bytes(*b"0123456789abcdef"));
+        assert!(shared.get() == Secret::from_bytes(*b"0123456789abcdef"));
+    }
+}
