@@ -1,6 +1,7 @@
 //! How much memory counters may take.
 
 use std::{
+    cmp::Ordering::{Equal, Greater, Less},
     fs,
     sync::{
         Arc,
@@ -89,10 +90,11 @@ impl Budget {
 }
 
 fn change(number: &AtomicUsize, before: usize, after: usize) {
-    if before <= after {
-        number.fetch_add(after - before, Ordering::Relaxed);
-    } else {
-        number.fetch_sub(before - after, Ordering::Relaxed);
+    // Mostly nothing changes, and then nobody else's copy of the number is touched.
+    match after.cmp(&before) {
+        Equal => {}
+        Greater => drop(number.fetch_add(after - before, Ordering::Relaxed)),
+        Less => drop(number.fetch_sub(before - after, Ordering::Relaxed)),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
         budget::{Budget, Taken},
         cell::Cell,
         memory::KeyHasher,
-        table::{self, Table},
+        table::Table,
     },
     time::Timestamp,
 };
@@ -92,7 +92,7 @@ impl Contents {
     }
 
     pub(super) fn into_parts(self) -> (Table, Extras, Unknown) {
-        (table::of(self.counters.into_iter()), self.extras, self.unknown)
+        (Table::of(self.counters.into_iter()), self.extras, self.unknown)
     }
 
     /// What `counter` has counted of `limit`, to be absorbed by the counter of `key`.
@@ -202,7 +202,7 @@ impl Contents {
 
     /// The bytes that it takes.
     pub(super) fn bytes(&self) -> usize {
-        table::bytes_for(self.counters.capacity())
+        bytes_of_map(self.counters.capacity())
             + self.heap_bytes()
             + self.gone.capacity() * size_of::<Key>()
             + self.extras.bytes()
@@ -278,8 +278,14 @@ impl Extras {
         let heap = |cell: &Cell| cell.heap_bytes();
         let of = |extra: &Extra| size_of::<Extra>() + heap(&extra.cell) + extra.base.as_ref().map_or(0, heap);
         let each: usize = self.by_key.values().flatten().map(of).sum();
-        table::bytes_for(self.by_key.capacity()) * 5 / 4 + each
+        bytes_of_map(self.by_key.capacity()) * 5 / 4 + each
     }
+}
+
+/// The bytes of a map of the standard library that holds up to so many counters: of eight places it leaves one free,
+/// and each has a byte more that tells about it.
+pub(super) fn bytes_of_map(capacity: usize) -> usize {
+    if capacity == 0 { 0 } else { (capacity * 8 / 7 + 1) * (size_of::<(Key, Cell)>() + 1) + 16 }
 }
 
 /// The bytes that they take, as nearly as is worth it.

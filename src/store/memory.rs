@@ -1,15 +1,14 @@
 //! Counters in the memory of this process.
 
 use std::{
-    hash::{BuildHasherDefault, Hasher},
+    hash::Hasher,
     sync::{
-        Arc, MutexGuard,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use dashmap::{DashMap, RwLock, RwLockWriteGuard};
 use smallvec::SmallVec;
 
 use crate::{
@@ -19,7 +18,7 @@ use crate::{
         Check, Contents, Decisions, OnFull, SLOTS, Slot,
         budget::Budget,
         cell::Cell,
-        table::{self, Means, Rest, Table, Tally},
+        table::{BYTES_FIRST, Means, Table, Tally},
     },
     time::{Clock, Timestamp},
 };
@@ -40,7 +39,7 @@ use lending::beside;
 use settle::{Deed, settle};
 use tenure::{Tenure, Tenures};
 
-/// The most parts of the table. A sweep looks at one part at a time.
+/// A sweep looks at one of so many parts of all slots at a time.
 const PARTS: usize = 64;
 /// A full round of sweeps takes about this long.
 const SWEEP_ROUND: Duration = Duration::from_secs(10);
@@ -48,12 +47,8 @@ const SWEEP_ROUND: Duration = Duration::from_secs(10);
 /// Counters of this process, each under the lock of its slot, within a budget of bytes.
 #[derive(Debug)]
 pub struct Memory {
-    // A shard of them for each slot, in order.
-    parts: Box<[Part]>,
-    // Of a slot's number, the bits that say which shard of its part it is.
-    shard_bits: u32,
     // One for each slot.
-    rests: Box<[Rest]>,
+    tables: Box<[Guarded]>,
     // Where slots are shared with others.
     tenures: Option<Tenures>,
     // Whether what is held is not to be relied upon for now.
@@ -63,7 +58,13 @@ pub struct Memory {
     refused_full: Tally,
 }
 
-type Part = DashMap<Key, Cell, BuildHasherDefault<KeyHasher>>;
+/// The counters of one slot behind their lock, in a line of the processor's cache that is theirs alone: who has the
+/// lock has at hand where they are, and nobody else's lock is slowed.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Guarded(Mutex<Table>);
+
+const _: () = assert!(size_of::<Guarded>() == 64);
 
 /// What there is, and what became of the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,18 +113,13 @@ impl Memory {
 
     fn of(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
-        // Part of a table are at least two shards.
-        let parts = PARTS.min(slots / 2);
-        let part = || DashMap::with_hasher_and_shard_amount(BuildHasherDefault::default(), slots / parts);
         let means = Means {
-            budget: Arc::new(Budget::new(bytes_max, slots, table::BYTES_FIRST)),
+            budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
             evicted_idle: Tally::default(),
             evicted_unexpired: Tally::default(),
         };
         Self {
-            parts: (0..parts).map(|_| part()).collect(),
-            shard_bits: (slots / parts).ilog2(),
-            rests: (0..slots).map(|_| Rest::default()).collect(),
+            tables: (0..slots).map(|_| Guarded::default()).collect(),
             tenures: None,
             distrusted: AtomicBool::new(false),
             means,
@@ -134,7 +130,7 @@ impl Memory {
 
     /// How many slots there are.
     pub fn slots(&self) -> usize {
-        self.rests.len()
+        self.tables.len()
     }
 
     /// The slot of a key.
@@ -145,7 +141,7 @@ impl Memory {
     /// What there is now.
     pub fn figures(&self) -> Figures {
         Figures {
-            live: self.parts.iter().map(DashMap::len).sum(),
+            live: self.each_slot().map(|slot| self.table(slot).len()).sum(),
             bytes: self.means.budget.taken(),
             backup_bytes: self.means.budget.beside(),
             evicted_idle: self.means.evicted_idle.get(),
@@ -163,8 +159,7 @@ impl Memory {
     /// Keeps counters of a former process, as many as there is memory for.
     pub(super) fn restore(&self, contents: Contents, now: Timestamp) {
         for (key, cell) in contents.into_counters().filter(|(_, cell)| now < cell.idle_at()) {
-            let slot = self.slot(key);
-            self.insert(&mut self.table(slot).write(), slot, key, cell, now);
+            self.insert(&mut self.table(self.slot(key)), key, cell, now);
         }
     }
 
@@ -213,7 +208,7 @@ impl Memory {
         now: Timestamp,
         decide: impl FnOnce(&mut Counter) -> Decision,
     ) -> (Decision, bool) {
-        if let Some(cell) = table::get_mut(table, key) {
+        if let Some(cell) = table.get_mut(key) {
             let before = cell.heap_bytes();
             cell.cut_to_next_window(limit, now);
             let decision = cell.update(limit, decide);
@@ -226,14 +221,14 @@ impl Memory {
             return (decision, true);
         }
         let cell = Cell::new(limit, counter, &decision);
-        if self.insert(table, self.slot(key), key, cell, now) {
+        if self.insert(table, key, cell, now) {
             return (decision, true);
         }
         (self.on_full.in_place_of(decision), false)
     }
 
-    fn insert(&self, table: &mut Table, slot: Slot, key: Key, cell: Cell, now: Timestamp) -> bool {
-        let kept = table::insert(table, key, cell, now, &self.means, &self.rests[slot.index()]);
+    fn insert(&self, table: &mut Table, key: Key, cell: Cell, now: Timestamp) -> bool {
+        let kept = table.insert(key, cell, now, &self.means);
         if !kept {
             self.refused_full.add(1);
         }
@@ -245,42 +240,35 @@ impl Memory {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
         slots.sort_unstable();
         slots.dedup();
-        let tables = slots.iter().map(|slot| self.table(*slot).write()).collect();
+        let tables = slots.iter().map(|slot| self.table(*slot)).collect();
         let tenures = self.tenures.iter().flat_map(|all| slots.iter().map(|slot| all.lock(*slot))).collect();
         Locked { slots, tables, tenures }
     }
 
-    fn table(&self, slot: Slot) -> &RwLock<Table> {
-        &self.parts[slot.index() >> self.shard_bits].shards()[slot.index() & ((1 << self.shard_bits) - 1)]
+    /// Takes the lock of a slot's counters.
+    fn table(&self, slot: Slot) -> MutexGuard<'_, Table> {
+        // A table is whole after each of its changes, and so is a counter in it.
+        self.tables[slot.index()].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets what is idle in one of the table's parts, and gives memory back that it no longer needs.
+    /// Forgets what is idle in one of the parts, and gives memory back that it no longer needs.
     fn sweep_part(&self, number: usize, now: Timestamp) {
-        let part = &self.parts[number % self.parts.len()];
-        let (mut forgotten, mut heap) = (0, 0);
-        part.retain(|_, cell| {
-            let stays = now < cell.idle_at();
-            if !stays {
-                forgotten += 1;
-                heap += cell.heap_bytes();
-            }
-            stays
-        });
-        self.means.evicted_idle.add(forgotten);
-        self.means.budget.change(heap, 0);
-        let first = number % self.parts.len() * part.shards().len();
-        for (shard, rest) in part.shards().iter().zip(&self.rests[first..]) {
-            let table = &mut *shard.write();
-            // Counters that were kept in time may have grown since.
-            if self.means.budget.is_overdrawn() {
-                table::clear(table, now, &self.means, rest);
-            }
-            table::shrink(table, &self.means);
+        for slot in self.each_slot().skip(number).step_by(PARTS) {
+            self.sweep_slot(slot, now);
         }
+    }
+
+    fn sweep_slot(&self, slot: Slot, now: Timestamp) {
+        let mut table = self.table(slot);
+        table.forget_idle(now, &self.means);
+        // Counters that were kept in time may have grown since.
+        if self.means.budget.is_overdrawn() {
+            table.clear(now, &self.means);
+        }
+        table.shrink(&self.means);
+        drop(table);
         if let Some(tenures) = &self.tenures {
-            // Slots are numbered by 16 bits.
-            let slots = first..first + part.shards().len();
-            slots.for_each(|slot| tenures.lock(Slot(slot as u16)).forget_idle(now));
+            tenures.lock(slot).forget_idle(now);
         }
     }
 }
@@ -289,7 +277,7 @@ impl Memory {
 struct Locked<'m> {
     // In order, each once. One table for each, and one tenure for each where slots are shared.
     slots: SmallVec<[Slot; 2]>,
-    tables: SmallVec<[RwLockWriteGuard<'m, Table>; 2]>,
+    tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
     tenures: SmallVec<[MutexGuard<'m, Tenure>; 0]>,
 }
 

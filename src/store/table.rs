@@ -5,17 +5,15 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use dashmap::SharedValue;
-use hashbrown::raw::RawTable;
-
 use crate::{
     descriptor::Key,
     store::{budget::Budget, cell::Cell},
     time::Timestamp,
 };
 
-/// Counters by their keys.
-pub(super) type Table = RawTable<(Key, SharedValue<Cell>)>;
+mod places;
+
+use places::{Places, bytes_of, capacity_of, next_after, places_for};
 
 /// One eighth of a table is cleared at a time, so that clearing is rare.
 const ROOM_SHARE: usize = 8;
@@ -23,10 +21,18 @@ const ROOM_SHARE: usize = 8;
 const WORTH_SHARE: usize = 64;
 /// For how long, in nanoseconds.
 const REST: u64 = 50_000_000;
-/// The least that a table that holds anything has.
-const BUCKETS_MIN: usize = 4;
-/// The bytes that it takes.
-pub(super) const BYTES_FIRST: usize = bytes_of(BUCKETS_MIN);
+/// How many harms there are, as a byte tells them.
+const HARMS: usize = 1 << u8::BITS;
+/// The bytes of the first places that a table has.
+pub(super) const BYTES_FIRST: usize = bytes_of(next_after(0));
+
+/// Counters by their keys.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    places: Places,
+    // Until then it need not be cleared again, because that would free too little.
+    rests_until: Timestamp,
+}
 
 /// What all tables share.
 #[derive(Debug)]
@@ -50,186 +56,288 @@ impl Tally {
     }
 }
 
-/// Until when a table need not be cleared again, because that would free too little.
-#[derive(Debug, Default)]
-pub(super) struct Rest(AtomicU64);
-
-/// The bytes that `table` takes, besides what its cells take elsewhere.
-pub(super) fn bytes(table: &Table) -> usize {
-    // A table that was never used has taken nothing.
-    if table.capacity() == 0 { 0 } else { bytes_of(table.buckets()) }
-}
-
-/// The bytes of a table with so many buckets: each holds an entry and a byte that tells about it; a group of the
-/// latter is there twice.
-const fn bytes_of(buckets: usize) -> usize {
-    buckets * (size_of::<(Key, SharedValue<Cell>)>() + 1) + 16
-}
-
-/// The bytes of a table that holds up to so many counters.
-pub(super) const fn bytes_for(capacity: usize) -> usize {
-    if capacity == 0 { 0 } else { bytes_of(capacity * 8 / 7 + 1) }
-}
-
-/// How many counters fit into so many buckets.
-fn capacity_of(buckets: usize) -> usize {
-    if buckets < 8 { buckets - 1 } else { buckets / 8 * 7 }
-}
-
-pub(super) fn get_mut(table: &mut Table, key: Key) -> Option<&mut Cell> {
-    let (_, cell) = table.get_mut(key.low(), |(other, _)| *other == key)?;
-    Some(cell.get_mut())
-}
-
-pub(super) fn get(table: &Table, key: Key) -> Option<&Cell> {
-    let (_, cell) = table.get(key.low(), |(other, _)| *other == key)?;
-    Some(cell.get())
-}
-
-/// Forgets a counter, if there is one.
-pub(super) fn remove(table: &mut Table, key: Key, means: &Means) {
-    if let Some((_, cell)) = table.remove_entry(key.low(), |(other, _)| *other == key) {
-        means.budget.change(cell.get().heap_bytes(), 0);
+impl Table {
+    /// A table of these counters.
+    pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, Cell)>) -> Self {
+        let mut places = Places::new(places_for(cells.len()));
+        cells.for_each(|(key, cell)| places.put(key, cell));
+        Self { places, ..Self::default() }
     }
-}
 
-/// Keeps a new counter if it can: within the budget, or in the place of others that are missed less.
-pub(super) fn insert(
-    table: &mut Table,
-    key: Key,
-    cell: Cell,
-    now: Timestamp,
-    means: &Means,
-    rest: &Rest,
-) -> bool {
-    let heap = cell.heap_bytes();
-    if is_full(table) {
-        forget_idle(table, now, means);
+    /// How many counters there are.
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
     }
-    if is_short(table, heap, means) {
-        clear(table, now, means, rest);
-        if is_short(table, heap, means) {
-            return false;
+
+    /// The bytes that it takes, besides what its cells take elsewhere.
+    pub(super) fn bytes(&self) -> usize {
+        bytes_of(self.places.number())
+    }
+
+    #[inline]
+    pub(super) fn get(&self, key: Key) -> Option<&Cell> {
+        self.places.get(key)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Cell> {
+        self.places.get_mut(key)
+    }
+
+    /// Copies of all counters.
+    pub(super) fn copies(&self) -> Vec<(Key, Cell)> {
+        let mut copies = Vec::with_capacity(self.len());
+        copies.extend(self.places.iter().cloned());
+        copies
+    }
+
+    /// All counters.
+    pub(super) fn into_cells(self) -> impl Iterator<Item = (Key, Cell)> {
+        self.places.into_cells()
+    }
+
+    /// Forgets a counter, if there is one.
+    pub(super) fn remove(&mut self, key: Key, means: &Means) {
+        if let Some(cell) = self.places.remove(key) {
+            means.budget.change(cell.heap_bytes(), 0);
         }
     }
-    let before = bytes(table);
-    put(table, key, cell);
-    means.budget.change_table(before, bytes(table));
-    means.budget.change(0, heap);
-    true
-}
 
-/// Whether there is too little memory for one more counter that takes so much elsewhere.
-fn is_short(table: &Table, heap: usize, means: &Means) -> bool {
-    let more = if is_full(table) { bytes_of(next_buckets(table)) } else { 0 };
-    if table.capacity() == 0 {
-        means.budget.is_short_of_first(more + heap)
-    } else {
-        means.budget.is_short_of(more + heap)
+    /// Keeps a new counter if it can: within the budget, or in the place of others that are missed less.
+    pub(super) fn insert(&mut self, key: Key, cell: Cell, now: Timestamp, means: &Means) -> bool {
+        let heap = cell.heap_bytes();
+        if self.places.is_full() {
+            self.tidy(now, means);
+        }
+        if self.is_short(heap, means) {
+            self.clear(now, means);
+            if self.is_short(heap, means) {
+                return false;
+            }
+        }
+        if self.places.is_full() {
+            self.resize(next_after(self.places.number()), means);
+        }
+        self.places.put(key, cell);
+        means.budget.change(0, heap);
+        true
     }
-}
 
-/// Whether one more counter makes the table move into a larger one.
-fn is_full(table: &Table) -> bool {
-    // A table that is half empty only tidies itself.
-    table.len() == table.capacity() && capacity_of(table.buckets()) / 2 <= table.len()
-}
-
-fn next_buckets(table: &Table) -> usize {
-    (table.buckets() * 2).max(BUCKETS_MIN)
-}
-
-/// Forgets what is idle in a full table, so that it does not grow for that. Where it was not worth the while, it
-/// grows if it may.
-fn forget_idle(table: &mut Table, now: Timestamp, means: &Means) {
-    let (all, before) = (table.len(), bytes(table));
-    let (mut stay, mut heap) = (Vec::with_capacity(all), 0);
-    for (key, cell) in table.drain() {
-        if now < cell.get().idle_at() {
-            stay.push((key, cell.into_inner()));
+    /// Whether there is too little memory for one more counter that takes so much elsewhere.
+    fn is_short(&self, heap: usize, means: &Means) -> bool {
+        let places = self.places.number();
+        let more = if self.places.is_full() { bytes_of(next_after(places)) } else { 0 };
+        if places == 0 {
+            means.budget.is_short_of_first(more + heap)
         } else {
-            heap += cell.get().heap_bytes();
+            means.budget.is_short_of(more + heap)
         }
     }
-    let forgotten = all - stay.len();
-    means.evicted_idle.add(forgotten);
-    means.budget.change(heap, 0);
-    let larger = next_buckets(table);
-    if forgotten * ROOM_SHARE < all && !means.budget.is_short_of(bytes_of(larger)) {
-        rebuild(table, capacity_of(larger), stay);
-    } else {
-        stay.into_iter().for_each(|(key, cell)| put(table, key, cell));
+
+    /// Forgets what is idle in a full table, so that it does not grow for that. Where it was not worth the while, it
+    /// grows if it may.
+    fn tidy(&mut self, now: Timestamp, means: &Means) {
+        let all = self.len();
+        let forgotten = self.forget_idle(now, means);
+        let larger = next_after(self.places.number());
+        if forgotten * ROOM_SHARE < all && !means.budget.is_short_of(bytes_of(larger)) {
+            self.resize(larger, means);
+        }
     }
-    means.budget.change_table(before, bytes(table));
-}
 
-/// A table of these counters.
-pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, Cell)>) -> Table {
-    let mut table = Table::new();
-    table.reserve(cells.len(), |(key, _)| key.low());
-    cells.for_each(|(key, cell)| put(&mut table, key, cell));
-    table
-}
-
-/// All counters of a table.
-pub(super) fn cells(table: Table) -> impl ExactSizeIterator<Item = (Key, Cell)> {
-    table.into_iter().map(|(key, cell)| (key, cell.into_inner()))
-}
-
-fn put(table: &mut Table, key: Key, cell: Cell) {
-    table.insert(key.low(), (key, SharedValue::new(cell)), |(key, _)| key.low());
-}
-
-/// Makes room without growing: what is idle goes, then what is missed least, until an eighth is free. Those that
-/// refuse now stay.
-pub(super) fn clear(table: &mut Table, now: Timestamp, means: &Means, rest: &Rest) {
-    if now.as_nanos() < rest.0.load(Ordering::Relaxed) {
-        return;
+    /// Forgets what is idle, and says how many counters that were.
+    pub(super) fn forget_idle(&mut self, now: Timestamp, means: &Means) -> usize {
+        let forgotten = self.forget(means, |cell| cell.idle_at() <= now);
+        means.evicted_idle.add(forgotten);
+        forgotten
     }
-    let (buckets, before) = (table.buckets(), bytes(table));
-    let mut cells = taken(table);
-    let (all, heap) = (cells.len(), heap_bytes(&cells));
-    cells.retain(|(_, cell)| now < cell.idle_at());
-    means.evicted_idle.add(all - cells.len());
 
-    let enough = all - (all / ROOM_SHARE).max(1).min(all);
-    let may_go = cells.iter().filter(|(_, cell)| cell.harm(now).is_some()).count();
-    let must_go = cells.len().saturating_sub(enough).min(may_go);
-    if 0 < must_go && must_go < cells.len() {
-        cells.select_nth_unstable_by_key(must_go, |(_, cell)| cell.harm(now).map_or(u16::MAX, u16::from));
+    /// Makes room without growing: what is idle goes, then what is missed least, until an eighth is free. Those that
+    /// refuse now stay.
+    pub(super) fn clear(&mut self, now: Timestamp, means: &Means) {
+        if now < self.rests_until {
+            return;
+        }
+        let all = self.len();
+        let idle = self.forget_idle(now, means);
+        let enough = (all / ROOM_SHARE).max(1);
+        let least = self.forget_least(enough.saturating_sub(idle), now, means);
+        means.evicted_unexpired.add(least);
+        if idle + least <= all / WORTH_SHARE {
+            self.rests_until = now.plus(REST);
+        }
     }
-    means.evicted_unexpired.add(must_go);
-    let stay = cells.split_off(must_go);
-    if all - stay.len() <= all / WORTH_SHARE {
-        rest.0.store(now.plus(REST).as_nanos(), Ordering::Relaxed);
+
+    /// Forgets so many counters, those that are missed least, but none that refuses now. Says how many.
+    fn forget_least(&mut self, number: usize, now: Timestamp, means: &Means) -> usize {
+        let harm = |cell: &Cell| cell.harm(now).map(usize::from);
+        let mut by_harm = [0; HARMS];
+        self.places.iter().filter_map(|(_, cell)| harm(cell)).for_each(|harm| by_harm[harm] += 1);
+        // All go that do less harm than `bound`, and `left` of those that do as much.
+        let (mut bound, mut left) = (0, number);
+        while bound < HARMS && by_harm[bound] <= left {
+            left -= by_harm[bound];
+            bound += 1;
+        }
+        // These are taken evenly from the whole table: were always the first to go, its end would fill up.
+        let mut due = 0;
+        self.forget(means, |cell| match harm(cell) {
+            Some(harm) if harm == bound => {
+                due += left;
+                let goes = by_harm[bound] <= due;
+                due -= if goes { by_harm[bound] } else { 0 };
+                goes
+            }
+            Some(harm) => harm < bound,
+            None => false,
+        })
     }
-    means.budget.change(heap, heap_bytes(&stay));
-    rebuild(table, capacity_of(buckets), stay);
-    means.budget.change_table(before, bytes(table));
+
+    /// Forgets those for which `goes` says so, and says how many they were.
+    fn forget(&mut self, means: &Means, mut goes: impl FnMut(&Cell) -> bool) -> usize {
+        let (before, mut heap) = (self.len(), 0);
+        self.places.retain(|cell| {
+            let goes = goes(cell);
+            heap += if goes { cell.heap_bytes() } else { 0 };
+            !goes
+        });
+        means.budget.change(heap, 0);
+        before - self.len()
+    }
+
+    /// Gives memory back where it has become much too large.
+    pub(super) fn shrink(&mut self, means: &Means) {
+        if self.len() * 4 < capacity_of(self.places.number()) {
+            self.resize(places_for(self.len() * 2), means);
+        }
+    }
+
+    fn resize(&mut self, places: usize, means: &Means) {
+        let before = self.bytes();
+        self.places.resize(places);
+        means.budget.change_table(before, self.bytes());
+    }
 }
 
-/// Gives memory back where a table has become much too large.
-pub(super) fn shrink(table: &mut Table, means: &Means) {
-    if table.capacity() == 0 || capacity_of(table.buckets()) <= table.len() * 4 {
-        return;
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        algorithm::{Ask, Counter, Excess, Limit, Pace, PaceCounter, SlidingLog, Span, TokenBucket},
+        time::SECOND,
+    };
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+    /// One of many keys, with an upper half that tells which.
+    pub(super) fn key(index: u64) -> Key {
+        // A step of SplitMix64, so that the lower halves are spread as those of a hash.
+        let mut low = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        low = (low ^ low >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        low = (low ^ low >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Key::from_halves(index, low ^ low >> 31)
     }
-    let before = bytes(table);
-    let cells = taken(table);
-    rebuild(table, cells.len() * 2, cells);
-    means.budget.change_table(before, bytes(table));
-}
 
-fn taken(table: &mut Table) -> Vec<(Key, Cell)> {
-    cells(std::mem::take(table)).collect()
-}
-
-fn rebuild(table: &mut Table, capacity: usize, cells: Vec<(Key, Cell)>) {
-    table.reserve(capacity.max(cells.len()), |(key, _)| key.low());
-    for (key, cell) in cells {
-        put(table, key, cell);
+    /// A bucket that is full at that instant, in nanoseconds.
+    pub(super) fn cell(idle_at: u64) -> Cell {
+        let hour = NonZeroU64::new(3_600 * SECOND).unwrap();
+        let pace = Pace::new(NonZeroU64::MIN, hour);
+        let counter = PaceCounter { paid_at: Timestamp::from_nanos(idle_at), rest: 0 };
+        let limit = Limit::TokenBucket(TokenBucket { pace, burst: 11, excess: Excess::Refuse });
+        told(&limit, Counter::Pace(counter))
     }
-}
 
-fn heap_bytes(cells: &[(Key, Cell)]) -> usize {
-    cells.iter().map(|(_, cell)| cell.heap_bytes()).sum()
+    /// One that keeps bytes elsewhere.
+    fn log(now: Timestamp) -> Cell {
+        let (span, grain) = (Span::of_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
+        let limit = Limit::SlidingLog(SlidingLog { limit: 100, span, grain, excess: Excess::Refuse });
+        let mut counter = limit.fresh();
+        limit.decide(&mut counter, now, Ask::Charge(7));
+        told(&limit, counter)
+    }
+
+    fn told(limit: &Limit, mut counter: Counter) -> Cell {
+        let look = limit.decide(&mut counter, NOW, Ask::Look);
+        Cell::new(limit, counter, &look)
+    }
+
+    fn means(bytes_max: usize) -> Means {
+        Means {
+            budget: Arc::new(Budget::new(bytes_max as u64, 1, BYTES_FIRST)),
+            evicted_idle: Tally::default(),
+            evicted_unexpired: Tally::default(),
+        }
+    }
+
+    /// A bucket that is full in so many hours. With more than ten to go it refuses.
+    fn bucket(hours: u64) -> Cell {
+        cell(NOW.plus(hours * 3_600 * SECOND).as_nanos())
+    }
+
+    fn hours(cell: &Cell) -> u64 {
+        cell.idle_at().nanos_since(NOW) / (3_600 * SECOND)
+    }
+
+    proptest! {
+        #[test]
+        fn the_bytes_that_are_told_are_those_that_are_taken(
+            bytes_max in 200..6_000_usize,
+            steps in prop::collection::vec((0..4_u8, 0..200_u64, 0..13_u64), 1..200),
+        ) {
+            let (mut table, means) = (Table::default(), means(bytes_max));
+            for (deed, index, hour) in steps {
+                let now = NOW.plus(hour * 3_600 * SECOND);
+                match deed {
+                    0 => table.remove(key(index), &means),
+                    1 => {
+                        table.forget_idle(now, &means);
+                        table.shrink(&means);
+                    }
+                    _ if table.get(key(index)).is_some() => {}
+                    2 => drop(table.insert(key(index), log(now), NOW, &means)),
+                    _ => drop(table.insert(key(index), bucket(hour), NOW, &means)),
+                }
+                let heap: usize = table.places.iter().map(|(_, cell)| cell.heap_bytes()).sum();
+                prop_assert_eq!(means.budget.taken(), table.bytes() + heap);
+                prop_assert!(means.budget.taken() <= bytes_max);
+            }
+        }
+
+        #[test]
+        fn a_clearing_frees_an_eighth_of_those_that_are_missed_least(
+            all in prop::collection::vec(0..13_u64, 1..400),
+        ) {
+            let (mut table, means) = (Table::default(), means(1 << 20));
+            for (index, hours) in all.iter().enumerate() {
+                table.places.resize(places_for(index + 1));
+                table.places.put(key(index as u64), bucket(*hours));
+            }
+            table.clear(NOW, &means);
+            let mut stay: Vec<u64> = table.copies().iter().map(|(_, cell)| hours(cell)).collect();
+            let mut expected = all.clone();
+            expected.sort_unstable();
+            stay.sort_unstable();
+            let (idle, may_go) =
+                (all.iter().filter(|hours| **hours == 0).count(), all.iter().filter(|hours| bucket(**hours).harm(NOW).is_some()).count());
+            let gone = idle.max((all.len() / ROOM_SHARE).max(1)).min(may_go);
+            prop_assert_eq!(stay, &expected[gone..]);
+            prop_assert_eq!(means.evicted_idle.get() + means.evicted_unexpired.get(), gone as u64);
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_cleared_again_and_again_is_cleared_everywhere() {
+        let (mut table, means) = (Table::default(), means(bytes_of(2_000)));
+        let mut index = 0;
+        while means.evicted_unexpired.get() < 20_000 {
+            assert!(table.insert(key(index), bucket(5), NOW, &means));
+            index += 1;
+        }
+        let older = table.copies().iter().filter(|(key, _)| key.high() < index - 4_000).count();
+        assert!(older < table.len() / 4, "{older} of {} are old", table.len());
+    }
 }

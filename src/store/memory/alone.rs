@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::{
     algorithm::Decision,
-    store::{Check, Elsewhere, memory::Memory, table},
+    store::{Check, Elsewhere, memory::Memory},
     time::Timestamp,
 };
 
@@ -26,7 +26,7 @@ impl Memory {
         if self.distrusted.load(Ordering::Relaxed) {
             return Err(Elsewhere::Slot(slot));
         }
-        let mut table = self.table(slot).write();
+        let mut table = self.table(slot);
         let tenure = self.tenures.as_ref().map(|tenures| (tenures, tenures.lock(slot)));
         if let Some((_, tenure)) = &tenure {
             if !tenure.is_held() {
@@ -36,7 +36,7 @@ impl Memory {
                 return Ok(None);
             }
         }
-        let in_place = table::get_mut(&mut table, key).and_then(|cell| cell.ask(limit, now, ask));
+        let in_place = table.get_mut(key).and_then(|cell| cell.ask(limit, now, ask));
         let (decision, kept) = match in_place {
             Some(decision) => (decision, true),
             None => self.touch(&mut table, key, limit, now, |counter| limit.decide(counter, now, ask)),

@@ -9,7 +9,7 @@ use crate::{
         Check, Decisions, Slot,
         cell::Cell,
         memory::{Deed, Memory, settle},
-        table::{self, Table},
+        table::Table,
     },
     time::Timestamp,
 };
@@ -74,13 +74,13 @@ impl Memory {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
         slots.sort_unstable();
         slots.dedup();
-        let tables: SmallVec<[_; 2]> = slots.iter().map(|slot| self.table(*slot).read()).collect();
+        let tables: SmallVec<[_; 2]> = slots.iter().map(|slot| self.table(*slot)).collect();
         let mut copies: Vec<(Key, Counter)> = Vec::new();
         for check in checks {
             let slot = self.slot(check.key);
             // Every slot is among the locked ones.
             let table = &*tables[slots.partition_point(|other| *other < slot)];
-            if let Some(cell) = table::get(table, check.key)
+            if let Some(cell) = table.get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
             {
                 copies.push((check.key, cell.counter(check.limit)));
@@ -91,7 +91,7 @@ impl Memory {
 
     /// What is kept under a key of `limit`'s kind.
     pub fn look(&self, key: Key, limit: &Limit, now: Timestamp) -> Kept {
-        kept(&self.table(self.slot(key)).read(), key, limit, now)
+        kept(&self.table(self.slot(key)), key, limit, now)
     }
 
     /// Forgets what is kept under a key of `limit`'s kind, and charges `hits` to a fresh counter instead. What is
@@ -99,18 +99,18 @@ impl Memory {
     /// nothing is done.
     pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replaced {
         let slot = self.slot(key);
-        let table = &mut *self.table(slot).write();
+        let table = &mut *self.table(slot);
         let before = kept(table, key, limit, now);
         let mut tenure = self.tenures.as_ref().map(|tenures| tenures.lock(slot));
         if tenure.as_ref().is_some_and(|tenure| !tenure.is_held()) {
             return Replaced { before, after: before };
         }
-        table::remove(table, key, &self.means);
+        table.remove(key, &self.means);
         let mut counter = filled(limit, hits, now);
         if now < limit.idle_at(&counter) {
             let look = limit.decide(&mut counter, now, Ask::Look);
             let cell = Cell::new(limit, counter, &look);
-            self.insert(table, slot, key, cell, now);
+            self.insert(table, key, cell, now);
         }
         if let (Some(tenures), Some(tenure)) = (&self.tenures, &mut tenure) {
             tenures.note(slot, tenure, key, table.len());
@@ -140,5 +140,5 @@ pub(super) fn filled(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
 }
 
 fn kept(table: &Table, key: Key, limit: &Limit, now: Timestamp) -> Kept {
-    Kept::of(table::get(table, key).map(|cell| cell.counter(limit)).as_ref(), limit, now)
+    Kept::of(table.get(key).map(|cell| cell.counter(limit)).as_ref(), limit, now)
 }

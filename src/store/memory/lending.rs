@@ -10,7 +10,6 @@ use crate::{
             Locked, Memory,
             settle::{Deed, settle},
         },
-        table,
     },
     time::Timestamp,
 };
@@ -31,7 +30,7 @@ impl Memory {
     pub fn lend(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Option<Decision> {
         let tenures = self.tenures.as_ref().filter(|_| limit.can_be_lent())?;
         let slot = self.slot(key);
-        let mut table = self.table(slot).write();
+        let mut table = self.table(slot);
         let mut tenure = tenures.lock(slot);
         if !tenure.is_held() || self.means.budget.is_short_of(0) {
             return None;
@@ -40,7 +39,7 @@ impl Memory {
             tenures.note(slot, &mut tenure, key, table.len());
         }
         let all = tenure.lent(key).checked_add(hits)?;
-        let mut copy = table::get(&table, key).map_or_else(|| limit.fresh(), |cell| cell.counter(limit));
+        let mut copy = table.get(key).map_or_else(|| limit.fresh(), |cell| cell.counter(limit));
         limit.cut_to_next_window(&mut copy, now);
         let decision = limit.decide(&mut copy, now, Ask::Charge(all));
         decision.verdict.passes().then(|| {
@@ -106,8 +105,7 @@ impl Locked<'_> {
             let found = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
                 let table = &self.tables[self.place(memory.slot(check.key))];
                 let fresh = || check.limit.fresh();
-                let mut copy =
-                    table::get(table, check.key).map_or_else(fresh, |cell| cell.counter(check.limit));
+                let mut copy = table.get(check.key).map_or_else(fresh, |cell| cell.counter(check.limit));
                 check.limit.cut_to_next_window(&mut copy, now);
                 copies.push((check.key, copy));
                 copies.len() - 1

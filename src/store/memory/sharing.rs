@@ -12,7 +12,7 @@ use crate::{
             Memory,
             tenure::{Beside, Changed, Tenure},
         },
-        table::{self, Table},
+        table::Table,
     },
     time::Timestamp,
 };
@@ -34,7 +34,7 @@ impl Memory {
     pub fn give(&self, slot: Slot) -> Option<(Contents, u64)> {
         let tenures = self.tenures.as_ref()?;
         let (table, tenure) = {
-            let mut table = self.table(slot).write();
+            let mut table = self.table(slot);
             let mut tenure = tenures.lock(slot);
             if !tenure.is_held() {
                 return None;
@@ -42,9 +42,9 @@ impl Memory {
             tenures.unflag(slot);
             (std::mem::take(&mut *table), std::mem::take(&mut *tenure))
         };
-        let (bytes, seq) = (table::bytes(&table), tenure.seq());
+        let (bytes, seq) = (table.bytes(), tenure.seq());
         let Beside { extras, unknown, .. } = tenure.into_beside();
-        let contents = Contents::all(table::cells(table), extras, unknown);
+        let contents = Contents::all(table.into_cells(), extras, unknown);
         self.means.budget.change_table(bytes, 0);
         self.means.budget.change(contents.heap_bytes(), 0);
         Some((contents.counted_in(&self.means.budget), seq))
@@ -57,13 +57,13 @@ impl Memory {
         let heap = contents.heap_bytes();
         let (counters, extras, unknown) = contents.into_parts();
         let beside = Beside { extras, unknown, ..self.nothing_beside() };
-        let mut table = self.table(slot).write();
+        let mut table = self.table(slot);
         let mut tenure = tenures.lock(slot);
         debug_assert!(!tenure.is_held(), "{slot:?} is held already");
         if tenure.is_held() {
             return;
         }
-        self.means.budget.change_table(table::bytes(&table), table::bytes(&counters));
+        self.means.budget.change_table(table.bytes(), counters.bytes());
         self.means.budget.change(0, heap);
         *table = counters;
         *tenure = Tenure::held(beside);
@@ -75,7 +75,7 @@ impl Memory {
     pub fn add(&self, slot: Slot, mut extras: Extras, now: Timestamp) -> bool {
         let Some(tenures) = &self.tenures else { return false };
         extras.forget_idle(now);
-        let table = self.table(slot).write();
+        let table = self.table(slot);
         let mut tenure = tenures.lock(slot);
         if !tenure.is_held() {
             return false;
@@ -132,20 +132,20 @@ impl Memory {
     /// Copies of all counters of `slot`, also of one that is not shared, for whoever takes no part in the copying of
     /// changes. `None` where there are none.
     pub(in crate::store) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
-        let table = self.table(slot).read();
+        let table = self.table(slot);
         let tenure = self.tenures.as_ref().map(|tenures| tenures.lock(slot));
         let seq = tenure.as_ref().map_or(0, |tenure| tenure.seq());
         let beside = tenure.as_ref().and_then(|tenure| tenure.beside());
         let (extras, unknown) = beside.map(Beside::copies).unwrap_or_default();
-        let copy = Table::clone(&table);
+        let copies = table.copies();
         drop((tenure, table));
-        let contents = Contents::all(table::cells(copy), extras, unknown).without_idle(now);
+        let contents = Contents::all(copies.into_iter(), extras, unknown).without_idle(now);
         (!contents.is_empty()).then_some(Changes { seq, contents })
     }
 
     fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut Tenure) -> Changed) -> Changes {
         let Some(tenures) = &self.tenures else { return Changes::default() };
-        let table = self.table(slot).read();
+        let table = self.table(slot);
         let mut tenure = tenures.lock(slot);
         if !tenure.is_held() {
             return Changes::default();
@@ -155,12 +155,12 @@ impl Memory {
         let contents = match which(&mut tenure) {
             Changed::All => {
                 let (extras, unknown) = tenure.beside().map(Beside::copies).unwrap_or_default();
-                let copy = Table::clone(&table);
+                let copies = table.copies();
                 drop((tenure, table));
-                Contents::all(table::cells(copy), extras, unknown)
+                Contents::all(copies.into_iter(), extras, unknown)
             }
             Changed::Some(keys) => {
-                let cell = |key: &Key| (*key, table::get(&table, *key).cloned());
+                let cell = |key: &Key| (*key, table.get(*key).cloned());
                 let extras = tenure.beside().map(|beside| beside.extras.only(&keys)).unwrap_or_default();
                 Contents::some(keys.iter().map(cell), extras)
             }
@@ -177,7 +177,7 @@ impl Memory {
         deed: impl FnOnce(&mut Counter),
     ) -> bool {
         let slot = self.slot(key);
-        let mut table = self.table(slot).write();
+        let mut table = self.table(slot);
         let tenure = self.tenures.as_ref().map(|tenures| (tenures, tenures.lock(slot)));
         if tenure.as_ref().is_some_and(|(_, tenure)| !tenure.is_held()) {
             return false;

@@ -16,7 +16,6 @@ use crate::{
         budget::Taken,
         contents::{self, Unknown},
         memory::KeyHasher,
-        table,
     },
     time::Timestamp,
 };
@@ -204,6 +203,6 @@ impl Beside {
 
     fn account(&mut self) {
         let bytes = self.extras.bytes() + contents::bytes_of_unknown(&self.unknown);
-        self.taken.set(size_of::<Self>() + table::bytes_for(self.lent.capacity()) + bytes);
+        self.taken.set(size_of::<Self>() + contents::bytes_of_map(self.lent.capacity()) + bytes);
     }
 }
