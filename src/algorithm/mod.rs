@@ -134,6 +134,13 @@ pub trait Algorithm {
 }
 
 impl<R> Decision<R> {
+    /// The same for whoever does not take it back.
+    #[inline(always)]
+    pub(crate) fn without_receipt(self) -> Decision<()> {
+        let Self { verdict, remaining, reset_after, receipt: _ } = self;
+        Decision { verdict, remaining, reset_after, receipt: None }
+    }
+
     pub(crate) fn map<S>(self, wrap: impl FnOnce(R) -> S) -> Decision<S> {
         Decision {
             verdict: self.verdict,

@@ -42,7 +42,7 @@ impl Snapshot<'_> {
         request: &Request<'_>,
     ) -> Answer<'s> {
         let applies = applying(domain, request);
-        let plan = Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
+        let plan = Plan::draw(domain, request.descriptors, &applies, &self.secret);
         let modes = self.limiter.modes;
         let refused = |decisions: &[_]| answer::refuses(modes, &plan.statuses, &plan.places, decisions);
         let wishes: SmallVec<[Wish; 2]> =

@@ -5,15 +5,9 @@ use std::{borrow::Cow, time::Duration};
 use crate::{
     algorithm::Decision,
     limiter::{Descriptor, Request, Snapshot, Unanswered, metrics::Checked, plan},
-    rules::{Domain, Rule, Usual},
-    store::Check,
+    rules::{Domain, Usual},
+    store::{Alone, Check},
 };
-
-/// What became of a descriptor that was alone.
-pub(super) struct Alone<'s> {
-    pub(super) rule: &'s Rule,
-    pub(super) decision: Decision,
-}
 
 impl Snapshot<'_> {
     /// Decides and counts a request where nothing but one counter has a say; `None` where more has, and then nothing
@@ -24,20 +18,18 @@ impl Snapshot<'_> {
         &'s self,
         domain: &'s Domain,
         request: &Request<'_>,
-    ) -> Result<Option<Alone<'s>>, Unanswered> {
+    ) -> Result<Option<(Usual<'s>, Decision<()>)>, Unanswered> {
         let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors else { return Ok(None) };
         let Some((usual, check)) = self.check_alone(domain, descriptor, request.patience) else {
             return Ok(None);
         };
         let applied = self.limiter.memory.apply_alone(&check, self.now());
-        let (decision, charged) = match &applied {
-            Ok(Some(alone)) => (&alone.decision, alone.charged),
-            Ok(None) => return Ok(None),
-            Err(_) => return Err(self.why_not_here()),
+        let Some(Alone { decision, charged }) = applied.map_err(|_| self.why_not_here())? else {
+            return Ok(None);
         };
-        let checked = Checked { check: &check, decision, charged };
+        let checked = Checked { check: &check, decision: &decision, charged };
         self.limiter.metrics.count_alone(domain, descriptor, usual, checked, self.limiter.modes);
-        Ok(Some(Alone { rule: usual.rule, decision: *decision }))
+        Ok(Some((usual, decision)))
     }
 
     /// What is asked of the one counter that has a say where `descriptor` is alone, and whose it is; `None` where none
@@ -49,7 +41,7 @@ impl Snapshot<'_> {
         descriptor: &Descriptor<'_>,
         patience: Option<Duration>,
     ) -> Option<(Usual<'s>, Check<'s>)> {
-        let usual = domain.usual(descriptor.entries, &self.limiter.secret.get())?;
+        let usual = domain.usual(descriptor.entries, &self.secret)?;
         // (What the rule replaces is of no account: never itself, and there is nothing else.)
         if usual.rule.candidate.is_some() {
             return None;

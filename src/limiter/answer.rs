@@ -130,7 +130,7 @@ impl<'s> Status<'s> {
         self.rule.is_some_and(|rule| rule.shadow_mode)
     }
 
-    fn decide(&mut self, decision: &Decision) {
+    fn decide<R>(&mut self, decision: &Decision<R>) {
         self.passes = self.in_shadow_mode() || decision.verdict.passes();
         self.remaining = decision.remaining;
         self.reset_after = Some(decision.reset_after);
@@ -174,7 +174,7 @@ impl<'s> Answer<'s> {
     /// What [`Self::fold`] makes of one decision, on the only descriptor that there is.
     // Always: an answer is too large to be handed on from place to place.
     #[inline(always)]
-    pub(super) fn of_one(modes: Modes, rule: &'s Rule, decision: &Decision) -> Self {
+    pub(super) fn of_one<R>(modes: Modes, rule: &'s Rule, decision: &Decision<R>) -> Self {
         let mut status = Status::of_rule(rule);
         status.decide(decision);
         // In quota mode it is all that there is, too.

@@ -129,7 +129,7 @@ impl Snapshot<'_> {
         drop_replaced(&mut applies);
 
         let Plan { mut statuses, checks, places, tried } =
-            Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
+            Plan::draw(domain, request.descriptors, &applies, &self.secret);
         let modes = self.limiter.modes;
         let refused = |decisions: &[Decision]| answer::refuses(modes, &statuses, &places, decisions);
         let rehearsal = self.rehearse(&checks, refused).await?;
@@ -158,7 +158,7 @@ impl Snapshot<'_> {
         match &matched.rule.allowance {
             Allowance::Unlimited => Err(Uncounted::Unlimited),
             Allowance::Limited(limit) => {
-                let key = matched.key(domain, entries, limit.kind(), &self.limiter.secret.get());
+                let key = matched.key(domain, entries, limit.kind(), &self.secret);
                 Ok(Counted { rule: matched.rule, limit, key, now: self.now() })
             }
         }

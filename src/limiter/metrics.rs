@@ -2,7 +2,7 @@
 
 use crate::{
     algorithm::{Ask, Decision},
-    descriptor::Entry,
+    descriptor::{Entry, Key},
     limiter::{Answer, Applies, Descriptor, Modes},
     rules::{Code, Domain, Outcome, Tally, Usual},
     store::{Check, Decisions},
@@ -75,13 +75,14 @@ impl Metrics {
     }
 
     /// The same for a call of one descriptor with one check.
-    #[inline]
-    pub(super) fn count_alone(
+    // Always, as what is counted is known where it is decided.
+    #[inline(always)]
+    pub(super) fn count_alone<R>(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
         usual: Usual<'_>,
-        checked: Checked<'_>,
+        checked: Checked<'_, R>,
         modes: Modes,
     ) {
         let passes = usual.rule.shadow_mode || checked.decision.verdict.passes();
@@ -90,23 +91,25 @@ impl Metrics {
         }
         let outcome = self.outcome(domain, descriptor, checked, passes);
         if let Some(counts) = usual.rule.counts() {
-            counts.count(usual.metric_name(domain, descriptor.entries), outcome);
+            match usual.found_for_name(domain, descriptor.entries) {
+                None => counts.count_plain(outcome),
+                Some(matched) => counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome),
+            }
         }
     }
 
     /// What became of a descriptor with a check, of a rule without a candidate; lists its key where it was denied.
-    #[inline]
-    fn outcome(
+    #[inline(always)]
+    fn outcome<R>(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        Checked { check, decision, charged }: Checked<'_>,
+        Checked { check, decision, charged }: Checked<'_, R>,
         passes: bool,
     ) -> Outcome {
         // A look at an exhausted counter is no denial of anything.
         if !passes && check.ask != Ask::Look {
-            let key = u128::from(check.key.high()) << 64 | u128::from(check.key.low());
-            self.denied.add(key, || text(&domain.name, descriptor.entries));
+            self.note_denied(domain, descriptor, check.key);
         }
         Outcome {
             code: if passes { Code::Ok } else { Code::OverLimit },
@@ -116,13 +119,19 @@ impl Metrics {
             candidate_denied: false,
         }
     }
+
+    #[cold]
+    fn note_denied(&self, domain: &Domain, descriptor: &Descriptor<'_>, key: Key) {
+        let key = u128::from(key.high()) << 64 | u128::from(key.low());
+        self.denied.add(key, || text(&domain.name, descriptor.entries));
+    }
 }
 
 /// A check and what came of it.
 #[derive(Clone, Copy)]
-pub(super) struct Checked<'a> {
+pub(super) struct Checked<'a, R> {
     pub(super) check: &'a Check<'a>,
-    pub(super) decision: &'a Decision,
+    pub(super) decision: &'a Decision<R>,
     pub(super) charged: u64,
 }
 
@@ -138,11 +147,15 @@ pub(super) struct Asked<'a, 's> {
 }
 
 /// Of the hits charged, those beyond 80 % of the limit.
-fn near_limit(check: &Check<'_>, decision: &Decision, charged: u64) -> u64 {
+fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64 {
     if charged == 0 || !decision.verdict.passes() {
         return 0;
     }
     let most = check.limit.allowance();
+    // Most are nowhere near.
+    if most / 2 < decision.remaining {
+        return 0;
+    }
     let near = most / 5 * 4 + most % 5 * 4 / 5;
     most.saturating_sub(decision.remaining).saturating_sub(near).min(charged)
 }
@@ -182,7 +195,7 @@ mod tests {
             let (remaining, reset_after) = (limit.allowance() - after, Duration::ZERO);
             near_limit(
                 &check,
-                &Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None },
+                &Decision::<()> { verdict: Verdict::Pass, remaining, reset_after, receipt: None },
                 hits,
             )
         };

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::{Ask, Classic, Decision, Limit},
     cluster::{Cluster, State},
-    descriptor::{Entry, KeyText, SharedSecret},
+    descriptor::{Entry, KeyText, Secret, SharedSecret},
     rules::{Allowance, Book, Domain, Match, Rules, Unit},
     store::{Decisions, Memory},
     time::{Clock, Reading, Timestamp},
@@ -25,7 +25,6 @@ pub use answer::{Answer, CurrentLimit, Modes, Status};
 pub use explain::{Checked, Counted, Explanation, Part, Uncounted};
 pub use metrics::Metrics;
 
-use alone::Alone;
 use metrics::Asked;
 use plan::Plan;
 
@@ -92,11 +91,12 @@ pub struct Limiter {
     metrics: Arc<Metrics>,
 }
 
-/// The rules and the instant that one request, or one batch of them, is decided by.
+/// The rules, the secret and the instant that one request, or one batch of them, is decided by.
 #[derive(Debug)]
 pub struct Snapshot<'l> {
     limiter: &'l Limiter,
     rules: Guard<Option<Arc<Rules>>>,
+    secret: Secret,
     reading: Reading,
 }
 
@@ -136,9 +136,10 @@ impl Limiter {
         self.modes
     }
 
-    /// The rules now in force, and the time now.
+    /// The rules and the secret now in force, and the time now.
     pub fn snapshot(&self) -> Snapshot<'_> {
-        Snapshot { limiter: self, rules: self.book.snapshot(), reading: self.clock.read() }
+        let (rules, secret) = (self.book.snapshot(), self.secret.get());
+        Snapshot { limiter: self, rules, secret, reading: self.clock.read() }
     }
 }
 
@@ -161,19 +162,21 @@ impl Snapshot<'_> {
         if self.limiter.cluster.is_some() && request.frees() {
             return Err(Unanswered::Elsewhere);
         }
-        match self.decide_alone(domain, request)? {
-            Some(Alone { rule, decision }) => Ok(Answer::of_one(self.limiter.modes, rule, &decision)),
-            None => self.decide_together(domain, request),
+        if let Some((usual, decision)) = self.decide_alone(domain, request)? {
+            return Ok(Answer::of_one(self.limiter.modes, usual.rule, &decision));
         }
+        self.decide_together(domain, request)
     }
 
+    // Never: what it needs room for would be made room for in the usual call, too.
+    #[inline(never)]
     fn decide_together<'s>(
         &'s self,
         domain: &'s Domain,
         request: &Request<'_>,
     ) -> Result<Answer<'s>, Unanswered> {
         let applies = applying(domain, request);
-        let plan = Plan::draw(domain, request.descriptors, &applies, &self.limiter.secret.get());
+        let plan = Plan::draw(domain, request.descriptors, &applies, &self.secret);
         let modes = self.limiter.modes;
         let refused =
             |decisions: &[Decision]| answer::refuses(modes, &plan.statuses, &plan.places, decisions);
@@ -182,6 +185,7 @@ impl Snapshot<'_> {
         Ok(self.told(domain, request, &applies, plan, &decisions, &[]))
     }
 
+    #[inline]
     fn domain_of(&self, request: &Request<'_>) -> Result<Option<&Domain>, Unanswered> {
         request.is_sound()?;
         let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
@@ -231,6 +235,7 @@ impl Request<'_> {
     }
 
     /// Whether it asks about anything.
+    #[inline]
     fn is_sound(&self) -> Result<(), Unanswered> {
         if self.domain.is_empty() {
             return Err(Unanswered::EmptyDomain);

@@ -118,6 +118,8 @@ impl Counted {
 
 impl Tally {
     /// Adds an outcome.
+    // Always: what it is most often is known where it is added.
+    #[inline(always)]
     pub fn add(&self, outcome: Outcome) {
         let place = self.0.place();
         match outcome.code {
@@ -175,11 +177,18 @@ impl RuleCounts {
     #[inline]
     pub fn count(&self, name: Cow<'_, str>, outcome: Outcome) {
         match name {
-            Cow::Borrowed(_) => self.plain.add(outcome),
+            Cow::Borrowed(_) => self.count_plain(outcome),
             Cow::Owned(name) => self.count_named(name, outcome),
         }
     }
 
+    /// The same under the rule's own name.
+    #[inline]
+    pub fn count_plain(&self, outcome: Outcome) {
+        self.plain.add(outcome);
+    }
+
+    #[cold]
     fn count_named(&self, name: String, outcome: Outcome) {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(tally) = names.get(&*name) {

@@ -55,6 +55,7 @@ pub struct Rules {
 
 impl Rules {
     /// The domain of that name.
+    #[inline]
     pub fn domain(&self, name: &str) -> Option<&Domain> {
         // Nearly always there is one.
         if let [only] = &*self.domains {

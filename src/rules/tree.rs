@@ -138,16 +138,28 @@ impl Level {
     pub(crate) fn usual(&self, entries: &[Entry<'_>]) -> Option<&Node> {
         let (mut level, mut last) = (self, None);
         for entry in entries {
-            let Hop { node, how } = level.hop(*entry, &mut 0)?;
-            // Texts that are the same, of keys as long, have the same keys; one that fits a pattern is not the same.
-            let has_key =
-                node.key.len() == entry.key.len() && (how != How::Pattern || *node.key == *entry.key);
-            if how != node.usual || !has_key {
-                return None;
-            }
+            let node = level.usual_step(*entry)?;
             (level, last) = (&node.children, Some(node));
         }
         last
+    }
+
+    #[inline(always)]
+    fn usual_step(&self, entry: Entry<'_>) -> Option<&Node> {
+        // Often there is but one, and it need not be looked for.
+        if let [only] = &*self.nodes
+            && *only.key == *entry.key
+        {
+            match only.usual {
+                How::KeyOnly => return Some(only),
+                How::Exact => return (*only.value == *entry.value).then_some(only),
+                How::Pattern => {}
+            }
+        }
+        let Hop { node, how } = self.hop(entry, &mut 0)?;
+        // Texts that are the same, of keys as long, have the same keys; one that fits a pattern is not the same.
+        let has_key = node.key.len() == entry.key.len() && (how != How::Pattern || *node.key == *entry.key);
+        (how == node.usual && has_key).then_some(node)
     }
 
     fn hop(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Hop<'_>> {

@@ -69,12 +69,11 @@ impl<'r> Usual<'r> {
         self.trunk.stem.key(self.trunk.places.iter().map(|place| entries[*place].value))
     }
 
-    /// See [`Match::metric_name`].
+    /// Where its name in metrics shows any values, the match that tells them: see [`Match::metric_name`]. Where not, the
+    /// name is the rule's path.
     #[inline]
-    pub fn metric_name(&self, domain: &Domain, entries: &[Entry<'_>]) -> Cow<'r, str> {
-        let found = if self.trunk.is_plain { None } else { domain.find(entries) };
-        let path = Cow::Borrowed(&*self.rule.path);
-        found.map_or(path, |found| Cow::Owned(found.metric_name(&domain.name, entries).into_owned()))
+    pub fn found_for_name<'d>(&self, domain: &'d Domain, entries: &[Entry<'_>]) -> Option<Match<'d>> {
+        if self.trunk.is_plain { None } else { domain.find(entries) }
     }
 }
 

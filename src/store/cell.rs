@@ -250,7 +250,7 @@ impl PartialEq for Cell {
 impl Eq for Cell {}
 
 impl Used {
-    fn of(limit: &Limit, decision: &Decision) -> Self {
+    fn of<R>(limit: &Limit, decision: &Decision<R>) -> Self {
         if decision.remaining == 0 || !decision.verdict.passes() {
             return Self(u8::MAX);
         }

@@ -246,6 +246,7 @@ impl Memory {
     }
 
     /// Takes the lock of a slot's counters.
+    #[inline]
     fn table(&self, slot: Slot) -> MutexGuard<'_, Table> {
         // A table is whole after each of its changes, and so is a counter in it.
         self.tables[slot.index()].0.lock().unwrap_or_else(PoisonError::into_inner)

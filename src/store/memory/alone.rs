@@ -4,15 +4,15 @@ use std::sync::atomic::Ordering;
 
 use crate::{
     algorithm::Decision,
-    store::{Check, Elsewhere, memory::Memory},
+    store::{Check, Elsewhere, memory::Memory, table::Table},
     time::Timestamp,
 };
 
 /// The answer to a check that was alone in its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alone {
-    /// What was decided.
-    pub decision: Decision,
+    /// What was decided. Nobody takes it back.
+    pub decision: Decision<()>,
     /// The hits that were charged to its counter; 0 where there was no memory for it.
     pub charged: u64,
 }
@@ -20,6 +20,8 @@ pub struct Alone {
 impl Memory {
     /// What [`Memory::apply`] answers to one check. `None` where something of its slot is lent or waits to be absorbed:
     /// then nothing has happened, and it is for [`Memory::apply`].
+    // Always: there is one caller that counts, and what it knows of the check need not be looked at again.
+    #[inline(always)]
     pub fn apply_alone(&self, check: &Check<'_>, now: Timestamp) -> Result<Option<Alone>, Elsewhere> {
         let Check { key, limit, ask, .. } = *check;
         let slot = self.slot(key);
@@ -39,7 +41,7 @@ impl Memory {
         let in_place = table.get_mut(key).and_then(|cell| cell.ask(limit, now, ask));
         let (decision, kept) = match in_place {
             Some(decision) => (decision, true),
-            None => self.touch(&mut table, key, limit, now, |counter| limit.decide(counter, now, ask)),
+            None => self.touch_alone(&mut table, check, now),
         };
         let passes = decision.verdict.passes();
         if let Some((tenures, mut tenure)) = tenure
@@ -48,6 +50,13 @@ impl Memory {
             tenures.note(slot, &mut tenure, key, table.len());
         }
         Ok(Some(Alone { decision, charged: if kept { limit.charged(ask, passes) } else { 0 } }))
+    }
+
+    #[inline(never)]
+    fn touch_alone(&self, table: &mut Table, check: &Check<'_>, now: Timestamp) -> (Decision<()>, bool) {
+        let Check { key, limit, ask, .. } = *check;
+        let (decision, kept) = self.touch(table, key, limit, now, |counter| limit.decide(counter, now, ask));
+        (decision.without_receipt(), kept)
     }
 }
 
@@ -87,7 +96,7 @@ mod tests {
     /// The same by the other path.
     fn among_others(memory: &Memory, check: Check<'_>, now: Timestamp) -> Result<Alone, Elsewhere> {
         let decisions = memory.apply(&[check], now, |_| false)?;
-        Ok(Alone { decision: decisions[0], charged: decisions.charged()[0] })
+        Ok(Alone { decision: decisions[0].without_receipt(), charged: decisions.charged()[0] })
     }
 
     fn any_ask() -> impl Strategy<Value = Ask> {
