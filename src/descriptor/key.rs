@@ -68,7 +68,7 @@ impl<'a> KeyText<'a> {
     /// The key of the counter of this kind.
     pub fn key(self, kind: &[u8], secret: &Secret) -> Key {
         let values = self.values.clone();
-        self.stem(kind, secret).key(values)
+        self.stem(kind, secret).key(values.into_iter())
     }
 
     /// The stem of all counters of this kind whose frame this is.
@@ -97,14 +97,18 @@ impl Stem {
 
     /// The key of the text that goes on with these values.
     #[inline]
-    pub fn key<'v>(
-        mut self,
-        values: impl IntoIterator<Item = &'v str, IntoIter: DoubleEndedIterator>,
-    ) -> Key {
-        let mut values = values.into_iter();
+    pub fn key<'v>(&self, mut values: impl DoubleEndedIterator<Item = &'v str>) -> Key {
         // The last one is hashed where it is: it is the only one that is left of most.
         let last = values.next_back().unwrap_or_default();
-        values.for_each(|value| self.push(value));
+        let Some(first) = values.next() else { return self.end(last) };
+        let mut stem = *self;
+        stem.push(first);
+        values.for_each(|value| stem.push(value));
+        stem.end(last)
+    }
+
+    #[inline]
+    fn end(&self, last: &str) -> Key {
         let hash = self.0.hash(last.as_bytes());
         Key { high: hash.h1, low: hash.h2 }
     }
