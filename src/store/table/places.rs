@@ -48,9 +48,9 @@ pub(super) const fn next_after(places: usize) -> usize {
 impl Places {
     /// So many empty places.
     pub(super) fn new(places: usize) -> Self {
-        // Were the homes of all tables in one order, what one table tells in its order would all go to the beginning
-        // of another, which grows late: whoever moves counters one by one would look longer and longer for a place.
-        // So it depends on the number of places. It is odd, as then no bit of a key is lost.
+        // Were keys in the same order in all tables, then counters that are moved one by one in the order of theirs
+        // would all come to the beginning of another that is still small, each looking longer for a place than the one
+        // before. So the order depends on the number of places. The factor is odd, so that no bit of a key is lost.
         let factor = GOLDEN.wrapping_mul(places as u64) | 1;
         Self { each: (0..places).map(|_| Place::default()).collect(), taken: 0, factor }
     }
