@@ -290,7 +290,7 @@ mod tests {
             let mut into = Places::default();
             for (key, cell) in from.into_cells() {
                 if into.is_full() {
-                    let (all, longest) = ways(&into);
+                    let (all, longest) = into.ways();
                     // Of keys in no order too: 1.4 at the mean, in few places by chance more than 4.
                     assert!(all <= 5 * into.len(), "{all} places for {} counters", into.len());
                     assert!(longest <= 200, "{longest} places for one of {} counters", into.len());
@@ -301,12 +301,14 @@ mod tests {
         }
     }
 
-    /// How many places are looked at beyond their homes to find all counters, and to find the furthest.
-    fn ways(places: &Places) -> (usize, usize) {
-        let number = places.number();
-        let taken =
-            places.each.iter().enumerate().filter_map(|(index, place)| Some((index, place.0.as_ref()?.0)));
-        let ways = taken.map(|(index, key)| (index + number - places.home(key)) % number);
-        ways.fold((0, 0), |(all, longest), way| (all + way, longest.max(way)))
+    impl Places {
+        /// How many places are looked at beyond their homes to find all counters, and to find the furthest.
+        pub(in crate::store::table) fn ways(&self) -> (usize, usize) {
+            let number = self.number();
+            let taken = self.each.iter().enumerate();
+            let taken = taken.filter_map(|(index, place)| Some((index, place.0.as_ref()?.0)));
+            let ways = taken.map(|(index, key)| (index + number - self.home(key)) % number);
+            ways.fold((0, 0), |(all, longest), way| (all + way, longest.max(way)))
+        }
     }
 }
