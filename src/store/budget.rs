@@ -1,7 +1,6 @@
 //! How much memory counters may take.
 
 use std::{
-    cmp::Ordering::{Equal, Greater, Less},
     fs,
     sync::{
         Arc,
@@ -90,11 +89,11 @@ impl Budget {
 }
 
 fn change(number: &AtomicUsize, before: usize, after: usize) {
-    // Mostly nothing changes, and then nobody else's copy of the number is touched.
-    match after.cmp(&before) {
-        Equal => {}
-        Greater => drop(number.fetch_add(after - before, Ordering::Relaxed)),
-        Less => drop(number.fetch_sub(before - after, Ordering::Relaxed)),
+    // Most often nothing changes; then the number's line stays in the caches of all.
+    if before < after {
+        number.fetch_add(after - before, Ordering::Relaxed);
+    } else if after < before {
+        number.fetch_sub(before - after, Ordering::Relaxed);
     }
 }
 

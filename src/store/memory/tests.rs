@@ -239,7 +239,7 @@ fn number(number: u64) -> Key {
 }
 
 #[test]
-fn a_million_counters_take_at_most_80_bytes_each() {
+fn a_million_counters_take_at_most_64_bytes_each() {
     let sliding =
         SlidingWindow { limit: 10, span: Span::of_nanos(SECOND * 60).unwrap(), excess: Excess::Refuse };
     for limit in [window(10), bucket(10), Limit::SlidingWindow(sliding)] {
@@ -252,7 +252,7 @@ fn a_million_counters_take_at_most_80_bytes_each() {
             }
         }
         assert_eq!(memory.figures().live, 1_000_000);
-        assert!(worst <= 80.0, "{worst} bytes a counter");
+        assert!(worst <= 64.0, "{worst} bytes a counter");
     }
 }
 

@@ -48,9 +48,9 @@ pub(super) const fn next_after(places: usize) -> usize {
 impl Places {
     /// So many empty places.
     pub(super) fn new(places: usize) -> Self {
-        // Were the homes of all tables in one order, what one table tells in its order would all go to the beginning
-        // of another, which grows late: whoever moves counters one by one would look longer and longer for a place.
-        // So it depends on the number of places. It is odd, as then no bit of a key is lost.
+        // Were keys in the same order in all tables, then counters that are moved one by one in the order of theirs
+        // would all come to the beginning of another that is still small, each looking longer for a place than the one
+        // before. So the order depends on the number of places. The factor is odd, so that no bit of a key is lost.
         let factor = GOLDEN.wrapping_mul(places as u64) | 1;
         Self { each: (0..places).map(|_| Place::default()).collect(), taken: 0, factor }
     }
@@ -290,7 +290,7 @@ mod tests {
             let mut into = Places::default();
             for (key, cell) in from.into_cells() {
                 if into.is_full() {
-                    let (all, longest) = ways(&into);
+                    let (all, longest) = into.ways();
                     // Of keys in no order too: 1.4 at the mean, in few places by chance more than 4.
                     assert!(all <= 5 * into.len(), "{all} places for {} counters", into.len());
                     assert!(longest <= 200, "{longest} places for one of {} counters", into.len());
@@ -301,12 +301,14 @@ mod tests {
         }
     }
 
-    /// How many places are looked at beyond their homes to find all counters, and to find the furthest.
-    fn ways(places: &Places) -> (usize, usize) {
-        let number = places.number();
-        let taken =
-            places.each.iter().enumerate().filter_map(|(index, place)| Some((index, place.0.as_ref()?.0)));
-        let ways = taken.map(|(index, key)| (index + number - places.home(key)) % number);
-        ways.fold((0, 0), |(all, longest), way| (all + way, longest.max(way)))
+    impl Places {
+        /// How many places are looked at beyond their homes to find all counters, and to find the furthest.
+        pub(in crate::store::table) fn ways(&self) -> (usize, usize) {
+            let number = self.number();
+            let taken = self.each.iter().enumerate();
+            let taken = taken.filter_map(|(index, place)| Some((index, place.0.as_ref()?.0)));
+            let ways = taken.map(|(index, key)| (index + number - self.home(key)) % number);
+            ways.fold((0, 0), |(all, longest), way| (all + way, longest.max(way)))
+        }
     }
 }
