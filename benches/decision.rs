@@ -37,11 +37,9 @@ fn rules(algorithm: &str) -> Rules {
 
 /// The name of a user, written where it is in the cache, as the bytes of a request are when it is read.
 fn name(buffer: &mut [u8; 12], user: usize) -> &str {
-    let mut rest = user;
     *buffer = *b"user-0000000";
-    for digit in buffer[5..].iter_mut().rev() {
-        *digit += (rest % 10) as u8;
-        rest /= 10;
+    for (place, digit) in buffer[5..].iter_mut().rev().enumerate() {
+        *digit = b"0123456789abcdef"[user >> (4 * place) & 15];
     }
     std::str::from_utf8(buffer).unwrap()
 }
