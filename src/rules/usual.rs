@@ -4,7 +4,10 @@
 //! where they name none, one that fits where they name a pattern. What the keys of all of them have in common is
 //! hashed once.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
 
 use smallvec::SmallVec;
 
@@ -27,13 +30,14 @@ pub struct Usual<'r> {
 /// What is the same for all descriptors that come to a rule by the usual way.
 #[derive(Debug)]
 pub(super) struct Trunk {
-    // Nearly always the one in force.
     secret: Secret,
     stem: Stem,
     // Of which entries the values are still to be hashed.
     places: SmallVec<[usize; 4]>,
     // Whether its name in metrics is its path.
     is_plain: bool,
+    // The same under the next secret. There is another one only where replicas have met since.
+    next: OnceLock<Box<Trunk>>,
 }
 
 impl Domain {
@@ -52,15 +56,17 @@ impl<'r> Usual<'r> {
     fn of(domain: &'r Domain, node: &'r Node, entries: &[Entry<'_>], secret: &Secret) -> Option<Self> {
         let rule = node.rule.as_ref()?;
         let Allowance::Limited(limit) = &rule.allowance else { return None };
-        let trunk = match node.trunk.get() {
-            Some(trunk) => trunk,
-            None => {
-                let trunk = Trunk::new(domain, &domain.find(entries)?, limit, entries, secret);
-                node.trunk.get_or_init(|| Box::new(trunk))
+        let mut place = &node.trunk;
+        loop {
+            match place.get() {
+                Some(trunk) if trunk.secret == *secret => return Some(Self { rule, limit, trunk }),
+                Some(other) => place = &other.next,
+                None => {
+                    let trunk = Trunk::new(domain, limit, entries, secret)?;
+                    place.get_or_init(|| Box::new(trunk));
+                }
             }
-        };
-        // Another secret has hardly ever come since: then keys are made in the general way until rules are read again.
-        (trunk.secret == *secret).then_some(Self { rule, limit, trunk })
+        }
     }
 
     /// The key of the counter. `entries` are those that it was found for.
@@ -78,14 +84,10 @@ impl<'r> Usual<'r> {
 }
 
 impl Trunk {
+    /// Of descriptors that come to the rule with this limit as `entries` do.
     #[cold]
-    fn new(
-        domain: &Domain,
-        found: &Match<'_>,
-        limit: &Limit,
-        entries: &[Entry<'_>],
-        secret: &Secret,
-    ) -> Self {
+    fn new(domain: &Domain, limit: &Limit, entries: &[Entry<'_>], secret: &Secret) -> Option<Self> {
+        let found = domain.find(entries)?;
         let mut stem = found.key_text(&domain.name, entries).stem(&limit.kind().bytes(), secret);
         let sent = found.hops.iter().enumerate().filter(|(_, hop)| !hop.is_shared());
         let mut places: SmallVec<[usize; 4]> = sent.map(|(place, _)| place).collect();
@@ -95,6 +97,6 @@ impl Trunk {
             stem.push(entries[place].value);
         }
         let is_plain = matches!(found.metric_name(&domain.name, entries), Cow::Borrowed(_));
-        Self { secret: secret.clone(), stem, places, is_plain }
+        Some(Self { secret: secret.clone(), stem, places, is_plain, next: OnceLock::new() })
     }
 }
