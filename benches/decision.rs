@@ -1,4 +1,4 @@
-//! What one decision costs: the whole path below the wire, each of its parts, and the algorithm alone.
+//! What one decision costs: alone, with its counting and its answer, each of its parts, and the algorithm alone.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark without its rules has nothing to measure")]
 
@@ -9,7 +9,7 @@ use tollgate::{
     algorithm::{Ask, Limit},
     descriptor::{Entry, Key, Secret},
     limiter::{Descriptor, Limiter, Request, Snapshot},
-    rules::{Allowance, Book, Rule, Rules},
+    rules::{Allowance, Book, Domain, Rule, Rules},
     store::{Check, Memory, OnFull, OnRefusal},
     time::{Clock, SECOND, Timestamp},
 };
@@ -44,36 +44,62 @@ fn name(buffer: &mut [u8; 12], user: usize) -> &str {
     std::str::from_utf8(buffer).unwrap()
 }
 
-/// The server takes a snapshot for all calls that it reads together, so that is no part of a decision.
-fn charge(snapshot: &Snapshot<'_>, user: &str) -> bool {
+/// The rule, the key, and what its counter says.
+fn decide(domain: &Domain, memory: &Memory, secret: &Secret, user: &str) -> bool {
+    let entries = [Entry { key: "user", value: user }];
+    let usual = domain.usual(&entries, secret).unwrap();
+    let (key, limit) = (usual.key(&entries), usual.limit);
+    let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
+    memory.apply_alone(&check, NOW).unwrap().unwrap().decision.verdict.passes()
+}
+
+/// The same, counted and answered. (The server takes a snapshot for all calls that it reads together, so that is no part
+/// of it.)
+fn answer(snapshot: &Snapshot<'_>, user: &str) -> bool {
     let entries = [Entry { key: "user", value: user }];
     let descriptors = [Descriptor { entries: &entries, ask: Ask::Charge(1), limit: None }];
     snapshot.decide(&Request { domain: "d", descriptors: &descriptors, patience: None }).unwrap().passes
 }
 
-fn whole(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("decision");
+fn hot_and_cold(
+    criterion: &mut Criterion,
+    what: &str,
+    kind: &str,
+    memory: &Memory,
+    ask: impl Fn(&str) -> bool,
+) {
+    let mut group = criterion.benchmark_group(what);
     group.throughput(Throughput::Elements(1));
+    group.bench_function(format!("{kind}/hot key"), |bencher| {
+        bencher.iter(|| ask(black_box("user-0000000")));
+    });
+    let mut buffer = [0; 12];
+    for user in 0..KEYS {
+        assert!(ask(name(&mut buffer, user)));
+    }
+    assert_eq!(memory.figures().live, KEYS);
+    let mut next = 0;
+    group.bench_function(format!("{kind}/1M cold keys"), |bencher| {
+        bencher.iter(|| {
+            next = (next + STRIDE) % KEYS;
+            ask(black_box(name(&mut buffer, next)))
+        });
+    });
+}
+
+fn whole(criterion: &mut Criterion) {
     for (kind, algorithm) in ALGORITHMS {
-        let book = Arc::new(Book::of(rules(algorithm), NOW));
-        let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny));
-        let limiter = Limiter::new(book, memory.clone(), Clock::manual(NOW), Secret::from_bytes([7; 16]));
+        let secret = Secret::from_bytes([7; 16]);
+        let memory = || Arc::new(Memory::new(1 << 30, OnFull::Deny));
+        let (rules, alone) = (rules(algorithm), memory());
+        let domain = rules.domain("d").unwrap();
+        hot_and_cold(criterion, "decision", kind, &alone, |user| decide(domain, &alone, &secret, user));
+        drop(alone);
+
+        let (book, counted) = (Arc::new(Book::of(rules, NOW)), memory());
+        let limiter = Limiter::new(book, counted.clone(), Clock::manual(NOW), secret);
         let snapshot = limiter.snapshot();
-        group.bench_function(format!("{kind}/hot key"), |bencher| {
-            bencher.iter(|| charge(&snapshot, black_box("user-0000000")));
-        });
-        let mut buffer = [0; 12];
-        for user in 0..KEYS {
-            charge(&snapshot, name(&mut buffer, user));
-        }
-        assert_eq!(memory.figures().live, KEYS);
-        let mut next = 0;
-        group.bench_function(format!("{kind}/1M cold keys"), |bencher| {
-            bencher.iter(|| {
-                next = (next + STRIDE) % KEYS;
-                charge(&snapshot, black_box(name(&mut buffer, next)))
-            });
-        });
+        hot_and_cold(criterion, "answer", kind, &counted, |user| answer(&snapshot, user));
     }
 }
 
