@@ -136,9 +136,6 @@ fn parts(criterion: &mut Criterion) {
             rules.domain(black_box("d")).and_then(|domain| domain.usual(&entries, &secret)).is_some()
         });
     });
-    group.bench_function("rule and key", |bencher| {
-        bencher.iter(|| key_of(&rules, &secret, black_box("user-0000000")));
-    });
     group.bench_function("counter/hot key", |bencher| bencher.iter(|| charge(black_box(keys[0]))));
     keys.iter().for_each(|key| {
         charge(*key);
