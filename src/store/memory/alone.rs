@@ -52,6 +52,7 @@ impl Memory {
         Ok(Some(Alone { decision, charged: if kept { limit.charged(ask, passes) } else { 0 } }))
     }
 
+    // Never: a new counter, or one whose window has turned, is the rarer case, and needs much more room.
     #[inline(never)]
     fn touch_alone(&self, table: &mut Table, check: &Check<'_>, now: Timestamp) -> (Decision<()>, bool) {
         let Check { key, limit, ask, .. } = *check;
