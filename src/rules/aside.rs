@@ -75,6 +75,8 @@ fn give_way() {
     };
     // Where it cannot be had, callers wait a little longer.
     set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, Normal(Idle)).unwrap_or_default();
+    // Whoever was woken while this thread did not yet give way would have to wait for the kernel's next tick.
+    thread::yield_now();
 }
 
 #[cfg(not(target_os = "linux"))]

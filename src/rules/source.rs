@@ -25,6 +25,8 @@ const DEPTH_MAX: usize = 16;
 const ENTRIES_MAX: usize = 10_000;
 /// How many bytes are read in all: 64 MiB.
 const BYTES_MAX: usize = 64 << 20;
+/// How much is read at a time: while the kernel copies it, nobody else may have the core.
+const PIECE: u64 = 64 << 10;
 
 /// Reads and compiles the rules under `path`, a file or a directory.
 pub fn load(path: &Path) -> Result<Rules, Problems> {
@@ -163,7 +165,8 @@ fn bytes_of(path: &Path, bytes_left: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // One byte more than may be, so that too large a file is told from one that just fits.
     let most = yaml::BYTES_MAX.min(bytes_left) + 1;
-    File::open(path)?.take(most as u64).read_to_end(&mut bytes)?;
+    let mut file = File::open(path)?.take(most as u64);
+    while file.by_ref().take(PIECE).read_to_end(&mut bytes)? != 0 {}
     if bytes_left < bytes.len() {
         return Err(io::Error::other(format!("all files together have more than {BYTES_MAX} bytes")));
     }
