@@ -258,6 +258,20 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_many_pieces_is_read_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.yaml");
+        let piece = PIECE as usize;
+        for length in [0, 1, piece - 1, piece, piece + 1, 3 * piece, 3 * piece + 1] {
+            let bytes: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
+            fs::write(&path, &bytes).unwrap();
+            assert!(bytes_of(&path, BYTES_MAX).unwrap() == bytes, "{length} bytes");
+        }
+        let problem = bytes_of(&path, piece).unwrap_err().to_string();
+        assert_eq!(problem, "all files together have more than 67108864 bytes");
+    }
+
+    #[test]
     fn what_is_no_regular_file_is_not_waited_for() {
         let what = load(Path::new("/dev/zero")).unwrap_err().to_string();
         assert_eq!(what, "/dev/zero:1:1: cannot be read: it is no regular file");
