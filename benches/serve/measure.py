@@ -34,7 +34,7 @@ def resident_bytes(pid):
 
 
 def h2load(server, scratch, connections, streams, requests, rate=None):
-    """Asks one question again and again; each must be answered."""
+    """Asks one question again and again; each must be answered. Says how often."""
     body = scratch / "body"
     body.write_bytes(server.body())
     host, port = server.address
@@ -47,6 +47,7 @@ def h2load(server, scratch, connections, streams, requests, rate=None):
     data = int(re.search(r"\((\d+)\) data", said)[1])
     if succeeded != requests or data < HEAD_BYTES * requests:
         raise Unavailable(f"{server.name} has not answered everything:\n{said}")
+    return requests
 
 
 def bench(server, binary, *flags):
