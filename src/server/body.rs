@@ -5,7 +5,6 @@ use std::{
     mem,
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -14,8 +13,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-/// How long the body of a request may take to arrive, once it has been waited for.
-const BODY_WITHIN: Duration = Duration::from_secs(30);
+use crate::server::message::BODY_WITHIN;
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");

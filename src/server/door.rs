@@ -29,13 +29,13 @@ use tracing::{debug, warn};
 
 use crate::{
     server::{
-        Certificates, Listener, Phase, Routed,
+        Budgets, Certificates, Listener, Phase, Routed,
         counters::{ListenerCounters, Seat, count},
         crew::Hands,
         listen::{Parcel, Socket},
         phase::reached,
         rouse::Roused,
-        talk::{Keepalive, Talk},
+        talk::{Keepalive, Talk, WINDOW_BYTES},
         wire::{Line, PREFACE_BYTES, Watched},
     },
     settings,
@@ -45,11 +45,10 @@ use crate::{
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The most bytes of all headers of a request.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
-/// How many bytes of bodies may be on their way to us, in one stream and in all, and how many of one stream from us.
-const WINDOW_BYTES: u32 = 1024 * 1024;
+/// How many bytes of one stream may be on their way from us.
 const SENT_BYTES_MAX: usize = 400 * 1024;
-/// How many streams a client may have reset that we have not come to yet, before its connection is closed.
-const RESETS_PENDING_MAX: usize = 20;
+/// What HTTP/2 counts at most for a small DATA frame that has not been read, so that each call may have two of them.
+const SMALL_FRAME_BYTES: usize = 256;
 /// How many streams we may have reset for a client's mistakes, before its connection is closed.
 const RESETS_FOR_ERRORS_MAX: usize = 1024;
 /// How long HTTP connections last, give or take a fifth, and then their last request.
@@ -70,6 +69,7 @@ pub(super) struct Door {
     pub(super) certificates: Option<Arc<Certificates>>,
     pub(super) protocols: Protocols,
     pub(super) limits: Limits,
+    pub(super) budgets: Budgets,
     pub(super) counters: Arc<ListenerCounters>,
 }
 
@@ -163,9 +163,15 @@ impl Http2 {
             .max_send_buffer_size(SENT_BYTES_MAX)
             .max_concurrent_streams(self.max_concurrent_streams)
             .max_header_list_size(HEADER_BYTES_MAX)
-            .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+            .data_frame_budget(2 * SMALL_FRAME_BYTES * self.streams())
+            // A client that takes back all its calls at once does no more than one that lets them be answered.
+            .max_pending_accept_reset_streams(self.streams())
             .max_local_error_reset_streams(Some(RESETS_FOR_ERRORS_MAX));
         http2
+    }
+
+    fn streams(&self) -> usize {
+        usize::try_from(self.max_concurrent_streams).unwrap_or(usize::MAX)
     }
 
     fn keepalive(&self) -> Keepalive {
@@ -181,7 +187,7 @@ impl Http2 {
             .keep_alive_interval(self.keepalive_interval.max(KEEPALIVE_MIN))
             .keep_alive_timeout(self.keepalive_timeout)
             .max_header_list_size(HEADER_BYTES_MAX)
-            .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+            .max_pending_accept_reset_streams(self.streams())
             .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX);
         http2
     }
@@ -191,8 +197,8 @@ impl Door {
     /// Lets `service` answer all who come, until the process stops; then finishes what has come. `hands` look after
     /// the connections.
     pub(super) async fn serve(self, service: Routed, hands: Hands, phases: watch::Receiver<Phase>) {
-        let Self { name, listener, certificates, protocols, limits, counters } = self;
-        let host = Arc::new(Host { name, certificates, protocols, limits, counters, service });
+        let Self { name, listener, certificates, protocols, limits, budgets, counters } = self;
+        let host = Arc::new(Host { name, certificates, protocols, limits, budgets, counters, service });
         let mut open = JoinSet::new();
         let (mut is_full, mut is_failing) = (false, false);
         let mut stopping = pin!(reached(phases.clone(), Phase::Stopping));
@@ -250,6 +256,7 @@ struct Host {
     certificates: Option<Arc<Certificates>>,
     protocols: Protocols,
     limits: Limits,
+    budgets: Budgets,
     counters: Arc<ListenerCounters>,
     service: Routed,
 }
@@ -304,7 +311,9 @@ impl Host {
         let line = Line::default();
         let Some(http1) = &self.protocols.http1 else {
             let http2 = self.protocols.http2;
-            let talk = Box::pin(Talk::new(&http2.talk(), wire, line.clone(), service, http2.keepalive()));
+            let talk =
+                Talk::new(&http2.talk(), wire, line.clone(), service, http2.keepalive(), &self.budgets);
+            let talk = Box::pin(talk);
             return self.see_out(talk, |talk| talk.get_mut().leave(), &line, phases).await;
         };
         let answer = move |request: Request<Incoming>| {

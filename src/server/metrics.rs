@@ -15,7 +15,7 @@ use crate::{
     cluster::{self, Cluster},
     limiter,
     rules::{self, Book, Series, Totals},
-    server::{Counters, ListenerFigures},
+    server::{Budgets, Counters, ListenerFigures},
     store::Memory,
     telemetry::metrics::{self, Metric, Page, Process, cluster as shared},
     time::Timestamp,
@@ -29,6 +29,7 @@ pub(super) struct Sources {
     pub(super) limiter: Arc<limiter::Metrics>,
     pub(super) api: Arc<api::Metrics>,
     pub(super) listeners: Counters,
+    pub(super) budgets: Budgets,
 }
 
 /// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
@@ -53,6 +54,9 @@ impl Sources {
         self.counters(&mut page);
         self.rules(&mut page);
         self.connections(&mut page);
+        page.single(metrics::UNFINISHED_REFUSED, self.budgets.requests.refused());
+        page.single(metrics::UNFINISHED_BYTES, self.budgets.requests.bytes());
+        page.single(metrics::UNSENT_BYTES, self.budgets.replies.bytes());
         page.single(metrics::TOP_MISSED, self.limiter.denied.missed());
         page.family(metrics::BUILD_INFO).sample(&[env!("CARGO_PKG_VERSION")], 1);
         if let Some(process) = Process::now() {
@@ -248,6 +252,7 @@ mod tests {
             limiter: Arc::default(),
             api: Arc::default(),
             listeners: Counters::default(),
+            budgets: Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
         }
     }
 

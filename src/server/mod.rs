@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use bytesize::ByteSize;
 use futures_util::future::join;
 use tokio::{
     sync::{mpsc, watch},
@@ -36,10 +37,13 @@ mod counters;
 mod crew;
 mod door;
 mod listen;
+mod message;
 mod metrics;
 mod phase;
 mod quick;
 mod replica;
+mod reply_bytes;
+mod request_bytes;
 mod rouse;
 mod routed;
 mod talk;
@@ -55,6 +59,8 @@ use crew::Hands;
 use door::{Door, Protocols};
 use listen::Listener;
 use replica::Replica;
+use reply_bytes::ReplyBytes;
+use request_bytes::RequestBytes;
 use routed::Routed;
 use tls::Certificates;
 
@@ -63,6 +69,23 @@ const CLOCK_CHECK: Duration = Duration::from_millis(100);
 
 /// The largest message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Bytes that callers may have the whole process hold.
+#[derive(Clone, Debug)]
+pub(super) struct Budgets {
+    requests: Arc<RequestBytes>,
+    replies: Arc<ReplyBytes>,
+}
+
+impl Budgets {
+    fn new(memory: settings::Memory) -> Self {
+        let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Self {
+            requests: Arc::new(RequestBytes::new(bytes(memory.requests))),
+            replies: Arc::new(ReplyBytes::new(bytes(memory.replies))),
+        }
+    }
+}
 
 /// Why the service cannot start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +157,7 @@ impl Server {
             admin::Token::new(path.clone()).read()?;
         }
         let counters = Counters::default();
+        let budgets = Budgets::new(settings.memory);
         let load = |listener, files: &Option<_>, protocols: &Protocols, counters: &Arc<_>| {
             let load = |files: &settings::Tls| {
                 let (files, names) = (files.clone(), protocols.names());
@@ -155,6 +179,7 @@ impl Server {
             certificates: None,
             protocols: Protocols::http(&settings.http),
             limits: door::Limits::http(most, settings.http.header_timeout),
+            budgets: budgets.clone(),
             counters: Arc::clone(counters),
         };
         Ok(Self {
@@ -164,6 +189,7 @@ impl Server {
                 certificates: grpc_tls,
                 protocols: grpc,
                 limits: door::Limits::grpc(&settings.grpc),
+                budgets: budgets.clone(),
                 counters: counters.grpc.clone(),
             },
             http: Door {
@@ -172,6 +198,7 @@ impl Server {
                 certificates: http_tls,
                 protocols: http,
                 limits: door::Limits::http(settings.http.max_connections, settings.http.header_timeout),
+                budgets: budgets.clone(),
                 counters: counters.http.clone(),
             },
             admin: plain("admin", admin_at, settings.admin.max_connections, &counters.admin),
@@ -214,9 +241,22 @@ impl Server {
         self.counters.clone()
     }
 
+    fn log_bounds(&self) {
+        let Settings { store, memory, grpc, http, .. } = &self.settings;
+        info!(
+            counters = %ByteSize(store.memory_limit),
+            requests = %ByteSize(memory.requests),
+            replies = %ByteSize(memory.replies),
+            grpc_connections = grpc.max_connections,
+            http_connections = http.max_connections,
+            "bounds of memory"
+        );
+    }
+
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
+        self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, counters, mut crew, logs } = self;
         let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
         let (keeping, replica) = Replica::start(settings.cluster, settings.store, &clock).await?;
@@ -270,6 +310,7 @@ impl Server {
             limiter: counted.clone(),
             api: api.metrics().clone(),
             listeners: counters,
+            budgets: grpc.budgets.clone(),
         };
         // Long pages hold up no caller.
         let here = Hands::default();

@@ -2,13 +2,13 @@
 
 use std::task::{Context, Poll};
 
-use axum::http::{HeaderName, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
 use h2::RecvStream;
 use hyper::body::Bytes;
 
 use crate::{
     api::{Api, Framed, Reply, Turn, is_one_frame},
-    server::body::{Answer, Timely, give_back},
+    server::body::{Answer, Timely},
 };
 
 /// The method that nearly all calls are of.
@@ -24,7 +24,7 @@ pub(super) enum AtOnce {
     Answered(Reply),
     /// This is its body, and other replicas hold its counters. Nothing else has happened.
     Afar(Bytes),
-    /// It is for [`answer`], but this piece of its body has been read. Nothing else has happened.
+    /// It is for [`answer`], but this piece of its body has been read, and its window is not given back.
     Read(Bytes),
     /// It is for [`answer`]. Nothing has happened.
     Nothing,
@@ -49,7 +49,6 @@ pub(super) fn at_once(
             Framed::Unusual => {}
         }
     }
-    give_back(request.body_mut(), &piece);
     AtOnce::Read(piece)
 }
 
@@ -82,5 +81,13 @@ pub(super) async fn answer(api: &Api, request: &mut Request<Timely>) -> Option<R
 fn may_be_usual<B>(request: &Request<B>) -> bool {
     request.uri().path() == PATH
         && request.method() == Method::POST
+        && is_grpc(request.headers())
         && !request.headers().contains_key(&GRPC_ENCODING)
+}
+
+/// Whether a request says that it is of gRPC.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(given) = headers.get(CONTENT_TYPE) else { return false };
+    let rest = given.as_bytes().strip_prefix(GRPC.as_bytes());
+    matches!(rest, Some([] | [b'+' | b';', ..]))
 }

@@ -70,6 +70,11 @@ impl Routed {
         }
     }
 
+    /// Whether the streams of a request may stay open.
+    pub(super) fn is_conversation<B>(request: &Request<B>) -> bool {
+        request.uri().path().starts_with(CONVERSATIONS)
+    }
+
     /// Answers a request, of whose body the first piece may have been read.
     pub(super) fn answer<B: Into<Source>>(
         self: &Arc<Self>,
@@ -77,8 +82,7 @@ impl Routed {
         read: Option<Bytes>,
     ) -> impl Future<Output = Response<Answer>> + Send + use<B> {
         let this = self.clone();
-        let is_conversation = request.uri().path().starts_with(CONVERSATIONS);
-        let bound = if is_conversation { Bound::Unbounded } else { Bound::Bounded };
+        let bound = if Self::is_conversation(&request) { Bound::Unbounded } else { Bound::Bounded };
         let mut request = request.map(|body| Timely::new(body.into(), read, bound));
         async move {
             if let Some(api) = &this.quick

@@ -6,6 +6,7 @@
 //! answers of another replica do, the connection is woken once, and their answers leave together as well.
 
 use std::{
+    collections::VecDeque,
     future::{Future, poll_fn},
     pin::Pin,
     sync::Arc,
@@ -13,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use axum::http::{HeaderMap, Request, Response, header::CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use futures_util::stream::{FuturesUnordered, Stream as _};
 use h2::{
     Ping, PingPong, Reason, RecvStream, SendStream,
@@ -29,8 +30,12 @@ use tracing::debug;
 use crate::{
     api::{Reply, Turn},
     server::{
+        Budgets,
         body::{Answer, all_is_well},
+        message::{self, Unread},
         quick::{self, AtOnce, GRPC},
+        reply_bytes::{ReplyPart, Unsent},
+        request_bytes::{ConnectionBytes, Share},
         rouse::{Bell, Roused},
         routed::Routed,
         wire::{Line, Watched},
@@ -39,6 +44,10 @@ use crate::{
 
 /// The most calls that are answered before what is answered is written.
 const CALLS_MAX: usize = 128;
+/// The connection's window, which is also that of each stream: what HTTP/2 begins with.
+pub(super) const WINDOW_BYTES: u32 = 65_535;
+/// Time for an idle client to acknowledge that the connection ends.
+const SHUTDOWN_ACK_WITHIN: Duration = Duration::from_secs(1);
 
 /// A connection. It has ended when this has.
 pub(super) struct Talk<W> {
@@ -48,15 +57,37 @@ pub(super) struct Talk<W> {
     service: Arc<Routed>,
     keepalive: Keepalive,
     waiting: Waiting,
-    is_leaving: bool,
+    // Calls that have come while the client does not take its replies.
+    deferred: VecDeque<Deferred>,
+    requests: ConnectionBytes,
+    // The part of the window that unfinished calls withhold, as HTTP/2 knows it.
+    withheld: usize,
+    unsent: Unsent,
+    shutdown: Shutdown,
+}
+
+/// A call that is not begun yet.
+struct Deferred {
+    request: Request<RecvStream>,
+    respond: SendResponse<ReplyPart>,
+    share: Share,
+}
+
+/// Whether the connection is to end.
+enum Shutdown {
+    NotAsked,
+    /// The client has been told. It is waited for until then.
+    Asked(Pin<Box<Sleep>>),
+    /// The client has not acknowledged it in time: the connection ends with its last call.
+    Overdue,
 }
 
 /// The calls of a connection that have to wait for something.
 type Waiting = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
 enum State<W> {
-    Greeting(Handshake<Watched<W>, Bytes>),
-    Talking(Connection<Watched<W>, Bytes>, Roused<Pulse>),
+    Greeting(Handshake<Watched<W>, ReplyPart>),
+    Talking(Connection<Watched<W>, ReplyPart>, Roused<Pulse>),
 }
 
 /// What has become of a round of reading and answering.
@@ -104,15 +135,26 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
         line: Line,
         service: Arc<Routed>,
         keepalive: Keepalive,
+        budgets: &Budgets,
     ) -> Self {
-        let state = State::Greeting(http2.handshake(Watched::new(wire, line.clone())));
-        let (bell, waiting) = (Bell::rung(), Waiting::new());
-        Self { state, bell, line, service, keepalive, waiting, is_leaving: false }
+        Self {
+            state: State::Greeting(http2.handshake(Watched::new(wire, line.clone()))),
+            bell: Bell::rung(),
+            line,
+            service,
+            keepalive,
+            waiting: Waiting::new(),
+            deferred: VecDeque::new(),
+            requests: ConnectionBytes::new(budgets.requests.clone()),
+            withheld: 0,
+            unsent: Unsent::new(budgets.replies.clone()),
+            shutdown: Shutdown::NotAsked,
+        }
     }
 
     /// Begins no more calls, and ends with the last.
     pub(super) fn leave(&mut self) {
-        self.is_leaving = true;
+        self.shutdown = Shutdown::Asked(Box::pin(sleep(SHUTDOWN_ACK_WITHIN)));
         match &mut self.state {
             State::Greeting(_) => {}
             State::Talking(connection, _) => connection.graceful_shutdown(),
@@ -130,6 +172,14 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Talk<W> {
             && let Poll::Ready(ended) = this.look_after(cx)
         {
             return Poll::Ready(ended);
+        }
+        if this.is_overdue(cx)
+            && this.waiting.is_empty()
+            && this.deferred.is_empty()
+            && this.unsent.is_empty()
+        {
+            this.end(cx);
+            return Poll::Ready(Ok(()));
         }
         match &mut this.state {
             State::Greeting(_) => Poll::Pending,
@@ -155,6 +205,25 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
         Poll::Pending
     }
 
+    /// Whether the client has had its time to acknowledge the end of the connection.
+    fn is_overdue(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Shutdown::Asked(end) = &mut self.shutdown
+            && end.as_mut().poll(cx).is_ready()
+        {
+            self.shutdown = Shutdown::Overdue;
+        }
+        matches!(self.shutdown, Shutdown::Overdue)
+    }
+
+    /// Tells the client that the connection has ended.
+    fn end(&mut self, cx: &mut Context<'_>) {
+        if let State::Talking(connection, _) = &mut self.state {
+            connection.abrupt_shutdown(Reason::NO_ERROR);
+            // What the socket does not take now is not waited for.
+            let _ = connection.poll_closed(cx);
+        }
+    }
+
     /// Writes what has been answered, reads what has come, and answers it.
     fn round(&mut self) -> Result<Round, Broken> {
         let mut cx = Context::from_waker(self.bell.waker());
@@ -165,8 +234,9 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
                 };
                 let mut connection = connection?;
                 let pulse = Pulse::new(self.keepalive, self.line.clone(), connection.ping_pong());
-                if self.is_leaving {
-                    connection.graceful_shutdown();
+                match self.shutdown {
+                    Shutdown::NotAsked => {}
+                    Shutdown::Asked(_) | Shutdown::Overdue => connection.graceful_shutdown(),
                 }
                 self.state = State::Talking(connection, Roused::new(pulse));
                 return Ok(Round::Done);
@@ -174,6 +244,12 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
             State::Talking(connection, _) => connection,
         };
         let (mut turn, mut has_done) = (self.service.turn(), false);
+        let calls = Calls {
+            service: &self.service,
+            waiting: &self.waiting,
+            requests: &self.requests,
+            unsent: &self.unsent,
+        };
         for call in 0..CALLS_MAX {
             if call == 1 {
                 self.line.hold();
@@ -183,14 +259,29 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
                 Poll::Ready(None) => return Ok(Round::Ended),
                 Poll::Ready(Some(asked)) => {
                     let (request, respond) = asked?;
-                    begin(&self.service, turn.as_mut(), &self.waiting, request, respond, &mut cx);
+                    if self.unsent.has_room() {
+                        calls.begin(turn.as_mut(), request, respond, &mut cx);
+                    } else {
+                        self.deferred.push_back(calls.defer(request, respond));
+                    }
                     has_done = true;
                 }
             }
         }
+        if !self.deferred.is_empty() {
+            has_done |= calls.begin_deferred(&mut self.deferred, turn.as_mut(), &mut cx);
+        }
         drop(turn);
         self.line.let_go();
         has_done |= go_on(&mut self.waiting, &mut cx);
+        let withheld = self.requests.withheld();
+        if withheld != self.withheld {
+            self.withheld = withheld;
+            // What one call withholds is not taken from the others.
+            connection.set_target_window_size(
+                WINDOW_BYTES.saturating_add(u32::try_from(withheld).unwrap_or(u32::MAX)),
+            );
+        }
         Ok(if has_done { Round::Done } else { Round::Waits })
     }
 }
@@ -206,28 +297,121 @@ fn go_on(waiting: &mut Waiting, cx: &mut Context<'_>) -> bool {
     true
 }
 
-/// Answers a call, or adds it to those that have to wait.
-fn begin(
-    service: &Arc<Routed>,
-    turn: Option<&mut Turn<'_>>,
-    waiting: &Waiting,
-    mut request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
-    cx: &mut Context<'_>,
-) {
-    let at_once = turn.map_or(AtOnce::Nothing, |turn| quick::at_once(turn, &mut request, cx));
-    match at_once {
-        AtOnce::Answered(reply) if reply.delay.is_zero() => note(answer(&mut respond, reply)),
-        AtOnce::Answered(reply) => {
-            let service = service.clone();
-            waiting.push(Box::pin(async move { note(answer_late(&service, reply, respond).await) }));
+/// What calls of one connection share.
+struct Calls<'a> {
+    service: &'a Arc<Routed>,
+    waiting: &'a Waiting,
+    requests: &'a ConnectionBytes,
+    unsent: &'a Unsent,
+}
+
+impl Calls<'_> {
+    /// Answers a call, or adds it to those that have to wait.
+    fn begin(
+        &self,
+        turn: Option<&mut Turn<'_>>,
+        mut request: Request<RecvStream>,
+        mut respond: SendResponse<ReplyPart>,
+        cx: &mut Context<'_>,
+    ) {
+        let at_once = turn.map_or(AtOnce::Nothing, |turn| quick::at_once(turn, &mut request, cx));
+        match at_once {
+            AtOnce::Answered(reply) if reply.delay.is_zero() => {
+                note(answer(&mut respond, reply, self.unsent))
+            }
+            AtOnce::Answered(reply) => {
+                let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                self.wait(async move { answer_late(&service, reply, respond, &unsent).await });
+            }
+            AtOnce::Afar(body) => {
+                let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                self.wait(answer_afar(service, request, body, respond, unsent));
+            }
+            AtOnce::Read(piece) => self.answer_fully(request, Some(piece), respond),
+            AtOnce::Nothing => self.answer_fully(request, None, respond),
         }
-        AtOnce::Afar(body) => {
-            let service = service.clone();
-            waiting.push(Box::pin(async move { note(answer_afar(service, request, body, respond).await) }));
+    }
+
+    fn wait(&self, call: impl Future<Output = Result<(), h2::Error>> + Send + 'static) {
+        self.waiting.push(Box::pin(async move { note(call.await) }));
+    }
+
+    /// Answers whatever it takes.
+    fn answer_fully(
+        &self,
+        request: Request<RecvStream>,
+        first: Option<Bytes>,
+        mut respond: SendResponse<ReplyPart>,
+    ) {
+        if let Some(response) = not_grpc(&request) {
+            return note(respond.send_response(response, true).map(drop));
         }
-        AtOnce::Read(piece) => waiting.push(Box::pin(answer_fully(service, request, Some(piece), respond))),
-        AtOnce::Nothing => waiting.push(Box::pin(answer_fully(service, request, None, respond))),
+        let (service, unsent) = (self.service.clone(), self.unsent.clone());
+        if Routed::is_conversation(&request) {
+            return self.wait(see_through(service.answer(request, first), respond, unsent));
+        }
+        let share = self.requests.share(head_bytes(&request));
+        self.wait(answer_arriving(service, request, first, respond, share, unsent));
+    }
+
+    /// Keeps a call until there is room for its reply.
+    fn defer(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) -> Deferred {
+        let share = self.requests.share(head_bytes(&request));
+        Deferred { request, respond, share }
+    }
+
+    /// Begins calls for whose replies there is room now, in their order. Says whether there were any.
+    fn begin_deferred(
+        &self,
+        deferred: &mut VecDeque<Deferred>,
+        mut turn: Option<&mut Turn<'_>>,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let before = deferred.len();
+        deferred.retain_mut(|call| {
+            let is_refused = call.share.poll_refused(cx).is_ready();
+            if is_refused {
+                note(refuse(&mut call.respond, &Unread::Full));
+            }
+            !is_refused
+        });
+        while self.unsent.has_room()
+            && let Some(Deferred { request, respond, share }) = deferred.pop_front()
+        {
+            drop(share);
+            self.begin(turn.as_deref_mut(), request, respond, cx);
+        }
+        deferred.len() != before
+    }
+}
+
+/// The answer to a request that is not of gRPC, by gRPC's rules.
+fn not_grpc(request: &Request<RecvStream>) -> Option<Response<()>> {
+    let mut response = Response::new(());
+    if request.method() != Method::POST {
+        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+    } else if !quick::is_grpc(request.headers()) {
+        *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    } else {
+        return None;
+    }
+    Some(response)
+}
+
+/// About what the head of a request takes.
+fn head_bytes(request: &Request<RecvStream>) -> usize {
+    /// An entry of the table of headers, with its name and value.
+    const ENTRY_BYTES: usize = 128;
+    let headers = request.headers().iter();
+    headers.map(|(name, value)| ENTRY_BYTES + name.as_str().len() + value.len()).sum()
+}
+
+/// Answers that a call has no message.
+fn refuse(respond: &mut SendResponse<ReplyPart>, why: &Unread) -> Result<(), h2::Error> {
+    match why.status() {
+        Some(status) => respond.send_response(status.into_http(), true).map(drop),
+        None => Ok(()),
     }
 }
 
@@ -238,13 +422,13 @@ fn note(answered: Result<(), h2::Error>) {
 }
 
 /// Answers, and says that all is well. The client's windows may make it wait on its way.
-fn answer(respond: &mut SendResponse<Bytes>, reply: Reply) -> Result<(), h2::Error> {
+fn answer(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) -> Result<(), h2::Error> {
     let mut response = Response::new(());
     // Room for one, and no more, is what has to be allocated.
     *response.headers_mut() = HeaderMap::with_capacity(1);
-    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+    response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
     let mut stream = respond.send_response(response, false)?;
-    stream.send_data(reply.frame.into(), false)?;
+    stream.send_data(unsent.part(reply.frame.into()), false)?;
     stream.send_trailers(all_is_well())
 }
 
@@ -252,11 +436,12 @@ fn answer(respond: &mut SendResponse<Bytes>, reply: Reply) -> Result<(), h2::Err
 async fn answer_late(
     service: &Routed,
     reply: Reply,
-    mut respond: SendResponse<Bytes>,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: &Unsent,
 ) -> Result<(), h2::Error> {
     tokio::select! {
         biased;
-        () = service.wait(reply.delay) => answer(&mut respond, reply),
+        () = service.wait(reply.delay) => answer(&mut respond, reply, unsent),
         reset = poll_fn(|cx| respond.poll_reset(cx)) => reset.map(drop),
     }
 }
@@ -266,31 +451,39 @@ async fn answer_afar(
     service: Arc<Routed>,
     request: Request<RecvStream>,
     body: Bytes,
-    mut respond: SendResponse<Bytes>,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: Unsent,
 ) -> Result<(), h2::Error> {
     match service.afar(&body, request.headers()).await {
-        Some(reply) if reply.delay.is_zero() => answer(&mut respond, reply),
+        Some(reply) if reply.delay.is_zero() => answer(&mut respond, reply, &unsent),
         // On the heap, so that the usual call has no room for them.
-        Some(reply) => Box::pin(answer_late(&service, reply, respond)).await,
-        None => Box::pin(see_through(service.answer(request, Some(body)), respond)).await,
+        Some(reply) => Box::pin(answer_late(&service, reply, respond, &unsent)).await,
+        None => Box::pin(see_through(service.answer(request, Some(body)), respond, unsent)).await,
     }
 }
 
-/// Answers whatever it takes.
-fn answer_fully(
-    service: &Arc<Routed>,
-    request: Request<RecvStream>,
-    read: Option<Bytes>,
-    respond: SendResponse<Bytes>,
-) -> impl Future<Output = ()> + Send + use<> {
-    let answering = service.answer(request, read);
-    async move { note(see_through(answering, respond).await) }
+/// Answers a call whose message has not been read whole, unless its client takes it back.
+async fn answer_arriving(
+    service: Arc<Routed>,
+    mut request: Request<RecvStream>,
+    first: Option<Bytes>,
+    mut respond: SendResponse<ReplyPart>,
+    mut share: Share,
+    unsent: Unsent,
+) -> Result<(), h2::Error> {
+    let read = message::read(request.body_mut(), first, &mut share).await;
+    drop(share);
+    match read {
+        Ok(framed) => Box::pin(see_through(service.answer(request, Some(framed)), respond, unsent)).await,
+        Err(why) => refuse(&mut respond, &why),
+    }
 }
 
 /// Sends what `answering` gives, unless the client takes its call back.
 async fn see_through(
     answering: impl Future<Output = Response<Answer>>,
-    mut respond: SendResponse<Bytes>,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: Unsent,
 ) -> Result<(), h2::Error> {
     let response = tokio::select! {
         biased;
@@ -310,14 +503,14 @@ async fn see_through(
             reset = poll_fn(|cx| stream.poll_reset(cx)) => return reset.map(drop),
         };
         match next {
-            None => return stream.send_data(Bytes::new(), true),
+            None => return stream.send_data(unsent.part(Bytes::new()), true),
             Some(Err(error)) => {
                 debug!(%error, "an answer has broken off");
                 stream.send_reset(Reason::INTERNAL_ERROR);
                 return Ok(());
             }
             Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => send(&mut stream, data).await?,
+                Ok(data) => send(&mut stream, data, &unsent).await?,
                 // What is neither is not sent.
                 Err(frame) => {
                     if let Ok(trailers) = frame.into_trailers() {
@@ -330,14 +523,15 @@ async fn see_through(
 }
 
 /// Sends `data` as the client's windows let it.
-async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h2::Error> {
+async fn send(stream: &mut SendStream<ReplyPart>, mut data: Bytes, unsent: &Unsent) -> Result<(), h2::Error> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         while stream.capacity() == 0 {
             // There is none where the stream has ended.
             poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap_or(Err(Reason::CANCEL.into()))?;
         }
-        stream.send_data(data.split_to(stream.capacity().min(data.len())), false)?;
+        let piece = data.split_to(stream.capacity().min(data.len()));
+        stream.send_data(unsent.part(piece), false)?;
     }
     Ok(())
 }

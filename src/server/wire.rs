@@ -1,4 +1,7 @@
 //! A wire that tells whether anything has come over it, and waits with what goes out until it is worth a write.
+//!
+//! While the socket takes no more bytes nothing is read from it either: a client that does not read its replies cannot
+//! make HTTP/2 collect more of them, or of the frames that answer resets and pings.
 
 use std::{
     io,
@@ -7,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -79,11 +82,25 @@ impl Line {
 pub(super) struct Watched<W> {
     wire: W,
     line: Line,
+    is_blocked: bool,
+    // Of a read that was not tried because the socket took no more bytes.
+    reader: Option<Waker>,
 }
 
 impl<W> Watched<W> {
     pub(super) fn new(wire: W, line: Line) -> Self {
-        Self { wire, line }
+        Self { wire, line, is_blocked: false, reader: None }
+    }
+
+    /// Notes what has become of a write.
+    fn written(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        self.is_blocked = written.is_pending();
+        if !self.is_blocked
+            && let Some(reader) = self.reader.take()
+        {
+            reader.wake();
+        }
+        written
     }
 }
 
@@ -91,6 +108,10 @@ impl<W: AsyncRead + Unpin> AsyncRead for Watched<W> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.line.is_empty() {
+            return Poll::Pending;
+        }
+        if this.is_blocked {
+            this.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
         let before = buf.filled().len();
@@ -107,7 +128,8 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Watched<W> {
         if this.line.holds_back(buf.len()) {
             return Poll::Pending;
         }
-        Pin::new(&mut this.wire).poll_write(cx, buf)
+        let written = Pin::new(&mut this.wire).poll_write(cx, buf);
+        this.written(written)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -127,7 +149,8 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Watched<W> {
         if this.line.holds_back(bufs.iter().map(|buf| buf.len()).sum()) {
             return Poll::Pending;
         }
-        Pin::new(&mut this.wire).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut this.wire).poll_write_vectored(cx, bufs);
+        this.written(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -142,6 +165,10 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+
+    fn try_read(wire: &mut Watched<tokio::io::DuplexStream>, byte: &mut [u8]) -> Poll<io::Result<()>> {
+        Pin::new(wire).poll_read(&mut Context::from_waker(Waker::noop()), &mut ReadBuf::new(byte))
+    }
 
     #[tokio::test]
     async fn little_is_held_back_until_it_is_let_go_and_much_is_not() {
@@ -159,6 +186,23 @@ mod tests {
         assert!(matches!(write(1), Poll::Ready(Ok(1))));
         let mut got = vec![0; HELD_MAX + 1];
         theirs.read_exact(&mut got).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn blocked_socket_is_not_read_until_it_is_written() {
+        let (ours, mut theirs) = tokio::io::duplex(8);
+        let mut wire = Watched::new(ours, Line::default());
+        theirs.write_all(b"x").await.unwrap();
+        wire.write_all(&[7; 8]).await.unwrap();
+        let noop = &mut Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut wire).poll_write(noop, &[7]).is_pending());
+        let mut byte = [0];
+        let mut read = try_read(&mut wire, &mut byte);
+        assert!(read.is_pending(), "the socket takes no more bytes");
+        theirs.read_exact(&mut [0; 8]).await.unwrap();
+        wire.write_all(&[7]).await.unwrap();
+        read = try_read(&mut wire, &mut byte);
+        assert!(read.is_ready() && byte == *b"x");
     }
 
     #[tokio::test]

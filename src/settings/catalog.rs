@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::settings::{Setting, Shape};
+use crate::settings::{Part, Setting, Shape};
 
 /// All settings, in the order of the documentation.
 pub const CATALOG: &[Setting] = &[
@@ -56,14 +56,14 @@ pub const CATALOG: &[Setting] = &[
     },
     Setting {
         name: "grpc.max_connections",
-        shape: Shape::Count,
-        default: Some("10000"),
-        help: "The most gRPC connections at a time; one more is closed at once.",
+        shape: Shape::CountOrAuto,
+        default: Some("auto"),
+        help: "The most gRPC connections at a time; one more is closed at once. auto is as many as 16 % of the memory has room for (64 KiB each), from 100 to 10000.",
     },
     Setting {
         name: "grpc.max_concurrent_streams",
         shape: Shape::Count,
-        default: Some("10000"),
+        default: Some("1000"),
         help: "The most calls at a time on one gRPC connection; clients hold back further ones.",
     },
     Setting {
@@ -128,9 +128,9 @@ pub const CATALOG: &[Setting] = &[
     },
     Setting {
         name: "http.max_connections",
-        shape: Shape::Count,
-        default: Some("1000"),
-        help: "The most HTTP connections at a time; one more is closed at once.",
+        shape: Shape::CountOrAuto,
+        default: Some("auto"),
+        help: "The most HTTP connections at a time. auto is as many as 4 % of the memory has room for (32 KiB each), from 100 to 1000.",
     },
     Setting {
         name: "http.header_timeout",
@@ -253,8 +253,20 @@ pub const CATALOG: &[Setting] = &[
         help: "Whether times until reset are sent to the nanosecond instead of rounded up to whole seconds.",
     },
     Setting {
+        name: "memory.requests",
+        shape: Shape::Size(Part::Requests),
+        default: Some("auto"),
+        help: "The most memory for requests that have not arrived whole; beyond it the oldest of them are refused. auto is a tenth of the memory that this process may use.",
+    },
+    Setting {
+        name: "memory.replies",
+        shape: Shape::Size(Part::Replies),
+        default: Some("auto"),
+        help: "The most memory for replies that clients do not take; beyond it their further calls wait. auto is a tenth of the memory that this process may use.",
+    },
+    Setting {
         name: "store.memory_limit",
-        shape: Shape::Size,
+        shape: Shape::Size(Part::Counters),
         default: Some("auto"),
         help: "The most memory that counters may take; auto is half of what this process may use.",
     },

@@ -10,10 +10,18 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::settings::{OFF, Shape, duration, given, shape};
+use crate::settings::{OFF, Shape, duration, given, memory::Part, shape};
 
 /// What stands before the path of a Unix socket.
 const UNIX: &str = "unix:";
+
+/// What a gRPC connection takes: as measured with TLS while idle, and the replies that it may always have unsent.
+const GRPC_CONNECTION_BYTES: u64 = 64 * 1024;
+/// What an HTTP connection takes, as measured with TLS while idle.
+const HTTP_CONNECTION_BYTES: u64 = 32 * 1024;
+/// The most connections where there is much memory.
+const GRPC_CONNECTIONS_MAX: usize = 10_000;
+const HTTP_CONNECTIONS_MAX: usize = 1_000;
 
 /// The gRPC service.
 #[derive(Clone, Debug)]
@@ -178,6 +186,7 @@ impl<'de> Deserialize<'de> for Grpc {
             tls_client_ca: PathBuf,
             #[serde(deserialize_with = "list_of_names")]
             tls_client_san: Vec<Name>,
+            #[serde(deserialize_with = "grpc_connections")]
             max_connections: usize,
             max_concurrent_streams: u32,
             #[serde(deserialize_with = "duration")]
@@ -218,6 +227,7 @@ impl<'de> Deserialize<'de> for Http {
             tls_client_ca: PathBuf,
             #[serde(deserialize_with = "list_of_names")]
             tls_client_san: Vec<Name>,
+            #[serde(deserialize_with = "http_connections")]
             max_connections: usize,
             #[serde(deserialize_with = "duration")]
             header_timeout: Duration,
@@ -247,9 +257,21 @@ fn list_of_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Name>
     names(&text).ok_or_else(|| D::Error::custom(Shape::Names.expected()))
 }
 
-/// Whether `text` is a number of things that there must be at least one of.
-pub(super) fn is_count(text: &str) -> bool {
-    text.parse().is_ok_and(|number| (1..=shape::COUNT_MAX).contains(&number))
+/// Reads a number of things that there must be at least one of.
+pub(super) fn count(text: &str) -> Option<usize> {
+    text.parse().ok().filter(|number| (1..=shape::COUNT_MAX as usize).contains(number))
+}
+
+fn grpc_connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let connections = Part::GrpcConnections.connections(&text, GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX);
+    connections.ok_or_else(|| D::Error::custom(Shape::CountOrAuto.expected()))
+}
+
+fn http_connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let connections = Part::HttpConnections.connections(&text, HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX);
+    connections.ok_or_else(|| D::Error::custom(Shape::CountOrAuto.expected()))
 }
 
 #[cfg(test)]

@@ -12,12 +12,14 @@ use crate::{api, limiter, rules, store, telemetry};
 mod catalog;
 mod cluster;
 mod listeners;
+mod memory;
 mod otel;
 mod shape;
 mod sources;
 
 pub use catalog::CATALOG;
 pub use listeners::{Address, Admin, Grpc, Http, Name, Reload, Tls};
+pub use memory::Part;
 pub use shape::{Setting, Shape};
 pub use sources::{Error, Sources, environment};
 
@@ -44,6 +46,9 @@ pub struct Settings {
     /// How counters are kept.
     #[serde(deserialize_with = "store_settings")]
     pub store: store::Settings,
+    /// The memory that callers may take.
+    #[serde(deserialize_with = "memory_settings")]
+    pub memory: Memory,
     /// How it shares keys with other replicas, if at all. [`Sources`] reads it, for it takes more than its section.
     #[serde(deserialize_with = "none_yet")]
     pub cluster: Option<crate::cluster::Settings>,
@@ -77,6 +82,15 @@ pub struct Metrics {
     pub names_per_rule: usize,
     /// How many of the keys denied most often are kept, in each list of them.
     pub top_keys: usize,
+}
+
+/// The memory that callers may take for what is on its way, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// For requests that have not arrived whole.
+    pub requests: u64,
+    /// For replies that are not sent yet.
+    pub replies: u64,
 }
 
 /// How the process leaves after SIGTERM.
@@ -127,9 +141,24 @@ fn store_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<store::S
         snapshot_every: Duration,
     }
     let Settings { memory_limit, on_full, snapshot, snapshot_every } = Settings::deserialize(deserializer)?;
-    let memory_limit = shape::size(&memory_limit).ok_or_else(|| D::Error::custom(Shape::Size.expected()))?;
+    let memory_limit = part(Part::Counters, &memory_limit)?;
     let snapshot = given(snapshot);
     Ok(store::Settings { memory_limit, on_full, snapshot, snapshot_every })
+}
+
+fn part<E: serde::de::Error>(part: Part, text: &str) -> Result<u64, E> {
+    part.size(text).ok_or_else(|| E::custom(Shape::Size(part).expected()))
+}
+
+fn memory_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Memory, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Settings {
+        requests: String,
+        replies: String,
+    }
+    let Settings { requests, replies } = Settings::deserialize(deserializer)?;
+    Ok(Memory { requests: part(Part::Requests, &requests)?, replies: part(Part::Replies, &replies)? })
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

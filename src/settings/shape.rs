@@ -8,9 +8,9 @@ use jiff::SignedDuration;
 use crate::{
     settings::{
         cluster,
-        listeners::{Address, is_count, mode, names},
+        listeners::{Address, count, mode, names},
+        memory::{AUTO, Part},
     },
-    store,
     telemetry::logs::{self, Denials},
 };
 
@@ -18,9 +18,6 @@ use crate::{
 pub(super) const COUNT_MAX: u32 = 1_000_000;
 /// What stands for "none".
 pub(super) const OFF: &str = "off";
-
-/// What counters may take where nothing tells how much memory there is.
-const BYTES_UNKNOWN: u64 = 512 * 1024 * 1024;
 
 /// One setting.
 #[derive(Clone, Copy, Debug)]
@@ -67,8 +64,10 @@ pub enum Shape {
     Path,
     /// The same, or `off`.
     OrOff(&'static Shape),
-    /// A number of bytes, or one that suits the machine.
-    Size,
+    /// A number of bytes, or a part of the memory that this process may use.
+    Size(Part),
+    /// How many, at least one, or as many as there is memory for.
+    CountOrAuto,
     /// A number of things, at most so many.
     Number {
         /// The largest that is allowed.
@@ -119,7 +118,8 @@ impl Shape {
             Self::Switch => "BOOL",
             Self::Path => "PATH",
             Self::OrOff(shape) => shape.value_name(),
-            Self::Size => "SIZE",
+            Self::Size(_) => "SIZE",
+            Self::CountOrAuto => "N",
             Self::Number { .. } => "NUMBER",
             Self::Word(_) => "WORD",
             Self::HeaderName => "NAME",
@@ -142,7 +142,8 @@ impl Shape {
             | Self::Within { .. }
             | Self::Switch
             | Self::Path
-            | Self::Size
+            | Self::Size(_)
+            | Self::CountOrAuto
             | Self::Number { .. }
             | Self::Word(_)
             | Self::HeaderName
@@ -168,10 +169,11 @@ impl Shape {
             Self::Switch => "true or false".to_owned(),
             Self::Path => "a path".to_owned(),
             Self::OrOff(shape) => format!("{}, or off", shape.expected()),
-            Self::Size => {
-                "a size of at least 1MiB and at most this machine's memory, as in 512MiB or 2GiB, or auto"
-                    .to_owned()
-            }
+            Self::Size(part) => format!(
+                "a size of at least {} and at most this machine's memory, as in 512MiB or 2GiB, or auto",
+                ByteSize(part.bytes_min())
+            ),
+            Self::CountOrAuto => format!("a number from 1 to {COUNT_MAX}, or auto"),
             Self::Number { most } => format!("a whole number from 0 to {most}"),
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::HeaderName => "the name of an HTTP header".to_owned(),
@@ -189,13 +191,14 @@ impl Shape {
             Self::Advertised => cluster::can_be_advertised(text),
             Self::Mode => mode(text).is_some(),
             Self::Names => names(text).is_some(),
-            Self::Count => is_count(text),
+            Self::Count => count(text).is_some(),
             Self::Duration => duration(text).is_some(),
             Self::Within { least, most } => duration(text).is_some_and(|time| (least..=most).contains(&time)),
             Self::Switch => matches!(text, "true" | "false"),
             Self::Path => !text.is_empty(),
             Self::OrOff(shape) => text == OFF || shape.allows(text),
-            Self::Size => size(text).is_some(),
+            Self::Size(part) => part.size(text).is_some(),
+            Self::CountOrAuto => text == AUTO || count(text).is_some(),
             Self::Number { most } => text.parse::<u64>().is_ok_and(|number| number <= most),
             Self::Word(words) => words.contains(&text),
             Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
@@ -203,16 +206,6 @@ impl Shape {
             Self::LogFilter => logs::filter(text).is_ok(),
         }
     }
-}
-
-/// Reads a number of bytes. `auto` is half of what this process may use.
-pub(super) fn size(text: &str) -> Option<u64> {
-    let machine = store::machine_memory();
-    if text == "auto" {
-        return Some(machine.map_or(BYTES_UNKNOWN, |bytes| bytes / 2).max(store::BYTES_MIN));
-    }
-    let bytes = text.parse::<ByteSize>().ok()?.as_u64();
-    (store::BYTES_MIN <= bytes && machine.is_none_or(|machine| bytes <= machine)).then_some(bytes)
 }
 
 /// Reads a length of time.

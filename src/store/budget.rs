@@ -1,18 +1,12 @@
 //! How much memory counters may take.
 
-use std::{
-    fs,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 /// The least that a budget may be, in bytes.
 pub const BYTES_MIN: u64 = 1024 * 1024;
-
-/// Where control groups tell how much memory this process may use, in their two versions.
-const GROUP_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 
 /// Bytes that may be taken, and that are.
 #[derive(Debug)]
@@ -130,31 +124,5 @@ impl Clone for Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         self.set(0);
-    }
-}
-
-/// The memory that this process may use: its control group's limit, at most the machine's; `None` where neither
-/// can be told.
-pub fn machine_memory() -> Option<u64> {
-    let number = |path: &&str| fs::read_to_string(path).ok()?.trim().parse().ok();
-    let groups = GROUP_LIMITS.iter().filter_map(number);
-    let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total);
-    groups.chain(machine).min()
-}
-
-/// The total in the text of `/proc/meminfo`, which counts in KiB.
-fn total(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_machines_memory_is_read_in_bytes() {
-        assert_eq!(total("MemTotal:       16316412 kB\nMemFree: 1 kB\n"), Some(16_316_412 * 1024));
-        assert_eq!(total("nothing"), None);
     }
 }

@@ -18,7 +18,7 @@ mod slot;
 mod snapshot;
 mod table;
 
-pub use budget::{BYTES_MIN, machine_memory};
+pub use budget::BYTES_MIN;
 pub use contents::{Changes, Contents, Extras, Unreadable};
 pub use keeping::{Epochs, Keeping, Settings};
 pub use memory::{Alone, Elsewhere, Figures, Kept, Memory, Rehearsal, Replaced, Used, sweep};

@@ -246,14 +246,14 @@ async fn messages_that_lie_are_answered_with_an_error_and_never_let_pass() {
     let service = Service::start(RULES).await;
     let exact = |message: &[u8]| claiming(message.len() as u32, 0, message);
     let cases = [
-        ("longer than sent", claiming(100, 0, b"\n\x04shop"), Code::Internal),
-        ("shorter than sent", claiming(3, 0, b"\n\x04shop"), Code::Internal),
+        ("longer than sent", claiming(100, 0, b"\n\x04shop"), Code::InvalidArgument),
+        ("shorter than sent", claiming(3, 0, b"\n\x04shop"), Code::Unimplemented),
         ("above the limit", claiming(MAX + 1, 0, b"\n\x04shop"), Code::ResourceExhausted),
         ("the largest there is", claiming(u32::MAX, 0, b""), Code::ResourceExhausted),
         ("compressed by nothing", claiming(6, 1, b"\n\x04shop"), Code::Internal),
         ("a flag that is none", claiming(6, 7, b"\n\x04shop"), Code::Internal),
-        ("no message", Vec::new(), Code::Internal),
-        ("half a prefix", vec![0, 0], Code::Internal),
+        ("no message", Vec::new(), Code::Unimplemented),
+        ("half a prefix", vec![0, 0], Code::InvalidArgument),
         ("invalid UTF-8", exact(b"\n\x04\xff\xfe\xff\xfe"), Code::Internal),
         ("a field longer than the message", exact(b"\n\x7fshop"), Code::Internal),
         ("a number without an end", exact(&[0xff; 20]), Code::Internal),

@@ -5,6 +5,7 @@
 mod admin;
 mod answers;
 mod bench;
+mod calls;
 mod certificates;
 mod changes;
 mod connections;
@@ -12,6 +13,7 @@ mod counters;
 mod denials;
 mod docs;
 mod floors;
+mod frames;
 mod harness;
 mod hostile;
 mod http;

@@ -84,6 +84,7 @@ fn host(router: Router) -> Host {
         },
         limits: Limits { connections: 1, handshake: long, age: long, grace: long },
         counters: Arc::default(),
+        budgets: Budgets::new(settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
         service: Routed::grpc(router, Api::new(limiter, api::Settings::default())),
     }
 }
@@ -147,7 +148,10 @@ impl Talking {
     fn call(&self, path: &str) -> JoinSet<bool> {
         let mut calls = JoinSet::new();
         for _ in 0..CALLS {
-            let request = Request::post(format!("http://x{path}")).body(question().into()).unwrap();
+            let request = Request::post(format!("http://x{path}"))
+                .header("content-type", "application/grpc")
+                .body(question().into())
+                .unwrap();
             let mut client = self.client.clone();
             calls.spawn(async move { client.send_request(request).await.unwrap().status().is_success() });
         }

@@ -7,6 +7,17 @@ const HOUR: Duration = Duration::from_secs(3_600);
 /// What the router answers with: more than a few windows.
 const LONG: usize = 100_000;
 
+/// An empty message in its frame.
+const NOTHING: Bytes = Bytes::from_static(&[0; 5]);
+
+fn grpc() -> Request<()> {
+    Request::post("http://x/").header(header::CONTENT_TYPE, GRPC).body(()).unwrap()
+}
+
+fn budgets() -> Budgets {
+    Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 })
+}
+
 /// A talk with a client whose streams have a window of so many bytes.
 async fn talk(
     router: Router,
@@ -15,7 +26,8 @@ async fn talk(
 ) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), Broken>>) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
     let service = Routed::http(router).of(None);
-    let talk = tokio::spawn(Talk::new(&Builder::new(), ours, Line::default(), service, keepalive));
+    let talk =
+        tokio::spawn(Talk::new(&Builder::new(), ours, Line::default(), service, keepalive, &budgets()));
     let mut client = h2::client::Builder::new();
     let (client, connection) = client.initial_window_size(window).handshake(theirs).await.unwrap();
     tokio::spawn(connection);
@@ -26,7 +38,8 @@ async fn talk(
 async fn a_long_answer_goes_out_as_the_clients_windows_let_it() {
     let router = Router::new().fallback(any(async || vec![7; LONG]));
     let (mut client, talk) = talk(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
-    let (answer, _) = client.send_request(Request::get("http://x/").body(()).unwrap(), true).unwrap();
+    let (answer, mut stream) = client.send_request(grpc(), false).unwrap();
+    stream.send_data(NOTHING, true).unwrap();
     let mut body = answer.await.unwrap().into_body();
     let mut got = 0;
     while let Some(piece) = body.data().await {
@@ -36,7 +49,7 @@ async fn a_long_answer_goes_out_as_the_clients_windows_let_it() {
         body.flow_control().release_capacity(piece.len()).unwrap();
     }
     assert_eq!(got, LONG);
-    drop((client, body));
+    drop((client, stream, body));
     talk.await.unwrap().unwrap();
 }
 
@@ -61,8 +74,8 @@ async fn a_call_that_its_client_takes_back_is_given_up() {
         }
     }));
     let (mut client, _talk) = talk(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
-    let (answer, mut stream) =
-        client.send_request(Request::get("http://x/").body(()).unwrap(), false).unwrap();
+    let (answer, mut stream) = client.send_request(grpc(), false).unwrap();
+    stream.send_data(NOTHING, true).unwrap();
     has_begun.await.unwrap();
     stream.send_reset(Reason::CANCEL);
     drop(answer);
@@ -78,7 +91,7 @@ async fn a_client_that_answers_pings_stays_and_one_that_does_not_is_left() {
 
     let (ours, mut theirs) = tokio::io::duplex(1 << 16);
     let service = Routed::http(Router::new()).of(None);
-    let talk = Talk::new(&Builder::new(), ours, Line::default(), service, keepalive);
+    let talk = Talk::new(&Builder::new(), ours, Line::default(), service, keepalive, &budgets());
     let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     tokio::io::AsyncWriteExt::write_all(&mut theirs, greeting).await.unwrap();
     let start = Instant::now();

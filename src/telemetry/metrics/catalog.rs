@@ -113,6 +113,12 @@ metrics! {
         "Connections that we have ended: full, handshake, slow, age, or cut with calls still open.";
     CERTIFICATE_ENDS: Gauge "tollgate_certificate_end_time_seconds" ["listener"]
         "When the certificate in force ends.";
+    UNFINISHED_REFUSED: Counter "tollgate_unfinished_requests_refused_total" []
+        "gRPC requests that had not arrived whole and were refused because memory.requests was used up.";
+    UNFINISHED_BYTES: Gauge "tollgate_unfinished_request_bytes" []
+        "Memory for gRPC requests that have not arrived whole.";
+    UNSENT_BYTES: Gauge "tollgate_unsent_reply_bytes" []
+        "Memory for gRPC replies that are not sent yet, of connections with 16 KiB of them or more.";
     TOP_MISSED: Counter "tollgate_top_missed_denials_total" []
         "Denials that the list of the most denied keys left out, because it was being read.";
     BUILD_INFO: Gauge "tollgate_build_info" ["version"]

@@ -1,0 +1,119 @@
+//! Reads the one message of a unary call as it arrives.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use h2::RecvStream;
+use hyper::body::Bytes;
+use tokio::time::{Sleep, sleep};
+use tonic::Status;
+
+use crate::server::{MESSAGE_BYTES_MAX, request_bytes::Share};
+
+/// Time for the body of a request to arrive, once it has been waited for.
+pub(super) const BODY_WITHIN: Duration = Duration::from_secs(30);
+/// What gRPC puts before a message: a flag, and the length of the message.
+const PREFIX_BYTES: usize = 5;
+
+/// Why there is no message.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unread {
+    #[error("the request is larger than {MESSAGE_BYTES_MAX} bytes")]
+    TooLarge,
+    #[error("the request ends before its message is complete")]
+    Cut,
+    #[error("the method takes one message, and the request has none")]
+    Missing,
+    #[error("the method takes one message, and the request has more")]
+    Several,
+    #[error("the request has not arrived within {BODY_WITHIN:?}")]
+    Late,
+    #[error("too many bytes of unfinished requests")]
+    Full,
+    #[error(transparent)]
+    Http2(#[from] h2::Error),
+}
+
+impl Unread {
+    /// The answer to the call; `None` where its client cannot be answered any more.
+    pub(super) fn status(&self) -> Option<Status> {
+        let message = self.to_string();
+        match self {
+            Self::TooLarge | Self::Full => Some(Status::resource_exhausted(message)),
+            Self::Cut => Some(Status::invalid_argument(message)),
+            Self::Missing | Self::Several => Some(Status::unimplemented(message)),
+            Self::Late => Some(Status::deadline_exceeded(message)),
+            Self::Http2(_) => None,
+        }
+    }
+}
+
+/// A message on its way.
+struct Arriving<'a> {
+    body: &'a mut RecvStream,
+    share: &'a mut Share,
+    // Prefix and message. It grows by what has arrived, never by the announced length.
+    framed: Vec<u8>,
+}
+
+/// Reads `body` to its end, of which the first piece may have been read: one message with its prefix.
+pub(super) async fn read(
+    body: &mut RecvStream,
+    first: Option<Bytes>,
+    share: &mut Share,
+) -> Result<Bytes, Unread> {
+    let mut arriving = Arriving { body, share, framed: Vec::new() };
+    if let Some(piece) = first {
+        arriving.add(&piece)?;
+    }
+    let mut late = pin!(sleep(BODY_WITHIN));
+    poll_fn(|cx| arriving.poll(late.as_mut(), cx)).await?;
+    Ok(arriving.framed.into())
+}
+
+impl Arriving<'_> {
+    fn poll(&mut self, late: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<Result<(), Unread>> {
+        loop {
+            if self.share.poll_refused(cx).is_ready() {
+                return Poll::Ready(Err(Unread::Full));
+            }
+            if let Poll::Ready(window) = self.share.poll_window(cx) {
+                // It fails only where the stream has ended.
+                self.body.flow_control().release_capacity(window).unwrap_or_default();
+            }
+            match self.body.poll_data(cx) {
+                Poll::Ready(Some(piece)) => self.add(&piece?)?,
+                Poll::Ready(None) => return Poll::Ready(self.end()),
+                Poll::Pending => return late.poll(cx).map(|()| Err(Unread::Late)),
+            }
+        }
+    }
+
+    fn add(&mut self, piece: &[u8]) -> Result<(), Unread> {
+        self.share.receive(piece.len());
+        self.framed.extend_from_slice(piece);
+        match self.announced() {
+            Some(length) if MESSAGE_BYTES_MAX < length => Err(Unread::TooLarge),
+            Some(length) if PREFIX_BYTES + length < self.framed.len() => Err(Unread::Several),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn end(&self) -> Result<(), Unread> {
+        match self.announced() {
+            None if self.framed.is_empty() => Err(Unread::Missing),
+            Some(length) if self.framed.len() == PREFIX_BYTES + length => Ok(()),
+            Some(_) | None => Err(Unread::Cut),
+        }
+    }
+
+    /// The length of the message as its prefix announces it.
+    fn announced(&self) -> Option<usize> {
+        let (_flag, rest) = self.framed.split_first()?;
+        usize::try_from(u32::from_be_bytes(*rest.first_chunk()?)).ok()
+    }
+}

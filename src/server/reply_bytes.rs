@@ -1,0 +1,144 @@
+//! Bytes of replies that HTTP/2 has not written yet, because the client's windows or its socket hold them back.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use hyper::body::{Buf, Bytes};
+
+/// The most unsent bytes on one connection. Calls that come then are decided when the client has taken some.
+const CONNECTION_BYTES_MAX: usize = 1024 * 1024;
+/// Unsent bytes that each connection may have although the process has too many. The process counts in such steps.
+const STEP_BYTES: usize = 16 * 1024;
+/// What an unsent reply takes besides its message: the state of its stream, its headers and its trailers.
+const REPLY_BYTES: usize = 1024;
+
+/// The budget for unsent replies of the whole process.
+#[derive(Debug)]
+pub(super) struct ReplyBytes {
+    most: usize,
+    unsent: AtomicUsize,
+}
+
+/// Unsent replies of one connection. Cloning gives another handle of the same.
+#[derive(Clone, Debug)]
+pub(super) struct Unsent(Arc<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    process: Arc<ReplyBytes>,
+    bytes: AtomicUsize,
+}
+
+/// A part of a reply, counted as unsent until HTTP/2 has written or dropped it.
+#[derive(Debug)]
+pub(super) struct ReplyPart {
+    rest: Bytes,
+    counted: usize,
+    unsent: Unsent,
+}
+
+impl ReplyBytes {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, unsent: AtomicUsize::new(0) }
+    }
+
+    /// Unsent bytes now, of connections that have a step of them or more.
+    pub(super) fn bytes(&self) -> usize {
+        self.unsent.load(Relaxed)
+    }
+}
+
+impl Unsent {
+    pub(super) fn new(process: Arc<ReplyBytes>) -> Self {
+        Self(Arc::new(Connection { process, bytes: AtomicUsize::new(0) }))
+    }
+
+    /// Counts `bytes` until they are written.
+    pub(super) fn part(&self, bytes: Bytes) -> ReplyPart {
+        let counted = bytes.len() + REPLY_BYTES;
+        let before = self.0.bytes.fetch_add(counted, Relaxed);
+        self.0.process.unsent.fetch_add(steps(before, before + counted), Relaxed);
+        ReplyPart { rest: bytes, counted, unsent: self.clone() }
+    }
+
+    /// Whether the next call may be decided now.
+    pub(super) fn has_room(&self) -> bool {
+        let bytes = self.0.bytes.load(Relaxed);
+        bytes < STEP_BYTES || bytes < CONNECTION_BYTES_MAX && self.0.process.bytes() < self.0.process.most
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.bytes.load(Relaxed) == 0
+    }
+}
+
+/// The bytes of whole steps between `low` and `high`.
+fn steps(low: usize, high: usize) -> usize {
+    (high / STEP_BYTES - low / STEP_BYTES) * STEP_BYTES
+}
+
+impl Drop for ReplyPart {
+    fn drop(&mut self) {
+        let connection = &self.unsent.0;
+        let before = connection.bytes.fetch_sub(self.counted, Relaxed);
+        connection.process.unsent.fetch_sub(steps(before - self.counted, before), Relaxed);
+    }
+}
+
+impl Buf for ReplyPart {
+    fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.rest
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.rest.advance(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(bytes: usize) -> Bytes {
+        vec![0; bytes - REPLY_BYTES].into()
+    }
+
+    #[test]
+    fn process_counts_what_connections_have_unsent_in_steps() {
+        let process = Arc::new(ReplyBytes::new(usize::MAX));
+        let unsent = Unsent::new(process.clone());
+        let small = unsent.part(reply(STEP_BYTES - 1));
+        assert_eq!(process.bytes(), 0);
+        let large = unsent.part(reply(3 * STEP_BYTES + 1));
+        assert_eq!(process.bytes(), 4 * STEP_BYTES);
+        drop(small);
+        assert_eq!(process.bytes(), 3 * STEP_BYTES);
+        drop(large);
+        assert_eq!((process.bytes(), unsent.is_empty()), (0, true));
+    }
+
+    #[test]
+    fn full_connection_has_no_room_until_replies_are_written() {
+        let unsent = Unsent::new(Arc::new(ReplyBytes::new(usize::MAX)));
+        let part = unsent.part(reply(CONNECTION_BYTES_MAX));
+        assert!(!unsent.has_room());
+        drop(part);
+        assert!(unsent.has_room());
+    }
+
+    #[test]
+    fn full_process_leaves_room_to_connections_with_little_unsent() {
+        let process = Arc::new(ReplyBytes::new(2 * STEP_BYTES));
+        let (stalled, other) = (Unsent::new(process.clone()), Unsent::new(process));
+        let _part = stalled.part(reply(2 * STEP_BYTES));
+        assert!(!stalled.has_room() && other.has_room());
+        let _small = other.part(reply(STEP_BYTES));
+        assert!(!other.has_room());
+    }
+}

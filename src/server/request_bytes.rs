@@ -1,0 +1,264 @@
+//! Bytes of requests that have not arrived whole.
+//!
+//! A connection is bounded by flow control: beyond [`CONNECTION_BYTES_MAX`] only its oldest unfinished call gets more
+//! window. The process is bounded by refusal: beyond its budget the oldest unfinished call is refused. A call that is
+//! about to end is young, so a client that finishes its calls is not harmed by clients that do not.
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use futures_util::task::AtomicWaker;
+
+/// The most bytes of unfinished calls on one connection, beyond which only its oldest call goes on: one message of the
+/// largest size.
+const CONNECTION_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// What an unfinished call takes besides its message and its head: the state of its stream, and its future.
+const CALL_BYTES: usize = 2 * 1024;
+
+/// The budget for unfinished calls of the whole process.
+#[derive(Debug)]
+pub(super) struct RequestBytes {
+    most: usize,
+    calls: Mutex<Calls>,
+    refused: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    bytes: usize,
+    begun: u64,
+    // By age: the oldest has the smallest number.
+    by_number: BTreeMap<u64, Call>,
+}
+
+#[derive(Debug)]
+struct Call {
+    bytes: usize,
+    refusal: Arc<Refusal>,
+}
+
+/// Tells a call that it is refused.
+#[derive(Debug, Default)]
+struct Refusal {
+    is_refused: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// Unfinished calls of one connection. Cloning gives another handle of the same.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionBytes {
+    process: Arc<RequestBytes>,
+    windows: Arc<Mutex<Windows>>,
+}
+
+#[derive(Debug, Default)]
+struct Windows {
+    bytes: usize,
+    // Received, but not given back to the client as window.
+    withheld: usize,
+    // Bytes of each call, by age.
+    by_number: BTreeMap<u64, usize>,
+    // Calls that wait for window.
+    waiting: Vec<Waker>,
+}
+
+/// The share of one unfinished call, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    connection: ConnectionBytes,
+    number: u64,
+    refusal: Arc<Refusal>,
+    withheld: usize,
+}
+
+impl RequestBytes {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, calls: Mutex::default(), refused: AtomicU64::new(0) }
+    }
+
+    /// Calls that were refused because the budget was used up.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// Bytes of unfinished calls now.
+    pub(super) fn bytes(&self) -> usize {
+        self.calls().bytes
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, bytes: usize) -> (u64, Arc<Refusal>) {
+        let refusal = Arc::<Refusal>::default();
+        let mut calls = self.calls();
+        calls.begun += 1;
+        let number = calls.begun;
+        calls.by_number.insert(number, Call { bytes: 0, refusal: refusal.clone() });
+        drop(calls);
+        self.grow(number, bytes);
+        (number, refusal)
+    }
+
+    /// Counts `bytes` more for a call, and refuses the oldest calls while there are too many bytes.
+    fn grow(&self, number: u64, bytes: usize) {
+        let mut calls = self.calls();
+        // A refused call is no longer counted.
+        let Some(call) = calls.by_number.get_mut(&number) else { return };
+        call.bytes += bytes;
+        calls.bytes += bytes;
+        let mut refused = Vec::new();
+        while self.most < calls.bytes {
+            let Some((_, oldest)) = calls.by_number.pop_first() else { break };
+            calls.bytes -= oldest.bytes;
+            refused.push(oldest.refusal);
+        }
+        drop(calls);
+        for refusal in refused {
+            self.refused.fetch_add(1, Relaxed);
+            refusal.is_refused.store(true, Relaxed);
+            refusal.waker.wake();
+        }
+    }
+
+    fn end(&self, number: u64) {
+        let mut calls = self.calls();
+        if let Some(call) = calls.by_number.remove(&number) {
+            calls.bytes -= call.bytes;
+        }
+    }
+}
+
+impl ConnectionBytes {
+    pub(super) fn new(process: Arc<RequestBytes>) -> Self {
+        Self { process, windows: Arc::default() }
+    }
+
+    /// Begins to count a call that has not arrived whole, and whose head takes `head` bytes.
+    pub(super) fn share(&self, head: usize) -> Share {
+        let (number, refusal) = self.process.begin(CALL_BYTES + head);
+        self.windows().by_number.insert(number, 0);
+        Share { connection: self.clone(), number, refusal, withheld: 0 }
+    }
+
+    /// Bytes that were received and are not given back to the client as window.
+    pub(super) fn withheld(&self) -> usize {
+        self.windows().withheld
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Share {
+    /// Counts `bytes` that were received. Their window is withheld until [`Share::poll_window`] gives it back.
+    pub(super) fn receive(&mut self, bytes: usize) {
+        self.withheld += bytes;
+        let mut windows = self.connection.windows();
+        windows.bytes += bytes;
+        windows.withheld += bytes;
+        *windows.by_number.entry(self.number).or_default() += bytes;
+        drop(windows);
+        self.connection.process.grow(self.number, bytes);
+    }
+
+    /// The window to give back to the client, once the connection is within its bound or this is its oldest call.
+    pub(super) fn poll_window(&mut self, cx: &Context<'_>) -> Poll<usize> {
+        if self.withheld == 0 {
+            return Poll::Ready(0);
+        }
+        let mut windows = self.connection.windows();
+        let is_oldest = windows.by_number.first_key_value().is_some_and(|(number, _)| *number == self.number);
+        if !is_oldest && CONNECTION_BYTES_MAX < windows.bytes {
+            windows.waiting.push(cx.waker().clone());
+            return Poll::Pending;
+        }
+        windows.withheld -= self.withheld;
+        Poll::Ready(mem::take(&mut self.withheld))
+    }
+
+    /// Ready when the call is refused because the process holds too many bytes of unfinished calls.
+    pub(super) fn poll_refused(&self, cx: &Context<'_>) -> Poll<()> {
+        self.refusal.waker.register(cx.waker());
+        if self.refusal.is_refused.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut windows = self.connection.windows();
+        let bytes = windows.by_number.remove(&self.number).unwrap_or_default();
+        windows.bytes -= bytes;
+        windows.withheld -= self.withheld;
+        let waiting = mem::take(&mut windows.waiting);
+        drop(windows);
+        waiting.into_iter().for_each(Waker::wake);
+        self.connection.process.end(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOOP: Context<'static> = Context::from_waker(Waker::noop());
+
+    fn connection(most: usize) -> ConnectionBytes {
+        ConnectionBytes::new(Arc::new(RequestBytes::new(most)))
+    }
+
+    #[test]
+    fn full_budget_refuses_oldest_call() {
+        let process = Arc::new(RequestBytes::new(3 * CALL_BYTES));
+        let (one, other) = (ConnectionBytes::new(process.clone()), ConnectionBytes::new(process.clone()));
+        let (oldest, _second, third) = (one.share(0), other.share(0), other.share(0));
+        assert!(oldest.poll_refused(&NOOP).is_pending());
+        let fourth = other.share(0);
+        assert!(oldest.poll_refused(&NOOP).is_ready());
+        assert!(third.poll_refused(&NOOP).is_pending() && fourth.poll_refused(&NOOP).is_pending());
+        assert_eq!(process.refused(), 1);
+    }
+
+    #[test]
+    fn ended_calls_leave_the_budget_free() {
+        let process = Arc::new(RequestBytes::new(CALL_BYTES + 100));
+        let connection = ConnectionBytes::new(process.clone());
+        for _ in 0..10 {
+            let mut share = connection.share(0);
+            share.receive(100);
+            assert!(share.poll_refused(&NOOP).is_pending());
+        }
+        assert_eq!((process.refused(), process.bytes(), connection.withheld()), (0, 0, 0));
+    }
+
+    #[test]
+    fn call_larger_than_the_budget_is_refused() {
+        let connection = connection(CALL_BYTES + 100);
+        let mut share = connection.share(0);
+        share.receive(101);
+        assert!(share.poll_refused(&NOOP).is_ready());
+    }
+
+    #[test]
+    fn full_connection_gives_window_to_its_oldest_call_only() {
+        let connection = connection(usize::MAX);
+        let (mut oldest, mut younger) = (connection.share(0), connection.share(0));
+        oldest.receive(CONNECTION_BYTES_MAX);
+        younger.receive(7);
+        assert_eq!(younger.poll_window(&NOOP), Poll::Pending);
+        assert_eq!(oldest.poll_window(&NOOP), Poll::Ready(CONNECTION_BYTES_MAX));
+        assert_eq!(connection.withheld(), 7);
+        drop(oldest);
+        assert_eq!(younger.poll_window(&NOOP), Poll::Ready(7));
+        assert_eq!(connection.withheld(), 0);
+    }
+}

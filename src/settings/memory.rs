@@ -1,0 +1,191 @@
+//! The memory that this process may use, and the part of it that each bound gets by default.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use bytesize::ByteSize;
+
+use crate::{settings::listeners::count, store};
+
+/// What `auto` is called in settings.
+pub(super) const AUTO: &str = "auto";
+/// The memory of a machine that does not say how much it has, in bytes.
+const UNKNOWN_BYTES: u64 = 1024 * 1024 * 1024;
+/// Where control groups and `proc` are.
+const ROOT: &str = "/";
+
+/// A part of the memory that this process may use. What is left is for rules and code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Counters: half.
+    Counters,
+    /// Connections of the gRPC listener: 16 %.
+    GrpcConnections,
+    /// Connections of the HTTP listener: 4 %.
+    HttpConnections,
+    /// Requests that have not arrived whole: a tenth.
+    Requests,
+    /// Replies that are not sent yet: a tenth.
+    Replies,
+}
+
+impl Part {
+    fn percent(self) -> u64 {
+        match self {
+            Self::Counters => 50,
+            Self::GrpcConnections => 16,
+            Self::HttpConnections => 4,
+            Self::Requests | Self::Replies => 10,
+        }
+    }
+
+    /// The bytes that this part has by default, of `memory` bytes.
+    fn bytes_of(self, memory: u64) -> u64 {
+        memory / 100 * self.percent()
+    }
+
+    /// The least that may be set, in bytes.
+    pub(super) fn bytes_min(self) -> u64 {
+        match self {
+            Self::Counters | Self::GrpcConnections | Self::HttpConnections => store::BYTES_MIN,
+            // A message of the largest size, and what is counted beside it.
+            Self::Requests | Self::Replies => 8 * 1024 * 1024,
+        }
+    }
+
+    /// Reads a number of bytes, or `auto`.
+    pub(super) fn size(self, text: &str) -> Option<u64> {
+        let memory = Memory::of_process();
+        if text == AUTO {
+            return Some(self.bytes_of(memory.usable).max(self.bytes_min()));
+        }
+        let bytes = text.parse::<ByteSize>().ok()?.as_u64();
+        (self.bytes_min()..=memory.total.unwrap_or(u64::MAX)).contains(&bytes).then_some(bytes)
+    }
+
+    /// Reads a number of connections, or `auto`: as many as this part has room for, from 100 to `most`.
+    pub(super) fn connections(self, text: &str, bytes_each: u64, most: usize) -> Option<usize> {
+        /// Fewer are of no use.
+        const LEAST: usize = 100;
+        if text != AUTO {
+            return count(text);
+        }
+        let room = self.bytes_of(Memory::of_process().usable) / bytes_each;
+        Some(usize::try_from(room).unwrap_or(usize::MAX).clamp(LEAST, most))
+    }
+}
+
+/// What is known of memory at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Memory {
+    /// The control group's limit, or the machine's memory, in bytes.
+    total: Option<u64>,
+    /// The control group's limit, or without one what the machine has available, in bytes.
+    usable: u64,
+}
+
+impl Memory {
+    fn of_process() -> Self {
+        Self::below(Path::new(ROOT))
+    }
+
+    /// What the files below `root` say.
+    fn below(root: &Path) -> Self {
+        let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+        let machine = |name| kibibytes(&meminfo, name);
+        let group = group_limit(root);
+        let total = group.into_iter().chain(machine("MemTotal:")).min();
+        let available = machine("MemAvailable:").or(machine("MemTotal:"));
+        let usable = group.into_iter().chain(available).min().unwrap_or(UNKNOWN_BYTES);
+        Self { total, usable }
+    }
+}
+
+/// The least limit of this process's control group and of those above it, in either version of control groups.
+fn group_limit(root: &Path) -> Option<u64> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let limits = groups.lines().filter_map(|line| {
+        // A number, the controllers, and the path of the group; version 2 has no controllers.
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let (mount, file) = match controllers {
+            "" => ("sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|controller| controller == "memory") => {
+                ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => return None,
+        };
+        let group: PathBuf = path.trim_start_matches('/').into();
+        let limit = |group: &Path| read_number(&root.join(mount).join(group).join(file)).ok().flatten();
+        // In a container the path may be the host's: then only the group at the mount is there.
+        group.ancestors().filter_map(limit).min()
+    });
+    limits.min()
+}
+
+/// The number in a file; `None` for `max`.
+fn read_number(path: &Path) -> io::Result<Option<u64>> {
+    Ok(fs::read_to_string(path)?.trim().parse().ok())
+}
+
+/// A figure in the text of `/proc/meminfo`, in bytes.
+fn kibibytes(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1024 * 1024;
+
+    /// A machine with 1,000 MiB, of which 600 are available, and these files.
+    fn memory(files: &[(&str, &str)]) -> Memory {
+        let root = tempfile::tempdir().unwrap();
+        let meminfo = ("proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 1 kB\nMemAvailable: 614400 kB\n");
+        for (path, text) in [meminfo].iter().chain(files) {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Memory::below(root.path())
+    }
+
+    #[test]
+    fn memory_without_a_group_limit_is_what_is_available() {
+        let machine = Memory { total: Some(1_000 * MIB), usable: 600 * MIB };
+        assert_eq!(memory(&[]), machine);
+        let unlimited = [("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "max\n")];
+        assert_eq!(memory(&unlimited), machine);
+    }
+
+    #[test]
+    fn memory_is_the_least_limit_of_the_group_and_those_above() {
+        let limited = Memory { total: Some(256 * MIB), usable: 256 * MIB };
+        let second = [
+            ("proc/self/cgroup", "0::/pods/one\n"),
+            ("sys/fs/cgroup/pods/memory.max", "268435456\n"),
+            ("sys/fs/cgroup/pods/one/memory.max", "max\n"),
+        ];
+        assert_eq!(memory(&second), limited);
+        let first = [
+            ("proc/self/cgroup", "3:cpu,cpuacct:/one\n2:memory:/one\n0::/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/one/memory.limit_in_bytes", "268435456\n"),
+        ];
+        assert_eq!(memory(&first), limited);
+        // A container sees its own group at the mount, whatever path the host gave it.
+        let container =
+            [("proc/self/cgroup", "0::/kubepods/pod7\n"), ("sys/fs/cgroup/memory.max", "268435456\n")];
+        assert_eq!(memory(&container), limited);
+    }
+
+    #[test]
+    fn parts_leave_a_tenth_for_rules_and_code() {
+        let parts =
+            [Part::Counters, Part::GrpcConnections, Part::HttpConnections, Part::Requests, Part::Replies];
+        assert_eq!(parts.map(Part::percent).iter().sum::<u64>(), 90);
+    }
+}
