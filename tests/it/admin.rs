@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::Write,
+    net::SocketAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -64,9 +65,15 @@ async fn admin(service: &Service, method: &str, path: &str, body: &str) -> (u16,
 }
 
 async fn admin_with(service: &Service, header: &str, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
+    let header = format!("host: localhost\r\n{header}");
+    send(service.addresses.admin, &header, method, path, body).await
+}
+
+/// The code and body of a request of these headers alone.
+pub async fn send(to: SocketAddr, headers: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(to).await.unwrap();
     let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{header}");
+    let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}");
     let whole = format!("{head}content-length: {length}\r\n\r\n{body}");
     stream.write_all(whole.as_bytes()).await.unwrap();
     let mut answer = String::new();
