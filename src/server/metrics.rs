@@ -17,7 +17,10 @@ use crate::{
     rules::{self, Book, Series, Totals},
     server::{Counters, ListenerFigures},
     store::Memory,
-    telemetry::metrics::{self, Metric, Page, Process, cluster as shared},
+    telemetry::{
+        logs::Dial,
+        metrics::{self, Metric, Page, Process, cluster as shared},
+    },
     time::Timestamp,
 };
 
@@ -29,6 +32,7 @@ pub(super) struct Sources {
     pub(super) limiter: Arc<limiter::Metrics>,
     pub(super) api: Arc<api::Metrics>,
     pub(super) listeners: Counters,
+    pub(super) logs: Dial,
 }
 
 /// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
@@ -54,6 +58,10 @@ impl Sources {
         self.rules(&mut page);
         self.connections(&mut page);
         page.single(metrics::TOP_MISSED, self.limiter.denied.missed());
+        let unwritten = self.logs.unwritten();
+        let mut dropped = page.family(metrics::LOG_LINES_DROPPED);
+        dropped.sample(&["rate"], unwritten.rate);
+        dropped.sample(&["output"], unwritten.output);
         page.family(metrics::BUILD_INFO).sample(&[env!("CARGO_PKG_VERSION")], 1);
         if let Some(process) = Process::now() {
             page.single(metrics::PROCESS_CPU, process.cpu_seconds);
@@ -248,6 +256,7 @@ mod tests {
             limiter: Arc::default(),
             api: Arc::default(),
             listeners: Counters::default(),
+            logs: Dial::default(),
         }
     }
 

@@ -232,7 +232,7 @@ impl Server {
             memory: memory.clone(),
             limiter: limiter.clone(),
             settings: settings.given.into(),
-            logs,
+            logs: logs.clone(),
         };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers)
@@ -270,6 +270,7 @@ impl Server {
             limiter: counted.clone(),
             api: api.metrics().clone(),
             listeners: counters,
+            logs,
         };
         // Long pages hold up no caller.
         let here = Hands::default();

@@ -99,7 +99,7 @@ async fn logging(level: &str) -> (Service, Lines, (tracing::subscriber::DefaultG
     let (lines, written) =
         (Lines::default(), Settings { level: level.to_owned(), format: Format::Json, denials: Denials::Off });
     let sink = lines.clone();
-    let (subscriber, dial) = logs(&written, move || sink.clone(), false).unwrap();
+    let (subscriber, dial) = logs(&written, move || sink.clone(), false, || 0).unwrap();
     // While there is only one subscriber, a line that another test's thread comes to first would be off for all.
     let other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let guard = (tracing::subscriber::set_default(subscriber), other);
