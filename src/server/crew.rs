@@ -194,6 +194,28 @@ mod tests {
         end.await;
     }
 
+    #[test]
+    fn blocked_worker_does_not_hold_the_end() {
+        let crew = Crew::of(2).unwrap();
+        let (begin, begun) = std::sync::mpsc::channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut open = JoinSet::new();
+        crew.hands().hand_out(&mut open, async move {
+            begin.send(()).unwrap();
+            // Blocks the thread, not the task.
+            released.recv().unwrap_err();
+        });
+        begun.recv().unwrap();
+        let (end, ended) = std::sync::mpsc::channel();
+        let ending = thread::spawn(move || {
+            drop(crew);
+            end.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(20)).unwrap();
+        drop(release);
+        ending.join().unwrap();
+    }
+
     #[tokio::test]
     async fn without_workers_connections_are_looked_after_where_they_come() {
         let mut open = JoinSet::new();
