@@ -121,7 +121,7 @@ def test_library_named_in_the_level_logs_at_a_bounded_rate(rule_file, start_toll
 
 def test_requests_that_cause_errors_are_logged_at_a_bounded_rate(rule_file, start_tollgate, tmp_path):
     token = tmp_path / "token"
-    token.write_text("a token")
+    token.write_text("token")
     tollgate = start_tollgate(rule_file(RULES), flags=("--admin-token-file", token))
     token.write_text("")
 
