@@ -1,6 +1,6 @@
 //! What all who show or check certificates need: files, dates, the time.
 
-use std::{fs, io::Read, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use rustls::{
     CertificateError, RootCertStore,
@@ -11,7 +11,10 @@ use rustls::{
     time_provider::TimeProvider,
 };
 
-use crate::time::{Clock, SECOND, Timestamp};
+use crate::{
+    files,
+    time::{Clock, SECOND, Timestamp},
+};
 
 /// The largest file of certificates, in bytes; a bundle of every public authority is a third of it.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
@@ -22,11 +25,7 @@ const EPOCH: UnixTime = UnixTime::since_unix_epoch(Duration::ZERO);
 
 /// What a file holds, unless it is too large for one of certificates.
 pub fn contents(path: &Path) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let file = fs::File::open(path).map_err(|error| error.to_string())?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    let fits = u64::try_from(bytes.len()).is_ok_and(|length| length <= FILE_BYTES_MAX);
-    if fits { Ok(bytes) } else { Err(format!("it is larger than {FILE_BYTES_MAX} bytes")) }
+    files::read(path, FILE_BYTES_MAX).map_err(|error| error.to_string())
 }
 
 /// The certificates of a file, in order.

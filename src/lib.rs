@@ -7,6 +7,7 @@ pub mod certificates;
 pub mod cli;
 pub mod cluster;
 pub mod descriptor;
+pub mod files;
 pub mod limiter;
 pub mod rules;
 pub mod server;

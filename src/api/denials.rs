@@ -33,6 +33,7 @@ impl Denials {
         for (descriptor, status) in denied {
             let Some(left_out) = self.0.take(second) else { continue };
             info!(
+                name: logs::UNLIMITED,
                 domain = request.domain,
                 rule = status.name(),
                 // As a text, not by `Display`: it is written in quotes, and no line of the log can be forged.

@@ -5,11 +5,14 @@ use axum::{
     body::Bytes,
     extract::{DefaultBodyLimit, State},
     http::{StatusCode, header::CONTENT_TYPE},
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 
-use crate::api::{Api, envoy::Resets, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code};
+use crate::api::{
+    Api, cross_site, envoy::Resets, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code,
+};
 
 /// The largest request, in bytes: as over gRPC, for a smaller bound would be a way around the limits.
 const REQUEST_MAX: usize = 4 * 1024 * 1024;
@@ -28,6 +31,8 @@ pub fn router<R: Readiness>(api: Api, readiness: R) -> Router {
         .route("/healthcheck", axum::routing::any(healthcheck::<R>))
         .with_state(readiness);
     let json = Router::new().route("/json", post(should_rate_limit)).with_state(api);
+    // A page that is read in this network must not make charges.
+    let json = json.route_layer(middleware::from_fn(cross_site::refuse));
     probes.merge(json).layer(DefaultBodyLimit::max(REQUEST_MAX))
 }
 

@@ -8,6 +8,7 @@ use crate::{
 };
 
 pub mod admin;
+mod cross_site;
 mod denials;
 pub mod envoy;
 mod frame;

@@ -1,6 +1,6 @@
 //! Asks the admin listener of a server.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
 use serde_json::Value;
@@ -80,12 +80,19 @@ async fn send(to: &str, token: Option<&str>, call: &Call) -> std::io::Result<Str
     let mut stream = TcpStream::connect(to).await?;
     let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
     // The version without chunks: the answer ends with the connection.
+    let host = host(to, stream.peer_addr()?);
     let head =
-        format!("{method} {path} HTTP/1.0\r\nhost: {to}\r\n{token}content-length: {}\r\n\r\n", body.len());
+        format!("{method} {path} HTTP/1.0\r\nhost: {host}\r\n{token}content-length: {}\r\n\r\n", body.len());
     stream.write_all(format!("{head}{body}").as_bytes()).await?;
     let mut answer = String::new();
     stream.take(ANSWER_MAX).read_to_string(&mut answer).await?;
     Ok(answer)
+}
+
+/// The `Host` of a request to `to`, which is at `address`. Without a token a server knows itself by loopback names alone,
+/// and a loopback address may have others.
+fn host(to: &str, address: SocketAddr) -> String {
+    if address.ip().to_canonical().is_loopback() { address.to_string() } else { to.to_owned() }
 }
 
 /// `text` as a value in a query.
@@ -99,4 +106,17 @@ pub(super) fn in_query(text: &str) -> String {
         }
     }
     query
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_is_the_address_where_that_is_loopback() {
+        let host = |to, address: &str| host(to, address.parse().unwrap());
+        assert_eq!(host("this-machine:6070", "127.0.0.1:6070"), "127.0.0.1:6070");
+        assert_eq!(host("localhost:6070", "[::1]:6070"), "[::1]:6070");
+        assert_eq!(host("tollgate.example:6070", "10.0.0.1:6070"), "tollgate.example:6070");
+    }
 }

@@ -1,6 +1,10 @@
 //! `tollgate serve`: runs the service.
 
-use std::process::ExitCode;
+use std::{
+    backtrace::{Backtrace, BacktraceStatus},
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 use tokio::{
@@ -15,8 +19,13 @@ use crate::{
     server::{Crew, Server},
     settings::{CATALOG, Settings, Sources, Tls, environment},
     telemetry::logs,
-    time::Clock,
+    time::{Clock, Stopwatch},
 };
+
+/// The time that blocking calls may take after the service has ended.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
+/// The time that the last log lines may take.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
 
 pub(super) fn command() -> Command {
     let file =
@@ -42,25 +51,44 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let dial = match logs::start(&settings.log) {
+    let running = Stopwatch::start();
+    let dial = match logs::start(&settings.log, move || running.elapsed().as_secs()) {
         Ok(dial) => dial,
         Err(error) => {
-            eprintln!("log.level: {error}");
+            eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
+    log_panics(dial.clone());
     // Connections have threads of their own; the rest needs little.
     let served = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(serve(settings, dial)),
+        Ok(runtime) => {
+            let served = runtime.block_on(serve(settings, dial.clone()));
+            // A blocking call that hangs, such as a read from a disk that is gone, must not keep the process.
+            runtime.shutdown_timeout(SHUTDOWN_MAX);
+            served
+        }
         Err(error) => Err(error.into()),
     };
-    match served {
+    let code = match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!(%error, "cannot serve");
             ExitCode::FAILURE
         }
-    }
+    };
+    dial.flush(FLUSH_MAX);
+    code
+}
+
+/// Has panics logged, and written before the thread goes on: the usual hook would wait for standard error.
+fn log_panics(dial: logs::Dial) {
+    std::panic::set_hook(Box::new(move |panic| {
+        let backtrace = Backtrace::capture();
+        let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+        error!(panic = panic.to_string(), backtrace, "a thread has panicked");
+        dial.flush(FLUSH_MAX);
+    }));
 }
 
 fn sources(matches: &ArgMatches) -> Sources {

@@ -2,15 +2,16 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, File},
+    fs,
     hash::Hasher,
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
 };
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::{
+    files,
     rules::{
         Problems, Rules, Source,
         compile::compile_with,
@@ -25,8 +26,6 @@ const DEPTH_MAX: usize = 16;
 const ENTRIES_MAX: usize = 10_000;
 /// How many bytes are read in all: 64 MiB.
 const BYTES_MAX: usize = 64 << 20;
-/// How much is read at a time: while the kernel copies it, nobody else may have the core.
-const PIECE: u64 = 64 << 10;
 
 /// Reads and compiles the rules under `path`, a file or a directory.
 pub fn load(path: &Path) -> Result<Rules, Problems> {
@@ -158,15 +157,9 @@ impl<'p> Search<'p> {
 }
 
 fn bytes_of(path: &Path, bytes_left: usize) -> io::Result<Vec<u8>> {
-    // Opening a pipe would wait for its other end.
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
-    let mut bytes = Vec::new();
     // One byte more than may be, so that too large a file is told from one that just fits.
     let most = yaml::BYTES_MAX.min(bytes_left) + 1;
-    let mut file = File::open(path)?.take(most as u64);
-    while file.by_ref().take(PIECE).read_to_end(&mut bytes)? != 0 {}
+    let bytes = files::read_prefix(path, most as u64)?;
     if bytes_left < bytes.len() {
         return Err(io::Error::other(format!("all files together have more than {BYTES_MAX} bytes")));
     }
@@ -258,23 +251,19 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_many_pieces_is_read_whole() {
+    fn files_of_more_bytes_than_all_may_have_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.yaml");
-        let piece = PIECE as usize;
-        for length in [0, 1, piece - 1, piece, piece + 1, 3 * piece, 3 * piece + 1] {
-            let bytes: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
-            fs::write(&path, &bytes).unwrap();
-            assert!(bytes_of(&path, BYTES_MAX).unwrap() == bytes, "{length} bytes");
-        }
-        let problem = bytes_of(&path, piece).unwrap_err().to_string();
+        fs::write(&path, [b' '; 100]).unwrap();
+        assert_eq!(bytes_of(&path, 100).unwrap().len(), 100);
+        let problem = bytes_of(&path, 99).unwrap_err().to_string();
         assert_eq!(problem, "all files together have more than 67108864 bytes");
     }
 
     #[test]
     fn what_is_no_regular_file_is_not_waited_for() {
         let what = load(Path::new("/dev/zero")).unwrap_err().to_string();
-        assert_eq!(what, "/dev/zero:1:1: cannot be read: it is no regular file");
+        assert_eq!(what, "/dev/zero:1:1: cannot be read: it is a device, not a regular file");
     }
 
     #[test]

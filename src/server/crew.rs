@@ -7,8 +7,10 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc::RecvTimeoutError,
     },
     thread,
+    time::Duration,
 };
 
 use tokio::{
@@ -16,6 +18,14 @@ use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
+use tracing::warn;
+
+use crate::time::Stopwatch;
+
+/// The time that blocking calls of a worker may take when it ends.
+const BLOCKING_MAX: Duration = Duration::from_millis(500);
+/// The time that all workers may take to end.
+const END_MAX: Duration = Duration::from_secs(1);
 
 /// Threads that connections are handed out to. Whoever has none looks after connections where it is.
 #[derive(Debug, Default)]
@@ -41,7 +51,8 @@ struct Worker {
     hand: Hand,
     // Dropped to tell it to leave.
     stay: Option<oneshot::Sender<()>>,
-    thread: Option<thread::JoinHandle<()>>,
+    // Nothing is sent here; it closes when the thread ends.
+    ended: std::sync::mpsc::Receiver<()>,
 }
 
 /// A connection that a worker looks after, for as long as this lives.
@@ -56,12 +67,14 @@ impl Crew {
             let hand = Hand { runtime: runtime.handle().clone(), connections: Arc::default() };
             let (stay, leave) = oneshot::channel();
             let (alive, end) = mpsc::channel(1);
-            let thread = thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-                let _alive = alive;
+            let (running, ended) = std::sync::mpsc::channel();
+            thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+                let (_alive, _running) = (alive, running);
                 // An error says that the sender is gone, which is what is waited for.
                 runtime.block_on(leave).unwrap_or_default();
+                runtime.shutdown_timeout(BLOCKING_MAX);
             })?;
-            crew.workers.push(Worker { hand, stay: Some(stay), thread: Some(thread) });
+            crew.workers.push(Worker { hand, stay: Some(stay), ended });
             crew.ends.push(end);
         }
         Ok(crew)
@@ -91,13 +104,17 @@ impl Crew {
     }
 }
 
-/// What is still looked after ends.
+/// What is still looked after ends. A worker that does not, because something blocks it, is left to the end of the
+/// process.
 impl Drop for Crew {
     fn drop(&mut self) {
         self.workers.iter_mut().for_each(|worker| worker.stay = None);
-        for thread in self.workers.iter_mut().filter_map(|worker| worker.thread.take()) {
-            // If it has panicked, that was told by its end.
-            thread.join().unwrap_or_default();
+        let ending = Stopwatch::start();
+        for Worker { ended, .. } in &self.workers {
+            let left = END_MAX.saturating_sub(ending.elapsed());
+            if ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+                warn!(time_max = ?END_MAX, "a worker is blocked; the process ends without it");
+            }
         }
     }
 }
@@ -175,6 +192,28 @@ mod tests {
         assert!(open.join_next().await.unwrap().is_ok());
         drop(crew);
         end.await;
+    }
+
+    #[test]
+    fn blocked_worker_does_not_hold_the_end() {
+        let crew = Crew::of(2).unwrap();
+        let (begin, begun) = std::sync::mpsc::channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut open = JoinSet::new();
+        crew.hands().hand_out(&mut open, async move {
+            begin.send(()).unwrap();
+            // Blocks the thread, not the task.
+            released.recv().unwrap_err();
+        });
+        begun.recv().unwrap();
+        let (end, ended) = std::sync::mpsc::channel();
+        let ending = thread::spawn(move || {
+            drop(crew);
+            end.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(20)).unwrap();
+        drop(release);
+        ending.join().unwrap();
     }
 
     #[tokio::test]

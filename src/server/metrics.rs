@@ -17,7 +17,10 @@ use crate::{
     rules::{self, Book, Series, Totals},
     server::{Budgets, Counters, ListenerFigures},
     store::Memory,
-    telemetry::metrics::{self, Metric, Page, Process, cluster as shared},
+    telemetry::{
+        logs::Dial,
+        metrics::{self, Metric, Page, Process, cluster as shared},
+    },
     time::Timestamp,
 };
 
@@ -30,6 +33,7 @@ pub(super) struct Sources {
     pub(super) api: Arc<api::Metrics>,
     pub(super) listeners: Counters,
     pub(super) budgets: Budgets,
+    pub(super) logs: Dial,
 }
 
 /// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
@@ -58,6 +62,10 @@ impl Sources {
         page.single(metrics::UNFINISHED_BYTES, self.budgets.requests.bytes());
         page.single(metrics::UNSENT_BYTES, self.budgets.replies.bytes());
         page.single(metrics::TOP_MISSED, self.limiter.denied.missed());
+        let unwritten = self.logs.unwritten();
+        let mut dropped = page.family(metrics::LOG_LINES_DROPPED);
+        dropped.sample(&["rate"], unwritten.rate);
+        dropped.sample(&["output"], unwritten.output);
         page.family(metrics::BUILD_INFO).sample(&[env!("CARGO_PKG_VERSION")], 1);
         if let Some(process) = Process::now() {
             page.single(metrics::PROCESS_CPU, process.cpu_seconds);
@@ -253,6 +261,7 @@ mod tests {
             api: Arc::default(),
             listeners: Counters::default(),
             budgets: Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
+            logs: Dial::default(),
         }
     }
 

@@ -272,7 +272,7 @@ impl Server {
             memory: memory.clone(),
             limiter: limiter.clone(),
             settings: settings.given.into(),
-            logs,
+            logs: logs.clone(),
         };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers)
@@ -311,6 +311,7 @@ impl Server {
             api: api.metrics().clone(),
             listeners: counters,
             budgets: grpc.budgets.clone(),
+            logs,
         };
         // Long pages hold up no caller.
         let here = Hands::default();

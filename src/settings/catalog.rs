@@ -373,7 +373,7 @@ pub const CATALOG: &[Setting] = &[
         name: "log.level",
         shape: Shape::LogFilter,
         default: Some("info"),
-        help: "What to log: error, warn, info, debug, trace or off, also per module, as in info,tollgate::rules=debug.",
+        help: "What to log: error, warn, info, debug, trace or off, also per module, as in info,tollgate::rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.",
     },
     Setting {
         name: "log.format",

@@ -1,11 +1,12 @@
 //! Where settings come from, and what is said when one is wrong.
 
-use std::{fs, io, path::PathBuf};
+use std::{io, path::PathBuf};
 
 use config::{Config, ConfigError};
 
 use crate::{
     api::admin::{self, Origin},
+    files,
     settings::{Admin, CATALOG, Drain, OFF, Setting, Settings, cluster, otel},
     yaml::{self, Mark, Node, Pair, Value},
 };
@@ -107,7 +108,8 @@ impl Sources {
 
     fn file_layer(&self, problems: &mut Problems) -> Result<Layer, Error> {
         let Some(path) = &self.file else { return Ok(Layer::new()) };
-        let bytes = fs::read(path).map_err(|error| Error::Unreadable { path: path.clone(), error })?;
+        let bytes = files::read(path, yaml::BYTES_MAX as u64)
+            .map_err(|error| Error::Unreadable { path: path.clone(), error })?;
         let stream = yaml::load(&bytes);
         let place = |mark: Mark| format!("{}:{}:{}", path.display(), mark.line, mark.column);
         problems.0.extend(

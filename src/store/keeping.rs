@@ -18,6 +18,9 @@ use crate::{
     time::{Clock, Timestamp},
 };
 
+/// The bytes of a snapshot of no counters, rounded up.
+const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;
+
 /// How counters are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -116,7 +119,9 @@ impl Keeping {
 
     fn read(settings: &Settings, now: Timestamp) -> Option<Snapshot> {
         let path = settings.snapshot.as_deref()?;
-        match snapshot::read(path, now) {
+        // Twice the memory limit: a process with a larger one may have written it.
+        let bytes_max = settings.memory_limit.saturating_mul(2).saturating_add(EMPTY_SNAPSHOT_BYTES);
+        match snapshot::read(path, bytes_max, now) {
             Ok(snapshot) => {
                 let snapshot = snapshot?;
                 let counters: usize = snapshot.stored.iter().map(|stored| stored.contents.len()).sum();

@@ -7,7 +7,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     hash::Hasher,
-    io::{self, BufReader, BufWriter, Read, Write},
+    io::{self, BufWriter, ErrorKind, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
@@ -17,6 +17,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::{
     descriptor::Secret,
+    files,
     store::{Contents, Memory, Slot},
     time::Timestamp,
 };
@@ -77,8 +78,8 @@ pub(super) struct Snapshot {
     pub(super) stored: Vec<Stored>,
 }
 
-/// Writes all counters to `path`: beside it first, then in its place, so that there is always a whole one. `epoch`
-/// says how often a slot has changed hands.
+/// Writes all counters to `path`: to a temporary file beside it first, then in its place, so that there is always a
+/// whole one. `epoch` says how often a slot has changed hands.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
@@ -86,9 +87,44 @@ pub(super) fn write(
     now: Timestamp,
     path: &Path,
 ) -> Result<(), SnapshotError> {
-    let beside = with_suffix(path, "new");
-    // The secret is in it, so it is the owner's alone.
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    require_replaceable(path)?;
+    let temporary = with_suffix(path, "new");
+    let written = write_to(create(&temporary)?, memory, secret, epoch, now)
+        .and_then(|()| Ok(fs::rename(&temporary, path)?));
+    if written.is_err() {
+        // Half a snapshot is of no use and takes room. If it cannot be removed, the next write says so.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+/// A new and empty file that only its owner can read: a snapshot holds the secret of the hash. A file that a former
+/// process has left is removed first; a symbolic link is removed and never followed.
+fn create(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// A snapshot takes the place of a regular file or of a symbolic link, never of a device or a pipe.
+fn require_replaceable(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(about) if about.is_symlink() => Ok(()),
+        Ok(about) => files::require_regular(&about),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn write_to(
+    file: File,
+    memory: &Memory,
+    secret: &Secret,
+    epoch: impl Fn(Slot) -> u64,
+    now: Timestamp,
+) -> Result<(), SnapshotError> {
     let mut sealed = Sealing { file: BufWriter::new(file), hash: SipHasher13::new() };
     sealed.write_all(&MAGIC)?;
     // A power of two up to 65,536, so it fits.
@@ -105,16 +141,14 @@ pub(super) fn write(
     sealed.put::<Option<Section>>(&None)?;
     let Sealing { mut file, hash } = sealed;
     file.write_all(&hash.finish().to_le_bytes())?;
-    file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-    Ok(fs::rename(&beside, path)?)
+    Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?)
 }
 
-/// Reads a snapshot as of `now`; `None` where there is no file.
-pub(super) fn read(path: &Path, now: Timestamp) -> Result<Option<Snapshot>, SnapshotError> {
-    let mut bytes = Vec::new();
-    match File::open(path) {
-        Ok(file) => BufReader::new(file).read_to_end(&mut bytes)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+/// Reads a snapshot of at most `bytes_max` bytes as of `now`; `None` where there is no file.
+pub(super) fn read(path: &Path, bytes_max: u64, now: Timestamp) -> Result<Option<Snapshot>, SnapshotError> {
+    let bytes = match files::read(path, bytes_max) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let rest = bytes.strip_prefix(&MAGIC).ok_or(SnapshotError::Foreign)?;
@@ -142,6 +176,7 @@ pub(super) fn read(path: &Path, now: Timestamp) -> Result<Option<Snapshot>, Snap
 
 /// Moves a snapshot that cannot be used out of the way, for whoever wants to look at it; where it is now.
 pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    require_replaceable(path)?;
     let aside = with_suffix(path, "bad");
     fs::rename(path, &aside)?;
     Ok(aside)
@@ -160,18 +195,20 @@ fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(Option<T>, &'b [u8])
 }
 
 /// Writes, and hashes what it writes.
-struct Sealing {
-    file: BufWriter<File>,
+struct Sealing<W> {
+    file: W,
     hash: SipHasher13,
 }
 
-impl Sealing {
+impl<W: Write> Sealing<W> {
     fn put<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
-        postcard::to_io(value, self).map(drop).map_err(io::Error::other)
+        // Not straight into the file: postcard would report a full disk as a full buffer of its own.
+        let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
+        self.write_all(&bytes)
     }
 }
 
-impl Write for Sealing {
+impl<W: Write> Write for Sealing<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.hash.write(&bytes[..written]);
@@ -180,5 +217,65 @@ impl Write for Sealing {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+    use crate::store::OnFull;
+
+    fn write_empty(path: &Path) -> Result<(), SnapshotError> {
+        let memory = Memory::new(1 << 24, OnFull::Deny);
+        write(&memory, &Secret::random(), |_| 0, Timestamp::from_nanos(1), path)
+    }
+
+    #[test]
+    fn temporary_file_replaces_symbolic_link_and_leaves_its_target() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, temporary, target] =
+            ["counters", "counters.new", "target"].map(|name| folder.path().join(name));
+        fs::write(&target, "untouched").unwrap();
+        symlink(&target, &temporary).unwrap();
+        write_empty(&path).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"untouched");
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        assert!(!temporary.exists());
+    }
+
+    #[test]
+    fn snapshot_after_a_left_over_file_is_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, temporary] = ["counters", "counters.new"].map(|name| folder.path().join(name));
+        fs::write(&temporary, "left over").unwrap();
+        fs::set_permissions(&temporary, fs::Permissions::from_mode(0o666)).unwrap();
+        write_empty(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn snapshot_replaces_neither_pipe_nor_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let [pipe, directory] = ["pipe", "directory"].map(|name| folder.path().join(name));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        fs::create_dir(&directory).unwrap();
+        for (path, what) in [(pipe, "a named pipe"), (directory, "a directory")] {
+            let expected = format!("it is {what}, not a regular file");
+            assert_eq!(write_empty(&path).unwrap_err().to_string(), expected);
+            assert_eq!(read(&path, 1_000, Timestamp::EPOCH).err().unwrap().to_string(), expected);
+            assert_eq!(set_aside(&path).unwrap_err().to_string(), expected);
+            assert!(!with_suffix(&path, "new").exists());
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn full_disk_is_reported_as_such() {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut sealed = Sealing { file: full, hash: SipHasher13::new() };
+        let header = Header { taken_at: Timestamp::EPOCH, secret: [0; 16], slots: 1 };
+        assert_eq!(sealed.put(&Some(header)).unwrap_err().kind(), ErrorKind::StorageFull);
     }
 }

@@ -1,10 +1,14 @@
-//! Logs: events with fields, one a line, on standard error.
+//! Logs: events with fields, one a line, on standard error, which no thread that logs waits for.
 
 use std::{
-    io::{IsTerminal, stderr},
+    io::{self, IsTerminal, stderr},
     num::NonZeroU16,
     str::FromStr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -16,6 +20,14 @@ use tracing_subscriber::{
     reload::{self, Handle},
     util::SubscriberInitExt,
 };
+
+use crate::telemetry::{line_rate::LineRate, output::Output};
+
+/// The name of events that are written however many there are, because their number is bounded elsewhere.
+pub const UNLIMITED: &str = "unlimited";
+
+/// The target of this program's own events.
+const OWN: &str = env!("CARGO_CRATE_NAME");
 
 /// What is logged, and how.
 #[derive(Clone, Debug, Deserialize)]
@@ -54,6 +66,17 @@ pub enum Denials {
 pub struct Dial {
     handle: Handle<EnvFilter, Registry>,
     level: Arc<Mutex<String>>,
+    left_out: Arc<AtomicU64>,
+    output: Option<Output>,
+}
+
+/// The number of lines that were not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Beyond the rate of their call site.
+    pub rate: u64,
+    /// Because the output did not take them.
+    pub output: u64,
 }
 
 /// A level that cannot be read.
@@ -62,6 +85,17 @@ pub struct Dial {
     "`{0}` is no level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate::rules=debug"
 )]
 pub struct LevelError(String);
+
+/// Why logging cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The level cannot be read.
+    #[error("log.level: {0}")]
+    Level(#[from] LevelError),
+    /// The thread that writes cannot be started.
+    #[error("logs cannot be written: {0}")]
+    Thread(#[from] io::Error),
+}
 
 /// Why the level stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,35 +108,67 @@ pub enum DialError {
     Detached,
 }
 
-/// Reads a level.
+/// Reads a level. One without a module is for the events of this program; libraries log errors only, unless the level
+/// names their modules.
 pub fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     let wrong = || LevelError(level.to_owned());
     // The filter would take any other word for a module of which everything is logged, and nothing for `error`.
     let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
     let is_word = |part: &str| part.contains(['=', '[']) || is_level(part.trim());
-    if level.split(',').all(is_word) { EnvFilter::try_new(level).map_err(|_| wrong()) } else { Err(wrong()) }
+    if !level.split(',').all(is_word) {
+        return Err(wrong());
+    }
+    let directives: Vec<_> = level
+        .split(',')
+        .map(|part| match part.trim().parse::<LevelFilter>() {
+            Ok(level) => format!("{},{OWN}={level}", level.min(LevelFilter::ERROR)),
+            Err(_) => part.to_owned(),
+        })
+        .collect();
+    EnvFilter::try_new(directives.join(",")).map_err(|_| wrong())
 }
 
-/// Starts logging to standard error. A second call in one process changes nothing.
-pub fn start(settings: &Settings) -> Result<Dial, LevelError> {
-    let (logs, dial) = logs(settings, stderr, stderr().is_terminal())?;
+/// Starts logging to standard error. `second` is a number that grows by one each second. A second call in one process
+/// changes nothing.
+pub fn start(
+    settings: &Settings,
+    second: impl Fn() -> u64 + Clone + Send + Sync + 'static,
+) -> Result<Dial, StartError> {
+    let output = Output::start(stderr(), second.clone())?;
+    let writer = output.clone();
+    let (logs, dial) = logs(settings, move || writer.clone(), stderr().is_terminal(), second)?;
     // An error says that logging has already begun, as it may in tests.
     let _ = logs.try_init();
-    Ok(dial)
+    Ok(Dial { output: Some(output), ..dial })
 }
 
-/// What writes logs to `writer`, and the dial of it.
-pub fn logs<W>(settings: &Settings, writer: W, colours: bool) -> Result<(impl Subscriber, Dial), LevelError>
+/// What writes logs to `writer`, and the dial of it. `second` is a number that grows by one each second.
+pub fn logs<W>(
+    settings: &Settings,
+    writer: W,
+    colours: bool,
+    second: impl Fn() -> u64 + Send + Sync + 'static,
+) -> Result<(impl Subscriber, Dial), LevelError>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let (filter, handle) = reload::Layer::new(filter(&settings.level)?);
+    let left_out = Arc::<AtomicU64>::default();
+    let counted = Arc::clone(&left_out);
     let lines = tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(writer);
     let lines = match settings.format {
-        Format::Text => lines.boxed(),
-        Format::Json => lines.json().flatten_event(true).boxed(),
+        Format::Text => lines
+            .map_event_format(|format| {
+                LineRate::new(format.with_ansi(colours), Format::Text, second, counted)
+            })
+            .boxed(),
+        Format::Json => lines
+            .json()
+            .flatten_event(true)
+            .map_event_format(|format| LineRate::new(format, Format::Json, second, counted))
+            .boxed(),
     };
-    let dial = Dial { handle, level: Arc::new(Mutex::new(settings.level.clone())) };
+    let dial = Dial { handle, level: Arc::new(Mutex::new(settings.level.clone())), left_out, output: None };
     Ok((tracing_subscriber::registry().with(filter).with(lines), dial))
 }
 
@@ -110,7 +176,7 @@ impl Default for Dial {
     /// One that nothing is logged through.
     fn default() -> Self {
         let (_, handle) = reload::Layer::new(EnvFilter::default());
-        Self { handle, level: Arc::new(Mutex::new("off".to_owned())) }
+        Self { handle, level: Arc::new(Mutex::new("off".to_owned())), left_out: Arc::default(), output: None }
     }
 }
 
@@ -126,6 +192,21 @@ impl Dial {
         let mut current = self.level.lock().unwrap_or_else(PoisonError::into_inner);
         self.handle.reload(filter).map_err(|_| DialError::Detached)?;
         Ok(std::mem::replace(&mut *current, level.to_owned()))
+    }
+
+    /// The number of lines that were not written so far.
+    pub fn unwritten(&self) -> Unwritten {
+        Unwritten {
+            rate: self.left_out.load(Relaxed),
+            output: self.output.as_ref().map_or(0, Output::dropped),
+        }
+    }
+
+    /// Waits until all lines so far are written, for `time_max` at most.
+    pub fn flush(&self, time_max: Duration) {
+        if let Some(output) = &self.output {
+            output.flush(time_max);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Traces: a span for each call, sent to an OpenTelemetry collector over gRPC.
 
-use std::{fs, io, path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use axum::http::HeaderMap;
 use opentelemetry::{
@@ -15,10 +15,12 @@ use opentelemetry_sdk::{
 use tonic::transport::{Certificate, ClientTlsConfig};
 use tracing::warn;
 
-use crate::telemetry::parent::Parent;
+use crate::{files, telemetry::parent::Parent};
 
 /// How long the last spans may take to leave.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
+/// The largest file of authorities, in bytes.
+const CERTIFICATE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Where spans go. The rest of what OpenTelemetry's variables say is read by its library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +50,8 @@ pub enum Error {
 impl Settings {
     fn tls(&self) -> Result<ClientTlsConfig, Error> {
         let Some(path) = &self.certificate else { return Ok(ClientTlsConfig::new().with_native_roots()) };
-        let read = fs::read(path).map_err(|error| Error::Certificate { path: path.clone(), error });
+        let read = files::read(path, CERTIFICATE_BYTES_MAX)
+            .map_err(|error| Error::Certificate { path: path.clone(), error });
         Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read?)))
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::Write,
+    net::SocketAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -64,9 +65,15 @@ async fn admin(service: &Service, method: &str, path: &str, body: &str) -> (u16,
 }
 
 async fn admin_with(service: &Service, header: &str, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
+    let header = format!("host: localhost\r\n{header}");
+    send(service.addresses.admin, &header, method, path, body).await
+}
+
+/// The code and body of a request of these headers alone.
+pub async fn send(to: SocketAddr, headers: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(to).await.unwrap();
     let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{header}");
+    let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}");
     let whole = format!("{head}content-length: {length}\r\n\r\n{body}");
     stream.write_all(whole.as_bytes()).await.unwrap();
     let mut answer = String::new();
@@ -92,7 +99,7 @@ async fn logging(level: &str) -> (Service, Lines, (tracing::subscriber::DefaultG
     let (lines, written) =
         (Lines::default(), Settings { level: level.to_owned(), format: Format::Json, denials: Denials::Off });
     let sink = lines.clone();
-    let (subscriber, dial) = logs(&written, move || sink.clone(), false).unwrap();
+    let (subscriber, dial) = logs(&written, move || sink.clone(), false, || 0).unwrap();
     // While there is only one subscriber, a line that another test's thread comes to first would be off for all.
     let other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let guard = (tracing::subscriber::set_default(subscriber), other);

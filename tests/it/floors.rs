@@ -3,7 +3,8 @@
 use std::{fs, path::Path};
 
 /// From the ground up.
-const FLOORS: [&[&str]; 9] = [
+const FLOORS: [&[&str]; 10] = [
+    &["files"],
     &["time", "descriptor", "telemetry", "yaml"],
     &["algorithm", "certificates"],
     &["rules", "store"],

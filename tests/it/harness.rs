@@ -171,7 +171,7 @@ pub async fn http(
     let mut stream = TcpStream::connect(address).await?;
     let length = body.len();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
     );
     stream.write_all(format!("{head}{body}").as_bytes()).await?;
     let mut answer = String::new();

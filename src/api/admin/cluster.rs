@@ -11,6 +11,7 @@ use tracing::warn;
 use crate::{
     api::admin::{Desk, Peer, Refused},
     cluster::{Cluster, MemberId, View},
+    telemetry::logs::UNLIMITED,
 };
 
 /// Which member: `?member=ID`.
@@ -40,7 +41,7 @@ pub(super) async fn declare_dead(
     if !cluster.declare_dead(member) {
         return Err(Refused::not_found(format!("{member} is not known here; /cluster tells who is")));
     }
-    warn!(%peer, %member, "declared a replica dead");
+    warn!(name: UNLIMITED, %peer, %member, "declared a replica dead");
     Ok(Json(json!({"member": member.to_string(), "declared": "dead"})))
 }
 

@@ -18,6 +18,7 @@ use crate::{
     descriptor::Entry,
     limiter::{Counted, Snapshot, Uncounted},
     store::{Kept, Replaced},
+    telemetry::logs::UNLIMITED,
 };
 
 /// Which counter: `?domain=D&key=k=v[,k=v]`.
@@ -128,6 +129,7 @@ impl Which {
     fn audit(&self, peer: &Peer, counted: &Counted<'_>, replaced: &Replaced, what: &str) {
         let (before, after) = (replaced.before.look.remaining, replaced.after.look.remaining);
         info!(
+            name: UNLIMITED,
             %peer,
             domain = self.domain,
             descriptor = self.key,

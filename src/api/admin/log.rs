@@ -5,7 +5,7 @@ use tracing::warn;
 
 use crate::{
     api::admin::{Desk, Peer, Refused},
-    telemetry::logs::DialError,
+    telemetry::logs::{DialError, UNLIMITED},
 };
 
 pub(super) async fn get(State(desk): State<Desk>) -> String {
@@ -18,7 +18,7 @@ pub(super) async fn put(State(desk): State<Desk>, peer: Peer, body: String) -> R
     match desk.logs.turn(level) {
         Ok(before) => {
             // A warning, so that turning logs down leaves a trace of who did.
-            warn!(%peer, before, after = level, "changed what is logged");
+            warn!(name: UNLIMITED, %peer, before, after = level, "changed what is logged");
             Ok(format!("{level}\n"))
         }
         Err(error @ DialError::Level(_)) => Err(Refused::bad(error)),

@@ -12,7 +12,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{limiter::Limiter, rules::Book, store::Memory, telemetry::logs::Dial};
+use crate::{api::cross_site, limiter::Limiter, rules::Book, store::Memory, telemetry::logs::Dial};
 
 mod cluster;
 mod counters;
@@ -59,7 +59,8 @@ pub struct Desk {
     pub logs: Dial,
 }
 
-/// All pages, and `more` ones. With a token file, none is shown to whoever does not know the token in it.
+/// All pages, and `more` ones. With a token file every request needs the token in it, which no page of another site
+/// knows. Without one, requests that such a page can cause are refused.
 pub fn router(desk: Desk, token_file: Option<PathBuf>, more: Router) -> Router {
     let pages = Router::new()
         .route("/", get(index))
@@ -75,7 +76,7 @@ pub fn router(desk: Desk, token_file: Option<PathBuf>, more: Router) -> Router {
         .with_state(desk)
         .merge(more);
     match token_file {
-        None => pages,
+        None => pages.layer(middleware::from_fn(cross_site::refuse_unless_loopback)),
         Some(path) => pages.layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::guard)),
     }
 }

@@ -1,6 +1,6 @@
 //! Who may see these pages: whoever knows the token in a file.
 
-use std::{fs, io::Read, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use axum::{
     extract::{Request, State},
@@ -11,7 +11,10 @@ use axum::{
 use siphasher::sip128::SipHasher13;
 use tracing::{debug, error};
 
-use crate::api::admin::{Peer, Refused};
+use crate::{
+    api::admin::{Peer, Refused},
+    files,
+};
 
 /// The longest token, in bytes.
 const BYTES_MAX: usize = 4096;
@@ -52,14 +55,11 @@ impl Token {
     /// The token that is in the file now.
     pub fn read(&self) -> Result<Vec<u8>, TokenError> {
         let path = self.path.clone();
-        let mut bytes = Vec::new();
-        let read = fs::File::open(&path).and_then(|file| {
-            // One more than fits, to tell what is too long, and room for the end of the line.
-            file.take(BYTES_MAX as u64 + 3).read_to_end(&mut bytes)
-        });
-        if let Err(error) = read {
-            return Err(TokenError::Unreadable { path, error });
-        }
+        // One more than fits, to tell what is too long, and room for the end of the line.
+        let bytes = match files::read_prefix(&path, BYTES_MAX as u64 + 3) {
+            Ok(bytes) => bytes,
+            Err(error) => return Err(TokenError::Unreadable { path, error }),
+        };
         let token = bytes.trim_ascii();
         let fits = (1..=BYTES_MAX).contains(&token.len()) && token.iter().all(u8::is_ascii_graphic);
         if fits { Ok(token.to_vec()) } else { Err(TokenError::Unfit { path }) }

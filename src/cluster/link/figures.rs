@@ -3,20 +3,17 @@
 use std::{
     array,
     fmt::Display,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
+    num::NonZeroU16,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use rustls::{AlertDescription, CertificateError, Error};
 use tracing::warn;
 
-use crate::time::Stopwatch;
+use crate::{telemetry::sample::Sample, time::Stopwatch};
 
-/// How often one reason is logged, at most.
-const LOGGED_EVERY: Duration = Duration::from_secs(10);
+/// One line for each reason in so many seconds.
+const LOGGED_EVERY_SECONDS: u64 = 10;
 
 /// Why a connection between replicas has not become a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,7 +93,8 @@ pub(super) struct Counts {
     pub(super) bytes_in: AtomicU64,
     pub(super) bytes_out: AtomicU64,
     refused: [AtomicU64; Refused::ALL.len()],
-    logged: Mutex<[Option<Stopwatch>; Refused::ALL.len()]>,
+    logged: [Sample; Refused::ALL.len()],
+    since: Stopwatch,
 }
 
 impl Default for Counts {
@@ -110,7 +108,8 @@ impl Default for Counts {
             bytes_in: AtomicU64::default(),
             bytes_out: AtomicU64::default(),
             refused: array::from_fn(|_| AtomicU64::default()),
-            logged: Mutex::default(),
+            logged: array::from_fn(|_| Sample::new(NonZeroU16::MIN)),
+            since: Stopwatch::start(),
         }
     }
 }
@@ -119,12 +118,9 @@ impl Counts {
     /// Counts a connection that has come to nothing, and logs some of them.
     pub(super) fn refuse(&self, reason: Refused, peer: &dyn Display, error: &dyn Display) {
         self.refused[reason as usize].fetch_add(1, Relaxed);
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = &mut logged[reason as usize];
-        if last.is_none_or(|last| LOGGED_EVERY <= last.elapsed()) {
-            *last = Some(Stopwatch::start());
-            drop(logged);
-            warn!(%peer, reason = reason.name(), %error, "no link between replicas");
+        let period = self.since.elapsed().as_secs() / LOGGED_EVERY_SECONDS;
+        if let Some(left_out) = self.logged[reason as usize].take(period) {
+            warn!(%peer, reason = reason.name(), %error, left_out, "no link between replicas");
         }
     }
 

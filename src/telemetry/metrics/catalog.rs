@@ -121,6 +121,8 @@ metrics! {
         "Memory for gRPC replies that are not sent yet, of connections with 16 KiB of them or more.";
     TOP_MISSED: Counter "tollgate_top_missed_denials_total" []
         "Denials that the list of the most denied keys left out, because it was being read.";
+    LOG_LINES_DROPPED: Counter "tollgate_log_lines_dropped_total" ["reason"]
+        "Log lines that were not written: rate beyond the lines of one place in a second, output because it did not take them.";
     BUILD_INFO: Gauge "tollgate_build_info" ["version"]
         "Always 1; the version of the program.";
     PROCESS_CPU: Counter "process_cpu_seconds_total" []

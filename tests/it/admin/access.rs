@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tollgate::telemetry::logs::Dial;
 
 use crate::{
-    admin::{RULES, admin_with, start},
-    harness::Service,
+    admin::{RULES, admin_with, send, start},
+    harness::{Service, one},
 };
 
 /// Runs the program.
@@ -53,6 +53,73 @@ async fn with_a_token_file_every_page_needs_the_token_that_is_in_it_now() {
     fs::remove_file(&file).unwrap();
     assert_eq!(with("authorization: Bearer second\r\n", "/rules").await, 503);
     assert_eq!(service.http("GET", "/readyz", "").await.0, 200, "probes need no token");
+}
+
+/// What tells a request that another site's page has sent.
+const FOREIGN: [&str; 6] = [
+    "host: evil.example\r\n",
+    "host: localhost\r\norigin: http://evil.example\r\n",
+    "host: localhost\r\norigin: null\r\n",
+    "host: localhost\r\nsec-fetch-site: cross-site\r\n",
+    "host: localhost\r\nsec-fetch-site: same-site\r\n",
+    "host: localhost\r\nhost: evil.example\r\n",
+];
+
+#[tokio::test]
+async fn admin_without_token_refuses_cross_site_requests() {
+    let service = Service::start(RULES).await;
+    let to = service.addresses.admin;
+    let counter = "/counters?domain=shop&key=user=bob";
+    service.ask(one("shop", "user", "bob")).await.unwrap();
+    for headers in FOREIGN {
+        let requests = [
+            ("DELETE", counter, ""),
+            ("PUT", "/log", "off"),
+            ("GET", "/config", ""),
+            ("GET", "/nowhere", ""),
+        ];
+        for (method, path, body) in requests {
+            let (code, why) = send(to, headers, method, path, body).await;
+            assert_eq!(code, 403, "{method} {path} {headers:?}: {why}");
+        }
+    }
+    assert!(send(to, "host: localhost\r\n", "GET", counter, "").await.1.contains("\"remaining\":1"));
+    let own = format!("host: {to}\r\n");
+    let by_page = format!("{own}origin: http://{to}\r\nsec-fetch-site: same-origin\r\n");
+    for headers in [own, by_page, "host: [::1]\r\n".to_owned(), "host: LOCALHOST:1\r\n".to_owned()] {
+        assert_eq!(send(to, &headers, "GET", "/rules", "").await.0, 200, "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn admin_with_token_answers_for_any_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "first").unwrap();
+    let service = Service::start_with(RULES, &[("admin.token_file", file.to_str().unwrap())]).await;
+    for headers in FOREIGN {
+        assert_eq!(send(service.addresses.admin, headers, "GET", "/rules", "").await.0, 401, "{headers:?}");
+    }
+    let known = "host: tollgate.example\r\nauthorization: Bearer first\r\n";
+    assert_eq!(send(service.addresses.admin, known, "GET", "/rules", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn json_refuses_cross_site_requests_and_charges_nothing() {
+    let service = Service::start(RULES).await;
+    let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}"#;
+    let ask = async |headers: &str| send(service.addresses.http, headers, "POST", "/json", body).await;
+    for headers in
+        FOREIGN.into_iter().filter(|headers| headers.contains("origin:") || headers.contains("sec-"))
+    {
+        assert_eq!(ask(headers).await.0, 403, "{headers:?}");
+    }
+    // Whatever it is called, and whatever it says that it sends.
+    let own = "host: tollgate.example\r\norigin: http://tollgate.example\r\nsec-fetch-site: same-origin\r\n";
+    let plain = "host: tollgate.example\r\ncontent-type: text/plain\r\n";
+    for (headers, code) in [(own, 200), (plain, 200), ("host: x\r\n", 429)] {
+        assert_eq!(ask(headers).await.0, code, "two pass: {headers:?}");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,220 @@
+//! Log output that never blocks the threads that log: a bounded queue, and a thread that writes what is in it.
+//!
+//! `tracing_appender::non_blocking` does nearly the same. It bounds lines instead of bytes, and at the end of the
+//! process it prints to standard output if its queue is still full: where both outputs are one blocked pipe, the
+//! process would never end.
+
+use std::{
+    io::{self, Write},
+    num::NonZeroU16,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use tracing::error;
+
+use crate::telemetry::sample::Sample;
+
+/// The bytes of lines that may wait to be written. Each thread that logs may exceed it by one line.
+const QUEUE_BYTES_MAX: usize = 1 << 20;
+/// The time without a line after which dropped lines are reported.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
+
+/// Takes lines, each in one `write`, and drops those that its queue has no room for.
+#[derive(Clone, Debug)]
+pub(super) struct Output {
+    queue: Sender<Item>,
+    stats: Arc<Stats>,
+}
+
+/// What has become of lines.
+#[derive(Debug, Default)]
+struct Stats {
+    queued_bytes: AtomicUsize,
+    dropped: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Item {
+    Line(Vec<u8>),
+    /// Answered when everything before it is written.
+    Flush(Sender<()>),
+}
+
+impl Output {
+    /// Starts the thread that writes to `target`. Dropped lines are reported in the log, at most once in each of what
+    /// `second` says are different seconds.
+    pub(super) fn start(
+        target: impl Write + Send + 'static,
+        second: impl Fn() -> u64 + Send + 'static,
+    ) -> io::Result<Self> {
+        let (queue, items) = channel();
+        let stats = Arc::new(Stats::default());
+        let writer = Writer { items, stats: Arc::clone(&stats), target };
+        thread::Builder::new().name("log".to_owned()).spawn(move || writer.run(second))?;
+        Ok(Self { queue, stats })
+    }
+
+    /// The number of lines that were not written: the queue was full, or the output refused them.
+    pub(super) fn dropped(&self) -> u64 {
+        self.stats.dropped.load(Relaxed)
+    }
+
+    /// Waits until all lines so far are written, for `time_max` at most.
+    pub(super) fn flush(&self, time_max: Duration) {
+        let (written, end) = channel();
+        if self.queue.send(Item::Flush(written)).is_ok() {
+            // An output that is still blocked is given up.
+            let _ = end.recv_timeout(time_max);
+        }
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.stats.queued_bytes.load(Relaxed) < QUEUE_BYTES_MAX {
+            // First, so that the writer never subtracts what was not added.
+            self.stats.queued_bytes.fetch_add(line.len(), Relaxed);
+            self.queue.send(Item::Line(line.to_vec())).map_err(io::Error::other)?;
+        } else {
+            self.stats.dropped.fetch_add(1, Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The thread that writes.
+struct Writer<W> {
+    items: Receiver<Item>,
+    stats: Arc<Stats>,
+    target: W,
+}
+
+impl<W: Write> Writer<W> {
+    fn run(mut self, second: impl Fn() -> u64) {
+        let reports = Sample::new(NonZeroU16::MIN);
+        let mut reported = 0;
+        loop {
+            let is_news = self.stats.dropped.load(Relaxed) != reported;
+            let item = if is_news {
+                self.items.recv_timeout(REPORT_AFTER)
+            } else {
+                self.items.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            };
+            match item {
+                Ok(Item::Line(line)) => self.write(&line),
+                // An error says that the flush was given up.
+                Ok(Item::Flush(written)) => drop(written.send(())),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            // The output takes lines again. The report is the total, because it may itself be dropped.
+            if is_news && reports.take(second()).is_some() {
+                reported = self.stats.dropped.load(Relaxed);
+                error!(dropped_total = reported, "log lines were dropped: the log output did not take them");
+            }
+        }
+    }
+
+    fn write(&mut self, line: &[u8]) {
+        if self.target.write_all(line).and_then(|()| self.target.flush()).is_err() {
+            self.stats.dropped.fetch_add(1, Relaxed);
+        }
+        self.stats.queued_bytes.fetch_sub(line.len(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc::Sender};
+
+    use tracing::subscriber::with_default;
+    use tracing_subscriber::{layer::SubscriberExt, registry};
+
+    use super::*;
+
+    /// An output that takes a line only when the test lets it.
+    struct Gate(Receiver<()>, Sender<Vec<u8>>);
+
+    impl Write for Gate {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.0.recv().map_err(io::Error::other)?;
+            self.1.send(line.to_vec()).map_err(io::Error::other)?;
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn gated() -> (Output, Sender<()>, Receiver<Vec<u8>>) {
+        let ((open, gate), (taken, lines)) = (channel(), channel());
+        (Output::start(Gate(gate, taken), || 0).unwrap(), open, lines)
+    }
+
+    #[test]
+    fn blocked_output_drops_lines_beyond_its_bound_and_blocks_no_writer() {
+        let (mut output, open, lines) = gated();
+        let line = vec![b'x'; QUEUE_BYTES_MAX / 4];
+        for _ in 0..7 {
+            output.write_all(&line).unwrap();
+        }
+        assert_eq!(output.dropped(), 3);
+        for _ in 0..4 {
+            open.send(()).unwrap();
+            assert_eq!(lines.recv().unwrap(), line);
+        }
+        output.flush(Duration::MAX);
+        output.write_all(b"next").unwrap();
+        open.send(()).unwrap();
+        assert_eq!(lines.recv().unwrap(), b"next");
+        assert_eq!(output.dropped(), 3);
+    }
+
+    #[test]
+    fn flush_of_blocked_output_gives_up() {
+        let (mut output, _open, lines) = gated();
+        output.write_all(b"never written").unwrap();
+        output.flush(Duration::from_millis(1));
+        assert!(lines.try_recv().is_err());
+    }
+
+    #[test]
+    fn dropped_lines_are_reported_once_the_output_moves() {
+        let sink = Arc::new(Mutex::new(Vec::new()));
+        let (stats, (queue, items)) = (Arc::new(Stats::default()), channel());
+        stats.dropped.fetch_add(7, Relaxed);
+        queue.send(Item::Line(b"a line".to_vec())).unwrap();
+        drop(queue);
+        let report = Arc::clone(&sink);
+        let lines =
+            tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || Shared(report.clone()));
+        with_default(registry().with(lines), || {
+            Writer { items, stats, target: Shared(Arc::clone(&sink)) }.run(|| 0);
+        });
+        let written = String::from_utf8(sink.lock().unwrap().clone()).unwrap();
+        assert!(written.starts_with("a line") && written.contains("dropped_total=7"), "{written}");
+    }
+
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Write::write(&mut *self.0.lock().unwrap(), bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+}
