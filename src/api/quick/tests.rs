@@ -46,7 +46,7 @@ fn api() -> Api {
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
     let limiter = Limiter::new(book, memory, Clock::manual(NOW), Secret::from_bytes([7; 16]));
     let headers = headers::Settings { x_ratelimit: true, retry_after: true, ..headers::Settings::default() };
-    Api::new(limiter, Settings { exact_reset: true, dynamic_metadata: false }).with_headers(headers)
+    Api::new(limiter, Settings { exact_reset: true, ..Settings::default() }).with_headers(headers)
 }
 
 fn framed(message: &[u8]) -> Vec<u8> {
@@ -58,7 +58,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
 /// What was read, as the message that it was.
 fn read(message: &[u8]) -> Option<RateLimitRequest> {
     let mut asked = Asked::default();
-    asked.read(message)?;
+    asked.read(message, Settings::default().bounds())?;
     let mut begin = 0;
     let descriptors = asked.descriptors.iter().map(|described| {
         let entries = asked.entries[begin..described.end].iter();
