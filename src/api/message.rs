@@ -90,3 +90,43 @@ fn each_message(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { descriptors: 2, entries: 3 };
+    const DESCRIPTOR: [u8; 2] = [0x12, 0];
+    const ENTRY: [u8; 2] = [0x0a, 0];
+    const GROUP: [u8; 2] = [0x7b, 0x7c];
+
+    fn descriptor(entries: usize) -> Vec<u8> {
+        [&[0x12, 2 * entries as u8][..], &ENTRY.repeat(entries)].concat()
+    }
+
+    #[test]
+    fn message_beyond_the_bounds_is_refused_whatever_else_is_in_it() {
+        let descriptors = TooLarge::Descriptors { most: 2 };
+        let entries = TooLarge::Entries { descriptor: 1, most: 3 };
+        for (message, expected) in [
+            (DESCRIPTOR.repeat(2), Ok(())),
+            (descriptor(3).repeat(2), Ok(())),
+            (DESCRIPTOR.repeat(3), Err(descriptors)),
+            ([descriptor(3), descriptor(4)].concat(), Err(entries)),
+            // Fields that the usual reader leaves to the decoder.
+            ([&GROUP[..], &DESCRIPTOR.repeat(3)].concat(), Err(descriptors)),
+            // Malformed behind the bounds.
+            ([&DESCRIPTOR.repeat(3)[..], &[0xff]].concat(), Err(descriptors)),
+        ] {
+            let read = decode(&message, BOUNDS).map(drop);
+            assert_eq!(read, expected.map_err(Unreadable::TooLarge), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn malformed_message_within_the_bounds_is_the_decoders_to_refuse() {
+        for message in [&[0x12, 5][..], &[0x12, 2, 0x0a, 9], &[0xff; 20], &[0x7b, 0x12, 0]] {
+            assert!(matches!(decode(message, BOUNDS), Err(Unreadable::Malformed(_))), "{message:?}");
+        }
+    }
+}

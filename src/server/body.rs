@@ -4,6 +4,7 @@ use std::{
     future::poll_fn,
     mem,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -13,6 +14,8 @@ use h2::RecvStream;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
+
+use crate::server::idle::RequestActivity;
 
 /// How long the body of a request may take to arrive, once it has been waited for.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
@@ -30,6 +33,8 @@ pub(super) struct Timely {
     // Most bodies are there with their head, and need no timer.
     end: Option<Pin<Box<Sleep>>>,
     bound: Bound,
+    // Told when all of the body is there.
+    activity: Option<Arc<RequestActivity>>,
 }
 
 /// Where a body comes from.
@@ -54,7 +59,12 @@ pub(super) enum Bound {
 impl Timely {
     /// `body`, of which a first piece may have been read.
     pub(super) fn new(body: Source, read: Option<Bytes>, bound: Bound) -> Self {
-        Self { body, piece: read, next: None, end: None, bound }
+        Self { body, piece: read, next: None, end: None, bound, activity: None }
+    }
+
+    /// The same, telling `activity` when all of it is there.
+    pub(super) fn of(self, activity: Option<Arc<RequestActivity>>) -> Self {
+        Self { activity, ..self }
     }
 
     /// All of it, where that is one piece that `may_be_all`; nothing is waited for after another. If not, it is as if
@@ -108,6 +118,11 @@ impl Body for Timely {
             return Poll::Ready(Some(*next));
         }
         match (this.body.poll(cx), this.bound) {
+            (Poll::Ready(None), _) => {
+                let may_run = this.activity.as_ref().is_none_or(|activity| activity.run());
+                // The connection is dropped before the request does anything.
+                if may_run { Poll::Ready(None) } else { Poll::Pending }
+            }
             (Poll::Ready(frame), _) => Poll::Ready(frame),
             (Poll::Pending, Bound::Unbounded) => Poll::Pending,
             (Poll::Pending, Bound::Bounded) => {

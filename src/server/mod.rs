@@ -29,6 +29,7 @@ mod body;
 mod counters;
 mod crew;
 mod door;
+mod idle;
 mod listen;
 mod metrics;
 mod phase;
@@ -45,7 +46,7 @@ pub use crew::Crew;
 pub use phase::Phase;
 pub use tls::Refusal;
 
-use door::{Door, Protocols};
+use door::{Door, Protocols, WhenFull};
 use listen::Listener;
 use replica::Replica;
 use routed::Routed;
@@ -155,6 +156,7 @@ impl Server {
             protocols: Protocols::http(&settings.http),
             limits: door::Limits::http(most, settings.http.header_timeout),
             counters: Arc::clone(counters),
+            when_full: WhenFull::CloseIdle(Arc::default()),
         };
         Ok(Self {
             grpc: Door {
@@ -164,6 +166,7 @@ impl Server {
                 protocols: grpc,
                 limits: door::Limits::grpc(&settings.grpc),
                 counters: counters.grpc.clone(),
+                when_full: WhenFull::CloseNew,
             },
             http: Door {
                 name: "http",
@@ -172,6 +175,7 @@ impl Server {
                 protocols: http,
                 limits: door::Limits::http(settings.http.max_connections, settings.http.header_timeout),
                 counters: counters.http.clone(),
+                when_full: WhenFull::CloseIdle(Arc::default()),
             },
             admin: plain("admin", admin_at, settings.admin.max_connections, &counters.admin),
             metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &counters.metrics),

@@ -21,6 +21,7 @@ mod metrics;
 mod queue;
 mod reload;
 mod settings;
+mod sizes;
 mod tls;
 mod traces;
 mod uses;

@@ -8,7 +8,7 @@ use prost::Message;
 use super::*;
 use crate::{
     api::{
-        Settings, headers,
+        Settings, headers, message,
         proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor,
@@ -137,6 +137,18 @@ fn ask_both(quick: &Api, general: &Api, message: &[u8]) {
 }
 
 proptest! {
+    #[test]
+    fn message_is_refused_exactly_beyond_its_bounds(message in fields(3), most in (0..3_usize, 0..3_usize)) {
+        let bounds = Bounds { descriptors: most.0, entries: most.1 };
+        let decoded = message::decode(&message, bounds);
+        if let Ok(request) = RateLimitRequest::decode(&*message) {
+            let fits = request.descriptors.len() <= most.0
+                && request.descriptors.iter().all(|descriptor| descriptor.entries.len() <= most.1);
+            prop_assert_eq!(decoded.is_ok(), fits);
+            prop_assert_eq!(Asked::default().read(&message, bounds).is_some(), fits);
+        }
+    }
+
     #[test]
     fn what_prost_writes_is_read_as_it_was(request in request()) {
         prop_assert_eq!(read(&request.encode_to_vec()), Some(request));

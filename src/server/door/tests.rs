@@ -84,6 +84,7 @@ fn host(router: Router) -> Host {
         },
         limits: Limits { connections: 1, handshake: long, age: long, grace: long },
         counters: Arc::default(),
+        when_full: WhenFull::CloseNew,
         service: Routed::grpc(router, Api::new(limiter, api::Settings::default())),
     }
 }
@@ -124,7 +125,7 @@ impl Talking {
         let writes = Arc::new(AtomicUsize::new(0));
         let (host, wire) = (host(router), Counted { wire: ours, writes: writes.clone() });
         let (phase, phases) = watch::channel(Phase::Serving);
-        let service = host.service.of(None);
+        let service = host.service.of(None, None);
         let mut tasks = JoinSet::new();
         let woken = Arc::new(Woken::default());
         let counts = woken.clone();
