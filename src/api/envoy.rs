@@ -1,6 +1,6 @@
 //! Envoy's rate limit service over gRPC.
 
-use std::time::Duration;
+use std::{borrow::Borrow, time::Duration};
 
 use smallvec::SmallVec;
 use tonic::{Request, Response};
@@ -16,7 +16,6 @@ use crate::{
             service::ratelimit::v3::{
                 RateLimitRequest, RateLimitResponse,
                 rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit},
-                rate_limit_service_server::RateLimitService,
             },
         },
         span,
@@ -38,31 +37,35 @@ pub enum Resets {
     Exact,
 }
 
-#[tonic::async_trait]
-impl RateLimitService for Api {
-    async fn should_rate_limit(
+impl Api {
+    /// Answers a call.
+    pub(super) async fn should_rate_limit(
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
         match &self.traces {
-            None => self.called(&request).await,
+            None => self.called(request).await,
             Some(traces) => {
                 let span = span::of(traces, &request);
-                let answered = self.called(&request).await;
+                let answered = self.called(request).await;
                 span::end(span, answered.as_ref().map(Response::get_ref));
                 answered
             }
         }
     }
-}
 
-impl Api {
     async fn called(
         &self,
-        request: &Request<RateLimitRequest>,
+        request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
         let patience = patience::of(request.metadata().as_ref());
-        Ok(Response::new(self.answer(request.get_ref(), patience, self.resets()).await?))
+        Ok(Response::new(self.answer(request.into_inner(), patience, self.resets()).await?))
+    }
+
+    /// Counts a request that is refused with `error`.
+    pub(super) fn refused(&self, error: Error) -> Error {
+        self.metrics.unanswered(error);
+        error
     }
 
     /// How times until reset are told over gRPC.
@@ -71,25 +74,35 @@ impl Api {
     }
 
     /// Answers one request, at its turn where it has to wait. A turn after the caller's patience is refused at
-    /// once.
+    /// once. A request that is handed over is freed before it waits.
     pub async fn answer(
+        &self,
+        request: impl Borrow<RateLimitRequest>,
+        patience: Option<Duration>,
+        resets: Resets,
+    ) -> Result<RateLimitResponse, Error> {
+        let (response, delay) = self.decided(request.borrow(), patience, resets).await?;
+        drop(request);
+        if !delay.is_zero() {
+            self.wait(delay).await;
+        }
+        Ok(response)
+    }
+
+    /// Decides one request, wherever its counters are. The answer leaves after the delay.
+    async fn decided(
         &self,
         request: &RateLimitRequest,
         patience: Option<Duration>,
         resets: Resets,
-    ) -> Result<RateLimitResponse, Error> {
+    ) -> Result<(RateLimitResponse, Duration), Error> {
         let stopwatch = Stopwatch::start();
         let mut decided = self.decide(request, patience, resets);
         if let Err(Error::Unanswered(Unanswered::Elsewhere)) = decided {
             decided = self.decide_afar(request, patience, resets).await;
         }
-        let decided = decided.inspect_err(|error| self.metrics.unanswered(*error));
         self.metrics.duration.record(stopwatch.elapsed());
-        let (response, delay) = decided?;
-        if !delay.is_zero() {
-            self.wait(delay).await;
-        }
-        Ok(response)
+        decided.map_err(|error| self.refused(error))
     }
 
     /// Waits until the turn of a request that was given this delay.

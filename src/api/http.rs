@@ -1,21 +1,22 @@
 //! The plain HTTP side: probes, and the rate limit service as JSON.
 
+use std::sync::Arc;
+
 use axum::{
     Router,
-    body::Bytes,
-    extract::{DefaultBodyLimit, State},
+    body::Body,
+    extract::State,
     http::{StatusCode, header::CONTENT_TYPE},
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use tokio::sync::Semaphore;
 
 use crate::api::{
-    Api, cross_site, envoy::Resets, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code,
+    Api, Error, cross_site, envoy::Resets, json,
+    proto::envoy::service::ratelimit::v3::rate_limit_response::Code, reader::RequestReader,
 };
-
-/// The largest request, in bytes: as over gRPC, for a smaller bound would be a way around the limits.
-const REQUEST_MAX: usize = 4 * 1024 * 1024;
 
 /// Tells whether this process should be sent requests, and if not, why.
 pub trait Readiness: Clone + Send + Sync + 'static {
@@ -23,17 +24,26 @@ pub trait Readiness: Clone + Send + Sync + 'static {
     fn ready(&self) -> Result<(), String>;
 }
 
-/// `/healthcheck`, `/livez`, `/readyz` and `POST /json`.
-pub fn router<R: Readiness>(api: Api, readiness: R) -> Router {
+/// `/healthcheck`, `/livez`, `/readyz` and `POST /json`, with at most `calls_max` calls of the last under way.
+pub fn router<R: Readiness>(api: Api, readiness: R, reader: RequestReader, calls_max: usize) -> Router {
     let probes = Router::new()
         .route("/livez", get(async || "OK"))
         .route("/readyz", get(readyz::<R>))
         .route("/healthcheck", axum::routing::any(healthcheck::<R>))
         .with_state(readiness);
-    let json = Router::new().route("/json", post(should_rate_limit)).with_state(api);
+    let json = Json { api, reader, calls: Arc::new(Semaphore::new(calls_max)) };
+    let json = Router::new().route("/json", post(should_rate_limit)).with_state(json);
     // A page that is read in this network must not make charges.
-    let json = json.route_layer(middleware::from_fn(cross_site::refuse));
-    probes.merge(json).layer(DefaultBodyLimit::max(REQUEST_MAX))
+    probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)))
+}
+
+/// What answers `/json`.
+#[derive(Clone, Debug)]
+struct Json {
+    api: Api,
+    reader: RequestReader,
+    /// Calls that are answered or wait for their turn: the connections of the others can be closed for a probe's.
+    calls: Arc<Semaphore>,
 }
 
 async fn readyz<R: Readiness>(State(readiness): State<R>) -> Response {
@@ -51,12 +61,20 @@ async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
     }
 }
 
-async fn should_rate_limit(State(api): State<Api>, body: Bytes) -> Response {
-    let request = match json::request(&body) {
+async fn should_rate_limit(State(Json { api, reader, calls }): State<Json>, body: Body) -> Response {
+    let request = match reader.read(body).await {
         Ok(request) => request,
-        Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+        Err(rejected) => {
+            if let Some(error) = rejected.too_large() {
+                api.refused(Error::TooLarge(error));
+            }
+            return rejected.into_response();
+        }
     };
-    let response = match api.answer(&request, None, Resets::Millis).await {
+    let Ok(_call) = calls.try_acquire() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many calls are under way\n").into_response();
+    };
+    let response = match api.answer(request, None, Resets::Millis).await {
         Ok(response) => response,
         Err(error) if error.is_callers_fault() => {
             return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();

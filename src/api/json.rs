@@ -1,24 +1,40 @@
 //! The same messages as JSON, by the JSON mapping of Protocol Buffers.
 
-use std::sync::LazyLock;
+use std::{fmt, sync::LazyLock};
 
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
 
-use crate::api::proto::{
-    DESCRIPTORS,
-    envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+use crate::{
+    api::{
+        message::Unreadable,
+        proto::{
+            DESCRIPTORS,
+            envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+        },
+    },
+    limiter::{Bounds, TooLarge},
 };
 
 static POOL: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect("the build has compiled them"));
 
-/// Reads a request. An unknown field is an error, as is anything after the request.
-pub fn request(json: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
+/// Reads a request within `bounds`, which are checked before anything is built. An unknown field is an error, as is
+/// anything after the request.
+pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<RateLimitRequest, Unreadable> {
+    check(json, bounds)?;
+    built(json).map_err(|error| Unreadable::Malformed(error.to_string()))
+}
+
+fn built(json: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(json);
     let message = DynamicMessage::deserialize(descriptor("RateLimitRequest"), &mut reader)?;
     reader.end()?;
-    message.transcode_to().map_err(serde::de::Error::custom)
+    message.transcode_to().map_err(serde_json::Error::custom)
 }
 
 /// Writes a request, as [`response`] does.
@@ -42,4 +58,173 @@ fn text(name: &str, encoded: &[u8]) -> Result<String, serde_json::Error> {
 fn descriptor(message: &str) -> MessageDescriptor {
     POOL.get_message_by_name(&format!("envoy.service.ratelimit.v3.{message}"))
         .expect("the build has compiled it")
+}
+
+/// Counts descriptors and entries. A text that is malformed passes if the part before the error is within `bounds`: the
+/// parser builds that part and fails at the same byte.
+fn check(json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
+    let mut count = Count { bounds, descriptors: 0, entries: 0, too_large: None };
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    // Its own errors are the parser's to tell.
+    let _ = Walk { count: &mut count, at: At::Request }.deserialize(&mut reader);
+    count.too_large.map_or(Ok(()), Err)
+}
+
+/// What was found until now.
+struct Count {
+    bounds: Bounds,
+    descriptors: usize,
+    /// Of the last descriptor.
+    entries: usize,
+    too_large: Option<TooLarge>,
+}
+
+/// A value, walked over without being built.
+struct Walk<'c> {
+    count: &'c mut Count,
+    at: At,
+}
+
+/// Which value.
+#[derive(Clone, Copy)]
+enum At {
+    Request,
+    Descriptors,
+    Descriptor,
+    Entries,
+    Entry,
+}
+
+/// The name of a field, as far as it matters here.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Field {
+    Descriptors,
+    Entries,
+    #[serde(other)]
+    Other,
+}
+
+impl Count {
+    fn descriptor(&mut self) -> Result<(), TooLarge> {
+        self.bounds.descriptor(self.descriptors)?;
+        (self.descriptors, self.entries) = (self.descriptors + 1, 0);
+        Ok(())
+    }
+
+    fn entry(&mut self) -> Result<(), TooLarge> {
+        // Entries are only counted within a descriptor, which was counted before.
+        self.bounds.entry(self.descriptors.saturating_sub(1), self.entries)?;
+        self.entries += 1;
+        Ok(())
+    }
+
+    fn note<E: serde::de::Error>(&mut self, counted: Result<(), TooLarge>) -> Result<(), E> {
+        counted.map_err(|error| {
+            self.too_large = Some(error);
+            E::custom("too large")
+        })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Walk<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
+        let counted = match self.at {
+            At::Request | At::Descriptors | At::Entries => Ok(()),
+            At::Descriptor => self.count.descriptor(),
+            At::Entry => self.count.entry(),
+        };
+        self.count.note(counted)?;
+        value.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Walk<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a part of a request")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(field) = map.next_key::<Field>()? {
+            let at = match (self.at, field) {
+                (At::Request, Field::Descriptors) => At::Descriptors,
+                (At::Descriptor, Field::Entries) => At::Entries,
+                _another => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            map.next_value_seed(Walk { count: &mut *self.count, at })?;
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let at = match self.at {
+            At::Descriptors => At::Descriptor,
+            At::Entries => At::Entry,
+            // The parser takes no list here.
+            At::Request | At::Descriptor | At::Entry => return Err(A::Error::custom("a list")),
+        };
+        while list.next_element_seed(Walk { count: &mut *self.count, at })?.is_some() {}
+        Ok(())
+    }
+
+    /// `null` is what is not there.
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { descriptors: 2, entries: 3 };
+
+    fn read(json: &str) -> Result<(), Unreadable> {
+        request(json.as_bytes(), BOUNDS).map(drop)
+    }
+
+    #[test]
+    fn request_at_the_bounds_is_read_and_beyond_them_refused() {
+        let most = r#"{"entries": [{}, {"key": "a"}, {"value": "]}"}]}"#;
+        let descriptors = TooLarge::Descriptors { most: 2 };
+        let entries = |descriptor| TooLarge::Entries { descriptor, most: 3 };
+        for (json, expected) in [
+            (format!(r#"{{"descriptors": [{most}, {most}]}}"#), Ok(())),
+            (r#"{"descriptors": null}"#.to_owned(), Ok(())),
+            (r#"{"descriptors": [{"entries": null}, {}]}"#.to_owned(), Ok(())),
+            (r#"{"descriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
+            (r#"{"\u0064escriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
+            (r#"{"descriptors": [{}, {}], "descriptors": [{}]}"#.to_owned(), Err(descriptors)),
+            (r#"{"descriptors": [{}, {"entries": [{}, {}, {}, {}]}]}"#.to_owned(), Err(entries(1))),
+            (r#"{"descriptors": [{"entries": [{}, {}], "entries": [{}, {}]}]}"#.to_owned(), Err(entries(0))),
+            // Beyond the bounds before it is malformed.
+            (r#"{"descriptors": [{}, {}, {}, 5"#.to_owned(), Err(descriptors)),
+            (r#"{"domain": 1e5, "descriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
+        ] {
+            assert_eq!(read(&json), expected.map_err(Unreadable::TooLarge), "{json}");
+        }
+    }
+
+    #[test]
+    fn malformed_request_is_no_matter_of_bounds() {
+        for json in [
+            "",
+            "[[], [], []]",
+            r#"{"descriptors": 3}"#,
+            r#"{"descriptors": {"a": 1}}"#,
+            r#"{"descriptors": [[], [], []]}"#,
+            r#"{"descriptors": [1e999, {}, {}]}"#,
+            r#"{"entries": [{}, {}, {}, {}]}"#,
+            r#"{"descriptors": [{"limit": {"entries": [{}, {}, {}, {}]}}]}"#,
+        ] {
+            assert!(matches!(read(json), Err(Unreadable::Malformed(_))), "{json}");
+        }
+    }
 }

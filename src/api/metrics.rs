@@ -78,9 +78,9 @@ impl Metrics {
         match error {
             Error::Unanswered(Unanswered::NoRules) => self.no_rules.increase(),
             Error::Unanswered(Unanswered::Joining | Unanswered::Elsewhere) => self.joining.increase(),
-            Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors) | Error::Unit { .. } => {
-                self.invalid.increase();
-            }
+            Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
+            | Error::TooLarge(_)
+            | Error::Unit { .. } => self.invalid.increase(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    limiter::{Limiter, Unanswered},
+    limiter::{Bounds, Limiter, TooLarge, Unanswered},
     telemetry::{logs, traces::Traces},
 };
 
@@ -12,13 +12,16 @@ mod cross_site;
 mod denials;
 pub mod envoy;
 mod frame;
+pub mod grpc;
 pub mod headers;
 pub mod http;
 pub mod json;
+mod message;
 mod metadata;
 mod metrics;
 mod patience;
 mod quick;
+pub mod reader;
 mod span;
 pub mod top;
 pub mod written;
@@ -38,14 +41,31 @@ pub mod proto {
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }
 
-/// How answers are worded.
-#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
+/// How large requests may be, and how answers are worded.
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// Whether answers carry dynamic metadata.
     pub dynamic_metadata: bool,
     /// Whether times until reset are exact, not rounded up to whole seconds.
     pub exact_reset: bool,
+    /// The most descriptors of a request.
+    pub max_descriptors: usize,
+    /// The most entries of a descriptor.
+    pub max_entries: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { dynamic_metadata: false, exact_reset: false, max_descriptors: 256, max_entries: 128 }
+    }
+}
+
+impl Settings {
+    /// How many descriptors and entries a request may have.
+    pub fn bounds(&self) -> Bounds {
+        Bounds { descriptors: self.max_descriptors, entries: self.max_entries }
+    }
 }
 
 /// Answers requests in Envoy's language, over whichever protocol they come.
@@ -99,6 +119,9 @@ pub enum Error {
     /// The limiter has no answer.
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
+    /// The request has too many descriptors or entries.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     /// A descriptor brings a limit whose unit is none.
     #[error(
         "descriptors[{descriptor}].limit.unit: {number} is no unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
@@ -116,7 +139,9 @@ impl Error {
     pub fn is_callers_fault(self) -> bool {
         match self {
             Self::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => false,
-            Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors) | Self::Unit { .. } => true,
+            Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
+            | Self::TooLarge(_)
+            | Self::Unit { .. } => true,
         }
     }
 }

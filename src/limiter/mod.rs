@@ -17,11 +17,13 @@ use crate::{
 mod afar;
 mod alone;
 mod answer;
+mod bounds;
 mod explain;
 mod metrics;
 mod plan;
 
 pub use answer::{Answer, CurrentLimit, Modes, Status};
+pub use bounds::{Bounds, TooLarge};
 pub use explain::{Checked, Counted, Explanation, Part, Uncounted};
 pub use metrics::Metrics;
 

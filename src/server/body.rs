@@ -4,6 +4,7 @@ use std::{
     future::poll_fn,
     mem,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -13,7 +14,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-use crate::server::message::BODY_WITHIN;
+use crate::server::{idle::RequestActivity, message::BODY_WITHIN};
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
@@ -28,6 +29,8 @@ pub(super) struct Timely {
     // Most bodies are there with their head, and need no timer.
     end: Option<Pin<Box<Sleep>>>,
     bound: Bound,
+    // Told when all of the body is there.
+    activity: Option<Arc<RequestActivity>>,
 }
 
 /// Where a body comes from.
@@ -52,7 +55,12 @@ pub(super) enum Bound {
 impl Timely {
     /// `body`, of which a first piece may have been read.
     pub(super) fn new(body: Source, read: Option<Bytes>, bound: Bound) -> Self {
-        Self { body, piece: read, next: None, end: None, bound }
+        Self { body, piece: read, next: None, end: None, bound, activity: None }
+    }
+
+    /// The same, telling `activity` when all of it is there.
+    pub(super) fn of(self, activity: Option<Arc<RequestActivity>>) -> Self {
+        Self { activity, ..self }
     }
 
     /// All of it, where that is one piece that `may_be_all`; nothing is waited for after another. If not, it is as if
@@ -106,6 +114,11 @@ impl Body for Timely {
             return Poll::Ready(Some(*next));
         }
         match (this.body.poll(cx), this.bound) {
+            (Poll::Ready(None), _) => {
+                let may_run = this.activity.as_ref().is_none_or(|activity| activity.run());
+                // The connection is dropped before the request does anything.
+                if may_run { Poll::Ready(None) } else { Poll::Pending }
+            }
             (Poll::Ready(frame), _) => Poll::Ready(frame),
             (Poll::Pending, Bound::Unbounded) => Poll::Pending,
             (Poll::Pending, Bound::Bounded) => {

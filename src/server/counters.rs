@@ -26,6 +26,7 @@ pub struct ListenerCounters {
     pub(super) accepted: AtomicU64,
     pub(super) open: AtomicU64,
     pub(super) refused_full: AtomicU64,
+    pub(super) closed_idle: AtomicU64,
     pub(super) accept_errors: AtomicU64,
     pub(super) handshakes_failed: AtomicU64,
     pub(super) handshakes_slow: AtomicU64,
@@ -46,6 +47,8 @@ pub struct ListenerFigures {
     pub open: u64,
     /// Connections closed at once because as many as allowed were open.
     pub refused_full: u64,
+    /// Idle connections closed because as many as allowed were open and another one came.
+    pub closed_idle: u64,
     /// Times that the system could not hand over a connection, for want of file descriptors for example.
     pub accept_errors: u64,
     /// TLS handshakes that failed, a client without a good certificate among them.
@@ -72,6 +75,7 @@ impl ListenerCounters {
             accepted: self.accepted.load(Relaxed),
             open: self.open.load(Relaxed),
             refused_full: self.refused_full.load(Relaxed),
+            closed_idle: self.closed_idle.load(Relaxed),
             accept_errors: self.accept_errors.load(Relaxed),
             handshakes_failed: self.handshakes_failed.load(Relaxed),
             handshakes_slow: self.handshakes_slow.load(Relaxed),

@@ -30,7 +30,12 @@ const END_MAX: Duration = Duration::from_secs(1);
 /// Threads that connections are handed out to. Whoever has none looks after connections where it is.
 #[derive(Debug, Default)]
 pub struct Crew {
+    // Of gRPC connections.
     workers: Vec<Worker>,
+    // Of connections with probes and JSON: what they do delays no gRPC call.
+    http: Vec<Worker>,
+    // Of connections with pages of operators and metrics: a long page delays no probe.
+    pages: Vec<Worker>,
     // Nobody sends here; it closes with the last sender, so each worker's end is told by its own.
     ends: Vec<mpsc::Receiver<()>>,
 }
@@ -59,25 +64,14 @@ struct Worker {
 struct Held(Arc<AtomicUsize>);
 
 impl Crew {
-    /// So many threads.
+    /// So many threads for gRPC, one for probes and JSON, and one for pages.
     pub fn of(workers: usize) -> io::Result<Self> {
-        let mut crew = Self::default();
-        for number in 0..workers {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            let hand = Hand { runtime: runtime.handle().clone(), connections: Arc::default() };
-            let (stay, leave) = oneshot::channel();
-            let (alive, end) = mpsc::channel(1);
-            let (running, ended) = std::sync::mpsc::channel();
-            thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-                let (_alive, _running) = (alive, running);
-                // An error says that the sender is gone, which is what is waited for.
-                runtime.block_on(leave).unwrap_or_default();
-                runtime.shutdown_timeout(BLOCKING_MAX);
-            })?;
-            crew.workers.push(Worker { hand, stay: Some(stay), ended });
-            crew.ends.push(end);
-        }
-        Ok(crew)
+        let mut ends = Vec::new();
+        let mut named = |name: String| Worker::start(name, &mut ends);
+        let workers =
+            (0..workers).map(|number| named(format!("worker-{number}"))).collect::<Result<_, _>>()?;
+        let (http, pages) = (vec![named("http".to_owned())?], vec![named("pages".to_owned())?]);
+        Ok(Self { workers, http, pages, ends })
     }
 
     /// One for each core that this process may use.
@@ -85,9 +79,19 @@ impl Crew {
         Self::of(thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// For those who hand out connections.
+    /// For gRPC connections.
     pub(super) fn hands(&self) -> Hands {
-        Hands(self.workers.iter().map(|worker| worker.hand.clone()).collect())
+        Hands::of(&self.workers)
+    }
+
+    /// For connections with probes and JSON.
+    pub(super) fn http_hands(&self) -> Hands {
+        Hands::of(&self.http)
+    }
+
+    /// For connections with pages of operators and metrics.
+    pub(super) fn page_hands(&self) -> Hands {
+        Hands::of(&self.pages)
     }
 
     /// Waits until one of the threads ends, which none should.
@@ -108,9 +112,11 @@ impl Crew {
 /// process.
 impl Drop for Crew {
     fn drop(&mut self) {
-        self.workers.iter_mut().for_each(|worker| worker.stay = None);
+        let mut all: Vec<_> =
+            [&mut self.workers, &mut self.http, &mut self.pages].into_iter().flatten().collect();
+        all.iter_mut().for_each(|worker| worker.stay = None);
         let ending = Stopwatch::start();
-        for Worker { ended, .. } in &self.workers {
+        for Worker { ended, .. } in all {
             let left = END_MAX.saturating_sub(ending.elapsed());
             if ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
                 warn!(time_max = ?END_MAX, "a worker is blocked; the process ends without it");
@@ -119,7 +125,31 @@ impl Drop for Crew {
     }
 }
 
+impl Worker {
+    /// Starts a thread. The receiver that joins `ends` closes when the thread ends.
+    fn start(name: String, ends: &mut Vec<mpsc::Receiver<()>>) -> io::Result<Self> {
+        // Blocking threads do the long work of JSON and pages: more of them would leave less of the cores to gRPC.
+        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build()?;
+        let hand = Hand { runtime: runtime.handle().clone(), connections: Arc::default() };
+        let (stay, leave) = oneshot::channel();
+        let (alive, end) = mpsc::channel(1);
+        let (running, ended) = std::sync::mpsc::channel();
+        thread::Builder::new().name(name).spawn(move || {
+            let (_alive, _running) = (alive, running);
+            // An error says that the sender is gone, which is what is waited for.
+            runtime.block_on(leave).unwrap_or_default();
+            runtime.shutdown_timeout(BLOCKING_MAX);
+        })?;
+        ends.push(end);
+        Ok(Self { hand, stay: Some(stay), ended })
+    }
+}
+
 impl Hands {
+    fn of(workers: &[Worker]) -> Self {
+        Self(workers.iter().map(|worker| worker.hand.clone()).collect())
+    }
+
     /// Has `care`, the care for one connection, done by the worker with the fewest of them.
     pub(super) fn hand_out(&self, open: &mut JoinSet<()>, care: impl Future<Output = ()> + Send + 'static) {
         let Some(Hand { runtime, connections }) =

@@ -32,6 +32,7 @@ use crate::{
         Budgets, Certificates, Listener, Phase, Routed,
         counters::{ListenerCounters, Seat, count},
         crew::Hands,
+        idle::{Activity, Connection, Connections},
         listen::{Parcel, Socket},
         phase::reached,
         rouse::Roused,
@@ -56,6 +57,8 @@ const HTTP_AGE: Duration = Duration::from_secs(5 * 60);
 /// The most requests at a time on one HTTP/2 connection, and how long one may take to answer a ping.
 const HTTP_STREAMS_MAX: u32 = 200;
 const HTTP_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How many bytes of bodies may be on their way to us on one HTTP/2 connection that is not gRPC's.
+const HTTP_WINDOW_BYTES: u32 = 64 * 1024;
 /// The least time between two keepalive pings.
 const KEEPALIVE_MIN: Duration = Duration::from_millis(10);
 /// By which part ages differ, so that connections made together do not end together.
@@ -71,6 +74,16 @@ pub(super) struct Door {
     pub(super) limits: Limits,
     pub(super) budgets: Budgets,
     pub(super) counters: Arc<ListenerCounters>,
+    pub(super) when_full: WhenFull,
+}
+
+/// What makes room when as many connections as allowed are open and another one comes.
+#[derive(Clone, Debug)]
+pub(super) enum WhenFull {
+    /// The new connection is closed, so that its client goes to another replica.
+    CloseNew,
+    /// The connection that has been idle for longest is closed: probes have nowhere else to go.
+    CloseIdle(Arc<Connections>),
 }
 
 /// What is spoken behind a door.
@@ -135,7 +148,9 @@ impl Protocols {
         http1
             .timer(TokioTimer::new())
             .header_read_timeout(settings.header_timeout)
-            .max_header_size(HEADER_BYTES_MAX as usize);
+            .max_header_size(HEADER_BYTES_MAX as usize)
+            // What is read ahead of a body, too.
+            .max_buf_size(HEADER_BYTES_MAX as usize);
         let http2 = Http2 {
             max_concurrent_streams: HTTP_STREAMS_MAX,
             keepalive_interval: settings.header_timeout,
@@ -184,6 +199,8 @@ impl Http2 {
         http2
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.max_concurrent_streams)
+            .initial_stream_window_size(HTTP_WINDOW_BYTES)
+            .initial_connection_window_size(HTTP_WINDOW_BYTES)
             .keep_alive_interval(self.keepalive_interval.max(KEEPALIVE_MIN))
             .keep_alive_timeout(self.keepalive_timeout)
             .max_header_list_size(HEADER_BYTES_MAX)
@@ -197,8 +214,9 @@ impl Door {
     /// Lets `service` answer all who come, until the process stops; then finishes what has come. `hands` look after
     /// the connections.
     pub(super) async fn serve(self, service: Routed, hands: Hands, phases: watch::Receiver<Phase>) {
-        let Self { name, listener, certificates, protocols, limits, budgets, counters } = self;
-        let host = Arc::new(Host { name, certificates, protocols, limits, budgets, counters, service });
+        let Self { name, listener, certificates, protocols, limits, budgets, counters, when_full } = self;
+        let host = Host { name, certificates, protocols, limits, budgets, counters, when_full, service };
+        let host = Arc::new(host);
         let mut open = JoinSet::new();
         let (mut is_full, mut is_failing) = (false, false);
         let mut stopping = pin!(reached(phases.clone(), Phase::Stopping));
@@ -212,20 +230,27 @@ impl Door {
                 Ok(parcel) => {
                     is_failing = false;
                     count(&host.counters.accepted);
-                    if let Some(seat) = host.counters.seat(limits.connections) {
+                    let free = host.counters.seat(limits.connections);
+                    if let Some(seat) = &free {
                         // A tenth has to be free before it counts as not full, so that the log stays short.
                         is_full &= limits.connections - limits.connections / 10 < seat.number();
-                        hands.hand_out(&mut open, host.clone().receive(parcel, seat, phases.clone()));
                     } else {
-                        count(&host.counters.refused_full);
                         if !is_full {
-                            warn!(
-                                listener = name,
-                                most = limits.connections,
-                                "full; closing new connections"
-                            );
+                            let (most, closing) = (limits.connections, host.when_full.closing());
+                            warn!(listener = name, most, closing, "full; closing connections");
                         }
                         is_full = true;
+                    }
+                    let seat = match free {
+                        Some(seat) => Some(seat),
+                        None => host.seat_of_idle(&mut open).await,
+                    };
+                    if let Some(seat) = seat {
+                        let connection = host.when_full.open();
+                        let care = host.clone().receive(parcel, seat, connection, phases.clone());
+                        hands.hand_out(&mut open, care);
+                    } else {
+                        count(&host.counters.refused_full);
                     }
                 }
                 Err(error) if is_of_one_connection(&error) => debug!(listener = name, %error, "gone already"),
@@ -245,6 +270,24 @@ impl Door {
     }
 }
 
+impl WhenFull {
+    /// Which connections are closed.
+    fn closing(&self) -> &'static str {
+        match self {
+            Self::CloseNew => "new",
+            Self::CloseIdle(_) => "longest idle",
+        }
+    }
+
+    /// The place of a new connection among those that may be closed.
+    fn open(&self) -> Option<Connection> {
+        match self {
+            Self::CloseNew => None,
+            Self::CloseIdle(connections) => Some(connections.open()),
+        }
+    }
+}
+
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
@@ -258,6 +301,7 @@ struct Host {
     limits: Limits,
     budgets: Budgets,
     counters: Arc<ListenerCounters>,
+    when_full: WhenFull,
     service: Routed,
 }
 
@@ -272,15 +316,46 @@ enum Ending {
 }
 
 impl Host {
-    /// One connection from its first byte to its last. It holds its seat until then. Each step is a future of its
-    /// own on the heap, so that a connection takes no memory for the steps that it is not in.
-    async fn receive(self: Arc<Self>, parcel: Parcel, seat: Seat, phases: watch::Receiver<Phase>) {
+    /// Closes the connection that has been idle for longest, and takes its seat. `None` if there is none to close.
+    async fn seat_of_idle(&self, open: &mut JoinSet<()>) -> Option<Seat> {
+        let WhenFull::CloseIdle(connections) = &self.when_full else { return None };
+        if !connections.close_longest_idle() {
+            return None;
+        }
+        count(&self.counters.closed_idle);
+        loop {
+            let _ended = open.join_next().await?;
+            if let Some(seat) = self.counters.seat(self.limits.connections) {
+                return Some(seat);
+            }
+        }
+    }
+
+    /// One connection from its first byte to its last. It holds its seat until then.
+    async fn receive(
+        self: Arc<Self>,
+        parcel: Parcel,
+        seat: Seat,
+        connection: Option<Connection>,
+        phases: watch::Receiver<Phase>,
+    ) {
         let _seat = seat;
+        let Some(connection) = connection else { return self.greet(parcel, None, phases).await };
+        tokio::select! {
+            biased;
+            () = connection.closed() => {}
+            () = Box::pin(self.greet(parcel, Some(connection.activity()), phases)) => {}
+        }
+    }
+
+    /// Each step is a future of its own on the heap, so that a connection takes no memory for the steps that it is not
+    /// in.
+    async fn greet(&self, parcel: Parcel, activity: Option<Arc<Activity>>, phases: watch::Receiver<Phase>) {
         let socket = match parcel.open() {
             Ok(socket) => socket,
             Err(error) => return debug!(listener = self.name, %error, "cannot look after a connection"),
         };
-        let service = self.service.of(socket.peer());
+        let service = self.service.of(socket.peer(), activity);
         let Some(certificates) = &self.certificates else {
             return Box::pin(self.speak(socket, service, Agreed::Nothing, phases)).await;
         };

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixSocket, UnixStream},
     time::timeout,
 };
 
@@ -20,6 +20,9 @@ use crate::settings::Address;
 
 /// How long another process may take to accept, before its socket counts as live all the same.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+/// Connections that the system keeps until they are accepted. The kernel lowers it to its own maximum
+/// (`net.core.somaxconn`).
+const BACKLOG: u32 = i32::MAX as u32;
 
 /// Takes connections.
 #[derive(Debug)]
@@ -76,7 +79,13 @@ impl Listener {
     /// left is replaced.
     pub(super) async fn bind(address: &Address, mode: u32) -> io::Result<Self> {
         match address {
-            Address::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
+            Address::Tcp(address) => {
+                let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+                // A restart takes the port although connections of the last process are not forgotten yet.
+                socket.set_reuseaddr(true)?;
+                socket.bind(*address)?;
+                Ok(Self::Tcp(socket.listen(BACKLOG)?))
+            }
             Address::Unix(path) => {
                 vacant(path).await?;
                 // Made beside its place and moved there once its mode is right: until then nobody knows it.
@@ -84,7 +93,9 @@ impl Listener {
                 beside.push(".new");
                 let beside = PathBuf::from(beside);
                 remove_socket(&beside)?;
-                let listener = UnixListener::bind(&beside)?;
+                let socket = UnixSocket::new_stream()?;
+                socket.bind(&beside)?;
+                let listener = socket.listen(BACKLOG)?;
                 fs::set_permissions(&beside, fs::Permissions::from_mode(mode))?;
                 fs::rename(&beside, path)?;
                 Ok(Self::Unix(SocketFile::at(path)?, listener))
@@ -212,5 +223,42 @@ impl AsyncWrite for Socket {
             Self::Tcp(stream) => stream.is_write_vectored(),
             Self::Unix(stream) => stream.is_write_vectored(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Connects so many times to a listener that accepts nothing, until all connections are established.
+    async fn connect<S: Send + 'static>(
+        number: usize,
+        connect: impl AsyncFn() -> io::Result<S>,
+    ) -> Result<Vec<S>, tokio::time::error::Elapsed> {
+        timeout(Duration::from_secs(20), async {
+            let mut open = Vec::new();
+            for _ in 0..number {
+                open.push(connect().await.unwrap());
+            }
+            open
+        })
+        .await
+    }
+
+    fn system_maximum() -> usize {
+        fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn listen_backlog_is_the_maximum_of_the_system() {
+        // More than the 128 of the standard library, and no more file descriptors than a test should take.
+        let number = system_maximum().min(500);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let tcp = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap()), 0).await.unwrap();
+        let Ok(Address::Tcp(address)) = tcp.address() else { panic!("a port") };
+        assert!(connect(number, async || TcpStream::connect(address).await).await.is_ok());
+        let _unix = Listener::bind(&Address::Unix(path.clone()), 0o600).await.unwrap();
+        assert!(connect(number, async || UnixStream::connect(&path).await).await.is_ok());
     }
 }

@@ -162,6 +162,7 @@ impl Sources {
         let mut closed = page.family(metrics::CONNECTIONS_CLOSED);
         for (listener, figures) in &all {
             closed.sample(&[listener, "full"], figures.refused_full);
+            closed.sample(&[listener, "idle"], figures.closed_idle);
             closed.sample(&[listener, "handshake"], figures.handshakes_failed);
             closed.sample(&[listener, "slow"], figures.handshakes_slow);
             closed.sample(&[listener, "age"], figures.aged);

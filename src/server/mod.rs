@@ -13,13 +13,7 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
-    api::{
-        Api, admin, http,
-        proto::{
-            DESCRIPTORS, envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer,
-        },
-        top,
-    },
+    api::{Api, admin, grpc::RateLimitServer, http, proto::DESCRIPTORS, reader::RequestReader, top},
     cluster::{Cluster, link},
     limiter::{self, Limiter},
     rules::{Book, Ledger, Watcher},
@@ -36,6 +30,7 @@ mod body;
 mod counters;
 mod crew;
 mod door;
+mod idle;
 mod listen;
 mod message;
 mod metrics;
@@ -55,8 +50,7 @@ pub use crew::Crew;
 pub use phase::Phase;
 pub use tls::Refusal;
 
-use crew::Hands;
-use door::{Door, Protocols};
+use door::{Door, Protocols, WhenFull};
 use listen::Listener;
 use replica::Replica;
 use reply_bytes::ReplyBytes;
@@ -86,6 +80,11 @@ impl Budgets {
         }
     }
 }
+/// The memory that large JSON bodies share, in bytes.
+const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// The part of the seats of the HTTP listener that calls of `/json` cannot take, so that probes always find one.
+const SEATS_FOR_PROBES: usize = 10;
 
 /// Why the service cannot start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -181,6 +180,7 @@ impl Server {
             limits: door::Limits::http(most, settings.http.header_timeout),
             budgets: budgets.clone(),
             counters: Arc::clone(counters),
+            when_full: WhenFull::CloseIdle(Arc::default()),
         };
         Ok(Self {
             grpc: Door {
@@ -191,6 +191,7 @@ impl Server {
                 limits: door::Limits::grpc(&settings.grpc),
                 budgets: budgets.clone(),
                 counters: counters.grpc.clone(),
+                when_full: WhenFull::CloseNew,
             },
             http: Door {
                 name: "http",
@@ -200,6 +201,7 @@ impl Server {
                 limits: door::Limits::http(settings.http.max_connections, settings.http.header_timeout),
                 budgets: budgets.clone(),
                 counters: counters.http.clone(),
+                when_full: WhenFull::CloseIdle(Arc::default()),
             },
             admin: plain("admin", admin_at, settings.admin.max_connections, &counters.admin),
             metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &counters.metrics),
@@ -267,10 +269,12 @@ impl Server {
             .with_cluster(cluster.clone())
             .with_modes(settings.limiter)
             .with_metrics(counted.clone());
+        let reader = RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX);
         let desk = admin::Desk {
             book: book.clone(),
             memory: memory.clone(),
             limiter: limiter.clone(),
+            reader: reader.clone(),
             settings: settings.given.into(),
             logs: logs.clone(),
         };
@@ -302,8 +306,10 @@ impl Server {
 
         let mut servers = JoinSet::new();
         let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
-        let routes = Routed::http(http::router(api.clone(), probe));
-        servers.spawn(http.serve(routes, crew.hands(), phases.clone()));
+        let seats = settings.http.max_connections;
+        let calls_max = seats - seats.div_ceil(SEATS_FOR_PROBES).min(seats - 1);
+        let routes = Routed::http(http::router(api.clone(), probe, reader, calls_max));
+        servers.spawn(http.serve(routes, crew.http_hands(), phases.clone()));
         let sources = metrics::Sources {
             book: book.clone(),
             memory: memory.clone(),
@@ -313,12 +319,10 @@ impl Server {
             budgets: grpc.budgets.clone(),
             logs,
         };
-        // Long pages hold up no caller.
-        let here = Hands::default();
         let page = metrics::router(cluster.clone(), sources);
-        servers.spawn(metrics.serve(Routed::http(page), here.clone(), phases.clone()));
+        servers.spawn(metrics.serve(Routed::http(page), crew.page_hands(), phases.clone()));
         let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
-        servers.spawn(admin.serve(Routed::http(operators), here, phases.clone()));
+        servers.spawn(admin.serve(Routed::http(operators), crew.page_hands(), phases.clone()));
         let routes = Routed::grpc(grpc_routes(api.clone(), health)?, api);
         servers.spawn(grpc.serve(routes, crew.hands(), phases));
 
@@ -427,7 +431,7 @@ where
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(|error| Error::Ended { part: "the gRPC server", why: error.to_string() })?;
-    let service = RateLimitServiceServer::new(api).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let routes = Routes::new(service).add_service(health).add_service(reflection);
+    let routes =
+        Routes::new(RateLimitServer::new(api, MESSAGE_BYTES_MAX)).add_service(health).add_service(reflection);
     Ok(routes.prepare().into_axum_router())
 }

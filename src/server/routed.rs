@@ -1,19 +1,25 @@
 //! Who answers what a connection asks: a router, or at once where the call is usual.
 
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    future::{Future, pending},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
     extract::ConnectInfo,
     http::{HeaderMap, HeaderValue, Request, Response},
 };
-use hyper::body::Bytes;
+use hyper::body::{Body as _, Bytes};
 use tonic::codegen::Service as _;
 
 use crate::{
     api::{Api, Reply, Turn},
     server::{
         body::{Answer, Bound, Source, Timely},
+        idle::{Activity, RequestActivity},
         quick,
     },
 };
@@ -32,25 +38,27 @@ pub(super) struct Routed {
     quick: Option<Api>,
     // Who asks, where the router wants to know.
     peer: Option<Option<SocketAddr>>,
+    // Of the connection, where a full listener closes idle ones.
+    activity: Option<Arc<Activity>>,
 }
 
 impl Routed {
     /// Over HTTP.
     pub(super) fn http(router: Router) -> Self {
         // With its state in it a router need not be finished anew for each request.
-        Self { router: router.with_state(()), quick: None, peer: Some(None) }
+        Self { router: router.with_state(()), quick: None, peer: Some(None), activity: None }
     }
 
     /// Over gRPC; usual calls are answered by `api`.
     pub(super) fn grpc(router: Router, api: Api) -> Self {
-        Self { router, quick: Some(api).filter(Api::is_quick), peer: None }
+        Self { router, quick: Some(api).filter(Api::is_quick), peer: None, activity: None }
     }
 
     /// The same for the connection of one client.
-    pub(super) fn of(&self, peer: Option<SocketAddr>) -> Arc<Self> {
+    pub(super) fn of(&self, peer: Option<SocketAddr>, activity: Option<Arc<Activity>>) -> Arc<Self> {
         let (router, quick) = (self.router.clone(), self.quick.clone());
         // Each has one of its own, so that connections on different cores share no count of references.
-        Arc::new(Self { router, quick, peer: self.peer.map(|_| peer) })
+        Arc::new(Self { router, quick, peer: self.peer.map(|_| peer), activity })
     }
 
     /// Begins to answer calls that have come together, where any may be answered without waiting.
@@ -83,15 +91,25 @@ impl Routed {
     ) -> impl Future<Output = Response<Answer>> + Send + use<B> {
         let this = self.clone();
         let bound = if Self::is_conversation(&request) { Bound::Unbounded } else { Bound::Bounded };
-        let mut request = request.map(|body| Timely::new(body.into(), read, bound));
+        let activity = this.activity.clone().map(|activity| Arc::new(RequestActivity::of(activity)));
+        let mut request = request.map(|body| Timely::new(body.into(), read, bound).of(activity.clone()));
         async move {
+            if let Some(activity) = &activity
+                && request.body().is_end_stream()
+                && !activity.run()
+            {
+                // The connection is being closed, and this with it.
+                pending::<()>().await;
+            }
             if let Some(api) = &this.quick
                 && let Some(response) = quick::answer(api, &mut request).await
             {
                 return response;
             }
             // On the heap, so that the future of a usual call is small.
-            Box::pin(this.route(request)).await
+            let response = Box::pin(this.route(request)).await;
+            drop(activity);
+            response
         }
     }
 

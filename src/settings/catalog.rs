@@ -253,6 +253,18 @@ pub const CATALOG: &[Setting] = &[
         help: "Whether times until reset are sent to the nanosecond instead of rounded up to whole seconds.",
     },
     Setting {
+        name: "api.max_descriptors",
+        shape: Shape::Count,
+        default: Some("256"),
+        help: "The most descriptors of a request; a larger request is an invalid argument.",
+    },
+    Setting {
+        name: "api.max_entries",
+        shape: Shape::Count,
+        default: Some("128"),
+        help: "The most entries of a descriptor; a larger descriptor makes the request an invalid argument.",
+    },
+    Setting {
         name: "memory.requests",
         shape: Shape::Size(Part::Requests),
         default: Some("auto"),

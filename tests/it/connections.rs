@@ -189,28 +189,20 @@ async fn a_client_that_does_not_answer_pings_is_closed() {
 }
 
 #[tokio::test]
-async fn a_connection_too_many_is_closed_at_once_and_counted() {
-    for listener in ["grpc", "http", "admin"] {
-        let setting = format!("{listener}.max_connections");
-        let service = Service::start_with(RULES, &[(&setting, "2")]).await;
-        let (address, counters) = match listener {
-            "grpc" => (service.addresses.grpc.to_string(), &service.counters.grpc),
-            "http" => (service.addresses.http.to_string(), &service.counters.http),
-            _ => (service.addresses.admin.to_string(), &service.counters.admin),
-        };
-        until(async || (counters.figures().open == 0).then_some(())).await;
-        let first = TcpStream::connect(&address).await.unwrap();
-        let _second = TcpStream::connect(&address).await.unwrap();
-        until(async || (counters.figures().open == 2).then_some(())).await;
-        let mut third = TcpStream::connect(&address).await.unwrap();
-        assert_eq!(timeout(PATIENCE, third.read(&mut [0])).await.unwrap().unwrap_or(0), 0, "{listener}");
-        assert_eq!(counters.figures().refused_full, 1, "{listener}");
-        drop(first);
-        until(async || (counters.figures().open == 1).then_some(())).await;
-        let _fourth = TcpStream::connect(&address).await.unwrap();
-        until(async || (counters.figures().open == 2).then_some(())).await;
-        assert_eq!(counters.figures().refused_full, 1, "{listener}");
-    }
+async fn grpc_connection_too_many_is_closed_at_once_and_counted() {
+    let service = Service::start_with(RULES, &[("grpc.max_connections", "2")]).await;
+    let (address, counters) = (service.addresses.grpc.to_string(), &service.counters.grpc);
+    let first = TcpStream::connect(&address).await.unwrap();
+    let _second = TcpStream::connect(&address).await.unwrap();
+    until(async || (counters.figures().open == 2).then_some(())).await;
+    let mut third = TcpStream::connect(&address).await.unwrap();
+    assert_eq!(timeout(PATIENCE, third.read(&mut [0])).await.unwrap().unwrap_or(0), 0);
+    assert_eq!(counters.figures().refused_full, 1);
+    drop(first);
+    until(async || (counters.figures().open == 1).then_some(())).await;
+    let _fourth = TcpStream::connect(&address).await.unwrap();
+    until(async || (counters.figures().open == 2).then_some(())).await;
+    assert_eq!(counters.figures().refused_full, 1);
 }
 
 #[tokio::test]

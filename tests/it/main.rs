@@ -23,6 +23,7 @@ mod metrics;
 mod queue;
 mod reload;
 mod settings;
+mod sizes;
 mod special_files;
 mod tls;
 mod traces;

@@ -204,12 +204,16 @@ async fn values_and_overrides_without_number_leave_the_number_of_series_as_it_is
     let mut client = service.client().await;
     let mut numbers = BTreeSet::new();
     for round in 0..20 {
-        let descriptors = (0..1_000).flat_map(|value| {
-            let value = format!("{round}-{value}");
-            let limited = with_override(one("shop", "user", &value), round * 1_000 + 1).descriptors;
-            limited.into_iter().chain([descriptor(&[("plan", &value)]), descriptor(&[("user", &value)])])
-        });
-        client.should_rate_limit(request("shop", descriptors.collect())).await.unwrap();
+        let descriptors: Vec<_> = (0..1_000)
+            .flat_map(|value| {
+                let value = format!("{round}-{value}");
+                let limited = with_override(one("shop", "user", &value), round * 1_000 + 1).descriptors;
+                limited.into_iter().chain([descriptor(&[("plan", &value)]), descriptor(&[("user", &value)])])
+            })
+            .collect();
+        for descriptors in descriptors.chunks(250) {
+            client.should_rate_limit(request("shop", descriptors.to_vec())).await.unwrap();
+        }
         client.should_rate_limit(one(&format!("domain-{round}"), "user", "x")).await.unwrap();
         numbers.insert(series(&page(&service).await).count());
     }

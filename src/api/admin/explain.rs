@@ -1,8 +1,10 @@
 //! `/explain`: what would be decided about a request, and why. Nothing is charged.
 
+use std::borrow::Borrow as _;
+
 use axum::{
     Json,
-    body::Bytes,
+    body::Body,
     extract::{Query, State, rejection::QueryRejection},
 };
 use serde_json::{Value, json};
@@ -12,7 +14,7 @@ use crate::{
     api::{
         Error,
         admin::{Desk, Refused, counters, words},
-        envoy, json,
+        envoy,
         proto::envoy::{
             extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
         },
@@ -24,9 +26,10 @@ use crate::{
 };
 
 /// As for `/json`.
-pub(super) async fn of_message(State(desk): State<Desk>, body: Bytes) -> Result<Json<Value>, Refused> {
-    let request = json::request(&body).map_err(Refused::bad)?;
-    explain(&desk, &request).await
+pub(super) async fn of_message(State(desk): State<Desk>, body: Body) -> Result<Json<Value>, Refused> {
+    let read = desk.reader.read(body).await;
+    let request = read.map_err(|rejected| Refused(rejected.status(), rejected.to_string()))?;
+    explain(&desk, request.borrow()).await
 }
 
 /// `?domain=D&key=k=v[,k=v]`, with more `key`s for more descriptors, and `hits=N` or `refund=N`; 0 hits look.
@@ -37,15 +40,20 @@ pub(super) async fn of_query(
     let Query(pairs) = query.map_err(|error| Refused::bad(error.body_text()))?;
     let number =
         |text: &str| text.parse::<u64>().map_err(|_| Refused::bad(format!("`{text}` is no number of hits")));
+    let bounds = desk.reader.bounds();
     let mut request = RateLimitRequest::default();
     let (mut hits, mut refunds) = (None, false);
     for (name, value) in pairs {
         match name.as_str() {
             "domain" => request.domain = value,
-            "key" => request.descriptors.push(RateLimitDescriptor {
-                entries: written::entries(&value).map_err(Refused::bad)?,
-                ..RateLimitDescriptor::default()
-            }),
+            "key" => {
+                let index = request.descriptors.len();
+                bounds.descriptor(index).map_err(Refused::bad)?;
+                let entries = written::entries(&value).map_err(Refused::bad)?;
+                let others = entries.len().saturating_sub(1);
+                bounds.entry(index, others).map_err(Refused::bad)?;
+                request.descriptors.push(RateLimitDescriptor { entries, ..RateLimitDescriptor::default() });
+            }
             "hits" => (hits, refunds) = (Some(number(&value)?), false),
             "refund" => (hits, refunds) = (Some(number(&value)?), true),
             _another => return Err(Refused::bad(format!("`{name}` is none of domain, key, hits, refund"))),

@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::{ConnectInfo, State},
+    extract::{ConnectInfo, DefaultBodyLimit, State},
     http::{StatusCode, request},
     middleware,
     response::{IntoResponse, Response},
@@ -12,7 +12,13 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{api::cross_site, limiter::Limiter, rules::Book, store::Memory, telemetry::logs::Dial};
+use crate::{
+    api::{cross_site, reader::RequestReader},
+    limiter::Limiter,
+    rules::Book,
+    store::Memory,
+    telemetry::logs::Dial,
+};
 
 mod cluster;
 mod counters;
@@ -44,6 +50,9 @@ const PAGES: [(&str, &str); 11] = [
     ("/top", "the keys that are denied most often"),
 ];
 
+/// The largest body that sets a counter or a log level, in bytes.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+
 /// What operators look at.
 #[derive(Clone, Debug)]
 pub struct Desk {
@@ -53,6 +62,8 @@ pub struct Desk {
     pub memory: Arc<Memory>,
     /// Who decides.
     pub limiter: Limiter,
+    /// Reads requests that are to be explained.
+    pub reader: RequestReader,
     /// The settings in force.
     pub settings: Arc<[Setting]>,
     /// What is logged.
@@ -74,6 +85,7 @@ pub fn router(desk: Desk, token_file: Option<PathBuf>, more: Router) -> Router {
         .route("/rules", get(rules::status))
         .route("/store", get(store))
         .with_state(desk)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .merge(more);
     match token_file {
         None => pages.layer(middleware::from_fn(cross_site::refuse_unless_loopback)),

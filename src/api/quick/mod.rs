@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::{
     api::{Api, envoy, frame, patience},
-    limiter::{self, Answer, Override, Snapshot, Unanswered},
+    limiter::{self, Answer, Bounds, Override, Snapshot, Unanswered},
 };
 
 mod read;
@@ -54,7 +54,7 @@ impl Api {
 
     /// The same as [`Turn::answer_framed`] for a request whose counters other replicas hold.
     pub async fn answer_framed_afar(&self, bytes: &[u8], headers: &HeaderMap) -> Option<Reply> {
-        let asked = Asked::of(bytes)?;
+        let asked = Asked::of(bytes, self.settings.bounds())?;
         let descriptors = asked.descriptors()?;
         let request = asked.request(&descriptors, headers);
         let snapshot = self.limiter.snapshot();
@@ -84,7 +84,8 @@ pub struct Turn<'a> {
 impl Turn<'_> {
     /// Answers the request that `bytes` frame, of a call with these headers, if its counters are here.
     pub fn answer_framed(&mut self, bytes: &[u8], headers: &HeaderMap) -> Framed {
-        let Some(asked) = Asked::of(bytes) else { return Framed::Unusual };
+        let bounds = self.api.settings.bounds();
+        let Some(asked) = Asked::of(bytes, bounds) else { return Framed::Unusual };
         let Some(descriptors) = asked.descriptors() else { return Framed::Unusual };
         let request = asked.request(&descriptors, headers);
         let snapshot = self.snapshot.get_or_insert_with(|| self.api.limiter.snapshot());
@@ -114,9 +115,9 @@ impl Drop for Turn<'_> {
 
 impl<'b> Asked<'b> {
     /// What `bytes` frame, if it is usual.
-    fn of(bytes: &'b [u8]) -> Option<Self> {
+    fn of(bytes: &'b [u8], bounds: Bounds) -> Option<Self> {
         let mut asked = Self::default();
-        asked.read(frame::message_in(bytes)?)?;
+        asked.read(frame::message_in(bytes)?, bounds)?;
         Some(asked)
     }
 

@@ -4,7 +4,7 @@ use std::str;
 
 use smallvec::SmallVec;
 
-use crate::{api::envoy::HitsAsked, descriptor::Entry};
+use crate::{api::envoy::HitsAsked, descriptor::Entry, limiter::Bounds};
 
 /// A request as it was sent.
 #[derive(Debug, Default)]
@@ -46,13 +46,13 @@ enum Value<'b> {
 }
 
 impl<'b> Asked<'b> {
-    /// Reads `message`. `None` means that it is broken, or not written as it usually is: the whole grammar is left
-    /// to the decoder that knows it. What is read here means what it means there.
-    pub(super) fn read(&mut self, message: &'b [u8]) -> Option<()> {
+    /// Reads `message`. `None` means that it is broken, larger than `bounds` allow, or not written as it usually is: the
+    /// whole grammar is left to the decoder that knows it. What is read here means what it means there.
+    pub(super) fn read(&mut self, message: &'b [u8], bounds: Bounds) -> Option<()> {
         for field in Fields::of(message) {
             match field? {
                 (1, Value::Bytes(domain)) => self.domain = str::from_utf8(domain).ok()?,
-                (2, Value::Bytes(descriptor)) => self.descriptor(descriptor)?,
+                (2, Value::Bytes(descriptor)) => self.descriptor(descriptor, bounds)?,
                 (3, Value::Number(hits)) => self.hits_addend = hits as u32,
                 (1..=3, _wrong_type) => return None,
                 (_unknown, Value::Number(_) | Value::Bytes(_) | Value::Fixed) => {}
@@ -61,11 +61,16 @@ impl<'b> Asked<'b> {
         Some(())
     }
 
-    fn descriptor(&mut self, message: &'b [u8]) -> Option<()> {
+    fn descriptor(&mut self, message: &'b [u8], bounds: Bounds) -> Option<()> {
+        let (index, first) = (self.descriptors.len(), self.entries.len());
+        bounds.descriptor(index).ok()?;
         let mut described = Described::default();
         for field in Fields::of(message) {
             match field? {
-                (1, Value::Bytes(entry)) => self.entries.push(entry_of(entry)?),
+                (1, Value::Bytes(entry)) => {
+                    bounds.entry(index, self.entries.len() - first).ok()?;
+                    self.entries.push(entry_of(entry)?);
+                }
                 // One that is sent twice goes on where it was.
                 (2, Value::Bytes(limit)) => described.limit.get_or_insert_default().read(limit)?,
                 (3, Value::Bytes(hits)) => read_number(described.hits.own.get_or_insert(0), hits)?,

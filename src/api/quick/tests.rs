@@ -8,7 +8,7 @@ use prost::Message;
 use super::*;
 use crate::{
     api::{
-        Settings, headers,
+        Settings, headers, message,
         proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor,
@@ -46,7 +46,7 @@ fn api() -> Api {
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
     let limiter = Limiter::new(book, memory, Clock::manual(NOW), Secret::from_bytes([7; 16]));
     let headers = headers::Settings { x_ratelimit: true, retry_after: true, ..headers::Settings::default() };
-    Api::new(limiter, Settings { exact_reset: true, dynamic_metadata: false }).with_headers(headers)
+    Api::new(limiter, Settings { exact_reset: true, ..Settings::default() }).with_headers(headers)
 }
 
 fn framed(message: &[u8]) -> Vec<u8> {
@@ -58,7 +58,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
 /// What was read, as the message that it was.
 fn read(message: &[u8]) -> Option<RateLimitRequest> {
     let mut asked = Asked::default();
-    asked.read(message)?;
+    asked.read(message, Settings::default().bounds())?;
     let mut begin = 0;
     let descriptors = asked.descriptors.iter().map(|described| {
         let entries = asked.entries[begin..described.end].iter();
@@ -137,6 +137,18 @@ fn ask_both(quick: &Api, general: &Api, message: &[u8]) {
 }
 
 proptest! {
+    #[test]
+    fn message_is_refused_exactly_beyond_its_bounds(message in fields(3), most in (0..3_usize, 0..3_usize)) {
+        let bounds = Bounds { descriptors: most.0, entries: most.1 };
+        let decoded = message::decode(&message, bounds);
+        if let Ok(request) = RateLimitRequest::decode(&*message) {
+            let fits = request.descriptors.len() <= most.0
+                && request.descriptors.iter().all(|descriptor| descriptor.entries.len() <= most.1);
+            prop_assert_eq!(decoded.is_ok(), fits);
+            prop_assert_eq!(Asked::default().read(&message, bounds).is_some(), fits);
+        }
+    }
+
     #[test]
     fn what_prost_writes_is_read_as_it_was(request in request()) {
         prop_assert_eq!(read(&request.encode_to_vec()), Some(request));

@@ -85,6 +85,7 @@ fn host(router: Router) -> Host {
         limits: Limits { connections: 1, handshake: long, age: long, grace: long },
         counters: Arc::default(),
         budgets: Budgets::new(settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
+        when_full: WhenFull::CloseNew,
         service: Routed::grpc(router, Api::new(limiter, api::Settings::default())),
     }
 }
@@ -125,7 +126,7 @@ impl Talking {
         let writes = Arc::new(AtomicUsize::new(0));
         let (host, wire) = (host(router), Counted { wire: ours, writes: writes.clone() });
         let (phase, phases) = watch::channel(Phase::Serving);
-        let service = host.service.of(None);
+        let service = host.service.of(None, None);
         let mut tasks = JoinSet::new();
         let woken = Arc::new(Woken::default());
         let counts = woken.clone();

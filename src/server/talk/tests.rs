@@ -25,7 +25,7 @@ async fn talk(
     keepalive: Keepalive,
 ) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), Broken>>) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let service = Routed::http(router).of(None);
+    let service = Routed::http(router).of(None, None);
     let talk =
         tokio::spawn(Talk::new(&Builder::new(), ours, Line::default(), service, keepalive, &budgets()));
     let mut client = h2::client::Builder::new();
@@ -90,7 +90,7 @@ async fn a_client_that_answers_pings_stays_and_one_that_does_not_is_left() {
     assert!(!talking.is_finished());
 
     let (ours, mut theirs) = tokio::io::duplex(1 << 16);
-    let service = Routed::http(Router::new()).of(None);
+    let service = Routed::http(Router::new()).of(None, None);
     let talk = Talk::new(&Builder::new(), ours, Line::default(), service, keepalive, &budgets());
     let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     tokio::io::AsyncWriteExt::write_all(&mut theirs, greeting).await.unwrap();

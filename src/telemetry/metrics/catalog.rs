@@ -110,7 +110,7 @@ metrics! {
     CERTIFICATE_ERRORS: Counter "tollgate_certificate_errors_total" ["listener"]
         "Contents of certificate files that were refused; the old ones stayed in force.";
     CONNECTIONS_CLOSED: Counter "tollgate_connections_closed_total" ["listener", "reason"]
-        "Connections that we have ended: full, handshake, slow, age, or cut with calls still open.";
+        "Connections that we have ended: full, idle to make room for another, handshake, slow, age, or cut with calls still open.";
     CERTIFICATE_ENDS: Gauge "tollgate_certificate_end_time_seconds" ["listener"]
         "When the certificate in force ends.";
     UNFINISHED_REFUSED: Counter "tollgate_unfinished_requests_refused_total" []

@@ -1,0 +1,213 @@
+//! What the connections of a listener do, so that a full listener closes the one that has been idle for longest to make
+//! room for a new one.
+//!
+//! A connection is idle while the server waits for its client: for a request, for the rest of a body, or for the client
+//! to take an answer. So a client that is slow on purpose cannot keep a probe out.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+/// The open connections of one listener.
+#[derive(Debug, Default)]
+pub(super) struct Connections(Mutex<Open>);
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    by_number: BTreeMap<u64, Arc<Activity>>,
+}
+
+/// An open connection, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Connection {
+    connections: Arc<Connections>,
+    number: u64,
+    activity: Arc<Activity>,
+}
+
+/// What one connection does.
+#[derive(Debug)]
+pub(super) struct Activity {
+    state: Mutex<State>,
+    close: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Requests that have come completely and are not answered yet.
+    running: usize,
+    idle_since: Instant,
+    // Invariant: once set, no request begins to run.
+    is_closing: bool,
+}
+
+/// A request of a connection, until it is answered.
+#[derive(Debug)]
+pub(super) struct RequestActivity {
+    activity: Arc<Activity>,
+    is_running: AtomicBool,
+}
+
+impl Connections {
+    /// Adds a connection, idle from now on.
+    pub(super) fn open(self: &Arc<Self>) -> Connection {
+        let state = State { running: 0, idle_since: Instant::now(), is_closing: false };
+        let activity = Arc::new(Activity { state: Mutex::new(state), close: Notify::new() });
+        let mut open = lock(&self.0);
+        let number = open.next;
+        open.next += 1;
+        open.by_number.insert(number, activity.clone());
+        Connection { connections: self.clone(), number, activity }
+    }
+
+    /// Has the connection closed that has been idle for longest. Says whether any is idle.
+    pub(super) fn close_longest_idle(&self) -> bool {
+        let open = lock(&self.0);
+        loop {
+            let idle = open.by_number.values().filter_map(|each| Some((each.idle_since()?, each)));
+            let Some((_, longest)) = idle.min_by_key(|(since, _)| *since) else { return false };
+            // A request may have come since.
+            if longest.close() {
+                return true;
+            }
+        }
+    }
+}
+
+impl Connection {
+    pub(super) fn activity(&self) -> Arc<Activity> {
+        self.activity.clone()
+    }
+
+    /// Waits until it is to be closed.
+    pub(super) fn closed(&self) -> impl Future<Output = ()> + '_ {
+        self.activity.close.notified()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        lock(&self.connections.0).by_number.remove(&self.number);
+    }
+}
+
+impl Activity {
+    /// Since when it is idle; `None` while it is not, or is being closed.
+    fn idle_since(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        (state.running == 0 && !state.is_closing).then_some(state.idle_since)
+    }
+
+    fn close(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.is_closing |= state.running == 0;
+        if state.is_closing {
+            self.close.notify_one();
+        }
+        state.is_closing
+    }
+}
+
+impl RequestActivity {
+    /// A request of which the head has come.
+    pub(super) fn of(activity: Arc<Activity>) -> Self {
+        lock(&activity.state).idle_since = Instant::now();
+        Self { activity, is_running: AtomicBool::new(false) }
+    }
+
+    /// The request has come completely. `false` if its connection is being closed, so that it must not be answered.
+    pub(super) fn run(&self) -> bool {
+        let mut state = lock(&self.activity.state);
+        if !state.is_closing && !self.is_running.swap(true, Relaxed) {
+            state.running += 1;
+        }
+        !state.is_closing
+    }
+}
+
+impl Drop for RequestActivity {
+    fn drop(&mut self) {
+        let mut state = lock(&self.activity.state);
+        state.idle_since = Instant::now();
+        if self.is_running.load(Relaxed) {
+            state.running -= 1;
+        }
+    }
+}
+
+/// Each change is complete before anything can panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::advance;
+
+    use super::*;
+
+    /// So many connections, opened a second after each other.
+    async fn connections(number: usize) -> (Arc<Connections>, Vec<Connection>) {
+        let connections = Arc::new(Connections::default());
+        let mut open = Vec::new();
+        for _ in 0..number {
+            open.push(connections.open());
+            advance(Duration::from_secs(1)).await;
+        }
+        (connections, open)
+    }
+
+    fn closing(open: &[Connection]) -> Vec<bool> {
+        open.iter().map(|each| lock(&each.activity.state).is_closing).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn longest_idle_connection_is_closed_first() {
+        let (connections, open) = connections(3).await;
+        drop(RequestActivity::of(open[0].activity()));
+        assert!(connections.close_longest_idle());
+        assert_eq!(closing(&open), [false, true, false]);
+        open[1].closed().await;
+        assert!(connections.close_longest_idle());
+        assert_eq!(closing(&open), [false, true, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_with_running_request_is_not_closed() {
+        let (connections, open) = connections(2).await;
+        let (first, second) =
+            (RequestActivity::of(open[0].activity()), RequestActivity::of(open[1].activity()));
+        assert!(first.run() && second.run() && second.run());
+        assert!(!connections.close_longest_idle());
+        drop(first);
+        assert!(connections.close_longest_idle());
+        assert_eq!(closing(&open), [true, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn request_on_closing_connection_does_not_run() {
+        let (connections, open) = connections(1).await;
+        let request = RequestActivity::of(open[0].activity());
+        assert!(connections.close_longest_idle());
+        assert!(!request.run());
+        drop(request);
+        assert_eq!(lock(&open[0].activity.state).running, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_that_ended_is_forgotten() {
+        let (connections, open) = connections(1).await;
+        drop(open);
+        assert!(!connections.close_longest_idle());
+    }
+}

@@ -1,0 +1,330 @@
+//! One request, body or page takes a bounded amount of memory and time.
+
+use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
+
+use axum::body::Body;
+use hyper::{Request, client::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    process::{Child, Command},
+    task::JoinSet,
+    time::timeout,
+};
+use tollgate::api::{
+    json::request_text,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
+    },
+};
+use tonic::Code;
+
+use crate::harness::{PATIENCE, Service, descriptor, http, request, until};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 1000}
+  - key: queue
+    rate_limit: {unit: day, requests_per_unit: 1, algorithm: leaky_queue, burst: 100}
+";
+
+const LARGEST: usize = 4 * 1024 * 1024;
+
+/// A list of `number` times `one`.
+fn repeated(number: usize, begin: &str, one: &str, end: &str) -> String {
+    format!("{begin}{}{end}", vec![one; number].join(","))
+}
+
+/// Requests in JSON that are small on the way and large when built.
+fn large_requests() -> [String; 2] {
+    let entries = r#"{"domain":"shop","descriptors":[{"entries":["#;
+    let number = (LARGEST - 1024) / 3;
+    [
+        repeated(number, r#"{"domain":"shop","descriptors":["#, "{}", "]}"),
+        repeated(number, entries, "{}", "]}]}"),
+    ]
+}
+
+#[tokio::test]
+async fn request_beyond_its_bounds_is_refused_by_every_api() {
+    let bounds = [("api.max_descriptors", "2"), ("api.max_entries", "3")];
+    let service = Service::start_with(RULES, &bounds).await;
+    let entries = |number: usize| descriptor(&vec![("user", "x"); number]);
+    let at_the_bounds = request("shop", vec![entries(3), entries(3)]);
+    let descriptors = request("shop", vec![entries(1), entries(1), entries(1)]);
+    let entries = request("shop", vec![entries(1), entries(4)]);
+    assert!(service.ask(at_the_bounds.clone()).await.is_ok());
+    assert_eq!(service.http("POST", "/json", &json(&at_the_bounds)).await.0, 200);
+    for (asked, wrong) in [(&descriptors, "more than 2 descriptors"), (&entries, "more than 3 entries")] {
+        let refused = service.ask(asked.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains(wrong), "{refused}");
+        let query: String = asked.descriptors.iter().map(|each| format!("&key={}", query(each))).collect();
+        let explain = format!("/explain?domain=shop{query}");
+        for (address, method, path, body) in [
+            (service.addresses.http, "POST", "/json", json(asked)),
+            (service.addresses.admin, "POST", "/explain", json(asked)),
+            (service.addresses.admin, "GET", explain.as_str(), String::new()),
+        ] {
+            let (code, answer) = http(address, method, path, &body).await.unwrap();
+            assert_eq!(code, 400, "{method} {path}: {answer}");
+            assert!(answer.contains(wrong), "{method} {path}: {answer}");
+        }
+    }
+    // Two over gRPC, and two in JSON.
+    let page = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap().1;
+    assert!(page.contains("tollgate_unanswered_requests_total{reason=\"invalid\"} 4\n"), "{page}");
+}
+
+fn json(request: &RateLimitRequest) -> String {
+    request_text(request).unwrap()
+}
+
+fn query(descriptor: &RateLimitDescriptor) -> String {
+    let entries = descriptor.entries.iter().map(|entry| format!("{}%3D{}", entry.key, entry.value));
+    entries.collect::<Vec<_>>().join(",")
+}
+
+/// The program itself, on free ports.
+struct Program {
+    process: Child,
+    grpc: SocketAddr,
+    http: SocketAddr,
+    admin: SocketAddr,
+    _rules: tempfile::TempDir,
+}
+
+impl Program {
+    async fn start() -> Self {
+        let rules = tempfile::tempdir().unwrap();
+        fs::write(rules.path().join("rules.yaml"), RULES).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.args(["serve", "--log-format", "json", "--rules"]).arg(rules.path());
+        for listener in ["grpc", "http", "admin", "metrics"] {
+            command.args([format!("--{listener}-listen"), "127.0.0.1:0".to_owned()]);
+        }
+        let mut process = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let mut addresses = Vec::new();
+        while addresses.len() < 3 {
+            let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
+            let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+            if event["message"] == "listening" {
+                addresses.push(event["address"].as_str().unwrap().parse().unwrap());
+            }
+        }
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let program =
+            Self { process, grpc: addresses[0], http: addresses[1], admin: addresses[2], _rules: rules };
+        until(async || (http(program.http, "GET", "/readyz", "").await.ok()?.0 == 200).then_some(())).await;
+        program
+    }
+
+    /// The CPU time of each thread, by its id and with its name.
+    fn cpu_nanos(&self) -> BTreeMap<u32, (String, u64)> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id().unwrap())).unwrap();
+        let tasks = tasks.map(|task| task.unwrap().path());
+        let read = |task: PathBuf| {
+            let id = task.file_name()?.to_str()?.parse().ok()?;
+            // A thread may end meanwhile.
+            let name = fs::read_to_string(task.join("comm")).ok()?;
+            let times = fs::read_to_string(task.join("schedstat")).ok()?;
+            Some((id, (name, times.split(' ').next()?.parse().ok()?)))
+        };
+        tasks.filter_map(read).collect()
+    }
+
+    /// The most memory that was resident until now.
+    fn peak_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id().unwrap())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    }
+}
+
+/// The status that a call with this message is refused with.
+async fn status(address: SocketAddr, message: Vec<u8>) -> Code {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (mut client, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let framed = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
+    let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    let request = Request::post(format!("http://x{path}")).header("content-type", "application/grpc");
+    let response = client.send_request(request.body(Body::from(framed)).unwrap()).await.unwrap();
+    connection.abort();
+    Code::from_bytes(response.headers()["grpc-status"].as_bytes())
+}
+
+#[tokio::test]
+async fn requests_of_4_mib_that_repeat_take_little_memory() {
+    const AT_A_TIME: usize = 4;
+    let program = Program::start().await;
+    // The numbers of the fields, each with a length of 0.
+    let (descriptors, entries) = ([0x12, 0].repeat(LARGEST / 2), [0x0a, 0].repeat(LARGEST / 2 - 8));
+    let descriptor = [&[0x12, 0xf0, 0xff, 0xff, 0x01][..], &entries].concat();
+    for message in [descriptors, descriptor] {
+        let mut calls = JoinSet::new();
+        for _ in 0..AT_A_TIME {
+            calls.spawn(status(program.grpc, message.clone()));
+        }
+        let codes = timeout(PATIENCE, calls.join_all()).await.unwrap();
+        assert_eq!(codes, [Code::InvalidArgument; AT_A_TIME]);
+    }
+    for body in large_requests() {
+        for (address, path) in [(program.http, "/json"), (program.admin, "/explain")] {
+            let mut calls = JoinSet::new();
+            for _ in 0..AT_A_TIME {
+                let body = body.clone();
+                calls.spawn(async move { http(address, "POST", path, &body).await.unwrap().0 });
+            }
+            let codes = timeout(PATIENCE, calls.join_all()).await.unwrap();
+            assert_eq!(codes, [400; AT_A_TIME]);
+        }
+    }
+    // Eight messages of 4 MiB at a time, what they are read into, and the process itself.
+    let peak = program.peak_bytes();
+    assert!(peak < 160 << 20, "{} MiB", peak >> 20);
+}
+
+#[tokio::test]
+async fn large_bodies_wait_for_each_other_and_are_answered() {
+    let service = Service::start(RULES).await;
+    let body = format!(
+        r#"{{"domain":"shop","descriptors":[{{"entries":[{{"key":"{}"}}]}}]}}"#,
+        "x".repeat(4_000_000)
+    );
+    let mut calls = JoinSet::new();
+    for _ in 0..6 {
+        let (body, address) = (body.clone(), service.addresses.http);
+        calls.spawn(async move { http(address, "POST", "/json", &body).await.unwrap().0 });
+    }
+    assert_eq!(timeout(PATIENCE, calls.join_all()).await.unwrap(), [200; 6]);
+}
+
+#[tokio::test]
+async fn body_beyond_4_mib_is_refused_with_413() {
+    let service = Service::start(RULES).await;
+    let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
+    let head = format!("POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", LARGEST + 1);
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 413");
+    // The same where its length is not announced.
+    let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
+    stream.write_all(b"POST /json HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+    let chunk = [b"10000\r\n".as_slice(), &[b'x'; 0x10000], b"\r\n"].concat();
+    for _ in 0..=LARGEST / 0x10000 {
+        // The server may answer before it has read all.
+        stream.write_all(&chunk).await.ok();
+    }
+    timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 413");
+}
+
+/// Connections that each begin with `says`, and go no further.
+async fn crowd(address: SocketAddr, number: usize, says: &str) -> Vec<TcpStream> {
+    let mut crowd = Vec::new();
+    for _ in 0..number {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(says.as_bytes()).await.unwrap();
+        crowd.push(stream);
+    }
+    crowd
+}
+
+#[tokio::test]
+async fn full_listener_closes_the_longest_idle_connection_for_a_new_one() {
+    let most = ["http", "admin", "metrics"].map(|listener| (format!("{listener}.max_connections"), "2"));
+    let most = most.each_ref().map(|(name, value)| (name.as_str(), *value));
+    let service = Service::start_with(RULES, &most).await;
+    for (address, path, counters) in [
+        (service.addresses.http, "/livez", &service.counters.http),
+        (service.addresses.admin, "/", &service.counters.admin),
+        (service.addresses.metrics, "/metrics", &service.counters.metrics),
+    ] {
+        until(async || (counters.figures().open == 0).then_some(())).await;
+        let mut idle = crowd(address, 1, "").await;
+        until(async || (counters.figures().open == 1).then_some(())).await;
+        let mut kept = TcpStream::connect(address).await.unwrap();
+        until(async || (counters.figures().open == 2).then_some(())).await;
+        let ask = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        kept.write_all(ask.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        timeout(PATIENCE, kept.read_exact(&mut answer)).await.unwrap().unwrap();
+        assert_eq!(http(address, "GET", path, "").await.unwrap().0, 200);
+        assert_eq!(timeout(PATIENCE, idle[0].read(&mut [0])).await.unwrap().unwrap_or(0), 0);
+        let figures = counters.figures();
+        assert_eq!((figures.closed_idle, figures.refused_full), (1, 0));
+        // The other one is still there.
+        kept.write_all(ask.as_bytes()).await.unwrap();
+        timeout(PATIENCE, kept.read_exact(&mut answer)).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn liveness_probe_is_answered_while_clients_hold_every_connection() {
+    const MOST: usize = 100;
+    let service = Service::start_with(RULES, &[("http.max_connections", &MOST.to_string())]).await;
+    let queued = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"queue"}]}]}"#;
+    let waiting =
+        format!("POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{queued}", queued.len());
+    for says in [
+        "",
+        "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n",
+        "GET /livez HTTP/1.1\r\nhost: x\r\nx-slow: ",
+        "POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
+        "POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{",
+        // These are answered within a day.
+        waiting.as_str(),
+    ] {
+        let crowd = crowd(service.addresses.http, MOST + 10, says).await;
+        for _ in 0..8 {
+            let (code, _) = timeout(Duration::from_secs(5), service.http("GET", "/livez", "")).await.unwrap();
+            assert_eq!(code, 200, "beside connections that say {says:?}");
+        }
+        drop(crowd);
+        until(async || (service.counters.http.figures().open == 0).then_some(())).await;
+    }
+}
+
+#[tokio::test]
+async fn call_of_a_queue_is_not_closed_for_a_new_connection() {
+    let rules = RULES.replace("unit: day", "unit: second");
+    let service = Service::start_with(&rules, &[("http.max_connections", "2")]).await;
+    let queued = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"queue"}]}]}"#;
+    assert_eq!(service.http("POST", "/json", queued).await.0, 200);
+    let (call, ()) = tokio::join!(service.http("POST", "/json", queued), async {
+        until(async || {
+            let page = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap().1;
+            page.contains("tollgate_queue_waiting_requests 1\n").then_some(())
+        })
+        .await;
+        let _idle = crowd(service.addresses.http, 5, "").await;
+        until(async || (service.counters.http.figures().accepted >= 7).then_some(())).await;
+    });
+    assert_eq!(call.0, 200);
+}
+
+#[tokio::test]
+async fn json_is_parsed_beside_the_threads_of_grpc_and_probes() {
+    let program = Program::start().await;
+    let descriptor = repeated(100, "{\"entries\":[", "{}", "]}");
+    let body = repeated(200, r#"{"domain":"shop","descriptors":["#, &descriptor, "]}");
+    let before = program.cpu_nanos();
+    for path in ["/json", "/json", "/json", "/json"] {
+        assert_eq!(http(program.http, "POST", path, &body).await.unwrap().0, 200);
+    }
+    let after = program.cpu_nanos();
+    let spent = |thread: &str| -> u64 {
+        let threads = after.iter().filter(|(_, (name, _))| name.starts_with(thread));
+        threads.map(|(id, (_, nanos))| nanos - before.get(id).map_or(0, |(_, nanos)| *nanos)).sum()
+    };
+    let (all, grpc, probes) = (spent(""), spent("worker-"), spent("http"));
+    assert!(grpc < all / 10, "{grpc} of {all} ns");
+    assert!(probes < all / 2, "{probes} of {all} ns");
+}
