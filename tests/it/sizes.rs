@@ -1,14 +1,13 @@
 //! One request, body or page takes a bounded amount of memory and time.
 
-use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use axum::body::Body;
 use hyper::{Request, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    process::{Child, Command},
     task::JoinSet,
     time::timeout,
 };
@@ -20,7 +19,10 @@ use tollgate::api::{
 };
 use tonic::Code;
 
-use crate::harness::{PATIENCE, Service, descriptor, http, request, until};
+use crate::{
+    harness::{PATIENCE, Service, descriptor, http, request, until},
+    program::Program,
+};
 
 const RULES: &str = "
 domain: shop
@@ -88,63 +90,6 @@ fn query(descriptor: &RateLimitDescriptor) -> String {
     entries.collect::<Vec<_>>().join(",")
 }
 
-/// The program itself, on free ports.
-struct Program {
-    process: Child,
-    grpc: SocketAddr,
-    http: SocketAddr,
-    admin: SocketAddr,
-    _rules: tempfile::TempDir,
-}
-
-impl Program {
-    async fn start() -> Self {
-        let rules = tempfile::tempdir().unwrap();
-        fs::write(rules.path().join("rules.yaml"), RULES).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-        command.args(["serve", "--log-format", "json", "--rules"]).arg(rules.path());
-        for listener in ["grpc", "http", "admin", "metrics"] {
-            command.args([format!("--{listener}-listen"), "127.0.0.1:0".to_owned()]);
-        }
-        let mut process = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let mut addresses = Vec::new();
-        while addresses.len() < 3 {
-            let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
-            let event: serde_json::Value = serde_json::from_str(&line).unwrap();
-            if event["message"] == "listening" {
-                addresses.push(event["address"].as_str().unwrap().parse().unwrap());
-            }
-        }
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        let program =
-            Self { process, grpc: addresses[0], http: addresses[1], admin: addresses[2], _rules: rules };
-        until(async || (http(program.http, "GET", "/readyz", "").await.ok()?.0 == 200).then_some(())).await;
-        program
-    }
-
-    /// The CPU time of each thread, by its id and with its name.
-    fn cpu_nanos(&self) -> BTreeMap<u32, (String, u64)> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id().unwrap())).unwrap();
-        let tasks = tasks.map(|task| task.unwrap().path());
-        let read = |task: PathBuf| {
-            let id = task.file_name()?.to_str()?.parse().ok()?;
-            // A thread may end meanwhile.
-            let name = fs::read_to_string(task.join("comm")).ok()?;
-            let times = fs::read_to_string(task.join("schedstat")).ok()?;
-            Some((id, (name, times.split(' ').next()?.parse().ok()?)))
-        };
-        tasks.filter_map(read).collect()
-    }
-
-    /// The most memory that was resident until now.
-    fn peak_bytes(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id().unwrap())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-    }
-}
-
 /// The status that a call with this message is refused with.
 async fn status(address: SocketAddr, message: Vec<u8>) -> Code {
     let stream = TcpStream::connect(address).await.unwrap();
@@ -162,7 +107,7 @@ async fn status(address: SocketAddr, message: Vec<u8>) -> Code {
 #[tokio::test]
 async fn requests_of_4_mib_that_repeat_take_little_memory() {
     const AT_A_TIME: usize = 4;
-    let program = Program::start().await;
+    let program = Program::start(RULES, &[]).await;
     // The numbers of the fields, each with a length of 0.
     let (descriptors, entries) = ([0x12, 0].repeat(LARGEST / 2), [0x0a, 0].repeat(LARGEST / 2 - 8));
     let descriptor = [&[0x12, 0xf0, 0xff, 0xff, 0x01][..], &entries].concat();
@@ -312,7 +257,7 @@ async fn call_of_a_queue_is_not_closed_for_a_new_connection() {
 
 #[tokio::test]
 async fn json_is_parsed_beside_the_threads_of_grpc_and_probes() {
-    let program = Program::start().await;
+    let program = Program::start(RULES, &[]).await;
     let descriptor = repeated(100, "{\"entries\":[", "{}", "]}");
     let body = repeated(200, r#"{"domain":"shop","descriptors":["#, &descriptor, "]}");
     let before = program.cpu_nanos();
