@@ -282,7 +282,10 @@ impl Node {
                 self.settle(*key, limit, settlement, now);
                 self.memory.look(*key, limit, self.wall).look
             }
-            Deed::Set(hits) => self.memory.set(*key, limit, *hits, self.wall),
+            Deed::Set(hits) => {
+                self.forget_charged(*key);
+                self.memory.set(*key, limit, *hits, self.wall)
+            }
         };
         if frees(deed) {
             self.revoke(*key);

@@ -42,7 +42,7 @@ pub(crate) use figures::Figures;
 pub use figures::{MemberView, View};
 
 use asks::Asks;
-use lender::Lender;
+use lender::{Lender, Moment};
 use lessee::Lessee;
 use members::{Gone, Peer};
 use shares::Shares;
@@ -369,6 +369,10 @@ impl Node {
         for to in linked.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.send(to, message.clone());
         }
+    }
+
+    fn moment(&self, now: Timestamp) -> Moment {
+        Moment { now, wall: self.wall }
     }
 
     fn slot(&self, slot: Slot) -> &SlotState {

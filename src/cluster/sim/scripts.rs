@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use crate::{
     cluster::sim::{
-        Step::{self, Cut, Drain, Heal, Hot, Kill, Pass, Resume, Settle, Skew, Start, Traffic},
+        Step::{
+            self, Cut, Drain, DrainOwner, FreezeBorrower, Heal, Hot, Kill, Pass, Resume, Settle, Skew, Start,
+            Thaw, Traffic,
+        },
         World,
         keys::LIMIT,
         world::BUDGET,
@@ -107,6 +110,26 @@ fn a_hot_key_is_lent_and_never_passes_its_limit() {
     for seed in 0..5 {
         let world = holds(seed, &[Start(3), Settle, Hot(2_000), Pass(millis(300))], Troubles::None);
         assert!(0 < world.books.by_lease, "nothing was lent");
+    }
+}
+
+#[test]
+fn frozen_borrower_gives_unused_hits_back_when_heard_again() {
+    // Shorter than the time after which it is forgotten, and longer.
+    for frozen_for in [600, 4_000, 20_000] {
+        for seed in 0..20 {
+            let steps = [Start(3), Settle, Hot(300), FreezeBorrower, Pass(millis(frozen_for)), Thaw, Settle];
+            holds(seed, &steps, Troubles::None);
+        }
+    }
+}
+
+#[test]
+fn frozen_borrower_gives_unused_hits_back_to_the_next_owner() {
+    for seed in 0..20 {
+        let steps = [Start(4), Settle, Hot(300), FreezeBorrower, Pass(millis(700)), DrainOwner];
+        let rest = [Pass(millis(1_500)), Thaw, Pass(millis(500)), Settle];
+        holds(seed, &[&steps[..], &rest].concat(), Troubles::None);
     }
 }
 

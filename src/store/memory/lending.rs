@@ -84,6 +84,14 @@ impl Memory {
         });
         charged && self.unlend(key, used.hits)
     }
+
+    /// Takes back hits that [`Memory::charge_lent`] charged and that were not used after all, as far as they still
+    /// count. Says whether the slot is held.
+    pub fn return_lent(&self, key: Key, limit: &Limit, unused: Used, now: Timestamp) -> bool {
+        self.with_counter(key, limit, now, |counter| {
+            limit.return_taken(counter, unused.hits, unused.at.min(now), now);
+        })
+    }
 }
 
 impl Locked<'_> {
