@@ -21,6 +21,7 @@ use crate::{
         },
         span,
     },
+    cluster::OpenForwards,
     descriptor::Entry,
     limiter::{self, Answer, CurrentLimit, Override, Status, Unanswered},
     rules::Unit,
@@ -62,7 +63,8 @@ impl Api {
         request: &Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
         let patience = patience::of(request.metadata().as_ref());
-        Ok(Response::new(self.answer(request.get_ref(), patience, self.resets()).await?))
+        let connection = request.extensions().get().cloned().unwrap_or_default();
+        Ok(Response::new(self.answer(request.get_ref(), patience, self.resets(), &connection).await?))
     }
 
     /// How times until reset are told over gRPC.
@@ -70,18 +72,19 @@ impl Api {
         if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds }
     }
 
-    /// Answers one request, at its turn where it has to wait. A turn after the caller's patience is refused at
-    /// once.
+    /// Answers one request that came over `connection`, at its turn where it has to wait. A turn after the caller's
+    /// patience is refused at once.
     pub async fn answer(
         &self,
         request: &RateLimitRequest,
         patience: Option<Duration>,
         resets: Resets,
+        connection: &OpenForwards,
     ) -> Result<RateLimitResponse, Error> {
         let stopwatch = Stopwatch::start();
         let mut decided = self.decide(request, patience, resets);
         if let Err(Error::Unanswered(Unanswered::Elsewhere)) = decided {
-            decided = self.decide_afar(request, patience, resets).await;
+            decided = self.decide_afar(request, patience, resets, connection).await;
         }
         let decided = decided.inspect_err(|error| self.metrics.unanswered(*error));
         self.metrics.duration.record(stopwatch.elapsed());
@@ -120,12 +123,13 @@ impl Api {
         request: &RateLimitRequest,
         patience: Option<Duration>,
         resets: Resets,
+        connection: &OpenForwards,
     ) -> Result<(RateLimitResponse, Duration), Error> {
         let snapshot = self.limiter.snapshot();
         let entries = entries_of(request);
         let descriptors = descriptors_of(request, &entries)?;
         let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience };
-        let answer = snapshot.decide_afar(&asked).await?;
+        let answer = snapshot.decide_afar(&asked, connection).await?;
         if let Some(denials) = &self.denials {
             denials.log(&asked, &answer, snapshot.now());
         }

@@ -1,7 +1,7 @@
 //! The plain HTTP side: probes, and the rate limit service as JSON.
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Bytes,
     extract::{DefaultBodyLimit, State},
     http::{StatusCode, header::CONTENT_TYPE},
@@ -9,7 +9,10 @@ use axum::{
     routing::{get, post},
 };
 
-use crate::api::{Api, envoy::Resets, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code};
+use crate::{
+    api::{Api, envoy::Resets, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
+    cluster::OpenForwards,
+};
 
 /// The largest request, in bytes: as over gRPC, for a smaller bound would be a way around the limits.
 const REQUEST_MAX: usize = 4 * 1024 * 1024;
@@ -46,12 +49,17 @@ async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
     }
 }
 
-async fn should_rate_limit(State(api): State<Api>, body: Bytes) -> Response {
+async fn should_rate_limit(
+    State(api): State<Api>,
+    connection: Option<Extension<OpenForwards>>,
+    body: Bytes,
+) -> Response {
+    let Extension(connection) = connection.unwrap_or_default();
     let request = match json::request(&body) {
         Ok(request) => request,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     };
-    let response = match api.answer(&request, None, Resets::Millis).await {
+    let response = match api.answer(&request, None, Resets::Millis, &connection).await {
         Ok(response) => response,
         Err(error) if error.is_callers_fault() => {
             return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();

@@ -12,6 +12,7 @@ use tonic::codegen::Service as _;
 
 use crate::{
     api::{Api, Reply, Turn},
+    cluster::OpenForwards,
     server::{
         body::{Answer, Bound, Source, Timely},
         quick,
@@ -32,25 +33,34 @@ pub(super) struct Routed {
     quick: Option<Api>,
     // Who asks, where the router wants to know.
     peer: Option<Option<SocketAddr>>,
+    // The checks of this connection that other replicas are asked.
+    forwards: OpenForwards,
 }
 
 impl Routed {
     /// Over HTTP.
     pub(super) fn http(router: Router) -> Self {
         // With its state in it a router need not be finished anew for each request.
-        Self { router: router.with_state(()), quick: None, peer: Some(None) }
+        Self {
+            router: router.with_state(()),
+            quick: None,
+            peer: Some(None),
+            forwards: OpenForwards::default(),
+        }
     }
 
     /// Over gRPC; usual calls are answered by `api`.
     pub(super) fn grpc(router: Router, api: Api) -> Self {
-        Self { router, quick: Some(api).filter(Api::is_quick), peer: None }
+        let quick = Some(api).filter(Api::is_quick);
+        Self { router, quick, peer: None, forwards: OpenForwards::default() }
     }
 
     /// The same for the connection of one client.
     pub(super) fn of(&self, peer: Option<SocketAddr>) -> Arc<Self> {
         let (router, quick) = (self.router.clone(), self.quick.clone());
         // Each has one of its own, so that connections on different cores share no count of references.
-        Arc::new(Self { router, quick, peer: self.peer.map(|_| peer) })
+        let forwards = OpenForwards::default();
+        Arc::new(Self { router, quick, peer: self.peer.map(|_| peer), forwards })
     }
 
     /// Begins to answer calls that have come together, where any may be answered without waiting.
@@ -60,7 +70,7 @@ impl Routed {
 
     /// Answers a call of this body, whose counters other replicas hold; `None` where it is for [`Routed::answer`].
     pub(super) async fn afar(&self, body: &[u8], headers: &HeaderMap) -> Option<Reply> {
-        self.quick.as_ref()?.answer_framed_afar(body, headers).await
+        self.quick.as_ref()?.answer_framed_afar(body, headers, &self.forwards).await
     }
 
     /// Waits until the turn of a call that was answered with this delay.
@@ -82,7 +92,7 @@ impl Routed {
         let mut request = request.map(|body| Timely::new(body.into(), read, bound));
         async move {
             if let Some(api) = &this.quick
-                && let Some(response) = quick::answer(api, &mut request).await
+                && let Some(response) = quick::answer(api, &mut request, &this.forwards).await
             {
                 return response;
             }
@@ -95,6 +105,7 @@ impl Routed {
         if let Some(peer) = self.peer.flatten() {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
+        request.extensions_mut().insert(self.forwards.clone());
         // A router is always ready.
         let Ok(mut response) = self.router.clone().call(request).await;
         // tonic calls a message above the limit out of range, and nothing else.

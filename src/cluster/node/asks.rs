@@ -30,6 +30,13 @@ const LATE_IN_A_ROW: u32 = 64;
 /// For how long.
 const SPARED: Duration = Duration::from_secs(1);
 
+/// Which check of which call of this replica's own callers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket {
+    pub(crate) call: u64,
+    pub(crate) check: u32,
+}
+
 /// What a request of this replica's own wants beside its deed.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
@@ -76,7 +83,7 @@ pub(crate) enum By {
 /// Who waits for an answer.
 #[derive(Clone, Copy, Debug)]
 enum Asker {
-    Here(u64, Wish),
+    Here(Ticket, Wish),
     Peer(MemberId, u64),
     Nobody,
 }
@@ -140,7 +147,7 @@ impl Node {
     /// `deadline`.
     pub(crate) fn ask(
         &mut self,
-        ticket: u64,
+        ticket: Ticket,
         question: Question,
         wish: Wish,
         deadline: Timestamp,

@@ -37,7 +37,7 @@ mod shares;
 mod view;
 
 pub use asks::Wish;
-pub(crate) use asks::{By, Outcome};
+pub(crate) use asks::{By, Outcome, Ticket};
 pub(crate) use figures::Figures;
 pub use figures::{MemberView, View};
 
@@ -78,7 +78,7 @@ pub(crate) enum Action {
     /// This member is treated as dead: end the link.
     Forget(MemberId),
     /// The answer to one of our own requests.
-    Answer(u64, Outcome),
+    Answer(Ticket, Outcome),
     /// Keys are hashed with this from now on.
     Hash(Secret),
     /// All is handed off that can be: leave.

@@ -13,7 +13,7 @@ use crate::{
     cluster::{
         MemberId,
         message::{Deed, Message, Question, State, Version},
-        node::{Action, By, Node, Tuning, Wish},
+        node::{Action, By, Node, Ticket, Tuning, Wish},
         sim::{Step, keys, keys::Asked},
     },
     descriptor::Secret,
@@ -493,7 +493,7 @@ impl World {
                     let by_lease = outcome.by == By::Lease;
                     self.books.degraded += u64::from(outcome.by == By::Degraded);
                     self.books.by_lease += u64::from(by_lease);
-                    self.answered(number, ticket, outcome.decision.verdict.passes());
+                    self.answered(number, ticket.call, outcome.decision.verdict.passes());
                 }
                 Action::Hash(secret) => {
                     if let Some(process) = self.processes.get_mut(&number) {
@@ -560,7 +560,7 @@ impl World {
             Err(_) => {
                 let question = Question { key, limit, deed: Deed::Ask(Ask::Charge(1)), wish: 0 };
                 let wish = Wish { otherwise: OnOwnerUnavailable::LocalShare, lease: true };
-                process.node.ask(ticket, question, wish, now.plus(BUDGET), now);
+                process.node.ask(Ticket { call: ticket, check: 0 }, question, wish, now.plus(BUDGET), now);
                 self.act(number);
             }
         }
