@@ -184,13 +184,19 @@ mod tests {
     }
 
     #[test]
-    fn many_greedy_connections_leave_room_for_one_more() {
+    fn room_that_greedy_connections_leave_goes_to_others() {
         let mut calls = Calls::default();
+        let mut taken = Vec::new();
         for _ in 0..500 {
             let greedy = OpenForwards::default();
-            while calls.open(1, &greedy).is_ok() {}
+            let open: Vec<u64> = std::iter::from_fn(|| calls.open(1, &greedy).ok()).collect();
+            taken.push((greedy, open));
         }
         assert!(calls.checks <= CHECKS_MAX);
+        for call in &taken[0].1[..100] {
+            calls.close(*call);
+        }
+        assert_eq!(calls.open(1, &taken[0].0), Err(Overloaded));
         assert!(calls.open(1, &OpenForwards::default()).is_ok());
     }
 

@@ -336,7 +336,8 @@ impl Traffic for Replica {
     }
 
     fn outgoing(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
-        let messages = self.lock().node.outgoing(peer, MESSAGES_MAX, bytes_max);
+        let now = self.now();
+        let messages = self.lock().node.outgoing(peer, MESSAGES_MAX, bytes_max, now);
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 

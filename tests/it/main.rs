@@ -12,6 +12,7 @@ mod counters;
 mod denials;
 mod docs;
 mod floors;
+mod forwards;
 mod harness;
 mod hostile;
 mod http;

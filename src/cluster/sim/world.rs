@@ -212,6 +212,16 @@ impl World {
         panic!("no replica has borrowed anything");
     }
 
+    /// A replica's node, its time, and a key that another replica holds.
+    pub(super) fn asker(&mut self, number: usize) -> (&mut Node, Timestamp, Asked, MemberId) {
+        let now = self.time_of(number);
+        let node = &mut self.processes.get_mut(&number).expect("a replica that was started").node;
+        let held: Vec<Slot> = node.slots_held().collect();
+        let afar = self.keys.iter().find(|asked| !held.contains(&Slot::of(asked.key, SLOTS)));
+        let owner = keys::member(1 - number);
+        (node, now, afar.expect("a key that the other holds").clone(), owner)
+    }
+
     /// A replica that has borrowed hits of the first key and not used them.
     fn borrower(&self) -> Option<usize> {
         let key = self.keys[0].key;
@@ -459,12 +469,12 @@ impl World {
 
     /// Takes what the replica wants sent and done.
     fn act(&mut self, number: usize) {
-        let wall = self.wall_of(number);
+        let (now, wall) = (self.time_of(number), self.wall_of(number));
         let Some(process) = self.processes.get_mut(&number) else { return };
         let waiting: Vec<MemberId> = process.node.woken();
         let actions = process.node.actions();
         for peer in waiting {
-            let messages = process.node.outgoing(peer, usize::MAX, usize::MAX);
+            let messages = process.node.outgoing(peer, usize::MAX, usize::MAX, now);
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
             if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
                 link.last = link.last.max(self.now + self.dice.random_range(1..=DELAY_MAX));
