@@ -110,7 +110,7 @@ impl Pair {
     }
 
     fn counters(&self) -> usize {
-        self.memories.iter().map(|memory| memory.figures().live as usize).sum()
+        self.memories.iter().map(|memory| memory.figures().live).sum()
     }
 }
 
