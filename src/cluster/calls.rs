@@ -74,7 +74,7 @@ impl OpenForwards {
 }
 
 impl Calls {
-    /// Admits a call of so many checks. It is open until [`Calls::close`], or until its round where that is its last.
+    /// Admits a call of so many checks. It is open until [`Calls::close`], or until a round that is its last is answered.
     pub(super) fn open(&mut self, checks: usize, connection: &OpenForwards) -> Result<u64, Overloaded> {
         let own = connection.get();
         let of_others = self.checks - own;
@@ -90,7 +90,7 @@ impl Calls {
         Ok(self.begun)
     }
 
-    /// Begins a round of an open call: one check for each wish, at least one, with tickets from [`ticket`] on.
+    /// Begins a round of an open call: one check for each wish, at least one, numbered from 0.
     pub(super) fn ask(
         &mut self,
         call: u64,
