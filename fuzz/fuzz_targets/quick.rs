@@ -16,6 +16,7 @@ use tollgate::{
         envoy::Resets,
         proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
     },
+    cluster::OpenForwards,
     descriptor::Secret,
     limiter::Limiter,
     rules::{Book, Rules},
@@ -49,7 +50,7 @@ fuzz_target!(|message: &[u8]| {
     let Framed::Answered(reply) = quick.turn().answer_framed(&framed(message), &HeaderMap::new()) else { return };
     let request = RateLimitRequest::decode(message).expect("what is answered can be decoded");
     let runtime = Builder::new_current_thread().enable_time().build().expect("it takes nothing");
-    let answer = runtime.block_on(general.answer(&request, None, Resets::WholeSeconds));
+    let answer = runtime.block_on(general.answer(&request, None, Resets::WholeSeconds, &OpenForwards::default()));
     let told = RateLimitResponse::decode(&reply.frame[5..]).expect("it is what clients decode");
     assert_eq!(told, answer.expect("what is answered here is answered there"));
 });

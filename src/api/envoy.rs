@@ -20,6 +20,7 @@ use crate::{
         },
         span,
     },
+    cluster::OpenForwards,
     descriptor::Entry,
     limiter::{self, Answer, CurrentLimit, Override, Status, Unanswered},
     rules::Unit,
@@ -59,7 +60,8 @@ impl Api {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, tonic::Status> {
         let patience = patience::of(request.metadata().as_ref());
-        Ok(Response::new(self.answer(request.into_inner(), patience, self.resets()).await?))
+        let connection = request.extensions().get().cloned().unwrap_or_default();
+        Ok(Response::new(self.answer(request.into_inner(), patience, self.resets(), &connection).await?))
     }
 
     /// Counts a request that is refused with `error`.
@@ -73,15 +75,16 @@ impl Api {
         if self.settings.exact_reset { Resets::Exact } else { Resets::WholeSeconds }
     }
 
-    /// Answers one request, at its turn where it has to wait. A turn after the caller's patience is refused at
-    /// once. A request that is handed over is freed before it waits.
+    /// Answers one request that came over `connection`, at its turn where it has to wait. A turn after the caller's
+    /// patience is refused at once. A request that is handed over is freed before it waits.
     pub async fn answer(
         &self,
         request: impl Borrow<RateLimitRequest>,
         patience: Option<Duration>,
         resets: Resets,
+        connection: &OpenForwards,
     ) -> Result<RateLimitResponse, Error> {
-        let (response, delay) = self.decided(request.borrow(), patience, resets).await?;
+        let (response, delay) = self.decided(request.borrow(), patience, resets, connection).await?;
         drop(request);
         if !delay.is_zero() {
             self.wait(delay).await;
@@ -95,11 +98,12 @@ impl Api {
         request: &RateLimitRequest,
         patience: Option<Duration>,
         resets: Resets,
+        connection: &OpenForwards,
     ) -> Result<(RateLimitResponse, Duration), Error> {
         let stopwatch = Stopwatch::start();
         let mut decided = self.decide(request, patience, resets);
         if let Err(Error::Unanswered(Unanswered::Elsewhere)) = decided {
-            decided = self.decide_afar(request, patience, resets).await;
+            decided = self.decide_afar(request, patience, resets, connection).await;
         }
         self.metrics.duration.record(stopwatch.elapsed());
         decided.map_err(|error| self.refused(error))
@@ -133,12 +137,13 @@ impl Api {
         request: &RateLimitRequest,
         patience: Option<Duration>,
         resets: Resets,
+        connection: &OpenForwards,
     ) -> Result<(RateLimitResponse, Duration), Error> {
         let snapshot = self.limiter.snapshot();
         let entries = entries_of(request);
         let descriptors = descriptors_of(request, &entries)?;
         let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience };
-        let answer = snapshot.decide_afar(&asked).await?;
+        let answer = snapshot.decide_afar(&asked, connection).await?;
         if let Some(denials) = &self.denials {
             denials.log(&asked, &answer, snapshot.now());
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     extract::State,
     http::{StatusCode, header::CONTENT_TYPE},
@@ -13,9 +13,12 @@ use axum::{
 };
 use tokio::sync::Semaphore;
 
-use crate::api::{
-    Api, Error, cross_site, envoy::Resets, json,
-    proto::envoy::service::ratelimit::v3::rate_limit_response::Code, reader::RequestReader,
+use crate::{
+    api::{
+        Api, Error, cross_site, envoy::Resets, json,
+        proto::envoy::service::ratelimit::v3::rate_limit_response::Code, reader::RequestReader,
+    },
+    cluster::OpenForwards,
 };
 
 /// Tells whether this process should be sent requests, and if not, why.
@@ -61,7 +64,12 @@ async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
     }
 }
 
-async fn should_rate_limit(State(Json { api, reader, calls }): State<Json>, body: Body) -> Response {
+async fn should_rate_limit(
+    State(Json { api, reader, calls }): State<Json>,
+    connection: Option<Extension<OpenForwards>>,
+    body: Body,
+) -> Response {
+    let Extension(connection) = connection.unwrap_or_default();
     let request = match reader.read(body).await {
         Ok(request) => request,
         Err(rejected) => {
@@ -74,7 +82,7 @@ async fn should_rate_limit(State(Json { api, reader, calls }): State<Json>, body
     let Ok(_call) = calls.try_acquire() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many calls are under way\n").into_response();
     };
-    let response = match api.answer(request, None, Resets::Millis).await {
+    let response = match api.answer(request, None, Resets::Millis, &connection).await {
         Ok(response) => response,
         Err(error) if error.is_callers_fault() => {
             return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();

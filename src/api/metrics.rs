@@ -39,6 +39,8 @@ pub struct Metrics {
     pub no_rules: Counter,
     /// Requests without an answer because it is not known yet who counts.
     pub joining: Counter,
+    /// Requests without an answer because too many checks wait for other replicas.
+    pub overloaded: Counter,
     /// Requests without an answer through a fault of their own.
     pub invalid: Counter,
     waiting: AtomicU64,
@@ -55,6 +57,7 @@ impl Default for Metrics {
             delays: Histogram::new(&DELAYS),
             no_rules: Counter::default(),
             joining: Counter::default(),
+            overloaded: Counter::default(),
             invalid: Counter::default(),
             waiting: AtomicU64::new(0),
         }
@@ -78,6 +81,7 @@ impl Metrics {
         match error {
             Error::Unanswered(Unanswered::NoRules) => self.no_rules.increase(),
             Error::Unanswered(Unanswered::Joining | Unanswered::Elsewhere) => self.joining.increase(),
+            Error::Unanswered(Unanswered::Overloaded) => self.overloaded.increase(),
             Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
             | Error::TooLarge(_)
             | Error::Unit { .. } => self.invalid.increase(),

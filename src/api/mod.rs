@@ -138,7 +138,9 @@ impl Error {
     /// Whether the request itself is at fault, so that sending it again is of no use.
     pub fn is_callers_fault(self) -> bool {
         match self {
-            Self::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => false,
+            Self::Unanswered(
+                Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere | Unanswered::Overloaded,
+            ) => false,
             Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
             | Self::TooLarge(_)
             | Self::Unit { .. } => true,
@@ -149,10 +151,14 @@ impl Error {
 // Never `UNKNOWN`: Envoy lets a request with that answer pass, whatever its failure mode.
 impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
-        if error.is_callers_fault() {
-            Self::invalid_argument(error.to_string())
-        } else {
-            Self::unavailable(error.to_string())
+        match error {
+            Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
+            | Error::TooLarge(_)
+            | Error::Unit { .. } => Self::invalid_argument(error.to_string()),
+            Error::Unanswered(Unanswered::Overloaded) => Self::resource_exhausted(error.to_string()),
+            Error::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => {
+                Self::unavailable(error.to_string())
+            }
         }
     }
 }

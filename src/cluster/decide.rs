@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
 
 use crate::{
     algorithm::{Ask, Decision, Limit},
     cluster::{
-        Cluster, Part,
+        Cluster, MemberId, OpenForwards, Overloaded, Part,
+        calls::{Outcomes, Then},
         message::{Deed, Question},
-        node::{By, Outcome},
+        node::{By, Outcome, Ticket},
     },
     descriptor::Key,
     rules::OnOwnerUnavailable,
@@ -43,10 +42,17 @@ pub struct Alone {
 
 impl Cluster {
     /// Answers the only check of a call as [`Cluster::decide`] does.
-    pub async fn decide_alone(&self, check: &Check<'_>, wish: Wish, patience: Option<Duration>) -> Alone {
+    pub async fn decide_alone(
+        &self,
+        check: &Check<'_>,
+        wish: Wish,
+        patience: Option<Duration>,
+        connection: &OpenForwards,
+    ) -> Result<Alone, Overloaded> {
         let deed = Deed::Ask(check.ask);
-        let Outcome { decision, charged, by } = self.ask(check, wish, deed, self.deadline(patience)).await;
-        Alone { decision, charged, degraded: by == By::Degraded }
+        let Outcome { decision, charged, by } =
+            self.ask(check, wish, deed, self.deadline(patience), connection).await?;
+        Ok(Alone { decision, charged, degraded: by == By::Degraded })
     }
 
     /// Answers the checks of one call at their holders, within half of the caller's `patience`.
@@ -55,16 +61,20 @@ impl Cluster {
     /// say. What would be refused anyway is found out by looking first, so that calls which are refused all the time
     /// leave no trace in the counters of others; a call that loses a race is charged for as long as it takes to take
     /// that back.
+    ///
+    /// An error means that nothing was asked: the call has too many checks, or too many are under way for its
+    /// `connection` or for this replica.
     pub async fn decide(
         &self,
         checks: &[Check<'_>],
         wishes: &[Wish],
         patience: Option<Duration>,
+        connection: &OpenForwards,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Afar {
-        let call = Call { cluster: self, checks, wishes, deadline: self.deadline(patience) };
+    ) -> Result<Afar, Overloaded> {
+        let call = Call::open(self, checks, wishes, self.deadline(patience), connection)?;
         let outcomes = if checks.len() == 1 {
-            call.ask(0..1).await
+            call.ask(&[0]).await
         } else {
             let spared = call.foreseen_to_pass_in_vain(&refused).await;
             let mut outcomes = call.ask_but_for(spared, &refused).await;
@@ -75,7 +85,7 @@ impl Cluster {
         };
         let degraded = outcomes.iter().map(|outcome| outcome.by == By::Degraded).collect();
         let charged = outcomes.iter().map(|outcome| outcome.charged).collect();
-        Afar { decisions: Decisions::new(decisions(&outcomes), charged), degraded }
+        Ok(Afar { decisions: Decisions::new(decisions(&outcomes), charged), degraded })
     }
 
     /// Until when a call waits for other replicas.
@@ -84,21 +94,33 @@ impl Cluster {
         self.0.now().after(budget)
     }
 
-    async fn ask(&self, check: &Check<'_>, wish: Wish, deed: Deed, deadline: Timestamp) -> Outcome {
+    async fn ask(
+        &self,
+        check: &Check<'_>,
+        wish: Wish,
+        deed: Deed,
+        deadline: Timestamp,
+        connection: &OpenForwards,
+    ) -> Result<Outcome, Overloaded> {
         let question = Question { key: check.key, limit: check.limit.clone(), deed, wish: 0 };
-        let (sender, answer) = oneshot::channel();
-        let ((), woken) = self.0.with_links_asleep(|Part { node, waiting, tickets }, now| {
-            *tickets += 1;
-            waiting.insert(*tickets, sender);
-            node.ask(*tickets, question, wish, deadline, now);
+        let (answer, woken) = self.0.with_links_asleep(|Part { node, calls }, now| {
+            let call = calls.open(1, connection)?;
+            let answer = calls.ask(call, std::iter::once(wish), Then::Closes);
+            node.ask(Ticket { call, check: 0 }, question, wish, deadline, now);
+            Ok(answer)
         });
-        if !woken.is_empty() {
-            // Once all calls that are here now have asked, so that their questions go together. Not in the task of
-            // this call, which may be given up.
+        self.wake_later(woken);
+        let outcomes = answer?.await.unwrap_or_default();
+        Ok(outcomes.into_iter().next().unwrap_or_else(|| Outcome::nothing(wish)))
+    }
+
+    /// Wakes links once all calls that are here now have asked, so that their questions go together. Not in the task
+    /// of a call, which may be given up.
+    fn wake_later(&self, links: Vec<MemberId>) {
+        if !links.is_empty() {
             let replica = self.0.clone();
-            tokio::spawn(async move { replica.wake(&woken) });
+            tokio::spawn(async move { replica.wake(&links) });
         }
-        answer.await.unwrap_or_else(|_| Outcome::nothing(wish))
     }
 
     /// What is kept under a key, wherever it is held; `None` where its holder cannot be reached.
@@ -117,7 +139,8 @@ impl Cluster {
     async fn by_hand(&self, key: Key, limit: &Limit, deed: Deed) -> Option<Outcome> {
         let check = Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::Keep };
         let wish = Wish { otherwise: OnOwnerUnavailable::Deny, lease: false };
-        let outcome = self.ask(&check, wish, deed, self.0.now().after(self.0.forward_budget_max)).await;
+        let deadline = self.0.now().after(self.0.forward_budget_max);
+        let outcome = self.ask(&check, wish, deed, deadline, &OpenForwards::default()).await.ok()?;
         (outcome.by == By::Holder).then_some(outcome)
     }
 
@@ -127,26 +150,62 @@ impl Cluster {
     }
 }
 
-/// The checks of one call, on their way to their holders.
+/// The checks of one call, on their way to their holders. Open for as long as this lives, and until all that it has
+/// asked is answered.
 struct Call<'c> {
     cluster: &'c Cluster,
     checks: &'c [Check<'c>],
     wishes: &'c [Wish],
     deadline: Timestamp,
+    number: u64,
 }
 
-impl Call<'_> {
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.cluster.0.lock().calls.close(self.number);
+    }
+}
+
+impl<'c> Call<'c> {
+    fn open(
+        cluster: &'c Cluster,
+        checks: &'c [Check<'c>],
+        wishes: &'c [Wish],
+        deadline: Timestamp,
+        connection: &OpenForwards,
+    ) -> Result<Self, Overloaded> {
+        let number = cluster.0.lock().calls.open(checks.len(), connection)?;
+        Ok(Self { cluster, checks, wishes, deadline, number })
+    }
+
     fn takes_back(&self, index: usize) -> bool {
         self.checks[index].on_refusal == OnRefusal::TakeBack
     }
 
-    async fn do_one(&self, index: usize, deed: Deed) -> Outcome {
-        self.cluster.ask(&self.checks[index], self.wishes[index], deed, self.deadline).await
+    /// Does something about some of the checks: all are asked at once, and the answer comes when all are answered, so
+    /// that the work grows with their number and no faster.
+    async fn do_all(&self, deeds: Vec<(usize, Deed)>) -> Outcomes {
+        if deeds.is_empty() {
+            return Outcomes::new();
+        }
+        let (answer, woken) = self.cluster.0.with_links_asleep(|Part { node, calls }, now| {
+            let wishes = deeds.iter().map(|(index, _)| self.wishes[*index]);
+            let answer = calls.ask(self.number, wishes, Then::StaysOpen);
+            for (check, (index, deed)) in (0..).zip(deeds) {
+                let Check { key, limit, .. } = self.checks[index];
+                let question = Question { key, limit: limit.clone(), deed, wish: 0 };
+                let ticket = Ticket { call: self.number, check };
+                node.ask(ticket, question, self.wishes[index], self.deadline, now);
+            }
+            answer
+        });
+        self.cluster.wake_later(woken);
+        answer.await.expect("a call that is open keeps the sender of its round")
     }
 
     /// Asks what these checks ask.
-    async fn ask(&self, checks: impl IntoIterator<Item = usize>) -> Vec<Outcome> {
-        join_all(checks.into_iter().map(|index| self.do_one(index, Deed::Ask(self.checks[index].ask)))).await
+    async fn ask(&self, checks: &[usize]) -> Outcomes {
+        self.do_all(checks.iter().map(|index| (*index, Deed::Ask(self.checks[*index].ask))).collect()).await
     }
 
     /// Looks first. Where the call would be refused: the checks that would pass and be taken back, with what they would
@@ -157,7 +216,7 @@ impl Call<'_> {
         if !all.clone().any(|index| self.takes_back(index)) {
             return spared;
         }
-        let looks = join_all(all.map(|index| self.do_one(index, Deed::Ask(Ask::Look)))).await;
+        let looks = self.do_all(all.map(|index| (index, Deed::Ask(Ask::Look))).collect()).await;
         let foresee = |(check, look): (&Check<'_>, &Outcome)| check.limit.foreseen(check.ask, &look.decision);
         let foreseen: Vec<Decision> = self.checks.iter().zip(&looks).map(foresee).collect();
         if refused(&foreseen) {
@@ -177,16 +236,16 @@ impl Call<'_> {
         &self,
         mut outcomes: Vec<Option<Outcome>>,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Vec<Outcome> {
+    ) -> Outcomes {
         let (asked, spared): (Vec<usize>, Vec<usize>) =
             (0..outcomes.len()).partition(|index| outcomes[*index].is_none());
-        let answers = self.ask(asked.iter().copied()).await;
+        let answers = self.ask(&asked).await;
         for (index, answer) in asked.into_iter().zip(answers) {
             outcomes[index] = Some(answer);
         }
-        let mut outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
+        let mut outcomes: Outcomes = outcomes.into_iter().flatten().collect();
         if !spared.is_empty() && !refused(&decisions(&outcomes)) {
-            let answers = self.ask(spared.iter().copied()).await;
+            let answers = self.ask(&spared).await;
             for (index, answer) in spared.into_iter().zip(answers) {
                 outcomes[index] = answer;
             }
@@ -196,28 +255,29 @@ impl Call<'_> {
 
     /// Takes back what is not to be charged by a call that is refused, and tells what is left then.
     async fn take_back(&self, outcomes: &mut [Outcome]) {
-        let back = outcomes.iter_mut().enumerate().filter(|(index, _)| self.takes_back(*index));
-        join_all(back.map(|(index, outcome)| self.take_back_one(index, outcome))).await;
-    }
-
-    async fn take_back_one(&self, index: usize, outcome: &mut Outcome) {
-        let (Check { key, limit, .. }, replica) = (self.checks[index], &self.cluster.0);
-        let charged = std::mem::take(&mut outcome.charged);
-        match (outcome.by, outcome.decision.receipt.take()) {
-            (By::Holder, Some(receipt)) => {
-                let look = self.do_one(index, Deed::Undo(receipt)).await;
-                if look.by == By::Holder {
-                    let Decision { remaining, reset_after, .. } = look.decision;
-                    outcome.decision = Decision { remaining, reset_after, ..outcome.decision };
+        let mut undone = Vec::new();
+        let replica = &self.cluster.0;
+        for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(index, _)| self.takes_back(*index)) {
+            let Check { key, limit, .. } = self.checks[index];
+            let charged = std::mem::take(&mut outcome.charged);
+            match (outcome.by, outcome.decision.receipt.take()) {
+                (By::Holder, Some(receipt)) => undone.push((index, Deed::Undo(receipt))),
+                (By::Lease, _) if 0 < charged => {
+                    replica.with(|node, _| node.undo_lease(key, limit, charged));
                 }
+                (By::Degraded, Some(receipt)) => {
+                    replica.with(|node, _| node.undo_share(key, limit, receipt, charged));
+                }
+                (By::Holder | By::Lease | By::Degraded, _) => {}
             }
-            (By::Lease, _) if 0 < charged => {
-                replica.with(|node, _| node.undo_lease(key, limit, charged));
+        }
+        let places: Vec<usize> = undone.iter().map(|(index, _)| *index).collect();
+        for (index, look) in places.into_iter().zip(self.do_all(undone).await) {
+            if look.by == By::Holder {
+                let Decision { remaining, reset_after, .. } = look.decision;
+                let outcome = &mut outcomes[index];
+                outcome.decision = Decision { remaining, reset_after, ..outcome.decision };
             }
-            (By::Degraded, Some(receipt)) => {
-                replica.with(|node, _| node.undo_share(key, limit, receipt, charged));
-            }
-            (By::Holder | By::Lease | By::Degraded, _) => {}
         }
     }
 }

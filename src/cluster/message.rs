@@ -1,6 +1,6 @@
 //! What replicas tell each other.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Ask, Decision, Limit, Receipt},
@@ -104,6 +104,17 @@ pub(crate) struct Slice {
     pub(crate) left: u64,
     /// It is over after this time.
     pub(crate) life: Duration,
+    /// What was charged of it because its borrower was not heard in time.
+    pub(crate) charged: Option<Charged>,
+}
+
+/// The unaccounted hits of a slice, charged as if they were used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Charged {
+    /// At least one.
+    pub(crate) hits: NonZeroU64,
+    /// How long ago they count as used.
+    pub(crate) age: Duration,
 }
 
 /// Something to do to one counter.

@@ -9,9 +9,8 @@ use std::{
 };
 
 use prost::bytes::Bytes;
-use rustc_hash::FxHashMap;
 use tokio::{
-    sync::{oneshot, watch},
+    sync::watch,
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
@@ -23,6 +22,7 @@ use crate::{
     time::{Clock, SECOND, Stopwatch, Timestamp},
 };
 
+mod calls;
 mod decide;
 mod degraded;
 pub mod link;
@@ -37,6 +37,7 @@ mod slots;
 mod trust;
 mod wire;
 
+pub use calls::{OpenForwards, Overloaded};
 pub use decide::{Afar, Alone, Wish};
 pub use member::MemberId;
 pub use message::State;
@@ -45,9 +46,10 @@ pub use node::View;
 pub use seeds::{SeedState, Vain};
 pub use trust::{Files, Trust, TrustError};
 
+use calls::Calls;
 use link::{Links, Listening, Loss, Traffic};
 use message::Version;
-use node::{Action, Event, Node, Outcome, Tuning};
+use node::{Action, Event, Node, Tuning};
 
 /// How often time alone brings something about.
 const TURN: Duration = Duration::from_millis(10);
@@ -93,12 +95,11 @@ struct Replica {
     left: watch::Sender<bool>,
 }
 
-/// What is behind the lock: a replica's part, and who waits for which answer.
+/// What is behind the lock: a replica's part, and the calls whose checks are under way.
 #[derive(Debug)]
 struct Part {
     node: Node,
-    waiting: FxHashMap<u64, oneshot::Sender<Outcome>>,
-    tickets: u64,
+    calls: Calls,
 }
 
 impl Cluster {
@@ -127,7 +128,7 @@ impl Cluster {
             let copy = |Stored { slot, epoch, seq, contents }| (slot, Version { epoch, seq }, contents);
             node.restore(secret.get(), stored.into_iter().map(copy).collect(), START);
         }
-        let part = Part { node, waiting: FxHashMap::default(), tickets: 0 };
+        let part = Part { node, calls: Calls::default() };
         let replica = Replica {
             part: Mutex::new(part),
             links,
@@ -271,11 +272,8 @@ impl Replica {
             let result = deed(&mut part, now);
             let actions = part.node.actions();
             for action in &actions {
-                if let Action::Answer(ticket, outcome) = action
-                    && let Some(waiting) = part.waiting.remove(ticket)
-                {
-                    // Whoever gave up waiting has no use for it.
-                    waiting.send(outcome.clone()).ok();
+                if let Action::Answer(ticket, outcome) = action {
+                    part.calls.answered(*ticket, outcome.clone());
                 }
             }
             self.state.send_if_modified(|state| {
@@ -338,7 +336,8 @@ impl Traffic for Replica {
     }
 
     fn outgoing(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
-        let messages = self.lock().node.outgoing(peer, MESSAGES_MAX, bytes_max);
+        let now = self.now();
+        let messages = self.lock().node.outgoing(peer, MESSAGES_MAX, bytes_max, now);
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::{
-    cluster::{Afar, Alone, Cluster, Wish},
+    cluster::{Afar, Alone, Cluster, OpenForwards, Wish},
     limiter::{
         Answer, Descriptor, Request, Snapshot, Status, Unanswered, answer, applying, metrics::Checked,
         plan::Plan,
@@ -12,8 +12,13 @@ use crate::{
 };
 
 impl Snapshot<'_> {
-    /// The same as [`Snapshot::decide`] for a request whose counters other replicas hold.
-    pub async fn decide_afar(&self, request: &Request<'_>) -> Result<Answer<'_>, Unanswered> {
+    /// The same as [`Snapshot::decide`] for a request whose counters other replicas hold, and that came over
+    /// `connection`.
+    pub async fn decide_afar(
+        &self,
+        request: &Request<'_>,
+        connection: &OpenForwards,
+    ) -> Result<Answer<'_>, Unanswered> {
         let Some(domain) = self.domain_of(request)? else {
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
@@ -23,7 +28,7 @@ impl Snapshot<'_> {
         {
             let wish = Status::of_rule(usual.rule).wish();
             let Alone { decision, charged, degraded } =
-                cluster.decide_alone(&check, wish, request.patience).await;
+                cluster.decide_alone(&check, wish, request.patience, connection).await?;
             let checked = Checked { check: &check, decision: &decision, charged };
             let modes = self.limiter.modes;
             self.limiter.metrics.count_alone(domain, descriptor, usual, checked, modes);
@@ -32,7 +37,7 @@ impl Snapshot<'_> {
             return Ok(answer);
         }
         // On the heap, so that the usual call has no room for it.
-        Ok(Box::pin(self.ask_together(cluster, domain, request)).await)
+        Box::pin(self.ask_together(cluster, domain, request, connection)).await
     }
 
     async fn ask_together<'s>(
@@ -40,7 +45,8 @@ impl Snapshot<'_> {
         cluster: &Cluster,
         domain: &'s Domain,
         request: &Request<'_>,
-    ) -> Answer<'s> {
+        connection: &OpenForwards,
+    ) -> Result<Answer<'s>, Unanswered> {
         let applies = applying(domain, request);
         let plan = Plan::draw(domain, request.descriptors, &applies, &self.secret);
         let modes = self.limiter.modes;
@@ -48,7 +54,7 @@ impl Snapshot<'_> {
         let wishes: SmallVec<[Wish; 2]> =
             plan.places.iter().chain(&plan.tried).map(|place| plan.statuses[*place].wish()).collect();
         let Afar { decisions, degraded } =
-            cluster.decide(&plan.checks, &wishes, request.patience, refused).await;
-        self.told(domain, request, &applies, plan, &decisions, &degraded)
+            cluster.decide(&plan.checks, &wishes, request.patience, connection, refused).await?;
+        Ok(self.told(domain, request, &applies, plan, &decisions, &degraded))
     }
 }

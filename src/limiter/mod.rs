@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Ask, Classic, Decision, Limit},
-    cluster::{Cluster, State},
+    cluster::{Cluster, Overloaded, State},
     descriptor::{Entry, KeyText, Secret, SharedSecret},
     rules::{Allowance, Book, Domain, Match, Rules, Unit},
     store::{Decisions, Memory},
@@ -79,6 +79,15 @@ pub enum Unanswered {
     /// The counters are held by other replicas: [`Snapshot::decide_afar`] asks them.
     #[error("the counters are held by another replica")]
     Elsewhere,
+    /// Too many checks of the call, of its connection or of this replica wait for other replicas. Nothing is charged.
+    #[error("too many checks wait for other replicas: nothing was charged, try again later")]
+    Overloaded,
+}
+
+impl From<Overloaded> for Unanswered {
+    fn from(Overloaded: Overloaded) -> Self {
+        Self::Overloaded
+    }
 }
 
 /// Decides requests by the rules in force.

@@ -112,6 +112,7 @@ impl Sources {
         let mut unanswered = page.family(metrics::UNANSWERED);
         unanswered.sample(&["no_rules"], self.api.no_rules.get());
         unanswered.sample(&["joining"], self.api.joining.get());
+        unanswered.sample(&["overloaded"], self.api.overloaded.get());
         unanswered.sample(&["invalid"], self.api.invalid.get());
         page.family(metrics::REQUEST_DURATION).buckets(&self.api.duration.buckets());
         page.single(metrics::QUEUE_WAITING, self.api.waiting());

@@ -8,6 +8,7 @@ use hyper::body::Bytes;
 
 use crate::{
     api::{Api, Framed, Reply, Turn, is_one_frame},
+    cluster::OpenForwards,
     server::body::{Answer, Timely},
 };
 
@@ -53,7 +54,11 @@ pub(super) fn at_once(
 }
 
 /// Answers a call if it is usual. If not, it is as if nobody had looked.
-pub(super) async fn answer(api: &Api, request: &mut Request<Timely>) -> Option<Response<Answer>> {
+pub(super) async fn answer(
+    api: &Api,
+    request: &mut Request<Timely>,
+    connection: &OpenForwards,
+) -> Option<Response<Answer>> {
     if !may_be_usual(request) {
         return None;
     }
@@ -62,7 +67,7 @@ pub(super) async fn answer(api: &Api, request: &mut Request<Timely>) -> Option<R
     let reply = match framed {
         Framed::Answered(reply) => Some(reply),
         // Kept apart, for it is large, and every call would have room for it.
-        Framed::Afar => Box::pin(api.answer_framed_afar(&piece, request.headers())).await,
+        Framed::Afar => Box::pin(api.answer_framed_afar(&piece, request.headers(), connection)).await,
         Framed::Unusual => None,
     };
     let Some(Reply { frame, delay }) = reply else {

@@ -17,6 +17,7 @@ use tonic::codegen::Service as _;
 
 use crate::{
     api::{Api, Reply, Turn},
+    cluster::OpenForwards,
     server::{
         body::{Answer, Bound, Source, Timely},
         idle::{Activity, RequestActivity},
@@ -40,25 +41,35 @@ pub(super) struct Routed {
     peer: Option<Option<SocketAddr>>,
     // Of the connection, where a full listener closes idle ones.
     activity: Option<Arc<Activity>>,
+    // The checks of this connection that other replicas are asked.
+    forwards: OpenForwards,
 }
 
 impl Routed {
     /// Over HTTP.
     pub(super) fn http(router: Router) -> Self {
         // With its state in it a router need not be finished anew for each request.
-        Self { router: router.with_state(()), quick: None, peer: Some(None), activity: None }
+        Self {
+            router: router.with_state(()),
+            quick: None,
+            peer: Some(None),
+            activity: None,
+            forwards: OpenForwards::default(),
+        }
     }
 
     /// Over gRPC; usual calls are answered by `api`.
     pub(super) fn grpc(router: Router, api: Api) -> Self {
-        Self { router, quick: Some(api).filter(Api::is_quick), peer: None, activity: None }
+        let quick = Some(api).filter(Api::is_quick);
+        Self { router, quick, peer: None, activity: None, forwards: OpenForwards::default() }
     }
 
     /// The same for the connection of one client.
     pub(super) fn of(&self, peer: Option<SocketAddr>, activity: Option<Arc<Activity>>) -> Arc<Self> {
         let (router, quick) = (self.router.clone(), self.quick.clone());
         // Each has one of its own, so that connections on different cores share no count of references.
-        Arc::new(Self { router, quick, peer: self.peer.map(|_| peer), activity })
+        let forwards = OpenForwards::default();
+        Arc::new(Self { router, quick, peer: self.peer.map(|_| peer), activity, forwards })
     }
 
     /// Begins to answer calls that have come together, where any may be answered without waiting.
@@ -68,7 +79,7 @@ impl Routed {
 
     /// Answers a call of this body, whose counters other replicas hold; `None` where it is for [`Routed::answer`].
     pub(super) async fn afar(&self, body: &[u8], headers: &HeaderMap) -> Option<Reply> {
-        self.quick.as_ref()?.answer_framed_afar(body, headers).await
+        self.quick.as_ref()?.answer_framed_afar(body, headers, &self.forwards).await
     }
 
     /// Waits until the turn of a call that was answered with this delay.
@@ -102,7 +113,7 @@ impl Routed {
                 pending::<()>().await;
             }
             if let Some(api) = &this.quick
-                && let Some(response) = quick::answer(api, &mut request).await
+                && let Some(response) = quick::answer(api, &mut request, &this.forwards).await
             {
                 return response;
             }
@@ -117,6 +128,7 @@ impl Routed {
         if let Some(peer) = self.peer.flatten() {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
+        request.extensions_mut().insert(self.forwards.clone());
         // A router is always ready.
         let Ok(mut response) = self.router.clone().call(request).await;
         // tonic calls a message above the limit out of range, and nothing else.

@@ -44,6 +44,8 @@ use crate::{
 
 /// The most calls that are answered before what is answered is written.
 const CALLS_MAX: usize = 128;
+/// About the most bytes that are read before other connections have their turn.
+const TURN_BYTES_MAX: usize = 32 * 1024;
 /// The connection's window, which is also that of each stream: what HTTP/2 begins with.
 pub(super) const WINDOW_BYTES: u32 = 65_535;
 /// Time for an idle client to acknowledge that the connection ends.
@@ -226,11 +228,12 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
 
     /// Writes what has been answered, reads what has come, and answers it.
     fn round(&mut self) -> Result<Round, Broken> {
+        self.line.begin_turn(TURN_BYTES_MAX);
         let mut cx = Context::from_waker(self.bell.waker());
         let connection = match &mut self.state {
             State::Greeting(greeting) => {
                 let Poll::Ready(connection) = Pin::new(greeting).poll(&mut cx) else {
-                    return Ok(Round::Waits);
+                    return Ok(if self.line.has_stopped() { Round::Done } else { Round::Waits });
                 };
                 let mut connection = connection?;
                 let pulse = Pulse::new(self.keepalive, self.line.clone(), connection.ping_pong());
@@ -282,7 +285,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
                 WINDOW_BYTES.saturating_add(u32::try_from(withheld).unwrap_or(u32::MAX)),
             );
         }
-        Ok(if has_done { Round::Done } else { Round::Waits })
+        Ok(if has_done || self.line.has_stopped() { Round::Done } else { Round::Waits })
     }
 }
 

@@ -22,19 +22,47 @@ pub(super) const PREFACE_BYTES: usize = 24;
 const HELD_MAX: usize = 8 * 1024;
 
 /// What is known of a wire, and how it is to be used. Cloning gives another handle of the same.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Line(Arc<Known>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     // Only the first few are counted.
     bytes: AtomicUsize,
     was_heard: AtomicBool,
     is_empty: AtomicBool,
     is_holding: AtomicBool,
+    // What may still be read in this turn; without turns there is no bound.
+    unread: AtomicUsize,
+    has_stopped: AtomicBool,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self(Arc::new(Known {
+            bytes: AtomicUsize::new(0),
+            was_heard: AtomicBool::new(false),
+            is_empty: AtomicBool::new(false),
+            is_holding: AtomicBool::new(false),
+            unread: AtomicUsize::new(usize::MAX),
+            has_stopped: AtomicBool::new(false),
+        }))
+    }
 }
 
 impl Line {
+    /// Begins a turn of a task, in which about `bytes` are read at most. HTTP/2 reads as long as there is something, so
+    /// without a bound one connection would keep its thread from the others.
+    pub(super) fn begin_turn(&self, bytes: usize) {
+        self.0.unread.store(bytes, Relaxed);
+        self.0.has_stopped.store(false, Relaxed);
+    }
+
+    /// Whether reading was stopped at the bound of the turn. No waker is registered then.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.0.has_stopped.load(Relaxed)
+    }
+
     /// How many bytes have come; only the first few are counted.
     pub(super) fn bytes(&self) -> usize {
         self.0.bytes.load(Relaxed)
@@ -71,6 +99,10 @@ impl Line {
             return;
         }
         self.0.was_heard.store(true, Relaxed);
+        let unread = self.0.unread.load(Relaxed);
+        if unread != usize::MAX {
+            self.0.unread.store(unread.saturating_sub(bytes), Relaxed);
+        }
         let before = self.bytes();
         if before < PREFACE_BYTES {
             self.0.bytes.store(before + bytes, Relaxed);
@@ -112,6 +144,10 @@ impl<W: AsyncRead + Unpin> AsyncRead for Watched<W> {
         }
         if this.is_blocked {
             this.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if this.line.0.unread.load(Relaxed) == 0 {
+            this.line.0.has_stopped.store(true, Relaxed);
             return Poll::Pending;
         }
         let before = buf.filled().len();
@@ -186,6 +222,20 @@ mod tests {
         assert!(matches!(write(1), Poll::Ready(Ok(1))));
         let mut got = vec![0; HELD_MAX + 1];
         theirs.read_exact(&mut got).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn turn_reads_no_more_than_its_bound() {
+        let (ours, mut theirs) = tokio::io::duplex(8);
+        let line = Line::default();
+        let mut wire = Watched::new(ours, line.clone());
+        theirs.write_all(b"abc").await.unwrap();
+        let mut byte = [0];
+        line.begin_turn(1);
+        assert!(try_read(&mut wire, &mut byte).is_ready() && !line.has_stopped());
+        assert!(try_read(&mut wire, &mut byte).is_pending() && line.has_stopped());
+        line.begin_turn(1);
+        assert!(try_read(&mut wire, &mut byte).is_ready() && byte == *b"b");
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 """Replicas are killed, fall silent or become slow: what is forgotten, who answers meanwhile, and how soon."""
 
 import collections
+import itertools
 import time
 
 from cluster import BACKUP_INTERVAL, PATIENT
@@ -195,3 +196,36 @@ def holding(replica, of):
 def resident(replica):
     with open(f"/proc/{replica.child.pid}/statm") as statm:
         return int(statm.read().split()[1]) * 4096
+
+
+def test_hits_that_a_frozen_replica_has_borrowed_are_given_back_when_it_is_heard_again(start_cluster, callers):
+    cluster = start_cluster()
+    borrower = cluster.replicas[0]
+    others = cluster.replicas[1:]
+    lost = "tollgate_cluster_slices_lost_total"
+
+    def freeze_with_slices():
+        """Freezes it while it has borrowed hits of a new key; says how many hits of that were used."""
+        key = ("hot", f"name-{next(numbers)}")
+        before = sum(one.metric(lost) for one in others)
+        passed = passes(callers.ask_all([(borrower.grpc, question(by(key)))] * 60, at_once=16))
+        borrower.freeze()
+        try:
+            eventually("it has borrowed", lambda: before < sum(one.metric(lost) for one in others), 2.0)
+        except AssertionError:
+            borrower.thaw()
+            cluster.settled()
+            return None
+        return key, passed
+
+    numbers = itertools.count()
+    key, passed = eventually("a replica is frozen with slices", freeze_with_slices, 60.0)
+    borrower.thaw()
+    cluster.settled()
+
+    def left():
+        return callers.ask(others[0].grpc, by(key, hits=0)).remaining
+
+    eventually("what it has not used is given back", lambda: left() == (300 - passed,))
+    passed += passes(callers.ask_all([(others[0].grpc, question(by(key)))] * 320))
+    assert passed == 300

@@ -20,7 +20,7 @@ use tonic::Code;
 
 use crate::{
     certificates::{Authority, Files, connect, given},
-    connections::{GOAWAY, GREETING, frame},
+    connections::GREETING,
     harness::{PATIENCE, Service, one, until},
 };
 
@@ -125,7 +125,7 @@ fn resets(number: u32) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_client_that_resets_rapidly_is_closed_and_others_are_answered_meanwhile() {
+async fn rapid_resets_leave_other_callers_answered() {
     let service = Service::start(RULES).await;
     let mut other = service.client().await;
     let mut offenders = JoinSet::new();
@@ -136,16 +136,12 @@ async fn a_client_that_resets_rapidly_is_closed_and_others_are_answered_meanwhil
             stream.write_all(GREETING).await.unwrap();
             // The server may close before all of it is written.
             stream.write_all(&resets(10_000)).await.ok();
-            let content = frame(&mut stream, GOAWAY).await;
-            content.map(|content| content[7])
+            stream
         });
     }
-    for _ in 0..50 {
+    while !offenders.is_empty() {
         assert!(timeout(PATIENCE, other.should_rate_limit(question())).await.unwrap().is_ok());
-    }
-    for reason in timeout(PATIENCE, offenders.join_all()).await.unwrap() {
-        // "Enhance your calm", unless the reset of the socket has overtaken it.
-        assert!(matches!(reason, None | Some(11)), "{reason:?}");
+        while offenders.try_join_next().is_some() {}
     }
     until(async || (service.counters.grpc.figures().open == 1).then_some(())).await;
 }

@@ -13,13 +13,14 @@ mod counters;
 mod denials;
 mod docs;
 mod floors;
+mod forwards;
 mod frames;
+
 mod harness;
 mod hostile;
 mod http;
 mod life;
 mod links;
-mod memory;
 mod metrics;
 mod program;
 mod queue;

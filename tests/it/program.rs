@@ -1,12 +1,6 @@
 //! The program as a process of its own, on free ports of the loopback.
 
-use std::{
-    collections::BTreeMap,
-    fs, io,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Stdio,
-};
+use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, process::Stdio};
 
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -15,6 +9,9 @@ use tokio::{
 };
 
 use crate::harness::{PATIENCE, http, until};
+
+/// The program under test.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_tollgate");
 
 /// A running `tollgate serve`.
 pub struct Program {
@@ -25,50 +22,16 @@ pub struct Program {
     _rules: tempfile::TempDir,
 }
 
-/// A control group of this machine with a limit of memory, removed with this.
-pub struct MemoryGroup {
-    path: PathBuf,
-}
-
-impl MemoryGroup {
-    /// A new group, in either version of control groups; an error where this user may make none.
-    pub fn new(name: &str, bytes: u64) -> io::Result<Self> {
-        let groups = [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
-        let (mount, file) = groups[usize::from(Path::new(groups[1].0).join(groups[1].1).exists())];
-        let group = Self { path: Path::new(mount).join(format!("{name}-{}", std::process::id())) };
-        fs::create_dir_all(&group.path)?;
-        fs::write(group.path.join(file), bytes.to_string())?;
-        Ok(group)
-    }
-}
-
-impl Drop for MemoryGroup {
-    fn drop(&mut self) {
-        // It stays where the process has not ended yet.
-        let _ = fs::remove_dir(&self.path);
-    }
-}
-
 impl Program {
     /// Starts it with these rules and flags, and waits until it is ready.
     pub async fn start(rules: &str, flags: &[&str]) -> Self {
-        Self::start_in(None, rules, flags).await
+        Self::start_by(Command::new(PROGRAM), rules, flags).await
     }
 
-    /// The same in a control group.
-    pub async fn start_in(group: Option<&MemoryGroup>, rules: &str, flags: &[&str]) -> Self {
+    /// The same by a command that runs the program with the arguments that it gets.
+    pub async fn start_by(mut command: Command, rules: &str, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("rules.yaml"), rules).unwrap();
-        let program = env!("CARGO_BIN_EXE_tollgate");
-        let mut command = match group {
-            None => Command::new(program),
-            Some(MemoryGroup { path }) => {
-                let mut shell = Command::new("sh");
-                let procs = path.join("cgroup.procs");
-                shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(procs).arg(program);
-                shell
-            }
-        };
         command.args(["serve", "--log-format", "json", "--rules"]).arg(folder.path()).args(flags);
         for listener in ["grpc", "http", "admin", "metrics"] {
             command.args([format!("--{listener}-listen"), "127.0.0.1:0".to_owned()]);
@@ -87,11 +50,6 @@ impl Program {
         let [grpc, http_at, admin] = addresses[..] else { unreachable!("three were read") };
         until(async || (http(http_at, "GET", "/readyz", "").await.ok()?.0 == 200).then_some(())).await;
         Self { process, grpc, http: http_at, admin, _rules: folder }
-    }
-
-    /// Whether it still runs.
-    pub fn lives(&mut self) -> bool {
-        self.process.try_wait().unwrap().is_none()
     }
 
     /// The CPU time of each thread, by its id and with its name.

@@ -14,6 +14,7 @@ use tollgate::{
             RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
         },
     },
+    cluster::OpenForwards,
     descriptor::Secret,
     limiter::Limiter,
     rules::{Book, Rules},
@@ -66,7 +67,7 @@ async fn timed(
     patience: Option<Duration>,
 ) -> (RateLimitResponse, Duration) {
     let start = Instant::now();
-    let answer = api.answer(&request, patience, Resets::Exact).await.unwrap();
+    let answer = api.answer(&request, patience, Resets::Exact, &OpenForwards::default()).await.unwrap();
     (answer, start.elapsed())
 }
 
@@ -85,7 +86,8 @@ async fn ten_thousand_wait_on_one_thread_and_leave_in_order_each_at_its_turn() {
     for index in 0..10_000_u32 {
         let api = api.clone();
         waiting.spawn(async move {
-            let answer = api.answer(&of("fast"), None, Resets::Exact).await.unwrap();
+            let answer =
+                api.answer(&of("fast"), None, Resets::Exact, &OpenForwards::default()).await.unwrap();
             assert_eq!(answer.overall_code(), Code::Ok);
             (index, start.elapsed())
         });
@@ -235,7 +237,7 @@ async fn over_grpc_a_turn_after_the_timeout_is_refused_before_the_timeout_ends()
 #[tokio::test]
 async fn thousands_that_wait_on_a_connection_hold_up_nobody_else_on_it() {
     const WAITING: u32 = 2_000;
-    let service = Service::start(RULES).await;
+    let service = Service::start_with(RULES, &[("grpc.max_concurrent_streams", "3000")]).await;
     let mut client = service.client().await;
     let mut waiting = JoinSet::new();
     for _ in 0..WAITING {

@@ -55,4 +55,11 @@ impl Limit {
             }
         }
     }
+
+    /// Takes back `hits` that [`Limit::charge_taken`] charged at `at`, as far as they still count.
+    pub(crate) fn return_taken(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
+        let mut taken = self.fresh();
+        self.charge_taken(&mut taken, hits, at, now);
+        *counter = self.since(counter, &taken, now);
+    }
 }

@@ -72,9 +72,11 @@ async fn explain(desk: &Desk, request: &RateLimitRequest) -> Result<Json<Value>,
     let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience: None };
     let explanation = snapshot.explain(&asked).await.map_err(|error| match error {
         Unanswered::Elsewhere => Refused::unavailable(Uncounted::Unreachable),
-        Unanswered::EmptyDomain | Unanswered::NoDescriptors | Unanswered::NoRules | Unanswered::Joining => {
-            unanswered(error.into())
-        }
+        Unanswered::EmptyDomain
+        | Unanswered::NoDescriptors
+        | Unanswered::NoRules
+        | Unanswered::Joining
+        | Unanswered::Overloaded => unanswered(error.into()),
     })?;
     Ok(Json(all(request, descriptors.iter().map(|descriptor| descriptor.ask), &explanation)))
 }

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::{
     api::{Api, envoy, frame, patience},
+    cluster::OpenForwards,
     limiter::{self, Answer, Bounds, Override, Snapshot, Unanswered},
 };
 
@@ -53,12 +54,17 @@ impl Api {
     }
 
     /// The same as [`Turn::answer_framed`] for a request whose counters other replicas hold.
-    pub async fn answer_framed_afar(&self, bytes: &[u8], headers: &HeaderMap) -> Option<Reply> {
+    pub async fn answer_framed_afar(
+        &self,
+        bytes: &[u8],
+        headers: &HeaderMap,
+        connection: &OpenForwards,
+    ) -> Option<Reply> {
         let asked = Asked::of(bytes, self.settings.bounds())?;
         let descriptors = asked.descriptors()?;
         let request = asked.request(&descriptors, headers);
         let snapshot = self.limiter.snapshot();
-        let answer = snapshot.decide_afar(&request).await.ok()?;
+        let answer = snapshot.decide_afar(&request, connection).await.ok()?;
         self.metrics.duration.record(snapshot.age());
         Some(self.reply(&request, &snapshot, &answer))
     }
@@ -99,7 +105,8 @@ impl Turn<'_> {
                 Unanswered::EmptyDomain
                 | Unanswered::NoDescriptors
                 | Unanswered::NoRules
-                | Unanswered::Joining,
+                | Unanswered::Joining
+                | Unanswered::Overloaded,
             ) => Framed::Unusual,
         }
     }

@@ -17,6 +17,7 @@ use crate::{
             service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
         },
     },
+    cluster::OpenForwards,
     descriptor::Secret,
     limiter::Limiter,
     rules::{Book, Rules},
@@ -124,7 +125,8 @@ fn ask_both(quick: &Api, general: &Api, message: &[u8]) {
         return assert_eq!(replied, Framed::Unusual, "what is broken is not answered");
     };
     let resets = general.resets();
-    let answered = runtime.unwrap().block_on(general.answer(&request, None, resets));
+    let answered =
+        runtime.unwrap().block_on(general.answer(&request, None, resets, &OpenForwards::default()));
     match (replied, answered) {
         (Framed::Answered(reply), Ok(answer)) => {
             let told = RateLimitResponse::decode(frame::message_in(&reply.frame).unwrap()).unwrap();

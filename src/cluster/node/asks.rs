@@ -30,6 +30,13 @@ const LATE_IN_A_ROW: u32 = 64;
 /// For how long.
 const SPARED: Duration = Duration::from_secs(1);
 
+/// Which check of which call of this replica's own callers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket {
+    pub(crate) call: u64,
+    pub(crate) check: u32,
+}
+
 /// What a request of this replica's own wants beside its deed.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
@@ -76,7 +83,7 @@ pub(crate) enum By {
 /// Who waits for an answer.
 #[derive(Clone, Copy, Debug)]
 enum Asker {
-    Here(u64, Wish),
+    Here(Ticket, Wish),
     Peer(MemberId, u64),
     Nobody,
 }
@@ -88,8 +95,19 @@ struct Forward {
     question: Arc<Question>,
     to: MemberId,
     sent_at: Timestamp,
+    /// When the link took it.
+    left_at: Option<Timestamp>,
     deadline: Timestamp,
     hops: u8,
+}
+
+impl Forward {
+    /// Whether the peer is what made it late, rather than this replica, which ran on time since `kept_up_since`: it
+    /// left within the first half of its budget, and whatever came since was read.
+    fn is_late_by_peer(&self, kept_up_since: Timestamp) -> bool {
+        let half = self.deadline.since(self.sent_at) / 2;
+        kept_up_since <= self.sent_at && self.left_at.is_some_and(|left| left.since(self.sent_at) <= half)
+    }
 }
 
 /// A request that waits here.
@@ -140,7 +158,7 @@ impl Node {
     /// `deadline`.
     pub(crate) fn ask(
         &mut self,
-        ticket: u64,
+        ticket: Ticket,
         question: Question,
         wish: Wish,
         deadline: Timestamp,
@@ -224,7 +242,9 @@ impl Node {
         let Some(to) = to.filter(|_| !pause) else { return self.park(parked) };
         let spared = self.peers.get(&to).is_none_or(|peer| now < peer.spared_until);
         let full = WAITING_MAX <= self.outbox.get(&to).map_or(0, VecDeque::len);
-        if self.isolated || spared || full || OPEN_MAX <= self.asks.len() || !self.hears(to, now) {
+        // Since the last turn this replica may not have read what the peer has sent.
+        let hears = self.hears(to, self.turned_at);
+        if self.isolated || spared || full || OPEN_MAX <= self.asks.len() || !hears {
             return self.cannot_reach(parked.asker, parked.question);
         }
         let Parked { asker, mut question, deadline, hops, .. } = parked;
@@ -237,7 +257,8 @@ impl Node {
             Asker::Nobody if !matters(&question.deed) => 0,
             Asker::Nobody | Asker::Here(..) | Asker::Peer(..) => {
                 self.asks.tickets += 1;
-                let forward = Forward { asker, question: question.clone(), to, sent_at: now, deadline, hops };
+                let (sent_at, question) = (now, question.clone());
+                let forward = Forward { asker, question, to, sent_at, left_at: None, deadline, hops };
                 self.asks.forwards.insert(self.asks.tickets, forward);
                 self.asks.expect(deadline);
                 self.asks.tickets
@@ -282,7 +303,10 @@ impl Node {
                 self.settle(*key, limit, settlement, now);
                 self.memory.look(*key, limit, self.wall).look
             }
-            Deed::Set(hits) => self.memory.set(*key, limit, *hits, self.wall),
+            Deed::Set(hits) => {
+                self.forget_charged(*key);
+                self.memory.set(*key, limit, *hits, self.wall)
+            }
         };
         if frees(deed) {
             self.revoke(*key);
@@ -425,14 +449,11 @@ impl Node {
             .map(|(id, _)| *id)
             .collect();
         for ticket in over {
-            if let Some(Forward { asker, question, to, .. }) = self.asks.forwards.remove(&ticket) {
-                if let Some(peer) = self.peers.get_mut(&to) {
-                    peer.late_in_a_row += 1;
-                    if LATE_IN_A_ROW <= peer.late_in_a_row {
-                        (peer.late_in_a_row, peer.spared_until) = (LATE_IN_A_ROW / 2, now.after(SPARED));
-                        self.figures.breaker_openings += 1;
-                    }
+            if let Some(forward) = self.asks.forwards.remove(&ticket) {
+                if forward.is_late_by_peer(self.kept_up_since) {
+                    self.note_late(forward.to, now);
                 }
+                let Forward { asker, question, .. } = forward;
                 if let Asker::Here(..) = asker
                     && self.asks.late.len() < OPEN_MAX
                 {
@@ -446,6 +467,27 @@ impl Node {
         let deadlines = self.asks.forwards.values().map(|forward| forward.deadline);
         let deadlines = deadlines.chain(self.asks.parked.iter().map(|parked| parked.deadline));
         self.asks.next_deadline = deadlines.chain(self.asks.late.values().map(|late| late.until)).min();
+    }
+
+    fn note_late(&mut self, member: MemberId, now: Timestamp) {
+        // What was asked before it was spared says nothing new of it.
+        let Some(peer) = self.peers.get_mut(&member).filter(|peer| peer.spared_until <= now) else { return };
+        peer.late_in_a_row += 1;
+        if LATE_IN_A_ROW <= peer.late_in_a_row {
+            (peer.late_in_a_row, peer.spared_until) = (LATE_IN_A_ROW / 2, now.after(SPARED));
+            self.figures.breaker_openings += 1;
+        }
+    }
+
+    /// Notes that the link has taken these messages.
+    pub(super) fn have_left(&mut self, messages: &[Message], now: Timestamp) {
+        for message in messages {
+            if let Message::Ask { ticket, .. } = message
+                && let Some(forward) = self.asks.forwards.get_mut(ticket)
+            {
+                forward.left_at = Some(now);
+            }
+        }
     }
 
     /// Nothing that is open can be answered: the counters that it asks for are void.

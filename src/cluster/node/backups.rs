@@ -72,7 +72,7 @@ impl Node {
             None => self.memory.whole(slot),
         };
         let version = Version { seq: changes.seq, ..version };
-        let slices = self.lender.slices_of(slot, self.slots.len(), now);
+        let slices = self.lender.slices_of(slot, self.slots.len(), self.moment(now));
         let copy = Copy { version, contents: Arc::new(changes.contents), slices };
         self.figures.backed_up += copy.contents.len() as u64;
         let state = self.slot_mut(slot);

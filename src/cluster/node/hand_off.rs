@@ -49,7 +49,7 @@ impl Node {
         let copy = Copy {
             version,
             contents: Arc::new(contents),
-            slices: self.lender.take_out(slot, self.slots.len(), now),
+            slices: self.lender.take_out(slot, self.slots.len(), self.moment(now)),
         };
         self.transfers += 1;
         let id = TransferId { from: self.me, number: self.transfers };
@@ -95,7 +95,7 @@ impl Node {
             let mut epoch = held.epoch;
             for (copy, origin) in histories {
                 extras.extend(consumed_apart(&copy.contents, &origin, &held.origin));
-                self.lender.take_in(copy.slices, &self.memory, now);
+                self.lender.take_in(copy.slices, &self.memory, self.moment(now));
                 epoch = epoch.max(copy.version.epoch);
             }
             if let Some(held) = &mut self.slot_mut(slot).held {
@@ -136,7 +136,7 @@ impl Node {
         for extras in elsewhere {
             self.memory.add(slot, extras, self.wall);
         }
-        self.lender.take_in(copy.slices, &self.memory, now);
+        self.lender.take_in(copy.slices, &self.memory, self.moment(now));
         let origin_kept_until = now.after(ORIGIN_KEPT);
         let state = self.slot_mut(slot);
         state.held = Some(Held { epoch, origin, origin_kept_until });

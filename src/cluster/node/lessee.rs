@@ -195,6 +195,15 @@ impl Node {
         }
     }
 
+    /// Hits of `key` that this replica has borrowed and may still use.
+    #[cfg(test)]
+    pub(crate) fn borrowed(&self, key: Key, now: Timestamp) -> u64 {
+        match self.lessee.borrowed.get(&key) {
+            Some(Borrowed { kind: Kind::Slice { left, .. }, until, .. }) if now < *until => *left,
+            Some(_) | None => 0,
+        }
+    }
+
     /// Gives everything back that was lent.
     pub(super) fn give_back(&mut self, now: Timestamp) {
         for key in self.lessee.borrowed.keys().copied().collect::<Vec<_>>() {

@@ -296,7 +296,7 @@ impl Node {
         self.recover_transfers_to(member, now);
         self.stop_waiting_for(member, now);
         self.lessor_gone(member, now);
-        self.lessee_gone(member, now);
+        self.lessee_gone(member, how, now);
         self.ask_elsewhere(member, now);
         self.choose(now);
     }

@@ -37,18 +37,22 @@ mod shares;
 mod view;
 
 pub use asks::Wish;
-pub(crate) use asks::{By, Outcome};
+pub(crate) use asks::{By, Outcome, Ticket};
 pub(crate) use figures::Figures;
 pub use figures::{MemberView, View};
 
 use asks::Asks;
-use lender::Lender;
+use lender::{Lender, Moment};
 use lessee::Lessee;
 use members::{Gone, Peer};
 use shares::Shares;
 
 /// The most messages that wait for one peer; beyond them it counts as unreachable for asks.
 const WAITING_MAX: usize = 65_536;
+
+/// A turn that comes so long after the one before tells that this replica was too busy, or stopped. (They are due every
+/// 10 ms.)
+const TURN_LATE: Duration = Duration::from_millis(25);
 
 /// How often all slots are looked at while nothing happens.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
@@ -78,7 +82,7 @@ pub(crate) enum Action {
     /// This member is treated as dead: end the link.
     Forget(MemberId),
     /// The answer to one of our own requests.
-    Answer(u64, Outcome),
+    Answer(Ticket, Outcome),
     /// Keys are hashed with this from now on.
     Hash(Secret),
     /// All is handed off that can be: leave.
@@ -116,6 +120,10 @@ pub(crate) struct Node {
     /// began to serve, so that what former processes have kept is older.
     epochs_from: u64,
     born: Timestamp,
+    /// The last turn.
+    turned_at: Timestamp,
+    /// The last turn that came late, because this replica was too busy or stopped. Since then it has sent and read on time.
+    kept_up_since: Timestamp,
     /// Whether every seed was tried, and none answered but this process itself.
     alone: bool,
     draining_since: Option<Timestamp>,
@@ -228,6 +236,8 @@ impl Node {
             is_founded: false,
             epochs_from: 0,
             born: now,
+            turned_at: now,
+            kept_up_since: now,
             alone: false,
             draining_since: None,
             peers: BTreeMap::new(),
@@ -312,6 +322,16 @@ impl Node {
 
     /// A turn: whatever time alone brings about.
     pub(crate) fn turn(&mut self, now: Timestamp) {
+        let last = std::mem::replace(&mut self.turned_at, now);
+        // What waits in the links is read before this turn tells who is silent or late. Not twice in a row, so that
+        // nothing waits for long where every turn is late.
+        let defers = TURN_LATE <= now.since(last) && self.kept_up_since != last;
+        if TURN_LATE <= now.since(last) {
+            self.kept_up_since = now;
+        }
+        if defers {
+            return;
+        }
         self.watch_peers(now);
         self.start_serving(now);
         // Nothing moves by itself, so that all slots are looked at in vain only now and then.
@@ -331,7 +351,13 @@ impl Node {
     }
 
     /// What waits for `peer`, oldest first: so many messages at most, and about so many bytes.
-    pub(crate) fn outgoing(&mut self, peer: MemberId, most: usize, bytes_max: usize) -> Vec<Message> {
+    pub(crate) fn outgoing(
+        &mut self,
+        peer: MemberId,
+        most: usize,
+        bytes_max: usize,
+        now: Timestamp,
+    ) -> Vec<Message> {
         let Some(waiting) = self.outbox.get_mut(&peer) else { return Vec::new() };
         let (mut bytes, mut count) = (0, 0);
         for message in waiting.iter().take(most) {
@@ -341,7 +367,9 @@ impl Node {
             }
             count += 1;
         }
-        waiting.drain(..count).collect()
+        let messages: Vec<Message> = waiting.drain(..count).collect();
+        self.have_left(&messages, now);
+        messages
     }
 
     /// The peers for which something has begun to wait since this was last asked.
@@ -369,6 +397,10 @@ impl Node {
         for to in linked.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.send(to, message.clone());
         }
+    }
+
+    fn moment(&self, now: Timestamp) -> Moment {
+        Moment { now, wall: self.wall }
     }
 
     fn slot(&self, slot: Slot) -> &SlotState {

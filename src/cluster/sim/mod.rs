@@ -26,8 +26,15 @@ enum Step {
     Resume(usize),
     /// Tells the replica of this number to leave.
     Drain(usize),
+    /// Tells the replica that holds the first key to leave.
+    DrainOwner,
     /// Ends it without a word.
     Kill(usize),
+    /// Stops a replica that has borrowed hits of the first key, once there is one and all calls are answered, and
+    /// asks no more: it neither hears nor does anything, and nothing tells others so.
+    FreezeBorrower,
+    /// Lets every stopped replica go on.
+    Thaw,
     /// Nothing passes between these replicas and the others.
     Cut(Vec<usize>),
     /// Everything passes again.

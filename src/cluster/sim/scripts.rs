@@ -3,12 +3,21 @@
 use std::time::Duration;
 
 use crate::{
+    algorithm::Ask,
     cluster::sim::{
-        Step::{self, Cut, Drain, Heal, Hot, Kill, Pass, Resume, Settle, Skew, Start, Traffic},
+        Step::{
+            self, Cut, Drain, DrainOwner, FreezeBorrower, Heal, Hot, Kill, Pass, Resume, Settle, Skew, Start,
+            Thaw, Traffic,
+        },
         World,
-        keys::LIMIT,
+        keys::{Asked, LIMIT},
         world::BUDGET,
     },
+    cluster::{
+        message::{Deed, Question},
+        node::{Action, Ticket, Wish},
+    },
+    rules::OnOwnerUnavailable,
     time::SECOND,
 };
 
@@ -108,6 +117,56 @@ fn a_hot_key_is_lent_and_never_passes_its_limit() {
         let world = holds(seed, &[Start(3), Settle, Hot(2_000), Pass(millis(300))], Troubles::None);
         assert!(0 < world.books.by_lease, "nothing was lent");
     }
+}
+
+#[test]
+fn frozen_borrower_gives_unused_hits_back_when_heard_again() {
+    // Shorter than the time after which it is forgotten, and longer.
+    for frozen_for in [600, 4_000, 20_000] {
+        for seed in 0..20 {
+            let steps = [Start(3), Settle, Hot(300), FreezeBorrower, Pass(millis(frozen_for)), Thaw, Settle];
+            holds(seed, &steps, Troubles::None);
+        }
+    }
+}
+
+#[test]
+fn frozen_borrower_gives_unused_hits_back_to_the_next_owner() {
+    for seed in 0..20 {
+        let steps = [Start(4), Settle, Hot(300), FreezeBorrower, Pass(millis(700)), DrainOwner];
+        let rest = [Pass(millis(1_500)), Thaw, Pass(millis(500)), Settle];
+        holds(seed, &[&steps[..], &rest].concat(), Troubles::None);
+    }
+}
+
+#[test]
+fn only_a_peers_own_lateness_opens_its_breaker() {
+    let mut world = World::new(1);
+    world.do_all(&[Start(2), Settle]);
+    let (node, mut now, Asked { key, limit }, owner) = world.asker(0);
+    let mut calls = 0..;
+    let mut openings_after = |leaves: bool, turns: &[u64]| {
+        node.heard(owner, now);
+        node.turn(now);
+        for call in calls.by_ref().take(100) {
+            let question = Question { key, limit: limit.clone(), deed: Deed::Ask(Ask::Look), wish: 0 };
+            let wish = Wish { otherwise: OnOwnerUnavailable::Deny, lease: false };
+            node.ask(Ticket { call, check: 0 }, question, wish, now.after(millis(20)), now);
+        }
+        for pause in turns {
+            if leaves {
+                node.outgoing(owner, usize::MAX, usize::MAX, now);
+            }
+            now = now.after(millis(*pause));
+            node.turn(now);
+        }
+        let expired = node.actions().iter().filter(|action| matches!(action, Action::Answer(..))).count();
+        assert_eq!(expired, 100, "all are answered without the owner");
+        node.figures().breaker_openings
+    };
+    assert_eq!(openings_after(false, &[10, 10, 10]), 0, "the link took none in time");
+    assert_eq!(openings_after(true, &[600, 10]), 0, "this replica stood still");
+    assert_eq!(openings_after(true, &[10, 10, 10]), 1, "the owner is late");
 }
 
 #[test]

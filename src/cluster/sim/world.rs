@@ -13,7 +13,7 @@ use crate::{
     cluster::{
         MemberId,
         message::{Deed, Message, Question, State, Version},
-        node::{Action, By, Node, Tuning, Wish},
+        node::{Action, By, Node, Ticket, Tuning, Wish},
         sim::{Step, keys, keys::Asked},
     },
     descriptor::Secret,
@@ -59,6 +59,8 @@ pub(super) struct World {
     /// What those who have left held, oldest first, until somebody resumes with it.
     snapshots: VecDeque<Snapshot>,
     cut: BTreeSet<usize>,
+    /// Processes that are stopped, and those with whom each has lost its session meanwhile.
+    frozen: BTreeMap<usize, Vec<usize>>,
     pub(super) keys: Vec<Asked>,
     /// When a hit of a key passed.
     passed: Vec<(u64, usize)>,
@@ -125,6 +127,7 @@ impl World {
             farewells: Vec::new(),
             snapshots: VecDeque::new(),
             cut: BTreeSet::new(),
+            frozen: BTreeMap::new(),
             keys: keys::all(),
             passed: Vec::new(),
             crashes: Vec::new(),
@@ -151,10 +154,10 @@ impl World {
                     self.start(snapshot);
                 }
             }
-            Step::Drain(number) => {
-                let now = self.time_of(*number);
-                if let Some(process) = self.processes.get_mut(number) {
-                    process.node.drain(now);
+            Step::Drain(number) => self.drain(*number),
+            Step::DrainOwner => {
+                if let Some(owner) = self.owner() {
+                    self.drain(owner);
                 }
             }
             Step::Kill(number) => self.kill(*number),
@@ -163,6 +166,8 @@ impl World {
                 self.books.cut_at = Some(self.now);
             }
             Step::Heal => self.cut.clear(),
+            Step::FreezeBorrower => self.freeze_borrower(),
+            Step::Thaw => self.thaw(),
             Step::Skew(number, millis) => {
                 if let Some(process) = self.processes.get_mut(number) {
                     // A clock never goes back; it may only be ahead of others.
@@ -177,6 +182,65 @@ impl World {
                 while self.unsettled().is_some() && self.now < end {
                     self.pass(STEP);
                 }
+            }
+        }
+    }
+
+    fn drain(&mut self, number: usize) {
+        let now = self.time_of(number);
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.node.drain(now);
+        }
+    }
+
+    fn freeze_borrower(&mut self) {
+        let (end, rate) = (self.now + 5 * SECOND, self.rate);
+        while self.now < end {
+            if self.borrower().is_some() {
+                self.rate = 0;
+                while !self.open.is_empty() {
+                    self.pass(STEP);
+                }
+                if let Some(borrower) = self.borrower() {
+                    self.frozen.insert(borrower, Vec::new());
+                    return;
+                }
+                self.rate = rate;
+            }
+            self.pass(STEP);
+        }
+        panic!("no replica has borrowed anything");
+    }
+
+    /// A replica's node, its time, and a key that another replica holds.
+    pub(super) fn asker(&mut self, number: usize) -> (&mut Node, Timestamp, Asked, MemberId) {
+        let now = self.time_of(number);
+        let node = &mut self.processes.get_mut(&number).expect("a replica that was started").node;
+        let held: Vec<Slot> = node.slots_held().collect();
+        let afar = self.keys.iter().find(|asked| !held.contains(&Slot::of(asked.key, SLOTS)));
+        let owner = keys::member(1 - number);
+        (node, now, afar.expect("a key that the other holds").clone(), owner)
+    }
+
+    /// A replica that has borrowed hits of the first key and not used them.
+    fn borrower(&self) -> Option<usize> {
+        let key = self.keys[0].key;
+        let borrows =
+            |number: &usize| 1 < self.processes[number].node.borrowed(key, self.even_time_of(*number));
+        self.processes.keys().copied().find(borrows)
+    }
+
+    /// The replica that holds the first key.
+    fn owner(&self) -> Option<usize> {
+        let slot = Slot::of(self.keys[0].key, SLOTS);
+        let holds = |number: &usize| self.processes[number].node.slots_held().any(|held| held == slot);
+        self.processes.keys().copied().find(holds)
+    }
+
+    fn thaw(&mut self) {
+        for (number, lost) in std::mem::take(&mut self.frozen) {
+            for gone in lost {
+                self.lose_session(number, gone);
             }
         }
     }
@@ -235,6 +299,7 @@ impl World {
     fn hear_farewells(&mut self) {
         for (from, to, mut link) in std::mem::take(&mut self.farewells) {
             while !self.is_cut(from, to)
+                && !self.frozen.contains_key(&to)
                 && let Some(batch) = link.next_due(self.now)
             {
                 self.hand_over(batch, from, to);
@@ -327,7 +392,7 @@ impl World {
             if !self.processes.contains_key(&from) || self.links.contains_key(&(from, to)) {
                 continue;
             }
-            if self.is_cut(from, to) {
+            if self.is_cut(from, to) || self.frozen.contains_key(&from) || self.frozen.contains_key(&to) {
                 self.dials.push((self.now + 100 * MILLISECOND, from, to));
             } else if self.processes.contains_key(&to) {
                 for (one, other) in [(from, to), (to, from)] {
@@ -343,12 +408,14 @@ impl World {
     fn deliver(&mut self) {
         let pairs: Vec<(usize, usize)> = self.links.keys().copied().collect();
         for (from, to) in pairs {
-            if self.is_cut(from, to) {
+            if self.is_cut(from, to) || self.frozen.contains_key(&to) {
                 continue;
             }
             let now = self.time_of(to);
             // Heartbeats.
-            if let Some(process) = self.processes.get_mut(&to) {
+            if !self.frozen.contains_key(&from)
+                && let Some(process) = self.processes.get_mut(&to)
+            {
                 process.node.heard(keys::member(from), now);
             }
             loop {
@@ -375,7 +442,7 @@ impl World {
             std::mem::take(&mut self.notices).into_iter().partition(|(at, ..)| *at <= self.now);
         self.notices = later;
         for (_, observer, dead) in due {
-            if self.is_cut(observer, dead) {
+            if self.is_cut(observer, dead) || self.frozen.contains_key(&observer) {
                 self.notices.push((self.now + 100 * MILLISECOND, observer, dead));
                 continue;
             }
@@ -389,6 +456,9 @@ impl World {
 
     fn turn(&mut self, number: usize) {
         let now = self.time_of(number);
+        if self.frozen.contains_key(&number) {
+            return;
+        }
         if self.dice.random_bool(0.8)
             && let Some(process) = self.processes.get_mut(&number)
         {
@@ -399,12 +469,12 @@ impl World {
 
     /// Takes what the replica wants sent and done.
     fn act(&mut self, number: usize) {
-        let wall = self.wall_of(number);
+        let (now, wall) = (self.time_of(number), self.wall_of(number));
         let Some(process) = self.processes.get_mut(&number) else { return };
         let waiting: Vec<MemberId> = process.node.woken();
         let actions = process.node.actions();
         for peer in waiting {
-            let messages = process.node.outgoing(peer, usize::MAX, usize::MAX);
+            let messages = process.node.outgoing(peer, usize::MAX, usize::MAX, now);
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
             if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
                 link.last = link.last.max(self.now + self.dice.random_range(1..=DELAY_MAX));
@@ -433,7 +503,7 @@ impl World {
                     let by_lease = outcome.by == By::Lease;
                     self.books.degraded += u64::from(outcome.by == By::Degraded);
                     self.books.by_lease += u64::from(by_lease);
-                    self.answered(number, ticket, outcome.decision.verdict.passes());
+                    self.answered(number, ticket.call, outcome.decision.verdict.passes());
                 }
                 Action::Hash(secret) => {
                     if let Some(process) = self.processes.get_mut(&number) {
@@ -451,6 +521,10 @@ impl World {
 
     /// The session cannot go on, for the other side has given it up.
     fn lose_session(&mut self, number: usize, gone: usize) {
+        if let Some(lost) = self.frozen.get_mut(&number) {
+            lost.push(gone);
+            return;
+        }
         let now = self.time_of(number);
         if !self.is_cut(number, gone)
             && let Some(process) = self.processes.get_mut(&number)
@@ -471,7 +545,7 @@ impl World {
             let able: Vec<usize> = self
                 .processes
                 .iter()
-                .filter(|(_, process)| answers(process))
+                .filter(|(number, process)| answers(process) && !self.frozen.contains_key(number))
                 .map(|(number, _)| *number)
                 .collect();
             if able.is_empty() {
@@ -496,7 +570,7 @@ impl World {
             Err(_) => {
                 let question = Question { key, limit, deed: Deed::Ask(Ask::Charge(1)), wish: 0 };
                 let wish = Wish { otherwise: OnOwnerUnavailable::LocalShare, lease: true };
-                process.node.ask(ticket, question, wish, now.plus(BUDGET), now);
+                process.node.ask(Ticket { call: ticket, check: 0 }, question, wish, now.plus(BUDGET), now);
                 self.act(number);
             }
         }

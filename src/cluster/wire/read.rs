@@ -1,6 +1,6 @@
 //! From the wire to messages.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use prost::bytes::Bytes;
 use serde::Deserialize;
@@ -10,8 +10,8 @@ use crate::{
     cluster::{
         MemberId,
         message::{
-            Copy, Deed, End, Hashing, Hello, Holder, Message, Origin, Question, Reply, Settlement, Slice,
-            Transfer, Version,
+            Charged, Copy, Deed, End, Hashing, Hello, Holder, Message, Origin, Question, Reply, Settlement,
+            Slice, Transfer, Version,
         },
         wire::{
             Malformed,
@@ -209,7 +209,9 @@ fn copy(copy: proto::Copy, now: Timestamp) -> Result<Copy, Unread> {
 }
 
 fn slice(slice: proto::Slice) -> Result<Slice, Unread> {
-    let proto::Slice { key, limit, lessee, number, left, life_nanos } = slice;
+    let proto::Slice { key, limit, lessee, number, left, life_nanos, charged_hits, charged_age_nanos } =
+        slice;
+    let age = Duration::from_nanos(charged_age_nanos);
     Ok(Slice {
         key: key.ok_or(Unread::Malformed("key"))?.into(),
         limit: written::<Limit>(&limit, "limit")?,
@@ -217,6 +219,7 @@ fn slice(slice: proto::Slice) -> Result<Slice, Unread> {
         number,
         left,
         life: Duration::from_nanos(life_nanos),
+        charged: NonZeroU64::new(charged_hits).map(|hits| Charged { hits, age }),
     })
 }
 

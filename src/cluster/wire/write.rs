@@ -169,7 +169,7 @@ impl Writer {
     }
 
     fn slice(&mut self, slice: &Slice) -> proto::Slice {
-        let Slice { key, limit, lessee, number, left, life } = slice;
+        let Slice { key, limit, lessee, number, left, life, charged } = slice;
         proto::Slice {
             key: Some((*key).into()),
             limit: self.put(limit),
@@ -177,6 +177,8 @@ impl Writer {
             number: *number,
             left: *left,
             life_nanos: nanos(*life),
+            charged_hits: charged.map_or(0, |charged| charged.hits.get()),
+            charged_age_nanos: charged.map_or(0, |charged| nanos(charged.age)),
         }
     }
 

@@ -1,6 +1,8 @@
 //! Hits that are lent to other replicas: they are kept apart from the counter, and counted as if they were taken
 //! at every moment until they are used or back.
 
+use std::collections::BTreeMap;
+
 use crate::{
     algorithm::{Ask, Counter, Decision, Limit},
     descriptor::Key,
@@ -84,6 +86,14 @@ impl Memory {
         });
         charged && self.unlend(key, used.hits)
     }
+
+    /// Takes back hits that [`Memory::charge_lent`] charged and that were not used after all, as far as they still
+    /// count. Says whether the slot is held.
+    pub fn return_lent(&self, key: Key, limit: &Limit, unused: Used, now: Timestamp) -> bool {
+        self.with_counter(key, limit, now, |counter| {
+            limit.return_taken(counter, unused.hits, unused.at.min(now), now);
+        })
+    }
 }
 
 impl Locked<'_> {
@@ -99,18 +109,17 @@ impl Locked<'_> {
         if checks.iter().all(|check| self.lent(memory, check.key) == 0) {
             return Ok(());
         }
-        let (mut copies, mut wanted): (Vec<(Key, Counter)>, _) = (Vec::new(), None);
+        let (mut copies, mut wanted): (BTreeMap<Key, Counter>, _) = (BTreeMap::new(), None);
         let mut each = |index: usize, deed: Deed| {
             let check = &checks[index];
-            let found = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
+            let copy = copies.entry(check.key).or_insert_with(|| {
                 let table = &self.tables[self.place(memory.slot(check.key))];
                 let fresh = || check.limit.fresh();
                 let mut copy = table.get(check.key).map_or_else(fresh, |cell| cell.counter(check.limit));
                 check.limit.cut_to_next_window(&mut copy, now);
-                copies.push((check.key, copy));
-                copies.len() - 1
+                copy
             });
-            let done = beside(self.lent(memory, check.key), deed, check, &mut copies[found].1, now);
+            let done = beside(self.lent(memory, check.key), deed, check, copy, now);
             if done.would_pass_alone {
                 wanted = wanted.or(Some(check.key));
             }

@@ -72,7 +72,7 @@ metrics! {
     UNKNOWN_DOMAINS: Counter "tollgate_unknown_domain_requests_total" []
         "Requests for a domain that no rule file has; they pass.";
     UNANSWERED: Counter "tollgate_unanswered_requests_total" ["reason"]
-        "Requests answered with an error: no_rules while none are loaded, joining while it is not known who counts, invalid where the request is at fault.";
+        "Requests answered with an error: no_rules while none are loaded, joining while it is not known who counts, overloaded where too many checks wait for other replicas, invalid where the request is at fault.";
     REQUEST_DURATION: Histogram "tollgate_request_duration_seconds" []
         "Time from a request read to its decision, without the wait for a turn in a queue; of those that a connection reads together, the mean.";
     QUEUE_WAITING: Gauge "tollgate_queue_waiting_requests" []

@@ -50,7 +50,7 @@ metrics! {
     SLICES_RECALLED: Counter "tollgate_cluster_slices_recalled_total" []
         "Times that it called them back.";
     SLICES_LOST: Counter "tollgate_cluster_slices_lost_total" []
-        "Parts that it never heard of again, and that count as used.";
+        "Parts whose borrower was not heard in time; they count as used until it is heard.";
     BACKED_UP: Counter "tollgate_cluster_backed_up_counters_total" []
         "Counters sent as backups to the replica that would hold them next.";
     BACKUPS_ARRIVED: Counter "tollgate_cluster_backups_arrived_total" []

@@ -199,8 +199,10 @@ prop_compose! {
         number in number(),
         left in number(),
         life in time(),
+        charged in prop::option::of((at_least_1(), time())),
     ) -> Slice {
-        Slice { key, limit, lessee, number, left, life }
+        let charged = charged.map(|(hits, age)| Charged { hits, age });
+        Slice { key, limit, lessee, number, left, life, charged }
     }
 }
 

@@ -81,6 +81,7 @@ fn transfer() -> Message {
         number: 3,
         left: 4,
         life: Duration::from_nanos(5),
+        charged: None,
     };
     let copy = Copy { version, contents: contents(), slices: vec![slice] };
     let origin = Origin { version: Version::default(), since: 1, contents: None };

@@ -83,6 +83,32 @@ fn limits_that_cannot_be_shared_and_memories_that_share_nothing_lend_nothing() {
     assert!(Memory::new(BYTES, OnFull::Deny).lend(key("one"), &window(9), 1, NOW).is_none());
 }
 
+proptest! {
+    #[test]
+    fn returned_hits_leave_at_most_what_was_never_charged(
+        limit in any_limit(),
+        before in 0..10_u64,
+        lent in 1..20_u64,
+        used in 0..20_u64,
+        pause in prop_oneof![Just(0), 0..3 * SECOND],
+    ) {
+        let used = used.min(lent);
+        let left_after = |charged: u64, returned: u64| {
+            let (memory, name) = (sharing(), key("one"));
+            charge(&memory, &limit, before, NOW).unwrap();
+            memory.charge_lent(name, &limit, Used { hits: charged, at: NOW }, NOW);
+            let then = NOW.plus(pause);
+            memory.return_lent(name, &limit, Used { hits: returned, at: NOW }, then);
+            memory.look(name, &limit, then).look.remaining
+        };
+        let (returned, never_charged) = (left_after(lent, lent - used), left_after(used, 0));
+        prop_assert!(returned <= never_charged);
+        if pause == 0 {
+            prop_assert_eq!(returned, never_charged);
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Ask(u64),

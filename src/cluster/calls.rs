@@ -1,0 +1,218 @@
+//! Calls of this replica's own callers whose checks are under way, and the bounds on them.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use crate::cluster::node::{Outcome, Ticket, Wish};
+
+/// The most checks of one call.
+pub(super) const CHECKS_OF_A_CALL_MAX: usize = 1_024;
+/// The most checks under way in all.
+pub(super) const CHECKS_MAX: usize = 32_768;
+/// One connection gets at most one part in so many of what the others leave, so none takes the room of all.
+const CONNECTION_PART: usize = 8;
+
+/// What became of the checks of a call, in their order.
+pub(super) type Outcomes = SmallVec<[Outcome; 1]>;
+
+/// Counts the checks of one connection that are under way in a cluster. Clones share the count.
+// Invariant: it changes only under the lock of `Calls`, so a load and a store are not interleaved with others.
+#[derive(Clone, Debug, Default)]
+pub struct OpenForwards(Arc<AtomicUsize>);
+
+/// A call, or its connection, or this replica has too many checks under way. Nothing of the call was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("too many checks are under way to other replicas")]
+pub struct Overloaded;
+
+/// Whether a call asks more after its present checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    Closes,
+    StaysOpen,
+}
+
+/// The calls that are open.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    open: FxHashMap<u64, OpenCall>,
+    begun: u64,
+    // Invariant: the sum of all open calls' checks.
+    checks: usize,
+}
+
+#[derive(Debug)]
+struct OpenCall {
+    checks: usize,
+    connection: OpenForwards,
+    round: Option<Round>,
+    then: Then,
+}
+
+/// Checks of a call that were asked together.
+#[derive(Debug)]
+struct Round {
+    outcomes: Outcomes,
+    unanswered: usize,
+    answer: oneshot::Sender<Outcomes>,
+}
+
+impl OpenForwards {
+    fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    fn set(&self, checks: usize) {
+        self.0.store(checks, Relaxed);
+    }
+}
+
+impl Calls {
+    /// Admits a call of so many checks. It is open until [`Calls::close`], or until a round that is its last is answered.
+    pub(super) fn open(&mut self, checks: usize, connection: &OpenForwards) -> Result<u64, Overloaded> {
+        let own = connection.get();
+        let of_others = self.checks - own;
+        let room = CHECKS_MAX.saturating_sub(of_others) / CONNECTION_PART;
+        if CHECKS_OF_A_CALL_MAX < checks || room < own + checks {
+            return Err(Overloaded);
+        }
+        self.checks += checks;
+        connection.set(own + checks);
+        self.begun += 1;
+        let connection = connection.clone();
+        self.open.insert(self.begun, OpenCall { checks, connection, round: None, then: Then::StaysOpen });
+        Ok(self.begun)
+    }
+
+    /// Begins a round of an open call: one check for each wish, at least one, numbered from 0.
+    pub(super) fn ask(
+        &mut self,
+        call: u64,
+        wishes: impl Iterator<Item = Wish>,
+        then: Then,
+    ) -> oneshot::Receiver<Outcomes> {
+        let (answer, answered) = oneshot::channel();
+        if let Some(open) = self.open.get_mut(&call) {
+            let outcomes: Outcomes = wishes.map(Outcome::nothing).collect();
+            let unanswered = outcomes.len();
+            (open.round, open.then) = (Some(Round { outcomes, unanswered, answer }), then);
+        }
+        answered
+    }
+
+    /// Notes what became of a check. The caller is told when all of its round are known.
+    pub(super) fn answered(&mut self, Ticket { call, check }: Ticket, outcome: Outcome) {
+        let Some(open) = self.open.get_mut(&call) else { return };
+        let Some(round) = &mut open.round else { return };
+        let Some(place) = round.outcomes.get_mut(check as usize) else { return };
+        *place = outcome;
+        round.unanswered -= 1;
+        if round.unanswered == 0 {
+            let ends = open.then == Then::Closes;
+            if let Some(Round { outcomes, answer, .. }) = open.round.take() {
+                // A caller that has gone away needs no answer.
+                let _ = answer.send(outcomes);
+            }
+            if ends {
+                self.end(call);
+            }
+        }
+    }
+
+    /// Ends a call, when what it has asked last is answered.
+    pub(super) fn close(&mut self, call: u64) {
+        match self.open.get_mut(&call) {
+            Some(OpenCall { round: Some(_), then, .. }) => *then = Then::Closes,
+            Some(OpenCall { round: None, .. }) => self.end(call),
+            None => {}
+        }
+    }
+
+    fn end(&mut self, call: u64) {
+        if let Some(OpenCall { checks, connection, .. }) = self.open.remove(&call) {
+            self.checks -= checks;
+            connection.set(connection.get() - checks);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::OnOwnerUnavailable;
+
+    const WISH: Wish = Wish { otherwise: OnOwnerUnavailable::Deny, lease: false };
+
+    fn ask(calls: &mut Calls, call: u64, checks: usize, then: Then) -> oneshot::Receiver<Outcomes> {
+        calls.ask(call, std::iter::repeat_n(WISH, checks), then)
+    }
+
+    fn answer(calls: &mut Calls, call: u64, checks: usize) {
+        for check in 0..checks {
+            calls.answered(Ticket { call, check: check as u32 }, Outcome::nothing(WISH));
+        }
+    }
+
+    #[test]
+    fn call_beyond_its_bound_is_refused_and_takes_no_room() {
+        let (mut calls, connection) = (Calls::default(), OpenForwards::default());
+        assert_eq!(calls.open(30_000, &connection), Err(Overloaded));
+        assert_eq!(calls.open(CHECKS_OF_A_CALL_MAX + 1, &connection), Err(Overloaded));
+        assert_eq!((calls.checks, connection.get()), (0, 0));
+        assert!(calls.open(CHECKS_OF_A_CALL_MAX, &connection).is_ok());
+    }
+
+    #[test]
+    fn connection_beyond_its_bound_is_refused_until_a_call_ends() {
+        let (mut calls, connection) = (Calls::default(), OpenForwards::default());
+        let open: Vec<u64> = std::iter::from_fn(|| calls.open(256, &connection).ok()).collect();
+        assert_eq!(open.len() * 256, CHECKS_MAX / CONNECTION_PART);
+        assert!(calls.open(256, &OpenForwards::default()).is_ok());
+
+        // Its caller goes away, but its checks are still under way.
+        drop(ask(&mut calls, open[0], 256, Then::StaysOpen));
+        calls.close(open[0]);
+        assert_eq!(calls.open(1, &connection), Err(Overloaded));
+        answer(&mut calls, open[0], 256);
+        assert!(calls.open(1, &connection).is_ok());
+    }
+
+    #[test]
+    fn room_that_greedy_connections_leave_goes_to_others() {
+        let mut calls = Calls::default();
+        let mut taken = Vec::new();
+        for _ in 0..500 {
+            let greedy = OpenForwards::default();
+            let open: Vec<u64> = std::iter::from_fn(|| calls.open(1, &greedy).ok()).collect();
+            taken.push((greedy, open));
+        }
+        assert!(calls.checks <= CHECKS_MAX);
+        for call in &taken[0].1[..100] {
+            calls.close(*call);
+        }
+        assert_eq!(calls.open(1, &taken[0].0), Err(Overloaded));
+        assert!(calls.open(1, &OpenForwards::default()).is_ok());
+    }
+
+    #[test]
+    fn call_is_answered_once_when_all_its_checks_are() {
+        let (mut calls, connection) = (Calls::default(), OpenForwards::default());
+        let call = calls.open(3, &connection).unwrap();
+        let mut answered = ask(&mut calls, call, 3, Then::StaysOpen);
+        answer(&mut calls, call, 2);
+        assert!(answered.try_recv().is_err());
+        calls.answered(Ticket { call, check: 2 }, Outcome::nothing(WISH));
+        assert_eq!(answered.try_recv().unwrap().len(), 3);
+
+        let mut answered = ask(&mut calls, call, 1, Then::Closes);
+        answer(&mut calls, call, 1);
+        assert_eq!(answered.try_recv().unwrap().len(), 1);
+        assert_eq!((calls.open.len(), calls.checks, connection.get()), (0, 0, 0));
+    }
+}

@@ -1,0 +1,149 @@
+//! Calls whose checks other replicas decide: how much work they are, and what bounds them.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tollgate::{
+    algorithm::{Ask, Classic, Decision, Limit, Window},
+    cluster::{self, Cluster, OpenForwards, Overloaded, Trust, Wish, link},
+    descriptor::{Entry, KeyText, Secret, SharedSecret},
+    rules::OnOwnerUnavailable,
+    store::{Check, Memory, OnFull, OnRefusal},
+    time::{Clock, SECOND},
+};
+
+use crate::harness::until;
+
+/// Longer than any check here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two replicas in this process, over real links.
+struct Pair {
+    asked: Cluster,
+    memories: [Arc<Memory>; 2],
+    _running: JoinSet<Result<(), link::Error>>,
+    _folder: TempDir,
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let secret = folder.path().join("secret");
+        std::fs::write(&secret, "a secret that two replicas share\n").unwrap();
+        let mut running = JoinSet::new();
+        let (mut clusters, mut memories, mut seeds) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let trust = Trust {
+                files: None,
+                secret_file: Some(secret.clone()),
+                poll_interval: Duration::from_secs(10),
+            };
+            let listen = "127.0.0.1:0".parse().unwrap();
+            let link = link::Settings { listen, advertise: None, seeds: seeds.clone(), trust };
+            let settings = cluster::Settings {
+                link,
+                forward_budget_max: PATIENCE,
+                backup_interval: None,
+                forget_after: Duration::from_secs(30),
+                lease_from: None,
+            };
+            let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());
+            let hashing = SharedSecret::from(Secret::random());
+            let bound = Cluster::bind(settings, memory.clone(), Vec::new(), hashing, Clock::system()).await;
+            let (cluster, listening) = bound.unwrap();
+            seeds.push(listening.address().to_string());
+            running.spawn(cluster.clone().run(listening));
+            cluster.joined().await;
+            clusters.push(cluster);
+            memories.push(memory);
+        }
+        let settled = |cluster: &Cluster| {
+            let figures = cluster.figures();
+            figures.members == 2 && figures.moving == 0
+        };
+        until(async || clusters.iter().all(settled).then_some(())).await;
+        let asked = clusters.swap_remove(0);
+        let memories = <[_; 2]>::try_from(memories).unwrap();
+        Self { asked, memories, _running: running, _folder: folder }
+    }
+
+    /// Decides a call of so many checks, each of a key of its own. Says how often its future was polled.
+    async fn decide(&self, checks: usize, connection: &OpenForwards) -> (Result<usize, Overloaded>, usize) {
+        let window = Window::of_nanos(1_000 * SECOND).unwrap();
+        let limit = Limit::Classic(Classic { limit: 10, window });
+        let secret = Secret::random();
+        let key = |number: u64| {
+            let (value, mut text) = (number.to_string(), KeyText::new("forwards"));
+            text.entry(Entry { key: "number", value: &value });
+            text.key(&limit.kind().bytes(), &secret)
+        };
+        let check = |number| Check {
+            key: key(number),
+            limit: &limit,
+            ask: Ask::Charge(1),
+            on_refusal: OnRefusal::TakeBack,
+        };
+        let asked: Vec<Check<'_>> = (0..checks as u64).map(check).collect();
+        let wishes = vec![Wish { otherwise: OnOwnerUnavailable::Deny, lease: false }; checks];
+        let refused = |decisions: &[Decision]| decisions.iter().any(|one| !one.verdict.passes());
+        let polls = AtomicUsize::new(0);
+        let mut deciding = pin!(self.asked.decide(&asked, &wishes, None, connection, refused));
+        let decided = poll_fn(|cx| {
+            polls.fetch_add(1, Relaxed);
+            deciding.as_mut().poll(cx)
+        })
+        .await;
+        let passed = decided.map(|afar| {
+            assert!(!afar.degraded.contains(&true));
+            afar.decisions.iter().filter(|one| one.verdict.passes()).count()
+        });
+        (passed, polls.into_inner())
+    }
+
+    fn counters(&self) -> usize {
+        self.memories.iter().map(|memory| memory.figures().live).sum()
+    }
+}
+
+#[tokio::test]
+async fn call_is_polled_once_a_round_however_many_checks_it_has() {
+    let pair = Pair::start().await;
+    for checks in [2, 256, 1_024] {
+        let (passed, polls) = pair.decide(checks, &OpenForwards::default()).await;
+        assert_eq!(passed, Ok(checks));
+        // At first, when all are looked at, and when all are charged.
+        assert!(polls <= 3, "{polls} polls for {checks} checks");
+    }
+}
+
+#[tokio::test]
+async fn call_beyond_its_bound_is_refused_and_charges_nothing() {
+    let pair = Pair::start().await;
+    let connection = OpenForwards::default();
+    let (refused, _) = pair.decide(30_000, &connection).await;
+    assert_eq!((refused, pair.counters()), (Err(Overloaded), 0));
+    let (passed, _) = pair.decide(256, &connection).await;
+    assert_eq!((passed, pair.counters()), (Ok(256), 256));
+}
+
+#[tokio::test]
+async fn calls_beyond_their_connections_bound_are_refused_and_others_are_not() {
+    let pair = Pair::start().await;
+    let (greedy, modest) = (OpenForwards::default(), OpenForwards::default());
+    let calls = (0..64).map(|_| pair.decide(256, &greedy));
+    let (answers, other) = tokio::join!(futures_util::future::join_all(calls), pair.decide(256, &modest));
+    assert_eq!(other.0, Ok(256));
+    let refused = answers.iter().filter(|(answer, _)| *answer == Err(Overloaded)).count();
+    assert_eq!(refused, 64 - 4_096 / 256);
+    let (again, _) = pair.decide(256, &greedy).await;
+    assert!(again.is_ok(), "what was under way is done");
+}
