@@ -30,6 +30,7 @@ mod member;
 mod message;
 mod metrics;
 mod node;
+mod protocol;
 mod seeds;
 #[cfg(test)]
 mod sim;
@@ -170,6 +171,11 @@ impl Cluster {
                 return;
             }
         }
+    }
+
+    /// Which other replicas reject links, if all links are rejected: see [`Links::rejected`].
+    pub fn rejected(&self) -> Option<String> {
+        self.0.links.rejected()
     }
 
     /// Who we are.

@@ -253,7 +253,8 @@ impl Server {
             links.spawn(replica.run());
         }
         let (reporter, health) = tonic_health::server::health_reporter();
-        chores.spawn(phase::report_health(reporter, phases.clone()));
+        let probe = phase::Probe { phase: phases.clone(), book: book.clone(), cluster: cluster.clone() };
+        chores.spawn(phase::report_health(reporter, probe.clone()));
         chores.spawn(crew.end());
 
         for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
@@ -261,7 +262,6 @@ impl Server {
         }
 
         let mut servers = JoinSet::new();
-        let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
         let routes = Routed::http(http::router(api.clone(), probe));
         servers.spawn(http.serve(routes, crew.hands(), phases.clone()));
         let sources = metrics::Sources {
@@ -320,7 +320,9 @@ async fn follow_wall(clock: Clock) {
     let mut ticks = interval(CLOCK_CHECK);
     loop {
         ticks.tick().await;
-        clock.follow_wall();
+        if let Some(comparison) = clock.compare_with_wall() {
+            clock.follow(&comparison);
+        }
     }
 }
 

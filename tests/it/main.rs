@@ -19,6 +19,7 @@ mod life;
 mod links;
 mod metrics;
 mod queue;
+mod readiness;
 mod reload;
 mod settings;
 mod tls;
