@@ -147,8 +147,19 @@ impl Clock {
     /// 1 % slower.
     pub fn follow(&self, comparison: &Comparison) {
         match &self.0 {
-            Source::System(clock) => clock.line.store(Arc::new(comparison.next)),
+            Source::System(clock) => clock.follow(comparison),
             Source::Manual(_) => {}
+        }
+    }
+
+    /// How often it has stepped by more than [`LEAD_MAX`]: forward, and back.
+    pub fn long_steps(&self) -> LongSteps {
+        match &self.0 {
+            Source::System(clock) => LongSteps {
+                forward: clock.steps_forward.load(Ordering::Relaxed),
+                back: clock.steps_back.load(Ordering::Relaxed),
+            },
+            Source::Manual(_) => LongSteps::default(),
         }
     }
 }
@@ -194,6 +205,15 @@ pub enum Step {
     Back(Duration),
 }
 
+/// How often a clock has stepped by more than [`LEAD_MAX`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LongSteps {
+    /// The wall clock jumped ahead, or the machine slept.
+    pub forward: u64,
+    /// The clock gave up a lead.
+    pub back: u64,
+}
+
 /// One reading of a clock, which also tells how long ago it was.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
@@ -232,6 +252,8 @@ struct SystemClock {
     line: ArcSwap<Line>,
     // Nanoseconds; 0 but in tests.
     wall_ahead: AtomicI64,
+    steps_forward: AtomicU64,
+    steps_back: AtomicU64,
 }
 
 /// Told time as a function of the monotonic clock, from one point on.
@@ -246,7 +268,12 @@ struct Line {
 impl SystemClock {
     fn start() -> Self {
         let line = Line { from: Instant::now(), told: wall(), slow: false };
-        Self { line: ArcSwap::from_pointee(line), wall_ahead: AtomicI64::new(0) }
+        Self {
+            line: ArcSwap::from_pointee(line),
+            wall_ahead: AtomicI64::new(0),
+            steps_forward: AtomicU64::new(0),
+            steps_back: AtomicU64::new(0),
+        }
     }
 
     fn wall(&self) -> Timestamp {
@@ -260,6 +287,15 @@ impl SystemClock {
     fn read(&self) -> Reading {
         let at = Instant::now();
         Reading { now: self.line.load().at(at), at: Some(at) }
+    }
+
+    fn follow(&self, comparison: &Comparison) {
+        match comparison.long_step() {
+            Some(Step::Forward(_)) => drop(self.steps_forward.fetch_add(1, Ordering::Relaxed)),
+            Some(Step::Back(_)) => drop(self.steps_back.fetch_add(1, Ordering::Relaxed)),
+            None => {}
+        }
+        self.line.store(Arc::new(comparison.next));
     }
 
     fn compare_with_wall(&self) -> Comparison {

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use crate::{
     descriptor::SharedSecret,
-    store::{Memory, Slot, Stored},
+    store::{Lead, Memory, Slot, Stored},
     time::{Clock, SECOND, Stopwatch, Timestamp},
 };
 
@@ -222,6 +222,11 @@ impl Cluster {
     /// The hash of the rules in force.
     pub fn rules_changed(&self, rules: u64) {
         self.0.with(|node, _| node.rules_changed(rules));
+    }
+
+    /// The clock of counters gives up a lead; the memory has been told.
+    pub fn give_up_lead(&self, lead: Lead) {
+        self.0.with(|node, _| node.give_up_lead(lead));
     }
 
     /// How the cluster looks from here.

@@ -18,7 +18,7 @@ use crate::{
     server::{Counters, ListenerFigures},
     store::Memory,
     telemetry::metrics::{self, Metric, Page, Process, cluster as shared},
-    time::Timestamp,
+    time::{Clock, LongSteps, Timestamp},
 };
 
 /// Whatever has something to tell.
@@ -29,6 +29,7 @@ pub(super) struct Sources {
     pub(super) limiter: Arc<limiter::Metrics>,
     pub(super) api: Arc<api::Metrics>,
     pub(super) listeners: Counters,
+    pub(super) clock: Clock,
 }
 
 /// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
@@ -114,6 +115,10 @@ impl Sources {
         evicted.sample(&["idle"], figures.evicted_idle);
         evicted.sample(&["unexpired"], figures.evicted_unexpired);
         page.single(metrics::COUNTERS_REFUSED, figures.refused_full);
+        let LongSteps { forward, back } = self.clock.long_steps();
+        let mut steps = page.family(metrics::CLOCK_STEPS);
+        steps.sample(&["forward"], forward);
+        steps.sample(&["back"], back);
     }
 
     fn rules(&self, page: &mut Page) {
@@ -248,6 +253,7 @@ mod tests {
             limiter: Arc::default(),
             api: Arc::default(),
             listeners: Counters::default(),
+            clock: Clock::manual(Timestamp::EPOCH),
         }
     }
 

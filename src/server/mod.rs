@@ -23,12 +23,12 @@ use crate::{
     limiter::{self, Limiter},
     rules::{Book, Ledger, Watcher},
     settings::{self, Address, Drain, Settings},
-    store,
+    store::{self, Lead, Memory},
     telemetry::{
         logs::Dial,
         traces::{self, Traces},
     },
-    time::Clock,
+    time::{Clock, Step},
 };
 
 mod body;
@@ -244,7 +244,7 @@ impl Server {
         chores.spawn(Watcher::new(settings.rules, clock.clone(), book.clone()).run(std::future::pending()));
         chores.spawn(store::sweep(memory.clone(), clock.clone()));
         chores.spawn(keeping.clone().write_often(clock.clone()));
-        chores.spawn(follow_wall(clock.clone()));
+        chores.spawn(follow_wall(clock.clone(), memory.clone(), cluster.clone()));
         if let Some(cluster) = cluster.clone() {
             chores.spawn(replica::tell_rules(cluster, book.clone()));
         }
@@ -270,6 +270,7 @@ impl Server {
             limiter: counted.clone(),
             api: api.metrics().clone(),
             listeners: counters,
+            clock: clock.clone(),
         };
         // Long pages hold up no caller.
         let here = Hands::default();
@@ -316,13 +317,30 @@ async fn listen(listener: &'static str, address: &Address, mode: u32) -> Result<
     listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
 }
 
-async fn follow_wall(clock: Clock) {
+/// Keeps the clock of counters with the system's, for as long as it is polled.
+async fn follow_wall(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
     let mut ticks = interval(CLOCK_CHECK);
     loop {
         ticks.tick().await;
-        if let Some(comparison) = clock.compare_with_wall() {
-            clock.follow(&comparison);
+        let Some(comparison) = clock.compare_with_wall() else { continue };
+        match comparison.long_step() {
+            Some(Step::Back(lead)) => {
+                let given_up = Lead { at: comparison.wall(), until: comparison.told() };
+                memory.give_up_lead(given_up);
+                if let Some(cluster) = &cluster {
+                    cluster.give_up_lead(given_up);
+                }
+                warn!(
+                    ?lead,
+                    "the system clock had jumped ahead and was put right: counters that lie ahead are cut"
+                );
+            }
+            Some(Step::Forward(by)) => {
+                warn!(?by, "the system clock has jumped ahead, and counters follow it")
+            }
+            None => {}
         }
+        clock.follow(&comparison);
     }
 }
 

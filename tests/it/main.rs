@@ -7,6 +7,7 @@ mod answers;
 mod bench;
 mod certificates;
 mod changes;
+mod clock;
 mod connections;
 mod counters;
 mod denials;
