@@ -72,19 +72,20 @@ pub fn unix_time(instant: Timestamp) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(instant.as_nanos() / SECOND))
 }
 
-/// The clock of the service, by which certificates of clients are judged too.
+/// The system's clock, by which all certificates are judged: what the service's own clock still leads by is not of
+/// the day that certificates are issued for.
 #[derive(Debug)]
-pub struct OurTime(Clock);
+pub struct SystemTime(Clock);
 
-impl OurTime {
-    /// What `clock` tells.
+impl SystemTime {
+    /// What `clock` reads of the system's clock.
     pub fn of(clock: Clock) -> Self {
         Self(clock)
     }
 }
 
-impl TimeProvider for OurTime {
+impl TimeProvider for SystemTime {
     fn current_time(&self) -> Option<UnixTime> {
-        Some(unix_time(self.0.now()))
+        Some(unix_time(self.0.wall()))
     }
 }

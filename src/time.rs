@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -16,6 +16,10 @@ pub const SECOND: u64 = 1_000_000_000;
 
 /// How much slower than real time a clock runs while the wall clock is behind it: 1 %.
 const SLOWER_BY: u64 = 100;
+
+/// A larger lead over the wall clock is given up at once: no real clock is corrected by that much, so the wall had
+/// jumped ahead and was put right.
+pub const LEAD_MAX: Duration = Duration::from_secs(60);
 
 /// An instant: nanoseconds since the Unix epoch. Reaches to the year 2554; arithmetic stops there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -105,6 +109,14 @@ impl Clock {
         }
     }
 
+    /// What the system's clock shows. Certificates are judged and issued by it: replicas and clients judge by theirs.
+    pub fn wall(&self) -> Timestamp {
+        match &self.0 {
+            Source::System(clock) => clock.wall(),
+            Source::Manual(_) => self.now(),
+        }
+    }
+
     /// Moves a manual clock to `now`; a system clock cannot be set and stays as it is.
     pub fn set(&self, now: Timestamp) {
         match &self.0 {
@@ -113,14 +125,93 @@ impl Clock {
         }
     }
 
-    /// Compares a system clock with the wall clock and follows it: at once where the wall is ahead, by
-    /// running 1 % slower where it is behind. To be called about ten times a second.
-    pub fn follow_wall(&self) {
+    /// Lets a system clock take the machine's wall clock for `nanos` ahead of what it shows (behind, if negative), as
+    /// if the machine's clock were set: for tests. A manual clock stays as it is.
+    pub fn set_wall_ahead(&self, nanos: i64) {
         match &self.0 {
-            Source::System(clock) => clock.follow_wall(),
+            Source::System(clock) => clock.wall_ahead.store(nanos, Ordering::SeqCst),
             Source::Manual(_) => {}
         }
     }
+
+    /// Compares a system clock with the wall clock. [`Clock::follow`] is to be called with the result, about ten
+    /// times a second. `None` for a manual clock.
+    pub fn compare_with_wall(&self) -> Option<Comparison> {
+        match &self.0 {
+            Source::System(clock) => Some(clock.compare_with_wall()),
+            Source::Manual(_) => None,
+        }
+    }
+
+    /// Follows the wall clock: at once where the wall is ahead or more than [`LEAD_MAX`] behind, otherwise by running
+    /// 1 % slower.
+    pub fn follow(&self, comparison: &Comparison) {
+        match &self.0 {
+            Source::System(clock) => clock.follow(comparison),
+            Source::Manual(_) => {}
+        }
+    }
+
+    /// How often it has stepped by more than [`LEAD_MAX`]: forward, and back.
+    pub fn long_steps(&self) -> LongSteps {
+        match &self.0 {
+            Source::System(clock) => LongSteps {
+                forward: clock.steps_forward.load(Ordering::Relaxed),
+                back: clock.steps_back.load(Ordering::Relaxed),
+            },
+            Source::Manual(_) => LongSteps::default(),
+        }
+    }
+}
+
+/// What a clock and the wall clock show at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Comparison {
+    told: Timestamp,
+    wall: Timestamp,
+    next: Line,
+}
+
+impl Comparison {
+    /// What the clock shows.
+    pub fn told(&self) -> Timestamp {
+        self.told
+    }
+
+    /// What the wall clock shows.
+    pub fn wall(&self) -> Timestamp {
+        self.wall
+    }
+
+    /// The step that the clock takes by following: only if it is longer than [`LEAD_MAX`].
+    pub fn long_step(&self) -> Option<Step> {
+        let (ahead, behind) = (self.told.since(self.wall), self.wall.since(self.told));
+        if LEAD_MAX < ahead {
+            Some(Step::Back(ahead))
+        } else if LEAD_MAX < behind {
+            Some(Step::Forward(behind))
+        } else {
+            None
+        }
+    }
+}
+
+/// A step of a clock, and how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The wall clock jumped ahead, or the machine slept.
+    Forward(Duration),
+    /// The clock gives up its lead over a wall clock that was put right.
+    Back(Duration),
+}
+
+/// How often a clock has stepped by more than [`LEAD_MAX`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LongSteps {
+    /// The wall clock jumped ahead, or the machine slept.
+    pub forward: u64,
+    /// The clock gave up a lead.
+    pub back: u64,
 }
 
 /// One reading of a clock, which also tells how long ago it was.
@@ -159,6 +250,10 @@ impl Stopwatch {
 #[derive(Debug)]
 struct SystemClock {
     line: ArcSwap<Line>,
+    // Nanoseconds; 0 but in tests.
+    wall_ahead: AtomicI64,
+    steps_forward: AtomicU64,
+    steps_back: AtomicU64,
 }
 
 /// Told time as a function of the monotonic clock, from one point on.
@@ -173,7 +268,16 @@ struct Line {
 impl SystemClock {
     fn start() -> Self {
         let line = Line { from: Instant::now(), told: wall(), slow: false };
-        Self { line: ArcSwap::from_pointee(line) }
+        Self {
+            line: ArcSwap::from_pointee(line),
+            wall_ahead: AtomicI64::new(0),
+            steps_forward: AtomicU64::new(0),
+            steps_back: AtomicU64::new(0),
+        }
+    }
+
+    fn wall(&self) -> Timestamp {
+        Timestamp(wall().0.saturating_add_signed(self.wall_ahead.load(Ordering::Relaxed)))
     }
 
     fn now(&self) -> Timestamp {
@@ -185,10 +289,19 @@ impl SystemClock {
         Reading { now: self.line.load().at(at), at: Some(at) }
     }
 
-    fn follow_wall(&self) {
+    fn follow(&self, comparison: &Comparison) {
+        match comparison.long_step() {
+            Some(Step::Forward(_)) => drop(self.steps_forward.fetch_add(1, Ordering::Relaxed)),
+            Some(Step::Back(_)) => drop(self.steps_back.fetch_add(1, Ordering::Relaxed)),
+            None => {}
+        }
+        self.line.store(Arc::new(comparison.next));
+    }
+
+    fn compare_with_wall(&self) -> Comparison {
         let line = **self.line.load();
-        let next = line.following(Instant::now(), wall());
-        self.line.store(Arc::new(next));
+        let (at, wall) = (Instant::now(), self.wall());
+        Comparison { told: line.at(at), wall, next: line.following(at, wall) }
     }
 }
 
@@ -201,7 +314,7 @@ impl Line {
     /// The line to go on with when the wall clock shows `wall` at the instant `monotonic`.
     fn following(&self, monotonic: Instant, wall: Timestamp) -> Self {
         let told = self.at(monotonic);
-        if told <= wall {
+        if told <= wall || LEAD_MAX < told.since(wall) {
             return Self { from: monotonic, told: wall, slow: false };
         }
         // Being slow for one more round must not overshoot: then the clock would swing around the wall's.
@@ -252,6 +365,38 @@ mod tests {
         }
         assert!(told.nanos_since(wall) <= SECOND / 100, "it has approached the wall");
         assert!(wall.nanos_since(told) <= SECOND / 100, "and does not fall behind it");
+    }
+
+    #[test]
+    fn clock_with_long_lead_gives_it_up_at_once() {
+        let from = Instant::now();
+        let line = Line { from, told: Timestamp(10 * HOUR), slow: false };
+        let minute = Timestamp(10 * HOUR).before(LEAD_MAX);
+        assert!(line.following(from, minute).slow, "a lead of a minute is approached");
+        let next = line.following(from, minute.minus(1));
+        assert_eq!((next.at(from), next.slow), (minute.minus(1), false));
+    }
+
+    #[test]
+    fn system_clock_follows_wall_that_jumps_and_is_put_right() {
+        const DAYS: i64 = 3 * 24 * HOUR as i64;
+        let clock = Clock::system();
+        let follow = || {
+            let comparison = clock.compare_with_wall().unwrap();
+            clock.follow(&comparison);
+            (comparison.long_step(), clock.wall().since(clock.now()), clock.now().since(clock.wall()))
+        };
+        let start = clock.now();
+        clock.set_wall_ahead(DAYS);
+        assert!(clock.now().since(start) < LEAD_MAX, "the wall alone is set");
+        let (step, ahead, behind) = follow();
+        assert!(matches!(step, Some(Step::Forward(_))), "{step:?}");
+        assert!(ahead < LEAD_MAX && behind < LEAD_MAX && LEAD_MAX < clock.now().since(start));
+        assert_eq!(follow().0, None);
+        clock.set_wall_ahead(0);
+        let (step, ahead, behind) = follow();
+        assert!(matches!(step, Some(Step::Back(_))), "{step:?}");
+        assert!(ahead < LEAD_MAX && behind < LEAD_MAX && clock.now().since(start) < LEAD_MAX);
     }
 
     #[test]

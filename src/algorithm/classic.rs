@@ -77,4 +77,8 @@ impl Algorithm for Classic {
     fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
         counter.absorb(other, &self.window, now, |_, _| 0);
     }
+
+    fn cut_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
+        counter.cut_ahead(&self.window, at, now);
+    }
 }

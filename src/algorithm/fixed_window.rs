@@ -124,4 +124,8 @@ impl Algorithm for FixedWindow {
     fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
         counter.absorb(other, &self.window, now, |count, turns| self.carried(count, turns));
     }
+
+    fn cut_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
+        counter.cut_ahead(&self.window, at, now);
+    }
 }

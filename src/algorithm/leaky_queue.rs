@@ -116,4 +116,9 @@ impl Algorithm for LeakyQueue {
     fn absorb(&self, counter: &mut PaceCounter, other: &PaceCounter, now: Timestamp) {
         counter.absorb(other, self.pace, now);
     }
+
+    fn cut_ahead(&self, counter: &mut PaceCounter, at: Timestamp, now: Timestamp) {
+        let places = self.burst.map_or(0, |burst| burst.saturating_add(1));
+        counter.cut_ahead(self.pace, self.pace.cost(places), at, now);
+    }
 }

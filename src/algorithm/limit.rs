@@ -347,6 +347,15 @@ macro_rules! dispatch {
                 }
             }
 
+            /// Cuts what `counter` has of a time that a clock gave up at `at`, not after `now`: see
+            /// [`Algorithm::cut_ahead`].
+            pub fn cut_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
+                match (self, counter) {
+                    $((Self::$limit(limit), Counter::$counter(counter)) => limit.cut_ahead(counter, at, now),)*
+                    _another_limits_counter => {}
+                }
+            }
+
             /// Adds what was consumed elsewhere.
             pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
                 match (self, counter, other) {

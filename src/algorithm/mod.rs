@@ -131,6 +131,11 @@ pub trait Algorithm {
 
     /// Adds what was consumed elsewhere.
     fn absorb(&self, counter: &mut Self::Counter, other: &Self::Counter, now: Timestamp);
+
+    /// Cuts what `counter` has of a time that a clock gave up at `at`, not after `now`: a window more than one ahead of
+    /// `now` becomes the next one after `at`, hits ahead of `now` are moved to `at`, and a debt that is larger than this
+    /// limit lets arise is cut to the largest at `at`. Frees nothing. A counter without such time stays as it is.
+    fn cut_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
 }
 
 impl<R> Decision<R> {

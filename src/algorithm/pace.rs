@@ -149,6 +149,13 @@ impl PaceCounter {
         self.owe(pace, at, debt);
     }
 
+    /// Owes `most` units at `at` where more than that is owed at `now`.
+    pub(crate) fn cut_ahead(&mut self, pace: Pace, most: u128, at: Timestamp, now: Timestamp) {
+        if most < self.debt(pace, now) {
+            self.owe(pace, at, most);
+        }
+    }
+
     /// What was owed more than `base` owed.
     pub(crate) fn since(&self, base: &Self, pace: Pace, now: Timestamp) -> Self {
         let mut since = *self;

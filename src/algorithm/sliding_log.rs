@@ -196,6 +196,14 @@ impl Algorithm for SlidingLog {
         }
         self.bound(counter);
     }
+
+    fn cut_ahead(&self, counter: &mut LogCounter, at: Timestamp, now: Timestamp) {
+        // The newest are the last.
+        if counter.entries.back().is_some_and(|newest| now < newest.at) {
+            let moved = |(instant, hits)| (if now < instant { at } else { instant }, hits);
+            *counter = LogCounter::of(counter.hits().map(moved));
+        }
+    }
 }
 
 impl LogCounter {

@@ -193,6 +193,12 @@ impl Algorithm for SlidingWindow {
             current: turned.current.saturating_add(other.current),
         };
     }
+
+    fn cut_ahead(&self, counter: &mut SlidingCounter, at: Timestamp, now: Timestamp) {
+        if self.end(self.span.start(now)) < counter.start {
+            counter.start = self.end(self.span.start(at));
+        }
+    }
 }
 
 impl SlidingCounter {

@@ -96,16 +96,25 @@ impl SteppedBucket {
         u64::try_from(level.missing).map_or(0, |missing| self.burst.saturating_sub(missing))
     }
 
+    /// The most tokens that are missing because of charges.
+    fn missing_max(&self) -> u128 {
+        match self.excess {
+            Excess::Refuse => self.burst.into(),
+            // Bounded, so that who stops asking is let in again: a second burst at most.
+            Excess::Count => u128::from(self.burst) * 2,
+            Excess::Overdraft(debt) => u128::from(self.burst) + u128::from(debt),
+        }
+    }
+
     /// Whether `hits` pass, and how many tokens are missing then.
     fn charge(&self, level: Level, hits: u64) -> (bool, u128) {
         let (left, missing) = (self.left(level), level.missing.saturating_add(hits.into()));
         match self.excess {
             _ if hits <= left => (true, missing),
             Excess::Refuse => (false, level.missing),
-            // Bounded, so that who stops asking is let in again: a second burst at most.
-            Excess::Count => (false, missing.min(u128::from(self.burst) * 2).max(level.missing)),
+            Excess::Count => (false, missing.min(self.missing_max()).max(level.missing)),
             Excess::Overdraft(_) if left == 0 => (false, level.missing),
-            Excess::Overdraft(debt) => (true, missing.min(u128::from(self.burst) + u128::from(debt))),
+            Excess::Overdraft(_) => (true, missing.min(self.missing_max())),
         }
     }
 }
@@ -179,5 +188,13 @@ impl Algorithm for SteppedBucket {
             // The later step: nothing comes back before it would have.
             (here, there) => Level { step: one.step.max(other.step), missing: here.saturating_add(there) },
         });
+    }
+
+    fn cut_ahead(&self, counter: &mut StepCounter, at: Timestamp, now: Timestamp) {
+        let most = self.missing_max();
+        if most < self.level(counter, now).missing {
+            // A step begins at `at`: the one that had begun is of another time.
+            *counter = self.counter(Level { step: at, missing: most });
+        }
     }
 }

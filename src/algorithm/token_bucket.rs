@@ -30,6 +30,16 @@ impl TokenBucket {
         self.pace.cost(self.burst).saturating_sub(debt)
     }
 
+    /// The largest debt that charges lead to, in units.
+    fn debt_max(&self) -> u128 {
+        match self.excess {
+            Excess::Refuse => self.pace.cost(self.burst),
+            // Bounded, so that who stops asking is let in again: a second burst at most.
+            Excess::Count => self.pace.cost(self.burst).saturating_mul(2),
+            Excess::Overdraft(most) => self.pace.cost(self.burst.saturating_add(most)),
+        }
+    }
+
     /// Whether `hits` pass when `debt` is owed, and what is owed then.
     fn charge(&self, debt: u128, hits: u64) -> (bool, u128) {
         let owed = debt.saturating_add(self.pace.cost(hits));
@@ -38,10 +48,9 @@ impl TokenBucket {
         }
         match self.excess {
             Excess::Refuse => (false, debt),
-            // Bounded, so that who stops asking is let in again: a second burst at most.
-            Excess::Count => (false, owed.min(self.pace.cost(self.burst).saturating_mul(2)).max(debt)),
+            Excess::Count => (false, owed.min(self.debt_max()).max(debt)),
             Excess::Overdraft(_) if self.left(debt) < self.pace.cost(1) => (false, debt),
-            Excess::Overdraft(most) => (true, owed.min(self.pace.cost(self.burst.saturating_add(most)))),
+            Excess::Overdraft(_) => (true, owed.min(self.debt_max())),
         }
     }
 
@@ -105,5 +114,9 @@ impl Algorithm for TokenBucket {
 
     fn absorb(&self, counter: &mut PaceCounter, other: &PaceCounter, now: Timestamp) {
         counter.absorb(other, self.pace, now);
+    }
+
+    fn cut_ahead(&self, counter: &mut PaceCounter, at: Timestamp, now: Timestamp) {
+        counter.cut_ahead(self.pace, self.debt_max(), at, now);
     }
 }

@@ -151,6 +151,13 @@ impl WindowCounter {
         }
     }
 
+    /// Makes a window more than one ahead of `now` the next one after `at`.
+    pub(crate) fn cut_ahead(&mut self, window: &Window, at: Timestamp, now: Timestamp) {
+        if window.end(window.start(now), 0) < self.start {
+            self.start = window.end(window.start(at), 0);
+        }
+    }
+
     /// What counts now and came after `base`.
     pub(crate) fn since(
         &self,

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::{
     descriptor::SharedSecret,
-    store::{Memory, Slot, Stored},
+    store::{Lead, Memory, Slot, Stored},
     time::{Clock, SECOND, Stopwatch, Timestamp},
 };
 
@@ -30,6 +30,7 @@ mod member;
 mod message;
 mod metrics;
 mod node;
+mod protocol;
 mod seeds;
 #[cfg(test)]
 mod sim;
@@ -173,6 +174,11 @@ impl Cluster {
         }
     }
 
+    /// Which other replicas reject links, if all links are rejected: see [`Links::rejected`].
+    pub fn rejected(&self) -> Option<String> {
+        self.0.links.rejected()
+    }
+
     /// Who we are.
     pub fn me(&self) -> MemberId {
         self.0.links.me()
@@ -217,6 +223,11 @@ impl Cluster {
     /// The hash of the rules in force.
     pub fn rules_changed(&self, rules: u64) {
         self.0.with(|node, _| node.rules_changed(rules));
+    }
+
+    /// The clock of counters gives up a lead; the memory has been told.
+    pub fn give_up_lead(&self, lead: Lead) {
+        self.0.with(|node, _| node.give_up_lead(lead));
     }
 
     /// How the cluster looks from here.

@@ -21,7 +21,7 @@ use crate::{
         logs::Dial,
         metrics::{self, Metric, Page, Process, cluster as shared},
     },
-    time::Timestamp,
+    time::{Clock, LongSteps, Timestamp},
 };
 
 /// Whatever has something to tell.
@@ -34,6 +34,7 @@ pub(super) struct Sources {
     pub(super) listeners: Counters,
     pub(super) budgets: Budgets,
     pub(super) logs: Dial,
+    pub(super) clock: Clock,
 }
 
 /// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
@@ -127,6 +128,10 @@ impl Sources {
         evicted.sample(&["idle"], figures.evicted_idle);
         evicted.sample(&["unexpired"], figures.evicted_unexpired);
         page.single(metrics::COUNTERS_REFUSED, figures.refused_full);
+        let LongSteps { forward, back } = self.clock.long_steps();
+        let mut steps = page.family(metrics::CLOCK_STEPS);
+        steps.sample(&["forward"], forward);
+        steps.sample(&["back"], back);
     }
 
     fn rules(&self, page: &mut Page) {
@@ -264,6 +269,7 @@ mod tests {
             listeners: Counters::default(),
             budgets: Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
             logs: Dial::default(),
+            clock: Clock::manual(Timestamp::EPOCH),
         }
     }
 

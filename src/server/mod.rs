@@ -18,12 +18,12 @@ use crate::{
     limiter::{self, Limiter},
     rules::{Book, Ledger, Watcher},
     settings::{self, Address, Drain, Settings},
-    store,
+    store::{self, Lead, Memory},
     telemetry::{
         logs::Dial,
         traces::{self, Traces},
     },
-    time::Clock,
+    time::{Clock, Step},
 };
 
 mod body;
@@ -288,7 +288,7 @@ impl Server {
         chores.spawn(Watcher::new(settings.rules, clock.clone(), book.clone()).run(std::future::pending()));
         chores.spawn(store::sweep(memory.clone(), clock.clone()));
         chores.spawn(keeping.clone().write_often(clock.clone()));
-        chores.spawn(follow_wall(clock.clone()));
+        chores.spawn(follow_wall(clock.clone(), memory.clone(), cluster.clone()));
         if let Some(cluster) = cluster.clone() {
             chores.spawn(replica::tell_rules(cluster, book.clone()));
         }
@@ -297,7 +297,8 @@ impl Server {
             links.spawn(replica.run());
         }
         let (reporter, health) = tonic_health::server::health_reporter();
-        chores.spawn(phase::report_health(reporter, phases.clone()));
+        let probe = phase::Probe { phase: phases.clone(), book: book.clone(), cluster: cluster.clone() };
+        chores.spawn(phase::report_health(reporter, probe.clone()));
         chores.spawn(crew.end());
 
         for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
@@ -305,7 +306,6 @@ impl Server {
         }
 
         let mut servers = JoinSet::new();
-        let probe = phase::Probe { phase: phases.clone(), book: book.clone() };
         let seats = settings.http.max_connections;
         let calls_max = seats - seats.div_ceil(SEATS_FOR_PROBES).min(seats - 1);
         let routes = Routed::http(http::router(api.clone(), probe, reader, calls_max));
@@ -318,6 +318,7 @@ impl Server {
             listeners: counters,
             budgets: grpc.budgets.clone(),
             logs,
+            clock: clock.clone(),
         };
         let page = metrics::router(cluster.clone(), sources);
         servers.spawn(metrics.serve(Routed::http(page), crew.page_hands(), phases.clone()));
@@ -362,11 +363,30 @@ async fn listen(listener: &'static str, address: &Address, mode: u32) -> Result<
     listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
 }
 
-async fn follow_wall(clock: Clock) {
+/// Keeps the clock of counters with the system's, for as long as it is polled.
+async fn follow_wall(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
     let mut ticks = interval(CLOCK_CHECK);
     loop {
         ticks.tick().await;
-        clock.follow_wall();
+        let Some(comparison) = clock.compare_with_wall() else { continue };
+        match comparison.long_step() {
+            Some(Step::Back(lead)) => {
+                let given_up = Lead { at: comparison.wall(), until: comparison.told() };
+                memory.give_up_lead(given_up);
+                if let Some(cluster) = &cluster {
+                    cluster.give_up_lead(given_up);
+                }
+                warn!(
+                    ?lead,
+                    "the system clock had jumped ahead and was put right: counters that lie ahead are cut"
+                );
+            }
+            Some(Step::Forward(by)) => {
+                warn!(?by, "the system clock has jumped ahead, and counters follow it")
+            }
+            None => {}
+        }
+        clock.follow(&comparison);
     }
 }
 

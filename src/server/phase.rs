@@ -1,11 +1,15 @@
 //! What the process is doing with its life.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tonic_health::{ServingStatus, server::HealthReporter};
+use tracing::{info, warn};
 
-use crate::{api::http::Readiness, rules::Book};
+use crate::{api::http::Readiness, cluster::Cluster, rules::Book};
+
+/// How often the links to other replicas are looked at.
+const LINKS_CHECK: Duration = Duration::from_millis(250);
 
 /// The names under which the health service tells of us; empty is the server as a whole.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
@@ -28,11 +32,24 @@ pub enum Phase {
 pub(super) struct Probe {
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) book: Arc<Book>,
+    pub(super) cluster: Option<Cluster>,
+}
+
+impl Probe {
+    /// Which other replicas reject links, if all links are rejected. Then this replica and the others would each admit
+    /// whole limits.
+    fn rejected(&self) -> Option<String> {
+        self.cluster.as_ref().and_then(Cluster::rejected)
+    }
 }
 
 impl Readiness for Probe {
     fn ready(&self) -> Result<(), String> {
-        match *self.phase.borrow() {
+        let phase = *self.phase.borrow();
+        if let (Phase::Starting | Phase::Serving, Some(peers)) = (phase, self.rejected()) {
+            return Err(format!("every link to another replica is rejected: {peers}\n"));
+        }
+        match phase {
             Phase::Starting if self.book.snapshot().is_some() => {
                 Err("still joining the cluster\n".to_owned())
             }
@@ -53,21 +70,40 @@ pub(super) async fn reached(mut phases: watch::Receiver<Phase>, phase: Phase) {
 }
 
 /// Keeps the health service true, for as long as it is polled.
-pub(super) async fn report_health(reporter: HealthReporter, mut phases: watch::Receiver<Phase>) {
+pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
+    let mut reported = None;
     loop {
-        let phase = *phases.borrow_and_update();
-        for name in HEALTH_NAMES {
-            match phase {
-                Phase::Starting | Phase::Draining => {
-                    reporter.set_service_status(name, ServingStatus::NotServing).await;
+        let phase = *probe.phase.borrow_and_update();
+        let rejected = probe.rejected();
+        if reported != Some((phase, rejected.is_some())) {
+            report(&reporter, phase, rejected.is_some()).await;
+            match &rejected {
+                Some(peers) => warn!(peers, "not ready: every link to another replica is rejected"),
+                None if reported.is_some_and(|(_, rejected)| rejected) => {
+                    info!("no longer are all links to other replicas rejected");
                 }
-                Phase::Serving => reporter.set_service_status(name, ServingStatus::Serving).await,
-                // Forgotten, so that streams which watch it end and hold nobody up.
-                Phase::Stopping => reporter.clone().clear_service_status(name).await,
+                None => {}
             }
+            reported = Some((phase, rejected.is_some()));
         }
-        if phases.changed().await.is_err() {
+        if let Ok(Err(_)) = timeout(LINKS_CHECK, probe.phase.changed()).await {
             return;
+        }
+    }
+}
+
+async fn report(reporter: &HealthReporter, phase: Phase, rejected: bool) {
+    for name in HEALTH_NAMES {
+        match phase {
+            Phase::Starting | Phase::Draining => {
+                reporter.set_service_status(name, ServingStatus::NotServing).await;
+            }
+            Phase::Serving if rejected => {
+                reporter.set_service_status(name, ServingStatus::NotServing).await;
+            }
+            Phase::Serving => reporter.set_service_status(name, ServingStatus::Serving).await,
+            // Forgotten, so that streams which watch it end and hold nobody up.
+            Phase::Stopping => reporter.clone().clear_service_status(name).await,
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::{task, time::sleep};
 use tracing::{error, info};
 
 use crate::{
-    certificates::{OurTime, certificates, contents, told, unix_time, valid_until},
+    certificates::{SystemTime, certificates, contents, told, unix_time, valid_until},
     server::counters::{ListenerCounters, count},
     settings::{self, Name},
     time::Clock,
@@ -162,7 +162,7 @@ impl Reader<'_> {
 
         let chain = certificates(&material.cert).map_err(bad_cert)?;
         let own = chain.first().ok_or_else(|| bad_cert("there is no certificate in it".to_owned()))?;
-        let ends = valid_until(own, unix_time(self.clock.now())).map_err(bad_cert)?;
+        let ends = valid_until(own, unix_time(self.clock.wall())).map_err(bad_cert)?;
         let der = PrivateKeyDer::from_pem_slice(&material.key)
             .map_err(|error| bad_key(format!("there is no key in it that can be read: {error}")))?;
         let pair = CertifiedKey::from_der(chain, der, &provider).map_err(|error| match error {
@@ -172,10 +172,12 @@ impl Reader<'_> {
             error => bad_key(error.to_string()),
         })?;
 
-        let builder =
-            ServerConfig::builder_with_details(provider.clone(), Arc::new(OurTime::of(self.clock.clone())))
-                .with_safe_default_protocol_versions()
-                .map_err(|error| bad_cert(error.to_string()))?;
+        let builder = ServerConfig::builder_with_details(
+            provider.clone(),
+            Arc::new(SystemTime::of(self.clock.clone())),
+        )
+        .with_safe_default_protocol_versions()
+        .map_err(|error| bad_cert(error.to_string()))?;
         let builder = match self.client_verifier(material, provider)? {
             None => builder.with_no_client_auth(),
             Some(verifier) => builder.with_client_cert_verifier(verifier),
@@ -199,7 +201,7 @@ impl Reader<'_> {
         let mut why_not = "there is no certificate in it".to_owned();
         for authority in certificates(pem).map_err(bad)? {
             // One that has ended may stand beside its successor.
-            match valid_until(&authority, unix_time(self.clock.now())) {
+            match valid_until(&authority, unix_time(self.clock.wall())) {
                 Ok(_) => roots.add(authority).map_err(|error| bad(error.to_string()))?,
                 Err(why) => why_not = why,
             }

@@ -12,7 +12,7 @@ use crate::{
 mod ask;
 mod wire;
 
-pub(super) use wire::Read;
+pub(super) use wire::{Age, Read, put};
 
 /// Nanoseconds in a millisecond.
 const MILLISECOND: u64 = 1_000_000;
@@ -143,9 +143,9 @@ impl Cell {
         }
     }
 
-    /// Where it comes from a clock that is ahead, makes it one of the next window at the latest. (A clock that is
-    /// behind, or less ahead, does no harm.)
-    pub(super) fn cut_to_next_window(&mut self, limit: &Limit, now: Timestamp) {
+    /// Cuts it where it lies ahead of `now`. A window may come from a replica whose clock is ahead; then it becomes the
+    /// next one. Debts and hits travel as ages, so they lie ahead only where this clock gave up a lead, at `given_up`.
+    pub(super) fn cut_ahead(&mut self, limit: &Limit, given_up: Option<Timestamp>, now: Timestamp) {
         let far = |end: Timestamp, nanos| nanos < end.nanos_since(now);
         // Cheap to tell, and true of all that are ahead.
         let may_be_ahead = match self {
@@ -153,16 +153,16 @@ impl Cell {
             Self::Sliding { until, .. } => {
                 limit.span().is_some_and(|span| far(until.timestamp(), 2 * span.nanos()))
             }
-            Self::Pace { .. } | Self::Step { .. } => false,
+            Self::Pace { .. } | Self::Step { .. } => given_up.is_some(),
             Self::Large(large) => match &large.counter {
                 Counter::Window(counter) => far(counter.start, 0),
                 Counter::Sliding(counter) => far(counter.start, 0),
-                Counter::Log(_) | Counter::Pace(_) | Counter::Step(_) => false,
+                Counter::Log(_) | Counter::Pace(_) | Counter::Step(_) => given_up.is_some(),
             },
         };
         if may_be_ahead {
             self.update(limit, |counter| {
-                limit.cut_to_next_window(counter, now);
+                limit.cut_ahead(counter, given_up.unwrap_or(now), now);
                 limit.decide(counter, now, Ask::Look)
             });
         }

@@ -12,7 +12,7 @@ use crate::{
     store::{
         budget::{Budget, Taken},
         cell::Cell,
-        memory::KeyHasher,
+        memory::{KeyHasher, Lead},
         table::Table,
     },
     time::Timestamp,
@@ -33,6 +33,8 @@ pub struct Contents {
     gone: HashSet<Key, BuildHasherDefault<KeyHasher>>,
     extras: Extras,
     unknown: Unknown,
+    // Of the clock that its instants are of: some may lie ahead of it.
+    lead: Option<Lead>,
     taken: Taken,
 }
 
@@ -118,6 +120,16 @@ impl Contents {
         self.len() == 0 && self.extras.is_empty() && self.gone.is_empty()
     }
 
+    /// The same, from a memory with this lead in force.
+    pub(super) fn with_lead(self, lead: Option<Lead>) -> Self {
+        Self { lead, ..self }
+    }
+
+    /// The lead because of which some of its instants may lie ahead.
+    pub(super) fn lead(&self) -> Option<Lead> {
+        self.lead
+    }
+
     /// Takes in what has changed: a counter that is in `changes` replaces the one here, with all that it has still
     /// to absorb, and one that is gone goes. A copy of everything replaces everything.
     pub fn merge(&mut self, changes: Self) {
@@ -139,6 +151,10 @@ impl Contents {
         self.counters.extend(changes.counters);
         self.extras.by_key.extend(changes.extras.by_key);
         self.unknown.extend(changes.unknown);
+        self.lead = match (self.lead, changes.lead) {
+            (Some(one), Some(other)) => Some(one.and(other)),
+            (one, other) => one.or(other),
+        };
         if self.extent == Extent::Some {
             self.gone.extend(changes.gone);
         }
@@ -185,6 +201,7 @@ impl Contents {
             extra.cell = earlier(extra.cell.clone());
             extra.base = extra.base.take().map(earlier);
         }
+        self.lead = self.lead.map(|lead| lead.earlier(back));
         self
     }
 

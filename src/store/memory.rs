@@ -2,10 +2,7 @@
 
 use std::{
     hash::Hasher,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -25,6 +22,7 @@ use crate::{
 
 mod alone;
 mod by_hand;
+mod caution;
 mod deeds;
 mod lending;
 mod settle;
@@ -33,8 +31,10 @@ mod tenure;
 
 pub use alone::Alone;
 pub use by_hand::{Kept, Rehearsal, Replaced};
+pub use caution::Lead;
 pub use lending::Used;
 
+use caution::Caution;
 use lending::beside;
 use settle::{Deed, settle};
 use tenure::{Tenure, Tenures};
@@ -51,8 +51,7 @@ pub struct Memory {
     tables: Box<[Guarded]>,
     // Where slots are shared with others.
     tenures: Option<Tenures>,
-    // Whether what is held is not to be relied upon for now.
-    distrusted: AtomicBool,
+    caution: Caution,
     means: Means,
     on_full: OnFull,
     refused_full: Tally,
@@ -121,7 +120,7 @@ impl Memory {
         Self {
             tables: (0..slots).map(|_| Guarded::default()).collect(),
             tenures: None,
-            distrusted: AtomicBool::new(false),
+            caution: Caution::default(),
             means,
             on_full,
             refused_full: Tally::default(),
@@ -158,6 +157,7 @@ impl Memory {
 
     /// Keeps counters of a former process, as many as there is memory for.
     pub(super) fn restore(&self, contents: Contents, now: Timestamp) {
+        self.take_in_lead(&contents, now);
         for (key, cell) in contents.into_counters().filter(|(_, cell)| now < cell.idle_at()) {
             self.insert(&mut self.table(self.slot(key)), key, cell, now);
         }
@@ -177,7 +177,7 @@ impl Memory {
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<Decisions, Elsewhere> {
-        if self.distrusted.load(Ordering::Relaxed)
+        if self.caution.flags().distrust()
             && let Some(check) = checks.first()
         {
             return Err(Elsewhere::Slot(self.slot(check.key)));
@@ -210,7 +210,7 @@ impl Memory {
     ) -> (Decision, bool) {
         if let Some(cell) = table.get_mut(key) {
             let before = cell.heap_bytes();
-            cell.cut_to_next_window(limit, now);
+            cell.cut_ahead(limit, self.lead_given_up_at(now), now);
             let decision = cell.update(limit, decide);
             self.means.budget.change(before, cell.heap_bytes());
             return (decision, true);
@@ -235,6 +235,31 @@ impl Memory {
         kept
     }
 
+    /// A clock gives up a lead: from the next decision on, each counter is cut where it lies ahead. To be called before
+    /// any `now` of the clock that was put right.
+    pub fn give_up_lead(&self, lead: Lead) {
+        self.caution.add_lead(lead);
+    }
+
+    /// When a lead that is in force was given up, if one is.
+    fn lead_given_up_at(&self, now: Timestamp) -> Option<Timestamp> {
+        self.caution.lead().map(|lead| lead.at.min(now))
+    }
+
+    /// Counters may come from a replica whose clock gave up a lead.
+    fn take_in_lead(&self, contents: &Contents, now: Timestamp) {
+        if let Some(lead) = contents.lead().filter(|lead| now < lead.until) {
+            self.caution.add_lead(lead);
+        }
+    }
+
+    /// A copy of what is kept in a cell, cut where it lies ahead.
+    fn copy(&self, cell: &Cell, limit: &Limit, now: Timestamp) -> Counter {
+        let mut cell = cell.clone();
+        cell.cut_ahead(limit, self.lead_given_up_at(now), now);
+        cell.counter(limit)
+    }
+
     /// Takes the locks of all slots that these checks need, each once and in order.
     fn lock(&self, checks: &[Check<'_>]) -> Locked<'_> {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
@@ -254,6 +279,7 @@ impl Memory {
 
     /// Forgets what is idle in one of the parts, and gives memory back that it no longer needs.
     fn sweep_part(&self, number: usize, now: Timestamp) {
+        self.caution.end_lead(now);
         for slot in self.each_slot().skip(number).step_by(PARTS) {
             self.sweep_slot(slot, now);
         }

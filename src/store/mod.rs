@@ -21,7 +21,7 @@ mod table;
 pub use budget::BYTES_MIN;
 pub use contents::{Changes, Contents, Extras, Unreadable};
 pub use keeping::{Epochs, Keeping, Settings};
-pub use memory::{Alone, Elsewhere, Figures, Kept, Memory, Rehearsal, Replaced, Used, sweep};
+pub use memory::{Alone, Elsewhere, Figures, Kept, Lead, Memory, Rehearsal, Replaced, Used, sweep};
 pub use slot::{SLOTS, Slot};
 pub use snapshot::{SnapshotError, Stored};
 

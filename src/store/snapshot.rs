@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// What a snapshot begins with: its format and the version of it.
-const MAGIC: [u8; 16] = *b"tollgate snap 03";
+const MAGIC: [u8; 16] = *b"tollgate snap 04";
 
 /// Why a snapshot is not used.
 #[derive(Debug, thiserror::Error)]

@@ -23,7 +23,7 @@ def test_a_lone_replica_is_a_cluster_of_one_also_where_its_seeds_lead_nowhere(ma
         assert [callers.ask(replica.grpc, by(USER, hits=4)).passes for _ in range(3)] == [True, True, False]
 
 
-def test_without_the_secret_a_replica_is_not_let_in_and_both_go_on_by_themselves(start_cluster, make_cluster, callers):
+def test_replica_with_another_secret_is_not_let_in_and_not_ready(start_cluster, make_cluster, callers):
     cluster = start_cluster(2)
     secret = cluster.folder / "other.secret"
     secret.write_text(OTHER_SECRET)
@@ -31,11 +31,14 @@ def test_without_the_secret_a_replica_is_not_let_in_and_both_go_on_by_themselves
 
     stranger = cluster.launch(secret=secret)
     cluster.replicas.remove(stranger)
-    stranger.await_ready()
     inside = cluster.replicas[0]
     eventually("it is refused", lambda: cluster.total("tollgate_cluster_links_refused_total") > 0)
+    eventually("it says why", lambda: "(untrusted)" in stranger.call(stranger.http, "/readyz").body)
+    assert stranger.call(stranger.http, "/readyz").code == 503
+    assert all(replica.ready() for replica in cluster.replicas)
+    eventually("it counts by itself", lambda: len(stranger.serving()) == 1)
 
-    assert inside.serving() == members and len(stranger.serving()) == 1
+    assert inside.serving() == members
     assert callers.ask(inside.grpc, by(USER, hits=10)).passes
     assert callers.ask(stranger.grpc, by(USER)).remaining == (9,), "it was told nothing"
 
@@ -170,15 +173,17 @@ def test_a_bad_setting_refuses_to_start_and_is_named(rule_file, tmp_path, what):
     assert named in done.stderr + done.stdout, done.stderr
 
 
-def test_a_secret_that_is_too_short_refuses_to_start(rule_file, tmp_path):
+@pytest.mark.parametrize("text", ["short", "aaaaaaaaaaaaaaaa"])
+def test_a_secret_that_is_easily_guessed_refuses_to_start(rule_file, tmp_path, text):
     secret = tmp_path / "secret"
-    secret.write_text("short")
+    secret.write_text(text)
 
     cluster = ["--cluster-listen", f"{LOOPBACK}:0", "--cluster-secret-file", secret]
     done = run("serve", "--rules", rule_file("domain: edge"), *cluster)
 
     assert done.returncode == 1
     assert "at least 16 bytes" in done.stdout + done.stderr
+    assert "openssl rand -base64 32" in done.stdout + done.stderr
 
 
 def test_settings_of_a_cluster_without_its_address_are_an_error(rule_file):

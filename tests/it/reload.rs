@@ -278,7 +278,7 @@ async fn errors_are_counted_from_0_and_once_for_each_content() {
 }
 
 /// The lines logged while it lives, by this thread.
-struct Log {
+pub struct Log {
     lines: Arc<Mutex<Vec<u8>>>,
     // While there are several, threads that log nothing cannot declare an event uninteresting for all.
     _other: tracing::Dispatch,
@@ -298,7 +298,7 @@ impl std::io::Write for Lines {
 }
 
 impl Log {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let writer = lines.clone();
         let subscriber =
@@ -309,7 +309,7 @@ impl Log {
         Self { lines, _other, _guard }
     }
 
-    fn take(&self) -> Vec<String> {
+    pub fn take(&self) -> Vec<String> {
         let bytes = std::mem::take(&mut *self.lines.lock().unwrap());
         String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
     }

@@ -118,6 +118,11 @@ prop_compose! {
     }
 }
 
+/// A time from nothing to two days.
+pub(super) fn any_pause() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), 0..SECOND, 0..100 * SECOND, 0..50 * HOUR]
+}
+
 /// Asks one after another, each some time after the one before.
 pub(super) fn history() -> impl Strategy<Value = (Timestamp, Vec<(u64, Ask)>)> {
     let pause = prop_oneof![3 => Just(0), 3 => 0..SECOND, 2 => 0..100 * SECOND, 1 => 0..50 * HOUR];

@@ -158,6 +158,42 @@ pub(super) fn time_that_goes_back_frees_nothing<A: Law>(
     }
 }
 
+/// A clock was ahead when a history happened, and went on from `at` when it gave up that lead. Then a counter that is
+/// cut lets no more pass, at any time later, than one of a clock that went on as before; and it locks no key out for
+/// longer than an allowance that is used up right now, and a window.
+pub(super) fn lead_given_up_frees_nothing_and_locks_out_for_a_window<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    lead: u64,
+    pauses: [u64; 2],
+) {
+    let (counter, shown) = after(&limit, &history);
+    let at = shown.minus(lead);
+    let (asked, later) = (at.plus(pauses[0]), at.plus(pauses[0]).plus(pauses[1]));
+    let mut cut = counter.clone();
+    limit.cut_ahead(&mut cut, at, asked);
+    let on = |instant: Timestamp| shown.plus(instant.nanos_since(at));
+    for now in [asked, later] {
+        assert!(remaining(&limit, &cut, now) <= remaining(&limit, &counter, on(now)), "it frees nothing");
+    }
+    if !matches!(limit.excess(), Excess::Overdraft(_) | Excess::Count) {
+        assert!(limit.idle_at(&cut) <= limit.refilled_at(asked), "it locks out for no longer");
+    }
+}
+
+/// Where no time was given up there is nothing to cut.
+pub(super) fn counter_with_nothing_ahead_is_not_cut<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Ask)>),
+    pauses: [u64; 2],
+) {
+    let (counter, now) = after(&limit, &history);
+    let now = now.plus(pauses[0]);
+    let mut cut = counter.clone();
+    limit.cut_ahead(&mut cut, now.minus(pauses[1]), now);
+    assert_eq!(cut, counter);
+}
+
 pub(super) fn a_refund_gives_back_at_most_what_was_taken<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Ask)>),

@@ -58,6 +58,22 @@ macro_rules! laws {
                 }
 
                 #[test]
+                fn lead_given_up_frees_nothing_and_locks_out_for_a_window(
+                    limit in $limit, history in history(),
+                    lead in any_pause(),
+                    pauses in [any_pause(), any_pause()],
+                ) {
+                    law::lead_given_up_frees_nothing_and_locks_out_for_a_window(limit, history, lead, pauses);
+                }
+
+                #[test]
+                fn counter_with_nothing_ahead_is_not_cut(
+                    limit in $limit, history in history(), pauses in [any_pause(), any_pause()],
+                ) {
+                    law::counter_with_nothing_ahead_is_not_cut(limit, history, pauses);
+                }
+
+                #[test]
                 fn a_refund_gives_back_at_most_what_was_taken(
                     limit in $limit, history in history(), hits in any_hits(),
                 ) {

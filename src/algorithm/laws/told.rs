@@ -11,6 +11,8 @@ pub(super) trait Law:
     /// Hits that pass when nothing was counted.
     fn allowance(&self) -> u64;
     fn excess(&self) -> Excess;
+    /// The latest instant until which hits that a lead was given up with may keep others out (overdrafts aside).
+    fn refilled_at(&self, now: Timestamp) -> Timestamp;
     /// Hits that may have come back too early because of a charge that was then taken back.
     fn early(&self) -> u64 {
         0
@@ -35,6 +37,10 @@ impl Law for FixedWindow {
         self.limit
     }
 
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        self.window.end(self.window.start(now), 1)
+    }
+
     fn excess(&self) -> Excess {
         self.excess
     }
@@ -48,6 +54,10 @@ impl Law for SlidingWindow {
 
     fn allowance(&self) -> u64 {
         self.limit
+    }
+
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        self.span.start(now).plus(3 * self.span.nanos())
     }
 
     fn excess(&self) -> Excess {
@@ -67,6 +77,10 @@ impl Law for SlidingLog {
         self.limit
     }
 
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        now.plus(self.span.nanos())
+    }
+
     fn excess(&self) -> Excess {
         self.excess
     }
@@ -81,6 +95,10 @@ impl Law for TokenBucket {
 
     fn allowance(&self) -> u64 {
         self.burst
+    }
+
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        now.after(self.pace.time_for(self.pace.cost(self.burst)))
     }
 
     fn excess(&self) -> Excess {
@@ -101,6 +119,10 @@ impl Law for SteppedBucket {
 
     fn allowance(&self) -> u64 {
         self.burst
+    }
+
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        now.plus(self.interval.get().saturating_mul(self.burst.div_ceil(self.amount.get())))
     }
 
     fn excess(&self) -> Excess {
@@ -125,6 +147,10 @@ impl Law for LeakyQueue {
 
     fn allowance(&self) -> u64 {
         self.burst.map_or(0, |burst| burst.saturating_add(1))
+    }
+
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        now.after(self.pace.time_for(self.pace.cost(self.allowance())))
     }
 
     fn excess(&self) -> Excess {

@@ -20,24 +20,6 @@ impl Limit {
         }
     }
 
-    /// Makes a counter that comes from a clock ahead one of the next window at the latest.
-    pub(crate) fn cut_to_next_window(&self, counter: &mut Counter, now: Timestamp) {
-        match counter {
-            Counter::Window(counter) => {
-                if let Some(window) = self.window() {
-                    counter.start = counter.start.min(window.end(window.start(now), 0));
-                }
-            }
-            Counter::Sliding(counter) => {
-                if let Some(span) = self.span() {
-                    counter.start = counter.start.min(span.start(now).plus(span.nanos()));
-                }
-            }
-            // They count from an instant, so they travel as ages.
-            Counter::Log(_) | Counter::Pace(_) | Counter::Step(_) => {}
-        }
-    }
-
     /// Charges `hits` that were taken at `at`, whether they would pass or not. Those that do not count any more
     /// change nothing.
     pub(crate) fn charge_taken(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {

@@ -1,28 +1,33 @@
 //! Takes connections from other replicas.
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::TokioIo;
+use rustls::server::Acceptor;
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, oneshot},
     time::timeout,
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use tonic::{Request, Response, Status, Streaming, codegen::Service};
 
-use crate::cluster::link::{
-    dial::{SEND_BYTES_MAX, TLS_WITHIN, WINDOW_BYTES, refuse},
-    drive::{Chores, drive},
-    figures::Refused,
-    hub::Hub,
-    pipe::{Outgoing, Pipe},
-    talk::{self, HELLO_WITHIN},
-    wire::{FRAME_BYTES_MAX, Frame, LinksServer, LinksService},
+use crate::cluster::{
+    link::{
+        dial::{SEND_BYTES_MAX, TLS_WITHIN, WINDOW_BYTES, refuse},
+        drive::{Chores, drive},
+        figures::Refused,
+        hub::Hub,
+        pipe::{Outgoing, Pipe},
+        talk::{self, HELLO_WITHIN},
+        wire::{FRAME_BYTES_MAX, Frame, LinksServer, LinksService},
+    },
+    protocol::Mismatch,
 };
 
 /// How many connections may be on their way to becoming links.
@@ -41,14 +46,33 @@ pub(super) async fn accept(hub: Arc<Hub>, arrival: Arrival) {
     let Arrival { socket, from, permit } = arrival;
     // It fails only where the other side is gone already, which reading will tell.
     socket.set_nodelay(true).ok();
-    let config = hub.shared.credentials.in_force().server.clone();
-    let greeting = timeout(TLS_WITHIN, TlsAcceptor::from(config).accept(socket));
+    let greeting = timeout(TLS_WITHIN, greet(&hub, socket, from));
     let Some(greeted) = hub.while_open(greeting).await else { return };
     drop(permit);
     match greeted {
-        Ok(Ok(stream)) => speak(hub, stream, from).await,
-        Ok(Err(error)) => refuse(&hub, from, &error),
+        Ok(Ok(Some(stream))) => speak(hub, stream, from).await,
+        Ok(Ok(None)) => {}
+        Ok(Err(error)) => {
+            // A client may be any stranger, so what it is refused for says nothing of this replica's own links.
+            let _ = refuse(&hub, from, &error);
+        }
         Err(_) => hub.shared.counts.refuse(Refused::Slow, &from, &"TLS has taken too long"),
+    }
+}
+
+/// Agrees on TLS; `None` with a client that speaks another version, which is told ours.
+async fn greet(hub: &Hub, socket: TcpStream, from: SocketAddr) -> io::Result<Option<TlsStream<TcpStream>>> {
+    let configs = hub.shared.credentials.in_force();
+    let started = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
+    let mismatch = Mismatch::with_offer(started.client_hello().alpn().into_iter().flatten());
+    match mismatch {
+        None => started.into_stream(configs.server.clone()).await.map(Some),
+        Some(mismatch) => {
+            hub.shared.counts.refuse(Refused::Version, &from, &mismatch);
+            // Such a client breaks off, as it should.
+            let _ = started.into_stream(configs.other_version.clone()).await;
+            Ok(None)
+        }
     }
 }
 

@@ -22,14 +22,17 @@ use tonic::{body::Body, codegen::Service, codegen::http};
 use tracing::debug;
 
 use crate::{
-    cluster::link::{
-        drive::{Chores, drive},
-        figures::Refused,
-        hub::Hub,
-        peer::Peer,
-        pipe::{Asking, Outgoing, Pipe},
-        talk::{self, Ending, Wish},
-        wire::{FRAME_BYTES_MAX, LinksClient},
+    cluster::{
+        link::{
+            drive::{Chores, drive},
+            figures::Refused,
+            hub::Hub,
+            peer::Peer,
+            pipe::{Asking, Outgoing, Pipe},
+            talk::{self, Ending, Wish},
+            wire::{FRAME_BYTES_MAX, LinksClient},
+        },
+        protocol::Mismatch,
     },
     time::Stopwatch,
 };
@@ -209,7 +212,10 @@ async fn once(
     let connecting = timeout(CONNECT_WITHIN, TcpStream::connect(address));
     let socket = match hub.while_open(connecting).await {
         Some(Ok(Ok(socket))) => socket,
-        Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => return Attempt::Refused,
+        Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => {
+            hub.shared.rejections.clear(address);
+            return Attempt::Refused;
+        }
         Some(Ok(Err(_)) | Err(_)) | None => return Attempt::Silent,
     };
     // Where nobody listens, a port that the system picks for us may happen to be the one that is dialled.
@@ -219,8 +225,17 @@ async fn once(
     // It fails only where the other side is gone already, which reading will tell.
     socket.set_nodelay(true).ok();
     match hub.while_open(timeout(TLS_WITHIN, greet(hub, socket, address))).await {
-        Some(Ok(Ok(stream))) => return speak(hub, stream, address, wish, report).await,
-        Some(Ok(Err(error))) => refuse(hub, address, &error),
+        Some(Ok(Ok(stream))) => {
+            hub.shared.rejections.clear(address);
+            return speak(hub, stream, address, wish, report).await;
+        }
+        Some(Ok(Err(error))) => {
+            if let Some(reason) = refuse(hub, address, &error)
+                && reason.is_rejection()
+            {
+                hub.shared.rejections.note(address, reason);
+            }
+        }
         Some(Err(_)) => hub.shared.counts.refuse(Refused::Slow, &address, &"TLS has taken too long"),
         None => {}
     }
@@ -238,13 +253,19 @@ async fn greet(hub: &Hub, socket: TcpStream, address: SocketAddr) -> Result<TlsS
     Ok(stream)
 }
 
-/// Notes why TLS has failed, where that tells something of the other side.
-pub(super) fn refuse(hub: &Hub, address: SocketAddr, error: &Error) {
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(tls) => hub.shared.counts.refuse(Refused::of(tls), &address, tls),
+/// Notes why TLS has failed, where that tells something of the other side; then the reason.
+pub(super) fn refuse(hub: &Hub, address: SocketAddr, error: &Error) -> Option<Refused> {
+    let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
         // It has broken off, as whoever ends does.
-        None => debug!(%address, %error, "a handshake has broken off"),
+        debug!(%address, %error, "a handshake has broken off");
+        return None;
+    };
+    let reason = Refused::of(tls);
+    match Mismatch::of(tls) {
+        Some(mismatch) => hub.shared.counts.refuse(reason, &address, mismatch),
+        None => hub.shared.counts.refuse(reason, &address, tls),
     }
+    Some(reason)
 }
 
 async fn speak(

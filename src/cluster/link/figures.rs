@@ -10,7 +10,7 @@ use std::{
 use rustls::{AlertDescription, CertificateError, Error};
 use tracing::warn;
 
-use crate::{telemetry::sample::Sample, time::Stopwatch};
+use crate::{cluster::protocol::Mismatch, telemetry::sample::Sample, time::Stopwatch};
 
 /// One line for each reason in so many seconds.
 const LOGGED_EVERY_SECONDS: u64 = 10;
@@ -28,6 +28,8 @@ pub enum Refused {
     Expired,
     /// The other side refused ours.
     ByPeer,
+    /// The other side speaks another version of the protocol.
+    Version,
     /// Nothing came in time.
     Slow,
     /// There are too many peers.
@@ -38,12 +40,13 @@ pub enum Refused {
 
 impl Refused {
     /// All there are.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::NotTls,
         Self::NoCertificate,
         Self::Untrusted,
         Self::Expired,
         Self::ByPeer,
+        Self::Version,
         Self::Slow,
         Self::Full,
         Self::Other,
@@ -57,15 +60,25 @@ impl Refused {
             Self::Untrusted => "untrusted",
             Self::Expired => "expired",
             Self::ByPeer => "by_peer",
+            Self::Version => "version",
             Self::Slow => "slow",
             Self::Full => "full",
             Self::Other => "other",
         }
     }
 
+    /// Whether one side does not take the other for a member: it is another thing than silence.
+    pub(super) const fn is_rejection(self) -> bool {
+        match self {
+            Self::NoCertificate | Self::Untrusted | Self::Expired | Self::ByPeer | Self::Version => true,
+            Self::NotTls | Self::Slow | Self::Full | Self::Other => false,
+        }
+    }
+
     /// The reason in an error of TLS.
     pub(super) fn of(error: &Error) -> Self {
         match error {
+            error if Mismatch::of(error).is_some() => Self::Version,
             Error::NoCertificatesPresented => Self::NoCertificate,
             Error::InvalidCertificate(error) => match error {
                 CertificateError::Expired
@@ -75,6 +88,9 @@ impl Refused {
                 _ => Self::Untrusted,
             },
             Error::AlertReceived(AlertDescription::CertificateExpired) => Self::Expired,
+            Error::AlertReceived(AlertDescription::NoApplicationProtocol) | Error::NoApplicationProtocol => {
+                Self::Version
+            }
             Error::AlertReceived(_) => Self::ByPeer,
             Error::InvalidMessage(_) | Error::PeerIncompatible(_) => Self::NotTls,
             _ => Self::Other,

@@ -17,7 +17,7 @@ use tracing::debug;
 use crate::{
     cluster::{
         MemberId, SeedState,
-        link::{Settings, Traffic, dial::Tried, figures::Counts, peer::Peer},
+        link::{Settings, Traffic, dial::Tried, figures::Counts, peer::Peer, rejections::Rejections},
         trust::Credentials,
     },
     time::Stopwatch,
@@ -43,6 +43,7 @@ pub(in crate::cluster) struct Shared {
     pub(super) stage: watch::Sender<Stage>,
     pub(super) seeds: watch::Sender<SeedState>,
     pub(super) counts: Counts,
+    pub(super) rejections: Rejections,
     sessions: AtomicU64,
 }
 
@@ -106,6 +107,7 @@ impl Shared {
             stage: watch::Sender::new(Stage::Open),
             seeds: watch::Sender::new(SeedState::Trying),
             counts: Counts::default(),
+            rejections: Rejections::default(),
             sessions: AtomicU64::new(0),
         }
     }

@@ -30,6 +30,7 @@ mod laws;
 mod pact;
 mod peer;
 mod pipe;
+mod rejections;
 mod session;
 mod talk;
 mod wire;
@@ -139,7 +140,7 @@ impl Drop for Ended {
 impl Links {
     /// Listens, as the process `me`. What is trusted is read first, and none of it may be bad.
     pub async fn bind(settings: Settings, me: MemberId, clock: Clock) -> Result<(Self, Listening), Error> {
-        let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock)?);
+        let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock).await?);
         for seed in &settings.seeds {
             advertise::check("seed", seed)?;
         }
@@ -207,6 +208,12 @@ impl Links {
     /// The same, to be followed.
     pub fn seeds(&self) -> watch::Receiver<SeedState> {
         self.0.seeds.subscribe()
+    }
+
+    /// Which addresses reject links, and for what, if there is such an address and no link is up: then this replica
+    /// is cut off from the others by a certificate, a secret or a version, not by silence.
+    pub fn rejected(&self) -> Option<String> {
+        if self.0.counts.read().links_up == 0 { self.0.rejections.told() } else { None }
     }
 
     /// What has become of links, counted.

@@ -8,6 +8,7 @@ use crate::cluster::{
     },
 };
 
+pub(super) use crate::cluster::protocol::VERSION;
 pub(super) use crate::cluster::wire::proto::{
     Frame, Goodbye, Greeting, Heartbeat, Hello, Piece as PieceFrame, Refusal,
     frame::Kind,
@@ -16,8 +17,6 @@ pub(super) use crate::cluster::wire::proto::{
     refusal::Reason,
 };
 
-/// The version of the protocol that this program speaks. A later one speaks this one too.
-pub(super) const VERSION: u32 = 1;
 /// The largest frame, in bytes.
 pub(super) const FRAME_BYTES_MAX: usize = PIECE_BYTES_MAX + 1024;
 

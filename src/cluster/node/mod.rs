@@ -20,7 +20,7 @@ use crate::{
         slots::Wanted,
     },
     descriptor::Secret,
-    store::{Contents, Memory, Slot},
+    store::{Contents, Lead, Memory, Slot},
     time::Timestamp,
 };
 
@@ -110,7 +110,8 @@ pub(crate) struct Node {
     me: MemberId,
     tuning: Tuning,
     memory: Arc<Memory>,
-    /// The time by which counters are decided. It may step forward at any time, so nothing is waited for by it.
+    /// The time by which counters are decided. It may step forward at any time, and back where a lead is given up, so
+    /// nothing is waited for by it.
     wall: Timestamp,
     record: Record,
     hashing: Option<Hashing>,
@@ -277,7 +278,12 @@ impl Node {
     /// What the clock of counters shows at the next events. All other instants are those of a clock that goes on
     /// evenly, whatever the wall's does.
     pub(crate) fn set_wall(&mut self, wall: Timestamp) {
-        self.wall = self.wall.max(wall);
+        self.wall = wall;
+    }
+
+    /// The clock of counters gives up a lead. The caller tells the memory.
+    pub(crate) fn give_up_lead(&mut self, lead: Lead) {
+        self.shares.give_up_lead(lead);
     }
 
     /// Takes one message of a peer.

@@ -13,7 +13,7 @@ use crate::{
         node::Node,
     },
     descriptor::Key,
-    store::{Check, Contents, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Contents, Lead, Memory, OnFull, OnRefusal, Slot},
     time::Timestamp,
 };
 
@@ -51,6 +51,14 @@ impl Default for Shares {
 impl Shares {
     pub(super) fn clear(&mut self) {
         *self = Self::default();
+    }
+
+    /// The clock of counters gives up a lead.
+    pub(super) fn give_up_lead(&mut self, lead: Lead) {
+        self.memory.give_up_lead(lead);
+        for Admitted { limit, counter } in self.admitted.values_mut() {
+            limit.cut_ahead(counter, lead.at, lead.at);
+        }
     }
 
     pub(super) fn are_untold(&self) -> bool {

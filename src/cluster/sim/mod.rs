@@ -39,7 +39,7 @@ enum Step {
     Cut(Vec<usize>),
     /// Everything passes again.
     Heal,
-    /// Moves a replica's clock by milliseconds.
+    /// Moves a replica's clock by milliseconds; back, it gives up a lead.
     Skew(usize, i64),
     /// Asks so many times a second, of replicas and keys by chance.
     Traffic(u32),

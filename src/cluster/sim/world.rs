@@ -18,7 +18,7 @@ use crate::{
     },
     descriptor::Secret,
     rules::OnOwnerUnavailable,
-    store::{Check, Contents, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Contents, Lead, Memory, OnFull, OnRefusal, Slot},
     time::{SECOND, Timestamp},
 };
 
@@ -169,9 +169,14 @@ impl World {
             Step::FreezeBorrower => self.freeze_borrower(),
             Step::Thaw => self.thaw(),
             Step::Skew(number, millis) => {
+                let until = self.wall_of(*number);
                 if let Some(process) = self.processes.get_mut(number) {
-                    // A clock never goes back; it may only be ahead of others.
-                    process.skew += (*millis).max(0) * MILLISECOND as i64;
+                    process.skew += *millis * MILLISECOND as i64;
+                    if *millis < 0 {
+                        let at = Timestamp::from_nanos(self.now.wrapping_add_signed(process.skew));
+                        process.memory.give_up_lead(Lead { at, until });
+                        process.node.give_up_lead(Lead { at, until });
+                    }
                 }
             }
             Step::Traffic(rate) => (self.rate, self.keys_asked) = (*rate, usize::MAX),

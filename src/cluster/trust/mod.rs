@@ -3,13 +3,15 @@
 //! The authority is the operator's, or one that every process with the cluster's secret derives for itself.
 
 use std::{
-    fmt,
+    fmt, fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::{
     ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme,
     client::{
@@ -18,27 +20,31 @@ use rustls::{
         verify_server_cert_signed_by_trust_anchor,
     },
     crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime, pem::PemObject},
     server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
 use tokio::{task, time::sleep};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::{
-    certificates::{OurTime, certificates, contents, unix_time, valid_until},
+    certificates::{SystemTime, certificates, contents, unix_time, valid_until},
+    cluster::protocol::{self, Mismatch},
     time::{Clock, Timestamp},
 };
 
 mod secret;
 
-use secret::Secrets;
+use secret::{Authorities, Secrets};
 
 /// How long files must stay as they are before they count as written.
 const SETTLE: Duration = Duration::from_millis(50);
 /// How often the age of our own certificate is looked at, at most.
 const LEAF_CHECK: Duration = Duration::from_secs(60);
+/// The bit in a file's mode that lets every user of the machine read it. The group may: Kubernetes gives a volume to
+/// the group of the pod (`fsGroup`).
+const WORLD_READABLE: u32 = 0o004;
 
 /// What the cluster's trust rests on. With certificates, the secret is not used for it.
 #[derive(Clone, Debug)]
@@ -68,6 +74,9 @@ pub enum TrustError {
     /// Neither certificates nor a secret.
     #[error("links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca")]
     Nothing,
+    /// Reading ended with a panic.
+    #[error("cluster: reading the secret or the certificates failed: {0}")]
+    Panicked(String),
     /// A file is no good.
     #[error("cluster.{setting}: {path}: {why}", path = path.display())]
     File {
@@ -85,13 +94,16 @@ pub(in crate::cluster) struct Credentials {
     trust: Trust,
     clock: Clock,
     in_force: ArcSwap<Configs>,
-    at_start: Material,
+    at_start: (Material, Basis),
 }
 
 /// What handshakes need.
 pub(in crate::cluster) struct Configs {
     pub(in crate::cluster) server: Arc<ServerConfig>,
     pub(in crate::cluster) client: Arc<ClientConfig>,
+    /// For a client that speaks another version: tells ours, and leads to nothing.
+    pub(in crate::cluster) other_version: Arc<ServerConfig>,
+    made_at: Timestamp,
     renewed_from: Timestamp,
 }
 
@@ -100,6 +112,13 @@ pub(in crate::cluster) struct Configs {
 enum Material {
     Files { cert: Vec<u8>, key: Vec<u8>, ca: Vec<u8> },
     Secrets(Secrets),
+}
+
+/// Material, with what takes long already derived.
+#[derive(Clone)]
+enum Basis {
+    Files { cert: Vec<u8>, key: Vec<u8>, ca: Vec<u8> },
+    Authorities(Authorities),
 }
 
 /// Who we are, and whom we trust.
@@ -112,9 +131,19 @@ struct Identity {
 
 impl Credentials {
     /// What the files hold now; none of it may be bad.
-    pub(in crate::cluster) fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
-        let at_start = trust.read()?;
-        let in_force = ArcSwap::from_pointee(trust.compile(&at_start, &clock)?);
+    pub(in crate::cluster) async fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
+        let reading = trust.clone();
+        let read = move || {
+            let material = reading.read()?;
+            let basis = reading.derive(&material)?;
+            Ok((material, basis))
+        };
+        let at_start = match task::spawn_blocking(read).await {
+            Ok(read) => read?,
+            Err(panic) => return Err(TrustError::Panicked(panic.to_string())),
+        };
+        let in_force = ArcSwap::from_pointee(trust.compile(&at_start.1, &clock)?);
+        trust.warn_of_exposure();
         Ok(Self { trust, clock, in_force, at_start })
     }
 
@@ -125,12 +154,12 @@ impl Credentials {
 
     /// Follows the files, and renews our own certificate, for as long as it is polled.
     pub(in crate::cluster) async fn follow(self: Arc<Self>) {
-        let mut taken = self.at_start.clone();
+        let (mut taken, mut basis) = self.at_start.clone();
         let mut refused = None;
         loop {
             sleep(self.trust.poll_interval.clamp(SETTLE, LEAF_CHECK)).await;
-            if self.in_force.load().renewed_from <= self.clock.now() {
-                self.renew(&taken);
+            if self.needs_renewal() {
+                self.renew(&basis);
             }
             let Some(found) = self.clone().read().await else { continue };
             if found.as_ref() == Ok(&taken) {
@@ -146,14 +175,13 @@ impl Credentials {
             }
             // What was refused is tried again without a word: a certificate may only have to wait for its day.
             let is_news = refused.as_ref() != Some(&found);
-            let compiled = found
-                .clone()
-                .and_then(|material| Ok((self.trust.compile(&material, &self.clock)?, material)));
-            match compiled {
-                Ok((configs, material)) => {
+            let Some(made) = self.clone().make(found.clone()).await else { continue };
+            match made {
+                Ok((configs, material, derived)) => {
                     self.in_force.store(Arc::new(configs));
                     info!("what replicas trust has changed");
-                    (taken, refused) = (material, None);
+                    self.trust.warn_of_exposure();
+                    (taken, basis, refused) = (material, derived, None);
                 }
                 Err(refusal) if is_news => {
                     error!(%refusal, "what replicas are to trust cannot be used; the old stays");
@@ -164,9 +192,15 @@ impl Credentials {
         }
     }
 
+    /// Whether our certificate grows old, or is dated ahead: issued before a system clock that was ahead was put right.
+    fn needs_renewal(&self) -> bool {
+        let (now, in_force) = (self.clock.wall(), self.in_force.load());
+        in_force.renewed_from <= now || now < in_force.made_at
+    }
+
     /// Makes another certificate of our own.
-    fn renew(&self, taken: &Material) {
-        match self.trust.compile(taken, &self.clock) {
+    fn renew(&self, basis: &Basis) {
+        match self.trust.compile(basis, &self.clock) {
             Ok(configs) => self.in_force.store(Arc::new(configs)),
             Err(refusal) => error!(%refusal, "no new certificate can be made; the old stays"),
         }
@@ -174,6 +208,19 @@ impl Credentials {
 
     async fn read(self: Arc<Self>) -> Option<Result<Material, TrustError>> {
         task::spawn_blocking(move || self.trust.read()).await.ok()
+    }
+
+    /// What handshakes need by what was found, beside the threads that answer calls.
+    async fn make(
+        self: Arc<Self>,
+        found: Result<Material, TrustError>,
+    ) -> Option<Result<(Configs, Material, Basis), TrustError>> {
+        let make = move || {
+            let material = found?;
+            let basis = self.trust.derive(&material)?;
+            Ok((self.trust.compile(&basis, &self.clock)?, material, basis))
+        };
+        task::spawn_blocking(make).await.ok()
     }
 }
 
@@ -191,18 +238,37 @@ impl Trust {
         Secrets::parse(&text).map(Material::Secrets).map_err(|why| bad("secret_file", path, why))
     }
 
-    fn compile(&self, material: &Material, clock: &Clock) -> Result<Configs, TrustError> {
-        let now = clock.now();
-        match (material, &self.files, &self.secret_file) {
-            (Material::Files { cert, key, ca }, Some(files), _) => {
+    fn warn_of_exposure(&self) {
+        if let (None, Some(path)) = (&self.files, &self.secret_file) {
+            warn_if_world_readable(path);
+        }
+    }
+
+    /// Derives what takes long. Blocks: not for a thread that answers calls.
+    fn derive(&self, material: &Material) -> Result<Basis, TrustError> {
+        match material {
+            Material::Files { cert, key, ca } => {
+                Ok(Basis::Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() })
+            }
+            Material::Secrets(secrets) => {
+                let path = self.secret_file.as_deref().ok_or(TrustError::Nothing)?;
+                secrets.derive().map(Basis::Authorities).map_err(|why| bad("secret_file", path, why))
+            }
+        }
+    }
+
+    fn compile(&self, basis: &Basis, clock: &Clock) -> Result<Configs, TrustError> {
+        let now = clock.wall();
+        match (basis, &self.files, &self.secret_file) {
+            (Basis::Files { cert, key, ca }, Some(files), _) => {
                 let identity = files.identity(cert, key, ca, now)?;
                 identity.configs(clock).map_err(|error| bad("cert", &files.cert, error.to_string()))
             }
-            (Material::Secrets(secrets), _, Some(path)) => {
-                let identity = secrets.identity(now).map_err(|why| bad("secret_file", path, why))?;
+            (Basis::Authorities(authorities), _, Some(path)) => {
+                let identity = authorities.identity(now).map_err(|why| bad("secret_file", path, why))?;
                 identity.configs(clock).map_err(|error| bad("secret_file", path, error.to_string()))
             }
-            (Material::Files { .. }, None, _) | (Material::Secrets(_), _, None) => Err(TrustError::Nothing),
+            (Basis::Files { .. }, None, _) | (Basis::Authorities(_), _, None) => Err(TrustError::Nothing),
         }
     }
 }
@@ -243,7 +309,7 @@ impl Files {
 impl Identity {
     fn configs(self, clock: &Clock) -> Result<Configs, Error> {
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let time = Arc::new(OurTime::of(clock.clone()));
+        let time = Arc::new(SystemTime::of(clock.clone()));
         let roots = Arc::new(self.roots);
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
@@ -255,22 +321,42 @@ impl Identity {
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(clients)
             .with_cert_resolver(pair.clone());
-        server.alpn_protocols = vec![b"h2".to_vec()];
+        server.alpn_protocols = vec![protocol::alpn()];
         // A resumed session would not show its certificate again, and connections are few and long.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
 
+        let other_version = other_version(&provider, &time)?;
         let members = Arc::new(Members { roots, provider: provider.clone() });
         let mut client = ClientConfig::builder_with_details(provider, time)
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
             .with_custom_certificate_verifier(members)
             .with_client_cert_resolver(pair);
-        client.alpn_protocols = vec![b"h2".to_vec()];
+        client.alpn_protocols = vec![protocol::alpn()];
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
-        Ok(Configs { server: Arc::new(server), client: Arc::new(client), renewed_from: self.renewed_from })
+        Ok(Configs {
+            server: Arc::new(server),
+            client: Arc::new(client),
+            other_version: Arc::new(other_version),
+            made_at: clock.wall(),
+            renewed_from: self.renewed_from,
+        })
     }
+}
+
+/// What a client that speaks another version is answered with: a certificate of no authority, whose name tells ours.
+fn other_version(provider: &Arc<CryptoProvider>, time: &Arc<SystemTime>) -> Result<ServerConfig, Error> {
+    let failed = |error: rcgen::Error| Error::General(error.to_string());
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
+    let params = CertificateParams::new(vec![protocol::certificate_name()]).map_err(failed)?;
+    let certificate = params.self_signed(&key).map_err(failed)?;
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    ServerConfig::builder_with_details(provider.clone(), time.clone())
+        .with_protocol_versions(&[&TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
 }
 
 /// Takes whoever answers for a member if the authority has signed it: members are dialled by address, so their
@@ -292,8 +378,14 @@ impl ServerCertVerifier for Members {
     ) -> Result<ServerCertVerified, Error> {
         let parsed = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
-        Ok(ServerCertVerified::assertion())
+        match verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)
+        {
+            Ok(()) => Ok(ServerCertVerified::assertion()),
+            Err(error) => Err(match protocol::told_by(end_entity) {
+                Some(version) => Mismatch::with(version).into(),
+                None => error,
+            }),
+        }
     }
 
     fn verify_tls12_signature(
@@ -327,6 +419,16 @@ impl ServerCertVerifier for Members {
 
 fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
     contents(path).map_err(|why| bad(setting, path, why))
+}
+
+/// Warns of a secret that every user of the machine can read.
+fn warn_if_world_readable(path: &Path) {
+    // A file that is gone by now is told of when it is read again.
+    let mode = fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
+    if mode & WORLD_READABLE != 0 {
+        let mode = format!("{:04o}", mode & 0o7777);
+        warn!(path = %path.display(), mode, "every user of this machine can read the cluster's secret; make it 0400 or 0440");
+    }
 }
 
 fn bad(setting: &'static str, path: &Path, why: String) -> TrustError {

@@ -1,13 +1,19 @@
 //! A private authority, made from nothing but a secret.
 //!
 //! Each process with the secret derives the same authority, signs a certificate of its own with it, and trusts
-//! whoever shows another. So a shared secret keeps strangers out, and TLS does the rest.
+//! every certificate that another one signed. So a shared secret keeps strangers out, and TLS does the rest.
+//!
+//! A stranger sees a certificate in each handshake and can try secrets against it offline. So the derivation is slow
+//! (argon2id), and a secret that is easily guessed is refused.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
+use argon2::{Algorithm, Argon2, Params, Version};
 use aws_lc_rs::{
     encoding::{AsDer, Pkcs8V1Der},
-    hkdf::{HKDF_SHA256, Salt},
     signature::Ed25519KeyPair,
 };
 use rcgen::{
@@ -24,13 +30,19 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
-/// The shortest secret, in bytes.
+/// The shortest secret, in bytes, and the fewest different bytes in one.
 const SECRET_BYTES_MIN: usize = 16;
+const SECRET_DISTINCT_MIN: usize = 8;
 /// The most secrets of a file.
 const SECRETS_MAX: usize = 16;
-/// What the derived keys are for, and by which of our ways: another way needs another text.
-const SALT: &[u8] = b"tollgate cluster";
-const PURPOSE: &[u8] = b"authority of links, Ed25519, 1";
+/// The salt and the cost of the derivation. They are part of the protocol's version: replicas with others derive
+/// another authority. The salt is constant, because replicas share nothing but the secret.
+const SALT: &[u8] = b"tollgate cluster: authority of links, Ed25519, 2";
+const MEMORY_KIB: u32 = 19 * 1024;
+const PASSES: u32 = 2;
+const LANES: u32 = 1;
+/// Held during a derivation, so that the process never takes the memory of two.
+static DERIVING: Mutex<()> = Mutex::new(());
 const AUTHORITY_NAME: &str = "tollgate cluster authority";
 const MEMBER_NAME: &str = "tollgate cluster member";
 /// How long a member's certificate is good for, how much earlier it is dated, for clocks that are behind, and
@@ -43,6 +55,10 @@ const LEAF_RENEWED_AFTER: u64 = 8 * 3_600 * SECOND;
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Secrets(Vec<Vec<u8>>);
 
+/// The keys that are derived from [`Secrets`], in PKCS #8 and in their order. There is at least one.
+#[derive(Clone)]
+pub(super) struct Authorities(Arc<[PrivatePkcs8KeyDer<'static>]>);
+
 impl Secrets {
     /// One a line, without the blanks around it; empty lines and those that begin with `#` are none.
     pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
@@ -52,9 +68,12 @@ impl Secrets {
             if secret.is_empty() || secret.starts_with(b"#") {
                 continue;
             }
-            if secret.len() < SECRET_BYTES_MIN {
+            if secret.len() < SECRET_BYTES_MIN || distinct(secret) < SECRET_DISTINCT_MIN {
                 let line = index + 1;
-                return Err(format!("line {line}: a secret has at least {SECRET_BYTES_MIN} bytes"));
+                return Err(format!(
+                    "line {line}: a secret has at least {SECRET_BYTES_MIN} bytes, of which {SECRET_DISTINCT_MIN} differ; \
+                     `openssl rand -base64 32` makes one"
+                ));
             }
             secrets.push(secret.to_vec());
         }
@@ -65,16 +84,22 @@ impl Secrets {
         }
     }
 
+    /// The authority of each. Takes a while and much memory: not for a thread that answers calls.
+    pub(super) fn derive(&self) -> Result<Authorities, String> {
+        self.0.iter().map(|secret| authority_key(secret)).collect::<Result<_, _>>().map(Authorities)
+    }
+}
+
+impl Authorities {
     /// A new certificate by the first, and trust in all.
     pub(super) fn identity(&self, now: Timestamp) -> Result<Identity, String> {
         let mut roots = RootCertStore::empty();
-        for secret in &self.0 {
-            let key = authority_key(secret)?;
-            let authority = authority().self_signed(&key).map_err(|error| error.to_string())?;
+        for key in &*self.0 {
+            let authority = authority().self_signed(&key_pair(key)?).map_err(|error| error.to_string())?;
             roots.add(authority.der().clone()).map_err(|error| error.to_string())?;
         }
         let first = self.0.first().ok_or("there is no secret in it")?;
-        let issuer = Issuer::new(authority(), authority_key(first)?);
+        let issuer = Issuer::new(authority(), key_pair(first)?);
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| error.to_string())?;
         let leaf = member(now).signed_by(&key, &issuer).map_err(|error| error.to_string())?;
         Ok(Identity {
@@ -86,17 +111,31 @@ impl Secrets {
     }
 }
 
-/// The key that every process derives from this secret.
-fn authority_key(secret: &[u8]) -> Result<KeyPair, String> {
+/// How many different bytes there are.
+fn distinct(secret: &[u8]) -> usize {
+    let mut bytes = secret.to_vec();
+    bytes.sort_unstable();
+    bytes.dedup();
+    bytes.len()
+}
+
+/// The key that every process derives from this secret, in PKCS #8.
+fn authority_key(secret: &[u8]) -> Result<PrivatePkcs8KeyDer<'static>, String> {
+    let params = Params::new(MEMORY_KIB, PASSES, LANES, None).map_err(|error| error.to_string())?;
+    let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
     let mut seed = [0; 32];
-    Salt::new(HKDF_SHA256, SALT)
-        .extract(secret)
-        .expand(&[PURPOSE], HKDF_SHA256)
-        .and_then(|derived| derived.fill(&mut seed))
-        .map_err(|_| "no key can be derived from it".to_owned())?;
+    {
+        // The lock guards no data, so a panic of another holder does not matter.
+        let _one_at_a_time = DERIVING.lock().unwrap_or_else(PoisonError::into_inner);
+        argon2.hash_password_into(secret, SALT, &mut seed).map_err(|error| error.to_string())?;
+    }
     let key = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|error| error.to_string())?;
     let der: Pkcs8V1Der<'_> = key.as_der().map_err(|error| error.to_string())?;
-    KeyPair::try_from(&PrivatePkcs8KeyDer::from(der.as_ref())).map_err(|error| error.to_string())
+    Ok(PrivatePkcs8KeyDer::from(der.as_ref().to_vec()))
+}
+
+fn key_pair(key: &PrivatePkcs8KeyDer<'_>) -> Result<KeyPair, String> {
+    KeyPair::try_from(key).map_err(|error| error.to_string())
 }
 
 /// The authority's certificate, but for its key: the same in every process and, because certificates of members
@@ -136,9 +175,9 @@ mod tests {
 
     #[test]
     fn a_secret_makes_the_same_authority_in_every_process_and_version() {
-        let key = authority_key(b"a secret that replicas share").unwrap();
+        let key = key_pair(&authority_key(b"a secret that replicas share").unwrap()).unwrap();
         let told: String = key.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(told, "d1f1e2f3ebc59349a838c486d5a5fa61071f6fd5069badd0dde14d04ca878543");
+        assert_eq!(told, "2cb7279bcbb7e38829ad5f968ff0fc219fc35ef599f5a8f6b837b4e1b910ccca");
     }
 
     #[test]
@@ -146,5 +185,14 @@ mod tests {
         let text = b"\n# the first signs\n  the first of the secrets \r\n\nthe second of the secrets";
         let secrets = Secrets::parse(text).unwrap();
         assert!(secrets.0 == [b"the first of the secrets".to_vec(), b"the second of the secrets".to_vec()]);
+    }
+
+    #[test]
+    fn secret_that_is_easily_guessed_is_refused_with_advice() {
+        for bad in ["aaaaaaaaaaaaaaaa", "abcdefgabcdefgabcdefg", "123456789abcdef"] {
+            let why = Secrets::parse(format!("the first of the secrets\n{bad}\n").as_bytes()).err().unwrap();
+            assert!(why.starts_with("line 2: ") && why.contains("openssl rand -base64 32"), "{why}");
+        }
+        assert!(Secrets::parse(b"abcdefghabcdefgh").is_ok());
     }
 }

@@ -124,21 +124,21 @@ impl Cell {
 
 /// How long after now an instant is, in nanoseconds; at most 292 years.
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
-struct Age(i64);
+pub(in crate::store) struct Age(i64);
 
 impl Age {
-    fn of(instant: Timestamp, now: Timestamp) -> Self {
+    pub(in crate::store) fn of(instant: Timestamp, now: Timestamp) -> Self {
         let nanos = |distance: u64| i64::try_from(distance).unwrap_or(i64::MAX);
         Self(nanos(instant.nanos_since(now)) - nanos(now.nanos_since(instant)))
     }
 
-    fn instant(self, now: Timestamp) -> Timestamp {
+    pub(in crate::store) fn instant(self, now: Timestamp) -> Timestamp {
         let distance = self.0.unsigned_abs();
         if self.0 < 0 { now.minus(distance) } else { now.plus(distance) }
     }
 }
 
-fn put<T: Serialize>(value: &T) -> Vec<u8> {
+pub(in crate::store) fn put<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("numbers in memory are always written")
 }
 

@@ -1,20 +1,22 @@
 //! Contents in bytes, for another replica.
 //!
-//! A byte for the version and one that says whether it is all that the slot holds, then records until the end: the key in 16 bytes, a tag for what is kept under it, a
+//! A byte for the version, one that says whether it is all that the slot holds, and the lead that the clock of its
+//! instants gave up, if one is in force; then records until the end: the key in 16 bytes, a tag for what is kept under it, a
 //! length and so many bytes. A record with a tag that is not known is kept as it is and written again as it was.
 
 use crate::{
     descriptor::Key,
     store::{
         Contents, Extras,
-        cell::{Cell, Read},
+        cell::{Age, Cell, Read, put},
         contents::{Extent, Extra},
+        memory::Lead,
     },
     time::Timestamp,
 };
 
 /// What contents begin with.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// The tag of consumption that is still to be absorbed: a cell, and perhaps the one that it started from. Tags below
 /// are those of cells.
 const EXTRA: u8 = 128;
@@ -38,6 +40,8 @@ impl Contents {
     /// All of it in bytes, but for what is idle. Instants are told by their distance from `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
         let mut bytes = vec![VERSION, self.extent as u8];
+        let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
+        bytes.extend(put(&lead));
         let mut gone: Vec<Key> = self.gone.iter().copied().collect();
         for (key, cell) in &self.counters {
             if now < cell.idle_at() {
@@ -63,10 +67,13 @@ impl Contents {
     /// [`Memory::within_limit`](crate::store::Memory::within_limit).
     pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, Unreadable> {
         let rest = bytes.strip_prefix(&[VERSION]).ok_or(Unreadable::Foreign)?;
-        let (extent, mut rest) = rest.split_first().ok_or(Unreadable::Malformed)?;
+        let (extent, rest) = rest.split_first().ok_or(Unreadable::Malformed)?;
         let extents = [Extent::Some, Extent::All];
         let extent = *extents.get(usize::from(*extent)).ok_or(Unreadable::Malformed)?;
-        let mut contents = Self { extent, ..Self::default() };
+        let (lead, mut rest): (Option<(Age, Age)>, _) =
+            postcard::take_from_bytes(rest).map_err(|_| Unreadable::Malformed)?;
+        let lead = lead.map(|(at, until)| Lead { at: at.instant(now), until: until.instant(now) });
+        let mut contents = Self { extent, lead, ..Self::default() };
         while !rest.is_empty() {
             let (high, after) = rest.split_first_chunk().ok_or(Unreadable::Malformed)?;
             let (low, after) = after.split_first_chunk().ok_or(Unreadable::Malformed)?;
@@ -192,7 +199,7 @@ mod tests {
         #[test]
         fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = Contents::decode(&bytes, NOW);
-            let with_version: Vec<u8> = [VERSION, 1].into_iter().chain(bytes).collect();
+            let with_version: Vec<u8> = [VERSION, 1, 0].into_iter().chain(bytes).collect();
             let _ = Contents::decode(&with_version, NOW);
         }
 
@@ -200,7 +207,7 @@ mod tests {
         fn a_record_of_a_kind_that_is_not_known_is_written_as_it_was_read(
             halves in any::<(u64, u64)>(), tag in 10..EXTRA, body in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            let mut bytes = vec![VERSION, 1];
+            let mut bytes = vec![VERSION, 1, 0];
             put_record(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);
             let contents = Contents::decode(&bytes, NOW).unwrap();
             prop_assert_eq!(contents.len(), 1);
@@ -212,7 +219,7 @@ mod tests {
     fn contents_of_another_version_are_told_from_damaged_ones() {
         assert_eq!(Contents::decode(&[], NOW), Err(Unreadable::Foreign));
         assert_eq!(Contents::decode(&[VERSION + 1], NOW), Err(Unreadable::Foreign));
-        for damaged in [&[VERSION][..], &[VERSION, 2], &[VERSION, 0, 0]] {
+        for damaged in [&[VERSION][..], &[VERSION, 2], &[VERSION, 0], &[VERSION, 0, 2], &[VERSION, 0, 0, 0]] {
             assert_eq!(Contents::decode(damaged, NOW), Err(Unreadable::Malformed));
         }
     }

@@ -1,7 +1,5 @@
 //! One check by itself, the usual call: the straight line through what `apply` does to several.
 
-use std::sync::atomic::Ordering;
-
 use crate::{
     algorithm::Decision,
     store::{Check, Elsewhere, memory::Memory, table::Table},
@@ -25,7 +23,8 @@ impl Memory {
     pub fn apply_alone(&self, check: &Check<'_>, now: Timestamp) -> Result<Option<Alone>, Elsewhere> {
         let Check { key, limit, ask, .. } = *check;
         let slot = self.slot(key);
-        if self.distrusted.load(Ordering::Relaxed) {
+        let caution = self.caution.flags();
+        if caution.distrust() {
             return Err(Elsewhere::Slot(slot));
         }
         let mut table = self.table(slot);
@@ -38,7 +37,8 @@ impl Memory {
                 return Ok(None);
             }
         }
-        let in_place = table.get_mut(key).and_then(|cell| cell.ask(limit, now, ask));
+        let cell = if caution.are_clear() { table.get_mut(key) } else { None };
+        let in_place = cell.and_then(|cell| cell.ask(limit, now, ask));
         let (decision, kept) = match in_place {
             Some(decision) => (decision, true),
             None => self.touch_alone(&mut table, check, now),

@@ -50,7 +50,7 @@ impl Memory {
         now: Timestamp,
         refused: impl FnOnce(&[Decision]) -> bool,
     ) -> Rehearsal {
-        let mut copies = self.copies(checks);
+        let mut copies = self.copies(checks, now);
         let before = checks
             .iter()
             .map(|check| {
@@ -70,7 +70,7 @@ impl Memory {
     }
 
     /// Copies of the counters that there are, all of one moment.
-    fn copies(&self, checks: &[Check<'_>]) -> Vec<(Key, Counter)> {
+    fn copies(&self, checks: &[Check<'_>], now: Timestamp) -> Vec<(Key, Counter)> {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
         slots.sort_unstable();
         slots.dedup();
@@ -83,7 +83,7 @@ impl Memory {
             if let Some(cell) = table.get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
             {
-                copies.push((check.key, cell.counter(check.limit)));
+                copies.push((check.key, self.copy(cell, check.limit, now)));
             }
         }
         copies
@@ -91,7 +91,7 @@ impl Memory {
 
     /// What is kept under a key of `limit`'s kind.
     pub fn look(&self, key: Key, limit: &Limit, now: Timestamp) -> Kept {
-        kept(&self.table(self.slot(key)), key, limit, now)
+        self.kept(&self.table(self.slot(key)), key, limit, now)
     }
 
     /// Forgets what is kept under a key of `limit`'s kind, and charges `hits` to a fresh counter instead. What is
@@ -100,7 +100,7 @@ impl Memory {
     pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replaced {
         let slot = self.slot(key);
         let table = &mut *self.table(slot);
-        let before = kept(table, key, limit, now);
+        let before = self.kept(table, key, limit, now);
         let mut tenure = self.tenures.as_ref().map(|tenures| tenures.lock(slot));
         if tenure.as_ref().is_some_and(|tenure| !tenure.is_held()) {
             return Replaced { before, after: before };
@@ -115,7 +115,11 @@ impl Memory {
         if let (Some(tenures), Some(tenure)) = (&self.tenures, &mut tenure) {
             tenures.note(slot, tenure, key, table.len());
         }
-        Replaced { before, after: kept(table, key, limit, now) }
+        Replaced { before, after: self.kept(table, key, limit, now) }
+    }
+
+    fn kept(&self, table: &Table, key: Key, limit: &Limit, now: Timestamp) -> Kept {
+        Kept::of(table.get(key).map(|cell| self.copy(cell, limit, now)).as_ref(), limit, now)
     }
 }
 
@@ -137,8 +141,4 @@ pub(super) fn filled(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
         limit.with_debt(hits).decide(&mut counter, now, Ask::Charge(hits));
     }
     counter
-}
-
-fn kept(table: &Table, key: Key, limit: &Limit, now: Timestamp) -> Kept {
-    Kept::of(table.get(key).map(|cell| cell.counter(limit)).as_ref(), limit, now)
 }

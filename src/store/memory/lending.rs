@@ -41,8 +41,7 @@ impl Memory {
             tenures.note(slot, &mut tenure, key, table.len());
         }
         let all = tenure.lent(key).checked_add(hits)?;
-        let mut copy = table.get(key).map_or_else(|| limit.fresh(), |cell| cell.counter(limit));
-        limit.cut_to_next_window(&mut copy, now);
+        let mut copy = table.get(key).map_or_else(|| limit.fresh(), |cell| self.copy(cell, limit, now));
         let decision = limit.decide(&mut copy, now, Ask::Charge(all));
         decision.verdict.passes().then(|| {
             tenure.change_beside(|| self.nothing_beside(), |beside| beside.lend(key, all));
@@ -115,9 +114,7 @@ impl Locked<'_> {
             let copy = copies.entry(check.key).or_insert_with(|| {
                 let table = &self.tables[self.place(memory.slot(check.key))];
                 let fresh = || check.limit.fresh();
-                let mut copy = table.get(check.key).map_or_else(fresh, |cell| cell.counter(check.limit));
-                check.limit.cut_to_next_window(&mut copy, now);
-                copy
+                table.get(check.key).map_or_else(fresh, |cell| memory.copy(cell, check.limit, now))
             });
             let done = beside(self.lent(memory, check.key), deed, check, copy, now);
             if done.would_pass_alone {

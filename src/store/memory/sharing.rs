@@ -44,7 +44,7 @@ impl Memory {
         };
         let (bytes, seq) = (table.bytes(), tenure.seq());
         let Beside { extras, unknown, .. } = tenure.into_beside();
-        let contents = Contents::all(table.into_cells(), extras, unknown);
+        let contents = Contents::all(table.into_cells(), extras, unknown).with_lead(self.caution.lead());
         self.means.budget.change_table(bytes, 0);
         self.means.budget.change(contents.heap_bytes(), 0);
         Some((contents.counted_in(&self.means.budget), seq))
@@ -53,6 +53,7 @@ impl Memory {
     /// Holds `slot` from now on, with these counters. It was not held. (One that is stays as it is.)
     pub fn hold(&self, slot: Slot, contents: Contents, now: Timestamp) {
         let Some(tenures) = &self.tenures else { return };
+        self.take_in_lead(&contents, now);
         let contents = contents.without_idle(now);
         let heap = contents.heap_bytes();
         let (counters, extras, unknown) = contents.into_parts();
@@ -93,7 +94,7 @@ impl Memory {
 
     /// Answers nothing while it is `distrusted`, whatever it holds: too few others are heard to rely on it.
     pub fn distrust(&self, distrusted: bool) {
-        self.distrusted.store(distrusted, Ordering::Relaxed);
+        self.caution.set_distrusted(distrusted);
     }
 
     /// Nothing yet, but what there will be counts in the budget.
@@ -140,6 +141,7 @@ impl Memory {
         let copies = table.copies();
         drop((tenure, table));
         let contents = Contents::all(copies.into_iter(), extras, unknown).without_idle(now);
+        let contents = contents.with_lead(self.caution.lead());
         (!contents.is_empty()).then_some(Changes { seq, contents })
     }
 
@@ -165,6 +167,7 @@ impl Memory {
                 Contents::some(keys.iter().map(cell), extras)
             }
         };
+        let contents = contents.with_lead(self.caution.lead());
         Changes { seq, contents: contents.counted_in(&self.means.budget) }
     }
 

@@ -87,6 +87,8 @@ metrics! {
         "Counters forgotten: idle ones, which is free, and unexpired ones for want of memory.";
     COUNTERS_REFUSED: Counter "tollgate_counters_refused_total" []
         "Charges to new keys for which there was no memory.";
+    CLOCK_STEPS: Counter "tollgate_clock_steps_total" ["direction"]
+        "Steps of the clock of counters by more than a minute: forward with the system's clock, back when that was put right.";
     RULES: Gauge "tollgate_rules" []
         "Rules in force.";
     RULES_GENERATION: Gauge "tollgate_rules_generation" []

@@ -1,12 +1,25 @@
 //! Who is let in, and who is not.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    fs::Permissions,
+    os::unix::fs::PermissionsExt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
+use rustls::{
+    ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
 };
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tollgate::{
     cluster::{
         Files, MemberId, Trust,
@@ -19,6 +32,7 @@ use crate::{
     certificates::{self, Authority},
     harness::{START, until},
     links::replica::{Replica, SECRET, secrets, settings, trust},
+    reload::Log,
 };
 
 const OTHER: &str = "another secret that replicas share";
@@ -123,6 +137,123 @@ async fn who_speaks_no_tls_is_refused_and_counted() {
     drop(silent);
 }
 
+const LOCALHOST: &str = "localhost";
+
+/// Takes any certificate, and keeps it.
+#[derive(Debug, Default)]
+struct Shown(Mutex<Vec<u8>>);
+
+impl ServerCertVerifier for Shown {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        *self.0.lock().unwrap() = end_entity.to_vec();
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A client without a certificate that offers this protocol, and what it is shown.
+fn stranger(protocol: &[u8]) -> (TlsConnector, Arc<Shown>) {
+    let shown = Arc::new(Shown::default());
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(shown.clone())
+        .with_no_client_auth();
+    config.alpn_protocols = vec![protocol.to_vec()];
+    (TlsConnector::from(Arc::new(config)), shown)
+}
+
+fn says_both_versions(log: &Log, theirs: u32) -> bool {
+    let told = format!("the peer speaks tollgate-cluster/{theirs}, this replica speaks tollgate-cluster/2");
+    log.take().iter().any(|line| line.contains(&told) && line.contains("version"))
+}
+
+#[tokio::test]
+async fn client_of_another_version_is_refused_and_told_ours() {
+    let log = Log::start();
+    let one = Replica::start(&[]).await;
+    let (client, shown) = stranger(b"tollgate-cluster/1");
+    let socket = TcpStream::connect(one.listen).await.unwrap();
+    let mut stream = client.connect(LOCALHOST.try_into().unwrap(), socket).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    assert!(matches!(stream.read(&mut [0; 16]).await, Ok(0) | Err(_)), "nothing is spoken");
+    let shown = CertificateDer::from(shown.0.lock().unwrap().clone());
+    let shown = webpki::EndEntityCert::try_from(&shown).unwrap();
+    assert_eq!(shown.valid_dns_names().collect::<Vec<_>>(), ["protocol-2.tollgate.invalid"]);
+    until_refused(&one, Refused::Version).await;
+    assert!(says_both_versions(&log, 1));
+}
+
+#[tokio::test]
+async fn server_of_another_version_is_refused_and_both_are_logged() {
+    let log = Log::start();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["protocol-3.tollgate.invalid".to_owned()]).unwrap();
+    let certificate = params.self_signed(&key).unwrap().der().clone();
+    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key.serialize_der().try_into().unwrap())
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        while let Ok((socket, _)) = listener.accept().await {
+            acceptor.accept(socket).await.ok();
+        }
+    });
+    let one = Replica::start(&[]).await;
+    one.links.dial(&address.to_string());
+    until_refused(&one, Refused::Version).await;
+    assert!(says_both_versions(&log, 3));
+    assert_eq!(one.links.rejected(), Some(format!("{address} (version)")));
+}
+
+#[tokio::test]
+async fn secret_file_that_all_can_read_is_warned_of() {
+    let log = Log::start();
+    for (mode, warned) in [(0o600, false), (0o440, false), (0o644, true)] {
+        let (_folder, file) = secrets(SECRET);
+        fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+        let settings = settings(trust(file), &[]);
+        let _one = Replica::start_with(settings, MemberId::random(), Clock::system()).await;
+        let warning =
+            log.take().into_iter().find(|line| line.contains("every user of this machine can read"));
+        assert_eq!(warning.is_some(), warned, "{mode:o}: {warning:?}");
+    }
+}
+
 /// The operator's certificates, by this authority.
 fn by(authority: &Authority) -> (certificates::Files, Trust) {
     let files = certificates::Files::of(&authority.server());
@@ -158,7 +289,10 @@ async fn who_shows_no_certificate_is_refused() {
     let authority = Authority::new("ours");
     let (_files, trust) = by(&authority);
     let one = trusting(&trust, &[]).await;
-    certificates::connect(one.listen, &authority, None).await.ok();
+    let (client, _shown) = stranger(b"tollgate-cluster/2");
+    let socket = TcpStream::connect(one.listen).await.unwrap();
+    let mut stream = client.connect(LOCALHOST.try_into().unwrap(), socket).await.unwrap();
+    stream.read_to_end(&mut Vec::new()).await.unwrap_err();
     until_refused(&one, Refused::NoCertificate).await;
 }
 
@@ -173,7 +307,14 @@ async fn without_anything_to_trust_it_does_not_start_and_says_what_is_missing() 
     let why = why_not(settings(nothing, &[])).await;
     assert!(why.contains("cluster.secret_file") && why.contains("cluster.cert"), "{why}");
     for (lines, expected) in [
-        ("# comment\n\nshort\n", "line 3: a secret has at least 16 bytes"),
+        (
+            "# comment\n\nshort\n",
+            "line 3: a secret has at least 16 bytes, of which 8 differ; `openssl rand -base64 32` makes one",
+        ),
+        (
+            "aaaaaaaaaaaaaaaa",
+            "line 1: a secret has at least 16 bytes, of which 8 differ; `openssl rand -base64 32` makes one",
+        ),
         ("# nothing but a comment, which is long enough\n", "there is no secret in it"),
     ] {
         let (_folder, file) = secrets(lines);

@@ -1,0 +1,75 @@
+//! When a replica is not to be sent requests because of the other replicas.
+
+use std::fs;
+
+use tokio::net::TcpListener;
+use tonic::transport::Endpoint;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use crate::harness::{Service, http, until};
+
+const RULES: &str =
+    "{domain: shop, descriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 3}}]}";
+const SECRET: &str = "a secret that replicas share";
+const OTHER: &str = "another secret that replicas share";
+
+/// A replica with this secret, which need not become ready, and the folder with the file of its secret.
+async fn replica(secret: &str, seeds: &str) -> (Service, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secret");
+    fs::write(&file, secret).unwrap();
+    let given = [
+        ("cluster.listen", "127.0.0.1:0"),
+        ("cluster.secret_file", file.to_str().unwrap()),
+        ("cluster.seed", seeds),
+        ("tls.poll_interval", "50ms"),
+    ];
+    (Service::start_unready(RULES, &given).await, folder)
+}
+
+async fn links_to(service: &Service) -> String {
+    let (_, view) = http(service.addresses.admin, "GET", "/cluster", "").await.unwrap();
+    let view: serde_json::Value = serde_json::from_str(&view).unwrap();
+    view["members"][0]["address"].as_str().unwrap().to_owned()
+}
+
+async fn health(service: &Service) -> ServingStatus {
+    let endpoint = Endpoint::from_shared(format!("http://{}", service.addresses.grpc)).unwrap();
+    let mut client = HealthClient::new(endpoint.connect().await.unwrap());
+    client.check(HealthCheckRequest::default()).await.unwrap().into_inner().status()
+}
+
+#[tokio::test]
+async fn replica_whose_links_are_all_rejected_is_not_ready() {
+    let (inside, _folder) = replica(SECRET, "off").await;
+    inside.until_http("/readyz", 200).await;
+    let address = links_to(&inside).await;
+    let (outside, folder) = replica(OTHER, &address).await;
+
+    let why = until(async || {
+        let (code, why) = outside.http("GET", "/readyz", "").await;
+        (code == 503 && why.contains("rejected")).then_some(why)
+    })
+    .await;
+    assert_eq!(why, format!("every link to another replica is rejected: {address} (untrusted)\n"));
+    until(async || (health(&outside).await == ServingStatus::NotServing).then_some(())).await;
+    // A stranger that dials changes nothing.
+    assert_eq!(inside.http("GET", "/readyz", "").await.0, 200);
+
+    fs::write(folder.path().join("secret"), SECRET).unwrap();
+    outside.until_http("/readyz", 200).await;
+    until(async || (health(&outside).await == ServingStatus::Serving).then_some(())).await;
+}
+
+#[tokio::test]
+async fn replica_whose_peers_are_silent_is_ready() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (replica, _folder) = replica(SECRET, &silent.local_addr().unwrap().to_string()).await;
+    replica.until_http("/readyz", 200).await;
+    // The handshake is begun, and never answered.
+    let (_open, _) = silent.accept().await.unwrap();
+    let (_again, _) = silent.accept().await.unwrap();
+    assert_eq!(replica.http("GET", "/readyz", "").await.0, 200);
+}
