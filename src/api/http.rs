@@ -14,10 +14,7 @@ use axum::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    api::{
-        Api, Error, cross_site, envoy::Resets, json,
-        proto::envoy::service::ratelimit::v3::rate_limit_response::Code, reader::RequestReader,
-    },
+    api::{Api, Call, Error, ResetPrecision, cross_site, json, reader::RequestReader},
     cluster::OpenForwards,
 };
 
@@ -74,7 +71,7 @@ async fn should_rate_limit(
         Ok(request) => request,
         Err(rejected) => {
             if let Some(error) = rejected.too_large() {
-                api.refused(Error::TooLarge(error));
+                api.metrics().unanswered(Error::Undecodable(error.into()));
             }
             return rejected.into_response();
         }
@@ -82,19 +79,22 @@ async fn should_rate_limit(
     let Ok(_call) = calls.try_acquire() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many calls are under way\n").into_response();
     };
-    let response = match api.answer(request, None, Resets::Millis, &connection).await {
-        Ok(response) => response,
+    let call = Call { message: request.message(), metadata: None, precision: ResetPrecision::Millis };
+    let handled = api.handle(call, &connection).await;
+    // The request is freed before its call waits.
+    drop(request);
+    let reply = match handled {
+        Ok(reply) => reply,
         Err(error) if error.is_callers_fault() => {
             return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();
         }
         Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     };
-    let status = match response.overall_code() {
-        Code::Ok => StatusCode::OK,
-        Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
-        Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    match json::response(&response) {
+    if !reply.delay.is_zero() {
+        api.wait(reply.delay).await;
+    }
+    let status = if reply.passes { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+    match json::response(reply.message()) {
         Ok(json) => (status, [(CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }

@@ -10,31 +10,32 @@ use serde::{
 };
 
 use crate::{
-    api::{
-        message::Unreadable,
-        proto::{
-            DESCRIPTORS,
-            envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
-        },
-    },
+    api::proto::{DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest},
     limiter::{Bounds, TooLarge},
 };
 
 static POOL: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect("the build has compiled them"));
 
-/// Reads a request within `bounds`, which are checked before anything is built. An unknown field is an error, as is
-/// anything after the request.
-pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<RateLimitRequest, Unreadable> {
-    check(json, bounds)?;
-    built(json).map_err(|error| Unreadable::Malformed(error.to_string()))
+/// Why a text is no request.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unreadable {
+    /// There are more descriptors or entries than the bounds allow. Nothing was built.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// It is no `RateLimitRequest` in JSON.
+    #[error(transparent)]
+    Malformed(#[from] serde_json::Error),
 }
 
-fn built(json: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
+/// The message of a request within `bounds`, which are checked before anything is built. An unknown field is an error,
+/// as is anything after the request.
+pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<Vec<u8>, Unreadable> {
+    check(json, bounds)?;
     let mut reader = serde_json::Deserializer::from_slice(json);
     let message = DynamicMessage::deserialize(descriptor("RateLimitRequest"), &mut reader)?;
     reader.end()?;
-    message.transcode_to().map_err(serde_json::Error::custom)
+    Ok(message.encode_to_vec())
 }
 
 /// Writes a request, as [`response`] does.
@@ -42,9 +43,10 @@ pub fn request_text(request: &RateLimitRequest) -> Result<String, serde_json::Er
     text("RateLimitRequest", &request.encode_to_vec())
 }
 
-/// Writes a response: lowerCamelCase names, enumerations by name, fields left out that have their default.
-pub fn response(response: &RateLimitResponse) -> Result<String, serde_json::Error> {
-    text("RateLimitResponse", &response.encode_to_vec())
+/// Writes the message of a response: lowerCamelCase names, enumerations by name, fields left out that have their
+/// default.
+pub fn response(message: &[u8]) -> Result<String, serde_json::Error> {
+    text("RateLimitResponse", message)
 }
 
 fn text(name: &str, encoded: &[u8]) -> Result<String, serde_json::Error> {
@@ -208,7 +210,12 @@ mod tests {
             (r#"{"descriptors": [{}, {}, {}, 5"#.to_owned(), Err(descriptors)),
             (r#"{"domain": 1e5, "descriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
         ] {
-            assert_eq!(read(&json), expected.map_err(Unreadable::TooLarge), "{json}");
+            let too_large = match read(&json) {
+                Err(Unreadable::TooLarge(error)) => Err(error),
+                Err(Unreadable::Malformed(error)) => panic!("{json}: {error}"),
+                Ok(()) => Ok(()),
+            };
+            assert_eq!(too_large, expected, "{json}");
         }
     }
 

@@ -83,7 +83,7 @@ impl Metrics {
             Error::Unanswered(Unanswered::Joining | Unanswered::Elsewhere) => self.joining.increase(),
             Error::Unanswered(Unanswered::Overloaded) => self.overloaded.increase(),
             Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
-            | Error::TooLarge(_)
+            | Error::Undecodable(_)
             | Error::Unit { .. } => self.invalid.increase(),
         }
     }

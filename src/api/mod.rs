@@ -3,34 +3,26 @@
 use std::sync::Arc;
 
 use crate::{
-    limiter::{Bounds, Limiter, TooLarge, Unanswered},
+    limiter::{Bounds, Limiter, Unanswered},
     telemetry::{logs, traces::Traces},
 };
 
 pub mod admin;
 mod cross_site;
 mod denials;
-pub mod envoy;
-mod frame;
-pub mod grpc;
-pub mod headers;
 pub mod http;
 pub mod json;
-mod message;
-mod metadata;
 mod metrics;
-mod patience;
-mod quick;
 pub mod reader;
-mod span;
+pub mod rls;
 pub mod top;
 pub mod written;
 
-pub use frame::is_one_frame;
 pub use metrics::Metrics;
-pub use quick::{Framed, Reply, Turn};
+pub use rls::{Batch, Call, Handled, Reply, ResetPrecision, headers};
 
 use denials::Denials;
+use rls::Undecodable;
 
 /// The messages of `proto/`, generated.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -119,9 +111,9 @@ pub enum Error {
     /// The limiter has no answer.
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
-    /// The request has too many descriptors or entries.
+    /// The bytes are no request within the bounds.
     #[error(transparent)]
-    TooLarge(#[from] TooLarge),
+    Undecodable(#[from] Undecodable),
     /// A descriptor brings a limit whose unit is none.
     #[error(
         "descriptors[{descriptor}].limit.unit: {number} is no unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
@@ -142,7 +134,7 @@ impl Error {
                 Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere | Unanswered::Overloaded,
             ) => false,
             Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
-            | Self::TooLarge(_)
+            | Self::Undecodable(_)
             | Self::Unit { .. } => true,
         }
     }
@@ -153,7 +145,7 @@ impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
         match error {
             Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
-            | Error::TooLarge(_)
+            | Error::Undecodable(_)
             | Error::Unit { .. } => Self::invalid_argument(error.to_string()),
             Error::Unanswered(Unanswered::Overloaded) => Self::resource_exhausted(error.to_string()),
             Error::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => {

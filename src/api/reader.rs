@@ -1,6 +1,6 @@
 //! Requests in JSON from the bodies of HTTP requests.
 
-use std::{borrow::Borrow, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes, HttpBody as _},
@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    api::{json, message::Unreadable, proto::envoy::service::ratelimit::v3::RateLimitRequest},
+    api::json::{self, Unreadable},
     limiter::{Bounds, TooLarge},
 };
 
@@ -37,13 +37,14 @@ pub struct RequestReader {
 /// A request with its body's share of the budget, which is free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct ReadRequest {
-    request: RateLimitRequest,
+    message: Vec<u8>,
     _share: Option<OwnedSemaphorePermit>,
 }
 
-impl Borrow<RateLimitRequest> for ReadRequest {
-    fn borrow(&self) -> &RateLimitRequest {
-        &self.request
+impl ReadRequest {
+    /// The bytes of its `RateLimitRequest`.
+    pub(super) fn message(&self) -> &[u8] {
+        &self.message
     }
 }
 
@@ -87,8 +88,8 @@ impl RequestReader {
         let mut pieces = body.into_data_stream();
         let mut bytes = Vec::new();
         if append(&mut bytes, &mut pieces, SMALL_BODY_BYTES).await? {
-            let request = json::request(&bytes, self.bounds)?;
-            return Ok(ReadRequest { request, _share: None });
+            let message = json::request(&bytes, self.bounds)?;
+            return Ok(ReadRequest { message, _share: None });
         }
         let share = self.share(length).await?;
         let all = append(&mut bytes, &mut pieces, BODY_BYTES_MAX);
@@ -98,8 +99,8 @@ impl RequestReader {
         let bounds = self.bounds;
         // The share goes with the task, which outlives a client that goes away.
         let parsed = spawn_blocking(move || {
-            let request = json::request(&bytes, bounds)?;
-            Ok(ReadRequest { request, _share: Some(share) })
+            let message = json::request(&bytes, bounds)?;
+            Ok(ReadRequest { message, _share: Some(share) })
         });
         parsed.await.map_err(Rejected::Failed)?
     }

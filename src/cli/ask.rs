@@ -3,6 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use clap::{ArgMatches, Command};
+use prost::Message as _;
 use tokio::{runtime, time::timeout};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -42,7 +43,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     };
     let printed = answer.and_then(|answer| {
         let text = if matches.get_flag("json") {
-            json::response(&answer).map_err(|error| error.to_string())?
+            json::response(&answer.encode_to_vec()).map_err(|error| error.to_string())?
         } else {
             readable(&request, &answer)
         };
@@ -114,7 +115,11 @@ fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
         Code::Unknown => "unknown",
     };
     let lines = request.descriptors.iter().zip(&answer.statuses).map(|(descriptor, status)| {
-        format!("\n  {}: {}", written::text(&descriptor.entries), status_line(status))
+        format!(
+            "\n  {}: {}",
+            written::text(descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value))),
+            status_line(status)
+        )
     });
     overall.to_owned() + &lines.collect::<String>()
 }

@@ -1,8 +1,6 @@
 //! Bodies: of requests, which end when they come too slowly, and of answers.
 
 use std::{
-    future::poll_fn,
-    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -23,9 +21,8 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 #[derive(Debug)]
 pub(super) struct Timely {
     body: Source,
-    // What was read and put back, in this order.
+    // The part that was read before.
     piece: Option<Bytes>,
-    next: Option<Box<Read>>,
     // Most bodies are there with their head, and need no timer.
     end: Option<Pin<Box<Sleep>>>,
     bound: Bound,
@@ -55,49 +52,12 @@ pub(super) enum Bound {
 impl Timely {
     /// `body`, of which a first piece may have been read.
     pub(super) fn new(body: Source, read: Option<Bytes>, bound: Bound) -> Self {
-        Self { body, piece: read, next: None, end: None, bound, activity: None }
+        Self { body, piece: read, end: None, bound, activity: None }
     }
 
     /// The same, telling `activity` when all of it is there.
     pub(super) fn of(self, activity: Option<Arc<RequestActivity>>) -> Self {
         Self { activity, ..self }
-    }
-
-    /// All of it, where that is one piece that `may_be_all`; nothing is waited for after another. If not, it is as if
-    /// nobody had looked.
-    pub(super) async fn in_one_piece(&mut self, may_be_all: impl FnOnce(&[u8]) -> bool) -> Option<Bytes> {
-        let piece = match self.read().await?.map(Frame::into_data) {
-            Ok(Ok(piece)) => piece,
-            Ok(Err(trailers)) => {
-                self.next = Some(Box::new(Ok(trailers)));
-                return None;
-            }
-            Err(error) => {
-                self.next = Some(Box::new(Err(error)));
-                return None;
-            }
-        };
-        if !may_be_all(&piece) {
-            self.put_back(piece);
-            return None;
-        }
-        if !self.body.has_ended() {
-            self.next = self.read().await.map(Box::new);
-        }
-        if self.next.is_some() {
-            self.put_back(piece);
-            return None;
-        }
-        Some(piece)
-    }
-
-    /// Has its first piece, read before, read again.
-    pub(super) fn put_back(&mut self, piece: Bytes) {
-        self.piece = Some(piece);
-    }
-
-    async fn read(&mut self) -> Option<Read> {
-        poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await
     }
 }
 
@@ -109,9 +69,6 @@ impl Body for Timely {
         let this = self.get_mut();
         if let Some(piece) = this.piece.take() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
-        }
-        if let Some(next) = this.next.take() {
-            return Poll::Ready(Some(*next));
         }
         match (this.body.poll(cx), this.bound) {
             (Poll::Ready(None), _) => {
@@ -130,7 +87,7 @@ impl Body for Timely {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.piece.is_none() && self.next.is_none() && self.body.has_ended()
+        self.piece.is_none() && self.body.has_ended()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -191,62 +148,4 @@ pub(super) fn all_is_well() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(&GRPC_STATUS, OK);
     trailers
-}
-
-/// The body of an answer.
-#[derive(Debug)]
-pub(super) enum Answer {
-    /// Of a router.
-    Routed(axum::body::Body),
-    /// A framed message, and then that all is well.
-    Framed(Bytes),
-    /// That all is well.
-    Fine,
-    /// Nothing more.
-    Over,
-}
-
-impl Answer {
-    /// What is to come, once; no answer of a router.
-    fn next(&mut self) -> Option<Frame<Bytes>> {
-        match mem::replace(self, Self::Over) {
-            Self::Framed(frame) => {
-                *self = Self::Fine;
-                Some(Frame::data(frame))
-            }
-            Self::Fine => Some(Frame::trailers(all_is_well())),
-            Self::Over | Self::Routed(_) => None,
-        }
-    }
-}
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        match self.get_mut() {
-            Self::Routed(body) => Pin::new(body).poll_frame(cx),
-            ours @ (Self::Framed(_) | Self::Fine | Self::Over) => Poll::Ready(ours.next().map(Ok)),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Routed(body) => body.is_end_stream(),
-            Self::Framed(_) | Self::Fine => false,
-            Self::Over => true,
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Routed(body) => body.size_hint(),
-            // gRPC tells no length.
-            Self::Framed(_) | Self::Fine | Self::Over => SizeHint::default(),
-        }
-    }
 }

@@ -30,6 +30,8 @@ pub(super) enum Unread {
     Missing,
     #[error("the method takes one message, and the request has more")]
     Several,
+    #[error("the message is compressed, and its call names no encoding")]
+    Compressed,
     #[error("the request has not arrived within {BODY_WITHIN:?}")]
     Late,
     #[error("too many bytes of unfinished requests")]
@@ -46,6 +48,7 @@ impl Unread {
             Self::TooLarge | Self::Full => Some(Status::resource_exhausted(message)),
             Self::Cut => Some(Status::invalid_argument(message)),
             Self::Missing | Self::Several => Some(Status::unimplemented(message)),
+            Self::Compressed => Some(Status::internal(message)),
             Self::Late => Some(Status::deadline_exceeded(message)),
             Self::Http2(_) => None,
         }
@@ -96,24 +99,30 @@ impl Arriving<'_> {
     fn add(&mut self, piece: &[u8]) -> Result<(), Unread> {
         self.share.receive(piece.len());
         self.framed.extend_from_slice(piece);
-        match self.announced() {
-            Some(length) if MESSAGE_BYTES_MAX < length => Err(Unread::TooLarge),
-            Some(length) if PREFIX_BYTES + length < self.framed.len() => Err(Unread::Several),
-            Some(_) | None => Ok(()),
+        match complete(&self.framed) {
+            // More may come.
+            Ok(_) | Err(Unread::Cut | Unread::Missing) => Ok(()),
+            Err(why) => Err(why),
         }
     }
 
     fn end(&self) -> Result<(), Unread> {
-        match self.announced() {
-            None if self.framed.is_empty() => Err(Unread::Missing),
-            Some(length) if self.framed.len() == PREFIX_BYTES + length => Ok(()),
-            Some(_) | None => Err(Unread::Cut),
-        }
+        complete(&self.framed).map(drop)
     }
+}
 
-    /// The length of the message as its prefix announces it.
-    fn announced(&self) -> Option<usize> {
-        let (_flag, rest) = self.framed.split_first()?;
-        usize::try_from(u32::from_be_bytes(*rest.first_chunk()?)).ok()
+/// The message in the whole body of a call.
+#[inline]
+pub(super) fn complete(framed: &[u8]) -> Result<&[u8], Unread> {
+    let Some(([flag, length @ ..], message)) = framed.split_first_chunk::<PREFIX_BYTES>() else {
+        return Err(if framed.is_empty() { Unread::Missing } else { Unread::Cut });
+    };
+    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+    match *flag {
+        _ if length > MESSAGE_BYTES_MAX => Err(Unread::TooLarge),
+        _ if length < message.len() => Err(Unread::Several),
+        _ if length > message.len() => Err(Unread::Cut),
+        0 => Ok(message),
+        _compressed => Err(Unread::Compressed),
     }
 }

@@ -13,7 +13,7 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
-    api::{Api, admin, grpc::RateLimitServer, http, proto::DESCRIPTORS, reader::RequestReader, top},
+    api::{Api, admin, http, proto::DESCRIPTORS, reader::RequestReader, top},
     cluster::{Cluster, link},
     limiter::{self, Limiter},
     rules::{Book, Ledger, Watcher},
@@ -35,7 +35,6 @@ mod listen;
 mod message;
 mod metrics;
 mod phase;
-mod quick;
 mod replica;
 mod reply_bytes;
 mod request_bytes;
@@ -80,6 +79,9 @@ impl Budgets {
         }
     }
 }
+/// The largest message of a reflection stream, in bytes.
+const REFLECTION_BYTES_MAX: usize = 64 * 1024;
+
 /// The memory that large JSON bodies share, in bytes.
 const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;
 
@@ -324,7 +326,7 @@ impl Server {
         servers.spawn(metrics.serve(Routed::http(page), crew.page_hands(), phases.clone()));
         let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
         servers.spawn(admin.serve(Routed::http(operators), crew.page_hands(), phases.clone()));
-        let routes = Routed::grpc(grpc_routes(api.clone(), health)?, api);
+        let routes = Routed::grpc(grpc_routes(health)?, api);
         servers.spawn(grpc.serve(routes, crew.hands(), phases));
 
         let serve = async {
@@ -438,11 +440,8 @@ async fn end_of_chore(chores: &mut JoinSet<()>) -> Error {
     Error::Ended { part: "a chore", why }
 }
 
-/// Everything that is answered over gRPC.
-fn grpc_routes<H>(
-    api: Api,
-    health: tonic_health::pb::health_server::HealthServer<H>,
-) -> Result<axum::Router, Error>
+/// The gRPC services beside the rate limit service.
+fn grpc_routes<H>(health: tonic_health::pb::health_server::HealthServer<H>) -> Result<axum::Router, Error>
 where
     H: tonic_health::pb::health_server::Health,
 {
@@ -451,7 +450,8 @@ where
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(|error| Error::Ended { part: "the gRPC server", why: error.to_string() })?;
-    let routes =
-        Routes::new(RateLimitServer::new(api, MESSAGE_BYTES_MAX)).add_service(health).add_service(reflection);
+    // A stream is read as it arrives, and room is reserved for the announced length.
+    let reflection = reflection.max_decoding_message_size(REFLECTION_BYTES_MAX);
+    let routes = Routes::new(health).add_service(reflection);
     Ok(routes.prepare().into_axum_router())
 }

@@ -4,24 +4,23 @@ use std::{
     future::{Future, pending},
     net::SocketAddr,
     sync::Arc,
-    time::Duration,
 };
 
 use axum::{
     Router,
+    body::Body,
     extract::ConnectInfo,
-    http::{HeaderMap, HeaderValue, Request, Response},
+    http::{HeaderValue, Request, Response},
 };
 use hyper::body::{Body as _, Bytes};
 use tonic::codegen::Service as _;
 
 use crate::{
-    api::{Api, Reply, Turn},
+    api::{Api, Batch},
     cluster::OpenForwards,
     server::{
-        body::{Answer, Bound, Source, Timely},
+        body::{Bound, Source, Timely},
         idle::{Activity, RequestActivity},
-        quick,
     },
 };
 
@@ -35,8 +34,8 @@ const RESOURCE_EXHAUSTED: HeaderValue = HeaderValue::from_static("8");
 #[derive(Clone, Debug)]
 pub(super) struct Routed {
     router: Router,
-    // Where usual calls are answered without the router.
-    quick: Option<Api>,
+    // The rate limit service, which is not behind the router.
+    api: Option<Api>,
     // Who asks, where the router wants to know.
     peer: Option<Option<SocketAddr>>,
     // Of the connection, where a full listener closes idle ones.
@@ -51,42 +50,34 @@ impl Routed {
         // With its state in it a router need not be finished anew for each request.
         Self {
             router: router.with_state(()),
-            quick: None,
+            api: None,
             peer: Some(None),
             activity: None,
             forwards: OpenForwards::default(),
         }
     }
 
-    /// Over gRPC; usual calls are answered by `api`.
+    /// Over gRPC: the rate limit service is `api`, and the router has the other services.
     pub(super) fn grpc(router: Router, api: Api) -> Self {
-        let quick = Some(api).filter(Api::is_quick);
-        Self { router, quick, peer: None, activity: None, forwards: OpenForwards::default() }
+        Self { router, api: Some(api), peer: None, activity: None, forwards: OpenForwards::default() }
     }
 
     /// The same for the connection of one client.
     pub(super) fn of(&self, peer: Option<SocketAddr>, activity: Option<Arc<Activity>>) -> Arc<Self> {
-        let (router, quick) = (self.router.clone(), self.quick.clone());
+        let (router, api) = (self.router.clone(), self.api.clone());
         // Each has one of its own, so that connections on different cores share no count of references.
         let forwards = OpenForwards::default();
-        Arc::new(Self { router, quick, peer: self.peer.map(|_| peer), activity, forwards })
+        Arc::new(Self { router, api, peer: self.peer.map(|_| peer), activity, forwards })
     }
 
-    /// Begins to answer calls that have come together, where any may be answered without waiting.
-    pub(super) fn turn(&self) -> Option<Turn<'_>> {
-        self.quick.as_ref().map(Api::turn)
+    /// Begins to decide calls that are read together.
+    pub(super) fn batch(&self) -> Option<Batch<'_>> {
+        self.api.as_ref().map(Api::batch)
     }
 
-    /// Answers a call of this body, whose counters other replicas hold; `None` where it is for [`Routed::answer`].
-    pub(super) async fn afar(&self, body: &[u8], headers: &HeaderMap) -> Option<Reply> {
-        self.quick.as_ref()?.answer_framed_afar(body, headers, &self.forwards).await
-    }
-
-    /// Waits until the turn of a call that was answered with this delay.
-    pub(super) async fn wait(&self, delay: Duration) {
-        if let Some(api) = &self.quick {
-            api.wait(delay).await;
-        }
+    /// The rate limit service, and the checks of this connection that other replicas are asked.
+    pub(super) fn api(&self) -> Option<(&Api, &OpenForwards)> {
+        Some((self.api.as_ref()?, &self.forwards))
     }
 
     /// Whether the streams of a request may stay open.
@@ -99,11 +90,11 @@ impl Routed {
         self: &Arc<Self>,
         request: Request<B>,
         read: Option<Bytes>,
-    ) -> impl Future<Output = Response<Answer>> + Send + use<B> {
+    ) -> impl Future<Output = Response<Body>> + Send + use<B> {
         let this = self.clone();
         let bound = if Self::is_conversation(&request) { Bound::Unbounded } else { Bound::Bounded };
         let activity = this.activity.clone().map(|activity| Arc::new(RequestActivity::of(activity)));
-        let mut request = request.map(|body| Timely::new(body.into(), read, bound).of(activity.clone()));
+        let request = request.map(|body| Timely::new(body.into(), read, bound).of(activity.clone()));
         async move {
             if let Some(activity) = &activity
                 && request.body().is_end_stream()
@@ -112,11 +103,6 @@ impl Routed {
                 // The connection is being closed, and this with it.
                 pending::<()>().await;
             }
-            if let Some(api) = &this.quick
-                && let Some(response) = quick::answer(api, &mut request, &this.forwards).await
-            {
-                return response;
-            }
             // On the heap, so that the future of a usual call is small.
             let response = Box::pin(this.route(request)).await;
             drop(activity);
@@ -124,7 +110,7 @@ impl Routed {
         }
     }
 
-    async fn route(&self, mut request: Request<Timely>) -> Response<Answer> {
+    async fn route(&self, mut request: Request<Timely>) -> Response<Body> {
         if let Some(peer) = self.peer.flatten() {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
@@ -137,6 +123,6 @@ impl Routed {
         {
             *status = RESOURCE_EXHAUSTED;
         }
-        response.map(Answer::Routed)
+        response
     }
 }

@@ -14,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use axum::{
+    body::Body,
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header},
+};
 use futures_util::stream::{FuturesUnordered, Stream as _};
 use h2::{
     Ping, PingPong, Reason, RecvStream, SendStream,
@@ -25,15 +28,15 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, Sleep, sleep},
 };
+use tonic::Status;
 use tracing::debug;
 
 use crate::{
-    api::{Reply, Turn},
+    api::{Batch, Call, Handled, Reply},
     server::{
         Budgets,
-        body::{Answer, all_is_well},
+        body::all_is_well,
         message::{self, Unread},
-        quick::{self, AtOnce, GRPC},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
         rouse::{Bell, Roused},
@@ -41,6 +44,13 @@ use crate::{
         wire::{Line, Watched},
     },
 };
+
+/// The method of the rate limit service.
+const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const UNCOMPRESSED: HeaderValue = HeaderValue::from_static("identity");
+static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
 /// The most calls that are answered before what is answered is written.
 const CALLS_MAX: usize = 128;
@@ -246,7 +256,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
             }
             State::Talking(connection, _) => connection,
         };
-        let (mut turn, mut has_done) = (self.service.turn(), false);
+        let (mut batch, mut has_done) = (self.service.batch(), false);
         let calls = Calls {
             service: &self.service,
             waiting: &self.waiting,
@@ -263,7 +273,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
                 Poll::Ready(Some(asked)) => {
                     let (request, respond) = asked?;
                     if self.unsent.has_room() {
-                        calls.begin(turn.as_mut(), request, respond, &mut cx);
+                        calls.begin(batch.as_mut(), request, respond, &mut cx);
                     } else {
                         self.deferred.push_back(calls.defer(request, respond));
                     }
@@ -272,9 +282,9 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
             }
         }
         if !self.deferred.is_empty() {
-            has_done |= calls.begin_deferred(&mut self.deferred, turn.as_mut(), &mut cx);
+            has_done |= calls.begin_deferred(&mut self.deferred, batch.as_mut(), &mut cx);
         }
-        drop(turn);
+        drop(batch);
         self.line.let_go();
         has_done |= go_on(&mut self.waiting, &mut cx);
         let withheld = self.requests.withheld();
@@ -312,49 +322,85 @@ impl Calls<'_> {
     /// Answers a call, or adds it to those that have to wait.
     fn begin(
         &self,
-        turn: Option<&mut Turn<'_>>,
+        batch: Option<&mut Batch<'_>>,
         mut request: Request<RecvStream>,
         mut respond: SendResponse<ReplyPart>,
         cx: &mut Context<'_>,
     ) {
-        let at_once = turn.map_or(AtOnce::Nothing, |turn| quick::at_once(turn, &mut request, cx));
-        match at_once {
-            AtOnce::Answered(reply) if reply.delay.is_zero() => {
+        if let Some(response) = not_served(&request) {
+            return note(respond.send_response(response, true).map(drop));
+        }
+        let Some(batch) = batch.filter(|_| request.uri().path() == RATE_LIMIT) else {
+            return self.route(request, respond);
+        };
+        let piece = match request.body_mut().poll_data(cx) {
+            Poll::Ready(Some(Ok(piece))) => Some(piece),
+            // An error is reported again.
+            Poll::Ready(Some(Err(_)) | None) | Poll::Pending => None,
+        };
+        // The window that the piece has taken is given back with the stream.
+        let Some(whole) = piece.as_ref().filter(|_| request.body().is_end_stream()) else {
+            return self.read_and_decide(request, piece, respond);
+        };
+        let message = match message::complete(whole) {
+            Ok(message) => message,
+            Err(why) => return note(refuse(&mut respond, why.status())),
+        };
+        let call = Call { message, metadata: Some(request.headers()), precision: batch.precision() };
+        match batch.handle(call) {
+            Ok(Handled::Ready(reply)) if reply.delay.is_zero() => {
                 note(answer(&mut respond, reply, self.unsent))
             }
-            AtOnce::Answered(reply) => {
+            Ok(Handled::Ready(reply)) => {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
                 self.wait(async move { answer_late(&service, reply, respond, &unsent).await });
             }
-            AtOnce::Afar(body) => {
-                let (service, unsent) = (self.service.clone(), self.unsent.clone());
-                self.wait(answer_afar(service, request, body, respond, unsent));
+            Ok(Handled::Remote) => {
+                let (service, unsent, whole) = (self.service.clone(), self.unsent.clone(), whole.clone());
+                self.wait(async move { decide(&service, &request, &whole, respond, &unsent).await });
             }
-            AtOnce::Read(piece) => self.answer_fully(request, Some(piece), respond),
-            AtOnce::Nothing => self.answer_fully(request, None, respond),
+            Err(error) => note(refuse(&mut respond, Some(error.into()))),
         }
+    }
+
+    /// Reads the rest of a call of the rate limit service, and decides it.
+    fn read_and_decide(
+        &self,
+        mut request: Request<RecvStream>,
+        first: Option<Bytes>,
+        mut respond: SendResponse<ReplyPart>,
+    ) {
+        let (service, unsent) = (self.service.clone(), self.unsent.clone());
+        let mut share = self.requests.share(head_bytes(&request));
+        self.wait(async move {
+            let read = message::read(request.body_mut(), first, &mut share).await;
+            drop(share);
+            match read {
+                Ok(whole) => Box::pin(decide(&service, &request, &whole, respond, &unsent)).await,
+                Err(why) => refuse(&mut respond, why.status()),
+            }
+        });
+    }
+
+    /// Answers a call of another service.
+    fn route(&self, mut request: Request<RecvStream>, mut respond: SendResponse<ReplyPart>) {
+        let (service, unsent) = (self.service.clone(), self.unsent.clone());
+        if Routed::is_conversation(&request) {
+            return self.wait(see_through(service.answer(request, None), respond, unsent));
+        }
+        let mut share = self.requests.share(head_bytes(&request));
+        self.wait(async move {
+            let read = message::read(request.body_mut(), None, &mut share).await;
+            drop(share);
+            match read {
+                Ok(whole) => see_through(service.answer(request, Some(whole)), respond, unsent).await,
+                Err(why) => refuse(&mut respond, why.status()),
+            }
+        });
     }
 
     fn wait(&self, call: impl Future<Output = Result<(), h2::Error>> + Send + 'static) {
         self.waiting.push(Box::pin(async move { note(call.await) }));
-    }
-
-    /// Answers whatever it takes.
-    fn answer_fully(
-        &self,
-        request: Request<RecvStream>,
-        first: Option<Bytes>,
-        mut respond: SendResponse<ReplyPart>,
-    ) {
-        if let Some(response) = not_grpc(&request) {
-            return note(respond.send_response(response, true).map(drop));
-        }
-        let (service, unsent) = (self.service.clone(), self.unsent.clone());
-        if Routed::is_conversation(&request) {
-            return self.wait(see_through(service.answer(request, first), respond, unsent));
-        }
-        let share = self.requests.share(head_bytes(&request));
-        self.wait(answer_arriving(service, request, first, respond, share, unsent));
     }
 
     /// Keeps a call until there is room for its reply.
@@ -367,14 +413,14 @@ impl Calls<'_> {
     fn begin_deferred(
         &self,
         deferred: &mut VecDeque<Deferred>,
-        mut turn: Option<&mut Turn<'_>>,
+        mut batch: Option<&mut Batch<'_>>,
         cx: &mut Context<'_>,
     ) -> bool {
         let before = deferred.len();
         deferred.retain_mut(|call| {
             let is_refused = call.share.poll_refused(cx).is_ready();
             if is_refused {
-                note(refuse(&mut call.respond, &Unread::Full));
+                note(refuse(&mut call.respond, Unread::Full.status()));
             }
             !is_refused
         });
@@ -382,24 +428,34 @@ impl Calls<'_> {
             && let Some(Deferred { request, respond, share }) = deferred.pop_front()
         {
             drop(share);
-            self.begin(turn.as_deref_mut(), request, respond, cx);
+            self.begin(batch.as_deref_mut(), request, respond, cx);
         }
         deferred.len() != before
     }
 }
 
-/// The answer to a request that is not of gRPC, by gRPC's rules.
-fn not_grpc(request: &Request<RecvStream>) -> Option<Response<()>> {
+/// The answer to a request that is not of gRPC, by gRPC's rules, or that is compressed.
+fn not_served(request: &Request<RecvStream>) -> Option<Response<()>> {
     let mut response = Response::new(());
     if request.method() != Method::POST {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
-    } else if !quick::is_grpc(request.headers()) {
+    } else if !is_grpc(request.headers()) {
         *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    } else if request.headers().get(&GRPC_ENCODING).is_some_and(|encoding| *encoding != UNCOMPRESSED) {
+        response = Status::unimplemented("compressed messages are not supported").into_http();
+        response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
     } else {
         return None;
     }
     Some(response)
+}
+
+/// Whether a request says that it is of gRPC.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(given) = headers.get(header::CONTENT_TYPE) else { return false };
+    let rest = given.as_bytes().strip_prefix(GRPC.as_bytes());
+    matches!(rest, Some([] | [b'+' | b';', ..]))
 }
 
 /// About what the head of a request takes.
@@ -410,12 +466,9 @@ fn head_bytes(request: &Request<RecvStream>) -> usize {
     headers.map(|(name, value)| ENTRY_BYTES + name.as_str().len() + value.len()).sum()
 }
 
-/// Answers that a call has no message.
-fn refuse(respond: &mut SendResponse<ReplyPart>, why: &Unread) -> Result<(), h2::Error> {
-    match why.status() {
-        Some(status) => respond.send_response(status.into_http(), true).map(drop),
-        None => Ok(()),
-    }
+/// Answers with an error; without one the client cannot be answered any more.
+fn refuse(respond: &mut SendResponse<ReplyPart>, error: Option<Status>) -> Result<(), h2::Error> {
+    error.map_or(Ok(()), |error| respond.send_response(error.into_http(), true).map(drop))
 }
 
 fn note(answered: Result<(), h2::Error>) {
@@ -435,6 +488,12 @@ fn answer(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) 
     stream.send_trailers(all_is_well())
 }
 
+async fn wait(service: &Routed, delay: Duration) {
+    if let Some((api, _)) = service.api() {
+        api.wait(delay).await;
+    }
+}
+
 /// Answers when it is time, unless the client takes its call back.
 async fn answer_late(
     service: &Routed,
@@ -444,47 +503,38 @@ async fn answer_late(
 ) -> Result<(), h2::Error> {
     tokio::select! {
         biased;
-        () = service.wait(reply.delay) => answer(&mut respond, reply, unsent),
+        () = wait(service, reply.delay) => answer(&mut respond, reply, unsent),
         reset = poll_fn(|cx| respond.poll_reset(cx)) => reset.map(drop),
     }
 }
 
-/// Answers by what other replicas say.
-async fn answer_afar(
-    service: Arc<Routed>,
-    request: Request<RecvStream>,
-    body: Bytes,
+/// Decides a call of the rate limit service, of which this is the whole body, wherever its counters are.
+async fn decide(
+    service: &Routed,
+    request: &Request<RecvStream>,
+    whole: &[u8],
     mut respond: SendResponse<ReplyPart>,
-    unsent: Unsent,
+    unsent: &Unsent,
 ) -> Result<(), h2::Error> {
-    match service.afar(&body, request.headers()).await {
-        Some(reply) if reply.delay.is_zero() => answer(&mut respond, reply, &unsent),
-        // On the heap, so that the usual call has no room for them.
-        Some(reply) => Box::pin(answer_late(&service, reply, respond, &unsent)).await,
-        None => Box::pin(see_through(service.answer(request, Some(body)), respond, unsent)).await,
-    }
-}
-
-/// Answers a call whose message has not been read whole, unless its client takes it back.
-async fn answer_arriving(
-    service: Arc<Routed>,
-    mut request: Request<RecvStream>,
-    first: Option<Bytes>,
-    mut respond: SendResponse<ReplyPart>,
-    mut share: Share,
-    unsent: Unsent,
-) -> Result<(), h2::Error> {
-    let read = message::read(request.body_mut(), first, &mut share).await;
-    drop(share);
-    match read {
-        Ok(framed) => Box::pin(see_through(service.answer(request, Some(framed)), respond, unsent)).await,
-        Err(why) => refuse(&mut respond, &why),
+    let Some((api, connection)) = service.api() else { return Ok(()) };
+    let decided = match message::complete(whole) {
+        Ok(message) => {
+            let call = Call { message, metadata: Some(request.headers()), precision: api.precision() };
+            api.handle(call, connection).await.map_err(|error| Some(error.into()))
+        }
+        Err(why) => Err(why.status()),
+    };
+    match decided {
+        Ok(reply) if reply.delay.is_zero() => answer(&mut respond, reply, unsent),
+        // On the heap, so that the usual call has no room for it.
+        Ok(reply) => Box::pin(answer_late(service, reply, respond, unsent)).await,
+        Err(error) => refuse(&mut respond, error),
     }
 }
 
 /// Sends what `answering` gives, unless the client takes its call back.
 async fn see_through(
-    answering: impl Future<Output = Response<Answer>>,
+    answering: impl Future<Output = Response<Body>>,
     mut respond: SendResponse<ReplyPart>,
     unsent: Unsent,
 ) -> Result<(), h2::Error> {

@@ -250,10 +250,10 @@ async fn messages_that_lie_are_answered_with_an_error_and_never_let_pass() {
         ("a flag that is none", claiming(6, 7, b"\n\x04shop"), Code::Internal),
         ("no message", Vec::new(), Code::Unimplemented),
         ("half a prefix", vec![0, 0], Code::InvalidArgument),
-        ("invalid UTF-8", exact(b"\n\x04\xff\xfe\xff\xfe"), Code::Internal),
-        ("a field longer than the message", exact(b"\n\x7fshop"), Code::Internal),
-        ("a number without an end", exact(&[0xff; 20]), Code::Internal),
-        ("groups in groups", exact(&[0x7b; 100_000]), Code::Internal),
+        ("invalid UTF-8", exact(b"\n\x04\xff\xfe\xff\xfe"), Code::InvalidArgument),
+        ("a field longer than the message", exact(b"\n\x7fshop"), Code::InvalidArgument),
+        ("a number without an end", exact(&[0xff; 20]), Code::InvalidArgument),
+        ("groups in groups", exact(&[0x7b; 100_000]), Code::InvalidArgument),
         ("nothing in it", exact(b""), Code::InvalidArgument),
     ];
     for (what, bytes, expected) in cases {

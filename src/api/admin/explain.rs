@@ -1,12 +1,11 @@
 //! `/explain`: what would be decided about a request, and why. Nothing is charged.
 
-use std::borrow::Borrow as _;
-
 use axum::{
     Json,
     body::Body,
     extract::{Query, State, rejection::QueryRejection},
 };
+use prost::Message as _;
 use serde_json::{Value, json};
 
 use crate::{
@@ -14,11 +13,10 @@ use crate::{
     api::{
         Error,
         admin::{Desk, Refused, counters, words},
-        envoy,
         proto::envoy::{
             extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
         },
-        written,
+        rls, written,
     },
     limiter::{self, Checked, Explanation, Part, Status, Unanswered, Uncounted},
     rules::{How, LevelTrace, NodeTrace, Rule},
@@ -28,8 +26,8 @@ use crate::{
 /// As for `/json`.
 pub(super) async fn of_message(State(desk): State<Desk>, body: Body) -> Result<Json<Value>, Refused> {
     let read = desk.reader.read(body).await;
-    let request = read.map_err(|rejected| Refused(rejected.status(), rejected.to_string()))?;
-    explain(&desk, request.borrow()).await
+    let read = read.map_err(|rejected| Refused(rejected.status(), rejected.to_string()))?;
+    explain(&desk, read.message()).await
 }
 
 /// `?domain=D&key=k=v[,k=v]`, with more `key`s for more descriptors, and `hits=N` or `refund=N`; 0 hits look.
@@ -62,14 +60,14 @@ pub(super) async fn of_query(
     for descriptor in &mut request.descriptors {
         (descriptor.hits_addend, descriptor.is_negative_hits) = (hits, refunds);
     }
-    explain(&desk, &request).await
+    explain(&desk, &request.encode_to_vec()).await
 }
 
-async fn explain(desk: &Desk, request: &RateLimitRequest) -> Result<Json<Value>, Refused> {
+async fn explain(desk: &Desk, message: &[u8]) -> Result<Json<Value>, Refused> {
     let snapshot = desk.limiter.snapshot();
-    let entries = envoy::entries_of(request);
-    let descriptors = envoy::descriptors_of(request, &entries).map_err(unanswered)?;
-    let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience: None };
+    let request = rls::decode(message, desk.reader.bounds()).map_err(|error| unanswered(error.into()))?;
+    let descriptors = request.descriptors().map_err(unanswered)?;
+    let asked = request.limiter_request(&descriptors, None);
     let explanation = snapshot.explain(&asked).await.map_err(|error| match error {
         Unanswered::Elsewhere => Refused::unavailable(Uncounted::Unreachable),
         Unanswered::EmptyDomain
@@ -78,25 +76,24 @@ async fn explain(desk: &Desk, request: &RateLimitRequest) -> Result<Json<Value>,
         | Unanswered::Joining
         | Unanswered::Overloaded => unanswered(error.into()),
     })?;
-    Ok(Json(all(request, descriptors.iter().map(|descriptor| descriptor.ask), &explanation)))
+    Ok(Json(all(&asked, &explanation)))
 }
 
 fn unanswered(error: Error) -> Refused {
     if error.is_callers_fault() { Refused::bad(error) } else { Refused::unavailable(error) }
 }
 
-fn all(request: &RateLimitRequest, asks: impl Iterator<Item = Ask>, explanation: &Explanation<'_>) -> Value {
+fn all(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
     let Explanation { answer, now, .. } = explanation;
     let refusing: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).map(Status::name).collect();
     let descriptors: Vec<_> = request
         .descriptors
         .iter()
-        .zip(asks)
         .zip(explanation.told())
-        .map(|((descriptor, ask), (status, part))| {
+        .map(|(descriptor, (status, part))| {
             let mut told = json!({
-                "descriptor": written::text(&descriptor.entries),
-                "asks": in_words(ask),
+                "descriptor": written::text(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
+                "asks": in_words(descriptor.ask),
                 "code": code(status.passes),
             });
             match part {

@@ -1,4 +1,4 @@
-//! How long a caller waits for an answer, as the header `grpc-timeout` of its call says.
+//! The timeout of a call: its header `grpc-timeout`.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, HeaderName};
 
 static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The caller's patience; `None` where it names none, or none that can be read.
+/// The time that the caller waits; `None` without the header, or if it is malformed.
 pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
     parse(headers.get(&GRPC_TIMEOUT)?.to_str().ok()?)
 }

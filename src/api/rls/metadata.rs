@@ -1,24 +1,23 @@
-//! The dynamic metadata of an answer: the shape that envoyproxy/ratelimit gives it, and who refused.
+//! The dynamic metadata of a reply: the fields that envoyproxy/ratelimit sends, and the rules that refused.
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
 
 use crate::{
-    api::proto::envoy::{
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
-        service::ratelimit::v3::RateLimitRequest,
-        r#type::v3::RateLimitUnit,
+    api::{
+        proto::envoy::r#type::v3::RateLimitUnit,
+        rls::decode::{Described, LimitOverride, Request},
     },
     limiter::{Answer, Status},
 };
 
-/// What was asked, the metadata of the rules that let it pass, those that did not, and what was decided without the
-/// replica that counts.
-pub(super) fn of(request: &RateLimitRequest, answer: &Answer<'_>) -> Struct {
+/// The request, the metadata of the rules that let it pass, the rules that refused it, and what was decided without
+/// the owner.
+pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
-    let told = request.descriptors.iter().zip(&answer.statuses);
+    let told = request.described().zip(&answer.statuses);
     let descriptors = told.map(|(asked, status)| descriptor(asked, status)).collect();
-    set(&mut fields, "domain", text(&request.domain));
+    set(&mut fields, "domain", text(request.domain));
     set(&mut fields, "descriptors", Kind::ListValue(ListValue { values: descriptors }));
     if request.hits_addend != 0 {
         set(&mut fields, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
@@ -43,10 +42,10 @@ pub(super) fn of(request: &RateLimitRequest, answer: &Answer<'_>) -> Struct {
 }
 
 /// Which rule refused, and why.
-fn refusal(request: &RateLimitRequest, status: &Status<'_>) -> Value {
+fn refusal(request: &Request<'_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     set(&mut fields, "rule", text(status.name()));
-    set(&mut fields, "domain", text(&request.domain));
+    set(&mut fields, "domain", text(request.domain));
     let limit = status.limit.map_or(0, |limit| limit.requests_per_unit);
     let why = match status.retry_after {
         _ if limit == 0 => "banned",
@@ -60,12 +59,12 @@ fn refusal(request: &RateLimitRequest, status: &Status<'_>) -> Value {
     value(Kind::StructValue(fields))
 }
 
-fn descriptor(descriptor: &RateLimitDescriptor, status: &Status<'_>) -> Value {
+fn descriptor(descriptor: Described<'_, '_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     let entries = descriptor.entries.iter();
     let entries = entries.map(|entry| value(text(&format!("{}={}", entry.key, entry.value)))).collect();
     set(&mut fields, "entries", Kind::ListValue(ListValue { values: entries }));
-    if let Some(limit) = &descriptor.limit {
+    if let Some(limit) = descriptor.limit {
         set(&mut fields, "limit", text(&limit_text(limit)));
     }
     if let Some(hits) = descriptor.hits_addend {
@@ -78,7 +77,7 @@ fn descriptor(descriptor: &RateLimitDescriptor, status: &Status<'_>) -> Value {
     value(Kind::StructValue(fields))
 }
 
-fn limit_text(limit: &RateLimitOverride) -> String {
+fn limit_text(limit: LimitOverride) -> String {
     let unit = RateLimitUnit::try_from(limit.unit).map_or("WEEK", |unit| unit.as_str_name());
     format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit)
 }
@@ -141,6 +140,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::{api::rls::decode, limiter::Bounds};
 
     #[test]
     fn what_was_decided_without_the_replica_that_counts_is_marked_and_nothing_else() {
@@ -155,10 +155,8 @@ mod tests {
             degraded: false,
         };
         let marked = |degraded: [bool; 2]| {
-            let request = RateLimitRequest {
-                descriptors: vec![RateLimitDescriptor::default(); 2],
-                ..Default::default()
-            };
+            // Two descriptors without entries.
+            let request = decode(&[0x12, 0, 0x12, 0], Bounds { descriptors: 2, entries: 1 }).unwrap();
             let statuses = degraded.map(|degraded| Status { degraded, ..status });
             let answer = Answer {
                 passes: true,

@@ -1,0 +1,291 @@
+//! Reads a `RateLimitRequest` where it lies in its message: nothing is copied.
+
+use std::str;
+
+use prost::encoding::{DecodeContext, WireType, skip_field};
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Ask,
+    api::Error,
+    descriptor::Entry,
+    limiter::{self, Bounds, Override, TooLarge},
+    rules::Unit,
+};
+
+/// A request as it was sent.
+#[derive(Debug, Default)]
+pub struct Request<'m> {
+    /// Its domain.
+    pub domain: &'m str,
+    /// The hits of descriptors without hits of their own.
+    pub hits_addend: u32,
+    descriptors: SmallVec<[Descriptor; 2]>,
+    // Of all descriptors, in their order.
+    entries: SmallVec<[Entry<'m>; 8]>,
+}
+
+/// A descriptor without its entries.
+#[derive(Clone, Copy, Debug, Default)]
+struct Descriptor {
+    entries_end: usize,
+    limit: Option<LimitOverride>,
+    hits_addend: Option<u64>,
+    is_negative_hits: bool,
+}
+
+/// A descriptor and its entries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Described<'r, 'm> {
+    pub(super) entries: &'r [Entry<'m>],
+    pub(super) limit: Option<LimitOverride>,
+    pub(super) hits_addend: Option<u64>,
+    pub(super) is_negative_hits: bool,
+}
+
+/// A limit that the caller sends, whose unit may be none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LimitOverride {
+    pub(super) requests_per_unit: u32,
+    pub(super) unit: i32,
+}
+
+/// Why bytes are not a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Undecodable {
+    /// There are more descriptors or entries than the bounds allow.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// They are no message of this type.
+    #[error("the message is not a valid RateLimitRequest")]
+    Malformed,
+}
+
+/// The value of a field.
+enum Value<'m> {
+    Varint(u64),
+    Bytes(&'m [u8]),
+    /// A wire type that no field of ours has.
+    Other,
+}
+
+/// The fields of a message.
+struct Fields<'m> {
+    rest: &'m [u8],
+}
+
+/// Reads a request of at most so many descriptors and entries. Bytes mean what they mean to `prost`.
+#[inline]
+pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, Undecodable> {
+    let mut request = Request::default();
+    let mut fields = Fields { rest: message };
+    while let Some(field) = fields.next()? {
+        match field {
+            (1, Value::Bytes(domain)) => request.domain = text(domain)?,
+            (2, Value::Bytes(descriptor)) => request.add(descriptor, bounds)?,
+            (3, Value::Varint(hits)) => request.hits_addend = hits as u32,
+            (1..=3, _wrong_type) => return Err(Undecodable::Malformed),
+            (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+        }
+    }
+    Ok(request)
+}
+
+impl<'m> Request<'m> {
+    #[inline]
+    fn add(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), Undecodable> {
+        let (index, begin) = (self.descriptors.len(), self.entries.len());
+        bounds.descriptor(index)?;
+        let mut descriptor = Descriptor::default();
+        let mut fields = Fields { rest: message };
+        while let Some(field) = fields.next()? {
+            match field {
+                (1, Value::Bytes(message)) => {
+                    bounds.entry(index, self.entries.len() - begin)?;
+                    self.entries.push(entry(message)?);
+                }
+                // A message that is sent twice is merged.
+                (2, Value::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
+                (3, Value::Bytes(hits)) => merge_uint64(descriptor.hits_addend.get_or_insert(0), hits)?,
+                (4, Value::Varint(is_negative)) => descriptor.is_negative_hits = is_negative != 0,
+                (1..=4, _wrong_type) => return Err(Undecodable::Malformed),
+                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            }
+        }
+        descriptor.entries_end = self.entries.len();
+        self.descriptors.push(descriptor);
+        Ok(())
+    }
+
+    /// Its descriptors.
+    pub(super) fn described(&self) -> impl Iterator<Item = Described<'_, 'm>> {
+        let mut begin = 0;
+        self.descriptors.iter().map(move |descriptor| {
+            let entries = &self.entries[begin..descriptor.entries_end];
+            begin = descriptor.entries_end;
+            let Descriptor { limit, hits_addend, is_negative_hits, .. } = *descriptor;
+            Described { entries, limit, hits_addend, is_negative_hits }
+        })
+    }
+
+    /// Its descriptors as the limiter takes them.
+    #[inline]
+    pub fn descriptors(&self) -> Result<SmallVec<[limiter::Descriptor<'_>; 2]>, Error> {
+        let mut descriptors = SmallVec::new();
+        for (index, described) in self.described().enumerate() {
+            let limit = match described.limit {
+                None => None,
+                Some(LimitOverride { requests_per_unit, unit: number }) => {
+                    let unit = unit(number).ok_or(Error::Unit { descriptor: index, number })?;
+                    Some(Override { requests_per_unit, unit })
+                }
+            };
+            let ask = described.operation(self.hits_addend);
+            descriptors.push(limiter::Descriptor { entries: described.entries, ask, limit });
+        }
+        Ok(descriptors)
+    }
+
+    /// The request as the limiter takes it, of a caller that waits for `timeout`.
+    #[inline]
+    pub fn limiter_request<'r>(
+        &'r self,
+        descriptors: &'r [limiter::Descriptor<'r>],
+        timeout: Option<std::time::Duration>,
+    ) -> limiter::Request<'r> {
+        limiter::Request { domain: self.domain, descriptors, patience: timeout }
+    }
+}
+
+impl Described<'_, '_> {
+    /// A descriptor's own hits replace the request's, and 0 of them peek; 0 hits of the request mean 1.
+    fn operation(&self, of_request: u32) -> Ask {
+        match self.hits_addend.unwrap_or_else(|| of_request.max(1).into()) {
+            0 => Ask::Look,
+            hits if self.is_negative_hits => Ask::Refund(hits),
+            hits => Ask::Charge(hits),
+        }
+    }
+}
+
+impl LimitOverride {
+    fn merge(&mut self, message: &[u8]) -> Result<(), Undecodable> {
+        let mut fields = Fields { rest: message };
+        while let Some(field) = fields.next()? {
+            match field {
+                (1, Value::Varint(number)) => self.requests_per_unit = number as u32,
+                (2, Value::Varint(number)) => self.unit = number as i32,
+                (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn entry(message: &[u8]) -> Result<Entry<'_>, Undecodable> {
+    let mut entry = Entry { key: "", value: "" };
+    let mut fields = Fields { rest: message };
+    while let Some(field) = fields.next()? {
+        match field {
+            (1, Value::Bytes(key)) => entry.key = text(key)?,
+            (2, Value::Bytes(value)) => entry.value = text(value)?,
+            (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+            (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+        }
+    }
+    Ok(entry)
+}
+
+/// A `UInt64Value`.
+fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), Undecodable> {
+    let mut fields = Fields { rest: message };
+    while let Some(field) = fields.next()? {
+        match field {
+            (1, Value::Varint(value)) => *number = value,
+            (1, _wrong_type) => return Err(Undecodable::Malformed),
+            (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The unit of a caller's limit; `None` where the number is none.
+fn unit(number: i32) -> Option<Unit> {
+    match number {
+        1 => Some(Unit::Second),
+        2 => Some(Unit::Minute),
+        3 => Some(Unit::Hour),
+        4 => Some(Unit::Day),
+        5 => Some(Unit::Month),
+        6 => Some(Unit::Year),
+        // The enumeration of requests ends with the year. That of replies has the week too, and callers use it.
+        7 => Some(Unit::Week),
+        _no_unit => None,
+    }
+}
+
+#[inline]
+fn text(bytes: &[u8]) -> Result<&str, Undecodable> {
+    str::from_utf8(bytes).map_err(|_| Undecodable::Malformed)
+}
+
+impl<'m> Fields<'m> {
+    /// The next field; `None` at the end of the message.
+    #[inline]
+    fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Undecodable> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        self.field().map(Some).ok_or(Undecodable::Malformed)
+    }
+
+    #[inline]
+    fn field(&mut self) -> Option<(u32, Value<'m>)> {
+        let key = u32::try_from(self.varint()?).ok()?;
+        let number = Some(key >> 3).filter(|number| *number != 0)?;
+        let value = match key & 7 {
+            0 => Value::Varint(self.varint()?),
+            2 => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                Value::Bytes(self.bytes(length)?)
+            }
+            // Groups nest, and `prost` knows how deep.
+            wire_type => {
+                let wire_type = WireType::try_from(u64::from(wire_type)).ok()?;
+                skip_field(wire_type, number, &mut self.rest, DecodeContext::default()).ok()?;
+                Value::Other
+            }
+        };
+        Some((number, value))
+    }
+
+    #[inline]
+    fn bytes(&mut self, length: usize) -> Option<&'m [u8]> {
+        let (bytes, rest) = self.rest.split_at_checked(length)?;
+        self.rest = rest;
+        Some(bytes)
+    }
+
+    #[inline]
+    fn varint(&mut self) -> Option<u64> {
+        /// The most bytes that a number is written in, and the most that the last of them may hold.
+        const BYTES_MAX: usize = 10;
+        const LAST_MAX: u8 = 1;
+        // Nearly every number is a small one.
+        if let [byte @ ..0x80, rest @ ..] = self.rest {
+            self.rest = rest;
+            return Some(u64::from(*byte));
+        }
+        let mut number = 0;
+        for (place, byte) in self.rest.iter().take(BYTES_MAX).enumerate() {
+            number |= u64::from(byte & 0x7f) << (7 * place);
+            if *byte < 0x80 {
+                self.rest = &self.rest[place + 1..];
+                return (place + 1 < BYTES_MAX || *byte <= LAST_MAX).then_some(number);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,201 @@
+//! Writes a reply as it is sent: a gRPC frame around a `RateLimitResponse`, of which every length is known beforehand.
+
+use std::time::Duration;
+
+use prost::{
+    Message,
+    encoding::{encode_varint, encoded_len_varint},
+};
+
+use crate::{
+    api::{
+        proto::envoy::{
+            config::core::v3::HeaderValue,
+            service::ratelimit::v3::rate_limit_response::{Code, rate_limit},
+        },
+        rls::ResetPrecision,
+    },
+    limiter::{Answer, CurrentLimit, Status},
+    rules::Unit,
+};
+
+/// The prefix of a gRPC frame: a flag, and the length of the message.
+pub const FRAME_PREFIX_BYTES: usize = 5;
+
+// The wire types of fields: the lower three bits of a key.
+const VARINT: u8 = 0;
+const BYTES: u8 = 2;
+
+/// The reply with these headers and this dynamic metadata.
+#[inline]
+pub(super) fn encode(
+    answer: &Answer<'_>,
+    headers: &[HeaderValue],
+    metadata: Option<&prost_types::Struct>,
+    precision: ResetPrecision,
+) -> Vec<u8> {
+    let statuses = || answer.statuses.iter().map(|status| DescriptorStatus::of(status, precision));
+    let code = code(answer.passes) as u64;
+    let length = number_len(code)
+        + statuses().map(|status| bytes_len(status.len())).sum::<usize>()
+        + headers.iter().map(|header| bytes_len(header.encoded_len())).sum::<usize>()
+        + metadata.map_or(0, |metadata| bytes_len(metadata.encoded_len()));
+    let mut frame = Vec::with_capacity(FRAME_PREFIX_BYTES + length);
+    frame.push(0);
+    // The reply to a message of at most 4 MiB is far below 4 GiB.
+    frame.extend_from_slice(&(length as u32).to_be_bytes());
+    number(&mut frame, 1, code);
+    for status in statuses() {
+        begin(&mut frame, 2, status.len());
+        status.write(&mut frame);
+    }
+    for header in headers {
+        begin(&mut frame, 3, header.encoded_len());
+        // A vector grows as needed.
+        header.encode_raw(&mut frame);
+    }
+    if let Some(metadata) = metadata {
+        begin(&mut frame, 6, metadata.encoded_len());
+        metadata.encode_raw(&mut frame);
+    }
+    frame
+}
+
+fn code(passes: bool) -> Code {
+    if passes { Code::Ok } else { Code::OverLimit }
+}
+
+fn clamped(hits: u64) -> u64 {
+    hits.min(u32::MAX.into())
+}
+
+fn unit_of(limit: &CurrentLimit<'_>) -> rate_limit::Unit {
+    match limit.unit {
+        None => rate_limit::Unit::Unknown,
+        Some(Unit::Second) => rate_limit::Unit::Second,
+        Some(Unit::Minute) => rate_limit::Unit::Minute,
+        Some(Unit::Hour) => rate_limit::Unit::Hour,
+        Some(Unit::Day) => rate_limit::Unit::Day,
+        Some(Unit::Week) => rate_limit::Unit::Week,
+        Some(Unit::Month) => rate_limit::Unit::Month,
+        Some(Unit::Year) => rate_limit::Unit::Year,
+    }
+}
+
+fn rounded(after: Duration, precision: ResetPrecision) -> Duration {
+    const MILLI: Duration = Duration::from_millis(1);
+    const SECOND: Duration = Duration::from_secs(1);
+    match precision {
+        ResetPrecision::Seconds => rounded_up(after, SECOND).max(SECOND),
+        ResetPrecision::Millis => rounded_up(after, MILLI),
+        ResetPrecision::Nanos => after,
+    }
+}
+
+/// `time`, or the next multiple of `step`, which divides a second.
+fn rounded_up(time: Duration, step: Duration) -> Duration {
+    let rest = time.subsec_nanos() % u32::try_from(step.as_nanos()).unwrap_or(u32::MAX);
+    if rest == 0 { time } else { time.saturating_add(step - Duration::from_nanos(rest.into())) }
+}
+
+/// The status of a descriptor.
+struct DescriptorStatus<'s> {
+    code: u64,
+    limit: Option<Limit<'s>>,
+    remaining: u64,
+    reset: Option<Duration>,
+}
+
+/// The limit in force.
+struct Limit<'s> {
+    requests_per_unit: u64,
+    unit: u64,
+    name: &'s str,
+}
+
+impl<'s> DescriptorStatus<'s> {
+    fn of(status: &Status<'s>, precision: ResetPrecision) -> Self {
+        Self {
+            code: code(status.passes) as u64,
+            limit: status.limit.as_ref().map(Limit::of),
+            remaining: clamped(status.remaining),
+            reset: status.reset_after.map(|after| rounded(after, precision)),
+        }
+    }
+
+    fn len(&self) -> usize {
+        number_len(self.code)
+            + self.limit.as_ref().map_or(0, |limit| bytes_len(limit.len()))
+            + number_len(self.remaining)
+            + self.reset.map_or(0, |reset| bytes_len(reset_len(reset)))
+    }
+
+    fn write(&self, frame: &mut Vec<u8>) {
+        number(frame, 1, self.code);
+        if let Some(limit) = &self.limit {
+            begin(frame, 2, limit.len());
+            limit.write(frame);
+        }
+        number(frame, 3, self.remaining);
+        if let Some(reset) = self.reset {
+            begin(frame, 4, reset_len(reset));
+            number(frame, 1, seconds(reset));
+            number(frame, 2, reset.subsec_nanos().into());
+        }
+    }
+}
+
+impl<'s> Limit<'s> {
+    fn of(limit: &CurrentLimit<'s>) -> Self {
+        Self {
+            requests_per_unit: clamped(limit.requests_per_unit),
+            unit: unit_of(limit) as u64,
+            name: limit.name.unwrap_or_default(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        let name = if self.name.is_empty() { 0 } else { bytes_len(self.name.len()) };
+        number_len(self.requests_per_unit) + number_len(self.unit) + name
+    }
+
+    fn write(&self, frame: &mut Vec<u8>) {
+        number(frame, 1, self.requests_per_unit);
+        number(frame, 2, self.unit);
+        if !self.name.is_empty() {
+            begin(frame, 3, self.name.len());
+            frame.extend_from_slice(self.name.as_bytes());
+        }
+    }
+}
+
+fn reset_len(reset: Duration) -> usize {
+    number_len(seconds(reset)) + number_len(reset.subsec_nanos().into())
+}
+
+/// The field of a `Duration` is signed.
+fn seconds(reset: Duration) -> u64 {
+    reset.as_secs().min(i64::MAX as u64)
+}
+
+/// Writes a number; 0 is left out.
+fn number(frame: &mut Vec<u8>, field: u8, value: u64) {
+    if value != 0 {
+        frame.push(field << 3 | VARINT);
+        encode_varint(value, frame);
+    }
+}
+
+fn number_len(value: u64) -> usize {
+    if value == 0 { 0 } else { 1 + encoded_len_varint(value) }
+}
+
+/// Writes the key and length of a field of bytes.
+fn begin(frame: &mut Vec<u8>, field: u8, length: usize) {
+    frame.push(field << 3 | BYTES);
+    encode_varint(length as u64, frame);
+}
+
+fn bytes_len(length: usize) -> usize {
+    1 + encoded_len_varint(length as u64) + length
+}

@@ -1,0 +1,202 @@
+//! Envoy's rate limit service: the bytes of a request to the bytes of its reply, whatever carries them.
+//!
+//! Calls that are read together share one view of rules, secret and time. A call whose counters are here is decided
+//! without waiting ([`Batch::handle`]); any call is decided by [`Api::handle`].
+
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use opentelemetry_sdk::trace::Span;
+
+use crate::{
+    api::{Api, Error},
+    cluster::OpenForwards,
+    limiter::{self, Answer, Snapshot, Unanswered},
+};
+
+mod decode;
+mod encode;
+pub mod headers;
+mod metadata;
+mod span;
+mod timeout;
+
+pub use decode::{Request, Undecodable, decode};
+pub use encode::FRAME_PREFIX_BYTES;
+
+use encode::encode;
+
+/// How durations until reset are rounded. They are rounded up: a client that waits that long has waited long enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetPrecision {
+    /// Whole seconds, at least one: Envoy prints whole seconds by cutting.
+    Seconds,
+    /// Whole milliseconds.
+    Millis,
+    /// Nanoseconds.
+    Nanos,
+}
+
+/// A request as it was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'m> {
+    /// The bytes of a `RateLimitRequest`.
+    pub message: &'m [u8],
+    /// The metadata of a gRPC call; `None` for other protocols.
+    pub metadata: Option<&'m HeaderMap>,
+    /// How its reply rounds durations.
+    pub precision: ResetPrecision,
+}
+
+/// The reply to a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// A `RateLimitResponse` behind the prefix of a gRPC frame.
+    pub frame: Vec<u8>,
+    /// Whether the request passes.
+    pub passes: bool,
+    /// The time to wait before the reply is sent: see [`Api::wait`].
+    pub delay: Duration,
+}
+
+impl Reply {
+    /// The bytes of the `RateLimitResponse`.
+    pub fn message(&self) -> &[u8] {
+        &self.frame[FRAME_PREFIX_BYTES..]
+    }
+}
+
+/// What [`Batch::handle`] made of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Handled {
+    /// It is decided.
+    Ready(Reply),
+    /// Nothing has happened: [`Api::handle`] decides it.
+    Remote,
+}
+
+/// Calls that are read together: decided by the same rules at the same instant.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    api: &'a Api,
+    // Taken for the first of them.
+    view: Option<Snapshot<'a>>,
+    decided: u32,
+}
+
+impl Batch<'_> {
+    /// How durations are rounded over gRPC.
+    pub fn precision(&self) -> ResetPrecision {
+        self.api.precision()
+    }
+
+    /// Decides a call if its counters are here.
+    pub fn handle(&mut self, call: Call<'_>) -> Result<Handled, Error> {
+        // A span covers the wait for other replicas too.
+        if self.api.traces.is_some() {
+            return Ok(Handled::Remote);
+        }
+        let view = self.view.get_or_insert_with(|| self.api.limiter.snapshot());
+        let decided = self.api.decide(call, view);
+        if let Err(Error::Unanswered(Unanswered::Elsewhere)) = decided {
+            return Ok(Handled::Remote);
+        }
+        let reply = decided.inspect_err(|error| self.api.metrics.unanswered(*error))?;
+        self.decided += 1;
+        Ok(Handled::Ready(reply))
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        if let Some(view) = &self.view {
+            self.api.metrics.duration.record_mean(view.age(), self.decided);
+        }
+    }
+}
+
+impl Api {
+    /// Begins to decide calls that are read together.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch { api: self, view: None, decided: 0 }
+    }
+
+    /// Decides a call that came over `connection`, wherever its counters are. The reply may have a delay.
+    pub async fn handle(&self, call: Call<'_>, connection: &OpenForwards) -> Result<Reply, Error> {
+        let mut span = self.span(call);
+        let handled = self.handle_within(call, connection, span.as_mut()).await;
+        let handled = handled.inspect_err(|error| self.metrics.unanswered(*error));
+        span::end(span, handled.as_ref().map(|reply| reply.passes));
+        handled
+    }
+
+    async fn handle_within(
+        &self,
+        call: Call<'_>,
+        connection: &OpenForwards,
+        span: Option<&mut Span>,
+    ) -> Result<Reply, Error> {
+        let view = self.limiter.snapshot();
+        let decided = match self.decide(call, &view) {
+            Err(Error::Unanswered(Unanswered::Elsewhere)) => {
+                let request = decode(call.message, self.settings.bounds())?;
+                let descriptors = request.descriptors()?;
+                let asked = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
+                let answer = view.decide_afar(&asked, connection).await?;
+                Ok(self.reply(call, &request, &asked, &view, &answer))
+            }
+            decided => decided,
+        };
+        if let Some(span) = span
+            && let Ok(request) = decode(call.message, self.settings.bounds())
+        {
+            span::describe(span, &request);
+        }
+        self.metrics.duration.record(view.age());
+        decided
+    }
+
+    /// Waits until the reply of a delayed call is sent.
+    pub async fn wait(&self, delay: Duration) {
+        let _waiting = self.metrics.wait(delay);
+        tokio::time::sleep(delay).await;
+    }
+
+    /// How durations are rounded over gRPC.
+    pub fn precision(&self) -> ResetPrecision {
+        if self.settings.exact_reset { ResetPrecision::Nanos } else { ResetPrecision::Seconds }
+    }
+
+    #[inline]
+    fn decide(&self, call: Call<'_>, view: &Snapshot<'_>) -> Result<Reply, Error> {
+        let request = decode(call.message, self.settings.bounds())?;
+        let descriptors = request.descriptors()?;
+        let asked = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
+        let answer = view.decide(&asked)?;
+        Ok(self.reply(call, &request, &asked, view, &answer))
+    }
+
+    fn reply(
+        &self,
+        call: Call<'_>,
+        request: &Request<'_>,
+        asked: &limiter::Request<'_>,
+        view: &Snapshot<'_>,
+        answer: &Answer<'_>,
+    ) -> Reply {
+        if let Some(denials) = &self.denials {
+            denials.log(asked, answer, view.now());
+        }
+        let headers = self.headers.of(answer, self.limiter.modes());
+        let metadata = self.settings.dynamic_metadata.then(|| metadata::of(request, answer));
+        let frame = encode(answer, &headers, metadata.as_ref(), call.precision);
+        Reply { frame, passes: answer.passes, delay: answer.delay }
+    }
+
+    fn span(&self, call: Call<'_>) -> Option<Span> {
+        span::begin(self.traces.as_ref()?, call.metadata?)
+    }
+}
+
+#[cfg(test)]
+mod tests;
