@@ -2,6 +2,7 @@
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
+    net::{Ipv4Addr, Ipv6Addr},
     process::ExitCode,
     time::Duration,
 };
@@ -17,7 +18,7 @@ use tracing::{error, info};
 
 use crate::{
     server::{Crew, Server},
-    settings::{CATALOG, Settings, Sources, Tls, environment},
+    settings::{Address, CATALOG, Settings, Sources, Tls, environment},
     telemetry::logs,
     time::{Clock, Stopwatch},
 };
@@ -128,9 +129,23 @@ async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::
     info!(listener = "http", address = %addresses.http, "listening");
     info!(listener = "admin", address = %addresses.admin, "listening");
     info!(listener = "metrics", address = %addresses.metrics, "listening");
-    info!(command = format!("tollgate ask --to {}{flags} DOMAIN key=value", addresses.grpc), "to try it");
+    let to = callable(addresses.grpc);
+    info!(command = format!("tollgate ask --to {to}{flags} DOMAIN key=value"), "to try it");
     server.run(leave).await?;
     Ok(())
+}
+
+/// An address that a client on this machine can connect to: the loopback if the server listens on all addresses.
+fn callable(address: Address) -> Address {
+    match address {
+        Address::Tcp(mut tcp) if tcp.ip().is_unspecified() => {
+            let loopback =
+                if tcp.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            tcp.set_ip(loopback);
+            Address::Tcp(tcp)
+        }
+        address @ (Address::Tcp(_) | Address::Unix(_)) => address,
+    }
 }
 
 /// What a caller has to bring where TLS is spoken.
@@ -155,6 +170,18 @@ mod tests {
         let flags: Vec<_> = flags.iter().map(|(setting, value)| (setting.name, value.as_str())).collect();
         assert_eq!(flags, [("grpc.listen", "[::]:1"), ("cluster.seed", "a:1,b:2,c:3")]);
         assert!(read(&["serve", "--grpc-listen", "[::]:1", "--grpc-listen", "[::]:2"]).is_err());
+    }
+
+    #[test]
+    fn command_to_try_names_an_address_that_can_be_called() {
+        for (listen, to) in [
+            ("0.0.0.0:8081", "127.0.0.1:8081"),
+            ("[::]:8081", "[::1]:8081"),
+            ("10.1.2.3:8081", "10.1.2.3:8081"),
+            ("unix:/run/tollgate.sock", "unix:/run/tollgate.sock"),
+        ] {
+            assert_eq!(callable(listen.parse().unwrap()).to_string(), to);
+        }
     }
 
     #[test]

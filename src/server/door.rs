@@ -36,7 +36,7 @@ use crate::{
         listen::{Parcel, Socket},
         phase::reached,
         rouse::Roused,
-        talk::{Keepalive, Talk, WINDOW_BYTES},
+        talk::{Keepalive, SHUTDOWN_ACK_WITHIN, Talk, WINDOW_BYTES},
         wire::{Line, PREFACE_BYTES, Watched},
     },
     settings,
@@ -55,7 +55,7 @@ const RESETS_FOR_ERRORS_MAX: usize = 1024;
 /// How long HTTP connections last, give or take a fifth, and then their last request.
 const HTTP_AGE: Duration = Duration::from_secs(5 * 60);
 /// The most requests at a time on one HTTP/2 connection, and how long one may take to answer a ping.
-const HTTP_STREAMS_MAX: u32 = 200;
+const HTTP_STREAMS_MAX: u32 = 16;
 const HTTP_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How many bytes of bodies may be on their way to us on one HTTP/2 connection that is not gRPC's.
 const HTTP_WINDOW_BYTES: u32 = 64 * 1024;
@@ -344,6 +344,7 @@ impl Host {
         tokio::select! {
             biased;
             () = connection.closed() => {}
+            () = close_idle_while_stopping(&connection, phases.clone()) => {}
             () = Box::pin(self.greet(parcel, Some(connection.activity()), phases)) => {}
         }
     }
@@ -464,6 +465,17 @@ impl Host {
     fn note(&self, ended: Result<(), impl std::fmt::Display>) {
         if let Err(error) = ended {
             debug!(listener = self.name, %error, "a connection has ended in an error");
+        }
+    }
+}
+
+/// Closes the connection once it is idle while the process stops: HTTP/2 would wait for its client to acknowledge that.
+async fn close_idle_while_stopping(connection: &Connection, phases: watch::Receiver<Phase>) {
+    reached(phases, Phase::Stopping).await;
+    loop {
+        sleep(SHUTDOWN_ACK_WITHIN).await;
+        if connection.close_if_idle() {
+            return;
         }
     }
 }

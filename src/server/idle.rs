@@ -87,6 +87,11 @@ impl Connection {
         self.activity.clone()
     }
 
+    /// Has it closed unless a request is under way. Says whether it is to be closed.
+    pub(super) fn close_if_idle(&self) -> bool {
+        self.activity.close()
+    }
+
     /// Waits until it is to be closed.
     pub(super) fn closed(&self) -> impl Future<Output = ()> + '_ {
         self.activity.close.notified()

@@ -59,7 +59,7 @@ const TURN_BYTES_MAX: usize = 32 * 1024;
 /// The connection's window, which is also that of each stream: what HTTP/2 begins with.
 pub(super) const WINDOW_BYTES: u32 = 65_535;
 /// Time for an idle client to acknowledge that the connection ends.
-const SHUTDOWN_ACK_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const SHUTDOWN_ACK_WITHIN: Duration = Duration::from_secs(1);
 
 /// A connection. It has ended when this has.
 pub(super) struct Talk<W> {
