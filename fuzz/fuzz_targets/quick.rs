@@ -1,4 +1,4 @@
-//! A call that is answered from its bytes is answered as the generated message would be, whatever the bytes.
+//! The fast path, which answers a call from its bytes, answers any bytes as the decoded message is answered.
 //!
 //! `cargo +nightly fuzz run quick`
 
@@ -34,7 +34,7 @@ descriptors:
 ";
 
 fn api() -> Api {
-    let book = Arc::new(Book::of(Rules::parse("fuzz", RULES).expect("they are right"), NOW));
+    let book = Arc::new(Book::of(Rules::parse("fuzz", RULES).expect("the rules are valid"), NOW));
     let memory = Arc::new(Memory::new(1 << 20, OnFull::Deny));
     let limiter = Limiter::new(book, memory, Clock::manual(NOW), Secret::from_bytes([7; 16]));
     Api::new(limiter, Settings::default())
@@ -45,12 +45,12 @@ fn framed(message: &[u8]) -> Vec<u8> {
 }
 
 fuzz_target!(|message: &[u8]| {
-    // Each has counters of its own, none of which has seen anything yet.
+    // Each has its own, empty counters.
     let (quick, general) = (api(), api());
     let Framed::Answered(reply) = quick.turn().answer_framed(&framed(message), &HeaderMap::new()) else { return };
-    let request = RateLimitRequest::decode(message).expect("what is answered can be decoded");
-    let runtime = Builder::new_current_thread().enable_time().build().expect("it takes nothing");
+    let request = RateLimitRequest::decode(message).expect("an answered message can be decoded");
+    let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime of the current thread");
     let answer = runtime.block_on(general.answer(&request, None, Resets::WholeSeconds, &OpenForwards::default()));
-    let told = RateLimitResponse::decode(&reply.frame[5..]).expect("it is what clients decode");
-    assert_eq!(told, answer.expect("what is answered here is answered there"));
+    let quick_answer = RateLimitResponse::decode(&reply.frame[5..]).expect("the answer can be decoded");
+    assert_eq!(quick_answer, answer.expect("the general path answers what the fast path answers"));
 });
