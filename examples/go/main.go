@@ -110,7 +110,7 @@ func entriesOf(text string) ([]*descriptor.RateLimitDescriptor_Entry, error) {
 	for _, pair := range strings.Split(text, ",") {
 		key, value, found := strings.Cut(pair, "=")
 		if !found || key == "" {
-			return nil, fmt.Errorf("%q is no KEY=VALUE", pair)
+			return nil, fmt.Errorf("%q is not KEY=VALUE", pair)
 		}
 		entries = append(entries, &descriptor.RateLimitDescriptor_Entry{Key: key, Value: value})
 	}

@@ -35,7 +35,7 @@ function wholeNumber(text) {
 
 function entryOf(pair) {
   const end = pair.indexOf("=");
-  if (end < 1) throw Error(`'${pair}' is no KEY=VALUE`);
+  if (end < 1) throw Error(`'${pair}' is not KEY=VALUE`);
   return { key: pair.slice(0, end), value: pair.slice(end + 1) };
 }
 

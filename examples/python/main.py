@@ -28,7 +28,7 @@ def entries_of(text: str) -> list[tuple[str, str]]:
     for pair in text.split(","):
         key, separator, value = pair.partition("=")
         if not key or not separator:
-            raise argparse.ArgumentTypeError(f"{pair!r} is no KEY=VALUE")
+            raise argparse.ArgumentTypeError(f"{pair!r} is not KEY=VALUE")
         entries.append((key, value))
     return entries
 

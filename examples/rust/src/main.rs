@@ -80,6 +80,6 @@ fn line(decision: &Decision) -> String {
 fn entry(pair: &str) -> Result<Entry, String> {
     match pair.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok(Entry { key: key.to_owned(), value: value.to_owned() }),
-        _ => Err(format!("`{pair}` is no KEY=VALUE")),
+        _ => Err(format!("`{pair}` is not KEY=VALUE")),
     }
 }

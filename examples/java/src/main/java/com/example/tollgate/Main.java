@@ -105,7 +105,7 @@ public final class Main {
     for (String pair : text.split(",", -1)) {
       int end = pair.indexOf('=');
       if (end < 1) {
-        throw new IllegalArgumentException("'" + pair + "' is no KEY=VALUE");
+        throw new IllegalArgumentException("'" + pair + "' is not KEY=VALUE");
       }
       entries.add(Entry.newBuilder().setKey(pair.substring(0, end)).setValue(pair.substring(end + 1)).build());
     }
