@@ -1,6 +1,7 @@
-//! Draws what each algorithm makes of the same 42 seconds, for docs/algorithms.md: `cargo run --example pictures`.
+//! Draws the decisions of each algorithm on the same 42 seconds of requests, for docs/algorithms.md:
+//! `cargo run --example pictures`.
 //!
-//! What is drawn is decided by the code itself; a test holds the checked-in pictures against it.
+//! The production code makes the decisions; a test compares the checked-in pictures.
 
 #![allow(clippy::unwrap_used, reason = "a picture without its limit shows nothing")]
 
@@ -17,16 +18,16 @@ use tollgate::{
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pictures");
 
 const MILLISECOND: u64 = SECOND / 1_000;
-/// Every limit is so many hits in ten seconds.
+/// Every limit has this many hits in ten seconds.
 const LIMIT: u64 = 5;
 const WINDOW: u64 = 10 * SECOND;
-/// A turn of windows; times in pictures are counted from here.
+/// A window boundary; times in pictures are relative to it.
 const START: Timestamp = Timestamp::from_nanos(179_000_000 * WINDOW);
 const END_MS: u64 = 42_000;
-/// How often the line is looked at.
+/// The distance between two points of the line.
 const STEP_MS: usize = 20;
 
-/// When hits come: a burst on each side of a turn, a patient one, a burst within a window, three more.
+/// The times of hits: a burst on each side of a window boundary, slow hits, a burst within a window, three more.
 #[rustfmt::skip]
 const ASKED_MS: [u64; 26] = [
     7_000, 7_600, 8_200, 8_800, 9_400, 10_400, 10_800, 11_200, 11_600, 12_000,
@@ -59,11 +60,11 @@ enum Line {
 /// One hit, in milliseconds since the start.
 struct Hit {
     asked: u64,
-    /// When it was let through, if at all.
+    /// When it passed, if it did.
     passed: Option<u64>,
 }
 
-/// The stretch as long as a window in which the most hits passed.
+/// The interval of a window's length in which the most hits passed.
 struct Crowded {
     from: u64,
     hits: usize,
@@ -138,7 +139,7 @@ fn pictures() -> Vec<Picture> {
     ]
 }
 
-/// What becomes of each hit, and what is left at each step of time.
+/// The decision on each hit, and what is left at each step of time.
 fn replay(limit: &Limit) -> (Vec<Hit>, Vec<(u64, u64)>) {
     let (mut counter, mut hits, mut left) = (limit.fresh(), Vec::new(), Vec::new());
     let mut asked = ASKED_MS.into_iter().peekable();
@@ -164,7 +165,7 @@ fn crowded(hits: &[Hit]) -> Crowded {
     let passed: Vec<u64> = hits.iter().filter_map(|hit| hit.passed).collect();
     let within =
         |from: u64| passed.iter().filter(|at| from <= **at && **at < from + WINDOW / MILLISECOND).count();
-    // Of equals the first.
+    // Of equal intervals the first.
     let each = passed.iter().rev().map(|&from| Crowded { from, hits: within(from) });
     each.max_by_key(|crowded| crowded.hits).unwrap()
 }
@@ -177,7 +178,7 @@ fn y(value: u64) -> f64 {
     218.0 - value as f64 * 14.0
 }
 
-/// Steps as a path: across at the old value, then up or down to the new one.
+/// Steps as an SVG path: horizontal at the old value, then vertical to the new one.
 fn steps(values: &[(u64, u64)]) -> String {
     let mut path = format!("M{:.1} {:.0}", x(values[0].0), y(values[0].1));
     for pair in values.windows(2).filter(|pair| pair[0].1 != pair[1].1) {

@@ -1,4 +1,4 @@
-// Command tollgate-client asks Tollgate once; limiter.go is the part for a service.
+// Command tollgate-client sends one request to Tollgate; limiter.go is the part for a service.
 package main
 
 //go:generate go run github.com/bufbuild/buf/cmd/buf@v1.55.1 generate
@@ -70,7 +70,7 @@ func line(decision Decision) string {
 	if decision.Remaining != nil {
 		remaining = fmt.Sprint(*decision.Remaining)
 	}
-	// Whole seconds as in the header Retry-After, rounded up so that nobody comes back too early.
+	// Whole seconds as in the header Retry-After, rounded up so that a retry is not too early.
 	return fmt.Sprintf("%s remaining=%s retry_after=%.0f", verdict, remaining, math.Ceil(decision.RetryAfter.Seconds()))
 }
 
@@ -83,7 +83,7 @@ func parse(arguments []string) (question, error) {
 	timeout := flags.Int("timeout", 250, "")
 	onError := flags.String("on-error", string(Allow), "")
 
-	// The package flag stops at the first argument that is none; flags may come after it too.
+	// The package flag stops at the first argument that is not a flag; flags may follow it.
 	var descriptors []string
 	err := flags.Parse(arguments)
 	for err == nil && flags.NArg() > 0 {
@@ -110,7 +110,7 @@ func entriesOf(text string) ([]*descriptor.RateLimitDescriptor_Entry, error) {
 	for _, pair := range strings.Split(text, ",") {
 		key, value, found := strings.Cut(pair, "=")
 		if !found || key == "" {
-			return nil, fmt.Errorf("%q is no KEY=VALUE", pair)
+			return nil, fmt.Errorf("%q is not KEY=VALUE", pair)
 		}
 		entries = append(entries, &descriptor.RateLimitDescriptor_Entry{Key: key, Value: value})
 	}

@@ -1,4 +1,4 @@
-// Asks Tollgate once; limiter.js is the part for a service.
+// Sends one request to Tollgate; limiter.js is the part for a service.
 
 import { parseArgs } from "node:util";
 import grpc from "@grpc/grpc-js";
@@ -35,14 +35,14 @@ function wholeNumber(text) {
 
 function entryOf(pair) {
   const end = pair.indexOf("=");
-  if (end < 1) throw Error(`'${pair}' is no KEY=VALUE`);
+  if (end < 1) throw Error(`'${pair}' is not KEY=VALUE`);
   return { key: pair.slice(0, end), value: pair.slice(end + 1) };
 }
 
 function line({ allowed, remaining, retryAfterSeconds, noAnswer }) {
   const verdict = allowed ? "allowed" : "denied";
   if (noAnswer) return `${verdict} no_answer=${grpc.status[noAnswer.code]}`;
-  // Whole seconds as in the header Retry-After, rounded up so that nobody comes back too early.
+  // Whole seconds as in the header Retry-After, rounded up so that a retry is not too early.
   return `${verdict} remaining=${remaining ?? "unlimited"} retry_after=${Math.ceil(retryAfterSeconds)}`;
 }
 

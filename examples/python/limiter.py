@@ -10,21 +10,21 @@ from envoy.service.ratelimit.v3.rls_pb2 import RateLimitRequest, RateLimitRespon
 from envoy.service.ratelimit.v3.rls_pb2_grpc import RateLimitServiceStub
 
 CHANNEL_OPTIONS = [
-    # Left alone, gRPC waits up to two minutes before it tries again to connect.
+    # By default gRPC waits up to two minutes before it reconnects.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A peer that vanished without a word is noticed by this.
+    # Detects a peer that disappeared without closing the connection.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 2_000),
 ]
 
 
 class OnError(enum.Enum):
-    """What happens to a request when Tollgate gives no answer."""
+    """What happens to a request if Tollgate gives no answer."""
 
-    # For protection against overload: losing the limiter must not mean losing the service.
+    # For protection against overload: an outage of the limiter must not be an outage of the service.
     ALLOW = "allow"
-    # For limits that guard money, logins or secrets.
+    # For limits that protect money, logins or secrets.
     DENY = "deny"
 
 
@@ -33,11 +33,11 @@ class Decision:
     """What to do with a request."""
 
     allowed: bool
-    # What is left of the tightest limit; None where no limit applies or nobody answered.
+    # What is left of the tightest limit; None if no limit applies or there was no answer.
     remaining: int | None = None
-    # The wait after which a refused request would pass.
+    # The time after which a refused request would pass.
     retry_after_seconds: float = 0.0
-    # Why Tollgate did not answer; OnError has decided then.
+    # The reason why Tollgate gave no answer, in which case OnError has decided.
     no_answer: grpc.RpcError | None = None
 
 
@@ -48,20 +48,20 @@ class Limiter:
     """
 
     def __init__(self, to: str, timeout_seconds: float, on_error: OnError):
-        # Does not wait for the connection, so a service starts while Tollgate is down.
+        # Does not wait for the connection, so a service can start while Tollgate is down.
         self._channel = grpc.insecure_channel(to, options=CHANNEL_OPTIONS)
         self._client = RateLimitServiceStub(self._channel)
         self._timeout_seconds = timeout_seconds
         self._on_error = on_error
 
     def ask(self, domain: str, entries: list[tuple[str, str]], hits: int = 1) -> Decision:
-        """Charges the hits to the descriptor that the entries make."""
+        """Charges the hits to the descriptor with these entries."""
         pairs = [RateLimitDescriptor.Entry(key=key, value=value) for key, value in entries]
         request = RateLimitRequest(
             domain=domain, descriptors=[RateLimitDescriptor(entries=pairs)], hits_addend=hits
         )
         try:
-            # Without a deadline a silent peer would hold the request for ever.
+            # Without a deadline a silent peer would block the request.
             answer = self._client.ShouldRateLimit(request, timeout=self._timeout_seconds)
         except grpc.RpcError as error:
             return Decision(self._on_error is OnError.ALLOW, no_answer=error)
@@ -78,5 +78,5 @@ def _decision_of(answer: RateLimitResponse) -> Decision:
         return Decision(True, remaining)
     refusing = [status for status in answer.statuses if status.code == RateLimitResponse.OVER_LIMIT]
     waits = [status.duration_until_reset.ToTimedelta().total_seconds() for status in refusing]
-    # Where several limits refuse, the longest wait counts.
+    # If several limits refuse, the longest wait applies.
     return Decision(False, remaining, max(waits, default=0.0))

@@ -1,4 +1,4 @@
-"""Asks Tollgate once; limiter.py is the part for a service."""
+"""Sends one request to Tollgate; limiter.py is the part for a service."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ ALLOWED, USAGE, DENIED = 0, 1, 2
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        # The exit code that argparse would take means "denied" here.
+        # The exit code of argparse, 2, means "denied" here.
         self.print_usage(sys.stderr)
         self.exit(USAGE, f"{message}\n")
 
@@ -28,7 +28,7 @@ def entries_of(text: str) -> list[tuple[str, str]]:
     for pair in text.split(","):
         key, separator, value = pair.partition("=")
         if not key or not separator:
-            raise argparse.ArgumentTypeError(f"{pair!r} is no KEY=VALUE")
+            raise argparse.ArgumentTypeError(f"{pair!r} is not KEY=VALUE")
         entries.append((key, value))
     return entries
 
@@ -38,12 +38,12 @@ def line(decision: Decision) -> str:
     if decision.no_answer is not None:
         return f"{verdict} no_answer={decision.no_answer.code().name}"
     remaining = "unlimited" if decision.remaining is None else decision.remaining
-    # Whole seconds as in the header Retry-After, rounded up so that nobody comes back too early.
+    # Whole seconds as in the header Retry-After, rounded up so that a retry is not too early.
     return f"{verdict} remaining={remaining} retry_after={math.ceil(decision.retry_after_seconds)}"
 
 
 def main() -> int:
-    parser = Parser(description="Asks Tollgate once; exits 0 if allowed, 2 if denied.")
+    parser = Parser(description="Sends one request to Tollgate; exits 0 if allowed, 2 if denied.")
     parser.add_argument("--to", metavar="HOST:PORT", required=True)
     parser.add_argument("--domain", required=True)
     parser.add_argument("--hits", type=whole_number, default=1)

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-// In a service, the folder that you keep the copy of proto/ in.
+// In a service, the directory of the copy of proto/.
 const PROTO: &str = "../../proto";
 
 fn main() -> Result<(), Box<dyn Error>> {

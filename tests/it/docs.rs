@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tollgate::settings::{CATALOG, Setting};
+use tollgate::{
+    settings::{CATALOG, Setting},
+    telemetry::metrics,
+};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -147,4 +150,67 @@ fn every_variable_and_flag_that_the_migration_page_names_exists() {
         .filter(|flag| !flag.trim_matches('-').is_empty() && !flags.contains(*flag))
         .collect();
     assert!(unknown.is_empty(), "no such flags: {unknown:#?}");
+}
+
+/// The inline code of a page: what stands between single backticks outside fenced blocks.
+fn inline_code(page: &str) -> Vec<&str> {
+    let prose = page.split("```").step_by(2);
+    prose.flat_map(str::lines).flat_map(|line| line.split('`').skip(1).step_by(2)).collect()
+}
+
+#[test]
+fn pages_name_only_metrics_that_exist() {
+    let known: BTreeSet<_> =
+        metrics::ALL.iter().chain(metrics::cluster::ALL).map(|metric| metric.name).collect();
+    // Series of a histogram.
+    let family = |name: &str| {
+        ["_bucket", "_sum", "_count"]
+            .iter()
+            .any(|end| name.strip_suffix(end).is_some_and(|n| known.contains(n)))
+    };
+    let in_name = |letter: char| letter == '_' || letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    let (mut named, mut unknown) = (0, Vec::new());
+    for (page, text) in pages() {
+        for name in words(&text, "tollgate_", in_name) {
+            named += 1;
+            // `tollgate_cluster_*` names a group.
+            let is_group =
+                text.contains(&format!("{name}*")) && known.iter().any(|known| known.starts_with(name));
+            if !known.contains(name) && !family(name) && !is_group {
+                unknown.push(format!("{}: {name}", page.display()));
+            }
+        }
+    }
+    assert!(named > 100, "the metrics were found");
+    assert!(unknown.is_empty(), "no such metrics: {unknown:#?}");
+}
+
+#[test]
+fn pages_name_only_settings_that_exist() {
+    let known: BTreeSet<_> = CATALOG.iter().map(|setting| setting.name).collect();
+    let sections: BTreeSet<_> = known.iter().filter_map(|name| Some(name.split_once('.')?.0)).collect();
+    let endings = ["md", "rs", "go", "js", "py", "java", "yaml", "proto"];
+    let (mut named, mut unknown) = (0, Vec::new());
+    for (page, text) in pages() {
+        for code in inline_code(&text) {
+            let in_name = |letter: char| letter == '_' || letter == '.' || letter.is_ascii_lowercase();
+            for word in code.split(|letter| !in_name(letter)) {
+                let Some((section, name)) = word.split_once('.') else { continue };
+                // Names of files, of packages and of upstream statistics have other ends or more parts.
+                if !sections.contains(section)
+                    || name.is_empty()
+                    || name.contains('.')
+                    || endings.contains(&name)
+                {
+                    continue;
+                }
+                named += 1;
+                if !known.contains(word) {
+                    unknown.push(format!("{}: {word}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(named > 80, "the settings were found");
+    assert!(unknown.is_empty(), "no such settings: {unknown:#?}");
 }

@@ -16,31 +16,31 @@ use crate::proto::envoy::{
     },
 };
 
-/// What happens to a request when Tollgate gives no answer.
+/// What happens to a request if Tollgate gives no answer.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnError {
-    /// For protection against overload: losing the limiter must not mean losing the service.
+    /// For protection against overload: an outage of the limiter must not be an outage of the service.
     Allow,
-    /// For limits that guard money, logins or secrets.
+    /// For limits that protect money, logins or secrets.
     Deny,
 }
 
 /// What to do with a request.
 pub struct Decision {
     pub allowed: bool,
-    pub told: Result<Told, Status>,
+    pub outcome: Result<Outcome, Status>,
 }
 
-/// What an answer tells beside its verdict. Without an answer, `OnError` decides.
-pub struct Told {
-    /// What is left of the tightest limit; `None` where no limit applies.
+/// The content of an answer besides its verdict.
+pub struct Outcome {
+    /// What is left of the tightest limit; `None` if no limit applies.
     pub remaining: Option<u32>,
-    /// The wait after which a refused request would pass.
+    /// The time after which a refused request would pass.
     pub retry_after: Duration,
 }
 
-/// Make one for the whole process and clone it: clones share one connection, which carries all calls at once and
-/// comes back by itself.
+/// Create one for the whole process and clone it: clones share one connection, which multiplexes all calls and
+/// reconnects by itself.
 #[derive(Clone)]
 pub struct Limiter {
     client: RateLimitServiceClient<Channel>,
@@ -49,18 +49,18 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Does not wait for the connection, so a service starts while Tollgate is down.
+    /// Does not wait for the connection, so a service can start while Tollgate is down.
     pub fn new(to: &str, timeout: Duration, on_error: OnError) -> Result<Self, Error> {
         let channel = Endpoint::from_shared(format!("http://{to}"))?
             .connect_timeout(Duration::from_secs(1))
-            // A peer that vanished without a word is noticed by this.
+            // Detects a peer that disappeared without closing the connection.
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(2))
             .connect_lazy();
         Ok(Self { client: RateLimitServiceClient::new(channel), timeout, on_error })
     }
 
-    /// Charges the hits to the descriptor that the entries make.
+    /// Charges the hits to the descriptor with these entries.
     pub async fn ask(&self, domain: &str, entries: Vec<Entry>, hits: u32) -> Decision {
         let descriptor = RateLimitDescriptor { entries, ..Default::default() };
         let mut request = Request::new(RateLimitRequest {
@@ -68,13 +68,13 @@ impl Limiter {
             descriptors: vec![descriptor],
             hits_addend: hits,
         });
-        // Tells Tollgate how long the answer is of use.
+        // Sends the deadline to Tollgate.
         request.set_timeout(self.timeout);
-        // That one does not cover the time in which a connection is opened; this one covers all.
+        // The deadline of the request does not include opening a connection; this timeout does.
         let answer = timeout(self.timeout, self.client.clone().should_rate_limit(request)).await;
         match answer.unwrap_or_else(|_late| Err(Status::deadline_exceeded("no answer in time"))) {
             Ok(answer) => decision_of(answer.get_ref()),
-            Err(status) => Decision { allowed: self.on_error == OnError::Allow, told: Err(status) },
+            Err(status) => Decision { allowed: self.on_error == OnError::Allow, outcome: Err(status) },
         }
     }
 }
@@ -84,10 +84,10 @@ fn decision_of(answer: &RateLimitResponse) -> Decision {
     let limited = answer.statuses.iter().filter(|status| status.current_limit.is_some());
     let refusing = answer.statuses.iter().filter(|status| !allowed && status.code() == Code::OverLimit);
     let waits = refusing.filter_map(|status| Duration::try_from(status.duration_until_reset?).ok());
-    let told = Told {
+    let outcome = Outcome {
         remaining: limited.map(|status| status.limit_remaining).min(),
-        // Where several limits refuse, the longest wait counts.
+        // If several limits refuse, the longest wait applies.
         retry_after: waits.max().unwrap_or_default(),
     };
-    Decision { allowed, told: Ok(told) }
+    Decision { allowed, outcome: Ok(outcome) }
 }

@@ -1,4 +1,4 @@
-//! Asks Tollgate once; limiter.rs is the part for a service.
+//! Sends one request to Tollgate; limiter.rs is the part for a service.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -15,7 +15,7 @@ use proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entr
 const USAGE: u8 = 1;
 const DENIED: u8 = 2;
 
-/// Asks Tollgate once; exits 0 if allowed, 2 if denied.
+/// Sends one request to Tollgate; exits 0 if allowed, 2 if denied.
 #[derive(Parser)]
 struct Question {
     #[arg(long, value_name = "HOST:PORT")]
@@ -32,15 +32,15 @@ struct Question {
     entries: Vec<Entry>,
 }
 
-// A service has a runtime of many threads; for one question, one is enough.
+// A service has a runtime of many threads; for one request, one is enough.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let asked = match Question::try_parse() {
         Ok(asked) => asked,
         Err(error) => {
-            // Nothing can be done about a standard error that is closed.
+            // There is no remedy for a closed standard error.
             _ = error.print();
-            // The exit code that clap would take means "denied" here.
+            // The exit code of clap, 2, means "denied" here.
             return if error.kind() == ErrorKind::DisplayHelp {
                 ExitCode::SUCCESS
             } else {
@@ -58,7 +58,7 @@ async fn main() -> ExitCode {
     };
     let decision = limiter.ask(&asked.domain, asked.entries, asked.hits).await;
     println!("{}", line(&decision));
-    if let Err(status) = &decision.told {
+    if let Err(status) = &decision.outcome {
         eprintln!("{status}");
     }
     if decision.allowed { ExitCode::SUCCESS } else { ExitCode::from(DENIED) }
@@ -66,12 +66,12 @@ async fn main() -> ExitCode {
 
 fn line(decision: &Decision) -> String {
     let verdict = if decision.allowed { "allowed" } else { "denied" };
-    match &decision.told {
+    match &decision.outcome {
         Err(status) => format!("{verdict} no_answer={:?}", status.code()),
-        Ok(told) => {
-            let remaining = told.remaining.map_or("unlimited".to_owned(), |hits| hits.to_string());
-            // Whole seconds as in the header Retry-After, rounded up so that nobody comes back too early.
-            let seconds = told.retry_after.as_secs_f64().ceil();
+        Ok(outcome) => {
+            let remaining = outcome.remaining.map_or("unlimited".to_owned(), |hits| hits.to_string());
+            // Whole seconds as in the header Retry-After, rounded up so that a retry is not too early.
+            let seconds = outcome.retry_after.as_secs_f64().ceil();
             format!("{verdict} remaining={remaining} retry_after={seconds}")
         }
     }
@@ -80,6 +80,6 @@ fn line(decision: &Decision) -> String {
 fn entry(pair: &str) -> Result<Entry, String> {
     match pair.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok(Entry { key: key.to_owned(), value: value.to_owned() }),
-        _ => Err(format!("`{pair}` is no KEY=VALUE")),
+        _ => Err(format!("`{pair}` is not KEY=VALUE")),
     }
 }

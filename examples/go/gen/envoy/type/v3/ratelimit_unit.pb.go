@@ -21,11 +21,11 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// The unit of a limit that a caller sends along. There is no week here.
+// The unit of a limit that a caller sends. There is no week.
 type RateLimitUnit int32
 
 const (
-	// Not a unit; a request that carries it is refused.
+	// Not a unit; a request with it is refused.
 	RateLimitUnit_UNKNOWN RateLimitUnit = 0
 	RateLimitUnit_SECOND  RateLimitUnit = 1
 	RateLimitUnit_MINUTE  RateLimitUnit = 2

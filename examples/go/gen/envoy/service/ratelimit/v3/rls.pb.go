@@ -79,7 +79,7 @@ func (RateLimitResponse_Code) EnumDescriptor() ([]byte, []int) {
 type RateLimitResponse_RateLimit_Unit int32
 
 const (
-	// A length of time that none of the names below says.
+	// A window that is none of the units below.
 	RateLimitResponse_RateLimit_UNKNOWN RateLimitResponse_RateLimit_Unit = 0
 	RateLimitResponse_RateLimit_SECOND  RateLimitResponse_RateLimit_Unit = 1
 	RateLimitResponse_RateLimit_MINUTE  RateLimitResponse_RateLimit_Unit = 2
@@ -141,14 +141,14 @@ func (RateLimitResponse_RateLimit_Unit) EnumDescriptor() ([]byte, []int) {
 	return file_envoy_service_ratelimit_v3_rls_proto_rawDescGZIP(), []int{1, 0, 0}
 }
 
-// One question, about one or more descriptors of one domain.
+// A request with one or more descriptors of one domain.
 type RateLimitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which set of rules applies. Required.
 	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
 	// At least one. All are evaluated; one over its limit is enough for a refusal.
 	Descriptors []*v3.RateLimitDescriptor `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
-	// Hits of each descriptor that brings none of its own; 0 means 1.
+	// Hits of each descriptor without hits of its own; 0 means 1.
 	HitsAddend    uint32 `protobuf:"varint,3,opt,name=hits_addend,json=hitsAddend,proto3" json:"hits_addend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -214,7 +214,7 @@ type RateLimitResponse struct {
 	Statuses []*RateLimitResponse_DescriptorStatus `protobuf:"bytes,2,rep,name=statuses,proto3" json:"statuses,omitempty"`
 	// Headers for the answer to the client.
 	ResponseHeadersToAdd []*v31.HeaderValue `protobuf:"bytes,3,rep,name=response_headers_to_add,json=responseHeadersToAdd,proto3" json:"response_headers_to_add,omitempty"`
-	// Headers for the request that is passed on.
+	// Headers for the request to the upstream.
 	RequestHeadersToAdd []*v31.HeaderValue `protobuf:"bytes,4,rep,name=request_headers_to_add,json=requestHeadersToAdd,proto3" json:"request_headers_to_add,omitempty"`
 	// The body of a refusal.
 	RawBody []byte `protobuf:"bytes,5,opt,name=raw_body,json=rawBody,proto3" json:"raw_body,omitempty"`
@@ -304,13 +304,13 @@ func (x *RateLimitResponse) GetQuota() *RateLimitResponse_Quota {
 	return nil
 }
 
-// The limit that a status speaks of.
+// The limit that a status refers to.
 type RateLimitResponse_RateLimit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Clamped to what 32 bits can show.
+	// Clamped to 32 bits.
 	RequestsPerUnit uint32                           `protobuf:"varint,1,opt,name=requests_per_unit,json=requestsPerUnit,proto3" json:"requests_per_unit,omitempty"`
 	Unit            RateLimitResponse_RateLimit_Unit `protobuf:"varint,2,opt,name=unit,proto3,enum=envoy.service.ratelimit.v3.RateLimitResponse_RateLimit_Unit" json:"unit,omitempty"`
-	// The rule's name, where it has one.
+	// The name of the rule, if it has one.
 	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -455,9 +455,9 @@ func (*RateLimitResponse_Quota_ValidUntil) isRateLimitResponse_Quota_ExpirationS
 type RateLimitResponse_DescriptorStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Code  RateLimitResponse_Code `protobuf:"varint,1,opt,name=code,proto3,enum=envoy.service.ratelimit.v3.RateLimitResponse_Code" json:"code,omitempty"`
-	// Absent when no limit applies.
+	// Absent if no limit applies.
 	CurrentLimit *RateLimitResponse_RateLimit `protobuf:"bytes,2,opt,name=current_limit,json=currentLimit,proto3" json:"current_limit,omitempty"`
-	// Hits that are left. Clamped to what 32 bits can show.
+	// Hits that are left. Clamped to 32 bits.
 	LimitRemaining uint32 `protobuf:"varint,3,opt,name=limit_remaining,json=limitRemaining,proto3" json:"limit_remaining,omitempty"`
 	// Until the window ends or the bucket is full; of a refusal, until the same hits would pass.
 	DurationUntilReset *durationpb.Duration     `protobuf:"bytes,4,opt,name=duration_until_reset,json=durationUntilReset,proto3" json:"duration_until_reset,omitempty"`

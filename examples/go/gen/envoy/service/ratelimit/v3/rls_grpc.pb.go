@@ -26,7 +26,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Decides whether a request may pass.
+// Decides whether requests may pass.
 type RateLimitServiceClient interface {
 	// Charges every descriptor of the request and answers whether all of them are within their limits.
 	ShouldRateLimit(ctx context.Context, in *RateLimitRequest, opts ...grpc.CallOption) (*RateLimitResponse, error)
@@ -54,7 +54,7 @@ func (c *rateLimitServiceClient) ShouldRateLimit(ctx context.Context, in *RateLi
 // All implementations must embed UnimplementedRateLimitServiceServer
 // for forward compatibility.
 //
-// Decides whether a request may pass.
+// Decides whether requests may pass.
 type RateLimitServiceServer interface {
 	// Charges every descriptor of the request and answers whether all of them are within their limits.
 	ShouldRateLimit(context.Context, *RateLimitRequest) (*RateLimitResponse, error)

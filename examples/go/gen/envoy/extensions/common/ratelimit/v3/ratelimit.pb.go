@@ -23,15 +23,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What is being asked about: an ordered list of keys with their values.
+// What a request is about: an ordered list of keys with their values.
 type RateLimitDescriptor struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At least one, matched one level of the rules each.
+	// At least one. Each is matched by one level of the rules.
 	Entries []*RateLimitDescriptor_Entry           `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
 	Limit   *RateLimitDescriptor_RateLimitOverride `protobuf:"bytes,2,opt,name=limit,proto3" json:"limit,omitempty"`
-	// Hits of this descriptor in place of the request's; 0 only looks.
+	// Hits of this descriptor in place of the request's; 0 is a peek, which charges nothing.
 	HitsAddend *wrapperspb.UInt64Value `protobuf:"bytes,3,opt,name=hits_addend,json=hitsAddend,proto3" json:"hits_addend,omitempty"`
-	// The hits are given back instead of taken.
+	// The hits are refunded instead of charged.
 	IsNegativeHits bool `protobuf:"varint,4,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

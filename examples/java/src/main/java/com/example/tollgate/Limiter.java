@@ -21,40 +21,40 @@ import java.util.concurrent.TimeUnit;
 /**
  * Asks Tollgate whether a request may pass.
  *
- * <p>Make one for the whole process: its channel carries the calls of all threads at once and comes back by itself.
+ * <p>Create one for the whole process: its channel multiplexes the calls of all threads and reconnects by itself.
  */
 public final class Limiter implements AutoCloseable {
 
-  /** What happens to a request when Tollgate gives no answer. */
+  /** What happens to a request if Tollgate gives no answer. */
   public enum OnError {
-    /** For protection against overload: losing the limiter must not mean losing the service. */
+    /** For protection against overload: an outage of the limiter must not be an outage of the service. */
     ALLOW,
-    /** For limits that guard money, logins or secrets. */
+    /** For limits that protect money, logins or secrets. */
     DENY
   }
 
   /**
    * What to do with a request.
    *
-   * @param remaining what is left of the tightest limit; empty where no limit applies or nobody answered
-   * @param retryAfter the wait after which a refused request would pass
-   * @param noAnswer why Tollgate did not answer, and {@link OnError} has decided; null where it did
+   * @param remaining what is left of the tightest limit; empty if no limit applies or there was no answer
+   * @param retryAfter the time after which a refused request would pass
+   * @param noAnswer the reason why Tollgate gave no answer, in which case {@link OnError} has decided; otherwise null
    */
   public record Decision(
       boolean allowed, OptionalLong remaining, Duration retryAfter, Status noAnswer) {}
 
-  private static final Duration WARM_UP_PATIENCE = Duration.ofSeconds(2);
+  private static final Duration WARM_UP_TIMEOUT = Duration.ofSeconds(2);
 
   private final ManagedChannel channel;
   private final RateLimitServiceBlockingStub client;
   private final Duration timeout;
   private final OnError onError;
 
-  /** Does not wait for the connection, so a service starts while Tollgate is down. */
+  /** Does not wait for the connection, so a service can start while Tollgate is down. */
   public Limiter(String to, Duration timeout, OnError onError) {
     channel =
         Grpc.newChannelBuilder(to, InsecureChannelCredentials.create())
-            // A peer that vanished without a word is noticed by this.
+            // Detects a peer that disappeared without closing the connection.
             .keepAliveTime(10, TimeUnit.SECONDS)
             .keepAliveTimeout(2, TimeUnit.SECONDS)
             .build();
@@ -64,23 +64,23 @@ public final class Limiter implements AutoCloseable {
   }
 
   /**
-   * Opens the connection and loads the classes of a call, which takes a new JVM longer than any sensible deadline.
-   * Call it at start-up, before traffic comes; it returns within two seconds, whether Tollgate answers or not.
+   * Opens the connection and loads the classes of a call, which takes a new JVM longer than a usual deadline. Call it
+   * at start-up, before traffic comes; it returns within two seconds, also if Tollgate does not answer.
    */
   public void warmUp() {
-    // A domain that has no rules has no limits, so this charges nothing.
+    // A domain without rules has no limits, so this charges nothing.
     Entry entry = Entry.newBuilder().setKey("warm-up").build();
     try {
-      client.withDeadlineAfter(WARM_UP_PATIENCE).shouldRateLimit(request("warm-up", List.of(entry), 1));
+      client.withDeadlineAfter(WARM_UP_TIMEOUT).shouldRateLimit(request("warm-up", List.of(entry), 1));
     } catch (StatusRuntimeException noAnswer) {
-      // Requests find out for themselves; a service starts while Tollgate is down.
+      // A service can start while Tollgate is down; its requests get OnError.
     }
   }
 
-  /** Charges the hits to the descriptor that the entries make. */
+  /** Charges the hits to the descriptor with these entries. */
   public Decision ask(String domain, List<Entry> entries, int hits) {
     try {
-      // Without a deadline a silent peer would hold the request for ever. It is an instant: set it for each call.
+      // Without a deadline a silent peer would block the request. A deadline is an instant, so it is set for each call.
       return decisionOf(client.withDeadlineAfter(timeout).shouldRateLimit(request(domain, entries, hits)));
     } catch (StatusRuntimeException error) {
       boolean allowed = onError == OnError.ALLOW;
@@ -106,10 +106,10 @@ public final class Limiter implements AutoCloseable {
     OptionalLong remaining =
         answer.getStatusesList().stream()
             .filter(DescriptorStatus::hasCurrentLimit)
-            // The wire says 32 bits without a sign, and Java's int has one.
+            // The field has 32 bits without a sign, and Java's int is signed.
             .mapToLong(status -> Integer.toUnsignedLong(status.getLimitRemaining()))
             .min();
-    // Where several limits refuse, the longest wait counts.
+    // If several limits refuse, the longest wait applies.
     Duration retryAfter =
         answer.getStatusesList().stream()
             .filter(status -> denied && status.getCode() == Code.OVER_LIMIT)

@@ -10,7 +10,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 
-/** Asks Tollgate once; {@link Limiter} is the part for a service. */
+/** Sends one request to Tollgate; {@link Limiter} is the part for a service. */
 public final class Main {
 
   private static final String USAGE =
@@ -51,7 +51,7 @@ public final class Main {
     }
     String remaining =
         decision.remaining().isPresent() ? Long.toString(decision.remaining().getAsLong()) : "unlimited";
-    // Whole seconds as in the header Retry-After, rounded up so that nobody comes back too early.
+    // Whole seconds as in the header Retry-After, rounded up so that a retry is not too early.
     long seconds = decision.retryAfter().plusNanos(999_999_999).toSeconds();
     return verdict + " remaining=" + remaining + " retry_after=" + seconds;
   }
@@ -95,7 +95,7 @@ public final class Main {
         return number;
       }
     } catch (NumberFormatException error) {
-      // Said below, as for a number that is too small.
+      // Reported below, as for a number that is too small.
     }
     throw new IllegalArgumentException("--hits and --timeout are whole numbers from 1");
   }
@@ -105,7 +105,7 @@ public final class Main {
     for (String pair : text.split(",", -1)) {
       int end = pair.indexOf('=');
       if (end < 1) {
-        throw new IllegalArgumentException("'" + pair + "' is no KEY=VALUE");
+        throw new IllegalArgumentException("'" + pair + "' is not KEY=VALUE");
       }
       entries.add(Entry.newBuilder().setKey(pair.substring(0, end)).setValue(pair.substring(end + 1)).build());
     }
