@@ -20,7 +20,7 @@ pub(crate) struct Version {
 
 /// Who holds a slot, and since which change of hands. Of two, the larger one keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Holder {
+pub(crate) struct Owner {
     pub(crate) epoch: u64,
     pub(crate) member: MemberId,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Holder {
 /// What a member is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum MemberState {
     /// It does not know yet who holds what.
     Joining,
     /// It answers, and holds slots.
@@ -39,11 +39,11 @@ pub enum State {
 
 /// What a member says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct MemberRecord {
     pub(crate) id: MemberId,
     /// Where others reach it.
     pub(crate) address: String,
-    pub(crate) state: State,
+    pub(crate) state: MemberState,
     /// A hash of the rules that it decides by.
     pub(crate) rules: u64,
     /// How often this has changed. The larger is the newer.
@@ -52,17 +52,17 @@ pub(crate) struct Record {
 
 /// What the keys of all counters are hashed with, and who made it: of two, that of the smaller member stays.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Hashing {
+pub(crate) struct HashSecret {
     pub(crate) founder: MemberId,
     pub(crate) secret: Secret,
 }
 
 /// The counters of a slot, as they were at a version, and the slices that were lent out of them.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Copy {
+pub(crate) struct SlotCopy {
     pub(crate) version: Version,
     pub(crate) contents: Arc<Contents>,
-    pub(crate) slices: Vec<Slice>,
+    pub(crate) grants: Vec<Grant>,
 }
 
 /// What a holder started from when it claimed a slot that nobody held. Whoever it hands the slot to goes on from there.
@@ -78,39 +78,39 @@ pub(crate) struct Origin {
 
 /// Which hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct TransferId {
+pub(crate) struct HandOffId {
     pub(crate) from: MemberId,
     pub(crate) number: u64,
 }
 
 /// A slot on its way to another holder.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Transfer {
-    pub(crate) id: TransferId,
+pub(crate) struct HandOff {
+    pub(crate) id: HandOffId,
     pub(crate) slot: Slot,
-    pub(crate) copy: Copy,
+    pub(crate) copy: SlotCopy,
     pub(crate) origin: Origin,
 }
 
 /// A part of what a key allows, lent to a replica that is asked for it often.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Slice {
+pub(crate) struct Grant {
     pub(crate) key: Key,
     pub(crate) limit: Limit,
-    pub(crate) lessee: MemberId,
+    pub(crate) borrower: MemberId,
     /// Tells the slices of one key and lessee apart.
     pub(crate) number: u64,
     /// Hits of it that are not accounted for.
     pub(crate) left: u64,
     /// It is over after this time.
-    pub(crate) life: Duration,
+    pub(crate) ttl: Duration,
     /// What was charged of it because its borrower was not heard in time.
-    pub(crate) charged: Option<Charged>,
+    pub(crate) charged: Option<ChargedHits>,
 }
 
 /// The unaccounted hits of a slice, charged as if they were used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Charged {
+pub(crate) struct ChargedHits {
     /// At least one.
     pub(crate) hits: NonZeroU64,
     /// How long ago they count as used.
@@ -119,19 +119,19 @@ pub(crate) struct Charged {
 
 /// Something to do to one counter.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Question {
+pub(crate) struct RemoteCheck {
     pub(crate) key: Key,
     pub(crate) limit: Limit,
-    pub(crate) deed: Deed,
+    pub(crate) operation: RemoteOperation,
     /// Hits that the asker would like to have lent, for it is asked often.
-    pub(crate) wish: u64,
+    pub(crate) lease_hits: u64,
 }
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Deed {
+pub(crate) enum RemoteOperation {
     /// Decide.
-    Ask(Ask),
+    Decide(Ask),
     /// Take back one charge, and look.
     Undo(Receipt),
     /// Add what was consumed elsewhere.
@@ -145,7 +145,7 @@ pub(crate) enum Deed {
 /// What became of a slice since it was last told.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settlement {
-    pub(crate) lessee: MemberId,
+    pub(crate) borrower: MemberId,
     pub(crate) number: u64,
     /// Hits that were used.
     pub(crate) hits: u64,
@@ -153,12 +153,12 @@ pub(crate) struct Settlement {
     pub(crate) left: u64,
     /// How long ago the last of them was.
     pub(crate) age: Duration,
-    pub(crate) end: End,
+    pub(crate) state: LeaseState,
 }
 
 /// Whether a slice goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum LeaseState {
     /// There may be more.
     Open,
     /// The rest of it is given back.
@@ -173,7 +173,7 @@ pub(crate) enum Reply {
         decision: Decision,
         /// Hits that were charged.
         charged: u64,
-        grant: Option<Grant>,
+        lease: Option<LeaseReply>,
     },
     /// The holder cannot be reached, or does not trust what it holds.
     Unreachable,
@@ -181,11 +181,11 @@ pub(crate) enum Reply {
 
 /// What an answer says about further asks for the same key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Grant {
+pub(crate) enum LeaseReply {
     /// So many hits are the asker's to give, for a time.
-    Slice { number: u64, hits: u64, life: Duration },
+    Granted { number: u64, hits: u64, ttl: Duration },
     /// Everything is refused, for a time.
-    Nothing { life: Duration },
+    Refused { ttl: Duration },
 }
 
 /// One message. Messages between two members arrive in the order in which they were sent, each once.
@@ -194,43 +194,43 @@ pub(crate) enum Message {
     /// The first of a session: who I am, whom I know, and who holds what.
     Hello(Box<Hello>),
     /// Something about a member has changed.
-    Member(Record),
+    Member(MemberRecord),
     /// I hold this slot now.
-    Holds { slot: Slot, epoch: u64, origin: Version },
+    Owns { slot: Slot, epoch: u64, origin: Version },
     /// You hold this slot now.
-    Transfer(Box<Transfer>),
+    HandOff(Box<HandOff>),
     /// I hold what you handed me, and it is safe.
-    Taken(TransferId),
+    HandOffAck(HandOffId),
     /// Keep this for me.
     Backup {
         slot: Slot,
-        copy: Copy,
+        copy: SlotCopy,
         /// It holds what has changed after this one; `None` where it is all.
         after: Option<u64>,
     },
     /// I keep what you held at this version.
-    Backed { slot: Slot, version: Version },
+    BackupAck { slot: Slot, version: Version },
     /// I lack what your backup builds upon.
-    Lacking { slot: Slot },
+    BackupBaseMissing { slot: Slot },
     /// Nobody seems to hold this slot, whose newest copy that I know of is this one. These are proven dead.
-    Query { slot: Slot, best: Version, dead: Vec<MemberId> },
+    RecoveryQuery { slot: Slot, best: Version, dead: Vec<MemberId> },
     /// What I know of that slot.
-    Known {
+    RecoveryReply {
         slot: Slot,
-        holder: Option<Holder>,
+        owner: Option<Owner>,
         /// Whether I have heard of that holder lately.
         alive: bool,
         /// The copy that I keep, if it is newer.
-        copy: Option<Copy>,
+        copy: Option<SlotCopy>,
     },
     /// You should hold this slot, and its last holder is gone.
-    Orphan { slot: Slot, holder: Holder, dead: Vec<MemberId> },
+    Orphan { slot: Slot, owner: Owner, dead: Vec<MemberId> },
     /// You started from an older copy than this one.
-    Better { slot: Slot, copy: Copy },
+    NewerCopy { slot: Slot, copy: SlotCopy },
     /// Answer this within the time.
-    Ask { ticket: u64, question: Arc<Question>, budget: Duration, hops: u8 },
+    Forward { ticket: u64, check: Arc<RemoteCheck>, budget: Duration, hops: u8 },
     /// The answer.
-    Answer { ticket: u64, reply: Reply },
+    Reply { ticket: u64, reply: Reply },
     /// Give back what I lent you of this key.
     Recall { key: Key },
     /// This key is refused no longer.
@@ -242,22 +242,22 @@ impl Message {
     pub(crate) fn last_slot(&self) -> Option<Slot> {
         match self {
             Self::Hello(hello) => {
-                let held = hello.held.iter().map(|(slot, ..)| *slot);
-                held.chain(hello.holders.iter().map(|(slot, _)| *slot)).max()
+                let owned = hello.owned.iter().map(|(slot, ..)| *slot);
+                owned.chain(hello.owners.iter().map(|(slot, _)| *slot)).max()
             }
-            Self::Transfer(transfer) => Some(transfer.slot),
-            Self::Holds { slot, .. }
+            Self::HandOff(hand_off) => Some(hand_off.slot),
+            Self::Owns { slot, .. }
             | Self::Backup { slot, .. }
-            | Self::Backed { slot, .. }
-            | Self::Lacking { slot }
-            | Self::Query { slot, .. }
-            | Self::Known { slot, .. }
+            | Self::BackupAck { slot, .. }
+            | Self::BackupBaseMissing { slot }
+            | Self::RecoveryQuery { slot, .. }
+            | Self::RecoveryReply { slot, .. }
             | Self::Orphan { slot, .. }
-            | Self::Better { slot, .. } => Some(*slot),
+            | Self::NewerCopy { slot, .. } => Some(*slot),
             Self::Member(_)
-            | Self::Taken(_)
-            | Self::Ask { .. }
-            | Self::Answer { .. }
+            | Self::HandOffAck(_)
+            | Self::Forward { .. }
+            | Self::Reply { .. }
             | Self::Recall { .. }
             | Self::Revoke { .. } => None,
         }
@@ -268,53 +268,54 @@ impl Message {
         match self {
             Self::Hello(_)
             | Self::Member(_)
-            | Self::Holds { .. }
-            | Self::Transfer(_)
-            | Self::Taken(_)
-            | Self::Known { .. }
+            | Self::Owns { .. }
+            | Self::HandOff(_)
+            | Self::HandOffAck(_)
+            | Self::RecoveryReply { .. }
             | Self::Orphan { .. } => true,
             Self::Backup { .. }
-            | Self::Backed { .. }
-            | Self::Lacking { .. }
-            | Self::Query { .. }
-            | Self::Better { .. }
-            | Self::Ask { .. }
-            | Self::Answer { .. }
+            | Self::BackupAck { .. }
+            | Self::BackupBaseMissing { .. }
+            | Self::RecoveryQuery { .. }
+            | Self::NewerCopy { .. }
+            | Self::Forward { .. }
+            | Self::Reply { .. }
             | Self::Recall { .. }
             | Self::Revoke { .. } => false,
         }
     }
 
     /// About how many bytes it takes on the wire.
-    pub(crate) fn weight(&self) -> usize {
+    pub(crate) fn wire_bytes(&self) -> usize {
         /// A counter with its key.
-        const COUNTER: usize = 40;
+        const COUNTER_BYTES: usize = 40;
         /// Most messages.
-        const USUAL: usize = 64;
-        let of = |copy: &Copy| USUAL + COUNTER * (copy.contents.len() + copy.slices.len());
+        const MESSAGE_BYTES: usize = 64;
+        let of = |copy: &SlotCopy| MESSAGE_BYTES + COUNTER_BYTES * (copy.contents.len() + copy.grants.len());
         match self {
             Self::Hello(hello) => {
-                USUAL * (1 + hello.known.len()) + COUNTER * (hello.held.len() + hello.holders.len())
+                MESSAGE_BYTES * (1 + hello.known.len())
+                    + COUNTER_BYTES * (hello.owned.len() + hello.owners.len())
             }
-            Self::Transfer(transfer) => {
-                let origin = transfer.origin.contents.as_ref().map_or(0, |contents| contents.len());
-                of(&transfer.copy) + COUNTER * origin
+            Self::HandOff(hand_off) => {
+                let origin = hand_off.origin.contents.as_ref().map_or(0, |contents| contents.len());
+                of(&hand_off.copy) + COUNTER_BYTES * origin
             }
-            Self::Backup { copy, .. } | Self::Better { copy, .. } | Self::Known { copy: Some(copy), .. } => {
-                of(copy)
-            }
+            Self::Backup { copy, .. }
+            | Self::NewerCopy { copy, .. }
+            | Self::RecoveryReply { copy: Some(copy), .. } => of(copy),
             Self::Member(_)
-            | Self::Holds { .. }
-            | Self::Taken(_)
-            | Self::Backed { .. }
-            | Self::Lacking { .. }
-            | Self::Query { .. }
-            | Self::Known { copy: None, .. }
+            | Self::Owns { .. }
+            | Self::HandOffAck(_)
+            | Self::BackupAck { .. }
+            | Self::BackupBaseMissing { .. }
+            | Self::RecoveryQuery { .. }
+            | Self::RecoveryReply { copy: None, .. }
             | Self::Orphan { .. }
-            | Self::Ask { .. }
-            | Self::Answer { .. }
+            | Self::Forward { .. }
+            | Self::Reply { .. }
             | Self::Recall { .. }
-            | Self::Revoke { .. } => USUAL,
+            | Self::Revoke { .. } => MESSAGE_BYTES,
         }
     }
 }
@@ -322,11 +323,11 @@ impl Message {
 /// How two members begin to talk.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hello {
-    pub(crate) record: Record,
-    pub(crate) hashing: Option<Hashing>,
-    pub(crate) known: Vec<Record>,
+    pub(crate) record: MemberRecord,
+    pub(crate) hash_secret: Option<HashSecret>,
+    pub(crate) known: Vec<MemberRecord>,
     /// The slots that I hold: since when, and what I started from.
-    pub(crate) held: Vec<(Slot, u64, Version)>,
+    pub(crate) owned: Vec<(Slot, u64, Version)>,
     /// The newest holders that I know of.
-    pub(crate) holders: Vec<(Slot, Holder)>,
+    pub(crate) owners: Vec<(Slot, Owner)>,
 }

@@ -23,47 +23,47 @@ use crate::{
 };
 
 mod calls;
-mod decide;
 mod degraded;
 pub mod link;
 mod member;
 mod message;
-mod metrics;
 mod node;
+mod placement;
 mod protocol;
+mod remote_check;
 mod seeds;
 #[cfg(test)]
 mod sim;
-mod slots;
+mod stats;
 mod trust;
 mod wire;
 
 pub use calls::{OpenForwards, Overloaded};
-pub use decide::{Afar, Alone, Wish};
 pub use member::MemberId;
-pub use message::State;
-pub use metrics::Figures;
+pub use message::MemberState;
 pub use node::View;
+pub use remote_check::{ForwardPolicy, RemoteDecision, RemoteDecisions};
 pub use seeds::{SeedState, Vain};
+pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};
 
 use calls::Calls;
 use link::{Links, Listening, Loss, Traffic};
 use message::Version;
-use node::{Action, Event, Node, Tuning};
+use node::{Action, Event, Node, NodeSettings};
 
 /// How often time alone brings something about.
-const TURN: Duration = Duration::from_millis(10);
+const TICK: Duration = Duration::from_millis(10);
 /// How long nothing may be heard of a peer before it counts as silent.
-const SILENCE: Duration = Duration::from_secs(1);
+const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 /// How long to look for others before being the first.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const BOOTSTRAP_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The most hand-offs on their way to one peer, so that requests behind them do not wait for long.
-const TRANSFERS_MAX: usize = 256;
+const HAND_OFFS_MAX: usize = 256;
 /// The most messages in a batch.
 const MESSAGES_MAX: usize = 1_024;
 /// What the even clock shows at the start, so that there is a time before it.
-const START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
+const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
 
 /// How this replica takes part in a cluster.
 #[derive(Clone, Debug)]
@@ -86,19 +86,19 @@ pub struct Cluster(Arc<Replica>);
 
 #[derive(Debug)]
 struct Replica {
-    part: Mutex<Part>,
+    core: Mutex<Core>,
     links: Links,
     clock: Clock,
-    began: Stopwatch,
+    started: Stopwatch,
     secret: SharedSecret,
     forward_budget_max: Duration,
-    state: watch::Sender<State>,
+    state: watch::Sender<MemberState>,
     left: watch::Sender<bool>,
 }
 
 /// What is behind the lock: a replica's part, and the calls whose checks are under way.
 #[derive(Debug)]
-struct Part {
+struct Core {
     node: Node,
     calls: Calls,
 }
@@ -113,31 +113,32 @@ impl Cluster {
         clock: Clock,
     ) -> Result<(Self, Listening), link::Error> {
         let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = settings;
-        let me = MemberId::random();
-        let (links, listening) = Links::bind(link, me, clock.clone()).await?;
-        let tuning = Tuning {
-            silence: SILENCE,
+        let local_id = MemberId::random();
+        let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
+        let node_settings = NodeSettings {
+            silence: SILENCE_LIMIT,
             forget_after,
-            patience: PATIENCE,
+            bootstrap_timeout: BOOTSTRAP_TIMEOUT,
             backup_interval,
             lease_from,
-            transfers_max: TRANSFERS_MAX,
+            hand_offs_max: HAND_OFFS_MAX,
         };
-        let mut node = Node::new(me, links.address().to_owned(), tuning, memory, START);
+        let mut node =
+            Node::new(local_id, links.address().to_owned(), node_settings, memory, MONOTONIC_START);
         node.set_wall(clock.now());
         if !stored.is_empty() {
             let copy = |Stored { slot, epoch, seq, contents }| (slot, Version { epoch, seq }, contents);
-            node.restore(secret.get(), stored.into_iter().map(copy).collect(), START);
+            node.restore(secret.get(), stored.into_iter().map(copy).collect(), MONOTONIC_START);
         }
-        let part = Part { node, calls: Calls::default() };
+        let core = Core { node, calls: Calls::default() };
         let replica = Replica {
-            part: Mutex::new(part),
+            core: Mutex::new(core),
             links,
             clock,
-            began: Stopwatch::start(),
+            started: Stopwatch::start(),
             secret,
             forward_budget_max,
-            state: watch::Sender::new(State::Joining),
+            state: watch::Sender::new(MemberState::Joining),
             left: watch::Sender::new(false),
         };
         Ok((Self(Arc::new(replica)), listening))
@@ -145,21 +146,21 @@ impl Cluster {
 
     /// Takes part until [`Cluster::leave`] has ended.
     pub async fn run(self, listening: Listening) -> Result<(), link::Error> {
-        let mut chores = JoinSet::new();
-        chores.spawn(self.clone().take_turns());
-        chores.spawn(self.clone().follow_seeds());
-        chores.spawn(self.clone().tell_of_degraded());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(self.clone().run_ticks());
+        tasks.spawn(self.clone().follow_seeds());
+        tasks.spawn(self.clone().log_degraded());
         let ended = listening.run(self.0.clone()).await;
-        chores.shutdown().await;
+        tasks.shutdown().await;
         ended
     }
 
-    async fn take_turns(self) {
-        let mut turns = interval(TURN);
-        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn run_ticks(self) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            turns.tick().await;
-            self.0.with(Node::turn);
+            ticks.tick().await;
+            self.0.with_node(Node::tick);
         }
     }
 
@@ -167,7 +168,7 @@ impl Cluster {
         let mut seeds = self.0.links.seeds();
         loop {
             let state = *seeds.borrow_and_update();
-            self.0.with(|node, _| node.seeds_tried(matches!(state, SeedState::InVain(_))));
+            self.0.with_node(|node, _| node.seeds_tried(matches!(state, SeedState::InVain(_))));
             if seeds.changed().await.is_err() {
                 return;
             }
@@ -180,12 +181,12 @@ impl Cluster {
     }
 
     /// Who we are.
-    pub fn me(&self) -> MemberId {
+    pub fn local_id(&self) -> MemberId {
         self.0.links.me()
     }
 
     /// What this replica is doing.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> MemberState {
         *self.0.state.borrow()
     }
 
@@ -193,12 +194,12 @@ impl Cluster {
     pub async fn joined(&self) {
         let mut state = self.0.state.subscribe();
         // It is kept by ourselves, so it does not end.
-        state.wait_for(|state| *state != State::Joining).await.ok();
+        state.wait_for(|state| *state != MemberState::Joining).await.ok();
     }
 
     /// Tells the others that this replica leaves, and begins to hand everything on.
     pub fn drain(&self) {
-        self.0.with(Node::drain);
+        self.0.with_node(Node::drain);
     }
 
     /// Waits until all is handed on, and nobody depends on what is kept here.
@@ -210,34 +211,34 @@ impl Cluster {
     pub async fn leave(&self, within: Duration) -> usize {
         // Somebody who does not know yet may have asked again meanwhile.
         let done = async {
-            while !self.0.with(|node, now| node.is_done(now)) {
-                sleep(TURN).await;
+            while !self.0.with_node(|node, now| node.is_drained(now)) {
+                sleep(TICK).await;
             }
         };
         timeout(within, done).await.ok();
-        let left = self.0.with(|node, _| node.slots_held().count());
+        let left = self.0.with_node(|node, _| node.owned_slots().count());
         self.0.links.close(within).await;
         left
     }
 
     /// The hash of the rules in force.
     pub fn rules_changed(&self, rules: u64) {
-        self.0.with(|node, _| node.rules_changed(rules));
+        self.0.with_node(|node, _| node.rules_changed(rules));
     }
 
     /// The clock of counters gives up a lead; the memory has been told.
     pub fn give_up_lead(&self, lead: Lead) {
-        self.0.with(|node, _| node.give_up_lead(lead));
+        self.0.with_node(|node, _| node.give_up_lead(lead));
     }
 
     /// How the cluster looks from here.
     pub fn view(&self) -> View {
-        self.0.with(|node, now| node.view(now))
+        self.0.with_node(|node, now| node.view(now))
     }
 
     /// Treats a member as dead because an operator knows that it is. Says whether it was known.
     pub fn declare_dead(&self, member: MemberId) -> bool {
-        self.0.with(|node, now| node.declare_dead(member, now))
+        self.0.with_node(|node, now| node.declare_dead(member, now))
     }
 
     /// How often a slot has changed hands, as far as is known here.
@@ -247,24 +248,24 @@ impl Cluster {
 }
 
 impl Replica {
-    fn lock(&self) -> MutexGuard<'_, Part> {
+    fn lock(&self) -> MutexGuard<'_, Core> {
         // What panics here has a bug; the others may still be served.
-        self.part.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The time by a clock that goes on evenly.
     fn now(&self) -> Timestamp {
-        START.after(self.began.elapsed())
+        MONOTONIC_START.after(self.started.elapsed())
     }
 
     /// Does something with this replica's part, and then whatever that brought about.
-    fn with<T>(&self, deed: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
-        self.with_part(|part, now| deed(&mut part.node, now))
+    fn with_node<T>(&self, operation: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
+        self.with_core(|core, now| operation(&mut core.node, now))
     }
 
-    fn with_part<T>(&self, deed: impl FnOnce(&mut Part, Timestamp) -> T) -> T {
-        let (result, woken) = self.with_links_asleep(deed);
-        self.wake(&woken);
+    fn with_core<T>(&self, operation: impl FnOnce(&mut Core, Timestamp) -> T) -> T {
+        let (result, ready_peers) = self.with_core_without_wakes(operation);
+        self.wake(&ready_peers);
         result
     }
 
@@ -275,56 +276,61 @@ impl Replica {
     }
 
     /// The same, and leaves it to the caller to wake the links to those for whom something waits.
-    fn with_links_asleep<T>(&self, deed: impl FnOnce(&mut Part, Timestamp) -> T) -> (T, Vec<MemberId>) {
-        let (result, woken, actions) = {
-            let mut part = self.lock();
+    fn with_core_without_wakes<T>(
+        &self,
+        operation: impl FnOnce(&mut Core, Timestamp) -> T,
+    ) -> (T, Vec<MemberId>) {
+        let (result, ready_peers, actions) = {
+            let mut core = self.lock();
             let now = self.now();
-            part.node.set_wall(self.clock.now());
-            let result = deed(&mut part, now);
-            let actions = part.node.actions();
+            core.node.set_wall(self.clock.now());
+            let result = operation(&mut core, now);
+            let actions = core.node.actions();
             for action in &actions {
-                if let Action::Answer(ticket, outcome) = action {
-                    part.calls.answered(*ticket, outcome.clone());
+                if let Action::Complete(ticket, outcome) = action {
+                    core.calls.complete(*ticket, outcome.clone());
                 }
             }
             self.state.send_if_modified(|state| {
-                let now = part.node.state();
+                let now = core.node.state();
                 std::mem::replace(state, now) != now
             });
-            (result, part.node.woken(), actions)
+            (result, core.node.ready_peers(), actions)
         };
         for action in actions {
             match action {
                 Action::Dial(address) => self.links.dial(&address),
-                Action::Forget(member) => self.links.forget(member),
-                Action::Hash(secret) => self.secret.set(secret),
+                Action::Disconnect(member) => self.links.forget(member),
+                Action::SetHashSecret(secret) => self.secret.set(secret),
                 Action::Leave => {
                     self.left.send_replace(true);
                 }
-                Action::Tell(event) => tell(event),
-                Action::Answer(..) => {}
+                Action::Report(event) => log_event(event),
+                Action::Complete(..) => {}
             }
         }
-        (result, woken)
+        (result, ready_peers)
     }
 }
 
-fn tell(event: Event) {
+fn log_event(event: Event) {
     match event {
         Event::Joined => info!("joined: this replica knows who holds what"),
-        Event::BegunAnew => warn!("met another cluster: its counters stay, all of this replica are given up"),
+        Event::ClusterAdopted => {
+            warn!("met another cluster: its counters stay, all of this replica are given up")
+        }
         Event::Isolated => {
             warn!(
                 "hears too few replicas to rely on its counters: every key gets this replica's share of its limit"
             );
         }
-        Event::Reunited => info!("hears enough replicas again"),
+        Event::IsolationEnded => info!("hears enough replicas again"),
     }
 }
 
 impl Traffic for Replica {
     fn linked(&self, peer: MemberId, address: &str) {
-        self.with(|node, now| node.linked(peer, address, now));
+        self.with_node(|node, now| node.connected(peer, address, now));
     }
 
     fn heard(&self, peer: MemberId) {
@@ -334,7 +340,7 @@ impl Traffic for Replica {
 
     fn received(&self, peer: MemberId, batch: Bytes) {
         match wire::decode(batch, self.clock.now()) {
-            Ok(messages) => self.with(|node, now| {
+            Ok(messages) => self.with_node(|node, now| {
                 for message in messages {
                     node.receive(peer, message, now);
                 }
@@ -353,6 +359,6 @@ impl Traffic for Replica {
     }
 
     fn lost(&self, peer: MemberId, how: Loss) {
-        self.with(|node, now| node.lost(peer, how == Loss::Dead, now));
+        self.with_node(|node, now| node.disconnected(peer, how == Loss::Dead, now));
     }
 }

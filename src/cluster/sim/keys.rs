@@ -19,20 +19,20 @@ const LONG: u64 = 100 * 86_400 * SECOND;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct TestKey {
     pub(super) key: Key,
     pub(super) limit: Limit,
 }
 
 /// One key for every algorithm, in slots of their own as far as there are enough.
-pub(super) fn all() -> Vec<Asked> {
+pub(super) fn all() -> Vec<TestKey> {
     let key = |number: usize| {
         let high = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         Key::from_halves(high, high.rotate_left(17))
     };
     let limits = limits();
-    let asked = |(number, limit)| Asked { key: key(number), limit };
-    limits.into_iter().enumerate().map(asked).collect()
+    let test_key = |(number, limit)| TestKey { key: key(number), limit };
+    limits.into_iter().enumerate().map(test_key).collect()
 }
 
 fn limits() -> Vec<Limit> {

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     algorithm::{Ask, Counter, Decision, Limit, Receipt, Verdict},
     cluster::{
-        message::{Deed, Question},
+        message::{RemoteCheck, RemoteOperation},
         node::Node,
     },
     descriptor::Key,
@@ -24,14 +24,14 @@ const SLOTS: usize = 16;
 /// The most keys whose consumption waits to be told.
 const KEYS_MAX: usize = 100_000;
 /// The most messages that wait to be told again.
-const UNTOLD_MAX: usize = 10_000;
+const REPORTS_MAX: usize = 10_000;
 
 /// Shares that are given, and what is to be told of them.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(super) struct LocalShare {
     memory: Memory,
     admitted: BTreeMap<Key, Admitted>,
-    untold: VecDeque<Arc<Question>>,
+    unsent_reports: VecDeque<Arc<RemoteCheck>>,
 }
 
 /// What was admitted of one key, as a counter of its whole limit.
@@ -41,14 +41,14 @@ struct Admitted {
     counter: Counter,
 }
 
-impl Default for Shares {
+impl Default for LocalShare {
     fn default() -> Self {
         let memory = Memory::new(BYTES_MAX, OnFull::Deny).with_slots(SLOTS);
-        Self { memory, admitted: BTreeMap::new(), untold: VecDeque::new() }
+        Self { memory, admitted: BTreeMap::new(), unsent_reports: VecDeque::new() }
     }
 }
 
-impl Shares {
+impl LocalShare {
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -61,8 +61,8 @@ impl Shares {
         }
     }
 
-    pub(super) fn are_untold(&self) -> bool {
-        !self.admitted.is_empty() || !self.untold.is_empty()
+    pub(super) fn has_unreported(&self) -> bool {
+        !self.admitted.is_empty() || !self.unsent_reports.is_empty()
     }
 
     /// Decides by one share of `members` that the limit is divided into.
@@ -114,51 +114,54 @@ impl Shares {
 impl Node {
     /// Takes back a charge that this replica passed by itself.
     pub(crate) fn undo_share(&mut self, key: Key, limit: &Limit, receipt: Receipt, hits: u64) {
-        self.shares.undo(key, limit, receipt, hits, self.healthy.len(), self.wall);
+        self.local_share.undo(key, limit, receipt, hits, self.healthy.len(), self.wall);
     }
 
     /// Something that a holder must be told, which cannot be reached now.
-    pub(super) fn keep_to_tell(&mut self, question: Arc<Question>) {
-        match question.deed {
-            Deed::Absorb(_) | Deed::Settle(_) => {
-                if self.shares.untold.len() < UNTOLD_MAX {
-                    self.shares.untold.push_back(question);
+    pub(super) fn queue_report(&mut self, check: Arc<RemoteCheck>) {
+        match check.operation {
+            RemoteOperation::Absorb(_) | RemoteOperation::Settle(_) => {
+                if self.local_share.unsent_reports.len() < REPORTS_MAX {
+                    self.local_share.unsent_reports.push_back(check);
                 } else {
-                    self.figures.untold += 1;
+                    self.stats.reports_dropped += 1;
                 }
             }
-            Deed::Ask(_) | Deed::Undo(_) | Deed::Set(_) => {}
+            RemoteOperation::Decide(_) | RemoteOperation::Undo(_) | RemoteOperation::Set(_) => {}
         }
     }
 
     /// Tells holders that can be reached again what was admitted without them.
-    pub(super) fn tell_shares(&mut self, now: Timestamp) {
-        if self.isolated || !self.shares.are_untold() {
+    pub(super) fn report_admitted(&mut self, now: Timestamp) {
+        if self.isolated || !self.local_share.has_unreported() {
             return;
         }
-        for question in std::mem::take(&mut self.shares.untold) {
-            self.tell_if_reached(question, now);
+        for check in std::mem::take(&mut self.local_share.unsent_reports) {
+            self.report_if_reachable(check, now);
         }
-        let reached = |key: &Key| self.reaches(*key, now);
-        let keys: Vec<Key> = self.shares.admitted.keys().filter(|key| reached(key)).copied().collect();
+        let reached = |key: &Key| self.is_owner_reachable(*key, now);
+        let keys: Vec<Key> = self.local_share.admitted.keys().filter(|key| reached(key)).copied().collect();
         for key in keys {
-            if let Some(Admitted { limit, counter }) = self.shares.admitted.remove(&key) {
+            if let Some(Admitted { limit, counter }) = self.local_share.admitted.remove(&key) {
                 let consumed = Arc::new(Contents::used(key, &limit, counter, self.wall));
-                self.tell(Question { key, limit, deed: Deed::Absorb(consumed), wish: 0 }, now);
+                self.send_to_owner(
+                    RemoteCheck { key, limit, operation: RemoteOperation::Absorb(consumed), lease_hits: 0 },
+                    now,
+                );
             }
         }
     }
 
-    fn tell_if_reached(&mut self, question: Arc<Question>, now: Timestamp) {
-        if self.reaches(question.key, now) {
-            self.tell(question, now);
+    fn report_if_reachable(&mut self, check: Arc<RemoteCheck>, now: Timestamp) {
+        if self.is_owner_reachable(check.key, now) {
+            self.send_to_owner(check, now);
         } else {
-            self.keep_to_tell(question);
+            self.queue_report(check);
         }
     }
 
-    fn reaches(&self, key: Key, now: Timestamp) -> bool {
+    fn is_owner_reachable(&self, key: Key, now: Timestamp) -> bool {
         let state = self.slot(Slot::of(key, self.slots.len()));
-        state.held.is_some() || state.holder.is_some_and(|holder| self.hears(holder.member, now))
+        state.ownership.is_some() || state.owner.is_some_and(|owner| self.is_reachable(owner.member, now))
     }
 }

@@ -3,13 +3,13 @@
 use serde::Serialize;
 
 use crate::{
-    cluster::{MemberId, message::State},
+    cluster::{MemberId, message::MemberState},
     time::Timestamp,
 };
 
 /// Counts since the start.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct Stats {
     /// Counters handed to others, and received from them.
     pub(crate) handed_off: u64,
     pub(crate) received: u64,
@@ -17,13 +17,13 @@ pub(crate) struct Figures {
     pub(crate) hand_offs: u64,
     pub(crate) hand_off_nanos: u64,
     /// Slots that this replica began to hold.
-    pub(crate) changes_of_hands: u64,
+    pub(crate) slots_acquired: u64,
     /// Slots that were claimed after their holder was lost.
-    pub(crate) claims: u64,
+    pub(crate) slots_recovered: u64,
     /// Requests sent to other replicas.
     pub(crate) forwarded: u64,
     /// Requests decided by what was lent.
-    pub(crate) by_lease: u64,
+    pub(crate) leased: u64,
     /// Requests decided without their holder.
     pub(crate) degraded: u64,
     /// Answers that came after they were needed.
@@ -31,9 +31,9 @@ pub(crate) struct Figures {
     /// How often a peer was spared for answering late.
     pub(crate) breaker_openings: u64,
     /// Slices lent, called back, and never heard of again.
-    pub(crate) slices_lent: u64,
-    pub(crate) recalls: u64,
-    pub(crate) slices_lost: u64,
+    pub(crate) grants_lent: u64,
+    pub(crate) grants_recalled: u64,
+    pub(crate) grants_lost: u64,
     /// Counters sent as backups, and backups that arrived.
     pub(crate) backed_up: u64,
     pub(crate) backups_arrived: u64,
@@ -41,13 +41,13 @@ pub(crate) struct Figures {
     /// Backups of others for which there was no memory here.
     pub(crate) backups_refused: u64,
     /// Members that were lost, whether they died or left.
-    pub(crate) lost_members: u64,
+    pub(crate) members_lost: u64,
     /// How often this replica heard too few others to trust what it holds.
     pub(crate) isolations: u64,
     /// How often all counters were given up for those of another cluster.
-    pub(crate) begun_anew: u64,
+    pub(crate) clusters_adopted: u64,
     /// Messages about consumption that were dropped for want of room.
-    pub(crate) untold: u64,
+    pub(crate) reports_dropped: u64,
 }
 
 /// How this replica sees the cluster.
@@ -55,7 +55,7 @@ pub(crate) struct Figures {
 pub struct View {
     /// This replica.
     #[serde(rename = "self")]
-    pub me: String,
+    pub local_id: String,
     /// A hash of the members and of who holds which slot: equal on replicas that agree.
     pub view: String,
     /// Its members, this one included, and those who have gone lately.
@@ -79,7 +79,7 @@ pub struct MemberView {
     /// Where others reach it.
     pub address: String,
     /// What it is doing.
-    pub state: Seen,
+    pub state: MemberStatus,
     /// Milliseconds since it was last heard.
     pub silent_ms: u64,
     /// A hash of the rules that it decides by.
@@ -91,7 +91,7 @@ pub struct MemberView {
 /// What a member is doing, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Seen {
+pub enum MemberStatus {
     /// It does not know yet who holds what.
     Joining,
     /// It answers.
@@ -99,15 +99,16 @@ pub enum Seen {
     /// It hands its slots on.
     Draining,
     /// It has left, died or been silent for too long.
-    Gone,
+    #[serde(rename = "gone")]
+    Departed,
 }
 
-impl From<State> for Seen {
-    fn from(state: State) -> Self {
+impl From<MemberState> for MemberStatus {
+    fn from(state: MemberState) -> Self {
         match state {
-            State::Joining => Self::Joining,
-            State::Serving => Self::Serving,
-            State::Draining => Self::Draining,
+            MemberState::Joining => Self::Joining,
+            MemberState::Serving => Self::Serving,
+            MemberState::Draining => Self::Draining,
         }
     }
 }

@@ -16,25 +16,25 @@ use siphasher::sip::SipHasher13;
 use crate::{cluster::MemberId, store::Slot};
 
 /// The most slots of one member, in hundredths of the mean.
-const SHARE_MAX: usize = 105;
+const SHARE_MAX_PERCENT: usize = 105;
 
 /// Who should hold each slot, and who should when that one is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct Placement {
     members: Vec<MemberId>,
     // One for each slot, unless there are no members.
-    slots: Vec<Choice>,
+    slots: Vec<SlotPlacement>,
 }
 
 /// What is wanted of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Choice {
-    holder: MemberId,
+struct SlotPlacement {
+    owner: MemberId,
     /// Whoever is wanted when the holder is gone: a backup there is where it will be needed.
-    runner_up: Option<MemberId>,
+    backup_owner: Option<MemberId>,
 }
 
-impl Wanted {
+impl Placement {
     /// What is wanted of `slots` slots among `members`, which are in order.
     pub(crate) fn of(members: Vec<MemberId>, slots: usize) -> Self {
         debug_assert!(members.is_sorted());
@@ -42,17 +42,17 @@ impl Wanted {
             return Self::default();
         }
         let ranking = Ranking::of(&members, slots);
-        let holders = ranking.matching(None);
+        let owners = ranking.matching(None);
         // A slot's runner-up is its holder in a world without its holder.
         let mut without: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         if 1 < members.len() {
             without.extend((0..members.len()).map(|member| (member, ranking.matching(Some(member)))));
         }
-        let choice = |(slot, holder): (usize, &usize)| Choice {
-            holder: members[*holder],
-            runner_up: without.get(holder).map(|holders| members[holders[slot]]),
+        let placement = |(slot, owner): (usize, &usize)| SlotPlacement {
+            owner: members[*owner],
+            backup_owner: without.get(owner).map(|owners| members[owners[slot]]),
         };
-        let slots = holders.iter().enumerate().map(choice).collect();
+        let slots = owners.iter().enumerate().map(placement).collect();
         Self { members, slots }
     }
 
@@ -62,14 +62,14 @@ impl Wanted {
     }
 
     /// Who should hold `slot`; nobody where there are no members.
-    pub(crate) fn holder(&self, slot: Slot) -> Option<MemberId> {
-        self.slots.get(slot.index()).map(|choice| choice.holder)
+    pub(crate) fn owner(&self, slot: Slot) -> Option<MemberId> {
+        self.slots.get(slot.index()).map(|placement| placement.owner)
     }
 
     /// Where the backup of `slot` belongs while `holder` holds it.
-    pub(crate) fn runner_up(&self, slot: Slot, holder: MemberId) -> Option<MemberId> {
-        let choice = self.slots.get(slot.index())?;
-        if choice.holder == holder { choice.runner_up } else { Some(choice.holder) }
+    pub(crate) fn backup_owner(&self, slot: Slot, owner: MemberId) -> Option<MemberId> {
+        let placement = self.slots.get(slot.index())?;
+        if placement.owner == owner { placement.backup_owner } else { Some(placement.owner) }
     }
 }
 
@@ -102,32 +102,32 @@ impl Ranking {
     fn matching(&self, without: Option<usize>) -> Vec<usize> {
         let slots = self.scores.len() / self.members;
         let members = self.members - usize::from(without.is_some());
-        let most = (slots * SHARE_MAX).div_ceil(members * 100);
-        let mut kept: Vec<BinaryHeap<Reverse<(u64, usize)>>> = vec![BinaryHeap::new(); self.members];
+        let slots_max = (slots * SHARE_MAX_PERCENT).div_ceil(members * 100);
+        let mut accepted: Vec<BinaryHeap<Reverse<(u64, usize)>>> = vec![BinaryHeap::new(); self.members];
         // How many members each slot has asked.
-        let mut asked = vec![0; slots];
-        let mut waiting: Vec<usize> = (0..slots).collect();
+        let mut proposals = vec![0; slots];
+        let mut unassigned: Vec<usize> = (0..slots).collect();
         // There is room for all, so nobody is sent away by everybody.
-        while let Some(slot) = waiting.pop() {
-            let member = self.order[slot * self.members + asked[slot]];
-            asked[slot] += 1;
+        while let Some(slot) = unassigned.pop() {
+            let member = self.order[slot * self.members + proposals[slot]];
+            proposals[slot] += 1;
             if without == Some(member) {
-                waiting.push(slot);
+                unassigned.push(slot);
                 continue;
             }
-            kept[member].push(Reverse((self.scores[slot * self.members + member], slot)));
-            if most < kept[member].len() {
-                let sent_away = kept[member].pop();
-                waiting.extend(sent_away.map(|Reverse((_, slot))| slot));
+            accepted[member].push(Reverse((self.scores[slot * self.members + member], slot)));
+            if slots_max < accepted[member].len() {
+                let rejected = accepted[member].pop();
+                unassigned.extend(rejected.map(|Reverse((_, slot))| slot));
             }
         }
-        let mut holders = vec![0; slots];
-        for (member, kept) in kept.iter().enumerate() {
-            for Reverse((_, slot)) in kept {
-                holders[*slot] = member;
+        let mut owners = vec![0; slots];
+        for (member, accepted) in accepted.iter().enumerate() {
+            for Reverse((_, slot)) in accepted {
+                owners[*slot] = member;
             }
         }
-        holders
+        owners
     }
 }
 
@@ -161,13 +161,13 @@ mod tests {
         (0..SLOTS).map(Slot::at)
     }
 
-    fn shares(wanted: &Wanted) -> Vec<usize> {
-        let share = |member: &MemberId| all().filter(|slot| wanted.holder(*slot) == Some(*member)).count();
-        wanted.members().iter().map(share).collect()
+    fn shares(placement: &Placement) -> Vec<usize> {
+        let share = |member: &MemberId| all().filter(|slot| placement.owner(*slot) == Some(*member)).count();
+        placement.members().iter().map(share).collect()
     }
 
-    fn moved(before: &Wanted, after: &Wanted) -> usize {
-        all().filter(|slot| before.holder(*slot) != after.holder(*slot)).count()
+    fn moved(before: &Placement, after: &Placement) -> usize {
+        all().filter(|slot| before.owner(*slot) != after.owner(*slot)).count()
     }
 
     proptest! {
@@ -175,28 +175,28 @@ mod tests {
 
         #[test]
         fn no_member_should_hold_much_more_than_its_share(seed: u64, count in 3..=50usize) {
-            let shares = shares(&Wanted::of(members(seed, count), SLOTS));
+            let shares = shares(&Placement::of(members(seed, count), SLOTS));
             let largest = *shares.iter().max().unwrap() as f64;
             prop_assert!(largest <= 1.07 * SLOTS as f64 / count as f64, "{largest} of {count}");
         }
 
         #[test]
-        fn a_join_or_a_leave_moves_one_share_and_a_hundredth(seed: u64, count in 3..=50usize, who: prop::sample::Index) {
+        fn a_join_or_a_leave_moves_one_share_and_a_hundredth(seed: u64, count in 3..=50usize, leaving: prop::sample::Index) {
             let with = members(seed, count);
             let mut without = with.clone();
-            without.remove(who.index(count));
-            let moved = moved(&Wanted::of(with, SLOTS), &Wanted::of(without, SLOTS)) as f64 / SLOTS as f64;
+            without.remove(leaving.index(count));
+            let moved = moved(&Placement::of(with, SLOTS), &Placement::of(without, SLOTS)) as f64 / SLOTS as f64;
             prop_assert!(moved <= 1.0 / (count as f64 - 1.0) + 0.01, "{moved} at {count}");
         }
 
         #[test]
         fn the_runner_up_is_whoever_is_wanted_when_the_holder_is_gone(seed: u64, count in 2..=8usize) {
-            let with = Wanted::of(members(seed, count), SLOTS);
+            let with = Placement::of(members(seed, count), SLOTS);
             for leaving in with.members() {
                 let rest = with.members().iter().copied().filter(|member| member != leaving).collect();
-                let without = Wanted::of(rest, SLOTS);
-                for slot in all().filter(|slot| with.holder(*slot) == Some(*leaving)) {
-                    prop_assert_eq!(with.runner_up(slot, *leaving), without.holder(slot));
+                let without = Placement::of(rest, SLOTS);
+                for slot in all().filter(|slot| with.owner(*slot) == Some(*leaving)) {
+                    prop_assert_eq!(with.backup_owner(slot, *leaving), without.owner(slot));
                 }
             }
         }
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn consecutive_users_are_spread_over_the_members() {
-        let wanted = Wanted::of(members(7, 4), SLOTS);
+        let placement = Placement::of(members(7, 4), SLOTS);
         let secret = Secret::from_bytes([7; 16]);
         let mut shares = BTreeMap::<MemberId, usize>::new();
         for user in 0..200 {
@@ -212,7 +212,7 @@ mod tests {
             let mut text = KeyText::new("api");
             text.entry(Entry { key: "user", value: &value });
             let slot = Slot::of(text.key(&[0; 17], &secret), SLOTS);
-            *shares.entry(wanted.holder(slot).unwrap()).or_default() += 1;
+            *shares.entry(placement.owner(slot).unwrap()).or_default() += 1;
         }
         assert_eq!(shares.len(), 4);
         assert!(shares.values().all(|share| (30..=70).contains(share)), "{shares:?}");
@@ -220,22 +220,22 @@ mod tests {
 
     #[test]
     fn the_choice_is_the_same_in_every_version() {
-        let wanted = Wanted::of([3, 141, 5926, 53589].map(MemberId::from_number).to_vec(), SLOTS);
+        let placement = Placement::of([3, 141, 5926, 53589].map(MemberId::from_number).to_vec(), SLOTS);
         let mut hasher = SipHasher13::new();
         for slot in all() {
-            hasher.write_u64(wanted.holder(slot).unwrap().number());
-            hasher.write_u64(wanted.runner_up(slot, wanted.holder(slot).unwrap()).unwrap().number());
+            hasher.write_u64(placement.owner(slot).unwrap().number());
+            hasher.write_u64(placement.backup_owner(slot, placement.owner(slot).unwrap()).unwrap().number());
         }
         assert_eq!(hasher.finish(), 1_237_884_436_370_591_103);
-        let holders: Vec<u64> = (0..8).map(|slot| wanted.holder(Slot::at(slot)).unwrap().number()).collect();
-        assert_eq!(holders, [141, 141, 3, 5926, 53589, 5926, 141, 5926]);
+        let owners: Vec<u64> = (0..8).map(|slot| placement.owner(Slot::at(slot)).unwrap().number()).collect();
+        assert_eq!(owners, [141, 141, 3, 5926, 53589, 5926, 141, 5926]);
     }
 
     #[test]
     fn one_member_should_hold_all_and_nobody_none() {
-        let alone = Wanted::of(vec![MemberId::from_number(1)], SLOTS);
-        assert!(all().all(|slot| alone.holder(slot) == Some(MemberId::from_number(1))));
-        assert_eq!(alone.runner_up(Slot::at(0), MemberId::from_number(1)), None);
-        assert_eq!(Wanted::of(Vec::new(), SLOTS).holder(Slot::at(0)), None);
+        let alone = Placement::of(vec![MemberId::from_number(1)], SLOTS);
+        assert!(all().all(|slot| alone.owner(slot) == Some(MemberId::from_number(1))));
+        assert_eq!(alone.backup_owner(Slot::at(0), MemberId::from_number(1)), None);
+        assert_eq!(Placement::of(Vec::new(), SLOTS).owner(Slot::at(0)), None);
     }
 }

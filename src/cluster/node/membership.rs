@@ -1,0 +1,340 @@
+//! Who is there, who is silent, who is dead; and when this replica may leave.
+
+use std::time::Duration;
+
+use crate::{
+    cluster::{
+        MemberId,
+        message::{MemberRecord, MemberState, Message},
+        node::{Action, Event, Node},
+        placement::Placement,
+    },
+    time::Timestamp,
+};
+
+/// How many of those who are gone are remembered.
+const DEPARTED_MAX: usize = 10_000;
+/// For how long those who were only silent are looked for.
+const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A member that is not known to be dead.
+#[derive(Clone, Debug)]
+pub(super) struct PeerState {
+    pub(super) record: MemberRecord,
+    /// Whether there is a session with it.
+    pub(super) connected: bool,
+    /// Whether it has told what it holds, by the same hashing as ours.
+    pub(super) synced: bool,
+    pub(super) heard_at: Timestamp,
+    /// Asks to it that had no answer in time, since the last that had.
+    pub(super) consecutive_timeouts: u32,
+    /// No asks are sent to it before.
+    pub(super) breaker_open_until: Timestamp,
+}
+
+impl PeerState {
+    /// One that was just heard of.
+    fn new(record: MemberRecord, now: Timestamp) -> Self {
+        Self {
+            record,
+            connected: false,
+            synced: false,
+            heard_at: now,
+            consecutive_timeouts: 0,
+            breaker_open_until: Timestamp::EPOCH,
+        }
+    }
+
+    /// Whether it would take slots, if it is heard.
+    fn can_receive_slots(&self) -> bool {
+        self.synced && self.record.state == MemberState::Serving
+    }
+}
+
+/// A member that is no longer there.
+#[derive(Clone, Debug)]
+pub(super) struct Departed {
+    pub(super) record: MemberRecord,
+    pub(super) at: Timestamp,
+    pub(super) departure: Departure,
+    dialled_at: Timestamp,
+}
+
+/// How it is known that somebody is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Departure {
+    /// Its address refused, or it said goodbye: it never comes back.
+    Proven,
+    /// It was silent for too long.
+    Silent,
+}
+
+impl Node {
+    /// A session with `peer` has begun.
+    pub(crate) fn connected(&mut self, peer: MemberId, address: &str, now: Timestamp) {
+        if peer == self.local_id || self.is_dead(peer) {
+            return;
+        }
+        if self.peers.get(&peer).is_some_and(|peer| peer.connected) {
+            self.disconnected(peer, false, now);
+        }
+        self.departed.remove(&peer);
+        let record = MemberRecord {
+            id: peer,
+            address: address.to_owned(),
+            state: MemberState::Joining,
+            rules: 0,
+            changes: 0,
+        };
+        let known = self.peers.entry(peer).or_insert_with(|| PeerState::new(record, now));
+        (known.connected, known.synced, known.heard_at) = (true, false, now);
+        self.outbox.remove(&peer);
+        self.send_hello(peer);
+    }
+
+    /// The session with `peer` is over, and nothing of it is heard any more; `dead` where that is proven.
+    pub(crate) fn disconnected(&mut self, peer: MemberId, dead: bool, now: Timestamp) {
+        let departure = if dead { Departure::Proven } else { Departure::Silent };
+        self.mark_departed(peer, departure, now);
+    }
+
+    /// Something was heard of `peer`.
+    pub(crate) fn heard(&mut self, peer: MemberId, now: Timestamp) {
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.heard_at = peer.heard_at.max(now);
+        }
+    }
+
+    /// All seeds were tried, and `alone` says whether nobody answered but this process.
+    pub(crate) fn seeds_tried(&mut self, no_seed_answered: bool) {
+        self.no_seed_answered = no_seed_answered;
+    }
+
+    /// An operator knows that a member is dead. Says whether it was known here.
+    pub(crate) fn declare_dead(&mut self, member: MemberId, now: Timestamp) -> bool {
+        let known = self.peers.contains_key(&member) || self.departed.contains_key(&member);
+        if known {
+            self.departed.remove(&member);
+            self.mark_departed(member, Departure::Proven, now);
+        }
+        known
+    }
+
+    /// The hash of the rules in force.
+    pub(crate) fn rules_changed(&mut self, rules: u64) {
+        if self.record.rules != rules {
+            self.record.rules = rules;
+            self.announce_record();
+        }
+    }
+
+    /// No longer wanted: hands everything on.
+    pub(crate) fn drain(&mut self, now: Timestamp) {
+        if self.draining_since.is_none() {
+            self.draining_since = Some(now);
+            // Whoever has not joined yet knows no holder to ask, and goes on answering that.
+            if self.record.state == MemberState::Serving {
+                self.record.state = MemberState::Draining;
+                self.announce_record();
+            }
+            self.return_grants(now);
+            self.update_placement(now);
+        }
+    }
+
+    /// Whether `member` is not there: it is gone, for sure or by its silence, or was before we came.
+    pub(super) fn is_departed(&self, member: MemberId) -> bool {
+        member != self.local_id && !self.peers.contains_key(&member)
+    }
+
+    pub(super) fn is_dead(&self, member: MemberId) -> bool {
+        self.departed.get(&member).is_some_and(|departed| departed.departure == Departure::Proven)
+    }
+
+    /// The last of those who are proven dead.
+    pub(super) fn dead_members(&self) -> Vec<MemberId> {
+        // Only the last few matter to anybody who asks.
+        let dead = self
+            .departed
+            .iter()
+            .filter(|(_, departed)| departed.departure == Departure::Proven)
+            .map(|(id, departed)| (departed.at, *id));
+        let mut dead: Vec<_> = dead.collect();
+        dead.sort_unstable();
+        dead.into_iter().rev().take(100).map(|(_, id)| id).collect()
+    }
+
+    /// Whether messages reach `peer`, as far as is known.
+    pub(super) fn is_reachable(&self, peer: MemberId, now: Timestamp) -> bool {
+        self.peers.get(&peer).is_some_and(|peer| peer.connected && self.is_alive(peer, now))
+    }
+
+    pub(super) fn is_alive(&self, peer: &PeerState, now: Timestamp) -> bool {
+        now.since(peer.heard_at) <= self.settings.silence
+    }
+
+    pub(super) fn update_record(&mut self, record: MemberRecord, now: Timestamp) {
+        let id = record.id;
+        if id == self.local_id || self.departed.contains_key(&id) {
+            return;
+        }
+        match self.peers.get_mut(&id) {
+            Some(peer) => {
+                if peer.record.changes < record.changes {
+                    peer.record = record;
+                    self.update_placement(now);
+                }
+            }
+            None => {
+                self.actions.push(Action::Dial(record.address.clone()));
+                self.peers.insert(id, PeerState::new(record, now));
+            }
+        }
+    }
+
+    /// Whether `peer` has told that it counts as we do, and what it holds. What it says of slots before is of another
+    /// cluster, and void.
+    pub(super) fn is_synced(&self, peer: MemberId) -> bool {
+        self.peers.get(&peer).is_some_and(|peer| peer.synced)
+    }
+
+    pub(super) fn announce_record(&mut self) {
+        self.record.changes += 1;
+        let record = self.record.clone();
+        self.broadcast(&Message::Member(record));
+    }
+
+    /// Works out anew who should hold what. Whoever is silent could neither take nor claim anything, nor keep a backup.
+    pub(super) fn update_placement(&mut self, now: Timestamp) {
+        let mut members: Vec<MemberId> = self
+            .peers
+            .values()
+            .filter(|peer| peer.can_receive_slots() && self.is_alive(peer, now))
+            .map(|peer| peer.record.id)
+            .collect();
+        members.extend((self.record.state == MemberState::Serving).then_some(self.local_id));
+        members.sort_unstable();
+        if members != self.placement.members() {
+            self.placement = Placement::of(members, self.slots.len());
+            self.slots_dirty = true;
+        }
+    }
+
+    /// Silence, isolation, and oblivion.
+    pub(super) fn check_peers(&mut self, now: Timestamp) {
+        let forget_after = self.settings.forget_after;
+        let too_silent = |peer: &&PeerState| forget_after < now.since(peer.heard_at);
+        let silent: Vec<MemberId> =
+            self.peers.values().filter(too_silent).map(|peer| peer.record.id).collect();
+        for peer in silent {
+            self.mark_departed(peer, Departure::Silent, now);
+        }
+        self.redial_silent(now);
+        self.update_isolation(now);
+        self.update_placement(now);
+    }
+
+    /// Whoever was forgotten may come back, and be found where it was.
+    fn redial_silent(&mut self, now: Timestamp) {
+        let every = self.settings.forget_after / 6;
+        for departed in self.departed.values_mut() {
+            if departed.departure == Departure::Silent
+                && every <= now.since(departed.dialled_at)
+                && now.since(departed.at) < SILENT_REDIALLED
+            {
+                departed.dialled_at = now;
+                self.actions.push(Action::Dial(departed.record.address.clone()));
+            }
+        }
+    }
+
+    /// Whoever hears no more than half of the last healthy view does not trust what it holds. Of two halves, the one
+    /// with the smallest member goes on.
+    fn update_isolation(&mut self, now: Timestamp) {
+        if self.record.state != MemberState::Joining {
+            self.healthy.insert(self.local_id);
+        }
+        let here = |peer: &&PeerState| {
+            peer.synced && peer.record.state != MemberState::Joining && self.is_alive(peer, now)
+        };
+        let heard: Vec<MemberId> = self.peers.values().filter(here).map(|peer| peer.record.id).collect();
+        let counts = |id: &&MemberId| **id == self.local_id || heard.contains(id);
+        let with = self.healthy.iter().filter(counts).count();
+        let first = self.healthy.first().is_none_or(|first| counts(&first));
+        let all = self.healthy.len();
+        let isolated = 2 * with < all || (2 * with == all && !first);
+        if !isolated {
+            self.healthy.extend(heard);
+            // Those who were forgotten are out of the view, as long as most are in it.
+            let departed = &self.departed;
+            self.healthy.retain(|id| !departed.contains_key(id));
+        }
+        if self.isolated != isolated {
+            self.isolated = isolated;
+            self.memory.distrust(isolated);
+            let event = if isolated { Event::Isolated } else { Event::IsolationEnded };
+            self.actions.push(Action::Report(event));
+            self.stats.isolations += u64::from(isolated);
+        }
+    }
+
+    /// Nothing is heard of `member` from now on.
+    pub(super) fn mark_departed(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
+        if member == self.local_id || self.is_dead(member) {
+            return;
+        }
+        let record = match self.peers.remove(&member) {
+            Some(peer) => peer.record,
+            None if departure == Departure::Silent => return,
+            None => MemberRecord {
+                id: member,
+                address: String::new(),
+                state: MemberState::Joining,
+                rules: 0,
+                changes: 0,
+            },
+        };
+        self.outbox.remove(&member);
+        self.departed.insert(member, Departed { record, at: now, departure, dialled_at: now });
+        if DEPARTED_MAX < self.departed.len() {
+            let oldest = self.departed.iter().min_by_key(|(_, departed)| departed.at).map(|(id, _)| *id);
+            oldest.and_then(|oldest| self.departed.remove(&oldest));
+        }
+        if departure == Departure::Proven {
+            self.healthy.remove(&member);
+        }
+        self.slots_dirty = true;
+        self.actions.push(Action::Disconnect(member));
+        self.stats.members_lost += 1;
+        self.recover_hand_offs_to(member, now);
+        self.stop_waiting_for(member, now);
+        self.owner_departed(member, now);
+        self.borrower_departed(member, departure, now);
+        self.reroute_forwards(member, now);
+        self.update_placement(now);
+    }
+
+    /// Leaves when everything is handed on, and nobody depends on what is kept here.
+    pub(super) fn leave_when_done(&mut self, now: Timestamp) {
+        if self.is_drained(now) {
+            self.actions.push(Action::Leave);
+        }
+    }
+
+    /// Whether everything is handed on, and nobody depends on what is kept here or waits for an answer.
+    pub(crate) fn is_drained(&self, now: Timestamp) -> bool {
+        let Some(since) = self.draining_since else { return false };
+        let receivers = self.peers.values().any(PeerState::can_receive_slots);
+        let orphan = |slot| {
+            let state = self.slot(slot);
+            let lives = state
+                .owner
+                .is_some_and(|owner| !self.is_departed(owner.member) && owner.member != self.local_id);
+            state.copy.is_some() && !lives
+        };
+        let holds = self.all_slots().any(|slot| self.slot(slot).ownership.is_some());
+        let busy = self.forwarding.has_peer_checks() || !self.hand_offs.is_empty();
+        let kept = receivers && (holds || self.all_slots().any(orphan));
+        !busy && !kept && self.settings.silence < now.since(since)
+    }
+}
