@@ -1,4 +1,4 @@
-//! Calls of this replica's own callers whose checks are under way, and the bounds on them.
+//! Open calls of local callers, whose checks wait for other replicas, and their bounds.
 
 use std::sync::{
     Arc,
@@ -11,39 +11,40 @@ use tokio::sync::oneshot;
 
 use crate::cluster::node::{ForwardPolicy, Outcome, Ticket};
 
-/// The most checks of one call.
+/// The most checks in one call.
 pub(super) const CHECKS_PER_CALL_MAX: usize = 1_024;
-/// The most checks under way in all.
+/// The most open checks of all calls.
 pub(super) const OPEN_CHECKS_MAX: usize = 32_768;
-/// One connection gets at most one part in so many of what the others leave, so none takes the room of all.
+/// A connection gets at most this fraction of what the other connections leave free, so that no connection takes
+/// everything.
 const CONNECTION_SHARE: usize = 8;
 
-/// What became of the checks of a call, in their order.
+/// The outcomes of the checks of a call, in their order.
 pub(super) type Outcomes = SmallVec<[Outcome; 1]>;
 
-/// Counts the checks of one connection that are under way in a cluster. Clones share the count.
-// Invariant: it changes only under the lock of `Calls`, so a load and a store are not interleaved with others.
+/// The number of open checks of one connection. Clones share it.
+// Invariant: changes only under the lock of `Calls`, so no update comes between a load and a store.
 #[derive(Clone, Debug, Default)]
 pub struct OpenForwards(Arc<AtomicUsize>);
 
-/// A call, or its connection, or this replica has too many checks under way. Nothing of the call was asked.
+/// A call, its connection or this replica has too many open checks. No check of the call was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("too many checks are under way to other replicas")]
+#[error("too many checks wait for other replicas")]
 pub struct Overloaded;
 
-/// Whether a call asks more after its present checks.
+/// Whether a call submits more checks after this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterRound {
     Close,
     StayOpen,
 }
 
-/// The calls that are open.
+/// The open calls.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     open: FxHashMap<u64, OpenCall>,
     last_id: u64,
-    // Invariant: the sum of all open calls' checks.
+    // Invariant: the sum of the checks of all open calls.
     checks: usize,
 }
 
@@ -55,7 +56,7 @@ struct OpenCall {
     after_round: AfterRound,
 }
 
-/// Checks of a call that were asked together.
+/// Checks of a call that were submitted together.
 #[derive(Debug)]
 struct Round {
     outcomes: Outcomes,
@@ -74,12 +75,12 @@ impl OpenForwards {
 }
 
 impl Calls {
-    /// Admits a call of so many checks. It is open until [`Calls::close`], or until a round that is its last is answered.
+    /// Admits a call with this many checks. It is open until [`Calls::close`], or until its last round is complete.
     pub(super) fn open(&mut self, checks: usize, connection: &OpenForwards) -> Result<u64, Overloaded> {
         let own = connection.get();
         let of_others = self.checks - own;
         let room = OPEN_CHECKS_MAX.saturating_sub(of_others) / CONNECTION_SHARE;
-        if CHECKS_PER_CALL_MAX < checks || room < own + checks {
+        if checks > CHECKS_PER_CALL_MAX || own + checks > room {
             return Err(Overloaded);
         }
         self.checks += checks;
@@ -93,7 +94,7 @@ impl Calls {
         Ok(self.last_id)
     }
 
-    /// Begins a round of an open call: one check for each wish, at least one, numbered from 0.
+    /// Starts a round of an open call, with one check for each policy, numbered from 0. There is at least one.
     pub(super) fn start_round(
         &mut self,
         call: u64,
@@ -109,7 +110,7 @@ impl Calls {
         answered
     }
 
-    /// Notes what became of a check. The caller is told when all of its round are known.
+    /// Stores the outcome of a check. The caller gets all outcomes of the round together.
     pub(super) fn complete(&mut self, Ticket { call, check }: Ticket, outcome: Outcome) {
         let Some(open) = self.open.get_mut(&call) else { return };
         let Some(round) = &mut open.round else { return };
@@ -119,7 +120,7 @@ impl Calls {
         if round.pending == 0 {
             let ends = open.after_round == AfterRound::Close;
             if let Some(Round { outcomes, reply, .. }) = open.round.take() {
-                // A caller that has gone away needs no answer.
+                // A caller that was cancelled has dropped the receiver.
                 let _ = reply.send(outcomes);
             }
             if ends {
@@ -128,7 +129,7 @@ impl Calls {
         }
     }
 
-    /// Ends a call, when what it has asked last is answered.
+    /// Closes a call once its current round is complete.
     pub(super) fn close(&mut self, call: u64) {
         match self.open.get_mut(&call) {
             Some(OpenCall { round: Some(_), after_round, .. }) => *after_round = AfterRound::Close,
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn call_beyond_its_bound_is_refused_and_takes_no_room() {
+    fn call_with_too_many_checks_is_refused_and_reserves_nothing() {
         let (mut calls, connection) = (Calls::default(), OpenForwards::default());
         assert_eq!(calls.open(30_000, &connection), Err(Overloaded));
         assert_eq!(calls.open(CHECKS_PER_CALL_MAX + 1, &connection), Err(Overloaded));
@@ -178,13 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn connection_beyond_its_bound_is_refused_until_a_call_ends() {
+    fn connection_at_its_bound_is_refused_until_a_call_ends() {
         let (mut calls, connection) = (Calls::default(), OpenForwards::default());
         let open: Vec<u64> = std::iter::from_fn(|| calls.open(256, &connection).ok()).collect();
         assert_eq!(open.len() * 256, OPEN_CHECKS_MAX / CONNECTION_SHARE);
         assert!(calls.open(256, &OpenForwards::default()).is_ok());
 
-        // Its caller goes away, but its checks are still under way.
+        // The caller is cancelled while its checks are open.
         drop(ask(&mut calls, open[0], 256, AfterRound::StayOpen));
         calls.close(open[0]);
         assert_eq!(calls.open(1, &connection), Err(Overloaded));
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn room_that_greedy_connections_leave_goes_to_others() {
+    fn greedy_connections_leave_room_for_others() {
         let mut calls = Calls::default();
         let mut taken = Vec::new();
         for _ in 0..500 {
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn call_is_answered_once_when_all_its_checks_are() {
+    fn call_gets_its_outcomes_when_all_checks_are_complete() {
         let (mut calls, connection) = (Calls::default(), OpenForwards::default());
         let call = calls.open(3, &connection).unwrap();
         let mut answered = ask(&mut calls, call, 3, AfterRound::StayOpen);

@@ -1,5 +1,5 @@
-//! Tells when answers begin to be given without the replicas that hold their counters, and when that is over: two
-//! lines in the log, however many answers there are.
+//! Logs when checks begin to be decided without the owners of their counters, and when that ends: two lines for each
+//! outage, whatever the number of checks.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use tracing::warn;
 
 use crate::cluster::Cluster;
 
-/// How often it is looked at.
+/// How often the number of degraded checks is sampled.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
-/// It is over after so many looks without any.
+/// An outage ends after this many samples without a degraded check.
 const QUIET_SAMPLES: u32 = 10;
 
-/// Whether answers are degraded, as far as looks tell.
+/// Detects outages in samples of the number of degraded checks.
 #[derive(Debug, Default)]
 struct Outage {
     seen: u64,
-    // How many there were before it began, and how many looks it has been quiet for.
+    // The number before the outage began, and the number of quiet samples since the last degraded check.
     open: Option<(u64, u32)>,
 }
 
-/// What is to be told, and how many checks there were.
+/// The start or the end of an outage, with the number of degraded checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transition {
     Started(u64),
@@ -38,10 +38,10 @@ impl Cluster {
             let degraded = self.0.lock().node.stats().degraded;
             match outage.observe(degraded) {
                 Some(Transition::Started(checks)) => {
-                    warn!(checks, "decides without replicas that hold counters, for they cannot be reached");
+                    warn!(checks, "owners are unreachable: checks are decided without them");
                 }
                 Some(Transition::Ended(checks)) => {
-                    warn!(checks, "decides again with the replicas that hold counters");
+                    warn!(checks, "checks are decided by their owners again");
                 }
                 None => {}
             }
@@ -50,7 +50,7 @@ impl Cluster {
 }
 
 impl Outage {
-    /// What a look tells at which there have been so many degraded checks since the start.
+    /// Evaluates one sample: the number of degraded checks since the process started.
     fn observe(&mut self, degraded: u64) -> Option<Transition> {
         let before = std::mem::replace(&mut self.seen, degraded);
         let is_quiet = degraded == before;
@@ -62,7 +62,7 @@ impl Outage {
             }
             Some((started, quiet)) => {
                 *quiet = if is_quiet { *quiet + 1 } else { 0 };
-                let ended = (QUIET_SAMPLES <= *quiet).then(|| Transition::Ended(degraded - *started));
+                let ended = (*quiet >= QUIET_SAMPLES).then(|| Transition::Ended(degraded - *started));
                 if ended.is_some() {
                     self.open = None;
                 }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_told_of_once_when_it_begins_and_once_when_it_is_over() {
+    fn outage_is_logged_once_at_its_start_and_once_at_its_end() {
         let mut outage = Outage::default();
         let quiet = |outage: &mut Outage, degraded| {
             (1..QUIET_SAMPLES).for_each(|_| assert_eq!(outage.observe(degraded), None));
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(outage.observe(3), Some(Transition::Started(3)));
         assert_eq!(outage.observe(7), None);
         quiet(&mut outage, 7);
-        // Not over: there is another one.
+        // A new degraded check continues the outage.
         assert_eq!(outage.observe(8), None);
         quiet(&mut outage, 8);
         assert_eq!(outage.observe(8), Some(Transition::Ended(8)));

@@ -1,7 +1,7 @@
 //! Replicas that share keys and answer as one.
 //!
-//! `node` decides what a replica does, without input or output; `link` carries messages; [`Cluster`] is what is
-//! between them, and what the limiter asks.
+//! `node` is the state machine of a replica, without I/O. `link` carries messages between replicas. [`Cluster`]
+//! connects the two and is the interface for the limiter.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -52,35 +52,35 @@ use link::{Links, Listening, Loss, Traffic};
 use message::Version;
 use node::{Action, Event, Node, NodeSettings};
 
-/// How often time alone brings something about.
+/// The interval of [`Node::tick`].
 const TICK: Duration = Duration::from_millis(10);
-/// How long nothing may be heard of a peer before it counts as silent.
+/// A peer that is not heard for this long counts as silent.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
-/// How long to look for others before being the first.
+/// How long to look for other replicas before this one bootstraps a cluster.
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_millis(1500);
-/// The most hand-offs on their way to one peer, so that requests behind them do not wait for long.
+/// The most unacknowledged hand-offs to one peer, so that checks behind them are not delayed for long.
 const HAND_OFFS_MAX: usize = 256;
 /// The most messages in a batch.
 const MESSAGES_MAX: usize = 1_024;
-/// What the even clock shows at the start, so that there is a time before it.
+/// The initial value of the monotonic clock. It is not 0, so that earlier instants exist.
 const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
 
-/// How this replica takes part in a cluster.
+/// The settings of a replica in a cluster.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How it reaches others.
+    /// The links to other replicas.
     pub link: link::Settings,
-    /// The longest that a request waits for another replica.
+    /// The longest time that a check waits for another replica.
     pub forward_budget_max: Duration,
-    /// How often changed counters go to the replica that would hold them next; `None` for never.
+    /// How often changed counters are sent to the backup owner; `None` for never.
     pub backup_interval: Option<Duration>,
-    /// After so long a silence a replica is treated as dead.
+    /// A replica that is silent for this long is treated as departed.
     pub forget_after: Duration,
-    /// Parts of a limit are lent to a replica that forwards its key so often a second; `None` for never.
+    /// A replica that forwards a key this many times a second gets a lease; `None` for never.
     pub lease_from: Option<u64>,
 }
 
-/// This replica's place among the others. Cheap to clone.
+/// This replica in the cluster. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Cluster(Arc<Replica>);
 
@@ -96,7 +96,7 @@ struct Replica {
     left: watch::Sender<bool>,
 }
 
-/// What is behind the lock: a replica's part, and the calls whose checks are under way.
+/// The state behind the lock: the node, and the calls that wait for it.
 #[derive(Debug)]
 struct Core {
     node: Node,
@@ -104,7 +104,8 @@ struct Core {
 }
 
 impl Cluster {
-    /// Listens to other replicas. `memory` is shared, so it holds nothing yet; `stored` is what a former process held.
+    /// Binds the listener for other replicas. `memory` is in shared mode and owns no slot yet; `stored` is the snapshot
+    /// of an earlier process.
     pub async fn bind(
         settings: Settings,
         memory: Arc<Memory>,
@@ -144,7 +145,7 @@ impl Cluster {
         Ok((Self(Arc::new(replica)), listening))
     }
 
-    /// Takes part until [`Cluster::leave`] has ended.
+    /// Runs the replica until [`Cluster::leave`] has ended.
     pub async fn run(self, listening: Listening) -> Result<(), link::Error> {
         let mut tasks = JoinSet::new();
         tasks.spawn(self.clone().run_ticks());
@@ -175,73 +176,75 @@ impl Cluster {
         }
     }
 
-    /// Which other replicas reject links, if all links are rejected: see [`Links::rejected`].
+    /// The replicas that reject links, if every link is rejected: see [`Links::rejected`].
     pub fn rejected(&self) -> Option<String> {
         self.0.links.rejected()
     }
 
-    /// Who we are.
+    /// The id of this replica.
     pub fn local_id(&self) -> MemberId {
         self.0.links.me()
     }
 
-    /// What this replica is doing.
+    /// The state of this replica.
     pub fn state(&self) -> MemberState {
         *self.0.state.borrow()
     }
 
-    /// Waits until this replica knows who holds what, and may answer.
+    /// Waits until this replica knows the owners of the slots and may answer.
     pub async fn joined(&self) {
         let mut state = self.0.state.subscribe();
-        // It is kept by ourselves, so it does not end.
-        state.wait_for(|state| *state != MemberState::Joining).await.ok();
+        // The sender is in `self`, so the channel does not close.
+        let _ = state.wait_for(|state| *state != MemberState::Joining).await;
     }
 
-    /// Tells the others that this replica leaves, and begins to hand everything on.
+    /// Announces that this replica leaves, and begins to hand off its slots.
     pub fn drain(&self) {
         self.0.with_node(Node::drain);
     }
 
-    /// Waits until all is handed on, and nobody depends on what is kept here.
+    /// Waits until every slot is handed off and no other replica needs the copies here.
     pub async fn drained(&self) {
-        self.0.left.subscribe().wait_for(|left| *left).await.ok();
+        // As in `joined`, the channel does not close.
+        let _ = self.0.left.subscribe().wait_for(|left| *left).await;
     }
 
-    /// Says goodbye, and ends all links within this time. Says how many slots were not handed on.
+    /// Says goodbye and closes all links within this time. Returns the number of slots that were not handed off.
     pub async fn leave(&self, within: Duration) -> usize {
-        // Somebody who does not know yet may have asked again meanwhile.
+        // A replica that does not know of the departure yet may have forwarded another check.
         let done = async {
             while !self.0.with_node(|node, now| node.is_drained(now)) {
                 sleep(TICK).await;
             }
         };
-        timeout(within, done).await.ok();
+        // After the timeout the links are closed all the same.
+        let _ = timeout(within, done).await;
         let left = self.0.with_node(|node, _| node.owned_slots().count());
         self.0.links.close(within).await;
         left
     }
 
-    /// The hash of the rules in force.
+    /// Sets the hash of the active rules.
     pub fn rules_changed(&self, rules: u64) {
         self.0.with_node(|node, _| node.rules_changed(rules));
     }
 
-    /// The clock of counters gives up a lead; the memory has been told.
+    /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
     pub fn give_up_lead(&self, lead: Lead) {
         self.0.with_node(|node, _| node.give_up_lead(lead));
     }
 
-    /// How the cluster looks from here.
+    /// The cluster as this replica sees it.
     pub fn view(&self) -> View {
         self.0.with_node(|node, now| node.view(now))
     }
 
-    /// Treats a member as dead because an operator knows that it is. Says whether it was known.
+    /// Treats a member as dead because an operator declares it. Returns whether the member was known.
     pub fn declare_dead(&self, member: MemberId) -> bool {
         self.0.with_node(|node, now| node.declare_dead(member, now))
     }
 
-    /// How often a slot has changed hands, as far as is known here.
+    /// How often a slot has changed its owner, as far as this replica knows.
     pub fn epoch(&self, slot: Slot) -> u64 {
         self.0.lock().node.epoch(slot)
     }
@@ -249,16 +252,16 @@ impl Cluster {
 
 impl Replica {
     fn lock(&self) -> MutexGuard<'_, Core> {
-        // What panics here has a bug; the others may still be served.
+        // A panic here is a bug; other calls can still be answered.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time by a clock that goes on evenly.
+    /// The monotonic time.
     fn now(&self) -> Timestamp {
         MONOTONIC_START.after(self.started.elapsed())
     }
 
-    /// Does something with this replica's part, and then whatever that brought about.
+    /// Calls `operation` on the node, and then performs the actions that it caused.
     fn with_node<T>(&self, operation: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
         self.with_core(|core, now| operation(&mut core.node, now))
     }
@@ -275,7 +278,7 @@ impl Replica {
         }
     }
 
-    /// The same, and leaves it to the caller to wake the links to those for whom something waits.
+    /// The same, but the caller wakes the links that have messages to send.
     fn with_core_without_wakes<T>(
         &self,
         operation: impl FnOnce(&mut Core, Timestamp) -> T,
@@ -315,16 +318,14 @@ impl Replica {
 
 fn log_event(event: Event) {
     match event {
-        Event::Joined => info!("joined: this replica knows who holds what"),
+        Event::Joined => info!("joined the cluster: the owners of the slots are known"),
         Event::ClusterAdopted => {
-            warn!("met another cluster: its counters stay, all of this replica are given up")
+            warn!("met another cluster: adopted its secret and discarded all counters of this replica")
         }
         Event::Isolated => {
-            warn!(
-                "hears too few replicas to rely on its counters: every key gets this replica's share of its limit"
-            );
+            warn!("isolated from most replicas: every key gets this replica's share of its limit");
         }
-        Event::IsolationEnded => info!("hears enough replicas again"),
+        Event::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
     }
 }
 
@@ -346,7 +347,7 @@ impl Traffic for Replica {
                 }
             }),
             Err(error) => {
-                warn!(member = %peer, %error, "a replica sent what cannot be read");
+                warn!(member = %peer, %error, "closed the link to a replica that sent an unreadable batch");
                 self.links.forget(peer);
             }
         }

@@ -1,9 +1,10 @@
-//! Who should hold which slot: a pure function of the members that serve.
+//! Placement: the intended owner of each slot, a pure function of the members that serve.
 //!
 //! Rendezvous hashing ranks the members for each slot (Thaler and Ravishankar, 1998). By itself it leaves the largest
-//! share well above the mean, so each member keeps at most [`SHARE_MAX`] of the mean: slots ask members in the order
-//! of their ranking, and a member that has too many sends away those that rank it lowest. This is the stable matching
-//! of Gale and Shapley (1962): it comes out the same whoever computes it, and a member more or less changes little.
+//! share well above the mean, so each member accepts at most [`SHARE_MAX_PERCENT`] of the mean: slots propose to
+//! members in the order of their ranking, and a member with too many slots rejects those that rank it lowest. This is
+//! the stable matching of Gale and Shapley (1962): every replica computes the same result, and adding or removing a
+//! member changes little.
 
 use std::{
     cmp::Reverse,
@@ -15,27 +16,27 @@ use siphasher::sip::SipHasher13;
 
 use crate::{cluster::MemberId, store::Slot};
 
-/// The most slots of one member, in hundredths of the mean.
+/// The most slots of one member, in percent of the mean.
 const SHARE_MAX_PERCENT: usize = 105;
 
-/// Who should hold each slot, and who should when that one is gone.
+/// The intended owner of each slot, and its backup owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Placement {
     members: Vec<MemberId>,
-    // One for each slot, unless there are no members.
+    // One entry per slot; empty if there are no members.
     slots: Vec<SlotPlacement>,
 }
 
-/// What is wanted of one slot.
+/// The placement of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SlotPlacement {
     owner: MemberId,
-    /// Whoever is wanted when the holder is gone: a backup there is where it will be needed.
+    /// The intended owner if `owner` departs, so that a backup is where it will be needed.
     backup_owner: Option<MemberId>,
 }
 
 impl Placement {
-    /// What is wanted of `slots` slots among `members`, which are in order.
+    /// The placement of `slots` slots on `members`, which are sorted.
     pub(crate) fn of(members: Vec<MemberId>, slots: usize) -> Self {
         debug_assert!(members.is_sorted());
         if members.is_empty() {
@@ -43,9 +44,9 @@ impl Placement {
         }
         let ranking = Ranking::of(&members, slots);
         let owners = ranking.matching(None);
-        // A slot's runner-up is its holder in a world without its holder.
+        // The backup owner of a slot is its owner in a matching without its owner.
         let mut without: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        if 1 < members.len() {
+        if members.len() > 1 {
             without.extend((0..members.len()).map(|member| (member, ranking.matching(Some(member)))));
         }
         let placement = |(slot, owner): (usize, &usize)| SlotPlacement {
@@ -56,29 +57,29 @@ impl Placement {
         Self { members, slots }
     }
 
-    /// The members that it is of, in order.
+    /// The members, sorted.
     pub(crate) fn members(&self) -> &[MemberId] {
         &self.members
     }
 
-    /// Who should hold `slot`; nobody where there are no members.
+    /// The intended owner of `slot`; `None` if there are no members.
     pub(crate) fn owner(&self, slot: Slot) -> Option<MemberId> {
         self.slots.get(slot.index()).map(|placement| placement.owner)
     }
 
-    /// Where the backup of `slot` belongs while `holder` holds it.
+    /// The member that keeps the backup of `slot` while `owner` owns it.
     pub(crate) fn backup_owner(&self, slot: Slot, owner: MemberId) -> Option<MemberId> {
         let placement = self.slots.get(slot.index())?;
         if placement.owner == owner { placement.backup_owner } else { Some(placement.owner) }
     }
 }
 
-/// Members in the order in which each slot wants them, as places in the list of members.
+/// The members in the order of preference of each slot, as indices into the list of members.
 struct Ranking {
     members: usize,
-    // The scores of slot `s` are those from `s * members`, by member.
+    // The scores of slot `s` start at `s * members`, by member.
     scores: Vec<u64>,
-    // The same places, best member first.
+    // Indices of members in the same layout, the best member first.
     order: Vec<usize>,
 }
 
@@ -90,7 +91,7 @@ impl Ranking {
             .chunks_exact(members.len())
             .flat_map(|scores| {
                 let mut order: Vec<usize> = (0..members.len()).collect();
-                // Of equal scores the earlier member wins.
+                // Of two equal scores, the earlier member wins.
                 order.sort_by_key(|member| Reverse(scores[*member]));
                 order
             })
@@ -98,16 +99,16 @@ impl Ranking {
         Self { members: members.len(), scores, order }
     }
 
-    /// The holder of each slot, among all members but one.
+    /// The owner of each slot, among all members but `without`.
     fn matching(&self, without: Option<usize>) -> Vec<usize> {
         let slots = self.scores.len() / self.members;
         let members = self.members - usize::from(without.is_some());
         let slots_max = (slots * SHARE_MAX_PERCENT).div_ceil(members * 100);
         let mut accepted: Vec<BinaryHeap<Reverse<(u64, usize)>>> = vec![BinaryHeap::new(); self.members];
-        // How many members each slot has asked.
+        // The number of proposals of each slot.
         let mut proposals = vec![0; slots];
         let mut unassigned: Vec<usize> = (0..slots).collect();
-        // There is room for all, so nobody is sent away by everybody.
+        // There is room for all slots, so no slot is rejected by every member.
         while let Some(slot) = unassigned.pop() {
             let member = self.order[slot * self.members + proposals[slot]];
             proposals[slot] += 1;
@@ -131,7 +132,8 @@ impl Ranking {
     }
 }
 
-/// How much a slot wants a member. Part of the protocol: members that disagreed on it would move slots for ever.
+/// The preference of a slot for a member. It is part of the protocol: members that computed different scores would move
+/// slots forever.
 fn score(slot: usize, member: MemberId) -> u64 {
     let mut hasher = SipHasher13::new();
     hasher.write_u64(slot as u64);
@@ -174,14 +176,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
         #[test]
-        fn no_member_should_hold_much_more_than_its_share(seed: u64, count in 3..=50usize) {
+        fn member_owns_at_most_7_percent_above_its_share(seed: u64, count in 3..=50usize) {
             let shares = shares(&Placement::of(members(seed, count), SLOTS));
             let largest = *shares.iter().max().unwrap() as f64;
             prop_assert!(largest <= 1.07 * SLOTS as f64 / count as f64, "{largest} of {count}");
         }
 
         #[test]
-        fn a_join_or_a_leave_moves_one_share_and_a_hundredth(seed: u64, count in 3..=50usize, leaving: prop::sample::Index) {
+        fn join_or_leave_moves_at_most_one_share_plus_1_percent(seed: u64, count in 3..=50usize, leaving: prop::sample::Index) {
             let with = members(seed, count);
             let mut without = with.clone();
             without.remove(leaving.index(count));
@@ -190,7 +192,7 @@ mod tests {
         }
 
         #[test]
-        fn the_runner_up_is_whoever_is_wanted_when_the_holder_is_gone(seed: u64, count in 2..=8usize) {
+        fn backup_owner_is_next_owner_when_owner_departs(seed: u64, count in 2..=8usize) {
             let with = Placement::of(members(seed, count), SLOTS);
             for leaving in with.members() {
                 let rest = with.members().iter().copied().filter(|member| member != leaving).collect();
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn consecutive_users_are_spread_over_the_members() {
+    fn consecutive_keys_are_spread_over_members() {
         let placement = Placement::of(members(7, 4), SLOTS);
         let secret = Secret::from_bytes([7; 16]);
         let mut shares = BTreeMap::<MemberId, usize>::new();
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_is_the_same_in_every_version() {
+    fn placement_is_the_same_in_every_version() {
         let placement = Placement::of([3, 141, 5926, 53589].map(MemberId::from_number).to_vec(), SLOTS);
         let mut hasher = SipHasher13::new();
         for slot in all() {
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn one_member_should_hold_all_and_nobody_none() {
+    fn single_member_owns_all_slots_and_no_member_none() {
         let alone = Placement::of(vec![MemberId::from_number(1)], SLOTS);
         assert!(all().all(|slot| alone.owner(slot) == Some(MemberId::from_number(1))));
         assert_eq!(alone.backup_owner(Slot::at(0), MemberId::from_number(1)), None);

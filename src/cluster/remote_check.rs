@@ -1,4 +1,4 @@
-//! Calls whose counters are held by several replicas.
+//! Checks whose counters other replicas own.
 
 use std::time::Duration;
 
@@ -20,28 +20,28 @@ use crate::{
 
 pub use crate::cluster::node::ForwardPolicy;
 
-/// What was decided, wherever the counters are.
+/// The decisions of a check set, wherever its counters are.
 #[derive(Clone, Debug)]
 pub struct RemoteDecisions {
     /// The decisions, in the order of the checks.
     pub decisions: Decisions,
-    /// For each of them, whether it was decided without the holder of its counter.
+    /// For each decision, whether it was made without the owner of the counter.
     pub degraded: SmallVec<[bool; 2]>,
 }
 
-/// The same where there is one check.
+/// The decision of a single check.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteDecision {
-    /// What was decided.
+    /// The decision.
     pub decision: Decision,
     /// The hits that were charged.
     pub charged: u64,
-    /// Whether it was decided without the holder of the counter.
+    /// Whether it was made without the owner of the counter.
     pub degraded: bool,
 }
 
 impl Cluster {
-    /// Answers the only check of a call as [`Cluster::decide`] does.
+    /// Decides the only check of a call, as [`Cluster::decide`] does.
     pub async fn decide_one(
         &self,
         check: &Check<'_>,
@@ -55,15 +55,14 @@ impl Cluster {
         Ok(RemoteDecision { decision, charged, degraded: decided_by == DecidedBy::Degraded })
     }
 
-    /// Answers the checks of one call at their holders, within half of the caller's `patience`.
+    /// Decides the check set of one call at the owners, within half of the caller's `timeout`.
     ///
-    /// Where `refused` says that the call as a whole is refused, charges that passed are taken back as their checks
-    /// say. What would be refused anyway is found out by looking first, so that calls which are refused all the time
-    /// leave no trace in the counters of others; a call that loses a race is charged for as long as it takes to take
-    /// that back.
+    /// If `refused` says that the call as a whole is refused, charges that passed are taken back where their checks say
+    /// so. A peek before the charges finds calls that would be refused anyway, so that calls which are always refused
+    /// leave no trace in other counters. A call that loses a race is charged until the charge is taken back.
     ///
-    /// An error means that nothing was asked: the call has too many checks, or too many are under way for its
-    /// `connection` or for this replica.
+    /// On an error nothing was sent: the call has too many checks, or too many are open for its `connection` or for
+    /// this replica.
     pub async fn decide(
         &self,
         checks: &[Check<'_>],
@@ -88,7 +87,7 @@ impl Cluster {
         Ok(RemoteDecisions { decisions: Decisions::new(decisions(&outcomes), charged), degraded })
     }
 
-    /// Until when a call waits for other replicas.
+    /// The instant until which a call waits for other replicas.
     fn deadline(&self, timeout: Option<Duration>) -> Timestamp {
         let budget = timeout.map_or(Duration::MAX, |timeout| timeout / 2).min(self.0.forward_budget_max);
         self.0.now().after(budget)
@@ -115,8 +114,8 @@ impl Cluster {
         Ok(outcomes.into_iter().next().unwrap_or_else(|| Outcome::without_owner(policy)))
     }
 
-    /// Wakes links once all calls that are here now have asked, so that their questions go together. Not in the task
-    /// of a call, which may be given up.
+    /// Wakes links after all calls that are ready have submitted their checks, so that those checks share a batch. A
+    /// separate task does so, because the task of a call may be cancelled.
     fn wake_later(&self, links: Vec<MemberId>) {
         if !links.is_empty() {
             let replica = self.0.clone();
@@ -124,13 +123,13 @@ impl Cluster {
         }
     }
 
-    /// What is kept under a key, wherever it is held; `None` where its holder cannot be reached.
+    /// Reads the counter of `key`, wherever its owner is; `None` if the owner is unreachable.
     pub async fn peek(&self, key: Key, limit: &Limit) -> Option<Kept> {
         let outcome = self.admin_check(key, limit, RemoteOperation::Decide(Ask::Look)).await?;
         Some(self.kept(limit, outcome.decision))
     }
 
-    /// Makes it a counter to which `hits` are charged, wherever it is held.
+    /// Replaces the counter of `key` by one with `hits` charged, wherever its owner is.
     pub async fn replace(&self, key: Key, limit: &Limit, hits: u64) -> Option<Replaced> {
         let before = self.peek(key, limit).await?;
         let outcome = self.admin_check(key, limit, RemoteOperation::Set(hits)).await?;
@@ -152,8 +151,8 @@ impl Cluster {
     }
 }
 
-/// The checks of one call, on their way to their holders. Open for as long as this lives, and until all that it has
-/// asked is answered.
+/// The check set of one call on its way to the owners. It is open while this value lives, and until every submitted
+/// check is answered.
 struct Call<'c> {
     cluster: &'c Cluster,
     checks: &'c [Check<'c>],
@@ -184,8 +183,8 @@ impl<'c> Call<'c> {
         self.checks[index].on_refusal == OnRefusal::TakeBack
     }
 
-    /// Does something about some of the checks: all are asked at once, and the answer comes when all are answered, so
-    /// that the work grows with their number and no faster.
+    /// Submits operations for some of the checks. All are sent at once and awaited together, so the work is linear in
+    /// their number.
     async fn submit_all(&self, operations: Vec<(usize, RemoteOperation)>) -> Outcomes {
         if operations.is_empty() {
             return Outcomes::new();
@@ -203,10 +202,10 @@ impl<'c> Call<'c> {
                 outcomes_receiver
             });
         self.cluster.wake_later(ready_peers);
-        outcomes_receiver.await.expect("a call that is open keeps the sender of its round")
+        outcomes_receiver.await.expect("an open call keeps the sender of its round")
     }
 
-    /// Asks what these checks ask.
+    /// Submits the operations of these checks.
     async fn submit(&self, checks: &[usize]) -> Outcomes {
         self.submit_all(
             checks.iter().map(|index| (*index, RemoteOperation::Decide(self.checks[*index].ask))).collect(),
@@ -214,8 +213,8 @@ impl<'c> Call<'c> {
         .await
     }
 
-    /// Looks first. Where the call would be refused: the checks that would pass and be taken back, with what they would
-    /// find. `None` for all others, which are to be asked.
+    /// Peeks first. If the call would be refused, returns the expected outcomes of the checks that would pass and be
+    /// taken back, and `None` for all others, which are to be submitted.
     async fn predict_taken_back(&self, refused: impl Fn(&[Decision]) -> bool) -> Vec<Option<Outcome>> {
         let all = 0..self.checks.len();
         let mut skipped = vec![None; self.checks.len()];
@@ -229,7 +228,7 @@ impl<'c> Call<'c> {
         if refused(&foreseen) {
             for (index, peek) in peeks.into_iter().enumerate() {
                 if self.takes_back(index) && foreseen[index].verdict.passes() {
-                    // A look charges nothing, but its verdict is of no hits.
+                    // A peek charges nothing, and its own verdict is for no hits.
                     let decision = foreseen[index];
                     skipped[index] = Some(Outcome { decision, charged: 0, ..peek });
                 }
@@ -238,7 +237,7 @@ impl<'c> Call<'c> {
         skipped
     }
 
-    /// Asks all checks but the spared ones; those too where the call is not refused after all.
+    /// Submits all checks but the skipped ones, and those as well if the call is not refused.
     async fn submit_except(
         &self,
         mut outcomes: Vec<Option<Outcome>>,
@@ -260,7 +259,7 @@ impl<'c> Call<'c> {
         outcomes
     }
 
-    /// Takes back what is not to be charged by a call that is refused, and tells what is left then.
+    /// Takes back the charges of a refused call, and updates what remains.
     async fn take_back(&self, outcomes: &mut [Outcome]) {
         let mut undone = Vec::new();
         let replica = &self.cluster.0;
@@ -269,7 +268,7 @@ impl<'c> Call<'c> {
             let charged = std::mem::take(&mut outcome.charged);
             match (outcome.decided_by, outcome.decision.receipt.take()) {
                 (DecidedBy::Owner, Some(receipt)) => undone.push((index, RemoteOperation::Undo(receipt))),
-                (DecidedBy::Lease, _) if 0 < charged => {
+                (DecidedBy::Lease, _) if charged > 0 => {
                     replica.with_node(|node, _| node.undo_lease(key, limit, charged));
                 }
                 (DecidedBy::Degraded, Some(receipt)) => {

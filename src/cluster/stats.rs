@@ -1,34 +1,34 @@
-//! What sharing keys has cost, for the page of metrics.
+//! Statistics of the cluster, for the metrics page.
 
 use std::time::Duration;
 
 use crate::cluster::{Cluster, MemberState, link, node};
 
-/// Figures of this replica's place in the cluster.
+/// Statistics of this replica in the cluster.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// What its part has counted.
+    /// The counts of the node.
     pub(crate) node: node::Stats,
-    /// What became of links.
+    /// The counts of the links.
     pub links: link::Figures,
-    /// What this replica is doing.
+    /// The state of this replica.
     pub state: MemberState,
-    /// Members that are heard and serve, this one included.
+    /// Members that are reachable and serve, this one included.
     pub members: usize,
-    /// Slots that are held here.
+    /// Slots owned by this replica.
     pub slots_owned: usize,
-    /// Slots whose holder is not the wanted one, or unknown.
+    /// Slots whose owner is unknown or differs from the placement.
     pub slots_moving: usize,
-    /// Members that decide by other rules.
+    /// Members whose rules differ from those of this replica.
     pub members_with_other_rules: usize,
-    /// Whether too few others are heard.
+    /// Whether fewer members are reachable than this replica needs to trust its counters.
     pub is_isolated: bool,
-    /// How long ago a backup of what is held here last arrived, or this replica began.
+    /// The time since the last acknowledged backup, or since this replica started.
     pub backup_age: Duration,
 }
 
 impl Cluster {
-    /// What sharing keys has cost so far.
+    /// The statistics so far.
     pub fn stats(&self) -> Stats {
         let links = self.0.links.figures();
         self.0.with_node(|node, now| Stats {
@@ -40,7 +40,7 @@ impl Cluster {
             slots_moving: node.moving(),
             members_with_other_rules: node.with_other_rules(),
             is_isolated: node.is_isolated(),
-            // Before the first one arrives it began no earlier than this replica.
+            // Without any acknowledged backup, the age is that of this replica.
             backup_age: node.backup_age(now).min(self.0.started.elapsed()),
         })
     }

@@ -111,7 +111,7 @@ impl Pair {
     }
 
     fn counters(&self) -> usize {
-        self.memories.iter().map(|memory| memory.stats().live).sum()
+        self.memories.iter().map(|memory| memory.figures().live).sum()
     }
 }
 

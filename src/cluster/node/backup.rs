@@ -1,4 +1,4 @@
-//! What has changed goes to each slot's runner-up, who would hold it next.
+//! Backups: each owner sends changed counters to the backup owner of the slot.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,15 +12,16 @@ use crate::{
     time::Timestamp,
 };
 
-/// How long a copy is kept that is renewed no more and that nobody should need.
+/// How long a copy is kept that is no longer updated and should not be needed.
 const COPY_KEPT: Duration = Duration::from_secs(60);
-/// About so many counters go to a new runner-up in one turn: requests wait behind them on the link.
+/// The approximate number of counters that a new backup owner receives in one tick. Checks wait behind them on the
+/// link.
 const WHOLE_COUNTERS_MAX: u64 = 8_192;
 
 impl Node {
     pub(super) fn back_up_when_due(&mut self, now: Timestamp) {
         let Some(interval) = self.settings.backup_interval else { return };
-        let is_due = interval <= now.since(self.backed_up_at);
+        let is_due = now.since(self.backed_up_at) >= interval;
         if !is_due && !self.backups_incomplete {
             return;
         }
@@ -41,7 +42,7 @@ impl Node {
                 if is_due && state.leases_changed {
                     self.send_backup(slot, now);
                 }
-            } else if WHOLE_COUNTERS_MAX <= self.stats.backed_up - before {
+            } else if self.stats.backed_up - before >= WHOLE_COUNTERS_MAX {
                 self.backups_incomplete = true;
             } else {
                 self.send_backup(slot, now);
@@ -49,14 +50,14 @@ impl Node {
         }
         let changed = if is_due { self.memory.changed_slots() } else { Vec::new() };
         for slot in changed {
-            // Those who lack everything have it, or get it in a later turn.
+            // A new backup owner received the whole slot above, or receives it in a later tick.
             if self.slot(slot).last_backup.is_some() {
                 self.send_backup(slot, now);
             }
         }
     }
 
-    /// Sends what the runner-up lacks, or says that what was handed over is safe where there is none.
+    /// Sends the changes that the backup owner lacks. Without a backup owner, acknowledges hand-offs at once.
     pub(super) fn send_backup(&mut self, slot: Slot, now: Timestamp) {
         let Some(version) = self.version(slot) else { return };
         let backup_owner = self
@@ -125,7 +126,7 @@ impl Node {
         self.send(from, Message::BackupAck { slot, version });
     }
 
-    /// Keeps `copy`, unless a newer one is kept.
+    /// Stores `copy` unless a newer one is stored.
     pub(super) fn store_newer_copy(&mut self, slot: Slot, copy: SlotCopy, now: Timestamp) {
         let state = self.slot_mut(slot);
         let newer = state.copy.as_ref().is_none_or(|kept| kept.copy.version < copy.version);
@@ -156,7 +157,7 @@ impl Node {
         }
     }
 
-    /// Gives up copies that nobody should need: another keeps a backup of what a living holder holds.
+    /// Drops copies that should not be needed: the owner is reachable and another member is its backup owner.
     pub(super) fn drop_old_copies(&mut self, now: Timestamp) {
         if now.since(self.copies_swept_at) < Duration::from_secs(1) {
             return;
@@ -168,7 +169,7 @@ impl Node {
             let (Some(kept), Some(owner)) = (&state.copy, state.owner) else { continue };
             let mine = self.placement.backup_owner(slot, owner.member) == Some(self.local_id);
             let safe = self.is_reachable(owner.member, now) && kept.copy.version.epoch < owner.epoch;
-            if !mine && safe && COPY_KEPT < now.since(kept.at) {
+            if !mine && safe && now.since(kept.at) > COPY_KEPT {
                 self.slot_mut(slot).copy = None;
             }
         }

@@ -1,4 +1,4 @@
-//! Requests: answered where the slot is held, and sent there from everywhere else.
+//! Checks: decided here if this replica owns the slot, forwarded to the owner otherwise.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,44 +19,44 @@ use crate::{
     time::Timestamp,
 };
 
-/// After so many replicas a request waits for a turn, for the maps are still changing.
+/// After this many hops a check waits for the next tick, because the members' owner tables still differ.
 const HOPS_MAX: u8 = 4;
-/// The most requests that are open at a time.
+/// The most open checks.
 const OPEN_CHECKS_MAX: usize = 100_000;
-/// How long a late answer may still come.
+/// How long a late reply may still arrive.
 const LATE_REPLY_MAX: Duration = Duration::from_secs(30);
-/// After so many late answers in a row a peer is spared for a while.
+/// After this many consecutive timeouts the circuit breaker of a peer opens.
 const BREAKER_TIMEOUTS: u32 = 64;
-/// For how long.
+/// How long the circuit breaker stays open.
 const BREAKER_OPEN_FOR: Duration = Duration::from_secs(1);
 
-/// Which check of which call of this replica's own callers.
+/// Identifies one check of one call of a local caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket {
     pub(crate) call: u64,
     pub(crate) check: u32,
 }
 
-/// What a request of this replica's own wants beside its deed.
+/// How a local caller's check is handled when another replica owns its counter.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardPolicy {
-    /// What is answered where the holder cannot be reached.
+    /// The answer while the owner is unreachable.
     pub on_owner_unavailable: OnOwnerUnavailable,
-    /// Whether slices may be lent of it.
+    /// Whether the owner may lend hits of the limit to this replica.
     pub lease: bool,
 }
 
-/// What became of a request.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) decision: Decision,
-    /// Hits that were charged.
+    /// The hits that were charged.
     pub(crate) charged: u64,
     pub(crate) decided_by: DecidedBy,
 }
 
 impl Outcome {
-    /// What is answered where nobody can say anything better.
+    /// The outcome for a check that neither the owner nor a local share decides.
     pub(crate) fn without_owner(policy: ForwardPolicy) -> Self {
         let verdict = match policy.on_owner_unavailable {
             OnOwnerUnavailable::Allow => Verdict::Pass,
@@ -69,18 +69,18 @@ impl Outcome {
     }
 }
 
-/// Who decided.
+/// What decided the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DecidedBy {
-    /// The holder of the counter.
+    /// The owner of the counter.
     Owner,
-    /// This replica, out of what it was lent, or of what it was told.
+    /// This replica, from a grant or a refusal that the owner has lent or sent.
     Lease,
-    /// This replica, for the holder could not be reached.
+    /// This replica, because the owner was unreachable.
     Degraded,
 }
 
-/// Who waits for an answer.
+/// Where the reply of a check goes.
 #[derive(Clone, Copy, Debug)]
 enum Requester {
     Caller(Ticket, ForwardPolicy),
@@ -88,29 +88,30 @@ enum Requester {
     NoReply,
 }
 
-/// A request on its way to another replica.
+/// A check that was forwarded to another replica.
 #[derive(Clone, Debug)]
 struct Forward {
     requester: Requester,
     check: Arc<RemoteCheck>,
     to: MemberId,
     sent_at: Timestamp,
-    /// When the link took it.
+    /// When the link took the message.
     written_at: Option<Timestamp>,
     deadline: Timestamp,
     hops: u8,
 }
 
 impl Forward {
-    /// Whether the peer is what made it late, rather than this replica, which ran on time since `kept_up_since`: it
-    /// left within the first half of its budget, and whatever came since was read.
+    /// Whether the peer caused the timeout. That is so if this replica has run on time since the check was sent, and
+    /// the link took the message within the first half of its budget.
     fn is_peer_late(&self, on_time_since: Timestamp) -> bool {
         let half = self.deadline.since(self.sent_at) / 2;
-        on_time_since <= self.sent_at && self.written_at.is_some_and(|left| left.since(self.sent_at) <= half)
+        on_time_since <= self.sent_at
+            && self.written_at.is_some_and(|written_at| written_at.since(self.sent_at) <= half)
     }
 }
 
-/// A request that waits here.
+/// A check that waits in this replica.
 #[derive(Clone, Debug)]
 struct ParkedCheck {
     requester: Requester,
@@ -119,26 +120,26 @@ struct ParkedCheck {
     hops: u8,
 }
 
-/// A request whose answer did not come in time.
+/// A check whose reply did not arrive in time.
 #[derive(Clone, Debug)]
-struct LateReply {
+struct TimedOutCheck {
     check: Arc<RemoteCheck>,
     until: Timestamp,
 }
 
-/// The requests that are open.
+/// The open checks.
 #[derive(Debug, Default)]
 pub(super) struct Forwarding {
-    tickets: u64,
+    last_ticket: u64,
     forwards: BTreeMap<u64, Forward>,
     parked: Vec<ParkedCheck>,
-    late: BTreeMap<u64, LateReply>,
-    /// Since no earlier time has anything to expire.
+    late: BTreeMap<u64, TimedOutCheck>,
+    /// Nothing expires before this instant.
     next_deadline: Option<Timestamp>,
 }
 
 impl Forwarding {
-    /// Whether something is owed to others. What this replica was asked by callers it goes on with while it leaves.
+    /// Whether checks of other replicas, or reports to owners, are open. Checks of local callers do not delay a drain.
     pub(super) fn has_peer_checks(&self) -> bool {
         let owed = |requester: &Requester| match requester {
             Requester::Peer(..) | Requester::NoReply => true,
@@ -154,8 +155,7 @@ impl Forwarding {
 }
 
 impl Node {
-    /// A request of this replica's own. Its answer comes as an action, at the latest in the first turn after
-    /// `deadline`.
+    /// Starts a check of a local caller. The outcome is an action, at the latest in the first tick after `deadline`.
     pub(crate) fn submit(
         &mut self,
         ticket: Ticket,
@@ -167,7 +167,7 @@ impl Node {
         self.route(Requester::Caller(ticket, policy), Arc::new(check), deadline, 0, now);
     }
 
-    /// Something that is to be done at the holder, whenever it can be.
+    /// Sends an operation to the owner, now or as soon as the owner is reachable.
     pub(crate) fn send_to_owner(&mut self, check: impl Into<Arc<RemoteCheck>>, now: Timestamp) {
         let deadline = now.after(LATE_REPLY_MAX);
         self.route(Requester::NoReply, check.into(), deadline, 0, now);
@@ -200,14 +200,14 @@ impl Node {
         now: Timestamp,
     ) {
         let parked = ParkedCheck { requester, check, deadline, hops };
-        self.route_parked(parked, HOPS_MAX < hops, now);
+        self.route_parked(parked, hops > HOPS_MAX, now);
     }
 
-    /// Answers, sends on, or lets wait; `pause` where it should wait for a turn first.
+    /// Decides the check, forwards it, or parks it. `wait_for_tick` parks a check that this replica cannot decide.
     fn route_parked(&mut self, parked: ParkedCheck, wait_for_tick: bool, now: Timestamp) {
         let slot = self.slot_of(&parked.check);
         if self.slot(slot).ownership.is_some() {
-            // What was consumed elsewhere counts, whoever turns out to hold it.
+            // Consumption that was admitted elsewhere is absorbed even while this replica is isolated.
             if self.isolated && !must_arrive(&parked.check.operation) {
                 return self.owner_unreachable(parked.requester, parked.check);
             }
@@ -242,28 +242,29 @@ impl Node {
         let to = owner.filter(|member| *member != self.local_id && !self.is_departed(*member));
         let Some(to) = to.filter(|_| !wait_for_tick) else { return self.park(parked) };
         let breaker_open = self.peers.get(&to).is_none_or(|peer| now < peer.breaker_open_until);
-        let full = OUTBOX_MAX <= self.outbox.get(&to).map_or(0, VecDeque::len);
-        // Since the last turn this replica may not have read what the peer has sent.
+        let full = self.outbox.get(&to).map_or(0, VecDeque::len) >= OUTBOX_MAX;
+        // After `ticked_at` this replica may not have read what the peer has sent.
         let is_reachable = self.is_reachable(to, self.ticked_at);
-        if self.isolated || breaker_open || full || OPEN_CHECKS_MAX <= self.forwarding.len() || !is_reachable
+        if self.isolated || breaker_open || full || self.forwarding.len() >= OPEN_CHECKS_MAX || !is_reachable
         {
             return self.owner_unreachable(parked.requester, parked.check);
         }
         let ParkedCheck { requester, mut check, deadline, hops, .. } = parked;
         if let Requester::Peer(..) = requester {
-            // A slice is lent to whoever asks for itself, and called back from there.
+            // Only a replica that asks for its own callers gets a lease, because the owner recalls it from that
+            // replica.
             set_lease_hits(&mut check, 0);
         }
         let budget = deadline.since(now);
         let ticket = match requester {
             Requester::NoReply if !must_arrive(&check.operation) => 0,
             Requester::NoReply | Requester::Caller(..) | Requester::Peer(..) => {
-                self.forwarding.tickets += 1;
+                self.forwarding.last_ticket += 1;
                 let (sent_at, check) = (now, check.clone());
                 let forward = Forward { requester, check, to, sent_at, written_at: None, deadline, hops };
-                self.forwarding.forwards.insert(self.forwarding.tickets, forward);
+                self.forwarding.forwards.insert(self.forwarding.last_ticket, forward);
                 self.forwarding.note_deadline(deadline);
-                self.forwarding.tickets
+                self.forwarding.last_ticket
             }
         };
         self.stats.forwarded += 1;
@@ -271,14 +272,14 @@ impl Node {
     }
 
     fn park(&mut self, parked: ParkedCheck) {
-        if OPEN_CHECKS_MAX <= self.forwarding.len() {
+        if self.forwarding.len() >= OPEN_CHECKS_MAX {
             return self.owner_unreachable(parked.requester, parked.check);
         }
         self.forwarding.note_deadline(parked.deadline);
         self.forwarding.parked.push(parked);
     }
 
-    /// Does what is asked to the counter, which is held here; `None` where slices have to come back first.
+    /// Applies the check to the counter, which is owned here. `None` if grants have to be returned first.
     fn apply_check(&mut self, requester: &Requester, check: &RemoteCheck, now: Timestamp) -> Option<Reply> {
         let RemoteCheck { key, limit, operation, lease_hits } = check;
         let slot = self.slot_of(check);
@@ -292,7 +293,7 @@ impl Node {
                         decisions[0]
                     }
                     Err(Elsewhere::Lent(_)) => return None,
-                    // It is held, as the caller has seen; a clock that stands aside changes nothing of that.
+                    // Not expected: the caller has checked that this replica owns the slot.
                     Err(Elsewhere::Slot(_)) => return Some(Reply::Unreachable),
                 }
             }
@@ -314,7 +315,7 @@ impl Node {
             self.revoke_refusals(*key);
         }
         let lease = match requester {
-            Requester::Peer(peer, _) if 0 < *lease_hits => self.lease_hits(*peer, check, &decision, now),
+            Requester::Peer(peer, _) if *lease_hits > 0 => self.grant_lease(*peer, check, &decision, now),
             Requester::Peer(..) | Requester::Caller(..) | Requester::NoReply => None,
         };
         Some(Reply::Decided { decision, charged, lease })
@@ -352,7 +353,7 @@ impl Node {
             }
             return self.reply(forward.requester, &forward.check, reply, forward.sent_at, now);
         }
-        // It was answered without: what it charged is given back.
+        // The caller was already answered without this decision, so its charge is undone.
         if let Some(late) = self.forwarding.late.remove(&ticket)
             && let Reply::Decided { decision: Decision { receipt: Some(receipt), .. }, .. } = reply
             && matches!(late.check.operation, RemoteOperation::Decide(_))
@@ -369,7 +370,7 @@ impl Node {
         }
     }
 
-    /// The holder cannot be asked. Peers are told so; our own requests are answered as their rules say.
+    /// Replies that the owner is unreachable. A peer gets that as an answer; a local caller gets what its rule says.
     fn owner_unreachable(&mut self, requester: Requester, check: Arc<RemoteCheck>) {
         match requester {
             Requester::Peer(peer, ticket) => {
@@ -395,23 +396,23 @@ impl Node {
                 };
                 self.actions.push(super::Action::Complete(ticket, outcome));
             }
-            // What was consumed must be told, now or later.
+            // The owner must learn of the consumption later.
             Requester::NoReply => self.queue_report(check),
         }
     }
 
-    /// Requests that waited for `slot` to have a holder.
+    /// Retries checks that waited for an owner of `slot`.
     pub(super) fn retry_parked_of_slot(&mut self, slot: Slot, now: Timestamp) {
         let slots = self.slots.len();
         self.retry_parked_where(|check| Slot::of(check.key, slots) == slot, now);
     }
 
-    /// Requests that waited for slices of `key`.
+    /// Retries checks that waited for grants of `key`.
     pub(super) fn retry_parked_of_key(&mut self, key: Key, now: Timestamp) {
         self.retry_parked_where(|check| check.key == key, now);
     }
 
-    /// A turn of those that wait.
+    /// Retries all parked checks.
     pub(super) fn retry_parked(&mut self, now: Timestamp) {
         self.retry_parked_where(|_| true, now);
     }
@@ -426,7 +427,8 @@ impl Node {
         }
     }
 
-    /// Requests to somebody who is dead are asked again: it may have charged them, which is strict, never lenient.
+    /// Routes forwards to a departed member again. The member may have charged them already; a second charge is strict,
+    /// never lenient.
     pub(super) fn reroute_forwards(&mut self, member: MemberId, now: Timestamp) {
         let forward_ids: Vec<u64> = self
             .forwarding
@@ -444,7 +446,7 @@ impl Node {
         }
     }
 
-    /// Answers what has no time left.
+    /// Answers checks whose deadline has passed.
     pub(super) fn expire_checks(&mut self, now: Timestamp) {
         if self.forwarding.next_deadline.is_none_or(|next| now < next) {
             return;
@@ -473,7 +475,7 @@ impl Node {
                     && self.forwarding.late.len() < OPEN_CHECKS_MAX
                 {
                     let until = now.after(LATE_REPLY_MAX);
-                    self.forwarding.late.insert(ticket, LateReply { check: check.clone(), until });
+                    self.forwarding.late.insert(ticket, TimedOutCheck { check: check.clone(), until });
                 }
                 self.owner_unreachable(requester, check);
             }
@@ -486,19 +488,19 @@ impl Node {
     }
 
     fn record_timeout(&mut self, member: MemberId, now: Timestamp) {
-        // What was asked before it was spared says nothing new of it.
+        // Checks that were forwarded before the breaker opened are no new evidence.
         let Some(peer) = self.peers.get_mut(&member).filter(|peer| peer.breaker_open_until <= now) else {
             return;
         };
         peer.consecutive_timeouts += 1;
-        if BREAKER_TIMEOUTS <= peer.consecutive_timeouts {
+        if peer.consecutive_timeouts >= BREAKER_TIMEOUTS {
             (peer.consecutive_timeouts, peer.breaker_open_until) =
                 (BREAKER_TIMEOUTS / 2, now.after(BREAKER_OPEN_FOR));
             self.stats.breaker_openings += 1;
         }
     }
 
-    /// Notes that the link has taken these messages.
+    /// Records that the link has taken these messages.
     pub(super) fn mark_written(&mut self, messages: &[Message], now: Timestamp) {
         for message in messages {
             if let Message::Forward { ticket, .. } = message
@@ -509,7 +511,7 @@ impl Node {
         }
     }
 
-    /// Nothing that is open can be answered: the counters that it asks for are void.
+    /// Fails all open checks, because their counters are discarded.
     pub(super) fn fail_open_checks(&mut self) {
         let forwards = std::mem::take(&mut self.forwarding.forwards).into_values();
         let parked = std::mem::take(&mut self.forwarding.parked).into_iter();
@@ -530,14 +532,14 @@ impl Forwarding {
     }
 }
 
-/// Has `question` ask for so many hits to be lent. Most ask for none, and stay as they are.
+/// Sets the number of hits to ask for as a lease. Most checks ask for none and are not copied.
 fn set_lease_hits(check: &mut Arc<RemoteCheck>, lease_hits: u64) {
     if check.lease_hits != lease_hits {
         Arc::make_mut(check).lease_hits = lease_hits;
     }
 }
 
-/// Whether it has to be told again where it gets lost.
+/// Whether the operation is sent again if it gets lost.
 fn must_arrive(operation: &RemoteOperation) -> bool {
     match operation {
         RemoteOperation::Absorb(_) | RemoteOperation::Settle(_) => true,
@@ -545,7 +547,7 @@ fn must_arrive(operation: &RemoteOperation) -> bool {
     }
 }
 
-/// Whether it leaves more than there was, so that refusals that were told are no longer true.
+/// Whether the operation raises what remains, so that earlier refusals are no longer true.
 fn frees_hits(operation: &RemoteOperation) -> bool {
     match operation {
         RemoteOperation::Decide(Ask::Refund(_)) | RemoteOperation::Undo(_) | RemoteOperation::Set(_) => true,

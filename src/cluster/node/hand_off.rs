@@ -1,4 +1,4 @@
-//! A slot changes hands: the counters go out, and later requests follow them on the same link.
+//! Hand-offs: the owner sends the slot data to the new owner; later checks follow on the same link.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,11 +12,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// How long a holder keeps what it started from, for those who come back with another history of the same slot.
+/// How long an owner keeps the copy that it started from, for members that return with another history of the slot.
 const ORIGIN_KEPT: Duration = Duration::from_secs(10 * 60);
 
 impl Node {
-    /// Moves what is held here and should be elsewhere, a few slots at a time.
+    /// Hands off owned slots that belong to another member, a few at a time.
     pub(super) fn hand_off_misplaced(&mut self, now: Timestamp) {
         let mut in_flight: BTreeMap<MemberId, usize> = BTreeMap::new();
         for pending in self.hand_offs.values() {
@@ -25,7 +25,7 @@ impl Node {
         for slot in self.all_slots() {
             let state = self.slot(slot);
             let Some(ownership) = &state.ownership else { continue };
-            // Somebody else has the better claim, or is the one who is wanted.
+            // The receiver is an owner that wins over this replica, or else the intended owner.
             let better = state.owner.filter(|owner| {
                 owner.member != self.local_id
                     && (ownership.epoch, self.local_id) < (owner.epoch, owner.member)
@@ -61,7 +61,7 @@ impl Node {
         let state = self.slot_mut(slot);
         state.owner = Some(Owner { epoch: ownership.epoch + 1, member: to });
         state.last_backup = None;
-        // What was handed to us is kept here until it is safe there, so nobody else need keep it.
+        // The slot data stays in `hand_offs` until the new owner acknowledges it, so earlier senders can drop theirs.
         self.acknowledge_hand_offs(slot);
         self.send(to, Message::HandOff(Box::new(HandOff { id, slot, copy, origin: ownership.origin })));
     }
@@ -70,7 +70,7 @@ impl Node {
         let HandOff { id, slot, copy, mut origin } = hand_off;
         self.stats.received += copy.contents.len() as u64;
         let mut extras = Vec::new();
-        // The sender's lineage began at an older copy than the one that is kept here.
+        // The sender's lineage started from an older copy than the one that is stored here.
         if let Some(kept) = self.slot(slot).copy.as_ref().map(|kept| kept.copy.clone())
             && origin.version < kept.version
             && kept.version.epoch < origin.since
@@ -84,18 +84,19 @@ impl Node {
             |(_, pending): &(&HandOffId, &PendingHandOff)| pending.slot == slot && pending.to == from;
         let crossed: Vec<HandOffId> = self.hand_offs.iter().filter(crosses).map(|(id, _)| *id).collect();
         if !crossed.is_empty() && self.local_id < from {
-            // The larger one keeps it, and has ours coming.
+            // Two hand-offs have crossed. The member with the larger id keeps the slot, and receives ours.
             self.send(from, Message::HandOffAck(id));
             return;
         }
-        // All that we have sent to it: the smaller one has taken none of that since it sent this.
+        // These are all crossing hand-offs of this replica. The member with the smaller id has received none of them
+        // since it sent this one.
         let back = crossed.iter().filter_map(|crossed| self.hand_offs.remove(crossed));
         let mut histories: Vec<(SlotCopy, Origin)> =
             back.map(|pending| (pending.copy, pending.origin)).collect();
         histories.push((copy, origin));
         histories.sort_by_key(|(copy, _)| copy.version);
         if let Some(ownership) = self.slot(slot).ownership.clone() {
-            // It may have come back by another way while ours was on its way.
+            // The slot may have returned by another path while our hand-off was in flight.
             let mut epoch = ownership.epoch;
             for (copy, origin) in histories {
                 extras.extend(diverged_consumption(&copy.contents, &origin, &ownership.origin));
@@ -111,7 +112,7 @@ impl Node {
                 extras.extend(diverged_consumption(&other.contents, &its, &origin));
                 copy.grants.extend(other.grants);
             }
-            // Newer than whatever was heard of, or others would go on believing that.
+            // The epoch is larger than any that was announced, so that other members accept it.
             let heard = self.slot(slot).owner;
             let heard = heard.map_or(0, |owner| owner.epoch + u64::from(owner.member != self.local_id));
             let epoch = heard.max(copy.version.epoch + 1);
@@ -124,7 +125,7 @@ impl Node {
         self.send_backup(slot, now);
     }
 
-    /// Holds `slot` from now on, with what was consumed of it elsewhere.
+    /// Becomes the owner of `slot`, with its data and with consumption from other lineages.
     pub(super) fn take_ownership(
         &mut self,
         slot: Slot,
@@ -146,7 +147,7 @@ impl Node {
         state.ownership = Some(SlotOwnership { epoch, origin, origin_expires_at });
         state.recovery = None;
         state.last_backup = None;
-        // What is held is not kept besides.
+        // The owner needs no copy of its own slot.
         state.copy = None;
         self.announce_ownership(slot);
         self.send_backup(slot, now);
@@ -160,14 +161,14 @@ impl Node {
         self.broadcast(&Message::Owns { slot, epoch, origin });
     }
 
-    /// What was handed to this replica is safe.
+    /// Acknowledges the hand-offs of `slot`, whose data now has a backup.
     pub(super) fn acknowledge_hand_offs(&mut self, slot: Slot) {
         for owed in std::mem::take(&mut self.slot_mut(slot).acks_due) {
             self.send(owed.from, Message::HandOffAck(owed));
         }
     }
 
-    /// Whoever took this has a backup of it, or keeps it as the last one there is.
+    /// The new owner has a backup of the slot, or there is no backup owner.
     pub(super) fn receive_hand_off_ack(&mut self, id: HandOffId, now: Timestamp) {
         if let Some(pending) = self.hand_offs.remove(&id) {
             self.stats.hand_off_nanos += now.nanos_since(pending.at);
@@ -175,9 +176,9 @@ impl Node {
         }
     }
 
-    /// The slot is held by somebody, as far as anybody knows.
+    /// Records that `owner` owns the slot, as another member reports.
     pub(super) fn learn_owner(&mut self, slot: Slot, owner: Owner, now: Timestamp) {
-        // What is held here nobody knows better.
+        // This replica knows best which slots it owns.
         if owner.member == self.local_id {
             return;
         }
@@ -196,7 +197,7 @@ impl Node {
         }
     }
 
-    /// The slot is held by `who`, who says so itself.
+    /// Records that `member` owns the slot, as it announces itself.
     pub(super) fn receive_owner(
         &mut self,
         member: MemberId,
@@ -213,7 +214,7 @@ impl Node {
             self.send(member, ours);
         }
         self.learn_owner(slot, theirs, now);
-        // It may have started from an older copy than ours.
+        // The owner may have started from an older copy than the one that is stored here.
         if let Some(kept) = &self.slot(slot).copy
             && origin < kept.copy.version
             && kept.copy.version.epoch < epoch
@@ -223,7 +224,7 @@ impl Node {
         }
     }
 
-    /// Hand-offs to somebody who is gone: what was kept of them is a copy like any other.
+    /// Keeps the data of hand-offs to a departed member as ordinary copies.
     pub(super) fn recover_hand_offs_to(&mut self, member: MemberId, now: Timestamp) {
         let theirs: Vec<HandOffId> =
             self.hand_offs.iter().filter(|(_, pending)| pending.to == member).map(|(id, _)| *id).collect();
@@ -234,7 +235,7 @@ impl Node {
         }
     }
 
-    /// Gives up what was kept of the time before a claim, when nobody will come with another history any more.
+    /// Drops the data that recoveries started from once no member can return with another history.
     pub(super) fn drop_old_origins(&mut self, now: Timestamp) {
         for state in &mut self.slots {
             if let Some(ownership) = &mut state.ownership
@@ -246,16 +247,16 @@ impl Node {
         }
     }
 
-    /// Whether it may claim slots: it knows the map, and goes on serving.
+    /// Whether this replica may recover slots: it serves and is not isolated.
     pub(super) fn may_claim(&self) -> bool {
         self.record.state == MemberState::Serving && !self.isolated
     }
 }
 
-/// What the giver's lineage has consumed that the keeper's does not know.
+/// The consumption in the sender's lineage that the lineage of the new owner lacks.
 fn diverged_consumption(given: &Contents, giver: &Origin, keeper: &Origin) -> Option<Extras> {
     let ancestor = if giver.since <= keeper.version.epoch {
-        // The keeper started from a copy of the giver's lineage.
+        // The new owner started from a copy of the sender's lineage.
         keeper
     } else if keeper.since <= giver.version.epoch {
         giver

@@ -1,4 +1,5 @@
-//! How replicas come together: what they tell each other first, whose counting goes on, and when one may serve.
+//! Joining: the first messages of a session, the choice between two clusters that meet, and when a replica begins to
+//! serve.
 
 use crate::{
     cluster::{
@@ -10,7 +11,7 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
-/// The wall counts changes of hands in steps of so many nanoseconds: no slot changes hands as often.
+/// The wall clock gives epochs in steps of this many nanoseconds. No slot changes its owner more often.
 const EPOCH: u64 = SECOND / 1_000;
 
 impl Node {
@@ -26,7 +27,7 @@ impl Node {
                 .peers
                 .values()
                 .map(|peer| peer.record.clone())
-                .filter(|record| 0 < record.changes)
+                .filter(|record| record.changes > 0)
                 .collect(),
             owned: self.all_slots().filter_map(owned).collect(),
             owners: self
@@ -45,21 +46,21 @@ impl Node {
 
     pub(super) fn receive_hello(&mut self, from: MemberId, hello: Hello, now: Timestamp) {
         let Hello { record, hash_secret, known, owned, owners } = hello;
-        // What a joining replica names may be of a former process, and in use nowhere.
+        // A joining replica may name the hash secret of an earlier process, which is used nowhere.
         let is_in_use = record.state != MemberState::Joining;
         self.update_record(record, now);
         for record in known {
             self.update_record(record, now);
         }
         let is_of_ours = match (hash_secret, &self.hash_secret) {
-            // It will tell again when it has joined.
+            // The peer sends another hello once it has joined.
             (None, Some(_)) => false,
             (None, None) => true,
             (Some(theirs), Some(ours)) if theirs.founder == ours.founder => {
                 self.is_hash_secret_used |= is_in_use;
                 true
             }
-            // It will begin anew, and tell again.
+            // The peer adopts our hash secret and sends another hello.
             (Some(_), Some(_)) if self.is_hash_secret_used && !is_in_use => false,
             (Some(theirs), Some(ours))
                 if ours.founder < theirs.founder && self.is_hash_secret_used == is_in_use =>
@@ -86,14 +87,14 @@ impl Node {
         self.update_placement(now);
     }
 
-    /// Takes over the hashing of a cluster that is met. What was counted by another is void.
+    /// Adopts the hash secret of another cluster. Counters under another secret are discarded.
     fn adopt_hash_secret(&mut self, hash_secret: HashSecret) {
         let former = self.hash_secret.replace(hash_secret.clone());
         self.actions.push(Action::SetHashSecret(hash_secret.secret.clone()));
         let same = former.is_some_and(|former| former.secret.to_bytes() == hash_secret.secret.to_bytes());
         if !same {
             self.discard_counters();
-            // Those who come over tell again.
+            // Peers that also adopt the secret send another hello.
             self.peers.values_mut().for_each(|peer| peer.synced = false);
             if self.record.state == MemberState::Serving {
                 self.stats.clusters_adopted += 1;
@@ -119,25 +120,25 @@ impl Node {
         self.fail_open_checks();
     }
 
-    /// Begins to serve when the map is known, or when there is nobody to know it.
+    /// Begins to serve when the owners of the slots are known, or when no other replica can know them.
     pub(super) fn start_serving(&mut self, now: Timestamp) {
         if self.record.state != MemberState::Joining || self.draining_since.is_some() {
             return;
         }
         let heard = self.peers.values().filter(|peer| self.is_alive(peer, now));
         let all_mapped = heard.clone().all(|peer| peer.synced);
-        let waited = self.settings.bootstrap_timeout <= now.since(self.started_at);
+        let waited = now.since(self.started_at) >= self.settings.bootstrap_timeout;
         let nobody = heard.clone().next().is_none();
         let serves = |peer: &PeerState| peer.synced && peer.record.state != MemberState::Joining;
-        // Whoever was the first claims everything, and two who claim would count it twice.
+        // The first replica recovers every slot. If two replicas did so, each would count by itself.
         let all_held = self.slots.iter().all(|slot| slot.owner.is_some());
         let may = if heard.clone().any(serves) {
-            let long = 2 * self.settings.bootstrap_timeout <= now.since(self.started_at);
+            let long = now.since(self.started_at) >= 2 * self.settings.bootstrap_timeout;
             all_mapped && self.hash_secret.is_some() && (all_held || long)
         } else if nobody {
             self.no_seed_answered && waited
         } else {
-            // All begin together: the smallest is the first.
+            // If all members start together, the one with the smallest id bootstraps the cluster.
             waited && heard.clone().all(|peer| self.local_id < peer.record.id)
         };
         if !may {

@@ -1,7 +1,8 @@
-//! What a replica has borrowed of hot keys, and which keys it forwards so often that it should.
+//! Leases, borrower side: the grants that this replica has borrowed, and the rate of forwards that makes it ask for
+//! one.
 //!
-//! A lessee stops using a slice before its holder counts it as used up: its time runs from when it asked, the holder's
-//! from when it lent.
+//! A borrower stops using a grant before the owner counts it as used: the borrower's time starts when it asked, the
+//! owner's when it lent.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,12 +21,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// Over which time forwards are counted to find hot keys.
+/// The window in which forwards are counted to find hot keys.
 const COUNT_WINDOW: Duration = Duration::from_millis(100);
-/// The most keys whose forwards are counted in one such time.
+/// The most keys whose forwards are counted in one window.
 const COUNTED_KEYS_MAX: usize = 4_096;
 
-/// What this replica has borrowed, and which keys it forwards often.
+/// The borrowed grants, and the number of forwards of each key.
 #[derive(Debug, Default)]
 pub(super) struct LeaseBorrower {
     borrowed: BTreeMap<Key, Borrowed>,
@@ -34,7 +35,7 @@ pub(super) struct LeaseBorrower {
     reported_at: Timestamp,
 }
 
-/// What is known of one hot key.
+/// What this replica may decide about one hot key.
 #[derive(Clone, Debug)]
 struct Borrowed {
     limit: Limit,
@@ -47,10 +48,10 @@ enum Borrowing {
     Granted {
         number: u64,
         left: u64,
-        /// What the holder had left besides, when it lent.
+        /// What remained at the owner besides the grant, when it lent.
         owner_remaining: u64,
         reset_at: Timestamp,
-        /// Hits that were used and not told yet, and when the last of them was.
+        /// Hits that were used and are not reported yet, and when the last of them was used.
         used: u64,
         used_at: Timestamp,
     },
@@ -60,7 +61,7 @@ enum Borrowing {
 }
 
 impl LeaseBorrower {
-    /// Decides out of what was lent or told; `None` where the holder has to be asked.
+    /// Decides from a grant or a refusal. `None` if the owner has to be asked.
     pub(super) fn decide(
         &mut self,
         key: Key,
@@ -85,7 +86,7 @@ impl LeaseBorrower {
                 };
                 Some((decision, hits))
             }
-            // For more than one hit it would take longer, and only the holder knows how much.
+            // Several hits would have to wait longer, and only the owner knows how long.
             Borrowing::Refused { retry_at } if hits == 1 => {
                 let retry_after = retry_at.since(now);
                 let verdict = Verdict::Refuse { retry_after: Some(retry_after) };
@@ -95,25 +96,25 @@ impl LeaseBorrower {
         }
     }
 
-    /// How many hits to wish for with this forward: none, unless there were many.
+    /// How many hits this forward asks for: none unless the key is hot.
     pub(super) fn hits_to_request(&mut self, key: Key, lease_from: Option<u64>, now: Timestamp) -> u64 {
         let Some(lease_from) = lease_from else { return 0 };
-        if COUNT_WINDOW <= now.since(self.counted_since) {
+        if now.since(self.counted_since) >= COUNT_WINDOW {
             self.forward_counts.clear();
             self.counted_since = now;
         }
-        if COUNTED_KEYS_MAX <= self.forward_counts.len() && !self.forward_counts.contains_key(&key) {
+        if self.forward_counts.len() >= COUNTED_KEYS_MAX && !self.forward_counts.contains_key(&key) {
             return 0;
         }
         let forwards = self.forward_counts.entry(key).or_default();
         *forwards += 1;
         let window = COUNT_WINDOW.as_millis() as u64;
         let many = (lease_from * window).div_ceil(1000).max(1);
-        // Enough for as long as a slice lasts.
+        // Enough for the lifetime of a grant.
         if many <= *forwards { *forwards * LEASE_TTL.as_millis() as u64 / window } else { 0 }
     }
 
-    /// The holder has lent something, or refuses everything, in answer to `question`, which was asked at `asked_at`.
+    /// Stores a grant or a refusal that came in the reply to `check`, which was sent at `asked_at`.
     fn record_lease(
         &mut self,
         check: &RemoteCheck,
@@ -139,7 +140,7 @@ impl LeaseBorrower {
                 (borrowing, ttl)
             }
         };
-        // The holder's time runs from later on, and what is left of a slice has to be back by its end.
+        // The owner's time starts later, and unused hits have to be back before it ends.
         let expires_at = asked_at.after(ttl * 3 / 4);
         let borrowed = Borrowed { limit: check.limit.clone(), borrowing, expires_at };
         self.borrowed.insert(check.key, borrowed);
@@ -157,7 +158,7 @@ impl LeaseBorrower {
 }
 
 impl Borrowed {
-    /// What is to be told of it, if it is a slice; from then on it counts as told.
+    /// The settlement to send if this is a grant. The used hits count as reported from then on.
     fn settlement(&mut self, local_id: MemberId, state: LeaseState, now: Timestamp) -> Option<Settlement> {
         match &mut self.borrowing {
             Borrowing::Refused { .. } => None,
@@ -177,7 +178,7 @@ impl Borrowed {
 }
 
 impl Node {
-    /// The holder has lent something, or refuses everything. What it had lent before is settled.
+    /// Handles a lease or a refusal from the owner. The previous grant of the key is settled.
     pub(super) fn receive_lease_reply(
         &mut self,
         check: &RemoteCheck,
@@ -195,7 +196,7 @@ impl Node {
         }
     }
 
-    /// Takes back hits that this replica gave out of what it was lent.
+    /// Takes back hits that this replica charged to a grant.
     pub(crate) fn undo_lease(&mut self, key: Key, limit: &Limit, hits: u64) {
         if let Some(borrowed) = self.lease_borrower.borrowed.get_mut(&key)
             && borrowed.limit == *limit
@@ -219,14 +220,14 @@ impl Node {
         }
     }
 
-    /// Gives everything back that was lent.
+    /// Returns all grants.
     pub(super) fn return_grants(&mut self, now: Timestamp) {
         for key in self.lease_borrower.borrowed.keys().copied().collect::<Vec<_>>() {
             self.return_grant(key, now);
         }
     }
 
-    /// The holder wants back what it lent.
+    /// Returns the grant of `key` to the owner.
     pub(super) fn return_grant(&mut self, key: Key, now: Timestamp) {
         if let Some(mut borrowed) = self.lease_borrower.borrowed.remove(&key)
             && let Some(settlement) = borrowed.settlement(self.local_id, LeaseState::Closed, now)
@@ -243,7 +244,7 @@ impl Node {
         }
     }
 
-    /// Slices that are over, on both sides, and what is to be told of the others.
+    /// Expires grants of both sides, and reports what was used of the others.
     pub(super) fn expire_leases(&mut self, now: Timestamp) {
         self.expire_grants(now);
         let report_due = self.settings.backup_interval.unwrap_or(COUNT_WINDOW)
@@ -254,7 +255,7 @@ impl Node {
         let mut reports = Vec::new();
         for (key, borrowed) in &mut self.lease_borrower.borrowed {
             let is_over = borrowed.expires_at <= now;
-            let used = matches!(borrowed.borrowing, Borrowing::Granted { used, .. } if 0 < used);
+            let used = matches!(borrowed.borrowing, Borrowing::Granted { used, .. } if used > 0);
             if is_over || (report_due && used) {
                 let state = if is_over { LeaseState::Closed } else { LeaseState::Open };
                 reports.extend(
@@ -273,7 +274,7 @@ impl Node {
         }
     }
 
-    /// A holder is gone: nothing more of its slices is used, and its successor is told what was.
+    /// Returns the grants of a departed owner: no more of their hits are used, and the next owner learns how many were.
     pub(super) fn owner_departed(&mut self, member: MemberId, now: Timestamp) {
         let slots = self.slots.len();
         let owner = |key: &Key| self.slots[Slot::of(*key, slots).index()].owner.map(|owner| owner.member);

@@ -1,8 +1,8 @@
-//! What a holder lends of a hot key's limit: slices, to those who keep asking.
+//! Leases, owner side: grants of a hot key's limit to replicas that forward it often.
 //!
-//! A slice that is out counts as taken until it is back, used or expired, so what all replicas admit together never
-//! passes the limit. The unaccounted hits of a slice whose borrower is not heard in time are charged; when the borrower
-//! is heard again, those that it did not use are given back.
+//! A grant counts as charged until it is returned, used or expired, so all replicas together never admit more than the
+//! limit. If the borrower is not heard in time, the unaccounted hits are charged. When the borrower is heard again, the
+//! hits that it did not use are refunded.
 
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 
@@ -18,37 +18,37 @@ use crate::{
     time::Timestamp,
 };
 
-/// How long a slice or a refusal lasts.
+/// How long a grant or a refusal lasts.
 pub(super) const LEASE_TTL: Duration = Duration::from_millis(500);
-/// The most keys with slices, lent or borrowed.
+/// The most keys with grants, lent or borrowed.
 pub(super) const KEYS_MAX: usize = 10_000;
-/// How long a slice is remembered after its end, so that what is told late is not counted twice.
+/// How long a grant is remembered after its end, so that late settlements are not counted twice.
 const EXPIRED_KEPT: Duration = Duration::from_secs(10);
-/// How long a slice whose borrower was not heard in time is remembered, so that unused hits can be given back.
+/// How long a grant whose borrower was not heard in time is remembered, so that unused hits can be refunded.
 pub(super) const CHARGED_KEPT: Duration = Duration::from_secs(60 * 60);
-/// Before the instant at which a slice ends, which may be the first one of the next window.
+/// Subtracted from the end of a grant, which may be the first instant of the next window.
 const JUST_BEFORE: Duration = Duration::from_nanos(1);
-/// No slice is smaller.
+/// The smallest grant.
 const HITS_MIN: u64 = 2;
 
-/// What this replica, as a holder, has lent.
+/// The grants and refusals that this replica has sent as an owner.
 #[derive(Debug, Default)]
 pub(super) struct LeaseOwner {
     lent: BTreeMap<Key, KeyLeases>,
     number: u64,
 }
 
-/// What is lent of one key.
+/// The grants and refusals of one key.
 #[derive(Clone, Debug, Default)]
 struct KeyLeases {
     grants: Vec<OpenGrant>,
-    /// Who was told that everything is refused, and until when.
+    /// The members that were told that everything is refused, and until when.
     refused: Vec<(MemberId, Timestamp)>,
-    /// Whether the slices were called back.
+    /// Whether the grants were recalled.
     recalled: bool,
 }
 
-/// A slice that is out.
+/// A grant that is lent.
 #[derive(Clone, Debug)]
 struct OpenGrant {
     limit: Limit,
@@ -60,18 +60,18 @@ struct OpenGrant {
     state: GrantState,
 }
 
-/// What is known of the unaccounted hits of a slice.
+/// The state of the unaccounted hits of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
     /// The borrower may use them.
     Open,
-    /// The borrower has told what became of them.
+    /// The borrower has reported all of them.
     Settled,
-    /// The borrower was not heard in time: they are charged as if they were used at `at` by the wall's clock.
+    /// The borrower was not heard in time. The hits are charged as if they were used at `at`, by the wall clock.
     Charged { hits: NonZeroU64, at: Timestamp },
 }
 
-/// One instant, by the clock that goes on evenly and by the wall's.
+/// One instant, by the monotonic clock and by the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) now: Timestamp,
@@ -95,7 +95,7 @@ impl OpenGrant {
         }
     }
 
-    /// For how long after its end it is remembered.
+    /// How long the grant is remembered after its end.
     fn retention(&self) -> Duration {
         match self.state {
             GrantState::Open | GrantState::Settled => EXPIRED_KEPT,
@@ -105,13 +105,13 @@ impl OpenGrant {
 }
 
 impl LeaseOwner {
-    /// The slices out of `slot`, as others need them.
+    /// The grants of `slot`, as they are sent with the slot data.
     pub(super) fn grants_of_slot(&self, slot: Slot, slots: usize, moment: Moment) -> Vec<Grant> {
         let of_slot = self.lent.range(slot.keys(slots));
-        of_slot.flat_map(|(key, lent)| lent.grants.iter().map(|out| out.to_grant(*key, moment))).collect()
+        of_slot.flat_map(|(key, lent)| lent.grants.iter().map(|grant| grant.to_grant(*key, moment))).collect()
     }
 
-    /// The same, no longer kept here.
+    /// Removes and returns the grants of `slot`.
     pub(super) fn remove_slot(&mut self, slot: Slot, slots: usize, moment: Moment) -> Vec<Grant> {
         let grants = self.grants_of_slot(slot, slots, moment);
         let keys: Vec<Key> = self.lent.range(slot.keys(slots)).map(|(key, _)| *key).collect();
@@ -121,7 +121,7 @@ impl LeaseOwner {
         grants
     }
 
-    /// Slices that came with a slot.
+    /// Adds grants that arrived with a slot.
     pub(super) fn insert_grants(&mut self, grants: Vec<Grant>, memory: &Memory, moment: Moment) {
         for Grant { key, limit, borrower, number, left, ttl, charged } in grants {
             self.number = self.number.max(number);
@@ -145,8 +145,8 @@ impl LeaseOwner {
 }
 
 impl Node {
-    /// What `peer` gets beside its answer, for it asks often.
-    pub(super) fn lease_hits(
+    /// The lease for `peer`, which forwards the key often.
+    pub(super) fn grant_lease(
         &mut self,
         peer: MemberId,
         check: &RemoteCheck,
@@ -155,7 +155,7 @@ impl Node {
     ) -> Option<LeaseReply> {
         let RemoteCheck { key, limit, lease_hits, .. } = check;
         if !limit.can_be_lent()
-            || KEYS_MAX <= self.lease_owner.lent.len() && !self.lease_owner.lent.contains_key(key)
+            || self.lease_owner.lent.len() >= KEYS_MAX && !self.lease_owner.lent.contains_key(key)
         {
             return None;
         }
@@ -170,13 +170,13 @@ impl Node {
             lent.refused.push((peer, now.after(ttl)));
             return Some(LeaseReply::Refused { ttl });
         }
-        // Half of what is left, divided among all who may ask.
+        // Half of the remaining hits, divided among all members.
         let members = self.placement.members().len().max(1) as u64;
         let hits = (*lease_hits).min(decision.remaining / (2 * members));
-        // What is lent in a window must be used in it.
+        // Hits that are lent in a window must be used in that window.
         let ttl = if limit.period().is_some() { LEASE_TTL.min(decision.reset_after) } else { LEASE_TTL };
         let has_one = self.lease_owner.lent.get(key).is_some_and(|lent| {
-            lent.recalled || lent.grants.iter().any(|out| out.borrower == peer && 0 < out.left)
+            lent.recalled || lent.grants.iter().any(|grant| grant.borrower == peer && grant.left > 0)
         });
         if hits < HITS_MIN || ttl.is_zero() || has_one {
             return None;
@@ -185,7 +185,7 @@ impl Node {
         self.lease_owner.number += 1;
         let number = self.lease_owner.number;
         let expires_at = now.after(ttl);
-        let out = OpenGrant {
+        let grant = OpenGrant {
             limit: limit.clone(),
             borrower: peer,
             number,
@@ -193,7 +193,7 @@ impl Node {
             expires_at,
             state: GrantState::Open,
         };
-        self.lease_owner.lent.entry(*key).or_default().grants.push(out);
+        self.lease_owner.lent.entry(*key).or_default().grants.push(grant);
         self.mark_leases_changed(*key);
         self.stats.grants_lent += 1;
         Some(LeaseReply::Granted { number, hits, ttl })
@@ -204,20 +204,20 @@ impl Node {
         self.slot_mut(slot).leases_changed = true;
     }
 
-    /// A lessee tells what it has used.
+    /// Applies a borrower's report.
     pub(super) fn settle(&mut self, key: Key, limit: &Limit, settlement: &Settlement, now: Timestamp) {
         let Settlement { borrower, number, hits, left, age, state } = settlement;
-        let same = |out: &&mut OpenGrant| out.borrower == *borrower && out.number == *number;
-        let out = self.lease_owner.lent.get_mut(&key).and_then(|lent| lent.grants.iter_mut().find(same));
+        let same = |grant: &&mut OpenGrant| grant.borrower == *borrower && grant.number == *number;
+        let grant = self.lease_owner.lent.get_mut(&key).and_then(|lent| lent.grants.iter_mut().find(same));
         let (mut hits, mut rest) = (*hits, 0);
-        if let Some(out) = out {
-            match out.state {
-                // All of it is accounted for.
+        if let Some(grant) = grant {
+            match grant.state {
+                // Every hit is accounted for.
                 GrantState::Settled => return,
                 GrantState::Charged { hits, at } => {
-                    // What was used is charged. How much was not is known when nothing more can be used.
+                    // The used hits are charged already. The number of unused hits is final once the grant is closed.
                     if *state == LeaseState::Closed {
-                        out.state = GrantState::Settled;
+                        grant.state = GrantState::Settled;
                         let unused = Used { hits: hits.get().min(*left), at };
                         self.refund_unused(key, limit, unused);
                     }
@@ -225,15 +225,15 @@ impl Node {
                 }
                 GrantState::Open => {}
             }
-            // What was told before may come later, or was told to a former holder and is forgotten.
-            hits = out.left.saturating_sub(*left);
-            out.left -= hits;
+            // An earlier report may arrive later, or may have gone to an earlier owner and be lost.
+            hits = grant.left.saturating_sub(*left);
+            grant.left -= hits;
             if *state == LeaseState::Closed {
-                rest = std::mem::take(&mut out.left);
-                out.state = GrantState::Settled;
+                rest = std::mem::take(&mut grant.left);
+                grant.state = GrantState::Settled;
             }
         }
-        if 0 < hits {
+        if hits > 0 {
             let at = self.wall.before(*age);
             self.memory.charge_lent(key, limit, Used { hits, at }, self.wall);
         }
@@ -245,17 +245,17 @@ impl Node {
     }
 
     fn refund_unused(&mut self, key: Key, limit: &Limit, unused: Used) {
-        if 0 < unused.hits {
+        if unused.hits > 0 {
             self.memory.return_lent(key, limit, unused, self.wall);
             self.revoke_refusals(key);
         }
         self.mark_leases_changed(key);
     }
 
-    /// Forgets a key of which nothing is lent any more, and asks what waited for that.
+    /// Removes a key without grants, and retries checks that waited for the grants.
     fn prune_key(&mut self, key: Key, now: Timestamp) {
         let Some(lent) = self.lease_owner.lent.get_mut(&key) else { return };
-        if lent.grants.iter().all(|out| out.left == 0) {
+        if lent.grants.iter().all(|grant| grant.left == 0) {
             lent.recalled = false;
             if lent.grants.is_empty() && lent.refused.is_empty() {
                 self.lease_owner.lent.remove(&key);
@@ -264,15 +264,15 @@ impl Node {
         }
     }
 
-    /// Calls the slices of `key` back.
+    /// Recalls the grants of `key`.
     pub(super) fn recall_grants(&mut self, key: Key) {
         let Some(lent) = self.lease_owner.lent.get_mut(&key) else {
-            // Nothing is lent, so nothing is reserved.
+            // Without grants nothing is reserved.
             self.memory.set_reserved(key, 0);
             return;
         };
         let borrowers: Vec<MemberId> =
-            lent.grants.iter().filter(|out| 0 < out.left).map(|out| out.borrower).collect();
+            lent.grants.iter().filter(|grant| grant.left > 0).map(|grant| grant.borrower).collect();
         if borrowers.is_empty() {
             self.memory.set_reserved(key, 0);
         } else if !std::mem::replace(&mut lent.recalled, true) {
@@ -283,7 +283,7 @@ impl Node {
         }
     }
 
-    /// Refusals of `key` that were told are no longer true.
+    /// Revokes refusals of `key` that are no longer true.
     pub(super) fn revoke_refusals(&mut self, key: Key) {
         let Some(lent) = self.lease_owner.lent.get_mut(&key) else { return };
         for (member, _) in std::mem::take(&mut lent.refused) {
@@ -291,30 +291,32 @@ impl Node {
         }
     }
 
-    /// What was not accounted for in time counts as used.
+    /// Charges grants whose borrower was not heard in time, and forgets old ones.
     pub(super) fn expire_grants(&mut self, now: Timestamp) {
-        self.charge_where(|out| out.expires_at <= now, now);
+        self.charge_where(|grant| grant.expires_at <= now, now);
         for lent in self.lease_owner.lent.values_mut() {
-            lent.grants.retain(|out| now < out.expires_at.after(out.retention()));
+            lent.grants.retain(|grant| now < grant.expires_at.after(grant.retention()));
             lent.refused.retain(|(_, expires_at)| now < *expires_at);
         }
         self.lease_owner.lent.retain(|_, lent| !lent.grants.is_empty() || !lent.refused.is_empty());
     }
 
-    /// Nothing is heard of a lessee for now, so all that it may have used counts; for good where it is dead.
+    /// Charges the grants of a member that is not heard; for good if the member is dead.
     pub(super) fn borrower_departed(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
-        self.charge_where(|out| out.borrower == member, now);
+        self.charge_where(|grant| grant.borrower == member, now);
         if departure == Departure::Proven {
             let grants = self.lease_owner.lent.values_mut().flat_map(|lent| &mut lent.grants);
-            grants.filter(|out| out.borrower == member).for_each(|out| out.state = GrantState::Settled);
+            grants
+                .filter(|grant| grant.borrower == member)
+                .for_each(|grant| grant.state = GrantState::Settled);
         }
     }
 
-    /// What is charged of `key` stays so, whatever its borrowers tell: other hits were put in its place.
+    /// Makes the charged hits of `key` final, because an operator has replaced the counter.
     pub(super) fn fix_charged_hits(&mut self, key: Key) {
-        for out in self.lease_owner.lent.get_mut(&key).into_iter().flat_map(|lent| &mut lent.grants) {
-            if let GrantState::Charged { .. } = out.state {
-                out.state = GrantState::Settled;
+        for grant in self.lease_owner.lent.get_mut(&key).into_iter().flat_map(|lent| &mut lent.grants) {
+            if let GrantState::Charged { .. } = grant.state {
+                grant.state = GrantState::Settled;
             }
         }
     }
@@ -322,13 +324,15 @@ impl Node {
     fn charge_where(&mut self, is_over: impl Fn(&OpenGrant) -> bool, now: Timestamp) {
         let (mut ended, mut charged) = (Vec::new(), Vec::new());
         for (key, lent) in &mut self.lease_owner.lent {
-            for out in lent.grants.iter_mut().filter(|out| out.state == GrantState::Open && is_over(out)) {
-                out.state = GrantState::Settled;
-                if let Some(hits) = NonZeroU64::new(std::mem::take(&mut out.left)) {
-                    // Hits that were lent in a window were used in it.
-                    let at = self.wall.before(now.since(out.expires_at)).before(JUST_BEFORE);
-                    out.state = GrantState::Charged { hits, at };
-                    charged.push((*key, out.limit.clone(), Used { hits: hits.get(), at }));
+            for grant in
+                lent.grants.iter_mut().filter(|grant| grant.state == GrantState::Open && is_over(grant))
+            {
+                grant.state = GrantState::Settled;
+                if let Some(hits) = NonZeroU64::new(std::mem::take(&mut grant.left)) {
+                    // Hits that were lent in a window count as used in that window.
+                    let at = self.wall.before(now.since(grant.expires_at)).before(JUST_BEFORE);
+                    grant.state = GrantState::Charged { hits, at };
+                    charged.push((*key, grant.limit.clone(), Used { hits: hits.get(), at }));
                 }
                 ended.push(*key);
             }

@@ -1,5 +1,5 @@
-//! What this replica admits by itself while holders cannot be reached: its share of each limit, which is told to the
-//! holder when it can be.
+//! Local shares: while owners are unreachable, this replica admits its share of each limit. It reports the consumption
+//! once the owner is reachable.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,16 +17,16 @@ use crate::{
     time::Timestamp,
 };
 
-/// What shares may take.
+/// The memory that local shares may use.
 const BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Slots of the table of shares, which nobody else locks.
+/// Slots of the table of local shares, which has no concurrent users.
 const SLOTS: usize = 16;
-/// The most keys whose consumption waits to be told.
+/// The most keys with unreported consumption.
 const KEYS_MAX: usize = 100_000;
-/// The most messages that wait to be told again.
+/// The most reports that wait to be sent again.
 const REPORTS_MAX: usize = 10_000;
 
-/// Shares that are given, and what is to be told of them.
+/// The local shares, and the consumption that is still to be reported.
 #[derive(Debug)]
 pub(super) struct LocalShare {
     memory: Memory,
@@ -34,7 +34,7 @@ pub(super) struct LocalShare {
     unsent_reports: VecDeque<Arc<RemoteCheck>>,
 }
 
-/// What was admitted of one key, as a counter of its whole limit.
+/// The consumption of one key, as a counter of the whole limit.
 #[derive(Clone, Debug)]
 struct Admitted {
     limit: Limit,
@@ -53,7 +53,7 @@ impl LocalShare {
         *self = Self::default();
     }
 
-    /// The clock of counters gives up a lead.
+    /// Applies a lead that the clock of the counters gives up.
     pub(super) fn give_up_lead(&mut self, lead: Lead) {
         self.memory.give_up_lead(lead);
         for Admitted { limit, counter } in self.admitted.values_mut() {
@@ -65,7 +65,7 @@ impl LocalShare {
         !self.admitted.is_empty() || !self.unsent_reports.is_empty()
     }
 
-    /// Decides by one share of `members` that the limit is divided into.
+    /// Decides by the share of one of `members` equal members.
     pub(super) fn decide(
         &mut self,
         key: Key,
@@ -74,18 +74,19 @@ impl LocalShare {
         members: usize,
         now: Timestamp,
     ) -> (Decision, u64) {
-        let full = KEYS_MAX <= self.admitted.len() && !self.admitted.contains_key(&key);
-        // What could not be told must not be admitted.
+        let full = self.admitted.len() >= KEYS_MAX && !self.admitted.contains_key(&key);
+        // Reject what cannot be reported to the owner later.
         let ask = if full { Ask::Look } else { ask };
         let share = limit.share(u32::try_from(members).unwrap_or(u32::MAX));
         let check = Check { key, limit: &share, ask, on_refusal: OnRefusal::Keep };
-        let decisions = self.memory.apply(&[check], now, |_| false).expect("it shares its slots with nobody");
+        let decisions =
+            self.memory.apply(&[check], now, |_| false).expect("a memory that is not shared owns every slot");
         let (decision, charged) = (decisions[0], decisions.charged()[0]);
         if full {
             let verdict = Verdict::Refuse { retry_after: None };
             return (Decision { verdict, receipt: None, ..decision }, 0);
         }
-        if 0 < charged {
+        if charged > 0 {
             let fresh = || Admitted { limit: limit.clone(), counter: limit.fresh() };
             let admitted = self.admitted.entry(key).or_insert_with(fresh);
             admitted.limit.decide(&mut admitted.counter, now, Ask::Charge(charged));
@@ -112,12 +113,12 @@ impl LocalShare {
 }
 
 impl Node {
-    /// Takes back a charge that this replica passed by itself.
+    /// Takes back a charge that this replica admitted from its local share.
     pub(crate) fn undo_share(&mut self, key: Key, limit: &Limit, receipt: Receipt, hits: u64) {
         self.local_share.undo(key, limit, receipt, hits, self.healthy.len(), self.wall);
     }
 
-    /// Something that a holder must be told, which cannot be reached now.
+    /// Queues a report for an owner that is unreachable.
     pub(super) fn queue_report(&mut self, check: Arc<RemoteCheck>) {
         match check.operation {
             RemoteOperation::Absorb(_) | RemoteOperation::Settle(_) => {
@@ -131,7 +132,7 @@ impl Node {
         }
     }
 
-    /// Tells holders that can be reached again what was admitted without them.
+    /// Reports admitted consumption to owners that are reachable again.
     pub(super) fn report_admitted(&mut self, now: Timestamp) {
         if self.isolated || !self.local_share.has_unreported() {
             return;

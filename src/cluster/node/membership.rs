@@ -1,4 +1,4 @@
-//! Who is there, who is silent, who is dead; and when this replica may leave.
+//! Membership: which members are reachable, silent, departed or dead, and when this replica may leave.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use crate::{
     time::Timestamp,
 };
 
-/// How many of those who are gone are remembered.
+/// The most departed members that are remembered.
 const DEPARTED_MAX: usize = 10_000;
-/// For how long those who were only silent are looked for.
+/// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A member that is not known to be dead.
+/// A member that has not departed.
 #[derive(Clone, Debug)]
 pub(super) struct PeerState {
     pub(super) record: MemberRecord,
     /// Whether there is a session with it.
     pub(super) connected: bool,
-    /// Whether it has told what it holds, by the same hashing as ours.
+    /// Whether it has announced its slots under the same hash secret as this replica.
     pub(super) synced: bool,
     pub(super) heard_at: Timestamp,
-    /// Asks to it that had no answer in time, since the last that had.
+    /// Consecutive checks without an answer in time.
     pub(super) consecutive_timeouts: u32,
-    /// No asks are sent to it before.
+    /// No checks are forwarded to the peer before this instant.
     pub(super) breaker_open_until: Timestamp,
 }
 
 impl PeerState {
-    /// One that was just heard of.
+    /// A member that was just discovered.
     fn new(record: MemberRecord, now: Timestamp) -> Self {
         Self {
             record,
@@ -45,13 +45,13 @@ impl PeerState {
         }
     }
 
-    /// Whether it would take slots, if it is heard.
+    /// Whether the member takes slots while it is reachable.
     fn can_receive_slots(&self) -> bool {
         self.synced && self.record.state == MemberState::Serving
     }
 }
 
-/// A member that is no longer there.
+/// A departed member.
 #[derive(Clone, Debug)]
 pub(super) struct Departed {
     pub(super) record: MemberRecord,
@@ -60,12 +60,12 @@ pub(super) struct Departed {
     dialled_at: Timestamp,
 }
 
-/// How it is known that somebody is gone.
+/// How a departure became known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Departure {
-    /// Its address refused, or it said goodbye: it never comes back.
+    /// The address refused a connection, or the member said goodbye. Its id never returns.
     Proven,
-    /// It was silent for too long.
+    /// The member was silent for too long.
     Silent,
 }
 
@@ -92,25 +92,25 @@ impl Node {
         self.send_hello(peer);
     }
 
-    /// The session with `peer` is over, and nothing of it is heard any more; `dead` where that is proven.
+    /// The session with `peer` has ended; `dead` says whether the process is proven to be dead.
     pub(crate) fn disconnected(&mut self, peer: MemberId, dead: bool, now: Timestamp) {
         let departure = if dead { Departure::Proven } else { Departure::Silent };
         self.mark_departed(peer, departure, now);
     }
 
-    /// Something was heard of `peer`.
+    /// `peer` has sent a sign of life.
     pub(crate) fn heard(&mut self, peer: MemberId, now: Timestamp) {
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.heard_at = peer.heard_at.max(now);
         }
     }
 
-    /// All seeds were tried, and `alone` says whether nobody answered but this process.
+    /// All seeds were tried. `no_seed_answered` says whether only this process answered.
     pub(crate) fn seeds_tried(&mut self, no_seed_answered: bool) {
         self.no_seed_answered = no_seed_answered;
     }
 
-    /// An operator knows that a member is dead. Says whether it was known here.
+    /// An operator declares a member dead. Returns whether the member was known.
     pub(crate) fn declare_dead(&mut self, member: MemberId, now: Timestamp) -> bool {
         let known = self.peers.contains_key(&member) || self.departed.contains_key(&member);
         if known {
@@ -120,7 +120,7 @@ impl Node {
         known
     }
 
-    /// The hash of the rules in force.
+    /// Sets the hash of the active rules.
     pub(crate) fn rules_changed(&mut self, rules: u64) {
         if self.record.rules != rules {
             self.record.rules = rules;
@@ -128,11 +128,11 @@ impl Node {
         }
     }
 
-    /// No longer wanted: hands everything on.
+    /// Begins to hand off every slot.
     pub(crate) fn drain(&mut self, now: Timestamp) {
         if self.draining_since.is_none() {
             self.draining_since = Some(now);
-            // Whoever has not joined yet knows no holder to ask, and goes on answering that.
+            // A replica that is still joining knows no owners, and stays in that state.
             if self.record.state == MemberState::Serving {
                 self.record.state = MemberState::Draining;
                 self.announce_record();
@@ -142,7 +142,7 @@ impl Node {
         }
     }
 
-    /// Whether `member` is not there: it is gone, for sure or by its silence, or was before we came.
+    /// Whether `member` has departed, or was never known here.
     pub(super) fn is_departed(&self, member: MemberId) -> bool {
         member != self.local_id && !self.peers.contains_key(&member)
     }
@@ -151,9 +151,9 @@ impl Node {
         self.departed.get(&member).is_some_and(|departed| departed.departure == Departure::Proven)
     }
 
-    /// The last of those who are proven dead.
+    /// The members most recently proven dead.
     pub(super) fn dead_members(&self) -> Vec<MemberId> {
-        // Only the last few matter to anybody who asks.
+        // Only the most recent ones matter to a recovery.
         let dead = self
             .departed
             .iter()
@@ -164,7 +164,7 @@ impl Node {
         dead.into_iter().rev().take(100).map(|(_, id)| id).collect()
     }
 
-    /// Whether messages reach `peer`, as far as is known.
+    /// Whether there is a session with `peer` and the peer is not silent.
     pub(super) fn is_reachable(&self, peer: MemberId, now: Timestamp) -> bool {
         self.peers.get(&peer).is_some_and(|peer| peer.connected && self.is_alive(peer, now))
     }
@@ -192,8 +192,8 @@ impl Node {
         }
     }
 
-    /// Whether `peer` has told that it counts as we do, and what it holds. What it says of slots before is of another
-    /// cluster, and void.
+    /// Whether `peer` has announced its slots under our hash secret. What it says about slots before that belongs to
+    /// another cluster.
     pub(super) fn is_synced(&self, peer: MemberId) -> bool {
         self.peers.get(&peer).is_some_and(|peer| peer.synced)
     }
@@ -204,7 +204,8 @@ impl Node {
         self.broadcast(&Message::Member(record));
     }
 
-    /// Works out anew who should hold what. Whoever is silent could neither take nor claim anything, nor keep a backup.
+    /// Computes the placement from the members that are reachable and serve. A silent member can neither receive a slot
+    /// nor keep a backup.
     pub(super) fn update_placement(&mut self, now: Timestamp) {
         let mut members: Vec<MemberId> = self
             .peers
@@ -220,10 +221,10 @@ impl Node {
         }
     }
 
-    /// Silence, isolation, and oblivion.
+    /// Detects silence, departures and isolation.
     pub(super) fn check_peers(&mut self, now: Timestamp) {
         let forget_after = self.settings.forget_after;
-        let too_silent = |peer: &&PeerState| forget_after < now.since(peer.heard_at);
+        let too_silent = |peer: &&PeerState| now.since(peer.heard_at) > forget_after;
         let silent: Vec<MemberId> =
             self.peers.values().filter(too_silent).map(|peer| peer.record.id).collect();
         for peer in silent {
@@ -234,12 +235,12 @@ impl Node {
         self.update_placement(now);
     }
 
-    /// Whoever was forgotten may come back, and be found where it was.
+    /// A member that departed by silence may return at the same address.
     fn redial_silent(&mut self, now: Timestamp) {
         let every = self.settings.forget_after / 6;
         for departed in self.departed.values_mut() {
             if departed.departure == Departure::Silent
-                && every <= now.since(departed.dialled_at)
+                && now.since(departed.dialled_at) >= every
                 && now.since(departed.at) < SILENT_REDIALLED
             {
                 departed.dialled_at = now;
@@ -248,8 +249,8 @@ impl Node {
         }
     }
 
-    /// Whoever hears no more than half of the last healthy view does not trust what it holds. Of two halves, the one
-    /// with the smallest member goes on.
+    /// A replica that reaches no more than half of its last healthy view does not trust its counters. Of two equal
+    /// halves, the one with the smallest member id continues.
     fn update_isolation(&mut self, now: Timestamp) {
         if self.record.state != MemberState::Joining {
             self.healthy.insert(self.local_id);
@@ -265,7 +266,7 @@ impl Node {
         let isolated = 2 * with < all || (2 * with == all && !first);
         if !isolated {
             self.healthy.extend(heard);
-            // Those who were forgotten are out of the view, as long as most are in it.
+            // Departed members leave the view while a majority of it is reachable.
             let departed = &self.departed;
             self.healthy.retain(|id| !departed.contains_key(id));
         }
@@ -278,7 +279,7 @@ impl Node {
         }
     }
 
-    /// Nothing is heard of `member` from now on.
+    /// Treats `member` as departed.
     pub(super) fn mark_departed(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
         if member == self.local_id || self.is_dead(member) {
             return;
@@ -296,7 +297,7 @@ impl Node {
         };
         self.outbox.remove(&member);
         self.departed.insert(member, Departed { record, at: now, departure, dialled_at: now });
-        if DEPARTED_MAX < self.departed.len() {
+        if self.departed.len() > DEPARTED_MAX {
             let oldest = self.departed.iter().min_by_key(|(_, departed)| departed.at).map(|(id, _)| *id);
             oldest.and_then(|oldest| self.departed.remove(&oldest));
         }
@@ -314,14 +315,14 @@ impl Node {
         self.update_placement(now);
     }
 
-    /// Leaves when everything is handed on, and nobody depends on what is kept here.
+    /// Leaves once every slot is handed off and no other member needs the copies here.
     pub(super) fn leave_when_done(&mut self, now: Timestamp) {
         if self.is_drained(now) {
             self.actions.push(Action::Leave);
         }
     }
 
-    /// Whether everything is handed on, and nobody depends on what is kept here or waits for an answer.
+    /// Whether every slot is handed off, no other member needs the copies here and no peer waits for a reply.
     pub(crate) fn is_drained(&self, now: Timestamp) -> bool {
         let Some(since) = self.draining_since else { return false };
         let receivers = self.peers.values().any(PeerState::can_receive_slots);
@@ -335,6 +336,6 @@ impl Node {
         let holds = self.all_slots().any(|slot| self.slot(slot).ownership.is_some());
         let busy = self.forwarding.has_peer_checks() || !self.hand_offs.is_empty();
         let kept = receivers && (holds || self.all_slots().any(orphan));
-        !busy && !kept && self.settings.silence < now.since(since)
+        !busy && !kept && now.since(since) > self.settings.silence
     }
 }

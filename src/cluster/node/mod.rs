@@ -1,11 +1,12 @@
-//! One replica's part in sharing slots, without any input or output of its own.
+//! The state machine of one replica in the cluster. It performs no I/O.
 //!
-//! Events go in: a message, a peer linked or lost, a request, a turn at some time. Messages and actions come out, and
-//! counters change. Nobody needs a common view of the members: each replica moves what it holds and should not, and
-//! claims what nobody holds and it should; a disagreement only delays a move.
+//! Inputs are messages, connected and disconnected peers, checks and ticks, each with the current time. Outputs are
+//! messages and actions; the counters in memory change as a side effect. Replicas need no agreed view of the members:
+//! each replica hands off the slots that the placement assigns to another member, and recovers slots without an owner
+//! that the placement assigns to it. Different views only delay a move.
 //!
-//! Invariants: a slot has at most one holder, and only the holder says so. Whoever holds a slot here holds it in the
-//! memory too. What was handed off is kept until it is safe elsewhere.
+//! Invariants: a slot has at most one owner, and only the owner announces its ownership. A slot that is owned here is
+//! also held by the memory. A slot that was handed off is kept here until the receiver acknowledges it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -49,90 +50,91 @@ use lease_owner::{LeaseOwner, Moment};
 use local_share::LocalShare;
 use membership::{Departed, PeerState};
 
-/// The most messages that wait for one peer; beyond them it counts as unreachable for asks.
+/// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
 const OUTBOX_MAX: usize = 65_536;
 
-/// A turn that comes so long after the one before tells that this replica was too busy, or stopped. (They are due every
-/// 10 ms.)
+/// A tick that comes this long after the previous one shows that this replica was too busy, or stopped. Ticks are due
+/// every 10 ms.
 const TICK_LATE: Duration = Duration::from_millis(25);
 
-/// How often all slots are looked at while nothing happens.
+/// How often all slots are checked while nothing happens.
 const SLOTS_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What can be chosen about a replica's part.
+/// The settings of the node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeSettings {
-    /// How long nothing may be heard of a peer before it counts as silent.
+    /// A peer that is not heard for this long counts as silent.
     pub(crate) silence: Duration,
-    /// After so long a silence a peer is treated as dead.
+    /// A peer that is silent for this long is treated as departed.
     pub(crate) forget_after: Duration,
-    /// How long to wait for seeds before being the first.
+    /// How long to wait for seeds before this replica bootstraps a cluster.
     pub(crate) bootstrap_timeout: Duration,
-    /// How often changed counters go to the runner-up; `None` for never.
+    /// How often changed counters are sent to the backup owner; `None` for never.
     pub(crate) backup_interval: Option<Duration>,
-    /// A key that is forwarded so often a second is asked for a lease; `None` for never.
+    /// A key that is forwarded this many times a second asks for a lease; `None` for never.
     pub(crate) lease_from: Option<u64>,
-    /// The most hand-offs on their way to one peer.
+    /// The most unacknowledged hand-offs to one peer.
     pub(crate) hand_offs_max: usize,
 }
 
-/// What the shell around it is to do.
+/// An action for the layer that performs I/O.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
-    /// Somebody may be reached at this address.
+    /// A replica may be reachable at this address.
     Dial(String),
-    /// This member is treated as dead: end the link.
+    /// This member has departed: close the link.
     Disconnect(MemberId),
-    /// The answer to one of our own requests.
+    /// The outcome of one check of a local caller.
     Complete(Ticket, Outcome),
-    /// Keys are hashed with this from now on.
+    /// From now on keys are hashed with this secret.
     SetHashSecret(Secret),
-    /// All is handed off that can be: leave.
+    /// Every slot is handed off, as far as possible: leave the cluster.
     Leave,
-    /// Something that an operator should know of.
+    /// An event to log for the operator.
     Report(Event),
 }
 
-/// What an operator should know of.
+/// An event that is logged for the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// This replica knows who holds what, and answers.
+    /// This replica knows the owners of the slots, and answers.
     Joined,
-    /// It has given up all its counters for those of another cluster that it has met.
+    /// This replica met another cluster, adopted its hash secret and discarded all its own counters.
     ClusterAdopted,
-    /// It hears too few others to rely on what it holds.
+    /// Fewer members are reachable than this replica needs to trust its counters.
     Isolated,
-    /// It hears enough of them again.
+    /// Enough members are reachable again.
     IsolationEnded,
 }
 
-/// One replica's part in the cluster.
+/// The state of one replica in the cluster.
 #[derive(Debug)]
 pub(crate) struct Node {
     local_id: MemberId,
     settings: NodeSettings,
     memory: Arc<Memory>,
-    /// The time by which counters are decided. It may step forward at any time, and back where a lead is given up, so
-    /// nothing is waited for by it.
+    /// The time by which counters are decided. It may jump forward at any time, and back when the clock gives up a
+    /// lead, so timeouts do not use it.
     wall: Timestamp,
     record: MemberRecord,
     hash_secret: Option<HashSecret>,
-    /// Whether the hashing is in use, rather than only remembered from a former process.
+    /// Whether the hash secret is in use, rather than only restored from the snapshot of an earlier process.
     is_hash_secret_used: bool,
-    /// Slots that this replica claims have had at least so many changes of hands: as many as its wall showed when it
-    /// began to serve, so that what former processes have kept is older.
+    /// The lowest epoch of a slot that this replica recovers. It is the wall clock when the replica began to serve, so
+    /// that copies of earlier processes are older.
     epoch_floor: u64,
     started_at: Timestamp,
-    /// The last turn.
+    /// The last tick.
     ticked_at: Timestamp,
-    /// The last turn that came late, because this replica was too busy or stopped. Since then it has sent and read on time.
+    /// The last tick that came late, because this replica was too busy or stopped. Since then it has sent and read on
+    /// time.
     on_time_since: Timestamp,
-    /// Whether every seed was tried, and none answered but this process itself.
+    /// Whether every seed was tried, and only this process answered.
     no_seed_answered: bool,
     draining_since: Option<Timestamp>,
     peers: BTreeMap<MemberId, PeerState>,
     departed: BTreeMap<MemberId, Departed>,
-    /// The members of the last view in which most were heard.
+    /// The members of the last view in which a majority was reachable.
     healthy: BTreeSet<MemberId>,
     isolated: bool,
     placement: Placement,
@@ -140,10 +142,10 @@ pub(crate) struct Node {
     hand_offs: BTreeMap<HandOffId, PendingHandOff>,
     hand_offs_sent: u64,
     backed_up_at: Timestamp,
-    /// A new runner-up has not been sent everything yet.
+    /// A new backup owner still lacks some slots.
     backups_incomplete: bool,
     copies_swept_at: Timestamp,
-    /// Something has happened that may let slots move.
+    /// An event may allow slots to move.
     slots_dirty: bool,
     slots_checked_at: Timestamp,
     forwarding: Forwarding,
@@ -156,36 +158,36 @@ pub(crate) struct Node {
     stats: Stats,
 }
 
-/// What is known of one slot.
+/// What this replica knows about one slot.
 #[derive(Debug, Default)]
 struct SlotState {
-    /// The newest holder that was heard of.
+    /// The newest owner that was announced.
     owner: Option<Owner>,
-    /// Present while this replica holds it.
+    /// Present while this replica owns the slot.
     ownership: Option<SlotOwnership>,
-    /// Kept for another holder.
+    /// The backup that is kept for another owner.
     copy: Option<StoredCopy>,
-    /// The last backup: of which version, and to whom.
+    /// The version and the receiver of the last backup.
     last_backup: Option<(Version, MemberId)>,
-    /// Hand-offs to be acknowledged when the runner-up has a backup.
+    /// Hand-offs to acknowledge once the backup owner has a backup.
     acks_due: Vec<HandOffId>,
     recovery: Option<Recovery>,
-    /// Who was told last that the slot is an orphan, and of which holder.
+    /// The lost owner and the receiver of the last orphan report.
     orphan_reported: Option<(Owner, MemberId)>,
-    /// Slices were lent or came back since the last backup.
+    /// Grants were lent or returned since the last backup.
     leases_changed: bool,
 }
 
-/// What a holder knows beside the counters.
+/// What the owner of a slot knows besides its counters.
 #[derive(Clone, Debug)]
 struct SlotOwnership {
     epoch: u64,
     origin: Origin,
-    /// From when on nobody can come any more who knows of another lineage.
+    /// From this instant no replica can return with another lineage of the slot.
     origin_expires_at: Timestamp,
 }
 
-/// A copy and when it was last renewed.
+/// A copy, and the time of its last update.
 #[derive(Clone, Debug)]
 struct StoredCopy {
     copy: SlotCopy,
@@ -202,21 +204,22 @@ struct PendingHandOff {
     at: Timestamp,
 }
 
-/// A slot that this replica would claim.
+/// The recovery of a slot that has lost its owner.
 #[derive(Clone, Debug)]
 struct Recovery {
-    /// Those who have not answered.
+    /// Members that have not replied yet.
     waiting: BTreeSet<MemberId>,
-    /// The newest copy of those that were heard of.
+    /// The newest copy received so far.
     newest: Option<SlotCopy>,
-    /// Asked again after this.
+    /// The query is repeated at this instant.
     retry_at: Timestamp,
-    /// Somebody hears the holder, so it is not claimed for now.
+    /// Another member reaches the owner, so the slot is not recovered for now.
     blocked: bool,
 }
 
 impl Node {
-    /// A replica that has joined nobody yet. Its memory is shared: it holds no slot before it is given one.
+    /// A replica that has not joined a cluster yet. Its memory is shared: it owns no slot until it receives or recovers
+    /// one.
     pub(crate) fn new(
         local_id: MemberId,
         address: String,
@@ -268,7 +271,8 @@ impl Node {
         }
     }
 
-    /// Offers counters of a former process, hashed with `hashing`, as copies: they are used unless others know newer.
+    /// Offers the counters of an earlier process, whose keys are hashed with `secret`, as copies. They are used unless
+    /// another member has newer ones.
     pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<(Slot, Version, Contents)>, now: Timestamp) {
         self.hash_secret = Some(HashSecret { founder: self.local_id, secret });
         for (slot, version, contents) in copies {
@@ -278,25 +282,24 @@ impl Node {
         }
     }
 
-    /// What the clock of counters shows at the next events. All other instants are those of a clock that goes on
-    /// evenly, whatever the wall's does.
+    /// Sets the time by which counters are decided during the next inputs. All other instants are monotonic.
     pub(crate) fn set_wall(&mut self, wall: Timestamp) {
         self.wall = wall;
     }
 
-    /// The clock of counters gives up a lead. The caller tells the memory.
+    /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
     pub(crate) fn give_up_lead(&mut self, lead: Lead) {
         self.local_share.give_up_lead(lead);
     }
 
-    /// Takes one message of a peer.
+    /// Handles one message of a peer.
     pub(crate) fn receive(&mut self, from: MemberId, message: Message, now: Timestamp) {
-        // Whoever was declared dead is heard no more, unless a new session begins.
+        // A departed member is ignored until a new session begins.
         if !self.peers.contains_key(&from) {
             return;
         }
         self.heard(from, now);
-        // It comes from a cluster of more slots, and means nothing here.
+        // The sender's cluster has more slots than this one, so the slot does not exist here.
         if message.last_slot().is_some_and(|slot| self.slots.len() <= slot.index()) {
             return;
         }
@@ -331,13 +334,13 @@ impl Node {
         }
     }
 
-    /// A turn: whatever time alone brings about.
+    /// Does everything that depends on time alone.
     pub(crate) fn tick(&mut self, now: Timestamp) {
         let last = std::mem::replace(&mut self.ticked_at, now);
-        // What waits in the links is read before this turn tells who is silent or late. Not twice in a row, so that
-        // nothing waits for long where every turn is late.
-        let defers = TICK_LATE <= now.since(last) && self.on_time_since != last;
-        if TICK_LATE <= now.since(last) {
+        // Batches that wait in the links are read before a late tick judges silence and lateness. Two late ticks in a
+        // row do not both defer, so that nothing is delayed for long when every tick is late.
+        let defers = now.since(last) >= TICK_LATE && self.on_time_since != last;
+        if now.since(last) >= TICK_LATE {
             self.on_time_since = now;
         }
         if defers {
@@ -345,8 +348,8 @@ impl Node {
         }
         self.check_peers(now);
         self.start_serving(now);
-        // Nothing moves by itself, so that all slots are looked at in vain only now and then.
-        if std::mem::take(&mut self.slots_dirty) || SLOTS_CHECK_INTERVAL <= now.since(self.slots_checked_at) {
+        // Slots move only after an event, so all of them are scanned only from time to time without one.
+        if std::mem::take(&mut self.slots_dirty) || now.since(self.slots_checked_at) >= SLOTS_CHECK_INTERVAL {
             self.slots_checked_at = now;
             self.hand_off_misplaced(now);
             self.recover_orphans(now);
@@ -361,7 +364,7 @@ impl Node {
         self.leave_when_done(now);
     }
 
-    /// What waits for `peer`, oldest first: so many messages at most, and about so many bytes.
+    /// Takes messages that wait for `peer`, oldest first: at most `most` messages, and about `bytes_max` bytes.
     pub(crate) fn outgoing(
         &mut self,
         peer: MemberId,
@@ -373,7 +376,7 @@ impl Node {
         let (mut bytes, mut count) = (0, 0);
         for message in waiting.iter().take(most) {
             bytes += message.wire_bytes();
-            if bytes_max < bytes && 0 < count {
+            if bytes > bytes_max && count > 0 {
                 break;
             }
             count += 1;
@@ -383,12 +386,12 @@ impl Node {
         messages
     }
 
-    /// The peers for which something has begun to wait since this was last asked.
+    /// The peers whose queue was empty and has received messages since the last call.
     pub(crate) fn ready_peers(&mut self) -> Vec<MemberId> {
         std::mem::take(&mut self.ready_peers)
     }
 
-    /// What is to be done, in order.
+    /// Takes the pending actions, in order.
     pub(crate) fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
@@ -426,7 +429,7 @@ impl Node {
         (0..self.slots.len()).map(Slot::at)
     }
 
-    /// The slot's version where this replica holds it.
+    /// The version of the slot, if this replica owns it.
     fn version(&self, slot: Slot) -> Option<Version> {
         let ownership = self.slot(slot).ownership.as_ref()?;
         Some(Version { epoch: ownership.epoch, seq: self.memory.version_seq(slot) })

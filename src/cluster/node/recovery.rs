@@ -1,4 +1,5 @@
-//! Slots that nobody holds: the one who is wanted asks everybody for the newest copy, and goes on from there.
+//! Recovery of slots that have lost their owner. The intended owner asks every member for its newest backup and
+//! continues from that.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,11 +13,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// How long until a slot whose holder lives according to others, but not to us, is asked about again.
+/// How long to wait before the query is repeated for a slot whose owner is reachable for others but not for this
+/// replica.
 const RECOVERY_RETRY: Duration = Duration::from_secs(1);
 
 impl Node {
-    /// Claims what nobody holds and this replica should.
+    /// Recovers slots that have no owner and that the placement assigns to this replica.
     pub(super) fn recover_orphans(&mut self, now: Timestamp) {
         if !self.may_claim() {
             return;
@@ -32,13 +34,13 @@ impl Node {
             match &state.recovery {
                 None => self.start_recovery(slot, now),
                 Some(recovery) if recovery.retry_at <= now => self.start_recovery(slot, now),
-                // Whoever has fallen silent is not waited for.
+                // A member that has become silent since the query is not waited for.
                 Some(_) => self.finish_recovery(slot, now),
             }
         }
     }
 
-    /// Whether the last holder that was heard of holds it no more.
+    /// Whether the last known owner no longer owns the slot.
     fn is_orphan(&self, slot: Slot) -> bool {
         self.slot(slot)
             .owner
@@ -124,7 +126,7 @@ impl Node {
             } else {
                 self.learn_owner(slot, owner, now);
             }
-            // It lives, and only we do not hear it: that is no reason to count its slot twice.
+            // Another member reaches the owner. A recovery would create a second owner.
             if alive && self.is_departed(owner.member) {
                 if let Some(recovery) = &mut self.slot_mut(slot).recovery {
                     recovery.blocked = true;
@@ -133,7 +135,7 @@ impl Node {
             }
         }
         let Some(recovery) = &mut self.slot_mut(slot).recovery else {
-            // Too late for the claim, but not for what was consumed.
+            // The recovery is over, but the consumption in this copy still counts.
             if let Some(copy) = copy {
                 self.receive_newer_copy(slot, copy, now);
             }
@@ -158,7 +160,8 @@ impl Node {
         }
     }
 
-    /// Tells whoever should claim a slot that its last holder is gone, for only we may know that it was the last.
+    /// Tells the intended owner that the last known owner has departed. Perhaps only this replica knows that it was the
+    /// last owner.
     pub(super) fn report_orphans(&mut self) {
         if self.departed.is_empty() {
             return;
@@ -188,10 +191,11 @@ impl Node {
         }
     }
 
-    /// Somebody keeps a newer copy than the one that was claimed: what it has more was consumed before the claim.
+    /// A member has a newer copy than the one that the recovery started from. Its additional consumption took place
+    /// before the recovery.
     pub(super) fn receive_newer_copy(&mut self, slot: Slot, copy: SlotCopy, now: Timestamp) {
         let Some(SlotOwnership { origin, .. }) = &self.slot(slot).ownership else {
-            // It follows the slot, like a request; whoever sent it may keep something else by now.
+            // The copy follows the slot, as a check does. The sender may have replaced its own copy meanwhile.
             match self.slot(slot).owner {
                 Some(owner) if self.is_reachable(owner.member, now) => {
                     self.send(owner.member, Message::NewerCopy { slot, copy });

@@ -1,4 +1,4 @@
-//! What sharing has cost, counted.
+//! Statistics of the node, and its view of the cluster for the admin API.
 
 use serde::Serialize;
 
@@ -7,98 +7,98 @@ use crate::{
     time::Timestamp,
 };
 
-/// Counts since the start.
+/// Counts since the process started.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stats {
-    /// Counters handed to others, and received from them.
+    /// Counters handed off to other replicas, and received from them.
     pub(crate) handed_off: u64,
     pub(crate) received: u64,
-    /// Hand-offs that were acknowledged, and how long they took together.
+    /// Acknowledged hand-offs, and the sum of their durations.
     pub(crate) hand_offs: u64,
     pub(crate) hand_off_nanos: u64,
-    /// Slots that this replica began to hold.
+    /// Slots that this replica became the owner of.
     pub(crate) slots_acquired: u64,
-    /// Slots that were claimed after their holder was lost.
+    /// Slots recovered after their owner was lost.
     pub(crate) slots_recovered: u64,
-    /// Requests sent to other replicas.
+    /// Checks forwarded to other replicas.
     pub(crate) forwarded: u64,
-    /// Requests decided by what was lent.
+    /// Checks decided from a lease.
     pub(crate) leased: u64,
-    /// Requests decided without their holder.
+    /// Checks decided without their owner.
     pub(crate) degraded: u64,
-    /// Answers that came after they were needed.
+    /// Replies that arrived after the deadline.
     pub(crate) late_answers: u64,
-    /// How often a peer was spared for answering late.
+    /// How often the circuit breaker of a peer opened.
     pub(crate) breaker_openings: u64,
-    /// Slices lent, called back, and never heard of again.
+    /// Grants lent, recalled, and charged because the borrower was silent.
     pub(crate) grants_lent: u64,
     pub(crate) grants_recalled: u64,
     pub(crate) grants_lost: u64,
-    /// Counters sent as backups, and backups that arrived.
+    /// Counters sent as backups, and backups that were acknowledged.
     pub(crate) backed_up: u64,
     pub(crate) backups_arrived: u64,
     pub(crate) backup_arrived_at: Timestamp,
-    /// Backups of others for which there was no memory here.
+    /// Backups of other replicas that were refused because memory was short.
     pub(crate) backups_refused: u64,
-    /// Members that were lost, whether they died or left.
+    /// Members that died, left or were silent for too long.
     pub(crate) members_lost: u64,
-    /// How often this replica heard too few others to trust what it holds.
+    /// How often this replica became isolated.
     pub(crate) isolations: u64,
-    /// How often all counters were given up for those of another cluster.
+    /// How often all counters were discarded in favour of another cluster.
     pub(crate) clusters_adopted: u64,
-    /// Messages about consumption that were dropped for want of room.
+    /// Consumption reports that were dropped because the queue was full.
     pub(crate) reports_dropped: u64,
 }
 
-/// How this replica sees the cluster.
+/// The cluster as this replica sees it.
 #[derive(Clone, Debug, Serialize)]
 pub struct View {
-    /// This replica.
+    /// The id of this replica.
     #[serde(rename = "self")]
     pub local_id: String,
-    /// A hash of the members and of who holds which slot: equal on replicas that agree.
+    /// A hash of the members and of the owner of each slot. Replicas that agree have equal hashes.
     pub view: String,
-    /// Its members, this one included, and those who have gone lately.
+    /// The members, this replica included, and members that departed recently.
     pub members: Vec<MemberView>,
-    /// Slots whose holder is not the one who is wanted, or unknown.
+    /// Slots whose owner is unknown or differs from the placement.
     pub moving: usize,
-    /// Slots held here.
+    /// Slots owned by this replica.
     pub holding: usize,
-    /// Slots of which a copy is kept here for another holder.
+    /// Slots of which this replica stores a copy for another owner.
     pub copies: usize,
-    /// Whether too few others are heard for this replica to trust what it holds.
+    /// Whether fewer members are reachable than this replica needs to trust its counters.
     pub isolated: bool,
 }
 
-/// How it sees one member.
+/// A member as this replica sees it.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemberView {
-    /// Its identity.
+    /// The id of the member.
     #[serde(serialize_with = "as_text")]
     pub id: MemberId,
-    /// Where others reach it.
+    /// The address at which replicas connect to it.
     pub address: String,
-    /// What it is doing.
+    /// The state of the member.
     pub state: MemberStatus,
-    /// Milliseconds since it was last heard.
+    /// Milliseconds since the last sign of life.
     pub silent_ms: u64,
-    /// A hash of the rules that it decides by.
+    /// The hash of its active rules.
     pub rules: String,
-    /// Slots that it holds, as far as is known here.
+    /// Slots that it owns, as far as this replica knows.
     pub holding: usize,
 }
 
-/// What a member is doing, as far as is known.
+/// The state of a member as another replica sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberStatus {
-    /// It does not know yet who holds what.
+    /// The member does not know the owners of the slots yet.
     Joining,
-    /// It answers.
+    /// The member answers and owns slots.
     Serving,
-    /// It hands its slots on.
+    /// The member hands off its slots.
     Draining,
-    /// It has left, died or been silent for too long.
+    /// The member left, died or was silent for too long.
     #[serde(rename = "gone")]
     Departed,
 }

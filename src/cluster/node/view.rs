@@ -1,4 +1,4 @@
-//! What is to be seen of the cluster from here.
+//! Statistics and the view of the cluster, read from the node.
 
 use std::{collections::BTreeMap, hash::Hasher, time::Duration};
 
@@ -14,54 +14,54 @@ use crate::{
     time::Timestamp,
 };
 
-/// How long those who are gone are still shown.
+/// How long departed members are still listed.
 const DEPARTED_SHOWN: Duration = Duration::from_secs(60);
 
 impl Node {
-    /// What it has cost so far.
+    /// The counts so far.
     pub(crate) fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// The slots that this replica holds.
+    /// The slots that this replica owns.
     pub(crate) fn owned_slots(&self) -> impl Iterator<Item = Slot> {
         self.all_slots().filter(|slot| self.slot(*slot).ownership.is_some())
     }
 
-    /// The slots whose newest counters may be nowhere but here.
+    /// The slots whose newest counters may exist only here.
     #[cfg(test)]
     pub(crate) fn slots_at_risk(&self) -> impl Iterator<Item = Slot> {
         self.owned_slots().chain(self.hand_offs.values().map(|pending| pending.slot))
     }
 
-    /// How often a slot has changed hands.
+    /// The epoch of a slot: how often it has changed its owner. 0 if this replica does not own it.
     pub(crate) fn epoch(&self, slot: Slot) -> u64 {
         let state = self.slot(slot);
         state.ownership.as_ref().map_or(0, |ownership| ownership.epoch)
     }
 
-    /// Members that serve and are heard.
+    /// Members that are reachable and serve.
     pub(crate) fn serving(&self) -> usize {
         self.placement.members().len()
     }
 
-    /// Slots whose holder is not the one who is wanted, or unknown.
+    /// Slots whose owner is unknown or differs from the placement.
     pub(crate) fn moving(&self) -> usize {
         let placement = |slot| self.slot(slot).owner.map(|owner| owner.member) == self.placement.owner(slot);
         self.all_slots().filter(|slot| !placement(*slot)).count()
     }
 
-    /// What this replica is doing.
+    /// The state of this replica.
     pub(crate) fn state(&self) -> MemberState {
         self.record.state
     }
 
-    /// Whether too few others are heard.
+    /// Whether fewer members are reachable than this replica needs to trust its counters.
     pub(crate) fn is_isolated(&self) -> bool {
         self.isolated
     }
 
-    /// How the cluster looks from here.
+    /// The cluster as this replica sees it.
     pub(crate) fn view(&self, now: Timestamp) -> View {
         let mut holding: BTreeMap<MemberId, usize> = BTreeMap::new();
         let mut hasher = SipHasher13::new();
@@ -105,13 +105,13 @@ impl Node {
         }
     }
 
-    /// Peers that decide by other rules than this replica.
+    /// Peers whose rules differ from those of this replica.
     pub(crate) fn with_other_rules(&self) -> usize {
         let others = self.peers.values().filter(|peer| peer.record.state != MemberState::Joining);
         others.filter(|peer| peer.record.rules != self.record.rules).count()
     }
 
-    /// How long ago the oldest change was made that no backup holds, as far as is known.
+    /// The time since the last acknowledged backup.
     pub(crate) fn backup_age(&self, now: Timestamp) -> Duration {
         now.since(self.stats.backup_arrived_at)
     }

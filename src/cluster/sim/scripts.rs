@@ -1,4 +1,4 @@
-//! What must hold after a script, whatever happened in it.
+//! What must hold after a script, whatever its faults.
 
 use std::time::Duration;
 
@@ -28,22 +28,23 @@ const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// What happened, which decides what may be lost by it.
+/// The faults of a script, which decide what may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Faults {
-    /// Only what was planned.
+    /// Only planned changes.
     None,
-    /// A clock gave up a lead that is shorter than the time in which a hit comes back: a debt may be that much too large.
+    /// A clock gave up a lead that is shorter than the time in which a hit comes back, so a debt may be that much too
+    /// large.
     Lead,
     Crashes,
-    /// One cut, of so many of so many members.
+    /// One cut that separates `minority` of `members` members.
     Partition {
         minority: u64,
         members: u64,
     },
 }
 
-/// Plays a script out, spends all that is left, and says what was promised and did not hold.
+/// Runs a script, spends everything that is left, and returns the first broken promise.
 pub(super) fn play(seed: u64, steps: &[Step], faults: Faults) -> Result<World, String> {
     let mut world = World::new(seed);
     world.run(steps);
@@ -53,14 +54,14 @@ pub(super) fn play(seed: u64, steps: &[Step], faults: Faults) -> Result<World, S
     }
     let degraded = world.totals.degraded;
     world.run(&[Traffic(1_500), Pass(millis(1_500)), Traffic(0), Pass(millis(1_500))]);
-    if 0 < world.unanswered() {
+    if world.unanswered() > 0 {
         return Err(format!("{} calls were not answered", world.unanswered()));
     }
     let slowest = world.totals.slowest;
-    if BUDGET + SECOND / 10 < slowest {
+    if slowest > BUDGET + SECOND / 10 {
         return Err(format!("a call was answered after {} ms", slowest / 1_000_000));
     }
-    if faults == Faults::None && 0 < degraded {
+    if faults == Faults::None && degraded > 0 {
         return Err(format!("{degraded} answers were degraded"));
     }
     for key in 0..world.keys.len() {
@@ -71,13 +72,13 @@ pub(super) fn play(seed: u64, steps: &[Step], faults: Faults) -> Result<World, S
             Faults::Partition { minority, members } => {
                 let cut_at = world.totals.cut_at.unwrap_or(world.now());
                 let before = world.passed_between(key, 0, cut_at);
-                // Until a cut is noticed everybody goes on.
+                // Until a cut is noticed, both sides continue.
                 let unnoticed = world.passed_between(key, cut_at, cut_at + 2 * SECOND);
                 before + LIMIT + (LIMIT * minority).div_ceil(members) + MEMBERS_MAX + unnoticed
             }
         };
         if most < passed {
-            return Err(format!("{passed} hits passed where {most} may, of {limit:?}"));
+            return Err(format!("{passed} hits passed, the most is {most}: {limit:?}"));
         }
         let least = match faults {
             Faults::None => LIMIT,
@@ -85,7 +86,7 @@ pub(super) fn play(seed: u64, steps: &[Step], faults: Faults) -> Result<World, S
             Faults::Crashes | Faults::Partition { .. } => 0,
         };
         if passed < least {
-            return Err(format!("only {passed} hits of {least} passed, of {limit:?}"));
+            return Err(format!("only {passed} hits passed, the least is {least}: {limit:?}"));
         }
     }
     Ok(world)
@@ -105,13 +106,13 @@ fn after_begin(steps: &[Step]) -> Vec<Step> {
 }
 
 #[test]
-fn a_lone_replica_serves_alone() {
+fn single_replica_bootstraps_and_serves() {
     let world = owns(1, &[Start(1), Settle, Traffic(60), Pass(millis(500))], Faults::None);
     assert_eq!(world.serving(), [0]);
 }
 
 #[test]
-fn three_replicas_answer_as_one() {
+fn three_replicas_admit_exactly_the_limit() {
     for seed in 0..5 {
         let world = owns(seed, &after_begin(&[Pass(millis(3_000))]), Faults::None);
         assert_eq!(world.serving().len(), 3);
@@ -119,16 +120,16 @@ fn three_replicas_answer_as_one() {
 }
 
 #[test]
-fn a_hot_key_is_lent_and_never_passes_its_limit() {
+fn hot_key_with_leases_never_exceeds_its_limit() {
     for seed in 0..5 {
         let world = owns(seed, &[Start(3), Settle, Hot(2_000), Pass(millis(300))], Faults::None);
-        assert!(0 < world.totals.by_lease, "nothing was lent");
+        assert!(world.totals.by_lease > 0, "no call was decided from a lease");
     }
 }
 
 #[test]
-fn frozen_borrower_gives_unused_hits_back_when_heard_again() {
-    // Shorter than the time after which it is forgotten, and longer.
+fn frozen_borrower_returns_unused_hits_when_heard_again() {
+    // Shorter and longer than the time after which a silent member has departed.
     for frozen_for in [600, 4_000, 20_000] {
         for seed in 0..20 {
             let steps = [Start(3), Settle, Hot(300), FreezeBorrower, Pass(millis(frozen_for)), Thaw, Settle];
@@ -138,7 +139,7 @@ fn frozen_borrower_gives_unused_hits_back_when_heard_again() {
 }
 
 #[test]
-fn frozen_borrower_gives_unused_hits_back_to_the_next_owner() {
+fn frozen_borrower_returns_unused_hits_to_next_owner() {
     for seed in 0..20 {
         let steps = [Start(4), Settle, Hot(300), FreezeBorrower, Pass(millis(700)), DrainOwner];
         let rest = [Pass(millis(1_500)), Thaw, Pass(millis(500)), Settle];
@@ -147,7 +148,7 @@ fn frozen_borrower_gives_unused_hits_back_to_the_next_owner() {
 }
 
 #[test]
-fn only_a_peers_own_lateness_opens_its_breaker() {
+fn only_late_replies_of_a_peer_open_its_breaker() {
     let mut world = World::new(1);
     world.run(&[Start(2), Settle]);
     let (node, mut now, TestKey { key, limit }, owner) = world.caller(0);
@@ -173,16 +174,16 @@ fn only_a_peers_own_lateness_opens_its_breaker() {
             node.tick(now);
         }
         let expired = node.actions().iter().filter(|action| matches!(action, Action::Complete(..))).count();
-        assert_eq!(expired, 100, "all are answered without the owner");
+        assert_eq!(expired, 100, "every check expires");
         node.stats().breaker_openings
     };
-    assert_eq!(openings_after(false, &[10, 10, 10]), 0, "the link took none in time");
-    assert_eq!(openings_after(true, &[600, 10]), 0, "this replica stood still");
+    assert_eq!(openings_after(false, &[10, 10, 10]), 0, "the link took no message in time");
+    assert_eq!(openings_after(true, &[600, 10]), 0, "this replica did not run");
     assert_eq!(openings_after(true, &[10, 10, 10]), 1, "the owner is late");
 }
 
 #[test]
-fn a_rolling_replacement_admits_exactly_the_rest() {
+fn rolling_replacement_admits_exactly_the_limit() {
     let roll = |number| [Start(1), Pass(millis(700)), Drain(number), Pass(millis(900))];
     let steps = [roll(0), roll(1), roll(2)].concat();
     for seed in 0..5 {
@@ -192,7 +193,7 @@ fn a_rolling_replacement_admits_exactly_the_rest() {
 }
 
 #[test]
-fn scaling_from_three_to_five_to_two_admits_nothing_extra() {
+fn scaling_to_five_then_two_admits_nothing_extra() {
     let steps =
         [Start(2), Pass(millis(800)), Drain(0), Drain(3), Pass(millis(600)), Drain(1), Pass(millis(500))];
     for seed in 0..5 {
@@ -202,7 +203,7 @@ fn scaling_from_three_to_five_to_two_admits_nothing_extra() {
 }
 
 #[test]
-fn a_full_stop_and_a_start_forget_nothing() {
+fn full_stop_and_restart_keep_all_counters() {
     let quiet = [Pass(millis(400)), Traffic(0), Pass(millis(100))];
     let stop = [&quiet[..], &[Drain(0), Drain(1), Drain(2), Pass(millis(1_500))]].concat();
     let together = vec![Resume(3), Settle];
@@ -216,8 +217,8 @@ fn a_full_stop_and_a_start_forget_nothing() {
 }
 
 #[test]
-fn those_who_meet_the_last_one_as_it_leaves_claim_what_others_held_before() {
-    // Whoever is asked waits for answers, and stays that long.
+fn joiners_that_meet_a_leaving_replica_recover_all_slots() {
+    // A replica that answers recovery queries waits for them and stays that long.
     let stop = [Pass(millis(400)), Drain(0), Drain(1), Drain(2), Pass(millis(1_500))];
     for seed in 0..20 {
         let mut world = World::new(seed);
@@ -227,7 +228,7 @@ fn those_who_meet_the_last_one_as_it_leaves_claim_what_others_held_before() {
 }
 
 #[test]
-fn a_crash_forgets_no_more_than_the_last_backup() {
+fn crash_loses_at_most_the_last_backup() {
     for seed in 0..10 {
         let steps = after_begin(&[Pass(millis(800)), Kill(1), Pass(millis(1_000))]);
         let world = owns(seed, &steps, Faults::Crashes);
@@ -236,7 +237,7 @@ fn a_crash_forgets_no_more_than_the_last_backup() {
 }
 
 #[test]
-fn a_crash_during_a_roll_forgets_no_more_either() {
+fn crash_during_rollout_loses_at_most_the_last_backup() {
     for seed in 0..10 {
         let steps = after_begin(&[
             Pass(millis(500)),
@@ -251,7 +252,7 @@ fn a_crash_during_a_roll_forgets_no_more_either() {
 }
 
 #[test]
-fn clocks_that_differ_change_no_budget() {
+fn clock_skew_changes_no_budget() {
     for seed in 0..5 {
         let steps = after_begin(&[Skew(0, 90_000), Pass(millis(500)), Start(1), Pass(millis(500)), Drain(0)]);
         owns(seed, &steps, Faults::None);
@@ -259,7 +260,7 @@ fn clocks_that_differ_change_no_budget() {
 }
 
 #[test]
-fn lead_that_a_replica_gives_up_changes_no_budget() {
+fn clock_that_gives_up_a_lead_changes_no_budget() {
     for seed in 0..20 {
         let put_right = [Skew(0, 100_000), Pass(millis(500)), Skew(0, -100_000), Pass(millis(500))];
         let steps = [&put_right[..], &[Start(1), Pass(millis(500)), Drain(0), Pass(millis(500))]].concat();
@@ -268,17 +269,17 @@ fn lead_that_a_replica_gives_up_changes_no_budget() {
 }
 
 #[test]
-fn a_partition_is_bounded_and_heals() {
+fn short_partition_admits_a_bounded_excess_and_heals() {
     for seed in 0..10 {
         let steps =
             after_begin(&[Pass(millis(500)), Cut(vec![1]), Pass(millis(5_000)), Heal, Pass(millis(500))]);
         let world = owns(seed, &steps, Faults::Partition { minority: 1, members: 3 });
-        assert!(0 < world.totals.degraded);
+        assert!(world.totals.degraded > 0);
     }
 }
 
 #[test]
-fn a_long_partition_is_bounded_and_heals() {
+fn long_partition_admits_a_bounded_excess_and_heals() {
     for seed in 0..10 {
         let steps =
             after_begin(&[Pass(millis(500)), Cut(vec![1]), Pass(millis(15_000)), Heal, Pass(millis(500))]);
@@ -287,7 +288,7 @@ fn a_long_partition_is_bounded_and_heals() {
 }
 
 #[test]
-fn two_that_began_apart_become_one_when_they_meet() {
+fn two_single_replica_clusters_merge_when_they_meet() {
     for seed in 0..10 {
         let steps = [Start(1), Cut(vec![0]), Start(1), Pass(millis(1_000)), Heal, Settle, Traffic(60)];
         let world = owns(seed, &steps, Faults::None);
@@ -296,9 +297,9 @@ fn two_that_began_apart_become_one_when_they_meet() {
 }
 
 #[test]
-fn one_and_several_that_began_apart_become_one_when_they_meet() {
+fn single_replica_and_cluster_merge_when_they_meet() {
     let alone = [Start(5), Settle, Drain(0), Drain(1), Drain(2), Drain(3), Pass(millis(1_500))];
-    // By then clocks show more, so the slots of those who begin now have changed hands more often.
+    // By then clocks show more, so new slots have higher epochs.
     let apart =
         [Cut(vec![4]), Pass(millis(2_500)), Start(1), Pass(millis(1_000)), Start(2), Pass(millis(500))];
     let steps = [&alone[..], &apart, &[Heal, Settle, Traffic(60)]].concat();

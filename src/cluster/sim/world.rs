@@ -1,4 +1,4 @@
-//! The world of a simulation: processes, links that delay, and the books that are kept of what passed.
+//! The world of a simulation: processes, links that delay, and a record of what passed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -23,17 +23,18 @@ use crate::{
 };
 
 const MILLISECOND: u64 = SECOND / 1000;
-/// One step of the world.
+/// The time step.
 const STEP: u64 = 5 * MILLISECOND;
-/// The longest that a message takes.
+/// The longest delay of a message.
 const DELAY_MAX: u64 = 20 * MILLISECOND;
-/// The longest until a death is noticed by those who were linked.
+/// The longest time until a connected peer notices a death.
 const NOTICE_MAX: u64 = 40 * MILLISECOND;
-/// How long a caller waits.
+/// The timeout of a caller.
 pub(super) const BUDGET: u64 = 500 * MILLISECOND;
-/// What a crash may cost: what passed since the last backup that arrived, and until everybody knows.
+/// What a crash may lose: hits that passed since the last backup that arrived, and until all replicas know of the
+/// crash.
 const CRASH_WINDOW: u64 = 350 * MILLISECOND;
-/// Few, so that every one of them has its troubles.
+/// Few slots, so that faults hit every one of them.
 const SLOTS: usize = 16;
 
 pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
@@ -45,7 +46,7 @@ pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
     hand_offs_max: 3,
 };
 
-/// All there is.
+/// The complete simulation.
 pub(super) struct World {
     rng: StdRng,
     now: u64,
@@ -54,17 +55,17 @@ pub(super) struct World {
     links: BTreeMap<(usize, usize), Link>,
     dials: Vec<(u64, usize, usize)>,
     loss_notices: Vec<(u64, usize, usize)>,
-    /// What those who have left said last: it still arrives, and then it is known that they have left.
+    /// The last messages of replicas that have left. They still arrive; after them the departure is known.
     departing_links: Vec<(usize, usize, Link)>,
-    /// What those who have left held, oldest first, until somebody resumes with it.
+    /// Snapshots of replicas that have left, oldest first, for [`Step::Resume`].
     snapshots: VecDeque<Snapshot>,
     cut: BTreeSet<usize>,
-    /// Processes that are stopped, and those with whom each has lost its session meanwhile.
+    /// Frozen processes, each with the peers that have dropped its session meanwhile.
     frozen: BTreeMap<usize, Vec<usize>>,
     pub(super) keys: Vec<TestKey>,
     /// When a hit of a key passed.
     passed: Vec<(u64, usize)>,
-    /// When which keys lost their holder.
+    /// When which keys lost their owner.
     crashes: Vec<(u64, BTreeSet<usize>)>,
     open: BTreeMap<(usize, u64), (usize, u64)>,
     calls_started: u64,
@@ -73,32 +74,32 @@ pub(super) struct World {
     keys_called: usize,
 }
 
-/// What is counted of the answers.
+/// Counts of the outcomes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     pub(super) answers: u64,
     pub(super) degraded: u64,
     pub(super) by_lease: u64,
     pub(super) slowest: u64,
-    /// Hits that passed while the world was cut, and in the second after.
+    /// When the network was last cut.
     pub(super) cut_at: Option<u64>,
 }
 
 struct Process {
     node: Node,
     memory: Arc<Memory>,
-    /// What it hashes keys with, once it knows.
+    /// The secret of its key hash, once known.
     secret: Option<Secret>,
-    /// Its clock less the world's, in nanoseconds.
+    /// The offset of its clock from the world's, in nanoseconds.
     skew: i64,
-    /// All is handed on: it answers what it was asked before, and no more.
+    /// Every slot is handed off: it answers checks that it has received, and takes no more calls.
     is_leaving: bool,
 }
 
-/// What a process writes before it ends, for one that comes after it.
+/// What a process writes before it ends, for a later one.
 type Snapshot = (Secret, Vec<(Slot, Version, Contents)>);
 
-/// One direction of a session. What is on its way arrives in order, once.
+/// One direction of a session. Messages arrive in order, once.
 #[derive(Default)]
 struct Link {
     in_flight: VecDeque<(u64, Timestamp, Vec<Message>)>,
@@ -106,7 +107,7 @@ struct Link {
 }
 
 impl Link {
-    /// What has arrived by now, if anything.
+    /// The next batch that has arrived by now.
     fn next_due(&mut self, now: u64) -> Option<(Timestamp, Vec<Message>)> {
         self.in_flight.pop_front_if(|(due, ..)| *due <= now).map(|(_, sent_at, messages)| (sent_at, messages))
     }
@@ -214,28 +215,28 @@ impl World {
             }
             self.pass(STEP);
         }
-        panic!("no replica has borrowed anything");
+        panic!("no replica has borrowed hits");
     }
 
-    /// A replica's node, its time, and a key that another replica holds.
+    /// A replica's node, its time, a key that the other replica owns, and the id of that replica.
     pub(super) fn caller(&mut self, number: usize) -> (&mut Node, Timestamp, TestKey, MemberId) {
         let now = self.time_of(number);
         let node = &mut self.processes.get_mut(&number).expect("a replica that was started").node;
         let owned: Vec<Slot> = node.owned_slots().collect();
-        let afar = self.keys.iter().find(|test_key| !owned.contains(&Slot::of(test_key.key, SLOTS)));
+        let remote = self.keys.iter().find(|test_key| !owned.contains(&Slot::of(test_key.key, SLOTS)));
         let owner = keys::member(1 - number);
-        (node, now, afar.expect("a key that the other owns").clone(), owner)
+        (node, now, remote.expect("a key that the other replica owns").clone(), owner)
     }
 
     /// A replica that has borrowed hits of the first key and not used them.
     fn borrower(&self) -> Option<usize> {
         let key = self.keys[0].key;
         let borrows =
-            |number: &usize| 1 < self.processes[number].node.borrowed(key, self.even_time_of(*number));
+            |number: &usize| self.processes[number].node.borrowed(key, self.even_time_of(*number)) > 1;
         self.processes.keys().copied().find(borrows)
     }
 
-    /// The replica that holds the first key.
+    /// The owner of the first key.
     fn owner(&self) -> Option<usize> {
         let slot = Slot::of(self.keys[0].key, SLOTS);
         let owns = |number: &usize| self.processes[number].node.owned_slots().any(|owned| owned == slot);
@@ -281,7 +282,7 @@ impl World {
         self.end(number);
     }
 
-    /// The process has said goodbye, and keeps what it still holds.
+    /// The process has said goodbye, and writes a snapshot of the slots that it still owns.
     fn leave(&mut self, number: usize) {
         if let Some(Process { node, memory, secret: Some(secret), .. }) = self.processes.get(&number) {
             let copy = |slot| {
@@ -322,7 +323,7 @@ impl World {
         }
     }
 
-    /// The process is no more. Those who were linked notice soon, unless they are cut off.
+    /// Removes the process. Connected peers notice soon, unless they are cut off.
     fn end(&mut self, number: usize) {
         self.processes.remove(&number);
         let peers: Vec<usize> =
@@ -344,7 +345,7 @@ impl World {
         self.cut.contains(&a) != self.cut.contains(&b)
     }
 
-    /// What its even clock shows: the time since it began, more or less.
+    /// The reading of its monotonic clock: the time since it started, more or less.
     fn time_of(&mut self, number: usize) -> Timestamp {
         let wall = self.wall_of(number);
         if let Some(process) = self.processes.get_mut(&number) {
@@ -357,7 +358,7 @@ impl World {
         Timestamp::from_nanos(self.now - 1_000_000 * (number as u64 + 1) * SECOND)
     }
 
-    /// What its clock of counters shows.
+    /// The reading of its clock of counters.
     fn wall_of(&self, number: usize) -> Timestamp {
         let skew = self.processes.get(&number).map_or(0, |process| process.skew);
         Timestamp::from_nanos(self.now.wrapping_add_signed(skew))
@@ -379,7 +380,7 @@ impl World {
         }
     }
 
-    /// Ends those who have handed everything on and answered everything.
+    /// Ends processes that have handed off every slot and answered every call.
     fn end_departed(&mut self) {
         let owes = |number: &usize| self.open.keys().any(|(process, _)| process == number);
         let done =
@@ -436,7 +437,7 @@ impl World {
     fn hand_over(&mut self, (sent_at, messages): (Timestamp, Vec<Message>), from: usize, to: usize) {
         let (now, wall) = (self.time_of(to), self.wall_of(to));
         if let Some(process) = self.processes.get_mut(&to) {
-            for message in super::carried(&messages, sent_at, wall) {
+            for message in super::over_the_wire(&messages, sent_at, wall) {
                 process.node.receive(keys::member(from), message, now);
             }
         }
@@ -473,7 +474,7 @@ impl World {
         }
     }
 
-    /// Takes what the replica wants sent and done.
+    /// Sends the messages and performs the actions of a replica.
     fn act(&mut self, number: usize) {
         let (now, wall) = (self.time_of(number), self.wall_of(number));
         let Some(process) = self.processes.get_mut(&number) else { return };
@@ -491,7 +492,7 @@ impl World {
         for action in actions {
             match action {
                 Action::Dial(address) => {
-                    let to = address.parse().expect("addresses are numbers here");
+                    let to = address.parse().expect("addresses are numbers in the simulation");
                     self.dial(number, to);
                 }
                 Action::Disconnect(member) => {
@@ -499,7 +500,7 @@ impl World {
                     if let Some(other) = other.filter(|other| self.links.contains_key(&(number, *other))) {
                         self.links.remove(&(number, other));
                         self.links.remove(&(other, number));
-                        // The other learns of it when it can.
+                        // The peer learns of it when it can.
                         if self.processes.contains_key(&other) {
                             self.lose_session(other, number);
                         }
@@ -525,7 +526,7 @@ impl World {
         }
     }
 
-    /// The session cannot go on, for the other side has given it up.
+    /// The peer has dropped the session.
     fn lose_session(&mut self, number: usize, gone: usize) {
         if let Some(lost) = self.frozen.get_mut(&number) {
             lost.push(gone);
@@ -542,7 +543,7 @@ impl World {
 
     fn call_at_random(&mut self) {
         let mut calls = f64::from(self.calls_per_second) * STEP as f64 / SECOND as f64;
-        while 0.0 < calls {
+        while calls > 0.0 {
             if calls < 1.0 && !self.rng.random_bool(calls) {
                 return;
             }
@@ -604,7 +605,7 @@ impl World {
         }
     }
 
-    /// What keeps the world from being settled, if anything.
+    /// Why the world is not settled, if it is not.
     pub(super) fn unsettled(&self) -> Option<String> {
         let mut owners: BTreeMap<Slot, Vec<usize>> = BTreeMap::new();
         for (number, process) in &self.processes {
@@ -618,23 +619,23 @@ impl World {
         let mut views = BTreeSet::new();
         for (number, process) in &self.processes {
             let view = process.node.view(self.even_time_of(*number));
-            if 0 < view.moving {
+            if view.moving > 0 {
                 return Some(format!("{number} sees {} slots moving", view.moving));
             }
             views.insert(view.view);
         }
-        let twice = owners.iter().find(|(_, owners)| 1 < owners.len());
+        let twice = owners.iter().find(|(_, owners)| owners.len() > 1);
         match twice {
-            Some((slot, owners)) => Some(format!("{slot:?} is owned decided_by {owners:?}")),
+            Some((slot, owners)) => Some(format!("{slot:?} is owned by {owners:?}")),
             None if !self.processes.is_empty() && owners.len() != SLOTS => {
-                Some("a slot is owned decided_by nobody".to_owned())
+                Some("a slot has no owner".to_owned())
             }
-            None if 1 < views.len() => Some("their views differ".to_owned()),
+            None if views.len() > 1 => Some("their views differ".to_owned()),
             None => None,
         }
     }
 
-    /// Those who serve now.
+    /// The replicas that serve.
     pub(super) fn serving(&self) -> Vec<usize> {
         let serves = |process: &Process| process.node.state() == MemberState::Serving;
         self.processes.iter().filter(|(_, process)| serves(process)).map(|(number, _)| *number).collect()
