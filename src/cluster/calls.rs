@@ -101,13 +101,13 @@ impl Calls {
         policies: impl Iterator<Item = ForwardPolicy>,
         after_round: AfterRound,
     ) -> oneshot::Receiver<Outcomes> {
-        let (answer, answered) = oneshot::channel();
+        let (reply, receiver) = oneshot::channel();
         if let Some(open) = self.open.get_mut(&call) {
             let outcomes: Outcomes = policies.map(Outcome::without_owner).collect();
             let pending = outcomes.len();
-            (open.round, open.after_round) = (Some(Round { outcomes, pending, reply: answer }), after_round);
+            (open.round, open.after_round) = (Some(Round { outcomes, pending, reply }), after_round);
         }
-        answered
+        receiver
     }
 
     /// Stores the outcome of a check. The caller gets all outcomes of the round together.
@@ -154,7 +154,7 @@ mod tests {
     const POLICY: ForwardPolicy =
         ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
 
-    fn ask(
+    fn start_round(
         calls: &mut Calls,
         call: u64,
         checks: usize,
@@ -163,7 +163,7 @@ mod tests {
         calls.start_round(call, std::iter::repeat_n(POLICY, checks), after_round)
     }
 
-    fn answer(calls: &mut Calls, call: u64, checks: usize) {
+    fn complete(calls: &mut Calls, call: u64, checks: usize) {
         for check in 0..checks {
             calls.complete(Ticket { call, check: check as u32 }, Outcome::without_owner(POLICY));
         }
@@ -186,10 +186,10 @@ mod tests {
         assert!(calls.open(256, &OpenForwards::default()).is_ok());
 
         // The caller is cancelled while its checks are open.
-        drop(ask(&mut calls, open[0], 256, AfterRound::StayOpen));
+        drop(start_round(&mut calls, open[0], 256, AfterRound::StayOpen));
         calls.close(open[0]);
         assert_eq!(calls.open(1, &connection), Err(Overloaded));
-        answer(&mut calls, open[0], 256);
+        complete(&mut calls, open[0], 256);
         assert!(calls.open(1, &connection).is_ok());
     }
 
@@ -214,15 +214,15 @@ mod tests {
     fn call_gets_its_outcomes_when_all_checks_are_complete() {
         let (mut calls, connection) = (Calls::default(), OpenForwards::default());
         let call = calls.open(3, &connection).unwrap();
-        let mut answered = ask(&mut calls, call, 3, AfterRound::StayOpen);
-        answer(&mut calls, call, 2);
-        assert!(answered.try_recv().is_err());
+        let mut receiver = start_round(&mut calls, call, 3, AfterRound::StayOpen);
+        complete(&mut calls, call, 2);
+        assert!(receiver.try_recv().is_err());
         calls.complete(Ticket { call, check: 2 }, Outcome::without_owner(POLICY));
-        assert_eq!(answered.try_recv().unwrap().len(), 3);
+        assert_eq!(receiver.try_recv().unwrap().len(), 3);
 
-        let mut answered = ask(&mut calls, call, 1, AfterRound::Close);
-        answer(&mut calls, call, 1);
-        assert_eq!(answered.try_recv().unwrap().len(), 1);
+        let mut receiver = start_round(&mut calls, call, 1, AfterRound::Close);
+        complete(&mut calls, call, 1);
+        assert_eq!(receiver.try_recv().unwrap().len(), 1);
         assert_eq!((calls.open.len(), calls.checks, connection.get()), (0, 0, 0));
     }
 }

@@ -117,7 +117,7 @@ impl Ranking {
                 continue;
             }
             accepted[member].push(Reverse((self.scores[slot * self.members + member], slot)));
-            if slots_max < accepted[member].len() {
+            if accepted[member].len() > slots_max {
                 let rejected = accepted[member].pop();
                 unassigned.extend(rejected.map(|Reverse((_, slot))| slot));
             }

@@ -103,14 +103,14 @@ impl Cluster {
     ) -> Result<Outcome, Overloaded> {
         let remote_check =
             RemoteCheck { key: check.key, limit: check.limit.clone(), operation, lease_hits: 0 };
-        let (outcomes_receiver, ready_peers) = self.0.with_core_without_wakes(|Core { node, calls }, now| {
+        let (receiver, ready_peers) = self.0.with_core_without_wakes(|Core { node, calls }, now| {
             let call = calls.open(1, connection)?;
-            let outcomes_receiver = calls.start_round(call, std::iter::once(policy), AfterRound::Close);
+            let receiver = calls.start_round(call, std::iter::once(policy), AfterRound::Close);
             node.submit(Ticket { call, check: 0 }, remote_check, policy, deadline, now);
-            Ok(outcomes_receiver)
+            Ok(receiver)
         });
         self.wake_later(ready_peers);
-        let outcomes = outcomes_receiver?.await.unwrap_or_default();
+        let outcomes = receiver?.await.unwrap_or_default();
         Ok(outcomes.into_iter().next().unwrap_or_else(|| Outcome::without_owner(policy)))
     }
 
@@ -189,20 +189,19 @@ impl<'c> Call<'c> {
         if operations.is_empty() {
             return Outcomes::new();
         }
-        let (outcomes_receiver, ready_peers) =
-            self.cluster.0.with_core_without_wakes(|Core { node, calls }, now| {
-                let policies = operations.iter().map(|(index, _)| self.policies[*index]);
-                let outcomes_receiver = calls.start_round(self.number, policies, AfterRound::StayOpen);
-                for (check, (index, operation)) in (0..).zip(operations) {
-                    let Check { key, limit, .. } = self.checks[index];
-                    let remote_check = RemoteCheck { key, limit: limit.clone(), operation, lease_hits: 0 };
-                    let ticket = Ticket { call: self.number, check };
-                    node.submit(ticket, remote_check, self.policies[index], self.deadline, now);
-                }
-                outcomes_receiver
-            });
+        let (receiver, ready_peers) = self.cluster.0.with_core_without_wakes(|Core { node, calls }, now| {
+            let policies = operations.iter().map(|(index, _)| self.policies[*index]);
+            let receiver = calls.start_round(self.number, policies, AfterRound::StayOpen);
+            for (check, (index, operation)) in (0..).zip(operations) {
+                let Check { key, limit, .. } = self.checks[index];
+                let remote_check = RemoteCheck { key, limit: limit.clone(), operation, lease_hits: 0 };
+                let ticket = Ticket { call: self.number, check };
+                node.submit(ticket, remote_check, self.policies[index], self.deadline, now);
+            }
+            receiver
+        });
         self.cluster.wake_later(ready_peers);
-        outcomes_receiver.await.expect("an open call keeps the sender of its round")
+        receiver.await.expect("an open call keeps the sender of its round")
     }
 
     /// Submits the operations of these checks.
@@ -223,13 +222,13 @@ impl<'c> Call<'c> {
         }
         let peeks =
             self.submit_all(all.map(|index| (index, RemoteOperation::Decide(Ask::Look))).collect()).await;
-        let foresee = |(check, peek): (&Check<'_>, &Outcome)| check.limit.foreseen(check.ask, &peek.decision);
-        let foreseen: Vec<Decision> = self.checks.iter().zip(&peeks).map(foresee).collect();
-        if refused(&foreseen) {
+        let predict = |(check, peek): (&Check<'_>, &Outcome)| check.limit.foreseen(check.ask, &peek.decision);
+        let predicted: Vec<Decision> = self.checks.iter().zip(&peeks).map(predict).collect();
+        if refused(&predicted) {
             for (index, peek) in peeks.into_iter().enumerate() {
-                if self.takes_back(index) && foreseen[index].verdict.passes() {
+                if self.takes_back(index) && predicted[index].verdict.passes() {
                     // A peek charges nothing, and its own verdict is for no hits.
-                    let decision = foreseen[index];
+                    let decision = predicted[index];
                     skipped[index] = Some(Outcome { decision, charged: 0, ..peek });
                 }
             }
@@ -243,17 +242,17 @@ impl<'c> Call<'c> {
         mut outcomes: Vec<Option<Outcome>>,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Outcomes {
-        let (asked, skipped): (Vec<usize>, Vec<usize>) =
+        let (submitted, skipped): (Vec<usize>, Vec<usize>) =
             (0..outcomes.len()).partition(|index| outcomes[*index].is_none());
-        let answers = self.submit(&asked).await;
-        for (index, outcomes_receiver) in asked.into_iter().zip(answers) {
-            outcomes[index] = Some(outcomes_receiver);
+        let replies = self.submit(&submitted).await;
+        for (index, outcome) in submitted.into_iter().zip(replies) {
+            outcomes[index] = Some(outcome);
         }
         let mut outcomes: Outcomes = outcomes.into_iter().flatten().collect();
         if !skipped.is_empty() && !refused(&decisions(&outcomes)) {
-            let answers = self.submit(&skipped).await;
-            for (index, outcomes_receiver) in skipped.into_iter().zip(answers) {
-                outcomes[index] = outcomes_receiver;
+            let replies = self.submit(&skipped).await;
+            for (index, outcome) in skipped.into_iter().zip(replies) {
+                outcomes[index] = outcome;
             }
         }
         outcomes

@@ -52,7 +52,7 @@ impl Node {
         for record in known {
             self.update_record(record, now);
         }
-        let is_of_ours = match (hash_secret, &self.hash_secret) {
+        let same_cluster = match (hash_secret, &self.hash_secret) {
             // The peer sends another hello once it has joined.
             (None, Some(_)) => false,
             (None, None) => true,
@@ -74,9 +74,9 @@ impl Node {
             }
         };
         if let Some(peer) = self.peers.get_mut(&from) {
-            peer.synced = is_of_ours;
+            peer.synced = same_cluster;
         }
-        if is_of_ours {
+        if same_cluster {
             for (slot, owner) in owners {
                 self.learn_owner(slot, owner, now);
             }
@@ -89,10 +89,11 @@ impl Node {
 
     /// Adopts the hash secret of another cluster. Counters under another secret are discarded.
     fn adopt_hash_secret(&mut self, hash_secret: HashSecret) {
-        let former = self.hash_secret.replace(hash_secret.clone());
+        let previous = self.hash_secret.replace(hash_secret.clone());
         self.actions.push(Action::SetHashSecret(hash_secret.secret.clone()));
-        let same = former.is_some_and(|former| former.secret.to_bytes() == hash_secret.secret.to_bytes());
-        if !same {
+        let unchanged =
+            previous.is_some_and(|previous| previous.secret.to_bytes() == hash_secret.secret.to_bytes());
+        if !unchanged {
             self.discard_counters();
             // Peers that also adopt the secret send another hello.
             self.peers.values_mut().for_each(|peer| peer.synced = false);

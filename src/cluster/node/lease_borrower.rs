@@ -96,7 +96,7 @@ impl LeaseBorrower {
         }
     }
 
-    /// How many hits this forward asks for: none unless the key is hot.
+    /// How hot_from hits this forward asks for: none unless the key is hot.
     pub(super) fn hits_to_request(&mut self, key: Key, lease_from: Option<u64>, now: Timestamp) -> u64 {
         let Some(lease_from) = lease_from else { return 0 };
         if now.since(self.counted_since) >= COUNT_WINDOW {
@@ -109,18 +109,18 @@ impl LeaseBorrower {
         let forwards = self.forward_counts.entry(key).or_default();
         *forwards += 1;
         let window = COUNT_WINDOW.as_millis() as u64;
-        let many = (lease_from * window).div_ceil(1000).max(1);
+        let hot_from = (lease_from * window).div_ceil(1000).max(1);
         // Enough for the lifetime of a grant.
-        if many <= *forwards { *forwards * LEASE_TTL.as_millis() as u64 / window } else { 0 }
+        if *forwards >= hot_from { *forwards * LEASE_TTL.as_millis() as u64 / window } else { 0 }
     }
 
-    /// Stores a grant or a refusal that came in the reply to `check`, which was sent at `asked_at`.
+    /// Stores a grant or a refusal that came in the reply to `check`, which was sent at `sent_at`.
     fn record_lease(
         &mut self,
         check: &RemoteCheck,
         decision: &Decision,
         lease: LeaseReply,
-        asked_at: Timestamp,
+        sent_at: Timestamp,
         now: Timestamp,
     ) {
         let (borrowing, ttl) = match lease {
@@ -141,7 +141,7 @@ impl LeaseBorrower {
             }
         };
         // The owner's time starts later, and unused hits have to be back before it ends.
-        let expires_at = asked_at.after(ttl * 3 / 4);
+        let expires_at = sent_at.after(ttl * 3 / 4);
         let borrowed = Borrowed { limit: check.limit.clone(), borrowing, expires_at };
         self.borrowed.insert(check.key, borrowed);
     }
@@ -184,12 +184,12 @@ impl Node {
         check: &RemoteCheck,
         decision: &Decision,
         lease: LeaseReply,
-        asked_at: Timestamp,
+        sent_at: Timestamp,
         now: Timestamp,
     ) {
         self.return_grant(check.key, now);
         if self.lease_borrower.borrowed.len() < KEYS_MAX {
-            self.lease_borrower.record_lease(check, decision, lease, asked_at, now);
+            self.lease_borrower.record_lease(check, decision, lease, sent_at, now);
         }
         if self.draining_since.is_some() {
             self.return_grants(now);
@@ -247,8 +247,8 @@ impl Node {
     /// Expires grants of both sides, and reports what was used of the others.
     pub(super) fn expire_leases(&mut self, now: Timestamp) {
         self.expire_grants(now);
-        let report_due = self.settings.backup_interval.unwrap_or(COUNT_WINDOW)
-            <= now.since(self.lease_borrower.reported_at);
+        let report_interval = self.settings.backup_interval.unwrap_or(COUNT_WINDOW);
+        let report_due = now.since(self.lease_borrower.reported_at) >= report_interval;
         if report_due {
             self.lease_borrower.reported_at = now;
         }
@@ -274,13 +274,13 @@ impl Node {
         }
     }
 
-    /// Returns the grants of a departed owner: no more of their hits are used, and the next owner learns how many were.
+    /// Returns the grants of a departed owner: no more of their hits are used, and the next owner learns how hot_from were.
     pub(super) fn owner_departed(&mut self, member: MemberId, now: Timestamp) {
         let slots = self.slots.len();
         let owner = |key: &Key| self.slots[Slot::of(*key, slots).index()].owner.map(|owner| owner.member);
-        let theirs: Vec<Key> =
+        let keys: Vec<Key> =
             self.lease_borrower.borrowed.keys().filter(|key| owner(key) == Some(member)).copied().collect();
-        for key in theirs {
+        for key in keys {
             self.return_grant(key, now);
         }
     }

@@ -34,21 +34,21 @@ const HITS_MIN: u64 = 2;
 /// The grants and refusals that this replica has sent as an owner.
 #[derive(Debug, Default)]
 pub(super) struct LeaseOwner {
-    lent: BTreeMap<Key, KeyLeases>,
-    number: u64,
+    keys: BTreeMap<Key, KeyLeases>,
+    last_number: u64,
 }
 
 /// The grants and refusals of one key.
 #[derive(Clone, Debug, Default)]
 struct KeyLeases {
     grants: Vec<OpenGrant>,
-    /// The members that were told that everything is refused, and until when.
+    /// The members that were refused every charge, and until when.
     refused: Vec<(MemberId, Timestamp)>,
     /// Whether the grants were recalled.
     recalled: bool,
 }
 
-/// A grant that is lent.
+/// A grant that is leases.
 #[derive(Clone, Debug)]
 struct OpenGrant {
     limit: Limit,
@@ -107,16 +107,18 @@ impl OpenGrant {
 impl LeaseOwner {
     /// The grants of `slot`, as they are sent with the slot data.
     pub(super) fn grants_of_slot(&self, slot: Slot, slots: usize, moment: Moment) -> Vec<Grant> {
-        let of_slot = self.lent.range(slot.keys(slots));
-        of_slot.flat_map(|(key, lent)| lent.grants.iter().map(|grant| grant.to_grant(*key, moment))).collect()
+        let of_slot = self.keys.range(slot.keys(slots));
+        of_slot
+            .flat_map(|(key, leases)| leases.grants.iter().map(|grant| grant.to_grant(*key, moment)))
+            .collect()
     }
 
     /// Removes and returns the grants of `slot`.
     pub(super) fn remove_slot(&mut self, slot: Slot, slots: usize, moment: Moment) -> Vec<Grant> {
         let grants = self.grants_of_slot(slot, slots, moment);
-        let keys: Vec<Key> = self.lent.range(slot.keys(slots)).map(|(key, _)| *key).collect();
+        let keys: Vec<Key> = self.keys.range(slot.keys(slots)).map(|(key, _)| *key).collect();
         for key in keys {
-            self.lent.remove(&key);
+            self.keys.remove(&key);
         }
         grants
     }
@@ -124,7 +126,7 @@ impl LeaseOwner {
     /// Adds grants that arrived with a slot.
     pub(super) fn insert_grants(&mut self, grants: Vec<Grant>, memory: &Memory, moment: Moment) {
         for Grant { key, limit, borrower, number, left, ttl, charged } in grants {
-            self.number = self.number.max(number);
+            self.last_number = self.last_number.max(number);
             let state = match charged {
                 Some(ChargedHits { hits, age }) => GrantState::Charged { hits, at: moment.wall.before(age) },
                 None if left == 0 => GrantState::Settled,
@@ -132,7 +134,7 @@ impl LeaseOwner {
             };
             memory.set_reserved(key, memory.reserved(key) + left);
             let expires_at = moment.now.after(ttl);
-            self.lent.entry(key).or_default().grants.push(OpenGrant {
+            self.keys.entry(key).or_default().grants.push(OpenGrant {
                 limit,
                 borrower,
                 number,
@@ -155,7 +157,7 @@ impl Node {
     ) -> Option<LeaseReply> {
         let RemoteCheck { key, limit, lease_hits, .. } = check;
         if !limit.can_be_lent()
-            || self.lease_owner.lent.len() >= KEYS_MAX && !self.lease_owner.lent.contains_key(key)
+            || self.lease_owner.keys.len() >= KEYS_MAX && !self.lease_owner.keys.contains_key(key)
         {
             return None;
         }
@@ -165,25 +167,25 @@ impl Node {
                 return None;
             }
             let ttl = LEASE_TTL.min(retry_after);
-            let lent = self.lease_owner.lent.entry(*key).or_default();
-            lent.refused.retain(|(member, expires_at)| *member != peer && now < *expires_at);
-            lent.refused.push((peer, now.after(ttl)));
+            let leases = self.lease_owner.keys.entry(*key).or_default();
+            leases.refused.retain(|(member, expires_at)| *member != peer && now < *expires_at);
+            leases.refused.push((peer, now.after(ttl)));
             return Some(LeaseReply::Refused { ttl });
         }
         // Half of the remaining hits, divided among all members.
         let members = self.placement.members().len().max(1) as u64;
         let hits = (*lease_hits).min(decision.remaining / (2 * members));
-        // Hits that are lent in a window must be used in that window.
+        // Hits that are leases in a window must be used in that window.
         let ttl = if limit.period().is_some() { LEASE_TTL.min(decision.reset_after) } else { LEASE_TTL };
-        let has_one = self.lease_owner.lent.get(key).is_some_and(|lent| {
-            lent.recalled || lent.grants.iter().any(|grant| grant.borrower == peer && grant.left > 0)
+        let has_grant = self.lease_owner.keys.get(key).is_some_and(|leases| {
+            leases.recalled || leases.grants.iter().any(|grant| grant.borrower == peer && grant.left > 0)
         });
-        if hits < HITS_MIN || ttl.is_zero() || has_one {
+        if hits < HITS_MIN || ttl.is_zero() || has_grant {
             return None;
         }
         self.memory.lend(*key, limit, hits, self.wall)?;
-        self.lease_owner.number += 1;
-        let number = self.lease_owner.number;
+        self.lease_owner.last_number += 1;
+        let number = self.lease_owner.last_number;
         let expires_at = now.after(ttl);
         let grant = OpenGrant {
             limit: limit.clone(),
@@ -193,7 +195,7 @@ impl Node {
             expires_at,
             state: GrantState::Open,
         };
-        self.lease_owner.lent.entry(*key).or_default().grants.push(grant);
+        self.lease_owner.keys.entry(*key).or_default().grants.push(grant);
         self.mark_leases_changed(*key);
         self.stats.grants_lent += 1;
         Some(LeaseReply::Granted { number, hits, ttl })
@@ -208,8 +210,9 @@ impl Node {
     pub(super) fn settle(&mut self, key: Key, limit: &Limit, settlement: &Settlement, now: Timestamp) {
         let Settlement { borrower, number, hits, left, age, state } = settlement;
         let same = |grant: &&mut OpenGrant| grant.borrower == *borrower && grant.number == *number;
-        let grant = self.lease_owner.lent.get_mut(&key).and_then(|lent| lent.grants.iter_mut().find(same));
-        let (mut hits, mut rest) = (*hits, 0);
+        let grant =
+            self.lease_owner.keys.get_mut(&key).and_then(|leases| leases.grants.iter_mut().find(same));
+        let (mut hits, mut unused_hits) = (*hits, 0);
         if let Some(grant) = grant {
             match grant.state {
                 // Every hit is accounted for.
@@ -229,7 +232,7 @@ impl Node {
             hits = grant.left.saturating_sub(*left);
             grant.left -= hits;
             if *state == LeaseState::Closed {
-                rest = std::mem::take(&mut grant.left);
+                unused_hits = std::mem::take(&mut grant.left);
                 grant.state = GrantState::Settled;
             }
         }
@@ -237,7 +240,7 @@ impl Node {
             let at = self.wall.before(*age);
             self.memory.charge_lent(key, limit, Used { hits, at }, self.wall);
         }
-        self.memory.unlend(key, rest);
+        self.memory.unlend(key, unused_hits);
         if *state == LeaseState::Closed {
             self.mark_leases_changed(key);
             self.prune_key(key, now);
@@ -254,11 +257,11 @@ impl Node {
 
     /// Removes a key without grants, and retries checks that waited for the grants.
     fn prune_key(&mut self, key: Key, now: Timestamp) {
-        let Some(lent) = self.lease_owner.lent.get_mut(&key) else { return };
-        if lent.grants.iter().all(|grant| grant.left == 0) {
-            lent.recalled = false;
-            if lent.grants.is_empty() && lent.refused.is_empty() {
-                self.lease_owner.lent.remove(&key);
+        let Some(leases) = self.lease_owner.keys.get_mut(&key) else { return };
+        if leases.grants.iter().all(|grant| grant.left == 0) {
+            leases.recalled = false;
+            if leases.grants.is_empty() && leases.refused.is_empty() {
+                self.lease_owner.keys.remove(&key);
             }
             self.retry_parked_of_key(key, now);
         }
@@ -266,16 +269,16 @@ impl Node {
 
     /// Recalls the grants of `key`.
     pub(super) fn recall_grants(&mut self, key: Key) {
-        let Some(lent) = self.lease_owner.lent.get_mut(&key) else {
+        let Some(leases) = self.lease_owner.keys.get_mut(&key) else {
             // Without grants nothing is reserved.
             self.memory.set_reserved(key, 0);
             return;
         };
         let borrowers: Vec<MemberId> =
-            lent.grants.iter().filter(|grant| grant.left > 0).map(|grant| grant.borrower).collect();
+            leases.grants.iter().filter(|grant| grant.left > 0).map(|grant| grant.borrower).collect();
         if borrowers.is_empty() {
             self.memory.set_reserved(key, 0);
-        } else if !std::mem::replace(&mut lent.recalled, true) {
+        } else if !std::mem::replace(&mut leases.recalled, true) {
             self.stats.grants_recalled += 1;
             for borrower in borrowers {
                 self.send(borrower, Message::Recall { key });
@@ -285,8 +288,8 @@ impl Node {
 
     /// Revokes refusals of `key` that are no longer true.
     pub(super) fn revoke_refusals(&mut self, key: Key) {
-        let Some(lent) = self.lease_owner.lent.get_mut(&key) else { return };
-        for (member, _) in std::mem::take(&mut lent.refused) {
+        let Some(leases) = self.lease_owner.keys.get_mut(&key) else { return };
+        for (member, _) in std::mem::take(&mut leases.refused) {
             self.send(member, Message::Revoke { key });
         }
     }
@@ -294,18 +297,18 @@ impl Node {
     /// Charges grants whose borrower was not heard in time, and forgets old ones.
     pub(super) fn expire_grants(&mut self, now: Timestamp) {
         self.charge_where(|grant| grant.expires_at <= now, now);
-        for lent in self.lease_owner.lent.values_mut() {
-            lent.grants.retain(|grant| now < grant.expires_at.after(grant.retention()));
-            lent.refused.retain(|(_, expires_at)| now < *expires_at);
+        for leases in self.lease_owner.keys.values_mut() {
+            leases.grants.retain(|grant| now < grant.expires_at.after(grant.retention()));
+            leases.refused.retain(|(_, expires_at)| now < *expires_at);
         }
-        self.lease_owner.lent.retain(|_, lent| !lent.grants.is_empty() || !lent.refused.is_empty());
+        self.lease_owner.keys.retain(|_, leases| !leases.grants.is_empty() || !leases.refused.is_empty());
     }
 
     /// Charges the grants of a member that is not heard; for good if the member is dead.
     pub(super) fn borrower_departed(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
         self.charge_where(|grant| grant.borrower == member, now);
         if departure == Departure::Proven {
-            let grants = self.lease_owner.lent.values_mut().flat_map(|lent| &mut lent.grants);
+            let grants = self.lease_owner.keys.values_mut().flat_map(|leases| &mut leases.grants);
             grants
                 .filter(|grant| grant.borrower == member)
                 .for_each(|grant| grant.state = GrantState::Settled);
@@ -314,7 +317,7 @@ impl Node {
 
     /// Makes the charged hits of `key` final, because an operator has replaced the counter.
     pub(super) fn fix_charged_hits(&mut self, key: Key) {
-        for grant in self.lease_owner.lent.get_mut(&key).into_iter().flat_map(|lent| &mut lent.grants) {
+        for grant in self.lease_owner.keys.get_mut(&key).into_iter().flat_map(|leases| &mut leases.grants) {
             if let GrantState::Charged { .. } = grant.state {
                 grant.state = GrantState::Settled;
             }
@@ -322,26 +325,26 @@ impl Node {
     }
 
     fn charge_where(&mut self, is_over: impl Fn(&OpenGrant) -> bool, now: Timestamp) {
-        let (mut ended, mut charged) = (Vec::new(), Vec::new());
-        for (key, lent) in &mut self.lease_owner.lent {
+        let (mut expired, mut charged) = (Vec::new(), Vec::new());
+        for (key, leases) in &mut self.lease_owner.keys {
             for grant in
-                lent.grants.iter_mut().filter(|grant| grant.state == GrantState::Open && is_over(grant))
+                leases.grants.iter_mut().filter(|grant| grant.state == GrantState::Open && is_over(grant))
             {
                 grant.state = GrantState::Settled;
                 if let Some(hits) = NonZeroU64::new(std::mem::take(&mut grant.left)) {
-                    // Hits that were lent in a window count as used in that window.
+                    // Hits that were leases in a window count as used in that window.
                     let at = self.wall.before(now.since(grant.expires_at)).before(JUST_BEFORE);
                     grant.state = GrantState::Charged { hits, at };
                     charged.push((*key, grant.limit.clone(), Used { hits: hits.get(), at }));
                 }
-                ended.push(*key);
+                expired.push(*key);
             }
         }
         for (key, limit, used) in charged {
             self.stats.grants_lost += 1;
             self.memory.charge_lent(key, &limit, used, self.wall);
         }
-        for key in ended {
+        for key in expired {
             self.mark_leases_changed(key);
             self.prune_key(key, now);
         }

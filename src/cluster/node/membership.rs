@@ -14,6 +14,8 @@ use crate::{
 
 /// The most departed members that are remembered.
 const DEPARTED_MAX: usize = 10_000;
+/// The most dead members that a recovery query names.
+const DEAD_REPORTED_MAX: usize = 100;
 /// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -56,7 +58,7 @@ impl PeerState {
 pub(super) struct Departed {
     pub(super) record: MemberRecord,
     pub(super) at: Timestamp,
-    pub(super) departure: Departure,
+    pub(super) how: Departure,
     dialled_at: Timestamp,
 }
 
@@ -148,7 +150,7 @@ impl Node {
     }
 
     pub(super) fn is_dead(&self, member: MemberId) -> bool {
-        self.departed.get(&member).is_some_and(|departed| departed.departure == Departure::Proven)
+        self.departed.get(&member).is_some_and(|departed| departed.how == Departure::Proven)
     }
 
     /// The members most recently proven dead.
@@ -157,11 +159,11 @@ impl Node {
         let dead = self
             .departed
             .iter()
-            .filter(|(_, departed)| departed.departure == Departure::Proven)
+            .filter(|(_, departed)| departed.how == Departure::Proven)
             .map(|(id, departed)| (departed.at, *id));
         let mut dead: Vec<_> = dead.collect();
         dead.sort_unstable();
-        dead.into_iter().rev().take(100).map(|(_, id)| id).collect()
+        dead.into_iter().rev().take(DEAD_REPORTED_MAX).map(|(_, id)| id).collect()
     }
 
     /// Whether there is a session with `peer` and the peer is not silent.
@@ -239,7 +241,7 @@ impl Node {
     fn redial_silent(&mut self, now: Timestamp) {
         let every = self.settings.forget_after / 6;
         for departed in self.departed.values_mut() {
-            if departed.departure == Departure::Silent
+            if departed.how == Departure::Silent
                 && now.since(departed.dialled_at) >= every
                 && now.since(departed.at) < SILENT_REDIALLED
             {
@@ -255,15 +257,16 @@ impl Node {
         if self.record.state != MemberState::Joining {
             self.healthy.insert(self.local_id);
         }
-        let here = |peer: &&PeerState| {
+        let is_counted = |peer: &&PeerState| {
             peer.synced && peer.record.state != MemberState::Joining && self.is_alive(peer, now)
         };
-        let heard: Vec<MemberId> = self.peers.values().filter(here).map(|peer| peer.record.id).collect();
-        let counts = |id: &&MemberId| **id == self.local_id || heard.contains(id);
-        let with = self.healthy.iter().filter(counts).count();
-        let first = self.healthy.first().is_none_or(|first| counts(&first));
+        let heard: Vec<MemberId> =
+            self.peers.values().filter(is_counted).map(|peer| peer.record.id).collect();
+        let is_present = |id: &&MemberId| **id == self.local_id || heard.contains(id);
+        let present = self.healthy.iter().filter(is_present).count();
+        let first = self.healthy.first().is_none_or(|first| is_present(&first));
         let all = self.healthy.len();
-        let isolated = 2 * with < all || (2 * with == all && !first);
+        let isolated = 2 * present < all || (2 * present == all && !first);
         if !isolated {
             self.healthy.extend(heard);
             // Departed members leave the view while a majority of it is reachable.
@@ -296,7 +299,7 @@ impl Node {
             },
         };
         self.outbox.remove(&member);
-        self.departed.insert(member, Departed { record, at: now, departure, dialled_at: now });
+        self.departed.insert(member, Departed { record, at: now, how: departure, dialled_at: now });
         if self.departed.len() > DEPARTED_MAX {
             let oldest = self.departed.iter().min_by_key(|(_, departed)| departed.at).map(|(id, _)| *id);
             oldest.and_then(|oldest| self.departed.remove(&oldest));
@@ -325,17 +328,17 @@ impl Node {
     /// Whether every slot is handed off, no other member needs the copies here and no peer waits for a reply.
     pub(crate) fn is_drained(&self, now: Timestamp) -> bool {
         let Some(since) = self.draining_since else { return false };
-        let receivers = self.peers.values().any(PeerState::can_receive_slots);
-        let orphan = |slot| {
+        let has_receivers = self.peers.values().any(PeerState::can_receive_slots);
+        let is_last_copy = |slot| {
             let state = self.slot(slot);
-            let lives = state
+            let has_live_owner = state
                 .owner
                 .is_some_and(|owner| !self.is_departed(owner.member) && owner.member != self.local_id);
-            state.copy.is_some() && !lives
+            state.copy.is_some() && !has_live_owner
         };
-        let holds = self.all_slots().any(|slot| self.slot(slot).ownership.is_some());
+        let owns_slots = self.all_slots().any(|slot| self.slot(slot).ownership.is_some());
         let busy = self.forwarding.has_peer_checks() || !self.hand_offs.is_empty();
-        let kept = receivers && (holds || self.all_slots().any(orphan));
-        !busy && !kept && now.since(since) > self.settings.silence
+        let needed = has_receivers && (owns_slots || self.all_slots().any(is_last_copy));
+        !busy && !needed && now.since(since) > self.settings.silence
     }
 }

@@ -232,7 +232,7 @@ impl World {
     fn borrower(&self) -> Option<usize> {
         let key = self.keys[0].key;
         let borrows =
-            |number: &usize| self.processes[number].node.borrowed(key, self.even_time_of(*number)) > 1;
+            |number: &usize| self.processes[number].node.borrowed(key, self.monotonic_time_of(*number)) > 1;
         self.processes.keys().copied().find(borrows)
     }
 
@@ -351,10 +351,10 @@ impl World {
         if let Some(process) = self.processes.get_mut(&number) {
             process.node.set_wall(wall);
         }
-        self.even_time_of(number)
+        self.monotonic_time_of(number)
     }
 
-    fn even_time_of(&self, number: usize) -> Timestamp {
+    fn monotonic_time_of(&self, number: usize) -> Timestamp {
         Timestamp::from_nanos(self.now - 1_000_000 * (number as u64 + 1) * SECOND)
     }
 
@@ -382,9 +382,10 @@ impl World {
 
     /// Ends processes that have handed off every slot and answered every call.
     fn end_departed(&mut self) {
-        let owes = |number: &usize| self.open.keys().any(|(process, _)| process == number);
-        let done =
-            |(number, process): (&usize, &Process)| (process.is_leaving && !owes(number)).then_some(*number);
+        let has_open_calls = |number: &usize| self.open.keys().any(|(process, _)| process == number);
+        let done = |(number, process): (&usize, &Process)| {
+            (process.is_leaving && !has_open_calls(number)).then_some(*number)
+        };
         let done: Vec<usize> = self.processes.iter().filter_map(done).collect();
         for number in done {
             self.leave(number);
@@ -572,11 +573,11 @@ impl World {
         self.open.insert((number, ticket), (key, self.now));
         let TestKey { key, limit } = self.keys[key].clone();
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let check = Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
-        match process.memory.apply(&[check], wall, |_| false) {
+        let local_check = Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
+        match process.memory.apply(&[local_check], wall, |_| false) {
             Ok(decisions) => self.finish_call(number, ticket, decisions[0].verdict.passes()),
             Err(_) => {
-                let check_to_forward = RemoteCheck {
+                let check = RemoteCheck {
                     key,
                     limit,
                     operation: RemoteOperation::Decide(Ask::Charge(1)),
@@ -584,22 +585,16 @@ impl World {
                 };
                 let policy =
                     ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: true };
-                process.node.submit(
-                    Ticket { call: ticket, check: 0 },
-                    check_to_forward,
-                    policy,
-                    now.plus(BUDGET),
-                    now,
-                );
+                process.node.submit(Ticket { call: ticket, check: 0 }, check, policy, now.plus(BUDGET), now);
                 self.act(number);
             }
         }
     }
 
     fn finish_call(&mut self, number: usize, ticket: u64, passes: bool) {
-        let Some((key, asked_at)) = self.open.remove(&(number, ticket)) else { return };
+        let Some((key, called_at)) = self.open.remove(&(number, ticket)) else { return };
         self.totals.answers += 1;
-        self.totals.slowest = self.totals.slowest.max(self.now - asked_at);
+        self.totals.slowest = self.totals.slowest.max(self.now - called_at);
         if passes {
             self.passed.push((self.now, key));
         }
@@ -618,7 +613,7 @@ impl World {
         }
         let mut views = BTreeSet::new();
         for (number, process) in &self.processes {
-            let view = process.node.view(self.even_time_of(*number));
+            let view = process.node.view(self.monotonic_time_of(*number));
             if view.moving > 0 {
                 return Some(format!("{number} sees {} slots moving", view.moving));
             }
