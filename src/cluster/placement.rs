@@ -183,7 +183,11 @@ mod tests {
         }
 
         #[test]
-        fn join_or_leave_moves_at_most_one_share_plus_1_percent(seed: u64, count in 3..=50usize, leaving: prop::sample::Index) {
+        fn join_or_leave_moves_at_most_one_share_plus_1_percent(
+            seed: u64,
+            count in 3..=50usize,
+            leaving: prop::sample::Index,
+        ) {
             let with = members(seed, count);
             let mut without = with.clone();
             without.remove(leaving.index(count));

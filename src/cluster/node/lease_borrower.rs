@@ -96,7 +96,7 @@ impl LeaseBorrower {
         }
     }
 
-    /// How hot_from hits this forward asks for: none unless the key is hot.
+    /// How many hits this forward asks for: none unless the key is hot.
     pub(super) fn hits_to_request(&mut self, key: Key, lease_from: Option<u64>, now: Timestamp) -> u64 {
         let Some(lease_from) = lease_from else { return 0 };
         if now.since(self.counted_since) >= COUNT_WINDOW {
@@ -274,7 +274,7 @@ impl Node {
         }
     }
 
-    /// Returns the grants of a departed owner: no more of their hits are used, and the next owner learns how hot_from were.
+    /// Returns the grants of a departed owner: no more of their hits are used, and the next owner learns how many were.
     pub(super) fn owner_departed(&mut self, member: MemberId, now: Timestamp) {
         let slots = self.slots.len();
         let owner = |key: &Key| self.slots[Slot::of(*key, slots).index()].owner.map(|owner| owner.member);

@@ -48,7 +48,7 @@ struct KeyLeases {
     recalled: bool,
 }
 
-/// A grant that is leases.
+/// A grant that is lent.
 #[derive(Clone, Debug)]
 struct OpenGrant {
     limit: Limit,
@@ -175,7 +175,7 @@ impl Node {
         // Half of the remaining hits, divided among all members.
         let members = self.placement.members().len().max(1) as u64;
         let hits = (*lease_hits).min(decision.remaining / (2 * members));
-        // Hits that are leases in a window must be used in that window.
+        // Hits that are lent in a window must be used in that window.
         let ttl = if limit.period().is_some() { LEASE_TTL.min(decision.reset_after) } else { LEASE_TTL };
         let has_grant = self.lease_owner.keys.get(key).is_some_and(|leases| {
             leases.recalled || leases.grants.iter().any(|grant| grant.borrower == peer && grant.left > 0)
@@ -332,7 +332,7 @@ impl Node {
             {
                 grant.state = GrantState::Settled;
                 if let Some(hits) = NonZeroU64::new(std::mem::take(&mut grant.left)) {
-                    // Hits that were leases in a window count as used in that window.
+                    // Hits that were lent in a window count as used in that window.
                     let at = self.wall.before(now.since(grant.expires_at)).before(JUST_BEFORE);
                     grant.state = GrantState::Charged { hits, at };
                     charged.push((*key, grant.limit.clone(), Used { hits: hits.get(), at }));
