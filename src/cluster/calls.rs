@@ -1,4 +1,4 @@
-//! Calls of this replica's own callers whose checks are under way, and the bounds on them.
+//! Open calls of local callers, whose checks wait for other replicas, and their bounds.
 
 use std::sync::{
     Arc,
@@ -9,41 +9,42 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use crate::cluster::node::{Outcome, Ticket, Wish};
+use crate::cluster::node::{ForwardPolicy, Outcome, Ticket};
 
-/// The most checks of one call.
-pub(super) const CHECKS_OF_A_CALL_MAX: usize = 1_024;
-/// The most checks under way in all.
-pub(super) const CHECKS_MAX: usize = 32_768;
-/// One connection gets at most one part in so many of what the others leave, so none takes the room of all.
-const CONNECTION_PART: usize = 8;
+/// The most checks in one call.
+pub(super) const CHECKS_PER_CALL_MAX: usize = 1_024;
+/// The most open checks of all calls.
+pub(super) const OPEN_CHECKS_MAX: usize = 32_768;
+/// A connection gets at most this fraction of what the other connections leave free, so that no connection takes
+/// everything.
+const CONNECTION_SHARE: usize = 8;
 
-/// What became of the checks of a call, in their order.
+/// The outcomes of the checks of a call, in their order.
 pub(super) type Outcomes = SmallVec<[Outcome; 1]>;
 
-/// Counts the checks of one connection that are under way in a cluster. Clones share the count.
-// Invariant: it changes only under the lock of `Calls`, so a load and a store are not interleaved with others.
+/// The number of open checks of one connection. Clones share it.
+// Invariant: changes only under the lock of `Calls`, so no update comes between a load and a store.
 #[derive(Clone, Debug, Default)]
 pub struct OpenForwards(Arc<AtomicUsize>);
 
-/// A call, or its connection, or this replica has too many checks under way. Nothing of the call was asked.
+/// A call, its connection or this replica has too many open checks. No check of the call was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("too many checks are under way to other replicas")]
+#[error("too many checks wait for other replicas")]
 pub struct Overloaded;
 
-/// Whether a call asks more after its present checks.
+/// Whether a call submits more checks after this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Then {
-    Closes,
-    StaysOpen,
+pub(super) enum AfterRound {
+    Close,
+    StayOpen,
 }
 
-/// The calls that are open.
+/// The open calls.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     open: FxHashMap<u64, OpenCall>,
-    begun: u64,
-    // Invariant: the sum of all open calls' checks.
+    last_id: u64,
+    // Invariant: the sum of the checks of all open calls.
     checks: usize,
 }
 
@@ -52,15 +53,15 @@ struct OpenCall {
     checks: usize,
     connection: OpenForwards,
     round: Option<Round>,
-    then: Then,
+    after_round: AfterRound,
 }
 
-/// Checks of a call that were asked together.
+/// Checks of a call that were submitted together.
 #[derive(Debug)]
 struct Round {
     outcomes: Outcomes,
-    unanswered: usize,
-    answer: oneshot::Sender<Outcomes>,
+    pending: usize,
+    reply: oneshot::Sender<Outcomes>,
 }
 
 impl OpenForwards {
@@ -74,50 +75,53 @@ impl OpenForwards {
 }
 
 impl Calls {
-    /// Admits a call of so many checks. It is open until [`Calls::close`], or until a round that is its last is answered.
+    /// Admits a call with this many checks. It is open until [`Calls::close`], or until its last round is complete.
     pub(super) fn open(&mut self, checks: usize, connection: &OpenForwards) -> Result<u64, Overloaded> {
         let own = connection.get();
         let of_others = self.checks - own;
-        let room = CHECKS_MAX.saturating_sub(of_others) / CONNECTION_PART;
-        if CHECKS_OF_A_CALL_MAX < checks || room < own + checks {
+        let room = OPEN_CHECKS_MAX.saturating_sub(of_others) / CONNECTION_SHARE;
+        if checks > CHECKS_PER_CALL_MAX || own + checks > room {
             return Err(Overloaded);
         }
         self.checks += checks;
         connection.set(own + checks);
-        self.begun += 1;
+        self.last_id += 1;
         let connection = connection.clone();
-        self.open.insert(self.begun, OpenCall { checks, connection, round: None, then: Then::StaysOpen });
-        Ok(self.begun)
+        self.open.insert(
+            self.last_id,
+            OpenCall { checks, connection, round: None, after_round: AfterRound::StayOpen },
+        );
+        Ok(self.last_id)
     }
 
-    /// Begins a round of an open call: one check for each wish, at least one, numbered from 0.
-    pub(super) fn ask(
+    /// Starts a round of an open call, with one check for each policy, numbered from 0. There is at least one.
+    pub(super) fn start_round(
         &mut self,
         call: u64,
-        wishes: impl Iterator<Item = Wish>,
-        then: Then,
+        policies: impl Iterator<Item = ForwardPolicy>,
+        after_round: AfterRound,
     ) -> oneshot::Receiver<Outcomes> {
-        let (answer, answered) = oneshot::channel();
+        let (reply, receiver) = oneshot::channel();
         if let Some(open) = self.open.get_mut(&call) {
-            let outcomes: Outcomes = wishes.map(Outcome::nothing).collect();
-            let unanswered = outcomes.len();
-            (open.round, open.then) = (Some(Round { outcomes, unanswered, answer }), then);
+            let outcomes: Outcomes = policies.map(Outcome::without_owner).collect();
+            let pending = outcomes.len();
+            (open.round, open.after_round) = (Some(Round { outcomes, pending, reply }), after_round);
         }
-        answered
+        receiver
     }
 
-    /// Notes what became of a check. The caller is told when all of its round are known.
-    pub(super) fn answered(&mut self, Ticket { call, check }: Ticket, outcome: Outcome) {
+    /// Stores the outcome of a check. The caller gets all outcomes of the round together.
+    pub(super) fn complete(&mut self, Ticket { call, check }: Ticket, outcome: Outcome) {
         let Some(open) = self.open.get_mut(&call) else { return };
         let Some(round) = &mut open.round else { return };
-        let Some(place) = round.outcomes.get_mut(check as usize) else { return };
-        *place = outcome;
-        round.unanswered -= 1;
-        if round.unanswered == 0 {
-            let ends = open.then == Then::Closes;
-            if let Some(Round { outcomes, answer, .. }) = open.round.take() {
-                // A caller that has gone away needs no answer.
-                let _ = answer.send(outcomes);
+        let Some(outcome_slot) = round.outcomes.get_mut(check as usize) else { return };
+        *outcome_slot = outcome;
+        round.pending -= 1;
+        if round.pending == 0 {
+            let ends = open.after_round == AfterRound::Close;
+            if let Some(Round { outcomes, reply, .. }) = open.round.take() {
+                // A caller that was cancelled has dropped the receiver.
+                let _ = reply.send(outcomes);
             }
             if ends {
                 self.end(call);
@@ -125,10 +129,10 @@ impl Calls {
         }
     }
 
-    /// Ends a call, when what it has asked last is answered.
+    /// Closes a call once its current round is complete.
     pub(super) fn close(&mut self, call: u64) {
         match self.open.get_mut(&call) {
-            Some(OpenCall { round: Some(_), then, .. }) => *then = Then::Closes,
+            Some(OpenCall { round: Some(_), after_round, .. }) => *after_round = AfterRound::Close,
             Some(OpenCall { round: None, .. }) => self.end(call),
             None => {}
         }
@@ -147,44 +151,50 @@ mod tests {
     use super::*;
     use crate::rules::OnOwnerUnavailable;
 
-    const WISH: Wish = Wish { otherwise: OnOwnerUnavailable::Deny, lease: false };
+    const POLICY: ForwardPolicy =
+        ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
 
-    fn ask(calls: &mut Calls, call: u64, checks: usize, then: Then) -> oneshot::Receiver<Outcomes> {
-        calls.ask(call, std::iter::repeat_n(WISH, checks), then)
+    fn start_round(
+        calls: &mut Calls,
+        call: u64,
+        checks: usize,
+        after_round: AfterRound,
+    ) -> oneshot::Receiver<Outcomes> {
+        calls.start_round(call, std::iter::repeat_n(POLICY, checks), after_round)
     }
 
-    fn answer(calls: &mut Calls, call: u64, checks: usize) {
+    fn complete(calls: &mut Calls, call: u64, checks: usize) {
         for check in 0..checks {
-            calls.answered(Ticket { call, check: check as u32 }, Outcome::nothing(WISH));
+            calls.complete(Ticket { call, check: check as u32 }, Outcome::without_owner(POLICY));
         }
     }
 
     #[test]
-    fn call_beyond_its_bound_is_refused_and_takes_no_room() {
+    fn call_with_too_many_checks_is_refused_and_reserves_nothing() {
         let (mut calls, connection) = (Calls::default(), OpenForwards::default());
         assert_eq!(calls.open(30_000, &connection), Err(Overloaded));
-        assert_eq!(calls.open(CHECKS_OF_A_CALL_MAX + 1, &connection), Err(Overloaded));
+        assert_eq!(calls.open(CHECKS_PER_CALL_MAX + 1, &connection), Err(Overloaded));
         assert_eq!((calls.checks, connection.get()), (0, 0));
-        assert!(calls.open(CHECKS_OF_A_CALL_MAX, &connection).is_ok());
+        assert!(calls.open(CHECKS_PER_CALL_MAX, &connection).is_ok());
     }
 
     #[test]
-    fn connection_beyond_its_bound_is_refused_until_a_call_ends() {
+    fn connection_at_its_bound_is_refused_until_a_call_ends() {
         let (mut calls, connection) = (Calls::default(), OpenForwards::default());
         let open: Vec<u64> = std::iter::from_fn(|| calls.open(256, &connection).ok()).collect();
-        assert_eq!(open.len() * 256, CHECKS_MAX / CONNECTION_PART);
+        assert_eq!(open.len() * 256, OPEN_CHECKS_MAX / CONNECTION_SHARE);
         assert!(calls.open(256, &OpenForwards::default()).is_ok());
 
-        // Its caller goes away, but its checks are still under way.
-        drop(ask(&mut calls, open[0], 256, Then::StaysOpen));
+        // The caller is cancelled while its checks are open.
+        drop(start_round(&mut calls, open[0], 256, AfterRound::StayOpen));
         calls.close(open[0]);
         assert_eq!(calls.open(1, &connection), Err(Overloaded));
-        answer(&mut calls, open[0], 256);
+        complete(&mut calls, open[0], 256);
         assert!(calls.open(1, &connection).is_ok());
     }
 
     #[test]
-    fn room_that_greedy_connections_leave_goes_to_others() {
+    fn greedy_connections_leave_room_for_others() {
         let mut calls = Calls::default();
         let mut taken = Vec::new();
         for _ in 0..500 {
@@ -192,7 +202,7 @@ mod tests {
             let open: Vec<u64> = std::iter::from_fn(|| calls.open(1, &greedy).ok()).collect();
             taken.push((greedy, open));
         }
-        assert!(calls.checks <= CHECKS_MAX);
+        assert!(calls.checks <= OPEN_CHECKS_MAX);
         for call in &taken[0].1[..100] {
             calls.close(*call);
         }
@@ -201,18 +211,18 @@ mod tests {
     }
 
     #[test]
-    fn call_is_answered_once_when_all_its_checks_are() {
+    fn call_gets_its_outcomes_when_all_checks_are_complete() {
         let (mut calls, connection) = (Calls::default(), OpenForwards::default());
         let call = calls.open(3, &connection).unwrap();
-        let mut answered = ask(&mut calls, call, 3, Then::StaysOpen);
-        answer(&mut calls, call, 2);
-        assert!(answered.try_recv().is_err());
-        calls.answered(Ticket { call, check: 2 }, Outcome::nothing(WISH));
-        assert_eq!(answered.try_recv().unwrap().len(), 3);
+        let mut receiver = start_round(&mut calls, call, 3, AfterRound::StayOpen);
+        complete(&mut calls, call, 2);
+        assert!(receiver.try_recv().is_err());
+        calls.complete(Ticket { call, check: 2 }, Outcome::without_owner(POLICY));
+        assert_eq!(receiver.try_recv().unwrap().len(), 3);
 
-        let mut answered = ask(&mut calls, call, 1, Then::Closes);
-        answer(&mut calls, call, 1);
-        assert_eq!(answered.try_recv().unwrap().len(), 1);
+        let mut receiver = start_round(&mut calls, call, 1, AfterRound::Close);
+        complete(&mut calls, call, 1);
+        assert_eq!(receiver.try_recv().unwrap().len(), 1);
         assert_eq!((calls.open.len(), calls.checks, connection.get()), (0, 0, 0));
     }
 }

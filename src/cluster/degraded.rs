@@ -1,5 +1,5 @@
-//! Tells when answers begin to be given without the replicas that hold their counters, and when that is over: two
-//! lines in the log, however many answers there are.
+//! Logs when checks begin to be decided without the owners of their counters, and when that ends: two lines for each
+//! outage, whatever the number of checks.
 
 use std::time::Duration;
 
@@ -8,40 +8,40 @@ use tracing::warn;
 
 use crate::cluster::Cluster;
 
-/// How often it is looked at.
-const LOOKED_EVERY: Duration = Duration::from_secs(1);
-/// It is over after so many looks without any.
-const QUIET_LOOKS: u32 = 10;
+/// How often the number of degraded checks is sampled.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+/// An outage ends after this many samples without a degraded check.
+const QUIET_SAMPLES: u32 = 10;
 
-/// Whether answers are degraded, as far as looks tell.
+/// Detects outages in samples of the number of degraded checks.
 #[derive(Debug, Default)]
 struct Outage {
     seen: u64,
-    // How many there were before it began, and how many looks it has been quiet for.
+    // The number before the outage began, and the number of quiet samples since the last degraded check.
     open: Option<(u64, u32)>,
 }
 
-/// What is to be told, and how many checks there were.
+/// The start or the end of an outage, with the number of degraded checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
-    Begun(u64),
-    Over(u64),
+enum Transition {
+    Started(u64),
+    Ended(u64),
 }
 
 impl Cluster {
-    pub(super) async fn tell_of_degraded(self) {
+    pub(super) async fn log_degraded(self) {
         let mut outage = Outage::default();
-        let mut looks = interval(LOOKED_EVERY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut samples = interval(SAMPLE_INTERVAL);
+        samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            looks.tick().await;
-            let degraded = self.0.lock().node.figures().degraded;
-            match outage.look(degraded) {
-                Some(Told::Begun(checks)) => {
-                    warn!(checks, "decides without replicas that hold counters, for they cannot be reached");
+            samples.tick().await;
+            let degraded = self.0.lock().node.stats().degraded;
+            match outage.observe(degraded) {
+                Some(Transition::Started(checks)) => {
+                    warn!(checks, "owners are unreachable: checks are decided without them");
                 }
-                Some(Told::Over(checks)) => {
-                    warn!(checks, "decides again with the replicas that hold counters");
+                Some(Transition::Ended(checks)) => {
+                    warn!(checks, "checks are decided by their owners again");
                 }
                 None => {}
             }
@@ -50,23 +50,23 @@ impl Cluster {
 }
 
 impl Outage {
-    /// What a look tells at which there have been so many degraded checks since the start.
-    fn look(&mut self, degraded: u64) -> Option<Told> {
+    /// Evaluates one sample: the number of degraded checks since the process started.
+    fn observe(&mut self, degraded: u64) -> Option<Transition> {
         let before = std::mem::replace(&mut self.seen, degraded);
         let is_quiet = degraded == before;
         match &mut self.open {
             None if is_quiet => None,
             None => {
                 self.open = Some((before, 0));
-                Some(Told::Begun(degraded - before))
+                Some(Transition::Started(degraded - before))
             }
-            Some((began, quiet)) => {
+            Some((started, quiet)) => {
                 *quiet = if is_quiet { *quiet + 1 } else { 0 };
-                let over = (QUIET_LOOKS <= *quiet).then(|| Told::Over(degraded - *began));
-                if over.is_some() {
+                let ended = (*quiet >= QUIET_SAMPLES).then(|| Transition::Ended(degraded - *started));
+                if ended.is_some() {
                     self.open = None;
                 }
-                over
+                ended
             }
         }
     }
@@ -77,21 +77,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_told_of_once_when_it_begins_and_once_when_it_is_over() {
+    fn outage_is_logged_once_at_its_start_and_once_at_its_end() {
         let mut outage = Outage::default();
         let quiet = |outage: &mut Outage, degraded| {
-            (1..QUIET_LOOKS).for_each(|_| assert_eq!(outage.look(degraded), None));
+            (1..QUIET_SAMPLES).for_each(|_| assert_eq!(outage.observe(degraded), None));
         };
-        assert_eq!(outage.look(0), None);
-        assert_eq!(outage.look(3), Some(Told::Begun(3)));
-        assert_eq!(outage.look(7), None);
+        assert_eq!(outage.observe(0), None);
+        assert_eq!(outage.observe(3), Some(Transition::Started(3)));
+        assert_eq!(outage.observe(7), None);
         quiet(&mut outage, 7);
-        // Not over: there is another one.
-        assert_eq!(outage.look(8), None);
+        // A new degraded check continues the outage.
+        assert_eq!(outage.observe(8), None);
         quiet(&mut outage, 8);
-        assert_eq!(outage.look(8), Some(Told::Over(8)));
+        assert_eq!(outage.observe(8), Some(Transition::Ended(8)));
         quiet(&mut outage, 8);
-        assert_eq!(outage.look(8), None);
-        assert_eq!(outage.look(9), Some(Told::Begun(1)));
+        assert_eq!(outage.observe(8), None);
+        assert_eq!(outage.observe(9), Some(Transition::Started(1)));
     }
 }

@@ -1,4 +1,4 @@
-//! What replicas tell each other.
+//! The messages between replicas.
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
@@ -9,324 +9,326 @@ use crate::{
     store::{Contents, Slot},
 };
 
-/// How far a slot's counters are: the larger, the newer.
+/// The version of a slot's counters. The larger one is the newer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version {
-    /// Grows with every change of hands.
+    /// Grows with every change of the owner.
     pub(crate) epoch: u64,
     /// Grows with every change of a counter.
     pub(crate) seq: u64,
 }
 
-/// Who holds a slot, and since which change of hands. Of two, the larger one keeps it.
+/// The owner of a slot, and the epoch of its ownership. Of two owners the larger one keeps the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Holder {
+pub(crate) struct Owner {
     pub(crate) epoch: u64,
     pub(crate) member: MemberId,
 }
 
-/// What a member is doing.
+/// The state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
-    /// It does not know yet who holds what.
+pub enum MemberState {
+    /// The member does not know the owners of the slots yet.
     Joining,
-    /// It answers, and holds slots.
+    /// The member answers and owns slots.
     Serving,
-    /// It answers still, and hands its slots on.
+    /// The member answers, and hands off its slots.
     Draining,
 }
 
-/// What a member says of itself.
+/// What a member announces about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct MemberRecord {
     pub(crate) id: MemberId,
-    /// Where others reach it.
+    /// The address at which other replicas connect to it.
     pub(crate) address: String,
-    pub(crate) state: State,
-    /// A hash of the rules that it decides by.
+    pub(crate) state: MemberState,
+    /// The hash of its active rules.
     pub(crate) rules: u64,
-    /// How often this has changed. The larger is the newer.
+    /// The revision of this record. The larger one is the newer.
     pub(crate) changes: u64,
 }
 
-/// What the keys of all counters are hashed with, and who made it: of two, that of the smaller member stays.
+/// The secret of the key hash, and the member that created it. Of two clusters that meet, the secret of the smaller
+/// founder stays.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Hashing {
+pub(crate) struct HashSecret {
     pub(crate) founder: MemberId,
     pub(crate) secret: Secret,
 }
 
-/// The counters of a slot, as they were at a version, and the slices that were lent out of them.
+/// The counters of a slot at a version, and the grants that were lent from them.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Copy {
+pub(crate) struct SlotCopy {
     pub(crate) version: Version,
     pub(crate) contents: Arc<Contents>,
-    pub(crate) slices: Vec<Slice>,
+    pub(crate) grants: Vec<Grant>,
 }
 
-/// What a holder started from when it claimed a slot that nobody held. Whoever it hands the slot to goes on from there.
+/// What an owner started from when it recovered a slot. Later owners inherit it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Origin {
-    /// The copy that was claimed; that of nothing is the least of all.
+    /// The version of the copy that was recovered; the least version if there was none.
     pub(crate) version: Version,
-    /// The epoch that the claim began.
+    /// The epoch that began with the recovery.
     pub(crate) since: u64,
-    /// That copy, for as long as it is kept.
+    /// The data of that copy, while it is kept.
     pub(crate) contents: Option<Arc<Contents>>,
 }
 
-/// Which hand-off.
+/// The id of a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct TransferId {
+pub(crate) struct HandOffId {
     pub(crate) from: MemberId,
     pub(crate) number: u64,
 }
 
-/// A slot on its way to another holder.
+/// A slot on its way to its new owner.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Transfer {
-    pub(crate) id: TransferId,
+pub(crate) struct HandOff {
+    pub(crate) id: HandOffId,
     pub(crate) slot: Slot,
-    pub(crate) copy: Copy,
+    pub(crate) copy: SlotCopy,
     pub(crate) origin: Origin,
 }
 
-/// A part of what a key allows, lent to a replica that is asked for it often.
+/// A part of a limit, lent to a replica that forwards the key often.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Slice {
+pub(crate) struct Grant {
     pub(crate) key: Key,
     pub(crate) limit: Limit,
-    pub(crate) lessee: MemberId,
-    /// Tells the slices of one key and lessee apart.
+    pub(crate) borrower: MemberId,
+    /// Distinguishes the grants of one key and borrower.
     pub(crate) number: u64,
-    /// Hits of it that are not accounted for.
+    /// Hits that are not accounted for.
     pub(crate) left: u64,
-    /// It is over after this time.
-    pub(crate) life: Duration,
-    /// What was charged of it because its borrower was not heard in time.
-    pub(crate) charged: Option<Charged>,
+    /// The remaining lifetime.
+    pub(crate) ttl: Duration,
+    /// What was charged because the borrower was not heard in time.
+    pub(crate) charged: Option<ChargedHits>,
 }
 
-/// The unaccounted hits of a slice, charged as if they were used.
+/// The unaccounted hits of a grant, charged as if they were used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Charged {
+pub(crate) struct ChargedHits {
     /// At least one.
     pub(crate) hits: NonZeroU64,
     /// How long ago they count as used.
     pub(crate) age: Duration,
 }
 
-/// Something to do to one counter.
+/// An operation on one counter, for its owner.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Question {
+pub(crate) struct RemoteCheck {
     pub(crate) key: Key,
     pub(crate) limit: Limit,
-    pub(crate) deed: Deed,
-    /// Hits that the asker would like to have lent, for it is asked often.
-    pub(crate) wish: u64,
+    pub(crate) operation: RemoteOperation,
+    /// The number of hits that the sender asks to borrow, because it forwards the key often.
+    pub(crate) lease_hits: u64,
 }
 
-/// What to do.
+/// The operation of a remote check.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Deed {
-    /// Decide.
-    Ask(Ask),
-    /// Take back one charge, and look.
+pub(crate) enum RemoteOperation {
+    /// Decide an operation of a caller.
+    Decide(Ask),
+    /// Take back one charge, and peek.
     Undo(Receipt),
-    /// Add what was consumed elsewhere.
+    /// Add consumption that was admitted elsewhere.
     Absorb(Arc<Contents>),
-    /// Add what was consumed of a slice.
+    /// Add consumption from a grant.
     Settle(Settlement),
-    /// Put this many hits in place of whatever is counted.
+    /// Replace the counter by one with this many hits.
     Set(u64),
 }
 
-/// What became of a slice since it was last told.
+/// The consumption of a grant since the last settlement.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settlement {
-    pub(crate) lessee: MemberId,
+    pub(crate) borrower: MemberId,
     pub(crate) number: u64,
     /// Hits that were used.
     pub(crate) hits: u64,
-    /// Hits of it that are not used. What is told overtakes what was told before, when a slot changes hands.
+    /// Unused hits of the grant. The newest settlement is authoritative when the slot changes its owner.
     pub(crate) left: u64,
-    /// How long ago the last of them was.
+    /// How long ago the last of them was used.
     pub(crate) age: Duration,
-    pub(crate) end: End,
+    pub(crate) state: LeaseState,
 }
 
-/// Whether a slice goes on.
+/// Whether a grant continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// There may be more.
+pub(crate) enum LeaseState {
+    /// More hits may be used.
     Open,
-    /// The rest of it is given back.
+    /// The unused hits are returned.
     Closed,
 }
 
-/// The answer of a holder.
+/// The owner's answer to a remote check.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply {
-    /// What was decided.
+    /// The decision.
     Decided {
         decision: Decision,
         /// Hits that were charged.
         charged: u64,
-        grant: Option<Grant>,
+        lease: Option<LeaseReply>,
     },
-    /// The holder cannot be reached, or does not trust what it holds.
+    /// The owner is unreachable, or does not trust its counters.
     Unreachable,
 }
 
-/// What an answer says about further asks for the same key.
+/// What the sender may decide about the same key by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Grant {
-    /// So many hits are the asker's to give, for a time.
-    Slice { number: u64, hits: u64, life: Duration },
-    /// Everything is refused, for a time.
-    Nothing { life: Duration },
+pub(crate) enum LeaseReply {
+    /// The sender may use this many hits for some time.
+    Granted { number: u64, hits: u64, ttl: Duration },
+    /// Every charge is refused for some time.
+    Refused { ttl: Duration },
 }
 
-/// One message. Messages between two members arrive in the order in which they were sent, each once.
+/// One message. Messages between two members arrive once and in the order in which they were sent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {
-    /// The first of a session: who I am, whom I know, and who holds what.
+    /// The first message of a session: the sender, the members it knows, and the owners of slots.
     Hello(Box<Hello>),
-    /// Something about a member has changed.
-    Member(Record),
-    /// I hold this slot now.
-    Holds { slot: Slot, epoch: u64, origin: Version },
-    /// You hold this slot now.
-    Transfer(Box<Transfer>),
-    /// I hold what you handed me, and it is safe.
-    Taken(TransferId),
-    /// Keep this for me.
+    /// The record of a member has changed.
+    Member(MemberRecord),
+    /// The sender owns this slot.
+    Owns { slot: Slot, epoch: u64, origin: Version },
+    /// The receiver becomes the owner of this slot.
+    HandOff(Box<HandOff>),
+    /// The sender owns the slot of this hand-off, and its data is safe.
+    HandOffAck(HandOffId),
+    /// The receiver is to keep this copy for the sender.
     Backup {
         slot: Slot,
-        copy: Copy,
-        /// It holds what has changed after this one; `None` where it is all.
+        copy: SlotCopy,
+        /// The copy holds the changes after this version; all counters if `None`.
         after: Option<u64>,
     },
-    /// I keep what you held at this version.
-    Backed { slot: Slot, version: Version },
-    /// I lack what your backup builds upon.
-    Lacking { slot: Slot },
-    /// Nobody seems to hold this slot, whose newest copy that I know of is this one. These are proven dead.
-    Query { slot: Slot, best: Version, dead: Vec<MemberId> },
-    /// What I know of that slot.
-    Known {
+    /// The sender keeps a copy of the slot at this version.
+    BackupAck { slot: Slot, version: Version },
+    /// The sender lacks the version that the last backup builds on.
+    BackupBaseMissing { slot: Slot },
+    /// The slot has lost its owner. `best` is the newest copy that the sender knows; `dead` are members proven dead.
+    RecoveryQuery { slot: Slot, best: Version, dead: Vec<MemberId> },
+    /// The reply to a recovery query.
+    RecoveryReply {
         slot: Slot,
-        holder: Option<Holder>,
-        /// Whether I have heard of that holder lately.
+        owner: Option<Owner>,
+        /// Whether the sender has heard that owner recently.
         alive: bool,
-        /// The copy that I keep, if it is newer.
-        copy: Option<Copy>,
+        /// The copy of the sender, if it is newer.
+        copy: Option<SlotCopy>,
     },
-    /// You should hold this slot, and its last holder is gone.
-    Orphan { slot: Slot, holder: Holder, dead: Vec<MemberId> },
-    /// You started from an older copy than this one.
-    Better { slot: Slot, copy: Copy },
-    /// Answer this within the time.
-    Ask { ticket: u64, question: Arc<Question>, budget: Duration, hops: u8 },
-    /// The answer.
-    Answer { ticket: u64, reply: Reply },
-    /// Give back what I lent you of this key.
+    /// The receiver is the intended owner of this slot, whose owner has departed.
+    Orphan { slot: Slot, owner: Owner, dead: Vec<MemberId> },
+    /// The receiver started from an older copy than this one.
+    NewerCopy { slot: Slot, copy: SlotCopy },
+    /// Answer this check within `budget`.
+    Forward { ticket: u64, check: Arc<RemoteCheck>, budget: Duration, hops: u8 },
+    /// The answer to a forwarded check.
+    Reply { ticket: u64, reply: Reply },
+    /// Return the grant of this key.
     Recall { key: Key },
-    /// This key is refused no longer.
+    /// This key is no longer refused.
     Revoke { key: Key },
 }
 
 impl Message {
-    /// The largest slot that it speaks of, if it speaks of any.
+    /// The largest slot that the message names, if any.
     pub(crate) fn last_slot(&self) -> Option<Slot> {
         match self {
             Self::Hello(hello) => {
-                let held = hello.held.iter().map(|(slot, ..)| *slot);
-                held.chain(hello.holders.iter().map(|(slot, _)| *slot)).max()
+                let owned = hello.owned.iter().map(|(slot, ..)| *slot);
+                owned.chain(hello.owners.iter().map(|(slot, _)| *slot)).max()
             }
-            Self::Transfer(transfer) => Some(transfer.slot),
-            Self::Holds { slot, .. }
+            Self::HandOff(hand_off) => Some(hand_off.slot),
+            Self::Owns { slot, .. }
             | Self::Backup { slot, .. }
-            | Self::Backed { slot, .. }
-            | Self::Lacking { slot }
-            | Self::Query { slot, .. }
-            | Self::Known { slot, .. }
+            | Self::BackupAck { slot, .. }
+            | Self::BackupBaseMissing { slot }
+            | Self::RecoveryQuery { slot, .. }
+            | Self::RecoveryReply { slot, .. }
             | Self::Orphan { slot, .. }
-            | Self::Better { slot, .. } => Some(*slot),
+            | Self::NewerCopy { slot, .. } => Some(*slot),
             Self::Member(_)
-            | Self::Taken(_)
-            | Self::Ask { .. }
-            | Self::Answer { .. }
+            | Self::HandOffAck(_)
+            | Self::Forward { .. }
+            | Self::Reply { .. }
             | Self::Recall { .. }
             | Self::Revoke { .. } => None,
         }
     }
 
-    /// Whether it may be time to look at all slots after it.
+    /// Whether slots may have to move after this message.
     pub(crate) fn may_move_slots(&self) -> bool {
         match self {
             Self::Hello(_)
             | Self::Member(_)
-            | Self::Holds { .. }
-            | Self::Transfer(_)
-            | Self::Taken(_)
-            | Self::Known { .. }
+            | Self::Owns { .. }
+            | Self::HandOff(_)
+            | Self::HandOffAck(_)
+            | Self::RecoveryReply { .. }
             | Self::Orphan { .. } => true,
             Self::Backup { .. }
-            | Self::Backed { .. }
-            | Self::Lacking { .. }
-            | Self::Query { .. }
-            | Self::Better { .. }
-            | Self::Ask { .. }
-            | Self::Answer { .. }
+            | Self::BackupAck { .. }
+            | Self::BackupBaseMissing { .. }
+            | Self::RecoveryQuery { .. }
+            | Self::NewerCopy { .. }
+            | Self::Forward { .. }
+            | Self::Reply { .. }
             | Self::Recall { .. }
             | Self::Revoke { .. } => false,
         }
     }
 
-    /// About how many bytes it takes on the wire.
-    pub(crate) fn weight(&self) -> usize {
+    /// The approximate size of the encoded message in bytes.
+    pub(crate) fn wire_bytes(&self) -> usize {
         /// A counter with its key.
-        const COUNTER: usize = 40;
+        const COUNTER_BYTES: usize = 40;
         /// Most messages.
-        const USUAL: usize = 64;
-        let of = |copy: &Copy| USUAL + COUNTER * (copy.contents.len() + copy.slices.len());
+        const MESSAGE_BYTES: usize = 64;
+        let of = |copy: &SlotCopy| MESSAGE_BYTES + COUNTER_BYTES * (copy.contents.len() + copy.grants.len());
         match self {
             Self::Hello(hello) => {
-                USUAL * (1 + hello.known.len()) + COUNTER * (hello.held.len() + hello.holders.len())
+                MESSAGE_BYTES * (1 + hello.known.len())
+                    + COUNTER_BYTES * (hello.owned.len() + hello.owners.len())
             }
-            Self::Transfer(transfer) => {
-                let origin = transfer.origin.contents.as_ref().map_or(0, |contents| contents.len());
-                of(&transfer.copy) + COUNTER * origin
+            Self::HandOff(hand_off) => {
+                let origin = hand_off.origin.contents.as_ref().map_or(0, |contents| contents.len());
+                of(&hand_off.copy) + COUNTER_BYTES * origin
             }
-            Self::Backup { copy, .. } | Self::Better { copy, .. } | Self::Known { copy: Some(copy), .. } => {
-                of(copy)
-            }
+            Self::Backup { copy, .. }
+            | Self::NewerCopy { copy, .. }
+            | Self::RecoveryReply { copy: Some(copy), .. } => of(copy),
             Self::Member(_)
-            | Self::Holds { .. }
-            | Self::Taken(_)
-            | Self::Backed { .. }
-            | Self::Lacking { .. }
-            | Self::Query { .. }
-            | Self::Known { copy: None, .. }
+            | Self::Owns { .. }
+            | Self::HandOffAck(_)
+            | Self::BackupAck { .. }
+            | Self::BackupBaseMissing { .. }
+            | Self::RecoveryQuery { .. }
+            | Self::RecoveryReply { copy: None, .. }
             | Self::Orphan { .. }
-            | Self::Ask { .. }
-            | Self::Answer { .. }
+            | Self::Forward { .. }
+            | Self::Reply { .. }
             | Self::Recall { .. }
-            | Self::Revoke { .. } => USUAL,
+            | Self::Revoke { .. } => MESSAGE_BYTES,
         }
     }
 }
 
-/// How two members begin to talk.
+/// The content of the first message of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hello {
-    pub(crate) record: Record,
-    pub(crate) hashing: Option<Hashing>,
-    pub(crate) known: Vec<Record>,
-    /// The slots that I hold: since when, and what I started from.
-    pub(crate) held: Vec<(Slot, u64, Version)>,
-    /// The newest holders that I know of.
-    pub(crate) holders: Vec<(Slot, Holder)>,
+    pub(crate) record: MemberRecord,
+    pub(crate) hash_secret: Option<HashSecret>,
+    pub(crate) known: Vec<MemberRecord>,
+    /// The slots of the sender: the epoch of its ownership, and the version that it started from.
+    pub(crate) owned: Vec<(Slot, u64, Version)>,
+    /// The newest owners that the sender knows.
+    pub(crate) owners: Vec<(Slot, Owner)>,
 }

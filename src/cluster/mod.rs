@@ -1,7 +1,7 @@
 //! Replicas that share keys and answer as one.
 //!
-//! `node` decides what a replica does, without input or output; `link` carries messages; [`Cluster`] is what is
-//! between them, and what the limiter asks.
+//! `node` is the state machine of a replica, without I/O. `link` carries messages between replicas. [`Cluster`]
+//! connects the two and is the interface for the limiter.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -23,88 +23,89 @@ use crate::{
 };
 
 mod calls;
-mod decide;
 mod degraded;
 pub mod link;
 mod member;
 mod message;
-mod metrics;
 mod node;
+mod placement;
 mod protocol;
+mod remote_check;
 mod seeds;
 #[cfg(test)]
 mod sim;
-mod slots;
+mod stats;
 mod trust;
 mod wire;
 
 pub use calls::{OpenForwards, Overloaded};
-pub use decide::{Afar, Alone, Wish};
 pub use member::MemberId;
-pub use message::State;
-pub use metrics::Figures;
+pub use message::MemberState;
 pub use node::View;
+pub use remote_check::{ForwardPolicy, RemoteDecision, RemoteDecisions};
 pub use seeds::{SeedState, Vain};
+pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};
 
 use calls::Calls;
 use link::{Links, Listening, Loss, Traffic};
 use message::Version;
-use node::{Action, Event, Node, Tuning};
+use node::{Action, Event, Node, NodeSettings};
 
-/// How often time alone brings something about.
-const TURN: Duration = Duration::from_millis(10);
-/// How long nothing may be heard of a peer before it counts as silent.
-const SILENCE: Duration = Duration::from_secs(1);
-/// How long to look for others before being the first.
-const PATIENCE: Duration = Duration::from_millis(1500);
-/// The most hand-offs on their way to one peer, so that requests behind them do not wait for long.
-const TRANSFERS_MAX: usize = 256;
+/// The interval of [`Node::tick`].
+const TICK: Duration = Duration::from_millis(10);
+/// A peer that is not heard for this long counts as silent.
+const SILENCE_LIMIT: Duration = Duration::from_secs(1);
+/// How long to look for other replicas before this one bootstraps a cluster.
+const BOOTSTRAP_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The most unacknowledged hand-offs to one peer, so that checks behind them are not delayed for long.
+const HAND_OFFS_MAX: usize = 256;
 /// The most messages in a batch.
 const MESSAGES_MAX: usize = 1_024;
-/// What the even clock shows at the start, so that there is a time before it.
-const START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
+/// The initial value of the monotonic clock. It is not 0, so that earlier instants exist.
+const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
 
-/// How this replica takes part in a cluster.
+/// The settings of a replica in a cluster.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How it reaches others.
+    /// The links to other replicas.
     pub link: link::Settings,
-    /// The longest that a request waits for another replica.
+    /// The longest time that a check waits for another replica.
     pub forward_budget_max: Duration,
-    /// How often changed counters go to the replica that would hold them next; `None` for never.
+    /// How often changed counters are sent to the backup owner; `None` for never.
     pub backup_interval: Option<Duration>,
-    /// After so long a silence a replica is treated as dead.
+    /// A replica that is silent for this long is treated as departed.
     pub forget_after: Duration,
-    /// Parts of a limit are lent to a replica that forwards its key so often a second; `None` for never.
+    /// A replica that forwards a key this many times a second gets a lease; `None` for never.
     pub lease_from: Option<u64>,
 }
 
-/// This replica's place among the others. Cheap to clone.
+/// This replica in the cluster. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Cluster(Arc<Replica>);
 
 #[derive(Debug)]
 struct Replica {
-    part: Mutex<Part>,
+    core: Mutex<Core>,
     links: Links,
     clock: Clock,
-    began: Stopwatch,
+    started: Stopwatch,
     secret: SharedSecret,
     forward_budget_max: Duration,
-    state: watch::Sender<State>,
+    state: watch::Sender<MemberState>,
     left: watch::Sender<bool>,
 }
 
-/// What is behind the lock: a replica's part, and the calls whose checks are under way.
+/// The state behind the lock: the node, and the calls that wait for it.
 #[derive(Debug)]
-struct Part {
+struct Core {
     node: Node,
     calls: Calls,
 }
 
 impl Cluster {
-    /// Listens to other replicas. `memory` is shared, so it holds nothing yet; `stored` is what a former process held.
+    /// Binds the listener for other replicas. `memory` is in shared mode and owns no slot yet; `stored` is the snapshot
+    /// of an earlier process.
     pub async fn bind(
         settings: Settings,
         memory: Arc<Memory>,
@@ -113,53 +114,54 @@ impl Cluster {
         clock: Clock,
     ) -> Result<(Self, Listening), link::Error> {
         let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = settings;
-        let me = MemberId::random();
-        let (links, listening) = Links::bind(link, me, clock.clone()).await?;
-        let tuning = Tuning {
-            silence: SILENCE,
+        let local_id = MemberId::random();
+        let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
+        let node_settings = NodeSettings {
+            silence: SILENCE_LIMIT,
             forget_after,
-            patience: PATIENCE,
+            bootstrap_timeout: BOOTSTRAP_TIMEOUT,
             backup_interval,
             lease_from,
-            transfers_max: TRANSFERS_MAX,
+            hand_offs_max: HAND_OFFS_MAX,
         };
-        let mut node = Node::new(me, links.address().to_owned(), tuning, memory, START);
+        let mut node =
+            Node::new(local_id, links.address().to_owned(), node_settings, memory, MONOTONIC_START);
         node.set_wall(clock.now());
         if !stored.is_empty() {
             let copy = |Stored { slot, epoch, seq, contents }| (slot, Version { epoch, seq }, contents);
-            node.restore(secret.get(), stored.into_iter().map(copy).collect(), START);
+            node.restore(secret.get(), stored.into_iter().map(copy).collect(), MONOTONIC_START);
         }
-        let part = Part { node, calls: Calls::default() };
+        let core = Core { node, calls: Calls::default() };
         let replica = Replica {
-            part: Mutex::new(part),
+            core: Mutex::new(core),
             links,
             clock,
-            began: Stopwatch::start(),
+            started: Stopwatch::start(),
             secret,
             forward_budget_max,
-            state: watch::Sender::new(State::Joining),
+            state: watch::Sender::new(MemberState::Joining),
             left: watch::Sender::new(false),
         };
         Ok((Self(Arc::new(replica)), listening))
     }
 
-    /// Takes part until [`Cluster::leave`] has ended.
+    /// Runs the replica until [`Cluster::leave`] has ended.
     pub async fn run(self, listening: Listening) -> Result<(), link::Error> {
-        let mut chores = JoinSet::new();
-        chores.spawn(self.clone().take_turns());
-        chores.spawn(self.clone().follow_seeds());
-        chores.spawn(self.clone().tell_of_degraded());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(self.clone().run_ticks());
+        tasks.spawn(self.clone().follow_seeds());
+        tasks.spawn(self.clone().log_degraded());
         let ended = listening.run(self.0.clone()).await;
-        chores.shutdown().await;
+        tasks.shutdown().await;
         ended
     }
 
-    async fn take_turns(self) {
-        let mut turns = interval(TURN);
-        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn run_ticks(self) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            turns.tick().await;
-            self.0.with(Node::turn);
+            ticks.tick().await;
+            self.0.with_node(Node::tick);
         }
     }
 
@@ -167,104 +169,106 @@ impl Cluster {
         let mut seeds = self.0.links.seeds();
         loop {
             let state = *seeds.borrow_and_update();
-            self.0.with(|node, _| node.seeds_tried(matches!(state, SeedState::InVain(_))));
+            self.0.with_node(|node, _| node.seeds_tried(matches!(state, SeedState::InVain(_))));
             if seeds.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    /// Which other replicas reject links, if all links are rejected: see [`Links::rejected`].
+    /// The replicas that reject links, if every link is rejected: see [`Links::rejected`].
     pub fn rejected(&self) -> Option<String> {
         self.0.links.rejected()
     }
 
-    /// Who we are.
-    pub fn me(&self) -> MemberId {
+    /// The id of this replica.
+    pub fn local_id(&self) -> MemberId {
         self.0.links.me()
     }
 
-    /// What this replica is doing.
-    pub fn state(&self) -> State {
+    /// The state of this replica.
+    pub fn state(&self) -> MemberState {
         *self.0.state.borrow()
     }
 
-    /// Waits until this replica knows who holds what, and may answer.
+    /// Waits until this replica knows the owners of the slots and may answer.
     pub async fn joined(&self) {
         let mut state = self.0.state.subscribe();
-        // It is kept by ourselves, so it does not end.
-        state.wait_for(|state| *state != State::Joining).await.ok();
+        // The sender is in `self`, so the channel does not close.
+        let _ = state.wait_for(|state| *state != MemberState::Joining).await;
     }
 
-    /// Tells the others that this replica leaves, and begins to hand everything on.
+    /// Announces that this replica leaves, and begins to hand off its slots.
     pub fn drain(&self) {
-        self.0.with(Node::drain);
+        self.0.with_node(Node::drain);
     }
 
-    /// Waits until all is handed on, and nobody depends on what is kept here.
+    /// Waits until every slot is handed off and no other replica needs the copies here.
     pub async fn drained(&self) {
-        self.0.left.subscribe().wait_for(|left| *left).await.ok();
+        // As in `joined`, the channel does not close.
+        let _ = self.0.left.subscribe().wait_for(|left| *left).await;
     }
 
-    /// Says goodbye, and ends all links within this time. Says how many slots were not handed on.
+    /// Says goodbye and closes all links within this time. Returns the number of slots that were not handed off.
     pub async fn leave(&self, within: Duration) -> usize {
-        // Somebody who does not know yet may have asked again meanwhile.
+        // A replica that does not know of the departure yet may have forwarded another check.
         let done = async {
-            while !self.0.with(|node, now| node.is_done(now)) {
-                sleep(TURN).await;
+            while !self.0.with_node(|node, now| node.is_drained(now)) {
+                sleep(TICK).await;
             }
         };
-        timeout(within, done).await.ok();
-        let left = self.0.with(|node, _| node.slots_held().count());
+        // After the timeout the links are closed all the same.
+        let _ = timeout(within, done).await;
+        let left = self.0.with_node(|node, _| node.owned_slots().count());
         self.0.links.close(within).await;
         left
     }
 
-    /// The hash of the rules in force.
+    /// Sets the hash of the active rules.
     pub fn rules_changed(&self, rules: u64) {
-        self.0.with(|node, _| node.rules_changed(rules));
+        self.0.with_node(|node, _| node.rules_changed(rules));
     }
 
-    /// The clock of counters gives up a lead; the memory has been told.
+    /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
     pub fn give_up_lead(&self, lead: Lead) {
-        self.0.with(|node, _| node.give_up_lead(lead));
+        self.0.with_node(|node, _| node.give_up_lead(lead));
     }
 
-    /// How the cluster looks from here.
+    /// The cluster as this replica sees it.
     pub fn view(&self) -> View {
-        self.0.with(|node, now| node.view(now))
+        self.0.with_node(|node, now| node.view(now))
     }
 
-    /// Treats a member as dead because an operator knows that it is. Says whether it was known.
+    /// Treats a member as dead because an operator declares it. Returns whether the member was known.
     pub fn declare_dead(&self, member: MemberId) -> bool {
-        self.0.with(|node, now| node.declare_dead(member, now))
+        self.0.with_node(|node, now| node.declare_dead(member, now))
     }
 
-    /// How often a slot has changed hands, as far as is known here.
+    /// How often a slot has changed its owner, as far as this replica knows.
     pub fn epoch(&self, slot: Slot) -> u64 {
         self.0.lock().node.epoch(slot)
     }
 }
 
 impl Replica {
-    fn lock(&self) -> MutexGuard<'_, Part> {
-        // What panics here has a bug; the others may still be served.
-        self.part.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        // A panic here is a bug; other calls can still be answered.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time by a clock that goes on evenly.
+    /// The monotonic time.
     fn now(&self) -> Timestamp {
-        START.after(self.began.elapsed())
+        MONOTONIC_START.after(self.started.elapsed())
     }
 
-    /// Does something with this replica's part, and then whatever that brought about.
-    fn with<T>(&self, deed: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
-        self.with_part(|part, now| deed(&mut part.node, now))
+    /// Calls `operation` on the node, and then performs the actions that it caused.
+    fn with_node<T>(&self, operation: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
+        self.with_core(|core, now| operation(&mut core.node, now))
     }
 
-    fn with_part<T>(&self, deed: impl FnOnce(&mut Part, Timestamp) -> T) -> T {
-        let (result, woken) = self.with_links_asleep(deed);
-        self.wake(&woken);
+    fn with_core<T>(&self, operation: impl FnOnce(&mut Core, Timestamp) -> T) -> T {
+        let (result, ready_peers) = self.with_core_without_wakes(operation);
+        self.wake(&ready_peers);
         result
     }
 
@@ -274,57 +278,60 @@ impl Replica {
         }
     }
 
-    /// The same, and leaves it to the caller to wake the links to those for whom something waits.
-    fn with_links_asleep<T>(&self, deed: impl FnOnce(&mut Part, Timestamp) -> T) -> (T, Vec<MemberId>) {
-        let (result, woken, actions) = {
-            let mut part = self.lock();
+    /// The same, but the caller wakes the links that have messages to send.
+    fn with_core_without_wakes<T>(
+        &self,
+        operation: impl FnOnce(&mut Core, Timestamp) -> T,
+    ) -> (T, Vec<MemberId>) {
+        let (result, ready_peers, actions) = {
+            let mut core = self.lock();
             let now = self.now();
-            part.node.set_wall(self.clock.now());
-            let result = deed(&mut part, now);
-            let actions = part.node.actions();
+            core.node.set_wall(self.clock.now());
+            let result = operation(&mut core, now);
+            let actions = core.node.actions();
             for action in &actions {
-                if let Action::Answer(ticket, outcome) = action {
-                    part.calls.answered(*ticket, outcome.clone());
+                if let Action::Complete(ticket, outcome) = action {
+                    core.calls.complete(*ticket, outcome.clone());
                 }
             }
             self.state.send_if_modified(|state| {
-                let now = part.node.state();
+                let now = core.node.state();
                 std::mem::replace(state, now) != now
             });
-            (result, part.node.woken(), actions)
+            (result, core.node.ready_peers(), actions)
         };
         for action in actions {
             match action {
                 Action::Dial(address) => self.links.dial(&address),
-                Action::Forget(member) => self.links.forget(member),
-                Action::Hash(secret) => self.secret.set(secret),
+                Action::Disconnect(member) => self.links.forget(member),
+                Action::SetHashSecret(secret) => self.secret.set(secret),
                 Action::Leave => {
                     self.left.send_replace(true);
                 }
-                Action::Tell(event) => tell(event),
-                Action::Answer(..) => {}
+                Action::Report(event) => log_event(event),
+                Action::Complete(..) => {}
             }
         }
-        (result, woken)
+        (result, ready_peers)
     }
 }
 
-fn tell(event: Event) {
+fn log_event(event: Event) {
     match event {
-        Event::Joined => info!("joined: this replica knows who holds what"),
-        Event::BegunAnew => warn!("met another cluster: its counters stay, all of this replica are given up"),
-        Event::Isolated => {
-            warn!(
-                "hears too few replicas to rely on its counters: every key gets this replica's share of its limit"
-            );
+        Event::Joined => info!("joined the cluster: the owners of the slots are known"),
+        Event::ClusterAdopted => {
+            warn!("met another cluster: adopted its secret and discarded all counters of this replica")
         }
-        Event::Reunited => info!("hears enough replicas again"),
+        Event::Isolated => {
+            warn!("isolated from most replicas: every key gets this replica's share of its limit");
+        }
+        Event::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
     }
 }
 
 impl Traffic for Replica {
     fn linked(&self, peer: MemberId, address: &str) {
-        self.with(|node, now| node.linked(peer, address, now));
+        self.with_node(|node, now| node.connected(peer, address, now));
     }
 
     fn heard(&self, peer: MemberId) {
@@ -334,13 +341,13 @@ impl Traffic for Replica {
 
     fn received(&self, peer: MemberId, batch: Bytes) {
         match wire::decode(batch, self.clock.now()) {
-            Ok(messages) => self.with(|node, now| {
+            Ok(messages) => self.with_node(|node, now| {
                 for message in messages {
                     node.receive(peer, message, now);
                 }
             }),
             Err(error) => {
-                warn!(member = %peer, %error, "a replica sent what cannot be read");
+                warn!(member = %peer, %error, "closed the link to a replica that sent an unreadable batch");
                 self.links.forget(peer);
             }
         }
@@ -353,6 +360,6 @@ impl Traffic for Replica {
     }
 
     fn lost(&self, peer: MemberId, how: Loss) {
-        self.with(|node, now| node.lost(peer, how == Loss::Dead, now));
+        self.with_node(|node, now| node.disconnected(peer, how == Loss::Dead, now));
     }
 }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::{
-    cluster::{Afar, Alone, Cluster, OpenForwards, Wish},
+    cluster::{Cluster, ForwardPolicy, OpenForwards, RemoteDecision, RemoteDecisions},
     limiter::{
         Answer, Descriptor, Request, Snapshot, Status, Unanswered, answer, applying, metrics::Checked,
         plan::Plan,
@@ -27,8 +27,8 @@ impl Snapshot<'_> {
             && let Some((usual, check)) = self.check_alone(domain, descriptor, request.patience)
         {
             let wish = Status::of_rule(usual.rule).wish();
-            let Alone { decision, charged, degraded } =
-                cluster.decide_alone(&check, wish, request.patience, connection).await?;
+            let RemoteDecision { decision, charged, degraded } =
+                cluster.decide_one(&check, wish, request.patience, connection).await?;
             let checked = Checked { check: &check, decision: &decision, charged };
             let modes = self.limiter.modes;
             self.limiter.metrics.count_alone(domain, descriptor, usual, checked, modes);
@@ -51,9 +51,9 @@ impl Snapshot<'_> {
         let plan = Plan::draw(domain, request.descriptors, &applies, &self.secret);
         let modes = self.limiter.modes;
         let refused = |decisions: &[_]| answer::refuses(modes, &plan.statuses, &plan.places, decisions);
-        let wishes: SmallVec<[Wish; 2]> =
+        let wishes: SmallVec<[ForwardPolicy; 2]> =
             plan.places.iter().chain(&plan.tried).map(|place| plan.statuses[*place].wish()).collect();
-        let Afar { decisions, degraded } =
+        let RemoteDecisions { decisions, degraded } =
             cluster.decide(&plan.checks, &wishes, request.patience, connection, refused).await?;
         Ok(self.told(domain, request, &applies, plan, &decisions, &degraded))
     }

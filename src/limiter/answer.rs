@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Decision, Verdict},
-    cluster::Wish,
+    cluster::ForwardPolicy,
     rules::{OnOwnerUnavailable, Rule, Unit},
 };
 
@@ -114,10 +114,12 @@ impl<'s> Status<'s> {
     }
 
     /// What its rule says of a counter that another replica holds.
-    pub(super) fn wish(&self) -> Wish {
+    pub(super) fn wish(&self) -> ForwardPolicy {
         match self.rule {
-            Some(rule) => Wish { otherwise: rule.on_owner_unavailable, lease: rule.lease },
-            None => Wish { otherwise: OnOwnerUnavailable::default(), lease: true },
+            Some(rule) => {
+                ForwardPolicy { on_owner_unavailable: rule.on_owner_unavailable, lease: rule.lease }
+            }
+            None => ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::default(), lease: true },
         }
     }
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Ask, Decision, Limit, Verdict},
-    cluster::{Cluster, State},
+    cluster::{Cluster, MemberState},
     descriptor::{Entry, Key},
     limiter::{
         Answer, Applies, Limiter, Request, Snapshot, Status, Unanswered, answer, drop_replaced, plan::Plan,
@@ -169,7 +169,7 @@ impl Snapshot<'_> {
         let Counted { key, limit, now, .. } = counted;
         match &self.limiter.cluster {
             None => Ok(self.limiter.memory.look(*key, limit, *now)),
-            Some(cluster) => cluster.look(*key, limit).await.ok_or(Uncounted::Unreachable),
+            Some(cluster) => cluster.peek(*key, limit).await.ok_or(Uncounted::Unreachable),
         }
     }
 
@@ -190,11 +190,11 @@ impl Snapshot<'_> {
         let memory = &self.limiter.memory;
         if let Some(cluster) = &self.limiter.cluster {
             match cluster.state() {
-                State::Joining => return Err(Unanswered::Joining),
-                State::Serving | State::Draining => {}
+                MemberState::Joining => return Err(Unanswered::Joining),
+                MemberState::Serving | MemberState::Draining => {}
             }
             // Also of counters that are held here: where nothing is left, a look calls back what was lent.
-            let looks = join_all(checks.iter().map(|check| cluster.look(check.key, check.limit))).await;
+            let looks = join_all(checks.iter().map(|check| cluster.peek(check.key, check.limit))).await;
             let before: Option<SmallVec<[Kept; 2]>> = looks.into_iter().collect();
             let before = before.ok_or(Unanswered::Elsewhere)?;
             if !checks.iter().all(|check| memory.holds(memory.slot(check.key))) {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Ask, Classic, Decision, Limit},
-    cluster::{Cluster, Overloaded, State},
+    cluster::{Cluster, MemberState, Overloaded},
     descriptor::{Entry, KeyText, Secret, SharedSecret},
     rules::{Allowance, Book, Domain, Match, Rules, Unit},
     store::{Decisions, Memory},
@@ -209,8 +209,8 @@ impl Snapshot<'_> {
 
     fn why_not_here(&self) -> Unanswered {
         match self.limiter.cluster.as_ref().map(Cluster::state) {
-            Some(State::Joining) => Unanswered::Joining,
-            Some(State::Serving | State::Draining) | None => Unanswered::Elsewhere,
+            Some(MemberState::Joining) => Unanswered::Joining,
+            Some(MemberState::Serving | MemberState::Draining) | None => Unanswered::Elsewhere,
         }
     }
 

@@ -44,7 +44,7 @@ pub(super) fn router(cluster: Option<Cluster>, sources: Sources) -> Router {
 
 async fn scrape(State((sources, cluster)): State<(Sources, Option<Cluster>)>) -> Response {
     // With very many rules this takes a while, which no request should wait for.
-    let page = move || sources.page(cluster.as_ref().map(Cluster::figures).as_ref());
+    let page = move || sources.page(cluster.as_ref().map(Cluster::stats).as_ref());
     match tokio::task::spawn_blocking(page).await {
         Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
@@ -52,7 +52,7 @@ async fn scrape(State((sources, cluster)): State<(Sources, Option<Cluster>)>) ->
 }
 
 impl Sources {
-    fn page(&self, cluster: Option<&cluster::Figures>) -> String {
+    fn page(&self, cluster: Option<&cluster::Stats>) -> String {
         let mut page = Page::default();
         self.decisions(&mut page);
         self.requests(&mut page);
@@ -74,7 +74,7 @@ impl Sources {
             page.single(metrics::PROCESS_START, process.started);
         }
         if let Some(figures) = cluster {
-            place(figures, &mut page);
+            cluster_state(figures, &mut page);
             calls(figures, &mut page);
             page.single(shared::COPY_BYTES, self.memory.figures().backup_bytes);
             links(figures, &mut page);
@@ -184,51 +184,60 @@ impl Sources {
 }
 
 /// This replica's place among the others, and what changes hands.
-fn place(figures: &cluster::Figures, page: &mut Page) {
-    let cluster::Figures { part, state, members, holding, moving, of_other_rules, isolated, .. } = figures;
+fn cluster_state(figures: &cluster::Stats, page: &mut Page) {
+    let cluster::Stats {
+        node,
+        state,
+        members,
+        slots_owned,
+        slots_moving,
+        members_with_other_rules,
+        is_isolated,
+        ..
+    } = figures;
     let mut family = page.family(shared::STATE);
     for (name, each) in [
-        ("joining", cluster::State::Joining),
-        ("serving", cluster::State::Serving),
-        ("draining", cluster::State::Draining),
+        ("joining", cluster::MemberState::Joining),
+        ("serving", cluster::MemberState::Serving),
+        ("draining", cluster::MemberState::Draining),
     ] {
         family.sample(&[name], u8::from(*state == each));
     }
     page.single(shared::MEMBERS, members);
-    page.single(shared::MEMBERS_OF_OTHER_RULES, of_other_rules);
-    page.single(shared::MEMBERS_LOST, part.lost_members);
-    page.single(shared::ISOLATED, u8::from(*isolated));
-    page.single(shared::ISOLATIONS, part.isolations);
-    page.single(shared::SLOTS, holding);
-    page.single(shared::SLOTS_MOVING, moving);
-    page.single(shared::SLOTS_TAKEN, part.changes_of_hands);
-    page.single(shared::SLOTS_CLAIMED, part.claims);
-    page.single(shared::COUNTERS_HANDED_OFF, part.handed_off);
-    page.single(shared::COUNTERS_RECEIVED, part.received);
-    page.single(shared::HAND_OFFS, part.hand_offs);
-    page.single(shared::HAND_OFF_TIME, Duration::from_nanos(part.hand_off_nanos).as_secs_f64());
-    page.single(shared::BEGUN_ANEW, part.begun_anew);
+    page.single(shared::MEMBERS_OF_OTHER_RULES, members_with_other_rules);
+    page.single(shared::MEMBERS_LOST, node.members_lost);
+    page.single(shared::ISOLATED, u8::from(*is_isolated));
+    page.single(shared::ISOLATIONS, node.isolations);
+    page.single(shared::SLOTS, slots_owned);
+    page.single(shared::SLOTS_MOVING, slots_moving);
+    page.single(shared::SLOTS_TAKEN, node.slots_acquired);
+    page.single(shared::SLOTS_CLAIMED, node.slots_recovered);
+    page.single(shared::COUNTERS_HANDED_OFF, node.handed_off);
+    page.single(shared::COUNTERS_RECEIVED, node.received);
+    page.single(shared::HAND_OFFS, node.hand_offs);
+    page.single(shared::HAND_OFF_TIME, Duration::from_nanos(node.hand_off_nanos).as_secs_f64());
+    page.single(shared::BEGUN_ANEW, node.clusters_adopted);
 }
 
 /// Who has decided what others hold, and what is kept of it elsewhere.
-fn calls(figures: &cluster::Figures, page: &mut Page) {
-    let cluster::Figures { part, backup_age, .. } = figures;
-    page.single(shared::FORWARDED, part.forwarded);
-    page.single(shared::LEASED, part.by_lease);
-    page.single(shared::DEGRADED, part.degraded);
-    page.single(shared::LATE, part.late_answers);
-    page.single(shared::BREAKER_OPENINGS, part.breaker_openings);
-    page.single(shared::UNTOLD, part.untold);
-    page.single(shared::SLICES_LENT, part.slices_lent);
-    page.single(shared::SLICES_RECALLED, part.recalls);
-    page.single(shared::SLICES_LOST, part.slices_lost);
-    page.single(shared::BACKED_UP, part.backed_up);
-    page.single(shared::BACKUPS_ARRIVED, part.backups_arrived);
-    page.single(shared::BACKUPS_REFUSED, part.backups_refused);
+fn calls(figures: &cluster::Stats, page: &mut Page) {
+    let cluster::Stats { node, backup_age, .. } = figures;
+    page.single(shared::FORWARDED, node.forwarded);
+    page.single(shared::LEASED, node.leased);
+    page.single(shared::DEGRADED, node.degraded);
+    page.single(shared::LATE, node.late_answers);
+    page.single(shared::BREAKER_OPENINGS, node.breaker_openings);
+    page.single(shared::UNTOLD, node.reports_dropped);
+    page.single(shared::SLICES_LENT, node.grants_lent);
+    page.single(shared::SLICES_RECALLED, node.grants_recalled);
+    page.single(shared::SLICES_LOST, node.grants_lost);
+    page.single(shared::BACKED_UP, node.backed_up);
+    page.single(shared::BACKUPS_ARRIVED, node.backups_arrived);
+    page.single(shared::BACKUPS_REFUSED, node.backups_refused);
     page.single(shared::BACKUP_AGE, backup_age.as_secs_f64());
 }
 
-fn links(figures: &cluster::Figures, page: &mut Page) {
+fn links(figures: &cluster::Stats, page: &mut Page) {
     let links = &figures.links;
     page.single(shared::LINKS, links.links_up);
     page.single(shared::RECONNECTS, links.reconnects);
@@ -304,7 +313,7 @@ mod tests {
     async fn whoever_shares_keys_has_every_metric_of_the_cluster_at_zero_from_the_start() {
         let sources = sources();
         let cluster = lone(sources.memory.clone()).await;
-        let page = sources.page(Some(&cluster.figures()));
+        let page = sources.page(Some(&cluster.stats()));
         let of_all = metrics::ALL.iter().chain(shared::ALL).map(|metric| metric.name);
         assert_eq!(families(&page), of_all.collect::<Vec<_>>());
         let series: Vec<_> = page.lines().filter(|line| line.starts_with("tollgate_cluster_")).collect();

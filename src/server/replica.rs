@@ -39,7 +39,7 @@ impl Replica {
         let (keeping, stored) = Keeping::start_shared(store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let (cluster, listening) = Cluster::bind(settings, memory, stored, secret, clock.clone()).await?;
-        info!(listener = "cluster", address = %listening.address(), member = %cluster.me(), "listening");
+        info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");
         let told = cluster.clone();
         let keeping = keeping.with_epochs(Epochs::new(move |slot| told.epoch(slot)));
         Ok((keeping, Some(Self { cluster, listening })))
@@ -78,7 +78,7 @@ pub(super) async fn end_of(links: &mut JoinSet<Result<(), link::Error>>) -> Erro
 
 /// Says goodbye, and tells of what nobody has taken.
 pub(super) async fn leave(cluster: &Cluster) {
-    let takers = cluster.figures().members;
+    let takers = cluster.stats().members;
     match cluster.leave(GOODBYE).await {
         0 => info!("left the cluster"),
         slots if takers == 0 => info!(slots, "left the cluster as the last, so nobody took its slots"),

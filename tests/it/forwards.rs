@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tollgate::{
     algorithm::{Ask, Classic, Decision, Limit, Window},
-    cluster::{self, Cluster, OpenForwards, Overloaded, Trust, Wish, link},
+    cluster::{self, Cluster, ForwardPolicy, OpenForwards, Overloaded, Trust, link},
     descriptor::{Entry, KeyText, Secret, SharedSecret},
     rules::OnOwnerUnavailable,
     store::{Check, Memory, OnFull, OnRefusal},
@@ -67,8 +67,8 @@ impl Pair {
             memories.push(memory);
         }
         let settled = |cluster: &Cluster| {
-            let figures = cluster.figures();
-            figures.members == 2 && figures.moving == 0
+            let figures = cluster.stats();
+            figures.members == 2 && figures.slots_moving == 0
         };
         until(async || clusters.iter().all(settled).then_some(())).await;
         let asked = clusters.swap_remove(0);
@@ -93,7 +93,8 @@ impl Pair {
             on_refusal: OnRefusal::TakeBack,
         };
         let asked: Vec<Check<'_>> = (0..checks as u64).map(check).collect();
-        let wishes = vec![Wish { otherwise: OnOwnerUnavailable::Deny, lease: false }; checks];
+        let wishes =
+            vec![ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false }; checks];
         let refused = |decisions: &[Decision]| decisions.iter().any(|one| !one.verdict.passes());
         let polls = AtomicUsize::new(0);
         let mut deciding = pin!(self.asked.decide(&asked, &wishes, None, connection, refused));

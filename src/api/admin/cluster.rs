@@ -35,7 +35,7 @@ pub(super) async fn declare_dead(
     let member: MemberId = which.member.parse().map_err(|()| {
         Refused::bad(format!("member: `{}` is not the 16 hexadecimal digits of an id", which.member))
     })?;
-    if member == cluster.me() {
+    if member == cluster.local_id() {
         return Err(Refused::bad(format!("{member} is this replica itself")));
     }
     if !cluster.declare_dead(member) {

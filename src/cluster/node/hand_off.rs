@@ -1,74 +1,76 @@
-//! A slot changes hands: the counters go out, and later requests follow them on the same link.
+//! Hand-offs: the owner sends the slot data to the new owner; later checks follow on the same link.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::{
     cluster::{
         MemberId,
-        message::{Copy, Holder, Message, Origin, State, Transfer, TransferId, Version},
-        node::{Held, Node, Pending},
+        message::{HandOff, HandOffId, MemberState, Message, Origin, Owner, SlotCopy, Version},
+        node::{Node, PendingHandOff, SlotOwnership},
     },
     store::{Contents, Extras, Slot},
     time::Timestamp,
 };
 
-/// How long a holder keeps what it started from, for those who come back with another history of the same slot.
+/// How long an owner keeps the copy that it started from, for members that return with another history of the slot.
 const ORIGIN_KEPT: Duration = Duration::from_secs(10 * 60);
 
 impl Node {
-    /// Moves what is held here and should be elsewhere, a few slots at a time.
-    pub(super) fn hand_off_unwanted(&mut self, now: Timestamp) {
+    /// Hands off owned slots that belong to another member, a few at a time.
+    pub(super) fn hand_off_misplaced(&mut self, now: Timestamp) {
         let mut in_flight: BTreeMap<MemberId, usize> = BTreeMap::new();
-        for pending in self.pending.values() {
+        for pending in self.hand_offs.values() {
             *in_flight.entry(pending.to).or_default() += 1;
         }
         for slot in self.all_slots() {
             let state = self.slot(slot);
-            let Some(held) = &state.held else { continue };
-            // Somebody else has the better claim, or is the one who is wanted.
-            let better = state.holder.filter(|holder| {
-                holder.member != self.me && (held.epoch, self.me) < (holder.epoch, holder.member)
+            let Some(ownership) = &state.ownership else { continue };
+            // The receiver is an owner that wins over this replica, or else the intended owner.
+            let better = state.owner.filter(|owner| {
+                owner.member != self.local_id
+                    && (ownership.epoch, self.local_id) < (owner.epoch, owner.member)
             });
-            let better = better.map(|holder| holder.member).filter(|member| !self.is_gone(*member));
-            let to = better.or(self.wanted.holder(slot)).filter(|member| *member != self.me);
+            let better = better.map(|owner| owner.member).filter(|member| !self.is_departed(*member));
+            let to = better.or(self.placement.owner(slot)).filter(|member| *member != self.local_id);
             if let Some(to) = to
-                && self.hears(to, now)
-                && self.peers[&to].mapped
-                && in_flight.get(&to).is_none_or(|count| *count < self.tuning.transfers_max)
+                && self.is_reachable(to, now)
+                && self.peers[&to].synced
+                && in_flight.get(&to).is_none_or(|count| *count < self.settings.hand_offs_max)
             {
                 *in_flight.entry(to).or_default() += 1;
-                self.give(slot, to, now);
+                self.send_hand_off(slot, to, now);
             }
         }
     }
 
-    pub(super) fn give(&mut self, slot: Slot, to: MemberId, now: Timestamp) {
-        let Some(held) = self.slot_mut(slot).held.take() else { return };
+    pub(super) fn send_hand_off(&mut self, slot: Slot, to: MemberId, now: Timestamp) {
+        let Some(ownership) = self.slot_mut(slot).ownership.take() else { return };
         let Some((contents, seq)) = self.memory.give(slot) else { return };
-        let version = Version { epoch: held.epoch, seq };
-        let copy = Copy {
+        let version = Version { epoch: ownership.epoch, seq };
+        let copy = SlotCopy {
             version,
             contents: Arc::new(contents),
-            slices: self.lender.take_out(slot, self.slots.len(), self.moment(now)),
+            grants: self.lease_owner.remove_slot(slot, self.slots.len(), self.moment(now)),
         };
-        self.transfers += 1;
-        let id = TransferId { from: self.me, number: self.transfers };
-        self.figures.handed_off += copy.contents.len() as u64;
-        let pending = Pending { slot, copy: copy.clone(), origin: held.origin.clone(), to, at: now };
-        self.pending.insert(id, pending);
+        self.hand_offs_sent += 1;
+        let id = HandOffId { from: self.local_id, number: self.hand_offs_sent };
+        self.stats.handed_off += copy.contents.len() as u64;
+        let pending =
+            PendingHandOff { slot, copy: copy.clone(), origin: ownership.origin.clone(), to, at: now };
+        self.hand_offs.insert(id, pending);
         let state = self.slot_mut(slot);
-        state.holder = Some(Holder { epoch: held.epoch + 1, member: to });
-        state.sent = None;
-        // What was handed to us is kept here until it is safe there, so nobody else need keep it.
-        self.acknowledge(slot);
-        self.send(to, Message::Transfer(Box::new(Transfer { id, slot, copy, origin: held.origin })));
+        state.owner = Some(Owner { epoch: ownership.epoch + 1, member: to });
+        state.last_backup = None;
+        // The slot data stays in `hand_offs` until the new owner acknowledges it, so earlier senders can drop theirs.
+        self.acknowledge_hand_offs(slot);
+        self.send(to, Message::HandOff(Box::new(HandOff { id, slot, copy, origin: ownership.origin })));
     }
 
-    pub(super) fn take(&mut self, from: MemberId, transfer: Transfer, now: Timestamp) {
-        let Transfer { id, slot, copy, mut origin } = transfer;
-        self.figures.received += copy.contents.len() as u64;
+    pub(super) fn receive_hand_off(&mut self, from: MemberId, hand_off: HandOff, now: Timestamp) {
+        let HandOff { id, slot, copy, mut origin } = hand_off;
+        self.stats.received += copy.contents.len() as u64;
         let mut extras = Vec::new();
-        // The sender's lineage began at an older copy than the one that is kept here.
+        // The sender's lineage started from an older copy than the one that is stored here.
         if let Some(kept) = self.slot(slot).copy.as_ref().map(|kept| kept.copy.clone())
             && origin.version < kept.version
             && kept.version.epoch < origin.since
@@ -78,179 +80,183 @@ impl Node {
             }
             origin = Origin { version: kept.version, contents: Some(kept.contents), ..origin };
         }
-        let crosses = |(_, pending): &(&TransferId, &Pending)| pending.slot == slot && pending.to == from;
-        let crossed: Vec<TransferId> = self.pending.iter().filter(crosses).map(|(id, _)| *id).collect();
-        if !crossed.is_empty() && self.me < from {
-            // The larger one keeps it, and has ours coming.
-            self.send(from, Message::Taken(id));
+        let crosses =
+            |(_, pending): &(&HandOffId, &PendingHandOff)| pending.slot == slot && pending.to == from;
+        let crossed: Vec<HandOffId> = self.hand_offs.iter().filter(crosses).map(|(id, _)| *id).collect();
+        if !crossed.is_empty() && self.local_id < from {
+            // Two hand-offs have crossed. The member with the larger id keeps the slot, and receives ours.
+            self.send(from, Message::HandOffAck(id));
             return;
         }
-        // All that we have sent to it: the smaller one has taken none of that since it sent this.
-        let back = crossed.iter().filter_map(|crossed| self.pending.remove(crossed));
-        let mut histories: Vec<(Copy, Origin)> = back.map(|pending| (pending.copy, pending.origin)).collect();
+        // These are all crossing hand-offs of this replica. The member with the smaller id has received none of them
+        // since it sent this one.
+        let back = crossed.iter().filter_map(|crossed| self.hand_offs.remove(crossed));
+        let mut histories: Vec<(SlotCopy, Origin)> =
+            back.map(|pending| (pending.copy, pending.origin)).collect();
         histories.push((copy, origin));
         histories.sort_by_key(|(copy, _)| copy.version);
-        if let Some(held) = self.slot(slot).held.clone() {
-            // It may have come back by another way while ours was on its way.
-            let mut epoch = held.epoch;
+        if let Some(ownership) = self.slot(slot).ownership.clone() {
+            // The slot may have returned by another path while our hand-off was in flight.
+            let mut epoch = ownership.epoch;
             for (copy, origin) in histories {
-                extras.extend(consumed_apart(&copy.contents, &origin, &held.origin));
-                self.lender.take_in(copy.slices, &self.memory, self.moment(now));
+                extras.extend(diverged_consumption(&copy.contents, &origin, &ownership.origin));
+                self.lease_owner.insert_grants(copy.grants, &self.memory, self.moment(now));
                 epoch = epoch.max(copy.version.epoch);
             }
-            if let Some(held) = &mut self.slot_mut(slot).held {
-                held.epoch = epoch + 1;
+            if let Some(ownership) = &mut self.slot_mut(slot).ownership {
+                ownership.epoch = epoch + 1;
             }
-            self.announce(slot);
+            self.announce_ownership(slot);
         } else if let Some((mut copy, origin)) = histories.pop() {
             for (other, its) in histories {
-                extras.extend(consumed_apart(&other.contents, &its, &origin));
-                copy.slices.extend(other.slices);
+                extras.extend(diverged_consumption(&other.contents, &its, &origin));
+                copy.grants.extend(other.grants);
             }
-            // Newer than whatever was heard of, or others would go on believing that.
-            let heard = self.slot(slot).holder;
-            let heard = heard.map_or(0, |holder| holder.epoch + u64::from(holder.member != self.me));
+            // The epoch is larger than any that was announced, so that other members accept it.
+            let heard = self.slot(slot).owner;
+            let heard = heard.map_or(0, |owner| owner.epoch + u64::from(owner.member != self.local_id));
             let epoch = heard.max(copy.version.epoch + 1);
-            self.hold(slot, epoch, copy, origin, std::mem::take(&mut extras), now);
+            self.take_ownership(slot, epoch, copy, origin, std::mem::take(&mut extras), now);
         }
         for extras in extras {
             self.memory.add(slot, extras, self.wall);
         }
-        self.slot_mut(slot).owed.push(id);
-        self.push_backup(slot, now);
+        self.slot_mut(slot).acks_due.push(id);
+        self.send_backup(slot, now);
     }
 
-    /// Holds `slot` from now on, with what was consumed of it elsewhere.
-    pub(super) fn hold(
+    /// Becomes the owner of `slot`, with its data and with consumption from other lineages.
+    pub(super) fn take_ownership(
         &mut self,
         slot: Slot,
         epoch: u64,
-        copy: Copy,
+        copy: SlotCopy,
         origin: Origin,
-        elsewhere: Vec<Extras>,
+        consumed_elsewhere: Vec<Extras>,
         now: Timestamp,
     ) {
-        self.figures.changes_of_hands += 1;
+        self.stats.slots_acquired += 1;
         let contents = Arc::unwrap_or_clone(copy.contents);
         self.memory.hold(slot, contents, self.wall);
-        for extras in elsewhere {
+        for extras in consumed_elsewhere {
             self.memory.add(slot, extras, self.wall);
         }
-        self.lender.take_in(copy.slices, &self.memory, self.moment(now));
-        let origin_kept_until = now.after(ORIGIN_KEPT);
+        self.lease_owner.insert_grants(copy.grants, &self.memory, self.moment(now));
+        let origin_expires_at = now.after(ORIGIN_KEPT);
         let state = self.slot_mut(slot);
-        state.held = Some(Held { epoch, origin, origin_kept_until });
-        state.query = None;
-        state.sent = None;
-        // What is held is not kept besides.
+        state.ownership = Some(SlotOwnership { epoch, origin, origin_expires_at });
+        state.recovery = None;
+        state.last_backup = None;
+        // The owner needs no copy of its own slot.
         state.copy = None;
-        self.announce(slot);
-        self.push_backup(slot, now);
-        self.ask_parked(slot, now);
+        self.announce_ownership(slot);
+        self.send_backup(slot, now);
+        self.retry_parked_of_slot(slot, now);
     }
 
-    pub(super) fn announce(&mut self, slot: Slot) {
-        let Some(held) = &self.slot(slot).held else { return };
-        let (epoch, origin) = (held.epoch, held.origin.version);
-        self.slot_mut(slot).holder = Some(Holder { epoch, member: self.me });
-        self.tell_all(&Message::Holds { slot, epoch, origin });
+    pub(super) fn announce_ownership(&mut self, slot: Slot) {
+        let Some(ownership) = &self.slot(slot).ownership else { return };
+        let (epoch, origin) = (ownership.epoch, ownership.origin.version);
+        self.slot_mut(slot).owner = Some(Owner { epoch, member: self.local_id });
+        self.broadcast(&Message::Owns { slot, epoch, origin });
     }
 
-    /// What was handed to this replica is safe.
-    pub(super) fn acknowledge(&mut self, slot: Slot) {
-        for owed in std::mem::take(&mut self.slot_mut(slot).owed) {
-            self.send(owed.from, Message::Taken(owed));
+    /// Acknowledges the hand-offs of `slot`, whose data now has a backup.
+    pub(super) fn acknowledge_hand_offs(&mut self, slot: Slot) {
+        for owed in std::mem::take(&mut self.slot_mut(slot).acks_due) {
+            self.send(owed.from, Message::HandOffAck(owed));
         }
     }
 
-    /// Whoever took this has a backup of it, or keeps it as the last one there is.
-    pub(super) fn taken(&mut self, id: TransferId, now: Timestamp) {
-        if let Some(pending) = self.pending.remove(&id) {
-            self.figures.hand_off_nanos += now.nanos_since(pending.at);
-            self.figures.hand_offs += 1;
+    /// The new owner has a backup of the slot, or there is no backup owner.
+    pub(super) fn receive_hand_off_ack(&mut self, id: HandOffId, now: Timestamp) {
+        if let Some(pending) = self.hand_offs.remove(&id) {
+            self.stats.hand_off_nanos += now.nanos_since(pending.at);
+            self.stats.hand_offs += 1;
         }
     }
 
-    /// The slot is held by somebody, as far as anybody knows.
-    pub(super) fn learn(&mut self, slot: Slot, holder: Holder, now: Timestamp) {
-        // What is held here nobody knows better.
-        if holder.member == self.me {
+    /// Records that `owner` owns the slot, as another member reports.
+    pub(super) fn learn_owner(&mut self, slot: Slot, owner: Owner, now: Timestamp) {
+        // This replica knows best which slots it owns.
+        if owner.member == self.local_id {
             return;
         }
         let state = self.slot(slot);
-        let held = state.held.as_ref().map(|held| Holder { epoch: held.epoch, member: self.me });
-        if state.holder < Some(holder) {
-            self.slot_mut(slot).holder = Some(holder);
+        let ownership =
+            state.ownership.as_ref().map(|ownership| Owner { epoch: ownership.epoch, member: self.local_id });
+        if state.owner < Some(owner) {
+            self.slot_mut(slot).owner = Some(owner);
         }
-        if let Some(held) = held
-            && held < holder
-            && self.hears(holder.member, now)
-            && self.is_mapped(holder.member)
+        if let Some(ownership) = ownership
+            && ownership < owner
+            && self.is_reachable(owner.member, now)
+            && self.is_synced(owner.member)
         {
-            self.give(slot, holder.member, now);
+            self.send_hand_off(slot, owner.member, now);
         }
     }
 
-    /// The slot is held by `who`, who says so itself.
-    pub(super) fn told_holder(
+    /// Records that `member` owns the slot, as it announces itself.
+    pub(super) fn receive_owner(
         &mut self,
-        who: MemberId,
+        member: MemberId,
         slot: Slot,
         epoch: u64,
         origin: Version,
         now: Timestamp,
     ) {
-        let theirs = Holder { epoch, member: who };
-        if let Some(held) = &self.slot(slot).held
-            && theirs < (Holder { epoch: held.epoch, member: self.me })
+        let theirs = Owner { epoch, member: member };
+        if let Some(ownership) = &self.slot(slot).ownership
+            && theirs < (Owner { epoch: ownership.epoch, member: self.local_id })
         {
-            let ours = Message::Holds { slot, epoch: held.epoch, origin: held.origin.version };
-            self.send(who, ours);
+            let ours = Message::Owns { slot, epoch: ownership.epoch, origin: ownership.origin.version };
+            self.send(member, ours);
         }
-        self.learn(slot, theirs, now);
-        // It may have started from an older copy than ours.
+        self.learn_owner(slot, theirs, now);
+        // The owner may have started from an older copy than the one that is stored here.
         if let Some(kept) = &self.slot(slot).copy
             && origin < kept.copy.version
             && kept.copy.version.epoch < epoch
         {
-            let better = Message::Better { slot, copy: kept.copy.clone() };
-            self.send(who, better);
+            let better = Message::NewerCopy { slot, copy: kept.copy.clone() };
+            self.send(member, better);
         }
     }
 
-    /// Hand-offs to somebody who is gone: what was kept of them is a copy like any other.
-    pub(super) fn recover_transfers_to(&mut self, member: MemberId, now: Timestamp) {
-        let theirs: Vec<TransferId> =
-            self.pending.iter().filter(|(_, pending)| pending.to == member).map(|(id, _)| *id).collect();
+    /// Keeps the data of hand-offs to a departed member as ordinary copies.
+    pub(super) fn recover_hand_offs_to(&mut self, member: MemberId, now: Timestamp) {
+        let theirs: Vec<HandOffId> =
+            self.hand_offs.iter().filter(|(_, pending)| pending.to == member).map(|(id, _)| *id).collect();
         for id in theirs {
-            if let Some(Pending { slot, copy, .. }) = self.pending.remove(&id) {
-                self.keep_newer(slot, copy, now);
+            if let Some(PendingHandOff { slot, copy, .. }) = self.hand_offs.remove(&id) {
+                self.store_newer_copy(slot, copy, now);
             }
         }
     }
 
-    /// Gives up what was kept of the time before a claim, when nobody will come with another history any more.
+    /// Drops the data that recoveries started from once no member can return with another history.
     pub(super) fn drop_old_origins(&mut self, now: Timestamp) {
         for state in &mut self.slots {
-            if let Some(held) = &mut state.held
-                && held.origin_kept_until <= now
-                && held.origin.contents.as_ref().is_some_and(|contents| !contents.is_empty())
+            if let Some(ownership) = &mut state.ownership
+                && ownership.origin_expires_at <= now
+                && ownership.origin.contents.as_ref().is_some_and(|contents| !contents.is_empty())
             {
-                held.origin.contents = None;
+                ownership.origin.contents = None;
             }
         }
     }
 
-    /// Whether it may claim slots: it knows the map, and goes on serving.
+    /// Whether this replica may recover slots: it serves and is not isolated.
     pub(super) fn may_claim(&self) -> bool {
-        self.record.state == State::Serving && !self.isolated
+        self.record.state == MemberState::Serving && !self.isolated
     }
 }
 
-/// What the giver's lineage has consumed that the keeper's does not know.
-fn consumed_apart(given: &Contents, giver: &Origin, keeper: &Origin) -> Option<Extras> {
+/// The consumption in the sender's lineage that the lineage of the new owner lacks.
+fn diverged_consumption(given: &Contents, giver: &Origin, keeper: &Origin) -> Option<Extras> {
     let ancestor = if giver.since <= keeper.version.epoch {
-        // The keeper started from a copy of the giver's lineage.
+        // The new owner started from a copy of the sender's lineage.
         keeper
     } else if keeper.since <= giver.version.epoch {
         giver

@@ -1,160 +1,164 @@
-//! How replicas come together: what they tell each other first, whose counting goes on, and when one may serve.
+//! Joining: the first messages of a session, the choice between two clusters that meet, and when a replica begins to
+//! serve.
 
 use crate::{
     cluster::{
         MemberId,
-        message::{Hashing, Hello, Message, State},
-        node::{Action, Event, Node, members::Peer},
+        message::{HashSecret, Hello, MemberState, Message},
+        node::{Action, Event, Node, membership::PeerState},
     },
     descriptor::Secret,
     time::{SECOND, Timestamp},
 };
 
-/// The wall counts changes of hands in steps of so many nanoseconds: no slot changes hands as often.
+/// The wall clock gives epochs in steps of this many nanoseconds. No slot changes its owner more often.
 const EPOCH: u64 = SECOND / 1_000;
 
 impl Node {
-    pub(super) fn greet(&mut self, peer: MemberId) {
-        let held = |slot| {
-            let held = self.slot(slot).held.as_ref()?;
-            Some((slot, held.epoch, held.origin.version))
+    pub(super) fn send_hello(&mut self, peer: MemberId) {
+        let owned = |slot| {
+            let ownership = self.slot(slot).ownership.as_ref()?;
+            Some((slot, ownership.epoch, ownership.origin.version))
         };
         let hello = Hello {
             record: self.record.clone(),
-            hashing: self.hashing.clone(),
+            hash_secret: self.hash_secret.clone(),
             known: self
                 .peers
                 .values()
                 .map(|peer| peer.record.clone())
-                .filter(|record| 0 < record.changes)
+                .filter(|record| record.changes > 0)
                 .collect(),
-            held: self.all_slots().filter_map(held).collect(),
-            holders: self
+            owned: self.all_slots().filter_map(owned).collect(),
+            owners: self
                 .all_slots()
-                .filter_map(|slot| self.slot(slot).holder.map(|holder| (slot, holder)))
+                .filter_map(|slot| self.slot(slot).owner.map(|owner| (slot, owner)))
                 .collect(),
         };
         self.send(peer, Message::Hello(Box::new(hello)));
     }
 
-    fn greet_all(&mut self) {
+    fn send_hello_to_all(&mut self) {
         for peer in self.peers.keys().copied().collect::<Vec<_>>() {
-            self.greet(peer);
+            self.send_hello(peer);
         }
     }
 
-    pub(super) fn greeted(&mut self, from: MemberId, hello: Hello, now: Timestamp) {
-        let Hello { record, hashing, known, held, holders } = hello;
-        // What a joining replica names may be of a former process, and in use nowhere.
-        let is_in_use = record.state != State::Joining;
-        self.hear(record, now);
+    pub(super) fn receive_hello(&mut self, from: MemberId, hello: Hello, now: Timestamp) {
+        let Hello { record, hash_secret, known, owned, owners } = hello;
+        // A joining replica may name the hash secret of an earlier process, which is used nowhere.
+        let is_in_use = record.state != MemberState::Joining;
+        self.update_record(record, now);
         for record in known {
-            self.hear(record, now);
+            self.update_record(record, now);
         }
-        let is_of_ours = match (hashing, &self.hashing) {
-            // It will tell again when it has joined.
+        let same_cluster = match (hash_secret, &self.hash_secret) {
+            // The peer sends another hello once it has joined.
             (None, Some(_)) => false,
             (None, None) => true,
             (Some(theirs), Some(ours)) if theirs.founder == ours.founder => {
-                self.is_founded |= is_in_use;
+                self.is_hash_secret_used |= is_in_use;
                 true
             }
-            // It will begin anew, and tell again.
-            (Some(_), Some(_)) if self.is_founded && !is_in_use => false,
-            (Some(theirs), Some(ours)) if ours.founder < theirs.founder && self.is_founded == is_in_use => {
+            // The peer adopts our hash secret and sends another hello.
+            (Some(_), Some(_)) if self.is_hash_secret_used && !is_in_use => false,
+            (Some(theirs), Some(ours))
+                if ours.founder < theirs.founder && self.is_hash_secret_used == is_in_use =>
+            {
                 false
             }
             (Some(theirs), _) => {
-                self.is_founded = is_in_use;
-                self.begin_anew(theirs);
+                self.is_hash_secret_used = is_in_use;
+                self.adopt_hash_secret(theirs);
                 true
             }
         };
         if let Some(peer) = self.peers.get_mut(&from) {
-            peer.mapped = is_of_ours;
+            peer.synced = same_cluster;
         }
-        if is_of_ours {
-            for (slot, holder) in holders {
-                self.learn(slot, holder, now);
+        if same_cluster {
+            for (slot, owner) in owners {
+                self.learn_owner(slot, owner, now);
             }
-            for (slot, epoch, origin) in held {
-                self.told_holder(from, slot, epoch, origin, now);
+            for (slot, epoch, origin) in owned {
+                self.receive_owner(from, slot, epoch, origin, now);
             }
         }
-        self.choose(now);
+        self.update_placement(now);
     }
 
-    /// Takes over the hashing of a cluster that is met. What was counted by another is void.
-    fn begin_anew(&mut self, hashing: Hashing) {
-        let former = self.hashing.replace(hashing.clone());
-        self.actions.push(Action::Hash(hashing.secret.clone()));
-        let same = former.is_some_and(|former| former.secret.to_bytes() == hashing.secret.to_bytes());
-        if !same {
-            self.forget_counters();
-            // Those who come over tell again.
-            self.peers.values_mut().for_each(|peer| peer.mapped = false);
-            if self.record.state == State::Serving {
-                self.figures.begun_anew += 1;
-                self.actions.push(Action::Tell(Event::BegunAnew));
-                self.record.state = State::Joining;
-                self.tell_record();
+    /// Adopts the hash secret of another cluster. Counters under another secret are discarded.
+    fn adopt_hash_secret(&mut self, hash_secret: HashSecret) {
+        let previous = self.hash_secret.replace(hash_secret.clone());
+        self.actions.push(Action::SetHashSecret(hash_secret.secret.clone()));
+        let unchanged =
+            previous.is_some_and(|previous| previous.secret.to_bytes() == hash_secret.secret.to_bytes());
+        if !unchanged {
+            self.discard_counters();
+            // Peers that also adopt the secret send another hello.
+            self.peers.values_mut().for_each(|peer| peer.synced = false);
+            if self.record.state == MemberState::Serving {
+                self.stats.clusters_adopted += 1;
+                self.actions.push(Action::Report(Event::ClusterAdopted));
+                self.record.state = MemberState::Joining;
+                self.announce_record();
             }
         }
-        self.greet_all();
+        self.send_hello_to_all();
     }
 
-    fn forget_counters(&mut self) {
+    fn discard_counters(&mut self) {
         for slot in self.all_slots() {
-            if self.slot(slot).held.is_some() {
+            if self.slot(slot).ownership.is_some() {
                 drop(self.memory.give(slot));
             }
             *self.slot_mut(slot) = Default::default();
         }
-        self.pending.clear();
-        self.lender = Default::default();
-        self.lessee = Default::default();
-        self.shares.clear();
-        self.fail_asks();
+        self.hand_offs.clear();
+        self.lease_owner = Default::default();
+        self.lease_borrower = Default::default();
+        self.local_share.clear();
+        self.fail_open_checks();
     }
 
-    /// Begins to serve when the map is known, or when there is nobody to know it.
+    /// Begins to serve when the owners of the slots are known, or when no other replica can know them.
     pub(super) fn start_serving(&mut self, now: Timestamp) {
-        if self.record.state != State::Joining || self.draining_since.is_some() {
+        if self.record.state != MemberState::Joining || self.draining_since.is_some() {
             return;
         }
-        let heard = self.peers.values().filter(|peer| self.is_heard(peer, now));
-        let all_mapped = heard.clone().all(|peer| peer.mapped);
-        let waited = self.tuning.patience <= now.since(self.born);
+        let heard = self.peers.values().filter(|peer| self.is_alive(peer, now));
+        let all_mapped = heard.clone().all(|peer| peer.synced);
+        let waited = now.since(self.started_at) >= self.settings.bootstrap_timeout;
         let nobody = heard.clone().next().is_none();
-        let serves = |peer: &Peer| peer.mapped && peer.record.state != State::Joining;
-        // Whoever was the first claims everything, and two who claim would count it twice.
-        let all_held = self.slots.iter().all(|slot| slot.holder.is_some());
+        let serves = |peer: &PeerState| peer.synced && peer.record.state != MemberState::Joining;
+        // The first replica recovers every slot. If two replicas did so, each would count by itself.
+        let all_held = self.slots.iter().all(|slot| slot.owner.is_some());
         let may = if heard.clone().any(serves) {
-            let long = 2 * self.tuning.patience <= now.since(self.born);
-            all_mapped && self.hashing.is_some() && (all_held || long)
+            let long = now.since(self.started_at) >= 2 * self.settings.bootstrap_timeout;
+            all_mapped && self.hash_secret.is_some() && (all_held || long)
         } else if nobody {
-            self.alone && waited
+            self.no_seed_answered && waited
         } else {
-            // All begin together: the smallest is the first.
-            waited && heard.clone().all(|peer| self.me < peer.record.id)
+            // If all members start together, the one with the smallest id bootstraps the cluster.
+            waited && heard.clone().all(|peer| self.local_id < peer.record.id)
         };
         if !may {
             return;
         }
-        if self.hashing.is_none() {
-            let hashing = Hashing { founder: self.me, secret: Secret::random() };
-            self.actions.push(Action::Hash(hashing.secret.clone()));
-            self.hashing = Some(hashing);
-        } else if self.peers.values().all(|peer| !peer.mapped) {
-            let secret = self.hashing.as_ref().map(|hashing| hashing.secret.clone());
-            self.actions.extend(secret.map(Action::Hash));
+        if self.hash_secret.is_none() {
+            let hash_secret = HashSecret { founder: self.local_id, secret: Secret::random() };
+            self.actions.push(Action::SetHashSecret(hash_secret.secret.clone()));
+            self.hash_secret = Some(hash_secret);
+        } else if self.peers.values().all(|peer| !peer.synced) {
+            let secret = self.hash_secret.as_ref().map(|hash_secret| hash_secret.secret.clone());
+            self.actions.extend(secret.map(Action::SetHashSecret));
         }
-        self.epochs_from = self.epochs_from.max(self.wall.as_nanos() / EPOCH);
-        self.is_founded = true;
-        self.record.state = State::Serving;
-        self.actions.push(Action::Tell(Event::Joined));
-        self.tell_record();
-        self.greet_all();
-        self.choose(now);
+        self.epoch_floor = self.epoch_floor.max(self.wall.as_nanos() / EPOCH);
+        self.is_hash_secret_used = true;
+        self.record.state = MemberState::Serving;
+        self.actions.push(Action::Report(Event::Joined));
+        self.announce_record();
+        self.send_hello_to_all();
+        self.update_placement(now);
     }
 }

@@ -1,11 +1,12 @@
-//! One replica's part in sharing slots, without any input or output of its own.
+//! The state machine of one replica in the cluster. It performs no I/O.
 //!
-//! Events go in: a message, a peer linked or lost, a request, a turn at some time. Messages and actions come out, and
-//! counters change. Nobody needs a common view of the members: each replica moves what it holds and should not, and
-//! claims what nobody holds and it should; a disagreement only delays a move.
+//! Inputs are messages, connected and disconnected peers, checks and ticks, each with the current time. Outputs are
+//! messages and actions; the counters in memory change as a side effect. Replicas need no agreed view of the members:
+//! each replica hands off the slots that the placement assigns to another member, and recovers slots without an owner
+//! that the placement assigns to it. Different views only delay a move.
 //!
-//! Invariants: a slot has at most one holder, and only the holder says so. Whoever holds a slot here holds it in the
-//! memory too. What was handed off is kept until it is safe elsewhere.
+//! Invariants: a slot has at most one owner, and only the owner announces its ownership. A slot that is owned here is
+//! also held by the memory. A slot that was handed off is kept here until the receiver acknowledges it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,347 +17,354 @@ use std::{
 use crate::{
     cluster::{
         MemberId,
-        message::{Copy, Hashing, Holder, Message, Origin, Record, State, TransferId, Version},
-        slots::Wanted,
+        message::{
+            HandOffId, HashSecret, MemberRecord, MemberState, Message, Origin, Owner, SlotCopy, Version,
+        },
+        placement::Placement,
     },
     descriptor::Secret,
     store::{Contents, Lead, Memory, Slot},
     time::Timestamp,
 };
 
-mod asks;
-mod backups;
-mod claims;
-mod figures;
+mod backup;
+mod forwarding;
 mod hand_off;
 mod joining;
-mod lender;
-mod lessee;
-mod members;
-mod shares;
+mod lease_borrower;
+mod lease_owner;
+mod local_share;
+mod membership;
+mod recovery;
+mod stats;
 mod view;
 
-pub use asks::Wish;
-pub(crate) use asks::{By, Outcome, Ticket};
-pub(crate) use figures::Figures;
-pub use figures::{MemberView, View};
+pub use forwarding::ForwardPolicy;
+pub(crate) use forwarding::{DecidedBy, Outcome, Ticket};
+pub(crate) use stats::Stats;
+pub use stats::{MemberView, View};
 
-use asks::Asks;
-use lender::{Lender, Moment};
-use lessee::Lessee;
-use members::{Gone, Peer};
-use shares::Shares;
+use forwarding::Forwarding;
+use lease_borrower::LeaseBorrower;
+use lease_owner::{LeaseOwner, Moment};
+use local_share::LocalShare;
+use membership::{Departed, PeerState};
 
-/// The most messages that wait for one peer; beyond them it counts as unreachable for asks.
-const WAITING_MAX: usize = 65_536;
+/// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
+const OUTBOX_MAX: usize = 65_536;
 
-/// A turn that comes so long after the one before tells that this replica was too busy, or stopped. (They are due every
-/// 10 ms.)
-const TURN_LATE: Duration = Duration::from_millis(25);
+/// A tick that comes this long after the previous one shows that this replica was too busy, or stopped. Ticks are due
+/// every 10 ms.
+const TICK_LATE: Duration = Duration::from_millis(25);
 
-/// How often all slots are looked at while nothing happens.
-const LOOK_AFTER: Duration = Duration::from_millis(100);
+/// How often all slots are checked while nothing happens.
+const SLOTS_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What can be chosen about a replica's part.
+/// The settings of the node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tuning {
-    /// How long nothing may be heard of a peer before it counts as silent.
+pub(crate) struct NodeSettings {
+    /// A peer that is not heard for this long counts as silent.
     pub(crate) silence: Duration,
-    /// After so long a silence a peer is treated as dead.
+    /// A peer that is silent for this long is treated as departed.
     pub(crate) forget_after: Duration,
-    /// How long to wait for seeds before being the first.
-    pub(crate) patience: Duration,
-    /// How often changed counters go to the runner-up; `None` for never.
+    /// How long to wait for seeds before this replica bootstraps a cluster.
+    pub(crate) bootstrap_timeout: Duration,
+    /// How often changed counters are sent to the backup owner; `None` for never.
     pub(crate) backup_interval: Option<Duration>,
-    /// A key that is forwarded so often a second is asked for a lease; `None` for never.
+    /// A key that is forwarded this many times a second asks for a lease; `None` for never.
     pub(crate) lease_from: Option<u64>,
-    /// The most hand-offs on their way to one peer.
-    pub(crate) transfers_max: usize,
+    /// The most unacknowledged hand-offs to one peer.
+    pub(crate) hand_offs_max: usize,
 }
 
-/// What the shell around it is to do.
+/// An action for the layer that performs I/O.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
-    /// Somebody may be reached at this address.
+    /// A replica may be reachable at this address.
     Dial(String),
-    /// This member is treated as dead: end the link.
-    Forget(MemberId),
-    /// The answer to one of our own requests.
-    Answer(Ticket, Outcome),
-    /// Keys are hashed with this from now on.
-    Hash(Secret),
-    /// All is handed off that can be: leave.
+    /// This member has departed: close the link.
+    Disconnect(MemberId),
+    /// The outcome of one check of a local caller.
+    Complete(Ticket, Outcome),
+    /// From now on keys are hashed with this secret.
+    SetHashSecret(Secret),
+    /// Every slot is handed off, as far as possible: leave the cluster.
     Leave,
-    /// Something that an operator should know of.
-    Tell(Event),
+    /// An event to log for the operator.
+    Report(Event),
 }
 
-/// What an operator should know of.
+/// An event that is logged for the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// This replica knows who holds what, and answers.
+    /// This replica knows the owners of the slots, and answers.
     Joined,
-    /// It has given up all its counters for those of another cluster that it has met.
-    BegunAnew,
-    /// It hears too few others to rely on what it holds.
+    /// This replica met another cluster, adopted its hash secret and discarded all its own counters.
+    ClusterAdopted,
+    /// Fewer members are reachable than this replica needs to trust its counters.
     Isolated,
-    /// It hears enough of them again.
-    Reunited,
+    /// Enough members are reachable again.
+    IsolationEnded,
 }
 
-/// One replica's part in the cluster.
+/// The state of one replica in the cluster.
 #[derive(Debug)]
 pub(crate) struct Node {
-    me: MemberId,
-    tuning: Tuning,
+    local_id: MemberId,
+    settings: NodeSettings,
     memory: Arc<Memory>,
-    /// The time by which counters are decided. It may step forward at any time, and back where a lead is given up, so
-    /// nothing is waited for by it.
+    /// The time by which counters are decided. It may jump forward at any time, and back when the clock gives up a
+    /// lead, so timeouts do not use it.
     wall: Timestamp,
-    record: Record,
-    hashing: Option<Hashing>,
-    /// Whether the hashing is in use, rather than only remembered from a former process.
-    is_founded: bool,
-    /// Slots that this replica claims have had at least so many changes of hands: as many as its wall showed when it
-    /// began to serve, so that what former processes have kept is older.
-    epochs_from: u64,
-    born: Timestamp,
-    /// The last turn.
-    turned_at: Timestamp,
-    /// The last turn that came late, because this replica was too busy or stopped. Since then it has sent and read on time.
-    kept_up_since: Timestamp,
-    /// Whether every seed was tried, and none answered but this process itself.
-    alone: bool,
+    record: MemberRecord,
+    hash_secret: Option<HashSecret>,
+    /// Whether the hash secret is in use, rather than only restored from the snapshot of an earlier process.
+    is_hash_secret_used: bool,
+    /// The lowest epoch of a slot that this replica recovers. It is the wall clock when the replica began to serve, so
+    /// that copies of earlier processes are older.
+    epoch_floor: u64,
+    started_at: Timestamp,
+    /// The last tick.
+    ticked_at: Timestamp,
+    /// The last tick that came late, because this replica was too busy or stopped. Since then it has sent and read on
+    /// time.
+    on_time_since: Timestamp,
+    /// Whether every seed was tried, and only this process answered.
+    no_seed_answered: bool,
     draining_since: Option<Timestamp>,
-    peers: BTreeMap<MemberId, Peer>,
-    gone: BTreeMap<MemberId, Gone>,
-    /// The members of the last view in which most were heard.
+    peers: BTreeMap<MemberId, PeerState>,
+    departed: BTreeMap<MemberId, Departed>,
+    /// The members of the last view in which a majority was reachable.
     healthy: BTreeSet<MemberId>,
     isolated: bool,
-    wanted: Wanted,
+    placement: Placement,
     slots: Vec<SlotState>,
-    pending: BTreeMap<TransferId, Pending>,
-    transfers: u64,
+    hand_offs: BTreeMap<HandOffId, PendingHandOff>,
+    hand_offs_sent: u64,
     backed_up_at: Timestamp,
-    /// A new runner-up has not been sent everything yet.
-    backups_left: bool,
-    swept_at: Timestamp,
-    /// Something has happened that may let slots move.
-    restless: bool,
-    looked_at: Timestamp,
-    asks: Asks,
-    lender: Lender,
-    lessee: Lessee,
-    shares: Shares,
+    /// A new backup owner still lacks some slots.
+    backups_incomplete: bool,
+    copies_swept_at: Timestamp,
+    /// An event may allow slots to move.
+    slots_dirty: bool,
+    slots_checked_at: Timestamp,
+    forwarding: Forwarding,
+    lease_owner: LeaseOwner,
+    lease_borrower: LeaseBorrower,
+    local_share: LocalShare,
     outbox: BTreeMap<MemberId, VecDeque<Message>>,
-    woken: Vec<MemberId>,
+    ready_peers: Vec<MemberId>,
     actions: Vec<Action>,
-    figures: Figures,
+    stats: Stats,
 }
 
-/// What is known of one slot.
+/// What this replica knows about one slot.
 #[derive(Debug, Default)]
 struct SlotState {
-    /// The newest holder that was heard of.
-    holder: Option<Holder>,
-    /// Present while this replica holds it.
-    held: Option<Held>,
-    /// Kept for another holder.
-    copy: Option<Kept>,
-    /// The last backup: of which version, and to whom.
-    sent: Option<(Version, MemberId)>,
-    /// Hand-offs to be acknowledged when the runner-up has a backup.
-    owed: Vec<TransferId>,
-    query: Option<Query>,
-    /// Who was told last that the slot is an orphan, and of which holder.
-    told: Option<(Holder, MemberId)>,
-    /// Slices were lent or came back since the last backup.
-    lent_changed: bool,
+    /// The newest owner that was announced.
+    owner: Option<Owner>,
+    /// Present while this replica owns the slot.
+    ownership: Option<SlotOwnership>,
+    /// The backup that is kept for another owner.
+    copy: Option<StoredCopy>,
+    /// The version and the receiver of the last backup.
+    last_backup: Option<(Version, MemberId)>,
+    /// Hand-offs to acknowledge once the backup owner has a backup.
+    acks_due: Vec<HandOffId>,
+    recovery: Option<Recovery>,
+    /// The lost owner and the receiver of the last orphan report.
+    orphan_reported: Option<(Owner, MemberId)>,
+    /// Grants were lent or returned since the last backup.
+    leases_changed: bool,
 }
 
-/// What a holder knows beside the counters.
+/// What the owner of a slot knows besides its counters.
 #[derive(Clone, Debug)]
-struct Held {
+struct SlotOwnership {
     epoch: u64,
     origin: Origin,
-    /// From when on nobody can come any more who knows of another lineage.
-    origin_kept_until: Timestamp,
+    /// From this instant no replica can return with another lineage of the slot.
+    origin_expires_at: Timestamp,
 }
 
-/// A copy and when it was last renewed.
+/// A copy, and the time of its last update.
 #[derive(Clone, Debug)]
-struct Kept {
-    copy: Copy,
+struct StoredCopy {
+    copy: SlotCopy,
     at: Timestamp,
 }
 
 /// A hand-off that is not acknowledged yet.
 #[derive(Clone, Debug)]
-struct Pending {
+struct PendingHandOff {
     slot: Slot,
-    copy: Copy,
+    copy: SlotCopy,
     origin: Origin,
     to: MemberId,
     at: Timestamp,
 }
 
-/// A slot that this replica would claim.
+/// The recovery of a slot that has lost its owner.
 #[derive(Clone, Debug)]
-struct Query {
-    /// Those who have not answered.
+struct Recovery {
+    /// Members that have not replied yet.
     waiting: BTreeSet<MemberId>,
-    /// The newest copy of those that were heard of.
-    best: Option<Copy>,
-    /// Asked again after this.
-    at: Timestamp,
-    /// Somebody hears the holder, so it is not claimed for now.
+    /// The newest copy received so far.
+    newest: Option<SlotCopy>,
+    /// The query is repeated at this instant.
+    retry_at: Timestamp,
+    /// Another member reaches the owner, so the slot is not recovered for now.
     blocked: bool,
 }
 
 impl Node {
-    /// A replica that has joined nobody yet. Its memory is shared: it holds no slot before it is given one.
+    /// A replica that has not joined a cluster yet. Its memory is shared: it owns no slot until it receives or recovers
+    /// one.
     pub(crate) fn new(
-        me: MemberId,
+        local_id: MemberId,
         address: String,
-        tuning: Tuning,
+        settings: NodeSettings,
         memory: Arc<Memory>,
         now: Timestamp,
     ) -> Self {
-        if tuning.backup_interval.is_some() {
+        if settings.backup_interval.is_some() {
             memory.track_changes();
         }
-        let record = Record { id: me, address, state: State::Joining, rules: 0, changes: 0 };
+        let record =
+            MemberRecord { id: local_id, address, state: MemberState::Joining, rules: 0, changes: 0 };
         let slots = (0..memory.slots()).map(|_| SlotState::default()).collect();
         Self {
-            me,
-            tuning,
+            local_id,
+            settings,
             memory,
             wall: now,
             record,
-            hashing: None,
-            is_founded: false,
-            epochs_from: 0,
-            born: now,
-            turned_at: now,
-            kept_up_since: now,
-            alone: false,
+            hash_secret: None,
+            is_hash_secret_used: false,
+            epoch_floor: 0,
+            started_at: now,
+            ticked_at: now,
+            on_time_since: now,
+            no_seed_answered: false,
             draining_since: None,
             peers: BTreeMap::new(),
-            gone: BTreeMap::new(),
+            departed: BTreeMap::new(),
             healthy: BTreeSet::new(),
             isolated: false,
-            wanted: Wanted::default(),
+            placement: Placement::default(),
             slots,
-            pending: BTreeMap::new(),
-            transfers: 0,
+            hand_offs: BTreeMap::new(),
+            hand_offs_sent: 0,
             backed_up_at: now,
-            backups_left: false,
-            swept_at: now,
-            restless: true,
-            looked_at: now,
-            asks: Asks::default(),
-            lender: Lender::default(),
-            lessee: Lessee::default(),
-            shares: Shares::default(),
+            backups_incomplete: false,
+            copies_swept_at: now,
+            slots_dirty: true,
+            slots_checked_at: now,
+            forwarding: Forwarding::default(),
+            lease_owner: LeaseOwner::default(),
+            lease_borrower: LeaseBorrower::default(),
+            local_share: LocalShare::default(),
             outbox: BTreeMap::new(),
-            woken: Vec::new(),
+            ready_peers: Vec::new(),
             actions: Vec::new(),
-            figures: Figures::default(),
+            stats: Stats::default(),
         }
     }
 
-    /// Offers counters of a former process, hashed with `hashing`, as copies: they are used unless others know newer.
+    /// Offers the counters of an earlier process, whose keys are hashed with `secret`, as copies. They are used unless
+    /// another member has newer ones.
     pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<(Slot, Version, Contents)>, now: Timestamp) {
-        self.hashing = Some(Hashing { founder: self.me, secret });
+        self.hash_secret = Some(HashSecret { founder: self.local_id, secret });
         for (slot, version, contents) in copies {
-            let copy = Copy { version, contents: Arc::new(contents), slices: Vec::new() };
-            self.epochs_from = self.epochs_from.max(version.epoch);
-            self.slots[slot.index()].copy = Some(Kept { copy, at: now });
+            let copy = SlotCopy { version, contents: Arc::new(contents), grants: Vec::new() };
+            self.epoch_floor = self.epoch_floor.max(version.epoch);
+            self.slots[slot.index()].copy = Some(StoredCopy { copy, at: now });
         }
     }
 
-    /// What the clock of counters shows at the next events. All other instants are those of a clock that goes on
-    /// evenly, whatever the wall's does.
+    /// Sets the time by which counters are decided during the next inputs. All other instants are monotonic.
     pub(crate) fn set_wall(&mut self, wall: Timestamp) {
         self.wall = wall;
     }
 
-    /// The clock of counters gives up a lead. The caller tells the memory.
+    /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
     pub(crate) fn give_up_lead(&mut self, lead: Lead) {
-        self.shares.give_up_lead(lead);
+        self.local_share.give_up_lead(lead);
     }
 
-    /// Takes one message of a peer.
+    /// Handles one message of a peer.
     pub(crate) fn receive(&mut self, from: MemberId, message: Message, now: Timestamp) {
-        // Whoever was declared dead is heard no more, unless a new session begins.
+        // A departed member is ignored until a new session begins.
         if !self.peers.contains_key(&from) {
             return;
         }
         self.heard(from, now);
-        // It comes from a cluster of more slots, and means nothing here.
+        // The sender's cluster has more slots than this one, so the slot does not exist here.
         if message.last_slot().is_some_and(|slot| self.slots.len() <= slot.index()) {
             return;
         }
         let is_of_a_slot = message.last_slot().is_some() && !matches!(message, Message::Hello(_));
-        if is_of_a_slot && !self.is_mapped(from) {
+        if is_of_a_slot && !self.is_synced(from) {
             return;
         }
-        self.restless |= message.may_move_slots();
+        self.slots_dirty |= message.may_move_slots();
         match message {
-            Message::Hello(hello) => self.greeted(from, *hello, now),
-            Message::Member(record) => self.hear(record, now),
-            Message::Holds { slot, epoch, origin } => self.told_holder(from, slot, epoch, origin, now),
-            Message::Transfer(transfer) => self.take(from, *transfer, now),
-            Message::Taken(id) => self.taken(id, now),
-            Message::Backup { slot, copy, after } => self.keep(from, slot, copy, after, now),
-            Message::Backed { slot, version } => self.backed(from, slot, version, now),
-            Message::Lacking { slot } => self.lacking(from, slot, now),
-            Message::Query { slot, best, dead } => self.queried_by(from, slot, best, &dead, now),
-            Message::Known { slot, holder, alive, copy } => {
-                self.told_known(from, slot, holder, alive, copy, now)
+            Message::Hello(hello) => self.receive_hello(from, *hello, now),
+            Message::Member(record) => self.update_record(record, now),
+            Message::Owns { slot, epoch, origin } => self.receive_owner(from, slot, epoch, origin, now),
+            Message::HandOff(hand_off) => self.receive_hand_off(from, *hand_off, now),
+            Message::HandOffAck(id) => self.receive_hand_off_ack(id, now),
+            Message::Backup { slot, copy, after } => self.receive_backup(from, slot, copy, after, now),
+            Message::BackupAck { slot, version } => self.receive_backup_ack(from, slot, version, now),
+            Message::BackupBaseMissing { slot } => self.receive_base_missing(from, slot, now),
+            Message::RecoveryQuery { slot, best, dead } => {
+                self.receive_recovery_query(from, slot, best, &dead, now)
             }
-            Message::Orphan { slot, holder, dead } => self.told_orphan(slot, holder, &dead, now),
-            Message::Better { slot, copy } => self.told_better(slot, copy, now),
-            Message::Ask { ticket, question, budget, hops } => {
-                self.asked_by(from, ticket, question, budget, hops, now);
+            Message::RecoveryReply { slot, owner, alive, copy } => {
+                self.receive_recovery_reply(from, slot, owner, alive, copy, now)
             }
-            Message::Answer { ticket, reply } => self.answered(ticket, reply, now),
-            Message::Recall { key } => self.recalled(key, now),
-            Message::Revoke { key } => self.lessee.revoke(key),
+            Message::Orphan { slot, owner, dead } => self.receive_orphan(slot, owner, &dead, now),
+            Message::NewerCopy { slot, copy } => self.receive_newer_copy(slot, copy, now),
+            Message::Forward { ticket, check, budget, hops } => {
+                self.receive_forward(from, ticket, check, budget, hops, now);
+            }
+            Message::Reply { ticket, reply } => self.receive_reply(ticket, reply, now),
+            Message::Recall { key } => self.return_grant(key, now),
+            Message::Revoke { key } => self.lease_borrower.revoke_refusal(key),
         }
     }
 
-    /// A turn: whatever time alone brings about.
-    pub(crate) fn turn(&mut self, now: Timestamp) {
-        let last = std::mem::replace(&mut self.turned_at, now);
-        // What waits in the links is read before this turn tells who is silent or late. Not twice in a row, so that
-        // nothing waits for long where every turn is late.
-        let defers = TURN_LATE <= now.since(last) && self.kept_up_since != last;
-        if TURN_LATE <= now.since(last) {
-            self.kept_up_since = now;
+    /// Does everything that depends on time alone.
+    pub(crate) fn tick(&mut self, now: Timestamp) {
+        let last = std::mem::replace(&mut self.ticked_at, now);
+        // Batches that wait in the links are read before a late tick judges silence and lateness. Two late ticks in a
+        // row do not both defer, so that nothing is delayed for long when every tick is late.
+        let defers = now.since(last) >= TICK_LATE && self.on_time_since != last;
+        if now.since(last) >= TICK_LATE {
+            self.on_time_since = now;
         }
         if defers {
             return;
         }
-        self.watch_peers(now);
+        self.check_peers(now);
         self.start_serving(now);
-        // Nothing moves by itself, so that all slots are looked at in vain only now and then.
-        if std::mem::take(&mut self.restless) || LOOK_AFTER <= now.since(self.looked_at) {
-            self.looked_at = now;
-            self.hand_off_unwanted(now);
-            self.claim_orphans(now);
-            self.tell_of_orphans();
+        // Slots move only after an event, so all of them are scanned only from time to time without one.
+        if std::mem::take(&mut self.slots_dirty) || now.since(self.slots_checked_at) >= SLOTS_CHECK_INTERVAL {
+            self.slots_checked_at = now;
+            self.hand_off_misplaced(now);
+            self.recover_orphans(now);
+            self.report_orphans();
         }
         self.drop_old_copies(now);
         self.back_up_when_due(now);
-        self.end_leases(now);
-        self.tell_shares(now);
-        self.ask_again(now);
-        self.expire_asks(now);
+        self.expire_leases(now);
+        self.report_admitted(now);
+        self.retry_parked(now);
+        self.expire_checks(now);
         self.leave_when_done(now);
     }
 
-    /// What waits for `peer`, oldest first: so many messages at most, and about so many bytes.
+    /// Takes messages that wait for `peer`, oldest first: at most `most` messages, and about `bytes_max` bytes.
     pub(crate) fn outgoing(
         &mut self,
         peer: MemberId,
@@ -367,40 +375,40 @@ impl Node {
         let Some(waiting) = self.outbox.get_mut(&peer) else { return Vec::new() };
         let (mut bytes, mut count) = (0, 0);
         for message in waiting.iter().take(most) {
-            bytes += message.weight();
-            if bytes_max < bytes && 0 < count {
+            bytes += message.wire_bytes();
+            if bytes > bytes_max && count > 0 {
                 break;
             }
             count += 1;
         }
         let messages: Vec<Message> = waiting.drain(..count).collect();
-        self.have_left(&messages, now);
+        self.mark_written(&messages, now);
         messages
     }
 
-    /// The peers for which something has begun to wait since this was last asked.
-    pub(crate) fn woken(&mut self) -> Vec<MemberId> {
-        std::mem::take(&mut self.woken)
+    /// The peers whose queue was empty and has received messages since the last call.
+    pub(crate) fn ready_peers(&mut self) -> Vec<MemberId> {
+        std::mem::take(&mut self.ready_peers)
     }
 
-    /// What is to be done, in order.
+    /// Takes the pending actions, in order.
     pub(crate) fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
     fn send(&mut self, to: MemberId, message: Message) {
-        if self.peers.get(&to).is_some_and(|peer| peer.linked) {
+        if self.peers.get(&to).is_some_and(|peer| peer.connected) {
             let waiting = self.outbox.entry(to).or_default();
             if waiting.is_empty() {
-                self.woken.push(to);
+                self.ready_peers.push(to);
             }
             waiting.push_back(message);
         }
     }
 
-    fn tell_all(&mut self, message: &Message) {
-        let linked = self.peers.iter().filter(|(_, peer)| peer.linked);
-        for to in linked.map(|(id, _)| *id).collect::<Vec<_>>() {
+    fn broadcast(&mut self, message: &Message) {
+        let connected = self.peers.iter().filter(|(_, peer)| peer.connected);
+        for to in connected.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.send(to, message.clone());
         }
     }
@@ -421,9 +429,9 @@ impl Node {
         (0..self.slots.len()).map(Slot::at)
     }
 
-    /// The slot's version where this replica holds it.
+    /// The version of the slot, if this replica owns it.
     fn version(&self, slot: Slot) -> Option<Version> {
-        let held = self.slot(slot).held.as_ref()?;
-        Some(Version { epoch: held.epoch, seq: self.memory.version_seq(slot) })
+        let ownership = self.slot(slot).ownership.as_ref()?;
+        Some(Version { epoch: ownership.epoch, seq: self.memory.version_seq(slot) })
     }
 }

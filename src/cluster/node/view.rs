@@ -1,4 +1,4 @@
-//! What is to be seen of the cluster from here.
+//! Statistics and the view of the cluster, read from the node.
 
 use std::{collections::BTreeMap, hash::Hasher, time::Duration};
 
@@ -7,76 +7,76 @@ use siphasher::sip::SipHasher13;
 use crate::{
     cluster::{
         MemberId,
-        message::{Holder, Record, State},
-        node::{Figures, MemberView, Node, View, figures::Seen},
+        message::{MemberRecord, MemberState, Owner},
+        node::{MemberView, Node, Stats, View, stats::MemberStatus},
     },
     store::Slot,
     time::Timestamp,
 };
 
-/// How long those who are gone are still shown.
-const GONE_SHOWN: Duration = Duration::from_secs(60);
+/// How long departed members are still listed.
+const DEPARTED_SHOWN: Duration = Duration::from_secs(60);
 
 impl Node {
-    /// What it has cost so far.
-    pub(crate) fn figures(&self) -> Figures {
-        self.figures
+    /// The counts so far.
+    pub(crate) fn stats(&self) -> Stats {
+        self.stats
     }
 
-    /// The slots that this replica holds.
-    pub(crate) fn slots_held(&self) -> impl Iterator<Item = Slot> {
-        self.all_slots().filter(|slot| self.slot(*slot).held.is_some())
+    /// The slots that this replica owns.
+    pub(crate) fn owned_slots(&self) -> impl Iterator<Item = Slot> {
+        self.all_slots().filter(|slot| self.slot(*slot).ownership.is_some())
     }
 
-    /// The slots whose newest counters may be nowhere but here.
+    /// The slots whose newest counters may exist only here.
     #[cfg(test)]
     pub(crate) fn slots_at_risk(&self) -> impl Iterator<Item = Slot> {
-        self.slots_held().chain(self.pending.values().map(|pending| pending.slot))
+        self.owned_slots().chain(self.hand_offs.values().map(|pending| pending.slot))
     }
 
-    /// How often a slot has changed hands.
+    /// The epoch of a slot: how often it has changed its owner. 0 if this replica does not own it.
     pub(crate) fn epoch(&self, slot: Slot) -> u64 {
         let state = self.slot(slot);
-        state.held.as_ref().map_or(0, |held| held.epoch)
+        state.ownership.as_ref().map_or(0, |ownership| ownership.epoch)
     }
 
-    /// Members that serve and are heard.
+    /// Members that are reachable and serve.
     pub(crate) fn serving(&self) -> usize {
-        self.wanted.members().len()
+        self.placement.members().len()
     }
 
-    /// Slots whose holder is not the one who is wanted, or unknown.
+    /// Slots whose owner is unknown or differs from the placement.
     pub(crate) fn moving(&self) -> usize {
-        let wanted = |slot| self.slot(slot).holder.map(|holder| holder.member) == self.wanted.holder(slot);
-        self.all_slots().filter(|slot| !wanted(*slot)).count()
+        let placement = |slot| self.slot(slot).owner.map(|owner| owner.member) == self.placement.owner(slot);
+        self.all_slots().filter(|slot| !placement(*slot)).count()
     }
 
-    /// What this replica is doing.
-    pub(crate) fn state(&self) -> State {
+    /// The state of this replica.
+    pub(crate) fn state(&self) -> MemberState {
         self.record.state
     }
 
-    /// Whether too few others are heard.
+    /// Whether fewer members are reachable than this replica needs to trust its counters.
     pub(crate) fn is_isolated(&self) -> bool {
         self.isolated
     }
 
-    /// How the cluster looks from here.
+    /// The cluster as this replica sees it.
     pub(crate) fn view(&self, now: Timestamp) -> View {
         let mut holding: BTreeMap<MemberId, usize> = BTreeMap::new();
         let mut hasher = SipHasher13::new();
-        for member in self.wanted.members() {
+        for member in self.placement.members() {
             hasher.write_u64(member.number());
         }
         for slot in self.all_slots() {
-            let holder = self.slot(slot).holder;
-            let Holder { epoch, member } =
-                holder.unwrap_or(Holder { epoch: 0, member: MemberId::from_number(0) });
+            let owner = self.slot(slot).owner;
+            let Owner { epoch, member } =
+                owner.unwrap_or(Owner { epoch: 0, member: MemberId::from_number(0) });
             hasher.write_u64(epoch);
             hasher.write_u64(member.number());
             *holding.entry(member).or_default() += 1;
         }
-        let view = |record: &Record, state, silent: Duration| MemberView {
+        let view = |record: &MemberRecord, state, silent: Duration| MemberView {
             id: record.id,
             address: record.address.clone(),
             state,
@@ -89,28 +89,30 @@ impl Node {
             let silent = now.since(peer.heard_at);
             view(&peer.record, peer.record.state.into(), silent)
         }));
-        let lately = self.gone.values().filter(|gone| now.since(gone.at) < GONE_SHOWN);
-        members.extend(lately.map(|gone| view(&gone.record, Seen::Gone, now.since(gone.at))));
+        let lately = self.departed.values().filter(|departed| now.since(departed.at) < DEPARTED_SHOWN);
+        members.extend(
+            lately.map(|departed| view(&departed.record, MemberStatus::Departed, now.since(departed.at))),
+        );
         members.sort_by_key(|member| member.id);
         View {
-            me: self.me.to_string(),
+            local_id: self.local_id.to_string(),
             view: format!("{:016x}", hasher.finish()),
             members,
             moving: self.moving(),
-            holding: self.slots.iter().filter(|slot| slot.held.is_some()).count(),
+            holding: self.slots.iter().filter(|slot| slot.ownership.is_some()).count(),
             copies: self.slots.iter().filter(|slot| slot.copy.is_some()).count(),
             isolated: self.isolated,
         }
     }
 
-    /// Peers that decide by other rules than this replica.
-    pub(crate) fn of_other_rules(&self) -> usize {
-        let others = self.peers.values().filter(|peer| peer.record.state != State::Joining);
+    /// Peers whose rules differ from those of this replica.
+    pub(crate) fn with_other_rules(&self) -> usize {
+        let others = self.peers.values().filter(|peer| peer.record.state != MemberState::Joining);
         others.filter(|peer| peer.record.rules != self.record.rules).count()
     }
 
-    /// How long ago the oldest change was made that no backup holds, as far as is known.
+    /// The time since the last acknowledged backup.
     pub(crate) fn backup_age(&self, now: Timestamp) -> Duration {
-        now.since(self.figures.backup_arrived_at)
+        now.since(self.stats.backup_arrived_at)
     }
 }

@@ -1,4 +1,4 @@
-//! What the simulation asks for: a key for every algorithm, whose limit is not reset while it runs.
+//! The keys of the simulation: one for every algorithm, with limits that are not reset during a script.
 
 use std::num::NonZeroU64;
 
@@ -17,29 +17,29 @@ pub(super) const LIMIT: u64 = 60;
 /// The length of every window, and the time in which a bucket regains a hit: longer than any script.
 const LONG: u64 = 100 * 86_400 * SECOND;
 
-/// What is asked for.
+/// A key and its limit.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct TestKey {
     pub(super) key: Key,
     pub(super) limit: Limit,
 }
 
-/// One key for every algorithm, in slots of their own as far as there are enough.
-pub(super) fn all() -> Vec<Asked> {
+/// One key for every algorithm, in different slots as far as there are enough.
+pub(super) fn all() -> Vec<TestKey> {
     let key = |number: usize| {
         let high = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         Key::from_halves(high, high.rotate_left(17))
     };
     let limits = limits();
-    let asked = |(number, limit)| Asked { key: key(number), limit };
-    limits.into_iter().enumerate().map(asked).collect()
+    let test_key = |(number, limit)| TestKey { key: key(number), limit };
+    limits.into_iter().enumerate().map(test_key).collect()
 }
 
 fn limits() -> Vec<Limit> {
     let (limit, excess) = (LIMIT, Excess::Refuse);
-    let number = |number| NonZeroU64::new(number).expect("a number that is not 0");
-    let window = Window::of_nanos(LONG).expect("a length that a window may have");
-    let span = Span::of_nanos(LONG).expect("a length that a window may have");
+    let number = |number| NonZeroU64::new(number).expect("not 0");
+    let window = Window::of_nanos(LONG).expect("a valid window length");
+    let span = Span::of_nanos(LONG).expect("a valid window length");
     let pace = Pace::new(number(1), number(LONG / 1_000));
     let bucket = TokenBucket { pace, burst: LIMIT, excess };
     vec![
@@ -60,8 +60,8 @@ fn limits() -> Vec<Limit> {
     ]
 }
 
-/// The identity of the replica of this number.
+/// The id of the replica with this number.
 pub(super) fn member(number: usize) -> MemberId {
-    // Not in the order in which they start.
+    // The order of the ids differs from the order in which the replicas start.
     MemberId::from_number((number as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03))
 }

@@ -1,7 +1,7 @@
-//! Many replicas in one thread, over a network that delays, cuts and loses, all from a seed.
+//! Simulation: many replicas in one thread, over a network that delays, cuts and loses messages, all from a seed.
 //!
-//! A script is data: [`Step`]s such as starting, cutting, draining, killing, and asking. After every script the world
-//! must hold what the cluster promises; a seed that breaks one is printed, and plays again by its number.
+//! A script is a list of [`Step`]s such as starting, cutting, draining, killing and calling. After every script the
+//! world must keep the promises of the cluster. A seed that breaks a promise is printed, and repeats the same run.
 
 use std::time::Duration;
 
@@ -22,36 +22,36 @@ use crate::{
 enum Step {
     /// Starts replicas.
     Start(usize),
-    /// Starts replicas, each with what one that has left held last: those of the first to leave come first.
+    /// Starts replicas, each from the snapshot of a replica that has left, in the order in which those left.
     Resume(usize),
-    /// Tells the replica of this number to leave.
+    /// Drains the replica with this number.
     Drain(usize),
-    /// Tells the replica that holds the first key to leave.
+    /// Drains the owner of the first key.
     DrainOwner,
-    /// Ends it without a word.
+    /// Ends the replica without a goodbye.
     Kill(usize),
-    /// Stops a replica that has borrowed hits of the first key, once there is one and all calls are answered, and
-    /// asks no more: it neither hears nor does anything, and nothing tells others so.
+    /// Waits until a replica has borrowed hits of the first key and all calls are answered, stops the traffic, and
+    /// freezes that replica: it neither receives nor sends, and its peers get no notice of that.
     FreezeBorrower,
-    /// Lets every stopped replica go on.
+    /// Resumes every frozen replica.
     Thaw,
-    /// Nothing passes between these replicas and the others.
+    /// Cuts the network between these replicas and the others.
     Cut(Vec<usize>),
-    /// Everything passes again.
+    /// Ends the cut.
     Heal,
-    /// Moves a replica's clock by milliseconds; back, it gives up a lead.
+    /// Moves a replica's clock by this many milliseconds. A negative number gives up a lead.
     Skew(usize, i64),
-    /// Asks so many times a second, of replicas and keys by chance.
+    /// Sets the number of calls per second, to random replicas and keys.
     Traffic(u32),
-    /// Only of the first key.
+    /// The same, for the first key only.
     Hot(u32),
     /// Lets time pass.
     Pass(Duration),
-    /// Lets time pass until every slot has the holder that is wanted; 20 seconds at most.
+    /// Lets time pass until every slot is owned as placed, 20 seconds at most.
     Settle,
 }
 
-/// Messages as they arrive where the clock shows another time: they go over the wire as everywhere.
-fn carried(messages: &[Message], sent_at: Timestamp, now: Timestamp) -> Vec<Message> {
-    wire::decode(wire::encode(messages, sent_at), now).expect("what was just written can be read")
+/// Encodes and decodes messages, as if the receiver's clock showed `now`.
+fn over_the_wire(messages: &[Message], sent_at: Timestamp, now: Timestamp) -> Vec<Message> {
+    wire::decode(wire::encode(messages, sent_at), now).expect("a message that was just encoded")
 }

@@ -1,4 +1,4 @@
-//! The world of a simulation: processes, links that delay, and the books that are kept of what passed.
+//! The world of a simulation: processes, links that delay, and a record of what passed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -12,9 +12,9 @@ use crate::{
     algorithm::Ask,
     cluster::{
         MemberId,
-        message::{Deed, Message, Question, State, Version},
-        node::{Action, By, Node, Ticket, Tuning, Wish},
-        sim::{Step, keys, keys::Asked},
+        message::{MemberState, Message, RemoteCheck, RemoteOperation, Version},
+        node::{Action, DecidedBy, ForwardPolicy, Node, NodeSettings, Ticket},
+        sim::{Step, keys, keys::TestKey},
     },
     descriptor::Secret,
     rules::OnOwnerUnavailable,
@@ -23,108 +23,107 @@ use crate::{
 };
 
 const MILLISECOND: u64 = SECOND / 1000;
-/// One step of the world.
+/// The time step.
 const STEP: u64 = 5 * MILLISECOND;
-/// The longest that a message takes.
+/// The longest delay of a message.
 const DELAY_MAX: u64 = 20 * MILLISECOND;
-/// The longest until a death is noticed by those who were linked.
+/// The longest time until a connected peer notices a death.
 const NOTICE_MAX: u64 = 40 * MILLISECOND;
-/// How long a caller waits.
+/// The timeout of a caller.
 pub(super) const BUDGET: u64 = 500 * MILLISECOND;
-/// What a crash may cost: what passed since the last backup that arrived, and until everybody knows.
+/// What a crash may lose: hits that passed since the last backup that arrived, and until all replicas know of the
+/// crash.
 const CRASH_WINDOW: u64 = 350 * MILLISECOND;
-/// Few, so that every one of them has its troubles.
+/// Few slots, so that faults hit every one of them.
 const SLOTS: usize = 16;
 
-pub(super) const TUNING: Tuning = Tuning {
+pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
     silence: Duration::from_secs(1),
     forget_after: Duration::from_secs(8),
-    patience: Duration::from_millis(400),
+    bootstrap_timeout: Duration::from_millis(400),
     backup_interval: Some(Duration::from_millis(100)),
     lease_from: Some(50),
-    transfers_max: 3,
+    hand_offs_max: 3,
 };
 
-/// All there is.
+/// The complete simulation.
 pub(super) struct World {
-    dice: StdRng,
+    rng: StdRng,
     now: u64,
     processes: BTreeMap<usize, Process>,
     started: usize,
     links: BTreeMap<(usize, usize), Link>,
     dials: Vec<(u64, usize, usize)>,
-    notices: Vec<(u64, usize, usize)>,
-    /// What those who have left said last: it still arrives, and then it is known that they have left.
-    farewells: Vec<(usize, usize, Link)>,
-    /// What those who have left held, oldest first, until somebody resumes with it.
+    loss_notices: Vec<(u64, usize, usize)>,
+    /// The last messages of replicas that have left. They still arrive; after them the departure is known.
+    departing_links: Vec<(usize, usize, Link)>,
+    /// Snapshots of replicas that have left, oldest first, for [`Step::Resume`].
     snapshots: VecDeque<Snapshot>,
     cut: BTreeSet<usize>,
-    /// Processes that are stopped, and those with whom each has lost its session meanwhile.
+    /// Frozen processes, each with the peers that have dropped its session meanwhile.
     frozen: BTreeMap<usize, Vec<usize>>,
-    pub(super) keys: Vec<Asked>,
+    pub(super) keys: Vec<TestKey>,
     /// When a hit of a key passed.
     passed: Vec<(u64, usize)>,
-    /// When which keys lost their holder.
+    /// When which keys lost their owner.
     crashes: Vec<(u64, BTreeSet<usize>)>,
     open: BTreeMap<(usize, u64), (usize, u64)>,
-    tickets: u64,
-    pub(super) books: Books,
-    rate: u32,
-    keys_asked: usize,
+    calls_started: u64,
+    pub(super) totals: Totals,
+    calls_per_second: u32,
+    keys_called: usize,
 }
 
-/// What is counted of the answers.
+/// Counts of the outcomes.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Books {
+pub(super) struct Totals {
     pub(super) answers: u64,
     pub(super) degraded: u64,
     pub(super) by_lease: u64,
     pub(super) slowest: u64,
-    /// Hits that passed while the world was cut, and in the second after.
+    /// When the network was last cut.
     pub(super) cut_at: Option<u64>,
 }
 
 struct Process {
     node: Node,
     memory: Arc<Memory>,
-    /// What it hashes keys with, once it knows.
+    /// The secret of its key hash, once known.
     secret: Option<Secret>,
-    /// Its clock less the world's, in nanoseconds.
+    /// The offset of its clock from the world's, in nanoseconds.
     skew: i64,
-    /// All is handed on: it answers what it was asked before, and no more.
-    leaves: bool,
+    /// Every slot is handed off: it answers checks that it has received, and takes no more calls.
+    is_leaving: bool,
 }
 
-/// What a process writes before it ends, for one that comes after it.
+/// What a process writes before it ends, for a later one.
 type Snapshot = (Secret, Vec<(Slot, Version, Contents)>);
 
-/// One direction of a session. What is on its way arrives in order, once.
+/// One direction of a session. Messages arrive in order, once.
 #[derive(Default)]
 struct Link {
-    on_the_way: VecDeque<(u64, Timestamp, Vec<Message>)>,
+    in_flight: VecDeque<(u64, Timestamp, Vec<Message>)>,
     last: u64,
 }
 
 impl Link {
-    /// What has arrived by now, if anything.
+    /// The next batch that has arrived by now.
     fn next_due(&mut self, now: u64) -> Option<(Timestamp, Vec<Message>)> {
-        self.on_the_way
-            .pop_front_if(|(due, ..)| *due <= now)
-            .map(|(_, sent_at, messages)| (sent_at, messages))
+        self.in_flight.pop_front_if(|(due, ..)| *due <= now).map(|(_, sent_at, messages)| (sent_at, messages))
     }
 }
 
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         Self {
-            dice: StdRng::seed_from_u64(seed),
+            rng: StdRng::seed_from_u64(seed),
             now: 1_790_000_000 * SECOND,
             processes: BTreeMap::new(),
             started: 0,
             links: BTreeMap::new(),
             dials: Vec::new(),
-            notices: Vec::new(),
-            farewells: Vec::new(),
+            loss_notices: Vec::new(),
+            departing_links: Vec::new(),
             snapshots: VecDeque::new(),
             cut: BTreeSet::new(),
             frozen: BTreeMap::new(),
@@ -132,20 +131,20 @@ impl World {
             passed: Vec::new(),
             crashes: Vec::new(),
             open: BTreeMap::new(),
-            tickets: 0,
-            books: Books::default(),
-            rate: 0,
-            keys_asked: usize::MAX,
+            calls_started: 0,
+            totals: Totals::default(),
+            calls_per_second: 0,
+            keys_called: usize::MAX,
         }
     }
 
-    pub(super) fn do_all(&mut self, steps: &[Step]) {
+    pub(super) fn run(&mut self, steps: &[Step]) {
         for step in steps {
-            self.perform(step);
+            self.run_step(step);
         }
     }
 
-    pub(super) fn perform(&mut self, step: &Step) {
+    pub(super) fn run_step(&mut self, step: &Step) {
         match step {
             Step::Start(count) => (0..*count).for_each(|_| self.start(None)),
             Step::Resume(count) => {
@@ -163,7 +162,7 @@ impl World {
             Step::Kill(number) => self.kill(*number),
             Step::Cut(numbers) => {
                 self.cut = numbers.iter().copied().collect();
-                self.books.cut_at = Some(self.now);
+                self.totals.cut_at = Some(self.now);
             }
             Step::Heal => self.cut.clear(),
             Step::FreezeBorrower => self.freeze_borrower(),
@@ -179,8 +178,10 @@ impl World {
                     }
                 }
             }
-            Step::Traffic(rate) => (self.rate, self.keys_asked) = (*rate, usize::MAX),
-            Step::Hot(rate) => (self.rate, self.keys_asked) = (*rate, 1),
+            Step::Traffic(calls_per_second) => {
+                (self.calls_per_second, self.keys_called) = (*calls_per_second, usize::MAX)
+            }
+            Step::Hot(calls_per_second) => (self.calls_per_second, self.keys_called) = (*calls_per_second, 1),
             Step::Pass(time) => self.pass(time.as_nanos() as u64),
             Step::Settle => {
                 let end = self.now + 20 * SECOND;
@@ -199,10 +200,10 @@ impl World {
     }
 
     fn freeze_borrower(&mut self) {
-        let (end, rate) = (self.now + 5 * SECOND, self.rate);
+        let (end, calls_per_second) = (self.now + 5 * SECOND, self.calls_per_second);
         while self.now < end {
             if self.borrower().is_some() {
-                self.rate = 0;
+                self.calls_per_second = 0;
                 while !self.open.is_empty() {
                     self.pass(STEP);
                 }
@@ -210,36 +211,36 @@ impl World {
                     self.frozen.insert(borrower, Vec::new());
                     return;
                 }
-                self.rate = rate;
+                self.calls_per_second = calls_per_second;
             }
             self.pass(STEP);
         }
-        panic!("no replica has borrowed anything");
+        panic!("no replica has borrowed hits");
     }
 
-    /// A replica's node, its time, and a key that another replica holds.
-    pub(super) fn asker(&mut self, number: usize) -> (&mut Node, Timestamp, Asked, MemberId) {
+    /// A replica's node, its time, a key that the other replica owns, and the id of that replica.
+    pub(super) fn caller(&mut self, number: usize) -> (&mut Node, Timestamp, TestKey, MemberId) {
         let now = self.time_of(number);
         let node = &mut self.processes.get_mut(&number).expect("a replica that was started").node;
-        let held: Vec<Slot> = node.slots_held().collect();
-        let afar = self.keys.iter().find(|asked| !held.contains(&Slot::of(asked.key, SLOTS)));
+        let owned: Vec<Slot> = node.owned_slots().collect();
+        let remote = self.keys.iter().find(|test_key| !owned.contains(&Slot::of(test_key.key, SLOTS)));
         let owner = keys::member(1 - number);
-        (node, now, afar.expect("a key that the other holds").clone(), owner)
+        (node, now, remote.expect("a key that the other replica owns").clone(), owner)
     }
 
     /// A replica that has borrowed hits of the first key and not used them.
     fn borrower(&self) -> Option<usize> {
         let key = self.keys[0].key;
         let borrows =
-            |number: &usize| 1 < self.processes[number].node.borrowed(key, self.even_time_of(*number));
+            |number: &usize| self.processes[number].node.borrowed(key, self.monotonic_time_of(*number)) > 1;
         self.processes.keys().copied().find(borrows)
     }
 
-    /// The replica that holds the first key.
+    /// The owner of the first key.
     fn owner(&self) -> Option<usize> {
         let slot = Slot::of(self.keys[0].key, SLOTS);
-        let holds = |number: &usize| self.processes[number].node.slots_held().any(|held| held == slot);
-        self.processes.keys().copied().find(holds)
+        let owns = |number: &usize| self.processes[number].node.owned_slots().any(|owned| owned == slot);
+        self.processes.keys().copied().find(owns)
     }
 
     fn thaw(&mut self) {
@@ -254,13 +255,14 @@ impl World {
         let number = self.started;
         self.started += 1;
         let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).with_slots(SLOTS).shared());
-        let skew = self.dice.random_range(0..2) as i64 * self.dice.random_range(0..40) * MILLISECOND as i64;
+        let skew = self.rng.random_range(0..2) as i64 * self.rng.random_range(0..40) * MILLISECOND as i64;
         let now = self.time_of(number);
-        let mut node = Node::new(keys::member(number), number.to_string(), TUNING, memory.clone(), now);
+        let mut node =
+            Node::new(keys::member(number), number.to_string(), NODE_SETTINGS, memory.clone(), now);
         if let Some((secret, copies)) = snapshot {
             node.restore(secret, copies, now);
         }
-        self.processes.insert(number, Process { node, memory, secret: None, skew, leaves: false });
+        self.processes.insert(number, Process { node, memory, secret: None, skew, is_leaving: false });
         let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
         let reachable: Vec<usize> =
             others.iter().copied().filter(|other| !self.is_cut(number, *other)).collect();
@@ -274,68 +276,68 @@ impl World {
 
     fn kill(&mut self, number: usize) {
         let Some(process) = self.processes.remove(&number) else { return };
-        let held: BTreeSet<Slot> = process.node.slots_at_risk().collect();
-        let keys = (0..self.keys.len()).filter(|key| held.contains(&Slot::of(self.keys[*key].key, SLOTS)));
+        let owned: BTreeSet<Slot> = process.node.slots_at_risk().collect();
+        let keys = (0..self.keys.len()).filter(|key| owned.contains(&Slot::of(self.keys[*key].key, SLOTS)));
         self.crashes.push((self.now, keys.collect()));
         self.end(number);
     }
 
-    /// The process has said goodbye, and keeps what it still holds.
+    /// The process has said goodbye, and writes a snapshot of the slots that it still owns.
     fn leave(&mut self, number: usize) {
         if let Some(Process { node, memory, secret: Some(secret), .. }) = self.processes.get(&number) {
             let copy = |slot| {
-                let held = memory.whole(slot);
-                (slot, Version { epoch: node.epoch(slot), seq: held.seq }, held.contents)
+                let owned = memory.whole(slot);
+                (slot, Version { epoch: node.epoch(slot), seq: owned.seq }, owned.contents)
             };
-            let copies: Vec<_> = node.slots_held().map(copy).collect();
+            let copies: Vec<_> = node.owned_slots().map(copy).collect();
             if !copies.is_empty() {
                 self.snapshots.push_back((secret.clone(), copies));
             }
         }
-        let linked: Vec<usize> =
+        let peers: Vec<usize> =
             self.links.keys().filter(|(from, _)| *from == number).map(|(_, to)| *to).collect();
-        for to in linked {
+        for to in peers {
             let link = self.links.remove(&(number, to)).unwrap_or_default();
-            self.farewells.push((number, to, link));
+            self.departing_links.push((number, to, link));
         }
         self.end(number);
     }
 
-    fn hear_farewells(&mut self) {
-        for (from, to, mut link) in std::mem::take(&mut self.farewells) {
+    fn deliver_departing(&mut self) {
+        for (from, to, mut link) in std::mem::take(&mut self.departing_links) {
             while !self.is_cut(from, to)
                 && !self.frozen.contains_key(&to)
                 && let Some(batch) = link.next_due(self.now)
             {
                 self.hand_over(batch, from, to);
             }
-            if !link.on_the_way.is_empty() {
-                self.farewells.push((from, to, link));
+            if !link.in_flight.is_empty() {
+                self.departing_links.push((from, to, link));
                 continue;
             }
             let now = self.time_of(to);
             if let Some(process) = self.processes.get_mut(&to) {
-                process.node.lost(keys::member(from), true, now);
+                process.node.disconnected(keys::member(from), true, now);
             }
             self.act(to);
         }
     }
 
-    /// The process is no more. Those who were linked notice soon, unless they are cut off.
+    /// Removes the process. Connected peers notice soon, unless they are cut off.
     fn end(&mut self, number: usize) {
         self.processes.remove(&number);
-        let linked: Vec<usize> =
+        let peers: Vec<usize> =
             self.links.keys().filter(|(from, _)| *from == number).map(|(_, to)| *to).collect();
         self.links.retain(|(from, to), _| *from != number && *to != number);
-        for other in linked {
-            let due = self.now + self.dice.random_range(1..=NOTICE_MAX);
-            self.notices.push((due, other, number));
+        for other in peers {
+            let due = self.now + self.rng.random_range(1..=NOTICE_MAX);
+            self.loss_notices.push((due, other, number));
         }
         self.open.retain(|(process, _), _| *process != number);
     }
 
     fn dial(&mut self, from: usize, to: usize) {
-        let due = self.now + self.dice.random_range(1..=DELAY_MAX);
+        let due = self.now + self.rng.random_range(1..=DELAY_MAX);
         self.dials.push((due, from, to));
     }
 
@@ -343,20 +345,20 @@ impl World {
         self.cut.contains(&a) != self.cut.contains(&b)
     }
 
-    /// What its even clock shows: the time since it began, more or less.
+    /// The reading of its monotonic clock: the time since it started, more or less.
     fn time_of(&mut self, number: usize) -> Timestamp {
         let wall = self.wall_of(number);
         if let Some(process) = self.processes.get_mut(&number) {
             process.node.set_wall(wall);
         }
-        self.even_time_of(number)
+        self.monotonic_time_of(number)
     }
 
-    fn even_time_of(&self, number: usize) -> Timestamp {
+    fn monotonic_time_of(&self, number: usize) -> Timestamp {
         Timestamp::from_nanos(self.now - 1_000_000 * (number as u64 + 1) * SECOND)
     }
 
-    /// What its clock of counters shows.
+    /// The reading of its clock of counters.
     fn wall_of(&self, number: usize) -> Timestamp {
         let skew = self.processes.get(&number).map_or(0, |process| process.skew);
         Timestamp::from_nanos(self.now.wrapping_add_signed(skew))
@@ -371,18 +373,19 @@ impl World {
             self.notice();
             let numbers: Vec<usize> = self.processes.keys().copied().collect();
             for number in numbers {
-                self.turn(number);
+                self.tick(number);
             }
-            self.see_off();
-            self.ask_by_chance();
+            self.end_departed();
+            self.call_at_random();
         }
     }
 
-    /// Ends those who have handed everything on and answered everything.
-    fn see_off(&mut self) {
-        let owes = |number: &usize| self.open.keys().any(|(process, _)| process == number);
-        let done =
-            |(number, process): (&usize, &Process)| (process.leaves && !owes(number)).then_some(*number);
+    /// Ends processes that have handed off every slot and answered every call.
+    fn end_departed(&mut self) {
+        let has_open_calls = |number: &usize| self.open.keys().any(|(process, _)| process == number);
+        let done = |(number, process): (&usize, &Process)| {
+            (process.is_leaving && !has_open_calls(number)).then_some(*number)
+        };
         let done: Vec<usize> = self.processes.iter().filter_map(done).collect();
         for number in done {
             self.leave(number);
@@ -404,7 +407,7 @@ impl World {
                     self.links.insert((one, other), Link::default());
                     let now = self.time_of(one);
                     let process = self.processes.get_mut(&one).expect("both were looked up");
-                    process.node.linked(keys::member(other), &other.to_string(), now);
+                    process.node.connected(keys::member(other), &other.to_string(), now);
                 }
             }
         }
@@ -429,13 +432,13 @@ impl World {
                 self.hand_over(batch, from, to);
             }
         }
-        self.hear_farewells();
+        self.deliver_departing();
     }
 
     fn hand_over(&mut self, (sent_at, messages): (Timestamp, Vec<Message>), from: usize, to: usize) {
         let (now, wall) = (self.time_of(to), self.wall_of(to));
         if let Some(process) = self.processes.get_mut(&to) {
-            for message in super::carried(&messages, sent_at, wall) {
+            for message in super::over_the_wire(&messages, sent_at, wall) {
                 process.node.receive(keys::member(from), message, now);
             }
         }
@@ -444,87 +447,87 @@ impl World {
 
     fn notice(&mut self) {
         let (due, later): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.notices).into_iter().partition(|(at, ..)| *at <= self.now);
-        self.notices = later;
+            std::mem::take(&mut self.loss_notices).into_iter().partition(|(at, ..)| *at <= self.now);
+        self.loss_notices = later;
         for (_, observer, dead) in due {
             if self.is_cut(observer, dead) || self.frozen.contains_key(&observer) {
-                self.notices.push((self.now + 100 * MILLISECOND, observer, dead));
+                self.loss_notices.push((self.now + 100 * MILLISECOND, observer, dead));
                 continue;
             }
             let now = self.time_of(observer);
             if let Some(process) = self.processes.get_mut(&observer) {
-                process.node.lost(keys::member(dead), true, now);
+                process.node.disconnected(keys::member(dead), true, now);
             }
             self.act(observer);
         }
     }
 
-    fn turn(&mut self, number: usize) {
+    fn tick(&mut self, number: usize) {
         let now = self.time_of(number);
         if self.frozen.contains_key(&number) {
             return;
         }
-        if self.dice.random_bool(0.8)
+        if self.rng.random_bool(0.8)
             && let Some(process) = self.processes.get_mut(&number)
         {
-            process.node.turn(now);
+            process.node.tick(now);
             self.act(number);
         }
     }
 
-    /// Takes what the replica wants sent and done.
+    /// Sends the messages and performs the actions of a replica.
     fn act(&mut self, number: usize) {
         let (now, wall) = (self.time_of(number), self.wall_of(number));
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let waiting: Vec<MemberId> = process.node.woken();
+        let waiting: Vec<MemberId> = process.node.ready_peers();
         let actions = process.node.actions();
         for peer in waiting {
             let messages = process.node.outgoing(peer, usize::MAX, usize::MAX, now);
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
             if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
-                link.last = link.last.max(self.now + self.dice.random_range(1..=DELAY_MAX));
-                link.on_the_way.push_back((link.last, wall, messages));
+                link.last = link.last.max(self.now + self.rng.random_range(1..=DELAY_MAX));
+                link.in_flight.push_back((link.last, wall, messages));
             }
         }
-        let mut leaves = false;
+        let mut is_leaving = false;
         for action in actions {
             match action {
                 Action::Dial(address) => {
-                    let to = address.parse().expect("addresses are numbers here");
+                    let to = address.parse().expect("addresses are numbers in the simulation");
                     self.dial(number, to);
                 }
-                Action::Forget(member) => {
+                Action::Disconnect(member) => {
                     let other = (0..self.started).find(|other| keys::member(*other) == member);
                     if let Some(other) = other.filter(|other| self.links.contains_key(&(number, *other))) {
                         self.links.remove(&(number, other));
                         self.links.remove(&(other, number));
-                        // The other learns of it when it can.
+                        // The peer learns of it when it can.
                         if self.processes.contains_key(&other) {
                             self.lose_session(other, number);
                         }
                     }
                 }
-                Action::Answer(ticket, outcome) => {
-                    let by_lease = outcome.by == By::Lease;
-                    self.books.degraded += u64::from(outcome.by == By::Degraded);
-                    self.books.by_lease += u64::from(by_lease);
-                    self.answered(number, ticket.call, outcome.decision.verdict.passes());
+                Action::Complete(ticket, outcome) => {
+                    let by_lease = outcome.decided_by == DecidedBy::Lease;
+                    self.totals.degraded += u64::from(outcome.decided_by == DecidedBy::Degraded);
+                    self.totals.by_lease += u64::from(by_lease);
+                    self.finish_call(number, ticket.call, outcome.decision.verdict.passes());
                 }
-                Action::Hash(secret) => {
+                Action::SetHashSecret(secret) => {
                     if let Some(process) = self.processes.get_mut(&number) {
                         process.secret = Some(secret);
                     }
                 }
-                Action::Tell(_) => {}
-                Action::Leave => leaves = true,
+                Action::Report(_) => {}
+                Action::Leave => is_leaving = true,
             }
         }
-        if leaves && let Some(process) = self.processes.get_mut(&number) {
-            process.leaves = true;
+        if is_leaving && let Some(process) = self.processes.get_mut(&number) {
+            process.is_leaving = true;
         }
     }
 
-    /// The session cannot go on, for the other side has given it up.
+    /// The peer has dropped the session.
     fn lose_session(&mut self, number: usize, gone: usize) {
         if let Some(lost) = self.frozen.get_mut(&number) {
             lost.push(gone);
@@ -534,19 +537,20 @@ impl World {
         if !self.is_cut(number, gone)
             && let Some(process) = self.processes.get_mut(&number)
         {
-            process.node.lost(keys::member(gone), false, now);
+            process.node.disconnected(keys::member(gone), false, now);
             self.act(number);
         }
     }
 
-    fn ask_by_chance(&mut self) {
-        let mut asks = f64::from(self.rate) * STEP as f64 / SECOND as f64;
-        while 0.0 < asks {
-            if asks < 1.0 && !self.dice.random_bool(asks) {
+    fn call_at_random(&mut self) {
+        let mut calls = f64::from(self.calls_per_second) * STEP as f64 / SECOND as f64;
+        while calls > 0.0 {
+            if calls < 1.0 && !self.rng.random_bool(calls) {
                 return;
             }
-            asks -= 1.0;
-            let answers = |process: &Process| process.node.state() != State::Joining && !process.leaves;
+            calls -= 1.0;
+            let answers =
+                |process: &Process| process.node.state() != MemberState::Joining && !process.is_leaving;
             let able: Vec<usize> = self
                 .processes
                 .iter()
@@ -556,73 +560,79 @@ impl World {
             if able.is_empty() {
                 return;
             }
-            let number = able[self.dice.random_range(0..able.len())];
-            let key = self.dice.random_range(0..self.keys.len().min(self.keys_asked));
-            self.ask(number, key);
+            let number = able[self.rng.random_range(0..able.len())];
+            let key = self.rng.random_range(0..self.keys.len().min(self.keys_called));
+            self.call(number, key);
         }
     }
 
-    fn ask(&mut self, number: usize, key: usize) {
+    fn call(&mut self, number: usize, key: usize) {
         let (now, wall) = (self.time_of(number), self.wall_of(number));
-        self.tickets += 1;
-        let ticket = self.tickets;
+        self.calls_started += 1;
+        let ticket = self.calls_started;
         self.open.insert((number, ticket), (key, self.now));
-        let Asked { key, limit } = self.keys[key].clone();
+        let TestKey { key, limit } = self.keys[key].clone();
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let check = Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
-        match process.memory.apply(&[check], wall, |_| false) {
-            Ok(decisions) => self.answered(number, ticket, decisions[0].verdict.passes()),
+        let local_check = Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
+        match process.memory.apply(&[local_check], wall, |_| false) {
+            Ok(decisions) => self.finish_call(number, ticket, decisions[0].verdict.passes()),
             Err(_) => {
-                let question = Question { key, limit, deed: Deed::Ask(Ask::Charge(1)), wish: 0 };
-                let wish = Wish { otherwise: OnOwnerUnavailable::LocalShare, lease: true };
-                process.node.ask(Ticket { call: ticket, check: 0 }, question, wish, now.plus(BUDGET), now);
+                let check = RemoteCheck {
+                    key,
+                    limit,
+                    operation: RemoteOperation::Decide(Ask::Charge(1)),
+                    lease_hits: 0,
+                };
+                let policy =
+                    ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: true };
+                process.node.submit(Ticket { call: ticket, check: 0 }, check, policy, now.plus(BUDGET), now);
                 self.act(number);
             }
         }
     }
 
-    fn answered(&mut self, number: usize, ticket: u64, passes: bool) {
-        let Some((key, asked_at)) = self.open.remove(&(number, ticket)) else { return };
-        self.books.answers += 1;
-        self.books.slowest = self.books.slowest.max(self.now - asked_at);
+    fn finish_call(&mut self, number: usize, ticket: u64, passes: bool) {
+        let Some((key, called_at)) = self.open.remove(&(number, ticket)) else { return };
+        self.totals.answers += 1;
+        self.totals.slowest = self.totals.slowest.max(self.now - called_at);
         if passes {
             self.passed.push((self.now, key));
         }
     }
 
-    /// What keeps the world from being settled, if anything.
+    /// Why the world is not settled, if it is not.
     pub(super) fn unsettled(&self) -> Option<String> {
-        let mut holders: BTreeMap<Slot, Vec<usize>> = BTreeMap::new();
+        let mut owners: BTreeMap<Slot, Vec<usize>> = BTreeMap::new();
         for (number, process) in &self.processes {
-            if process.node.state() == State::Joining {
+            if process.node.state() == MemberState::Joining {
                 return Some(format!("{number} is still joining"));
             }
-            for slot in process.node.slots_held() {
-                holders.entry(slot).or_default().push(*number);
+            for slot in process.node.owned_slots() {
+                owners.entry(slot).or_default().push(*number);
             }
         }
         let mut views = BTreeSet::new();
         for (number, process) in &self.processes {
-            let view = process.node.view(self.even_time_of(*number));
-            if 0 < view.moving {
+            let view = process.node.view(self.monotonic_time_of(*number));
+            if view.moving > 0 {
                 return Some(format!("{number} sees {} slots moving", view.moving));
             }
             views.insert(view.view);
         }
-        let twice = holders.iter().find(|(_, holders)| 1 < holders.len());
+        let twice = owners.iter().find(|(_, owners)| owners.len() > 1);
         match twice {
-            Some((slot, holders)) => Some(format!("{slot:?} is held by {holders:?}")),
-            None if !self.processes.is_empty() && holders.len() != SLOTS => {
-                Some("a slot is held by nobody".to_owned())
+            Some((slot, owners)) => Some(format!("{slot:?} is owned by {owners:?}")),
+            None if !self.processes.is_empty() && owners.len() != SLOTS => {
+                Some("a slot has no owner".to_owned())
             }
-            None if 1 < views.len() => Some("their views differ".to_owned()),
+            None if views.len() > 1 => Some("their views differ".to_owned()),
             None => None,
         }
     }
 
-    /// Those who serve now.
+    /// The replicas that serve.
     pub(super) fn serving(&self) -> Vec<usize> {
-        let serves = |process: &Process| process.node.state() == State::Serving;
+        let serves = |process: &Process| process.node.state() == MemberState::Serving;
         self.processes.iter().filter(|(_, process)| serves(process)).map(|(number, _)| *number).collect()
     }
 

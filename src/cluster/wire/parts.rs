@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use crate::{
     cluster::{
         MemberId,
-        message::{Grant, Holder, Record, State, TransferId, Version},
+        message::{HandOffId, LeaseReply, MemberRecord, MemberState, Owner, Version},
         wire::proto,
     },
     descriptor::Key,
@@ -48,32 +48,32 @@ impl From<Option<proto::Version>> for Version {
     }
 }
 
-impl From<Holder> for proto::Holder {
-    fn from(Holder { epoch, member }: Holder) -> Self {
+impl From<Owner> for proto::Holder {
+    fn from(Owner { epoch, member }: Owner) -> Self {
         Self { epoch, member: member.number() }
     }
 }
 
-impl From<proto::Holder> for Holder {
+impl From<proto::Holder> for Owner {
     fn from(proto::Holder { epoch, member }: proto::Holder) -> Self {
         Self { epoch, member: MemberId::from_number(member) }
     }
 }
 
-impl From<TransferId> for proto::TransferId {
-    fn from(TransferId { from, number }: TransferId) -> Self {
+impl From<HandOffId> for proto::TransferId {
+    fn from(HandOffId { from, number }: HandOffId) -> Self {
         Self { from: from.number(), number }
     }
 }
 
-impl From<proto::TransferId> for TransferId {
+impl From<proto::TransferId> for HandOffId {
     fn from(proto::TransferId { from, number }: proto::TransferId) -> Self {
         Self { from: MemberId::from_number(from), number }
     }
 }
 
-impl From<&Record> for proto::Record {
-    fn from(Record { id, address, state, rules, changes }: &Record) -> Self {
+impl From<&MemberRecord> for proto::Record {
+    fn from(MemberRecord { id, address, state, rules, changes }: &MemberRecord) -> Self {
         let state: proto::State = (*state).into();
         Self {
             id: id.number(),
@@ -85,7 +85,7 @@ impl From<&Record> for proto::Record {
     }
 }
 
-impl From<proto::Record> for Record {
+impl From<proto::Record> for MemberRecord {
     fn from(record: proto::Record) -> Self {
         let state = record.state().into();
         let proto::Record { id, address, rules, changes, .. } = record;
@@ -93,17 +93,17 @@ impl From<proto::Record> for Record {
     }
 }
 
-impl From<State> for proto::State {
-    fn from(state: State) -> Self {
+impl From<MemberState> for proto::State {
+    fn from(state: MemberState) -> Self {
         match state {
-            State::Joining => Self::Joining,
-            State::Serving => Self::Serving,
-            State::Draining => Self::Draining,
+            MemberState::Joining => Self::Joining,
+            MemberState::Serving => Self::Serving,
+            MemberState::Draining => Self::Draining,
         }
     }
 }
 
-impl From<proto::State> for State {
+impl From<proto::State> for MemberState {
     fn from(state: proto::State) -> Self {
         match state {
             proto::State::Joining => Self::Joining,
@@ -114,27 +114,27 @@ impl From<proto::State> for State {
     }
 }
 
-impl From<&Grant> for proto::Grant {
-    fn from(grant: &Grant) -> Self {
+impl From<&LeaseReply> for proto::Grant {
+    fn from(grant: &LeaseReply) -> Self {
         let kind = match grant {
-            Grant::Slice { number, hits, life } => proto::grant::Kind::Slice(proto::GrantedSlice {
+            LeaseReply::Granted { number, hits, ttl } => proto::grant::Kind::Slice(proto::GrantedSlice {
                 number: *number,
                 hits: *hits,
-                life_nanos: nanos(*life),
+                life_nanos: nanos(*ttl),
             }),
-            Grant::Nothing { life } => proto::grant::Kind::NothingNanos(nanos(*life)),
+            LeaseReply::Refused { ttl } => proto::grant::Kind::NothingNanos(nanos(*ttl)),
         };
         Self { kind: Some(kind) }
     }
 }
 
-impl From<proto::grant::Kind> for Grant {
+impl From<proto::grant::Kind> for LeaseReply {
     fn from(kind: proto::grant::Kind) -> Self {
         match kind {
             proto::grant::Kind::Slice(proto::GrantedSlice { number, hits, life_nanos }) => {
-                Self::Slice { number, hits, life: Duration::from_nanos(life_nanos) }
+                Self::Granted { number, hits, ttl: Duration::from_nanos(life_nanos) }
             }
-            proto::grant::Kind::NothingNanos(nanos) => Self::Nothing { life: Duration::from_nanos(nanos) },
+            proto::grant::Kind::NothingNanos(nanos) => Self::Refused { ttl: Duration::from_nanos(nanos) },
         }
     }
 }

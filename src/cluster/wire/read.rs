@@ -10,8 +10,8 @@ use crate::{
     cluster::{
         MemberId,
         message::{
-            Charged, Copy, Deed, End, Hashing, Hello, Holder, Message, Origin, Question, Reply, Settlement,
-            Slice, Transfer, Version,
+            ChargedHits, Grant, HandOff, HashSecret, Hello, LeaseState, Message, Origin, Owner, RemoteCheck,
+            RemoteOperation, Reply, Settlement, SlotCopy, Version,
         },
         wire::{
             Malformed,
@@ -49,19 +49,19 @@ fn named(kind: Kind, now: Timestamp) -> (&'static str, Result<Message, Unread>) 
         Kind::Hello(hello) => ("hello", introduced(*hello)),
         Kind::Member(record) => ("member", Ok(Message::Member(record.into()))),
         Kind::Holds(holds) => {
-            ("holds", held(holds).map(|(slot, epoch, origin)| Message::Holds { slot, epoch, origin }))
+            ("holds", held(holds).map(|(slot, epoch, origin)| Message::Owns { slot, epoch, origin }))
         }
         Kind::Transfer(transfer) => ("transfer", transferred(*transfer, now)),
-        Kind::Taken(id) => ("taken", Ok(Message::Taken(id.into()))),
+        Kind::Taken(id) => ("taken", Ok(Message::HandOffAck(id.into()))),
         Kind::Backup(backup) => ("backup", backed_up(*backup, now)),
         Kind::Backed(proto::Backed { slot: of, version }) => {
-            ("backed", slot(of).map(|slot| Message::Backed { slot, version: version.into() }))
+            ("backed", slot(of).map(|slot| Message::BackupAck { slot, version: version.into() }))
         }
         Kind::Lacking(proto::Lacking { slot: of }) => {
-            ("lacking", slot(of).map(|slot| Message::Lacking { slot }))
+            ("lacking", slot(of).map(|slot| Message::BackupBaseMissing { slot }))
         }
         Kind::Query(proto::Query { slot: of, best, dead }) => {
-            let query = |slot| Message::Query { slot, best: best.into(), dead: members(dead) };
+            let query = |slot| Message::RecoveryQuery { slot, best: best.into(), dead: members(dead) };
             ("query", slot(of).map(query))
         }
         Kind::Known(known) => ("known", known_of(*known, now)),
@@ -74,35 +74,35 @@ fn named(kind: Kind, now: Timestamp) -> (&'static str, Result<Message, Unread>) 
 
 fn asked(ask: proto::Ask, now: Timestamp) -> Result<Message, Unread> {
     let proto::Ask { ticket, key_high, key_low, limit, budget_nanos, hops, wish, deed: asked } = ask;
-    let question = Question {
+    let check = RemoteCheck {
         key: Key::from_halves(key_high, key_low),
         limit: written(&limit, "limit")?,
-        deed: deed(asked.ok_or(Unread::Unknown)?, now)?,
-        wish,
+        operation: deed(asked.ok_or(Unread::Unknown)?, now)?,
+        lease_hits: wish,
     };
-    Ok(Message::Ask {
+    Ok(Message::Forward {
         ticket,
-        question: Arc::new(question),
+        check: Arc::new(check),
         budget: Duration::from_nanos(budget_nanos),
         // It has been by too many long before there are so many.
         hops: u8::try_from(hops).unwrap_or(u8::MAX),
     })
 }
 
-fn deed(deed: ask::Deed, now: Timestamp) -> Result<Deed, Unread> {
+fn deed(deed: ask::Deed, now: Timestamp) -> Result<RemoteOperation, Unread> {
     Ok(match deed {
-        ask::Deed::Charge(hits) => Deed::Ask(Ask::Charge(hits)),
-        ask::Deed::Look(_) => Deed::Ask(Ask::Look),
-        ask::Deed::Refund(hits) => Deed::Ask(Ask::Refund(hits)),
-        ask::Deed::Undo(receipt) => Deed::Undo(written(&receipt, "receipt")?),
-        ask::Deed::Absorb(consumed) => Deed::Absorb(contents(&consumed, now)?),
+        ask::Deed::Charge(hits) => RemoteOperation::Decide(Ask::Charge(hits)),
+        ask::Deed::Look(_) => RemoteOperation::Decide(Ask::Look),
+        ask::Deed::Refund(hits) => RemoteOperation::Decide(Ask::Refund(hits)),
+        ask::Deed::Undo(receipt) => RemoteOperation::Undo(written(&receipt, "receipt")?),
+        ask::Deed::Absorb(consumed) => RemoteOperation::Absorb(contents(&consumed, now)?),
         ask::Deed::Settle(settlement) => {
             let proto::Settlement { lessee, number, hits, age_nanos, closed, left } = *settlement;
-            let end = if closed { End::Closed } else { End::Open };
-            let (lessee, age) = (MemberId::from_number(lessee), Duration::from_nanos(age_nanos));
-            Deed::Settle(Settlement { lessee, number, hits, left, age, end })
+            let state = if closed { LeaseState::Closed } else { LeaseState::Open };
+            let (borrower, age) = (MemberId::from_number(lessee), Duration::from_nanos(age_nanos));
+            RemoteOperation::Settle(Settlement { borrower, number, hits, left, age, state })
         }
-        ask::Deed::Set(hits) => Deed::Set(hits),
+        ask::Deed::Set(hits) => RemoteOperation::Set(hits),
     })
 }
 
@@ -113,7 +113,7 @@ fn answered(answer: proto::Answer) -> Result<Message, Unread> {
         proto::Verdict::Pass => Verdict::Pass,
         proto::Verdict::Delay => Verdict::Delay(wait.unwrap_or_default()),
         proto::Verdict::Refuse => Verdict::Refuse { retry_after: wait },
-        proto::Verdict::Unspecified => return Ok(Message::Answer { ticket, reply: Reply::Unreachable }),
+        proto::Verdict::Unspecified => return Ok(Message::Reply { ticket, reply: Reply::Unreachable }),
     };
     let proto::Answer { remaining, reset_after_nanos, charged, receipt, grant, .. } = answer;
     let decision = Decision {
@@ -122,8 +122,8 @@ fn answered(answer: proto::Answer) -> Result<Message, Unread> {
         reset_after: Duration::from_nanos(reset_after_nanos),
         receipt: returned(&receipt)?,
     };
-    let grant = grant.and_then(|grant| grant.kind).map(Into::into);
-    Ok(Message::Answer { ticket, reply: Reply::Decided { decision, charged, grant } })
+    let lease = grant.and_then(|grant| grant.kind).map(Into::into);
+    Ok(Message::Reply { ticket, reply: Reply::Decided { decision, charged, lease } })
 }
 
 /// The receipt of an answer. One that this version does not know could not be handed back, so the charge stays.
@@ -138,31 +138,31 @@ fn introduced(hello: proto::Introduction) -> Result<Message, Unread> {
     let proto::Introduction { record, hashing, known, held: holds, holders } = hello;
     let hello = Hello {
         record: record.ok_or(Unread::Malformed("record"))?.into(),
-        hashing: hashing.map(hashed).transpose()?,
+        hash_secret: hashing.map(hashed).transpose()?,
         known: known.into_iter().map(Into::into).collect(),
-        held: holds.into_iter().map(held).collect::<Result<_, _>>()?,
-        holders: holders.into_iter().map(holder_of).collect::<Result<_, _>>()?,
+        owned: holds.into_iter().map(held).collect::<Result<_, _>>()?,
+        owners: holders.into_iter().map(holder_of).collect::<Result<_, _>>()?,
     };
     Ok(Message::Hello(Box::new(hello)))
 }
 
-fn hashed(hashing: proto::Hashing) -> Result<Hashing, Unread> {
+fn hashed(hashing: proto::Hashing) -> Result<HashSecret, Unread> {
     let secret = hashing.secret.as_ref().try_into().map_err(|_| Unread::Malformed("secret"))?;
-    Ok(Hashing { founder: MemberId::from_number(hashing.founder), secret: Secret::from_bytes(secret) })
+    Ok(HashSecret { founder: MemberId::from_number(hashing.founder), secret: Secret::from_bytes(secret) })
 }
 
 fn held(holds: proto::Holds) -> Result<(Slot, u64, Version), Unread> {
     Ok((slot(holds.slot)?, holds.epoch, holds.origin.into()))
 }
 
-fn holder_of(of: proto::HolderOf) -> Result<(Slot, Holder), Unread> {
+fn holder_of(of: proto::HolderOf) -> Result<(Slot, Owner), Unread> {
     Ok((slot(of.slot)?, of.holder.ok_or(Unread::Malformed("holder"))?.into()))
 }
 
 fn transferred(transfer: proto::Transfer, now: Timestamp) -> Result<Message, Unread> {
     let proto::Transfer { id, slot: of, copy, origin } = transfer;
     let proto::Origin { version, since, contents: base } = origin.unwrap_or_default();
-    let transfer = Transfer {
+    let transfer = HandOff {
         id: id.ok_or(Unread::Malformed("id"))?.into(),
         slot: slot(of)?,
         copy: required(copy, now)?,
@@ -172,7 +172,7 @@ fn transferred(transfer: proto::Transfer, now: Timestamp) -> Result<Message, Unr
             contents: base.map(|base| contents(&base, now)).transpose()?,
         },
     };
-    Ok(Message::Transfer(Box::new(transfer)))
+    Ok(Message::HandOff(Box::new(transfer)))
 }
 
 fn backed_up(backup: proto::Backup, now: Timestamp) -> Result<Message, Unread> {
@@ -183,43 +183,43 @@ fn backed_up(backup: proto::Backup, now: Timestamp) -> Result<Message, Unread> {
 fn known_of(known: proto::Known, now: Timestamp) -> Result<Message, Unread> {
     let proto::Known { slot: of, holder, alive, copy: kept } = known;
     let copy = kept.map(|kept| copy(kept, now)).transpose()?;
-    Ok(Message::Known { slot: slot(of)?, holder: holder.map(Into::into), alive, copy })
+    Ok(Message::RecoveryReply { slot: slot(of)?, owner: holder.map(Into::into), alive, copy })
 }
 
 fn orphaned(orphan: proto::Orphan) -> Result<Message, Unread> {
     let proto::Orphan { slot: of, holder, dead } = orphan;
-    let holder = holder.ok_or(Unread::Malformed("holder"))?.into();
-    Ok(Message::Orphan { slot: slot(of)?, holder, dead: members(dead) })
+    let owner = holder.ok_or(Unread::Malformed("holder"))?.into();
+    Ok(Message::Orphan { slot: slot(of)?, owner, dead: members(dead) })
 }
 
 fn bettered(better: proto::Better, now: Timestamp) -> Result<Message, Unread> {
     let proto::Better { slot: of, copy } = better;
-    Ok(Message::Better { slot: slot(of)?, copy: required(copy, now)? })
+    Ok(Message::NewerCopy { slot: slot(of)?, copy: required(copy, now)? })
 }
 
-fn required(missing: Option<proto::Copy>, now: Timestamp) -> Result<Copy, Unread> {
+fn required(missing: Option<proto::Copy>, now: Timestamp) -> Result<SlotCopy, Unread> {
     copy(missing.ok_or(Unread::Malformed("copy"))?, now)
 }
 
-fn copy(copy: proto::Copy, now: Timestamp) -> Result<Copy, Unread> {
+fn copy(copy: proto::Copy, now: Timestamp) -> Result<SlotCopy, Unread> {
     let proto::Copy { version, contents: counters, slices } = copy;
     let slices = slices.into_iter().filter_map(|each| known(slice(each)).transpose());
     let slices = slices.collect::<Result<_, _>>()?;
-    Ok(Copy { version: version.into(), contents: contents(&counters, now)?, slices })
+    Ok(SlotCopy { version: version.into(), contents: contents(&counters, now)?, grants: slices })
 }
 
-fn slice(slice: proto::Slice) -> Result<Slice, Unread> {
+fn slice(slice: proto::Slice) -> Result<Grant, Unread> {
     let proto::Slice { key, limit, lessee, number, left, life_nanos, charged_hits, charged_age_nanos } =
         slice;
     let age = Duration::from_nanos(charged_age_nanos);
-    Ok(Slice {
+    Ok(Grant {
         key: key.ok_or(Unread::Malformed("key"))?.into(),
         limit: written::<Limit>(&limit, "limit")?,
-        lessee: MemberId::from_number(lessee),
+        borrower: MemberId::from_number(lessee),
         number,
         left,
-        life: Duration::from_nanos(life_nanos),
-        charged: NonZeroU64::new(charged_hits).map(|hits| Charged { hits, age }),
+        ttl: Duration::from_nanos(life_nanos),
+        charged: NonZeroU64::new(charged_hits).map(|hits| ChargedHits { hits, age }),
     })
 }
 

@@ -10,8 +10,8 @@ use crate::{
     cluster::{
         MemberId,
         message::{
-            Copy, Deed, End, Grant, Hashing, Hello, Holder, Message, Origin, Question, Reply, Settlement,
-            Slice, Transfer, Version,
+            Grant, HandOff, HashSecret, Hello, LeaseReply, LeaseState, Message, Origin, Owner, RemoteCheck,
+            RemoteOperation, Reply, Settlement, SlotCopy, Version,
         },
         wire::{
             parts::nanos,
@@ -41,35 +41,35 @@ impl Writer {
         match message {
             Message::Hello(hello) => Kind::Hello(Box::new(introduction(hello))),
             Message::Member(record) => Kind::Member(record.into()),
-            Message::Holds { slot, epoch, origin } => Kind::Holds(holds(*slot, *epoch, *origin)),
-            Message::Transfer(transfer) => Kind::Transfer(Box::new(self.transfer(transfer))),
-            Message::Taken(id) => Kind::Taken((*id).into()),
+            Message::Owns { slot, epoch, origin } => Kind::Holds(holds(*slot, *epoch, *origin)),
+            Message::HandOff(transfer) => Kind::Transfer(Box::new(self.transfer(transfer))),
+            Message::HandOffAck(id) => Kind::Taken((*id).into()),
             Message::Backup { slot, copy, after } => {
                 let copy = Some(self.copy(copy));
                 Kind::Backup(Box::new(proto::Backup { slot: number(*slot), copy, after: *after }))
             }
-            Message::Backed { slot, version } => {
+            Message::BackupAck { slot, version } => {
                 Kind::Backed(proto::Backed { slot: number(*slot), version: Some((*version).into()) })
             }
-            Message::Lacking { slot } => Kind::Lacking(proto::Lacking { slot: number(*slot) }),
-            Message::Query { slot, best, dead } => {
+            Message::BackupBaseMissing { slot } => Kind::Lacking(proto::Lacking { slot: number(*slot) }),
+            Message::RecoveryQuery { slot, best, dead } => {
                 let (best, dead) = (Some((*best).into()), numbers(dead));
                 Kind::Query(proto::Query { slot: number(*slot), best, dead })
             }
-            Message::Known { slot, holder, alive, copy } => {
-                let (holder, copy) = (holder.map(Into::into), copy.as_ref().map(|copy| self.copy(copy)));
+            Message::RecoveryReply { slot, owner, alive, copy } => {
+                let (holder, copy) = (owner.map(Into::into), copy.as_ref().map(|copy| self.copy(copy)));
                 Kind::Known(Box::new(proto::Known { slot: number(*slot), holder, alive: *alive, copy }))
             }
-            Message::Orphan { slot, holder, dead } => {
-                let (holder, dead) = (Some((*holder).into()), numbers(dead));
+            Message::Orphan { slot, owner, dead } => {
+                let (holder, dead) = (Some((*owner).into()), numbers(dead));
                 Kind::Orphan(proto::Orphan { slot: number(*slot), holder, dead })
             }
-            Message::Better { slot, copy } => {
+            Message::NewerCopy { slot, copy } => {
                 let copy = Some(self.copy(copy));
                 Kind::Better(Box::new(proto::Better { slot: number(*slot), copy }))
             }
-            Message::Ask { ticket, question, budget, hops } => {
-                let Question { key, limit, deed, wish } = &**question;
+            Message::Forward { ticket, check, budget, hops } => {
+                let RemoteCheck { key, limit, operation, lease_hits } = &**check;
                 Kind::Ask(proto::Ask {
                     ticket: *ticket,
                     key_high: key.high(),
@@ -77,37 +77,37 @@ impl Writer {
                     limit: self.put(limit),
                     budget_nanos: nanos(*budget),
                     hops: (*hops).into(),
-                    wish: *wish,
-                    deed: Some(self.deed(deed)),
+                    wish: *lease_hits,
+                    deed: Some(self.deed(operation)),
                 })
             }
-            Message::Answer { ticket, reply } => Kind::Answer(self.answer(*ticket, reply)),
+            Message::Reply { ticket, reply } => Kind::Answer(self.answer(*ticket, reply)),
             Message::Recall { key } => Kind::Recall((*key).into()),
             Message::Revoke { key } => Kind::Revoke((*key).into()),
         }
     }
 
-    fn deed(&mut self, deed: &Deed) -> ask::Deed {
-        match deed {
-            Deed::Ask(Ask::Look) => ask::Deed::Look(true),
-            Deed::Ask(Ask::Charge(hits)) => ask::Deed::Charge(*hits),
-            Deed::Ask(Ask::Refund(hits)) => ask::Deed::Refund(*hits),
-            Deed::Undo(receipt) => ask::Deed::Undo(self.put(receipt)),
-            Deed::Absorb(consumed) => ask::Deed::Absorb(self.contents(consumed)),
-            Deed::Settle(settlement) => ask::Deed::Settle(Box::new(self.settlement(settlement))),
-            Deed::Set(hits) => ask::Deed::Set(*hits),
+    fn deed(&mut self, operation: &RemoteOperation) -> ask::Deed {
+        match operation {
+            RemoteOperation::Decide(Ask::Look) => ask::Deed::Look(true),
+            RemoteOperation::Decide(Ask::Charge(hits)) => ask::Deed::Charge(*hits),
+            RemoteOperation::Decide(Ask::Refund(hits)) => ask::Deed::Refund(*hits),
+            RemoteOperation::Undo(receipt) => ask::Deed::Undo(self.put(receipt)),
+            RemoteOperation::Absorb(consumed) => ask::Deed::Absorb(self.contents(consumed)),
+            RemoteOperation::Settle(settlement) => ask::Deed::Settle(Box::new(self.settlement(settlement))),
+            RemoteOperation::Set(hits) => ask::Deed::Set(*hits),
         }
     }
 
     fn settlement(&self, settlement: &Settlement) -> proto::Settlement {
-        let Settlement { lessee, number, hits, left, age, end } = settlement;
-        let closed = match end {
-            End::Open => false,
-            End::Closed => true,
+        let Settlement { borrower, number, hits, left, age, state } = settlement;
+        let closed = match state {
+            LeaseState::Open => false,
+            LeaseState::Closed => true,
         };
         let age_nanos = nanos(*age);
         proto::Settlement {
-            lessee: lessee.number(),
+            lessee: borrower.number(),
             number: *number,
             hits: *hits,
             age_nanos,
@@ -119,8 +119,8 @@ impl Writer {
     fn answer(&mut self, ticket: u64, reply: &Reply) -> proto::Answer {
         match reply {
             Reply::Unreachable => proto::Answer { ticket, ..Default::default() },
-            Reply::Decided { decision, charged, grant } => {
-                self.decided(ticket, decision, *charged, grant.as_ref())
+            Reply::Decided { decision, charged, lease } => {
+                self.decided(ticket, decision, *charged, lease.as_ref())
             }
         }
     }
@@ -130,7 +130,7 @@ impl Writer {
         ticket: u64,
         decision: &Decision,
         charged: u64,
-        grant: Option<&Grant>,
+        lease: Option<&LeaseReply>,
     ) -> proto::Answer {
         let Decision { verdict, remaining, reset_after, receipt } = decision;
         let (verdict, wait) = match verdict {
@@ -146,12 +146,12 @@ impl Writer {
             reset_after_nanos: nanos(*reset_after),
             charged,
             receipt: receipt.as_ref().map(|receipt| self.put(receipt)).unwrap_or_default(),
-            grant: grant.map(Into::into),
+            grant: lease.map(Into::into),
         }
     }
 
-    fn transfer(&mut self, transfer: &Transfer) -> proto::Transfer {
-        let Transfer { id, slot, copy, origin } = transfer;
+    fn transfer(&mut self, transfer: &HandOff) -> proto::Transfer {
+        let HandOff { id, slot, copy, origin } = transfer;
         let Origin { version, since, contents } = origin;
         let origin = proto::Origin {
             version: Some((*version).into()),
@@ -162,21 +162,21 @@ impl Writer {
         proto::Transfer { id: Some((*id).into()), slot: number(*slot), copy, origin: Some(origin) }
     }
 
-    fn copy(&mut self, copy: &Copy) -> proto::Copy {
-        let Copy { version, contents, slices } = copy;
-        let slices = slices.iter().map(|slice| self.slice(slice)).collect();
+    fn copy(&mut self, copy: &SlotCopy) -> proto::Copy {
+        let SlotCopy { version, contents, grants } = copy;
+        let slices = grants.iter().map(|grant| self.slice(grant)).collect();
         proto::Copy { version: Some((*version).into()), contents: self.contents(contents), slices }
     }
 
-    fn slice(&mut self, slice: &Slice) -> proto::Slice {
-        let Slice { key, limit, lessee, number, left, life, charged } = slice;
+    fn slice(&mut self, grant: &Grant) -> proto::Slice {
+        let Grant { key, limit, borrower, number, left, ttl, charged } = grant;
         proto::Slice {
             key: Some((*key).into()),
             limit: self.put(limit),
-            lessee: lessee.number(),
+            lessee: borrower.number(),
             number: *number,
             left: *left,
-            life_nanos: nanos(*life),
+            life_nanos: nanos(*ttl),
             charged_hits: charged.map_or(0, |charged| charged.hits.get()),
             charged_age_nanos: charged.map_or(0, |charged| nanos(charged.age)),
         }
@@ -199,21 +199,21 @@ impl Writer {
 }
 
 fn introduction(hello: &Hello) -> proto::Introduction {
-    let Hello { record, hashing, known, held, holders } = hello;
-    let hashing = hashing.as_ref().map(|Hashing { founder, secret }| proto::Hashing {
+    let Hello { record, hash_secret, known, owned, owners } = hello;
+    let hashing = hash_secret.as_ref().map(|HashSecret { founder, secret }| proto::Hashing {
         founder: founder.number(),
         secret: Bytes::copy_from_slice(&secret.to_bytes()),
     });
-    let holder_of = |(slot, holder): &(Slot, Holder)| proto::HolderOf {
+    let holder_of = |(slot, owner): &(Slot, Owner)| proto::HolderOf {
         slot: number(*slot),
-        holder: Some((*holder).into()),
+        holder: Some((*owner).into()),
     };
     proto::Introduction {
         record: Some(record.into()),
         hashing,
         known: known.iter().map(Into::into).collect(),
-        held: held.iter().map(|(slot, epoch, origin)| holds(*slot, *epoch, *origin)).collect(),
-        holders: holders.iter().map(holder_of).collect(),
+        held: owned.iter().map(|(slot, epoch, origin)| holds(*slot, *epoch, *origin)).collect(),
+        holders: owners.iter().map(holder_of).collect(),
     }
 }
 

@@ -148,19 +148,19 @@ fn version() -> impl Strategy<Value = Version> {
     (number(), number()).prop_map(|(epoch, seq)| Version { epoch, seq })
 }
 
-fn holder() -> impl Strategy<Value = Holder> {
-    (number(), member()).prop_map(|(epoch, member)| Holder { epoch, member })
+fn owner() -> impl Strategy<Value = Owner> {
+    (number(), member()).prop_map(|(epoch, member)| Owner { epoch, member })
 }
 
 prop_compose! {
     fn record()(
         id in member(),
         address in "[a-z0-9.]{0,20}:[0-9]{1,5}",
-        state in select(vec![State::Joining, State::Serving, State::Draining]),
+        state in select(vec![MemberState::Joining, MemberState::Serving, MemberState::Draining]),
         rules in any::<u64>(),
         changes in number(),
-    ) -> Record {
-        Record { id, address, state, rules, changes }
+    ) -> MemberRecord {
+        MemberRecord { id, address, state, rules, changes }
     }
 }
 
@@ -192,17 +192,17 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
 }
 
 prop_compose! {
-    fn slice()(
+    fn grant()(
         key in key(),
         limit in limit(),
-        lessee in member(),
+        borrower in member(),
         number in number(),
         left in number(),
-        life in time(),
+        ttl in time(),
         charged in prop::option::of((at_least_1(), time())),
-    ) -> Slice {
-        let charged = charged.map(|(hits, age)| Charged { hits, age });
-        Slice { key, limit, lessee, number, left, life, charged }
+    ) -> Grant {
+        let charged = charged.map(|(hits, age)| ChargedHits { hits, age });
+        Grant { key, limit, borrower, number, left, ttl, charged }
     }
 }
 
@@ -210,9 +210,9 @@ prop_compose! {
     fn copy()(
         version in version(),
         contents in contents(),
-        slices in prop::collection::vec(slice().boxed(), 0..3),
-    ) -> Copy {
-        Copy { version, contents, slices }
+        grants in prop::collection::vec(grant().boxed(), 0..3),
+    ) -> SlotCopy {
+        SlotCopy { version, contents, grants }
     }
 }
 
@@ -224,39 +224,39 @@ prop_compose! {
         copy in copy().boxed(),
         (version, since) in (version(), number()),
         contents in prop::option::of(contents()),
-    ) -> Transfer {
-        Transfer { id: TransferId { from, number }, slot, copy, origin: Origin { version, since, contents } }
+    ) -> HandOff {
+        HandOff { id: HandOffId { from, number }, slot, copy, origin: Origin { version, since, contents } }
     }
 }
 
 prop_compose! {
     fn settlement()(
-        lessee in member(),
+        borrower in member(),
         number in number(),
         (hits, left) in (number(), number()),
         age in time(),
-        end in select(vec![End::Open, End::Closed]),
+        state in select(vec![LeaseState::Open, LeaseState::Closed]),
     ) -> Settlement {
-        Settlement { lessee, number, hits, left, age, end }
+        Settlement { borrower, number, hits, left, age, state }
     }
 }
 
-fn deed() -> BoxedStrategy<Deed> {
+fn operation() -> BoxedStrategy<RemoteOperation> {
     prop_oneof![
-        Just(Deed::Ask(Ask::Look)),
-        number().prop_map(|hits| Deed::Ask(Ask::Charge(hits))),
-        number().prop_map(|hits| Deed::Ask(Ask::Refund(hits))),
-        receipt().prop_map(Deed::Undo),
-        contents().prop_map(Deed::Absorb),
-        settlement().boxed().prop_map(Deed::Settle),
-        number().prop_map(Deed::Set),
+        Just(RemoteOperation::Decide(Ask::Look)),
+        number().prop_map(|hits| RemoteOperation::Decide(Ask::Charge(hits))),
+        number().prop_map(|hits| RemoteOperation::Decide(Ask::Refund(hits))),
+        receipt().prop_map(RemoteOperation::Undo),
+        contents().prop_map(RemoteOperation::Absorb),
+        settlement().boxed().prop_map(RemoteOperation::Settle),
+        number().prop_map(RemoteOperation::Set),
     ]
     .boxed()
 }
 
 prop_compose! {
-    fn question()(key in key(), limit in limit(), deed in deed(), wish in number()) -> Arc<Question> {
-        Arc::new(Question { key, limit, deed, wish })
+    fn remote_check()(key in key(), limit in limit(), operation in operation(), lease_hits in number()) -> Arc<RemoteCheck> {
+        Arc::new(RemoteCheck { key, limit, operation, lease_hits })
     }
 }
 
@@ -268,11 +268,11 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     ]
 }
 
-fn grant() -> impl Strategy<Value = Grant> {
-    let slice = (number(), number(), time());
+fn lease_reply() -> impl Strategy<Value = LeaseReply> {
+    let grant = (number(), number(), time());
     prop_oneof![
-        slice.prop_map(|(number, hits, life)| Grant::Slice { number, hits, life }),
-        time().prop_map(|life| Grant::Nothing { life }),
+        grant.prop_map(|(number, hits, ttl)| LeaseReply::Granted { number, hits, ttl }),
+        time().prop_map(|ttl| LeaseReply::Refused { ttl }),
     ]
 }
 
@@ -283,9 +283,9 @@ prop_compose! {
         reset_after in time(),
         receipt in prop::option::of(receipt()),
         charged in number(),
-        grant in prop::option::of(grant()),
+        lease in prop::option::of(lease_reply()),
     ) -> Reply {
-        Reply::Decided { decision: Decision { verdict, remaining, reset_after, receipt }, charged, grant }
+        Reply::Decided { decision: Decision { verdict, remaining, reset_after, receipt }, charged, lease }
     }
 }
 
@@ -296,36 +296,40 @@ fn reply() -> impl Strategy<Value = Reply> {
 prop_compose! {
     fn hello()(
         record in record(),
-        hashing in prop::option::of((member(), any::<[u8; 16]>())),
+        hash_secret in prop::option::of((member(), any::<[u8; 16]>())),
         known in prop::collection::vec(record(), 0..3),
-        held in prop::collection::vec((slot(), number(), version()), 0..4),
-        holders in prop::collection::vec((slot(), holder()), 0..4),
+        owned in prop::collection::vec((slot(), number(), version()), 0..4),
+        owners in prop::collection::vec((slot(), owner()), 0..4),
     ) -> Hello {
-        let hashed = |(founder, secret)| Hashing { founder, secret: Secret::from_bytes(secret) };
-        Hello { record, hashing: hashing.map(hashed), known, held, holders }
+        let hashed = |(founder, secret)| HashSecret { founder, secret: Secret::from_bytes(secret) };
+        Hello { record, hash_secret: hash_secret.map(hashed), known, owned, owners }
     }
 }
 
 pub(super) fn message() -> BoxedStrategy<Message> {
     let holds = (slot(), number(), version());
     let backup = (slot(), copy().boxed(), prop::option::of(number()));
-    let known = (slot(), prop::option::of(holder()), any::<bool>(), prop::option::of(copy().boxed()));
-    let ask = (number(), question().boxed(), time(), any::<u8>());
+    let known = (slot(), prop::option::of(owner()), any::<bool>(), prop::option::of(copy().boxed()));
+    let ask = (number(), remote_check().boxed(), time(), any::<u8>());
     prop_oneof![
         hello().boxed().prop_map(|hello| Message::Hello(Box::new(hello))),
         record().prop_map(Message::Member),
-        holds.prop_map(|(slot, epoch, origin)| Message::Holds { slot, epoch, origin }),
-        transfer().boxed().prop_map(|transfer| Message::Transfer(Box::new(transfer))),
-        (member(), number()).prop_map(|(from, number)| Message::Taken(TransferId { from, number })),
+        holds.prop_map(|(slot, epoch, origin)| Message::Owns { slot, epoch, origin }),
+        transfer().boxed().prop_map(|transfer| Message::HandOff(Box::new(transfer))),
+        (member(), number()).prop_map(|(from, number)| Message::HandOffAck(HandOffId { from, number })),
         backup.prop_map(|(slot, copy, after)| Message::Backup { slot, copy, after }),
-        (slot(), version()).prop_map(|(slot, version)| Message::Backed { slot, version }),
-        slot().prop_map(|slot| Message::Lacking { slot }),
-        (slot(), version(), members()).prop_map(|(slot, best, dead)| Message::Query { slot, best, dead }),
-        known.prop_map(|(slot, holder, alive, copy)| Message::Known { slot, holder, alive, copy }),
-        (slot(), holder(), members()).prop_map(|(slot, holder, dead)| Message::Orphan { slot, holder, dead }),
-        (slot(), copy().boxed()).prop_map(|(slot, copy)| Message::Better { slot, copy }),
-        ask.prop_map(|(ticket, question, budget, hops)| Message::Ask { ticket, question, budget, hops }),
-        (number(), reply()).prop_map(|(ticket, reply)| Message::Answer { ticket, reply }),
+        (slot(), version()).prop_map(|(slot, version)| Message::BackupAck { slot, version }),
+        slot().prop_map(|slot| Message::BackupBaseMissing { slot }),
+        (slot(), version(), members()).prop_map(|(slot, best, dead)| Message::RecoveryQuery {
+            slot,
+            best,
+            dead
+        }),
+        known.prop_map(|(slot, owner, alive, copy)| Message::RecoveryReply { slot, owner, alive, copy }),
+        (slot(), owner(), members()).prop_map(|(slot, owner, dead)| Message::Orphan { slot, owner, dead }),
+        (slot(), copy().boxed()).prop_map(|(slot, copy)| Message::NewerCopy { slot, copy }),
+        ask.prop_map(|(ticket, check, budget, hops)| Message::Forward { ticket, check, budget, hops }),
+        (number(), reply()).prop_map(|(ticket, reply)| Message::Reply { ticket, reply }),
         key().prop_map(|key| Message::Recall { key }),
         key().prop_map(|key| Message::Revoke { key }),
     ]

@@ -23,14 +23,19 @@ fn member(number: u64) -> MemberId {
 }
 
 pub(super) fn hello(secret: [u8; 16]) -> Message {
-    let record =
-        |id, state| Record { id: member(id), address: "a:1".to_owned(), state, rules: 0x0a0b, changes: 3 };
+    let record = |id, state| MemberRecord {
+        id: member(id),
+        address: "a:1".to_owned(),
+        state,
+        rules: 0x0a0b,
+        changes: 3,
+    };
     Message::Hello(Box::new(Hello {
-        record: record(1, State::Serving),
-        hashing: Some(Hashing { founder: member(2), secret: Secret::from_bytes(secret) }),
-        known: vec![record(2, State::Joining), record(3, State::Draining)],
-        held: vec![(Slot(4_095), 5, Version { epoch: 4, seq: 300 })],
-        holders: vec![(Slot(7), Holder { epoch: 6, member: member(3) })],
+        record: record(1, MemberState::Serving),
+        hash_secret: Some(HashSecret { founder: member(2), secret: Secret::from_bytes(secret) }),
+        known: vec![record(2, MemberState::Joining), record(3, MemberState::Draining)],
+        owned: vec![(Slot(4_095), 5, Version { epoch: 4, seq: 300 })],
+        owners: vec![(Slot(7), Owner { epoch: 6, member: member(3) })],
     }))
 }
 
@@ -43,23 +48,23 @@ fn bucket() -> Limit {
     Limit::TokenBucket(TokenBucket { pace: Pace::new(hits, nanos), burst: 20, excess: Excess::Refuse })
 }
 
-fn ask(limit: Limit, deed: Deed) -> Message {
-    let question = Question { key: KEY, limit, deed, wish: 0 };
+fn ask(limit: Limit, operation: RemoteOperation) -> Message {
+    let check = RemoteCheck { key: KEY, limit, operation, lease_hits: 0 };
     let budget = Duration::from_millis(10);
-    Message::Ask { ticket: 258, question: Arc::new(question), budget, hops: 1 }
+    Message::Forward { ticket: 258, check: Arc::new(check), budget, hops: 1 }
 }
 
 fn answer(limit: &Limit) -> Message {
     let decision = limit.decide(&mut limit.fresh(), NOW, Ask::Charge(1));
-    let grant = Some(Grant::Slice { number: 1, hits: 2, life: Duration::from_nanos(3) });
-    Message::Answer { ticket: 258, reply: Reply::Decided { decision, charged: 1, grant } }
+    let lease = Some(LeaseReply::Granted { number: 1, hits: 2, ttl: Duration::from_nanos(3) });
+    Message::Reply { ticket: 258, reply: Reply::Decided { decision, charged: 1, lease } }
 }
 
 fn refusal() -> Message {
     let verdict = Verdict::Refuse { retry_after: Some(Duration::from_nanos(300)) };
     let decision = Decision { verdict, remaining: 0, reset_after: Duration::from_nanos(300), receipt: None };
-    let grant = Some(Grant::Nothing { life: Duration::from_nanos(300) });
-    Message::Answer { ticket: 1, reply: Reply::Decided { decision, charged: 0, grant } }
+    let lease = Some(LeaseReply::Refused { ttl: Duration::from_nanos(300) });
+    Message::Reply { ticket: 1, reply: Reply::Decided { decision, charged: 0, lease } }
 }
 
 /// What is left of a bucket that was emptied a second before.
@@ -74,19 +79,19 @@ fn contents() -> Arc<Contents> {
 
 fn transfer() -> Message {
     let version = Version { epoch: 1, seq: 2 };
-    let slice = Slice {
+    let grant = Grant {
         key: KEY,
         limit: bucket(),
-        lessee: member(2),
+        borrower: member(2),
         number: 3,
         left: 4,
-        life: Duration::from_nanos(5),
+        ttl: Duration::from_nanos(5),
         charged: None,
     };
-    let copy = Copy { version, contents: contents(), slices: vec![slice] };
+    let copy = SlotCopy { version, contents: contents(), grants: vec![grant] };
     let origin = Origin { version: Version::default(), since: 1, contents: None };
-    let id = TransferId { from: member(1), number: 9 };
-    Message::Transfer(Box::new(Transfer { id, slot: Slot(0), copy, origin }))
+    let id = HandOffId { from: member(1), number: 9 };
+    Message::HandOff(Box::new(HandOff { id, slot: Slot(0), copy, origin }))
 }
 
 fn pinned(message: Message, bytes: &str) {
@@ -99,14 +104,14 @@ fn pinned(message: Message, bytes: &str) {
 #[test]
 fn a_charge_and_a_look_are_written_so() {
     pinned(
-        ask(classic(), Deed::Ask(Ask::Charge(1))),
+        ask(classic(), RemoteOperation::Decide(Ask::Charge(1))),
         concat!(
             "0a2b0a290882021108070605040302011918171615141312112209000a0080b09dc2df012880ade2",
             "0430014001"
         ),
     );
     pinned(
-        ask(bucket(), Deed::Ask(Ask::Look)),
+        ask(bucket(), RemoteOperation::Decide(Ask::Look)),
         concat!(
             "0a2b0a29088202110807060504030201191817161514131211220905058094ebdc0314002880ade2",
             "0430014801"
@@ -129,7 +134,7 @@ fn a_receipt_is_written_so_in_an_answer_and_in_an_undo() {
     );
     let receipt = bucket().decide(&mut bucket().fresh(), NOW, Ask::Charge(1)).receipt.unwrap();
     pinned(
-        ask(bucket(), Deed::Undo(receipt)),
+        ask(bucket(), RemoteOperation::Undo(receipt)),
         concat!(
             "0a400a3e088202110807060504030201191817161514131211220905058094ebdc0314002880ade2",
             "0430015a1503959abbdac2f0d6eb1801959eeab9c3f0d6eb1800"
@@ -140,7 +145,7 @@ fn a_receipt_is_written_so_in_an_answer_and_in_an_undo() {
 #[test]
 fn a_refusal_and_silence_are_written_so() {
     pinned(refusal(), "0a11120f0801100318ac0228ac02420310ac02");
-    pinned(Message::Answer { ticket: 1, reply: Reply::Unreachable }, "0a0412020801");
+    pinned(Message::Reply { ticket: 1, reply: Reply::Unreachable }, "0a0412020801");
 }
 
 #[test]
@@ -170,7 +175,7 @@ fn a_transfer_is_written_so() {
 
 #[test]
 fn a_charge_takes_less_than_a_hundred_bytes_and_its_answer_less_than_60() {
-    let charge = encode(&[ask(bucket(), Deed::Ask(Ask::Charge(1)))], NOW).len();
+    let charge = encode(&[ask(bucket(), RemoteOperation::Decide(Ask::Charge(1)))], NOW).len();
     let answer = encode(&[answer(&bucket())], NOW).len();
     assert!(charge < 100, "{charge}");
     assert!(answer < 60, "{answer}");

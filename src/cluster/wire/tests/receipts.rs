@@ -8,7 +8,7 @@ use super::any::{NOW, limit};
 use crate::{
     algorithm::{Ask, Decision, Limit, Receipt},
     cluster::{
-        message::{Deed, Message, Question, Reply},
+        message::{Message, RemoteCheck, RemoteOperation, Reply},
         wire::{decode, encode},
     },
     descriptor::Key,
@@ -17,21 +17,21 @@ use crate::{
 
 /// What an asker whose clock shows `there` is told, and hands back, of a decision here.
 fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<Receipt> {
-    let told = Message::Answer { ticket: 7, reply: Reply::Decided { decision, charged: 1, grant: None } };
+    let told = Message::Reply { ticket: 7, reply: Reply::Decided { decision, charged: 1, lease: None } };
     let heard = decode(encode(&[told], NOW), there).unwrap().pop();
-    let Some(Message::Answer { reply: Reply::Decided { decision, .. }, .. }) = heard else {
+    let Some(Message::Reply { reply: Reply::Decided { decision, .. }, .. }) = heard else {
         panic!("{heard:?}")
     };
-    let question = Question {
+    let check = RemoteCheck {
         key: Key::from_halves(1, 2),
         limit: limit.clone(),
-        deed: Deed::Undo(decision.receipt?),
-        wish: 0,
+        operation: RemoteOperation::Undo(decision.receipt?),
+        lease_hits: 0,
     };
-    let back = Message::Ask { ticket: 8, question: Arc::new(question), budget: Duration::ZERO, hops: 1 };
+    let back = Message::Forward { ticket: 8, check: Arc::new(check), budget: Duration::ZERO, hops: 1 };
     let back = decode(encode(&[back], there), NOW.plus(SECOND)).unwrap().pop();
-    let Some(Message::Ask { question, .. }) = back else { panic!("{back:?}") };
-    let Deed::Undo(receipt) = question.deed else { panic!("{:?}", question.deed) };
+    let Some(Message::Forward { check, .. }) = back else { panic!("{back:?}") };
+    let RemoteOperation::Undo(receipt) = check.operation else { panic!("{:?}", check.operation) };
     Some(receipt)
 }
 

@@ -24,7 +24,7 @@ use crate::{
     time::SECOND,
 };
 
-const LACKING: Message = Message::Lacking { slot: Slot(5) };
+const LACKING: Message = Message::BackupBaseMissing { slot: Slot(5) };
 
 fn limit() -> Limit {
     Limit::Classic(Classic { limit: 10, window: Window::of_nanos(60 * SECOND).unwrap() })
@@ -99,7 +99,7 @@ fn a_slice_of_an_unknown_limit_is_passed_by_and_the_rest_of_its_copy_is_kept() {
     let slices = vec![slice(Bytes::from_static(&[120])), slice(bytes_of(&limit()))];
     let heard = heard(slotless(proto::Copy { slices, ..Default::default() })).unwrap();
     let [Message::Backup { copy, .. }] = &heard[..] else { panic!("{heard:?}") };
-    assert_eq!(copy.slices.iter().map(|slice| &slice.limit).collect::<Vec<_>>(), [&limit()]);
+    assert_eq!(copy.grants.iter().map(|grant| &grant.limit).collect::<Vec<_>>(), [&limit()]);
 }
 
 #[test]
@@ -110,10 +110,14 @@ fn an_ask_that_says_little_asks_for_the_least() {
         deed: Some(ask::Deed::Look(false)),
         ..Default::default()
     };
-    let question =
-        Question { key: Key::from_halves(0, 0), limit: limit(), deed: Deed::Ask(Ask::Look), wish: 0 };
+    let check = RemoteCheck {
+        key: Key::from_halves(0, 0),
+        limit: limit(),
+        operation: RemoteOperation::Decide(Ask::Look),
+        lease_hits: 0,
+    };
     let expected =
-        Message::Ask { ticket: 0, question: Arc::new(question), budget: Duration::ZERO, hops: u8::MAX };
+        Message::Forward { ticket: 0, check: Arc::new(check), budget: Duration::ZERO, hops: u8::MAX };
     assert_eq!(heard(Kind::Ask(ask)), Ok(vec![expected]));
 }
 
@@ -121,7 +125,7 @@ fn an_ask_that_says_little_asks_for_the_least() {
 fn an_answer_without_a_verdict_that_is_known_means_that_nobody_was_reached() {
     for verdict in [0, 99] {
         let answer = proto::Answer { ticket: 3, verdict, remaining: 7, ..Default::default() };
-        let expected = Message::Answer { ticket: 3, reply: Reply::Unreachable };
+        let expected = Message::Reply { ticket: 3, reply: Reply::Unreachable };
         assert_eq!(heard(Kind::Answer(answer)), Ok(vec![expected]));
     }
 }
@@ -135,7 +139,7 @@ fn an_answers_grant_and_receipt_that_are_unknown_are_none() {
         ..Default::default()
     };
     let heard = heard(Kind::Answer(answer)).unwrap();
-    let [Message::Answer { reply: Reply::Decided { decision, charged: 0, grant: None }, .. }] = &heard[..]
+    let [Message::Reply { reply: Reply::Decided { decision, charged: 0, lease: None }, .. }] = &heard[..]
     else {
         panic!("{heard:?}")
     };
@@ -147,7 +151,7 @@ fn a_member_in_an_unknown_state_is_handed_nothing() {
     for state in [0, 99] {
         let heard = heard(Kind::Member(proto::Record { state, ..Default::default() })).unwrap();
         let [Message::Member(record)] = &heard[..] else { panic!("{heard:?}") };
-        assert_eq!(record.state, State::Draining);
+        assert_eq!(record.state, MemberState::Draining);
     }
 }
 
@@ -156,15 +160,15 @@ fn versions_are_the_least_and_contents_none_where_they_are_missing() {
     let id = Some(proto::TransferId { from: 1, number: 2 });
     let copy = Some(proto::Copy::default());
     let transfer = proto::Transfer { id, slot: 3, copy, origin: None };
-    let nothing = Copy { version: Version::default(), contents: Default::default(), slices: Vec::new() };
-    let expected = Transfer {
-        id: TransferId { from: MemberId::from_number(1), number: 2 },
+    let nothing = SlotCopy { version: Version::default(), contents: Default::default(), grants: Vec::new() };
+    let expected = HandOff {
+        id: HandOffId { from: MemberId::from_number(1), number: 2 },
         slot: Slot(3),
         copy: nothing,
         origin: Origin { version: Version::default(), since: 0, contents: None },
     };
     let heard = heard(Kind::Transfer(Box::new(transfer))).unwrap();
-    assert_eq!(heard, [Message::Transfer(Box::new(expected))]);
+    assert_eq!(heard, [Message::HandOff(Box::new(expected))]);
     assert_eq!(Contents::default().len(), 0);
 }
 

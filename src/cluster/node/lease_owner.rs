@@ -1,0 +1,352 @@
+//! Leases, owner side: grants of a hot key's limit to replicas that forward it often.
+//!
+//! A grant counts as charged until it is returned, used or expired, so all replicas together never admit more than the
+//! limit. If the borrower is not heard in time, the unaccounted hits are charged. When the borrower is heard again, the
+//! hits that it did not use are refunded.
+
+use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
+
+use crate::{
+    algorithm::{Decision, Limit, Verdict},
+    cluster::{
+        MemberId,
+        message::{ChargedHits, Grant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
+        node::{Node, membership::Departure},
+    },
+    descriptor::Key,
+    store::{Memory, Slot, Used},
+    time::Timestamp,
+};
+
+/// How long a grant or a refusal lasts.
+pub(super) const LEASE_TTL: Duration = Duration::from_millis(500);
+/// The most keys with grants, lent or borrowed.
+pub(super) const KEYS_MAX: usize = 10_000;
+/// How long a grant is remembered after its end, so that late settlements are not counted twice.
+const EXPIRED_KEPT: Duration = Duration::from_secs(10);
+/// How long a grant whose borrower was not heard in time is remembered, so that unused hits can be refunded.
+pub(super) const CHARGED_KEPT: Duration = Duration::from_secs(60 * 60);
+/// Subtracted from the end of a grant, which may be the first instant of the next window.
+const JUST_BEFORE: Duration = Duration::from_nanos(1);
+/// The smallest grant.
+const HITS_MIN: u64 = 2;
+
+/// The grants and refusals that this replica has sent as an owner.
+#[derive(Debug, Default)]
+pub(super) struct LeaseOwner {
+    keys: BTreeMap<Key, KeyLeases>,
+    last_number: u64,
+}
+
+/// The grants and refusals of one key.
+#[derive(Clone, Debug, Default)]
+struct KeyLeases {
+    grants: Vec<OpenGrant>,
+    /// The members that were refused every charge, and until when.
+    refused: Vec<(MemberId, Timestamp)>,
+    /// Whether the grants were recalled.
+    recalled: bool,
+}
+
+/// A grant that is lent.
+#[derive(Clone, Debug)]
+struct OpenGrant {
+    limit: Limit,
+    borrower: MemberId,
+    number: u64,
+    /// Hits that are not accounted for.
+    left: u64,
+    expires_at: Timestamp,
+    state: GrantState,
+}
+
+/// The state of the unaccounted hits of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GrantState {
+    /// The borrower may use them.
+    Open,
+    /// The borrower has reported all of them.
+    Settled,
+    /// The borrower was not heard in time. The hits are charged as if they were used at `at`, by the wall clock.
+    Charged { hits: NonZeroU64, at: Timestamp },
+}
+
+/// One instant, by the monotonic clock and by the wall clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    pub(super) now: Timestamp,
+    pub(super) wall: Timestamp,
+}
+
+impl OpenGrant {
+    fn to_grant(&self, key: Key, moment: Moment) -> Grant {
+        let charged = match self.state {
+            GrantState::Open | GrantState::Settled => None,
+            GrantState::Charged { hits, at } => Some(ChargedHits { hits, age: moment.wall.since(at) }),
+        };
+        Grant {
+            key,
+            limit: self.limit.clone(),
+            borrower: self.borrower,
+            number: self.number,
+            left: self.left,
+            ttl: self.expires_at.since(moment.now),
+            charged,
+        }
+    }
+
+    /// How long the grant is remembered after its end.
+    fn retention(&self) -> Duration {
+        match self.state {
+            GrantState::Open | GrantState::Settled => EXPIRED_KEPT,
+            GrantState::Charged { .. } => CHARGED_KEPT,
+        }
+    }
+}
+
+impl LeaseOwner {
+    /// The grants of `slot`, as they are sent with the slot data.
+    pub(super) fn grants_of_slot(&self, slot: Slot, slots: usize, moment: Moment) -> Vec<Grant> {
+        let of_slot = self.keys.range(slot.keys(slots));
+        of_slot
+            .flat_map(|(key, leases)| leases.grants.iter().map(|grant| grant.to_grant(*key, moment)))
+            .collect()
+    }
+
+    /// Removes and returns the grants of `slot`.
+    pub(super) fn remove_slot(&mut self, slot: Slot, slots: usize, moment: Moment) -> Vec<Grant> {
+        let grants = self.grants_of_slot(slot, slots, moment);
+        let keys: Vec<Key> = self.keys.range(slot.keys(slots)).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.keys.remove(&key);
+        }
+        grants
+    }
+
+    /// Adds grants that arrived with a slot.
+    pub(super) fn insert_grants(&mut self, grants: Vec<Grant>, memory: &Memory, moment: Moment) {
+        for Grant { key, limit, borrower, number, left, ttl, charged } in grants {
+            self.last_number = self.last_number.max(number);
+            let state = match charged {
+                Some(ChargedHits { hits, age }) => GrantState::Charged { hits, at: moment.wall.before(age) },
+                None if left == 0 => GrantState::Settled,
+                None => GrantState::Open,
+            };
+            memory.set_reserved(key, memory.reserved(key) + left);
+            let expires_at = moment.now.after(ttl);
+            self.keys.entry(key).or_default().grants.push(OpenGrant {
+                limit,
+                borrower,
+                number,
+                left,
+                expires_at,
+                state,
+            });
+        }
+    }
+}
+
+impl Node {
+    /// The lease for `peer`, which forwards the key often.
+    pub(super) fn grant_lease(
+        &mut self,
+        peer: MemberId,
+        check: &RemoteCheck,
+        decision: &Decision,
+        now: Timestamp,
+    ) -> Option<LeaseReply> {
+        let RemoteCheck { key, limit, lease_hits, .. } = check;
+        if !limit.can_be_lent()
+            || self.lease_owner.keys.len() >= KEYS_MAX && !self.lease_owner.keys.contains_key(key)
+        {
+            return None;
+        }
+        if !decision.verdict.passes() {
+            let Verdict::Refuse { retry_after: Some(retry_after) } = decision.verdict else { return None };
+            if decision.remaining != 0 {
+                return None;
+            }
+            let ttl = LEASE_TTL.min(retry_after);
+            let leases = self.lease_owner.keys.entry(*key).or_default();
+            leases.refused.retain(|(member, expires_at)| *member != peer && now < *expires_at);
+            leases.refused.push((peer, now.after(ttl)));
+            return Some(LeaseReply::Refused { ttl });
+        }
+        // Half of the remaining hits, divided among all members.
+        let members = self.placement.members().len().max(1) as u64;
+        let hits = (*lease_hits).min(decision.remaining / (2 * members));
+        // Hits that are lent in a window must be used in that window.
+        let ttl = if limit.period().is_some() { LEASE_TTL.min(decision.reset_after) } else { LEASE_TTL };
+        let has_grant = self.lease_owner.keys.get(key).is_some_and(|leases| {
+            leases.recalled || leases.grants.iter().any(|grant| grant.borrower == peer && grant.left > 0)
+        });
+        if hits < HITS_MIN || ttl.is_zero() || has_grant {
+            return None;
+        }
+        self.memory.lend(*key, limit, hits, self.wall)?;
+        self.lease_owner.last_number += 1;
+        let number = self.lease_owner.last_number;
+        let expires_at = now.after(ttl);
+        let grant = OpenGrant {
+            limit: limit.clone(),
+            borrower: peer,
+            number,
+            left: hits,
+            expires_at,
+            state: GrantState::Open,
+        };
+        self.lease_owner.keys.entry(*key).or_default().grants.push(grant);
+        self.mark_leases_changed(*key);
+        self.stats.grants_lent += 1;
+        Some(LeaseReply::Granted { number, hits, ttl })
+    }
+
+    fn mark_leases_changed(&mut self, key: Key) {
+        let slot = Slot::of(key, self.slots.len());
+        self.slot_mut(slot).leases_changed = true;
+    }
+
+    /// Applies a borrower's report.
+    pub(super) fn settle(&mut self, key: Key, limit: &Limit, settlement: &Settlement, now: Timestamp) {
+        let Settlement { borrower, number, hits, left, age, state } = settlement;
+        let same = |grant: &&mut OpenGrant| grant.borrower == *borrower && grant.number == *number;
+        let grant =
+            self.lease_owner.keys.get_mut(&key).and_then(|leases| leases.grants.iter_mut().find(same));
+        let (mut hits, mut unused_hits) = (*hits, 0);
+        if let Some(grant) = grant {
+            match grant.state {
+                // Every hit is accounted for.
+                GrantState::Settled => return,
+                GrantState::Charged { hits, at } => {
+                    // The used hits are charged already. The number of unused hits is final once the grant is closed.
+                    if *state == LeaseState::Closed {
+                        grant.state = GrantState::Settled;
+                        let unused = Used { hits: hits.get().min(*left), at };
+                        self.refund_unused(key, limit, unused);
+                    }
+                    return;
+                }
+                GrantState::Open => {}
+            }
+            // An earlier report may arrive later, or may have gone to an earlier owner and be lost.
+            hits = grant.left.saturating_sub(*left);
+            grant.left -= hits;
+            if *state == LeaseState::Closed {
+                unused_hits = std::mem::take(&mut grant.left);
+                grant.state = GrantState::Settled;
+            }
+        }
+        if hits > 0 {
+            let at = self.wall.before(*age);
+            self.memory.charge_lent(key, limit, Used { hits, at }, self.wall);
+        }
+        self.memory.unlend(key, unused_hits);
+        if *state == LeaseState::Closed {
+            self.mark_leases_changed(key);
+            self.prune_key(key, now);
+        }
+    }
+
+    fn refund_unused(&mut self, key: Key, limit: &Limit, unused: Used) {
+        if unused.hits > 0 {
+            self.memory.return_lent(key, limit, unused, self.wall);
+            self.revoke_refusals(key);
+        }
+        self.mark_leases_changed(key);
+    }
+
+    /// Removes a key without grants, and retries checks that waited for the grants.
+    fn prune_key(&mut self, key: Key, now: Timestamp) {
+        let Some(leases) = self.lease_owner.keys.get_mut(&key) else { return };
+        if leases.grants.iter().all(|grant| grant.left == 0) {
+            leases.recalled = false;
+            if leases.grants.is_empty() && leases.refused.is_empty() {
+                self.lease_owner.keys.remove(&key);
+            }
+            self.retry_parked_of_key(key, now);
+        }
+    }
+
+    /// Recalls the grants of `key`.
+    pub(super) fn recall_grants(&mut self, key: Key) {
+        let Some(leases) = self.lease_owner.keys.get_mut(&key) else {
+            // Without grants nothing is reserved.
+            self.memory.set_reserved(key, 0);
+            return;
+        };
+        let borrowers: Vec<MemberId> =
+            leases.grants.iter().filter(|grant| grant.left > 0).map(|grant| grant.borrower).collect();
+        if borrowers.is_empty() {
+            self.memory.set_reserved(key, 0);
+        } else if !std::mem::replace(&mut leases.recalled, true) {
+            self.stats.grants_recalled += 1;
+            for borrower in borrowers {
+                self.send(borrower, Message::Recall { key });
+            }
+        }
+    }
+
+    /// Revokes refusals of `key` that are no longer true.
+    pub(super) fn revoke_refusals(&mut self, key: Key) {
+        let Some(leases) = self.lease_owner.keys.get_mut(&key) else { return };
+        for (member, _) in std::mem::take(&mut leases.refused) {
+            self.send(member, Message::Revoke { key });
+        }
+    }
+
+    /// Charges grants whose borrower was not heard in time, and forgets old ones.
+    pub(super) fn expire_grants(&mut self, now: Timestamp) {
+        self.charge_where(|grant| grant.expires_at <= now, now);
+        for leases in self.lease_owner.keys.values_mut() {
+            leases.grants.retain(|grant| now < grant.expires_at.after(grant.retention()));
+            leases.refused.retain(|(_, expires_at)| now < *expires_at);
+        }
+        self.lease_owner.keys.retain(|_, leases| !leases.grants.is_empty() || !leases.refused.is_empty());
+    }
+
+    /// Charges the grants of a member that is not heard; for good if the member is dead.
+    pub(super) fn borrower_departed(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
+        self.charge_where(|grant| grant.borrower == member, now);
+        if departure == Departure::Proven {
+            let grants = self.lease_owner.keys.values_mut().flat_map(|leases| &mut leases.grants);
+            grants
+                .filter(|grant| grant.borrower == member)
+                .for_each(|grant| grant.state = GrantState::Settled);
+        }
+    }
+
+    /// Makes the charged hits of `key` final, because an operator has replaced the counter.
+    pub(super) fn fix_charged_hits(&mut self, key: Key) {
+        for grant in self.lease_owner.keys.get_mut(&key).into_iter().flat_map(|leases| &mut leases.grants) {
+            if let GrantState::Charged { .. } = grant.state {
+                grant.state = GrantState::Settled;
+            }
+        }
+    }
+
+    fn charge_where(&mut self, is_over: impl Fn(&OpenGrant) -> bool, now: Timestamp) {
+        let (mut expired, mut charged) = (Vec::new(), Vec::new());
+        for (key, leases) in &mut self.lease_owner.keys {
+            for grant in
+                leases.grants.iter_mut().filter(|grant| grant.state == GrantState::Open && is_over(grant))
+            {
+                grant.state = GrantState::Settled;
+                if let Some(hits) = NonZeroU64::new(std::mem::take(&mut grant.left)) {
+                    // Hits that were lent in a window count as used in that window.
+                    let at = self.wall.before(now.since(grant.expires_at)).before(JUST_BEFORE);
+                    grant.state = GrantState::Charged { hits, at };
+                    charged.push((*key, grant.limit.clone(), Used { hits: hits.get(), at }));
+                }
+                expired.push(*key);
+            }
+        }
+        for (key, limit, used) in charged {
+            self.stats.grants_lost += 1;
+            self.memory.charge_lent(key, &limit, used, self.wall);
+        }
+        for key in expired {
+            self.mark_leases_changed(key);
+            self.prune_key(key, now);
+        }
+    }
+}

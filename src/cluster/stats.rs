@@ -1,0 +1,47 @@
+//! Statistics of the cluster, for the metrics page.
+
+use std::time::Duration;
+
+use crate::cluster::{Cluster, MemberState, link, node};
+
+/// Statistics of this replica in the cluster.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// The counts of the node.
+    pub(crate) node: node::Stats,
+    /// The counts of the links.
+    pub links: link::Figures,
+    /// The state of this replica.
+    pub state: MemberState,
+    /// Members that are reachable and serve, this one included.
+    pub members: usize,
+    /// Slots owned by this replica.
+    pub slots_owned: usize,
+    /// Slots whose owner is unknown or differs from the placement.
+    pub slots_moving: usize,
+    /// Members whose rules differ from those of this replica.
+    pub members_with_other_rules: usize,
+    /// Whether fewer members are reachable than this replica needs to trust its counters.
+    pub is_isolated: bool,
+    /// The time since the last acknowledged backup, or since this replica started.
+    pub backup_age: Duration,
+}
+
+impl Cluster {
+    /// The statistics so far.
+    pub fn stats(&self) -> Stats {
+        let links = self.0.links.figures();
+        self.0.with_node(|node, now| Stats {
+            node: node.stats(),
+            links,
+            state: node.state(),
+            members: node.serving(),
+            slots_owned: node.owned_slots().count(),
+            slots_moving: node.moving(),
+            members_with_other_rules: node.with_other_rules(),
+            is_isolated: node.is_isolated(),
+            // Without any acknowledged backup, the age is that of this replica.
+            backup_age: node.backup_age(now).min(self.0.started.elapsed()),
+        })
+    }
+}
