@@ -10,7 +10,7 @@ pub struct Figures {
     /// What its part has counted.
     pub(crate) part: node::Figures,
     /// What became of links.
-    pub links: link::Figures,
+    pub links: link::Stats,
     /// What this replica is doing.
     pub state: State,
     /// Members that are heard and serve, this one included.
@@ -30,7 +30,7 @@ pub struct Figures {
 impl Cluster {
     /// What sharing keys has cost so far.
     pub fn figures(&self) -> Figures {
-        let links = self.0.links.figures();
+        let links = self.0.links.stats();
         self.0.with(|node, now| Figures {
             part: node.figures(),
             links,

@@ -44,11 +44,11 @@ pub use member::MemberId;
 pub use message::State;
 pub use metrics::Figures;
 pub use node::View;
-pub use seeds::{SeedState, Vain};
+pub use seeds::{SeedFailures, SeedState};
 pub use trust::{Files, Trust, TrustError};
 
 use calls::Calls;
-use link::{Links, Listening, Loss, Traffic};
+use link::{DisconnectReason, LinkHandler, LinkListener, Links};
 use message::Version;
 use node::{Action, Event, Node, Tuning};
 
@@ -111,7 +111,7 @@ impl Cluster {
         stored: Vec<Stored>,
         secret: SharedSecret,
         clock: Clock,
-    ) -> Result<(Self, Listening), link::Error> {
+    ) -> Result<(Self, LinkListener), link::Error> {
         let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = settings;
         let me = MemberId::random();
         let (links, listening) = Links::bind(link, me, clock.clone()).await?;
@@ -144,7 +144,7 @@ impl Cluster {
     }
 
     /// Takes part until [`Cluster::leave`] has ended.
-    pub async fn run(self, listening: Listening) -> Result<(), link::Error> {
+    pub async fn run(self, listening: LinkListener) -> Result<(), link::Error> {
         let mut chores = JoinSet::new();
         chores.spawn(self.clone().take_turns());
         chores.spawn(self.clone().follow_seeds());
@@ -167,7 +167,7 @@ impl Cluster {
         let mut seeds = self.0.links.seeds();
         loop {
             let state = *seeds.borrow_and_update();
-            self.0.with(|node, _| node.seeds_tried(matches!(state, SeedState::InVain(_))));
+            self.0.with(|node, _| node.seeds_tried(matches!(state, SeedState::NotFound(_))));
             if seeds.changed().await.is_err() {
                 return;
             }
@@ -322,8 +322,8 @@ fn tell(event: Event) {
     }
 }
 
-impl Traffic for Replica {
-    fn linked(&self, peer: MemberId, address: &str) {
+impl LinkHandler for Replica {
+    fn connected(&self, peer: MemberId, address: &str) {
         self.with(|node, now| node.linked(peer, address, now));
     }
 
@@ -346,13 +346,13 @@ impl Traffic for Replica {
         }
     }
 
-    fn outgoing(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
+    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
         let now = self.now();
         let messages = self.lock().node.outgoing(peer, MESSAGES_MAX, bytes_max, now);
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 
-    fn lost(&self, peer: MemberId, how: Loss) {
-        self.with(|node, now| node.lost(peer, how == Loss::Dead, now));
+    fn disconnected(&self, peer: MemberId, reason: DisconnectReason) {
+        self.with(|node, now| node.lost(peer, reason == DisconnectReason::Dead, now));
     }
 }

@@ -31,22 +31,22 @@ pub(super) fn certificate_name() -> String {
 }
 
 /// The version that a certificate tells; `None` for any other certificate.
-pub(super) fn told_by(certificate: &CertificateDer<'_>) -> Option<u32> {
-    let shown = webpki::EndEntityCert::try_from(certificate).ok()?;
+pub(super) fn version_in_certificate(certificate: &CertificateDer<'_>) -> Option<u32> {
+    let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
     let number = |name: &str| name.strip_prefix(NAME_PREFIX)?.strip_suffix(NAME_SUFFIX)?.parse().ok();
-    shown.valid_dns_names().find_map(number)
+    parsed.valid_dns_names().find_map(number)
 }
 
 /// The two sides speak different versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mismatch {
-    theirs: String,
+pub(super) struct VersionMismatch {
+    remote: String,
 }
 
-impl Mismatch {
+impl VersionMismatch {
     /// With a server that speaks `version`.
     pub(super) fn with(version: u32) -> Self {
-        Self { theirs: format!("{ALPN_PREFIX}{version}") }
+        Self { remote: format!("{ALPN_PREFIX}{version}") }
     }
 
     /// The mismatch that a handshake has failed for, if it has.
@@ -59,30 +59,30 @@ impl Mismatch {
 
     /// With a client that offers these names; `None` if [`VERSION`] is among them.
     pub(super) fn with_offer<'n>(names: impl Iterator<Item = &'n [u8]>) -> Option<Self> {
-        let (ours, mut theirs) = (alpn(), Vec::new());
+        let (local, mut remote) = (alpn(), Vec::new());
         for name in names {
-            if name == ours {
+            if name == local {
                 return None;
             }
-            if theirs.len() < LOGGED_NAMES_MAX {
-                theirs.push(name[..name.len().min(LOGGED_BYTES_MAX)].escape_ascii().to_string());
+            if remote.len() < LOGGED_NAMES_MAX {
+                remote.push(name[..name.len().min(LOGGED_BYTES_MAX)].escape_ascii().to_string());
             }
         }
-        let theirs = if theirs.is_empty() { "no protocol".to_owned() } else { theirs.join(", ") };
-        Some(Self { theirs })
+        let remote = if remote.is_empty() { "no protocol".to_owned() } else { remote.join(", ") };
+        Some(Self { remote })
     }
 }
 
-impl fmt::Display for Mismatch {
+impl fmt::Display for VersionMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the peer speaks {}, this replica speaks {ALPN_PREFIX}{VERSION}", self.theirs)
+        write!(f, "the peer speaks {}, this replica speaks {ALPN_PREFIX}{VERSION}", self.remote)
     }
 }
 
-impl std::error::Error for Mismatch {}
+impl std::error::Error for VersionMismatch {}
 
-impl From<Mismatch> for Error {
-    fn from(mismatch: Mismatch) -> Self {
+impl From<VersionMismatch> for Error {
+    fn from(mismatch: VersionMismatch) -> Self {
         CertificateError::Other(OtherError(Arc::new(mismatch))).into()
     }
 }

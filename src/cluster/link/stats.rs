@@ -10,14 +10,14 @@ use std::{
 use rustls::{AlertDescription, CertificateError, Error};
 use tracing::warn;
 
-use crate::{cluster::protocol::Mismatch, telemetry::sample::Sample, time::Stopwatch};
+use crate::{cluster::protocol::VersionMismatch, telemetry::sample::Sample, time::Stopwatch};
 
 /// One line for each reason in so many seconds.
 const LOGGED_EVERY_SECONDS: u64 = 10;
 
 /// Why a connection between replicas has not become a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Refused {
+pub enum LinkFailure {
     /// What came was not TLS 1.3.
     NotTls,
     /// No certificate was shown.
@@ -26,7 +26,7 @@ pub enum Refused {
     Untrusted,
     /// The certificate is too old, or too young.
     Expired,
-    /// The other side refused ours.
+    /// The other side failures ours.
     ByPeer,
     /// The other side speaks another version of the protocol.
     Version,
@@ -38,7 +38,7 @@ pub enum Refused {
     Other,
 }
 
-impl Refused {
+impl LinkFailure {
     /// All there are.
     pub const ALL: [Self; 9] = [
         Self::NotTls,
@@ -78,7 +78,7 @@ impl Refused {
     /// The reason in an error of TLS.
     pub(super) fn of(error: &Error) -> Self {
         match error {
-            error if Mismatch::of(error).is_some() => Self::Version,
+            error if VersionMismatch::of(error).is_some() => Self::Version,
             Error::NoCertificatesPresented => Self::NoCertificate,
             Error::InvalidCertificate(error) => match error {
                 CertificateError::Expired
@@ -98,9 +98,9 @@ impl Refused {
     }
 }
 
-/// Counts, as links keep them.
+/// Counters, as links keep them.
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct Counters {
     pub(super) links_up: AtomicU64,
     pub(super) reconnects: AtomicU64,
     pub(super) resent: AtomicU64,
@@ -108,12 +108,12 @@ pub(super) struct Counts {
     pub(super) batches_out: AtomicU64,
     pub(super) bytes_in: AtomicU64,
     pub(super) bytes_out: AtomicU64,
-    refused: [AtomicU64; Refused::ALL.len()],
-    logged: [Sample; Refused::ALL.len()],
+    failures: [AtomicU64; LinkFailure::ALL.len()],
+    logged: [Sample; LinkFailure::ALL.len()],
     since: Stopwatch,
 }
 
-impl Default for Counts {
+impl Default for Counters {
     fn default() -> Self {
         Self {
             links_up: AtomicU64::default(),
@@ -123,26 +123,26 @@ impl Default for Counts {
             batches_out: AtomicU64::default(),
             bytes_in: AtomicU64::default(),
             bytes_out: AtomicU64::default(),
-            refused: array::from_fn(|_| AtomicU64::default()),
+            failures: array::from_fn(|_| AtomicU64::default()),
             logged: array::from_fn(|_| Sample::new(NonZeroU16::MIN)),
             since: Stopwatch::start(),
         }
     }
 }
 
-impl Counts {
-    /// Counts a connection that has come to nothing, and logs some of them.
-    pub(super) fn refuse(&self, reason: Refused, peer: &dyn Display, error: &dyn Display) {
-        self.refused[reason as usize].fetch_add(1, Relaxed);
+impl Counters {
+    /// Counters a connection that has come to nothing, and logs some of them.
+    pub(super) fn count_failure(&self, reason: LinkFailure, peer: &dyn Display, error: &dyn Display) {
+        self.failures[reason as usize].fetch_add(1, Relaxed);
         let period = self.since.elapsed().as_secs() / LOGGED_EVERY_SECONDS;
         if let Some(left_out) = self.logged[reason as usize].take(period) {
             warn!(%peer, reason = reason.name(), %error, left_out, "no link between replicas");
         }
     }
 
-    pub(super) fn read(&self) -> Figures {
+    pub(super) fn read(&self) -> Stats {
         let read = |count: &AtomicU64| count.load(Relaxed);
-        Figures {
+        Stats {
             links_up: read(&self.links_up),
             reconnects: read(&self.reconnects),
             pieces_resent: read(&self.resent),
@@ -150,14 +150,14 @@ impl Counts {
             batches_out: read(&self.batches_out),
             bytes_in: read(&self.bytes_in),
             bytes_out: read(&self.bytes_out),
-            refused: Refused::ALL.map(|reason| (reason, read(&self.refused[reason as usize]))),
+            failures: LinkFailure::ALL.map(|reason| (reason, read(&self.failures[reason as usize]))),
         }
     }
 }
 
 /// What has become of links since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Figures {
+pub struct Stats {
     /// How many links there are now.
     pub links_up: u64,
     /// How often a session has gone on over another connection.
@@ -173,12 +173,12 @@ pub struct Figures {
     /// Bytes of the batches taken to be sent.
     pub bytes_out: u64,
     /// How many connections came to nothing, by reason.
-    pub refused: [(Refused, u64); Refused::ALL.len()],
+    pub failures: [(LinkFailure, u64); LinkFailure::ALL.len()],
 }
 
-impl Figures {
+impl Stats {
     /// How many connections came to nothing for this reason.
-    pub fn refused(&self, reason: Refused) -> u64 {
-        self.refused[reason as usize].1
+    pub fn failures(&self, reason: LinkFailure) -> u64 {
+        self.failures[reason as usize].1
     }
 }

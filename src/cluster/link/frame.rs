@@ -3,7 +3,7 @@
 use crate::cluster::{
     MemberId,
     link::{
-        pact::Claim,
+        handshake::SessionOffer,
         session::{PIECE_BYTES_MAX, Piece},
     },
 };
@@ -28,22 +28,22 @@ impl From<Kind> for Frame {
 
 impl From<Piece> for Kind {
     fn from(piece: Piece) -> Self {
-        let Piece { number, received, goes_on, payload } = piece;
-        Self::Piece(PieceFrame { number, received, goes_on, payload })
+        let Piece { number, received, has_more, payload } = piece;
+        Self::Piece(PieceFrame { number, received, has_more, payload })
     }
 }
 
 impl From<PieceFrame> for Piece {
     fn from(piece: PieceFrame) -> Self {
-        let PieceFrame { number, received, goes_on, payload } = piece;
-        Self { number, received, goes_on, payload }
+        let PieceFrame { number, received, has_more, payload } = piece;
+        Self { number, received, has_more, payload }
     }
 }
 
 impl Hello {
     /// What it says of the session.
-    pub(super) fn claim(&self) -> Claim {
-        Claim { session: self.session, knows: self.knows }
+    pub(super) fn offer(&self) -> SessionOffer {
+        SessionOffer { session: self.session, known: self.known_session }
     }
 
     /// Who says it.
