@@ -24,7 +24,7 @@ const END_OF_TIME: UnixTime = UnixTime::since_unix_epoch(Duration::from_secs(u64
 const EPOCH: UnixTime = UnixTime::since_unix_epoch(Duration::ZERO);
 
 /// What a file holds, unless it is too large for one of certificates.
-pub fn contents(path: &Path) -> Result<Vec<u8>, String> {
+pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     files::read(path, FILE_BYTES_MAX).map_err(|error| error.to_string())
 }
 
@@ -36,24 +36,24 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> 
 /// When a certificate ends; `Err` says why it is no good `now`.
 pub fn valid_until(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<UnixTime, String> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
-    let nobody = RootCertStore::empty();
-    // Nobody is trusted, so this never succeeds; but the dates are looked at first and told.
+    let no_roots = RootCertStore::empty();
+    // Nobody is trusted, so this never succeeds; but the dates are looked at first and rfc3339.
     let at = |time| {
         let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &nobody, &[], time, algorithms).err()
+        verify_server_cert_signed_by_trust_anchor(&parsed, &no_roots, &[], time, algorithms).err()
     };
     if let Some(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
         not_before, ..
     })) = at(now)
     {
-        return Err(format!("the certificate is not valid before {}", told(not_before)));
+        return Err(format!("the certificate is not valid before {}", rfc3339(not_before)));
     }
     match at(END_OF_TIME) {
         Some(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
             if now <= not_after {
                 Ok(not_after)
             } else {
-                Err(format!("the certificate has expired at {}", told(not_after)))
+                Err(format!("the certificate has expired at {}", rfc3339(not_after)))
             }
         }
         Some(error) => Err(error.to_string()),
@@ -62,7 +62,7 @@ pub fn valid_until(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<Un
 }
 
 /// An instant as in RFC 3339.
-pub fn told(time: UnixTime) -> String {
+pub fn rfc3339(time: UnixTime) -> String {
     let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     jiff::Timestamp::from_second(seconds).unwrap_or(jiff::Timestamp::MAX).to_string()
 }

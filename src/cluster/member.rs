@@ -41,9 +41,9 @@ impl FromStr for MemberId {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let is_shown_so = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_canonical = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u64::from_str_radix(text, 16).map_err(drop)?;
-        if is_shown_so { Ok(Self(number)) } else { Err(()) }
+        if is_canonical { Ok(Self(number)) } else { Err(()) }
     }
 }
 
@@ -53,10 +53,10 @@ mod tests {
 
     #[test]
     fn a_member_is_shown_as_16_hexadecimal_digits() {
-        let (member, shown) = (MemberId::from_number(0xabc), "0000000000000abc");
-        assert_eq!((member.to_string().as_str(), shown.parse()), (shown, Ok(member)));
-        for wrong in ["abc", "+000000000000abc", "0000000000000abg", "00000000000000abc", ""] {
-            assert_eq!(wrong.parse::<MemberId>(), Err(()), "{wrong}");
+        let (member, text) = (MemberId::from_number(0xabc), "0000000000000abc");
+        assert_eq!((member.to_string().as_str(), text.parse()), (text, Ok(member)));
+        for invalid in ["abc", "+000000000000abc", "0000000000000abg", "00000000000000abc", ""] {
+            assert_eq!(invalid.parse::<MemberId>(), Err(()), "{invalid}");
         }
     }
 }

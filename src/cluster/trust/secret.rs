@@ -47,9 +47,9 @@ const AUTHORITY_NAME: &str = "tollgate cluster authority";
 const MEMBER_NAME: &str = "tollgate cluster member";
 /// How long a member's certificate is good for, how much earlier it is dated, for clocks that are behind, and
 /// when it is replaced.
-const LEAF_LASTS: Duration = Duration::from_secs(24 * 3_600);
-const LEAF_DATED_BACK: Duration = Duration::from_secs(3_600);
-const LEAF_RENEWED_AFTER: u64 = 8 * 3_600 * SECOND;
+const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 3_600);
+const LEAF_BACKDATE: Duration = Duration::from_secs(3_600);
+const LEAF_RENEWAL_AGE: u64 = 8 * 3_600 * SECOND;
 
 /// The secrets of a file: the first signs, any is trusted. There is at least one.
 #[derive(Clone, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Secrets {
             if secret.is_empty() || secret.starts_with(b"#") {
                 continue;
             }
-            if secret.len() < SECRET_BYTES_MIN || distinct(secret) < SECRET_DISTINCT_MIN {
+            if secret.len() < SECRET_BYTES_MIN || distinct_bytes(secret) < SECRET_DISTINCT_MIN {
                 let line = index + 1;
                 return Err(format!(
                     "line {line}: a secret has at least {SECRET_BYTES_MIN} bytes, of which {SECRET_DISTINCT_MIN} differ; \
@@ -79,7 +79,7 @@ impl Secrets {
         }
         match secrets.len() {
             0 => Err("there is no secret in it".to_owned()),
-            number if SECRETS_MAX < number => Err(format!("there are more than {SECRETS_MAX} secrets in it")),
+            number if number > SECRETS_MAX => Err(format!("there are more than {SECRETS_MAX} secrets in it")),
             _ => Ok(Self(secrets)),
         }
     }
@@ -95,24 +95,25 @@ impl Authorities {
     pub(super) fn identity(&self, now: Timestamp) -> Result<Identity, String> {
         let mut roots = RootCertStore::empty();
         for key in &*self.0 {
-            let authority = authority().self_signed(&key_pair(key)?).map_err(|error| error.to_string())?;
+            let authority =
+                authority_params().self_signed(&key_pair(key)?).map_err(|error| error.to_string())?;
             roots.add(authority.der().clone()).map_err(|error| error.to_string())?;
         }
         let first = self.0.first().ok_or("there is no secret in it")?;
-        let issuer = Issuer::new(authority(), key_pair(first)?);
+        let issuer = Issuer::new(authority_params(), key_pair(first)?);
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| error.to_string())?;
-        let leaf = member(now).signed_by(&key, &issuer).map_err(|error| error.to_string())?;
+        let leaf = member_params(now).signed_by(&key, &issuer).map_err(|error| error.to_string())?;
         Ok(Identity {
             chain: vec![leaf.der().clone()],
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
             roots,
-            renewed_from: now.plus(LEAF_RENEWED_AFTER),
+            renew_at: now.plus(LEAF_RENEWAL_AGE),
         })
     }
 }
 
 /// How many different bytes there are.
-fn distinct(secret: &[u8]) -> usize {
+fn distinct_bytes(secret: &[u8]) -> usize {
     let mut bytes = secret.to_vec();
     bytes.sort_unstable();
     bytes.dedup();
@@ -140,9 +141,9 @@ fn key_pair(key: &PrivatePkcs8KeyDer<'_>) -> Result<KeyPair, String> {
 
 /// The authority's certificate, but for its key: the same in every process and, because certificates of members
 /// name it, in every version.
-fn authority() -> CertificateParams {
+fn authority_params() -> CertificateParams {
     let mut params = CertificateParams::default();
-    params.distinguished_name = named(AUTHORITY_NAME);
+    params.distinguished_name = common_name(AUTHORITY_NAME);
     params.serial_number = Some(SerialNumber::from(1_u64));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -151,19 +152,19 @@ fn authority() -> CertificateParams {
     params
 }
 
-fn member(now: Timestamp) -> CertificateParams {
+fn member_params(now: Timestamp) -> CertificateParams {
     let mut params = CertificateParams::default();
-    params.distinguished_name = named(MEMBER_NAME);
+    params.distinguished_name = common_name(MEMBER_NAME);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages =
         vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     let now = date_time_ymd(1970, 1, 1) + Duration::from_nanos(now.as_nanos());
-    params.not_before = now - LEAF_DATED_BACK;
-    params.not_after = now + LEAF_LASTS;
+    params.not_before = now - LEAF_BACKDATE;
+    params.not_after = now + LEAF_LIFETIME;
     params
 }
 
-fn named(name: &str) -> DistinguishedName {
+fn common_name(name: &str) -> DistinguishedName {
     let mut names = DistinguishedName::new();
     names.push(DnType::CommonName, name);
     names
@@ -176,8 +177,8 @@ mod tests {
     #[test]
     fn a_secret_makes_the_same_authority_in_every_process_and_version() {
         let key = key_pair(&authority_key(b"a secret that replicas share").unwrap()).unwrap();
-        let told: String = key.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(told, "2cb7279bcbb7e38829ad5f968ff0fc219fc35ef599f5a8f6b837b4e1b910ccca");
+        let public_key: String = key.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(public_key, "2cb7279bcbb7e38829ad5f968ff0fc219fc35ef599f5a8f6b837b4e1b910ccca");
     }
 
     #[test]
@@ -190,8 +191,9 @@ mod tests {
     #[test]
     fn secret_that_is_easily_guessed_is_refused_with_advice() {
         for bad in ["aaaaaaaaaaaaaaaa", "abcdefgabcdefgabcdefg", "123456789abcdef"] {
-            let why = Secrets::parse(format!("the first of the secrets\n{bad}\n").as_bytes()).err().unwrap();
-            assert!(why.starts_with("line 2: ") && why.contains("openssl rand -base64 32"), "{why}");
+            let error =
+                Secrets::parse(format!("the first of the secrets\n{bad}\n").as_bytes()).err().unwrap();
+            assert!(error.starts_with("line 2: ") && error.contains("openssl rand -base64 32"), "{error}");
         }
         assert!(Secrets::parse(b"abcdefghabcdefgh").is_ok());
     }
