@@ -1,25 +1,25 @@
-//! Who takes part.
+//! The id of a member.
 
 use std::{fmt, num::NonZeroU64, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A process, for as long as it lives: random, never an address. Shown as 16 hexadecimal digits.
+/// Identifies a process for its lifetime: random, never an address. Displayed as 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId(u64);
 
 impl MemberId {
-    /// One that nobody else has, as far as chance goes.
+    /// A random id, which is never 0.
     pub fn random() -> Self {
         Self(rand::random::<NonZeroU64>().get())
     }
 
-    /// The one of this number, which is not 0: nobody links with that.
+    /// The id with this number. 0 is not valid: no link is made with it.
     pub const fn from_number(number: u64) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// The number.
     pub const fn number(self) -> u64 {
         self.0
     }

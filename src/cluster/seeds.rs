@@ -1,4 +1,4 @@
-//! Where others may be: names that are looked up again and again, and every address behind them dialled.
+//! Discovery at seeds: resolves the names periodically and dials every address behind them.
 
 use std::{
     net::SocketAddr,
@@ -17,54 +17,54 @@ use tracing::{info, warn};
 
 use crate::cluster::link::{DialResult, Shared};
 
-/// How often names are looked up while nobody has been linked, and afterwards.
+/// Interval of the lookups while no other member is known, and afterwards.
 const ALONE_INTERVAL: Duration = Duration::from_secs(1);
 const LINKED_INTERVAL: Duration = Duration::from_secs(5);
-/// How long a name may take before it counts as not found for now.
+/// Time after which a lookup in progress counts the name as unresolved for now.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an address may take before it counts as unreachable; what dials it gives up sooner.
+/// Time after which a dial in progress counts the address as unreachable; the dial itself ends sooner.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(6);
-/// The most addresses of one name.
+/// The most addresses that are dialled for one name.
 const ADDRESSES_MAX: usize = 256;
 
-/// How far the search for others is.
+/// The state of the search for other members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeedState {
-    /// Some seed has not been result yet.
+    /// Some seed has not been tried yet.
     Searching,
-    /// All seeds have been result, and nobody else was linked at any of them when it was result last.
+    /// All seeds were tried, and the last try at each found no other member.
     NotFound(SeedFailures),
-    /// Another process of the cluster has been linked at a seed.
+    /// Another process of the cluster was found at a seed.
     Found,
 }
 
-/// What was found at seeds instead of others: how many addresses, or names.
+/// What the seeds yielded instead of members, as numbers of addresses or names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeedFailures {
     /// Names that could not be resolved.
     pub unresolved: usize,
-    /// Addresses that have not answered, or not as a member does; somebody may be there.
+    /// Addresses that did not answer, or not as a member; a process may be there.
     pub unreachable: usize,
-    /// Addresses where nobody is.
+    /// Addresses that refused connections.
     pub refused: usize,
-    /// Addresses that are this process.
+    /// Addresses of this process.
     pub own: usize,
 }
 
-/// What was found at one seed when it was result last.
+/// The result of the last try at one seed.
 #[derive(Clone, Copy, Debug, Default)]
 struct SeedResult {
     linked: usize,
     failures: SeedFailures,
 }
 
-/// Looks for others at all seeds, for as long as it is polled.
+/// Searches at all seeds until it is dropped.
 pub(in crate::cluster) async fn watch(shared: Arc<Shared>) {
     let all = Mutex::new(vec![None; shared.seeds().len()]);
     publish(&shared, &all);
     let seeds = shared.seeds().iter().enumerate();
     join_all(seeds.map(|(index, seed)| watch_one(&shared, index, seed, &all))).await;
-    // Without seeds there is nothing to do.
+    // Without seeds the loop above ends at once.
     std::future::pending().await
 }
 
@@ -77,7 +77,7 @@ async fn watch_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<Op
     loop {
         let unresolved =
             SeedResult { linked: 0, failures: SeedFailures { unresolved: 1, ..SeedFailures::default() } };
-        // It is not given up when it takes long: the system would go on, and a second one be begun beside it.
+        // A slow lookup is awaited, not dropped: the resolver's thread would go on, and another would start beside it.
         let mut lookup = pin!(lookup_host(seed));
         let resolved = match timeout(LOOKUP_TIMEOUT, lookup.as_mut()).await {
             Ok(resolved) => resolved,
@@ -89,7 +89,7 @@ async fn watch_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<Op
         match resolved {
             Ok(addresses) => {
                 if failing.take().is_some() {
-                    info!(seed, "the seed can be resolved again");
+                    info!(seed, "seed resolved again");
                 }
                 let mut addresses: Vec<_> = addresses.take(ADDRESSES_MAX).collect();
                 addresses.sort_unstable();
@@ -99,7 +99,7 @@ async fn watch_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<Op
             Err(error) => {
                 let why = error.to_string();
                 if failing.as_ref() != Some(&why) {
-                    warn!(seed, %error, "the seed cannot be resolved");
+                    warn!(seed, %error, "cannot resolve the seed");
                     failing = Some(why);
                 }
                 note(unresolved);
@@ -109,14 +109,14 @@ async fn watch_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<Op
     }
 }
 
-/// Dials every address, side by side.
+/// Dials all addresses concurrently.
 async fn dial(shared: &Shared, addresses: &[SocketAddr]) -> SeedResult {
     let dials = addresses.iter().map(async |address| {
         let (report, result) = oneshot::channel();
         shared.dial(&address.to_string(), Some(report));
         match timeout(DIAL_TIMEOUT, result).await {
             Ok(Ok(result)) => result,
-            // Somebody else dials it, and has not linked anybody yet.
+            // The address is being dialled for another reason and has not linked yet.
             Ok(Err(_)) | Err(_) => DialResult::Unreachable,
         }
     });

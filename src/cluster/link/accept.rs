@@ -1,4 +1,4 @@
-//! Takes connections from other replicas.
+//! Accepts connections from other replicas.
 
 use std::{
     io,
@@ -30,22 +30,22 @@ use crate::cluster::{
     protocol::VersionMismatch,
 };
 
-/// How many connections may be on their way to becoming links.
+/// The most handshakes in progress.
 pub(super) const HANDSHAKES_MAX: usize = 256;
 
-/// A connection that has come.
+/// An accepted TCP connection.
 pub(super) struct IncomingConnection {
     pub(super) socket: TcpStream,
     pub(super) from: SocketAddr,
-    /// Held until TLS has told who it is.
+    /// Held until the TLS handshake has ended.
     pub(super) permit: OwnedSemaphorePermit,
 }
 
-/// Greets who has come, and carries what becomes of it to its end.
+/// Performs the handshakes of an accepted connection, then runs its link until it closes.
 pub(super) async fn accept(hub: Arc<Hub>, incoming: IncomingConnection) {
     let IncomingConnection { socket, from, permit } = incoming;
-    // It fails only where the other side is gone already, which reading will tell.
-    socket.set_nodelay(true).ok();
+    // Fails only if the peer has closed the socket, which the next read reports.
+    let _ = socket.set_nodelay(true);
     let handshake = timeout(TLS_TIMEOUT, tls_handshake(&hub, socket, from));
     let Some(result) = hub.while_open(handshake).await else { return };
     drop(permit);
@@ -53,14 +53,14 @@ pub(super) async fn accept(hub: Arc<Hub>, incoming: IncomingConnection) {
         Ok(Ok(Some(stream))) => serve(hub, stream, from).await,
         Ok(Ok(None)) => {}
         Ok(Err(error)) => {
-            // A client may be any stranger, so what it is refused for says nothing of this replica's own links.
+            // Any process can connect, so a rejected client says nothing about this replica's own links.
             let _ = report_tls_failure(&hub, from, &error);
         }
         Err(_) => hub.shared.counters.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out"),
     }
 }
 
-/// Agrees on TLS; `None` with a client that speaks another version, which is told ours.
+/// Performs the TLS handshake; `None` if the client speaks another version, which is sent this one.
 async fn tls_handshake(
     hub: &Hub,
     socket: TcpStream,
@@ -73,7 +73,7 @@ async fn tls_handshake(
         None => started.into_stream(configs.server.clone()).await.map(Some),
         Some(mismatch) => {
             hub.shared.counters.count_failure(LinkFailure::Version, &from, &mismatch);
-            // Such a client breaks off, as it should.
+            // The client aborts this handshake as intended.
             let _ = started.into_stream(configs.other_version.clone()).await;
             Ok(None)
         }
@@ -97,14 +97,18 @@ async fn serve(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
         match timeout(HELLO_TIMEOUT, frames_receiver).await {
             Ok(Ok(frames)) => connection::run_accepted(&hub, &outbound, frames).await,
             Ok(Err(_)) | Err(_) => {
-                hub.shared.counters.count_failure(LinkFailure::Other, &from, &"no link was asked for");
+                hub.shared.counters.count_failure(
+                    LinkFailure::Other,
+                    &from,
+                    &"no link was requested in time",
+                );
             }
         }
     };
     drive(spawned, connection, exchange).await;
 }
 
-/// Who asks for a link over a connection, once.
+/// The gRPC service of one connection, which serves one call.
 struct InboundLink {
     hub: Arc<Hub>,
     outbound: Arc<OutboundQueue>,
@@ -119,8 +123,8 @@ impl LinksService for InboundLink {
         let frames_sender = self.frames_sender.lock().unwrap_or_else(PoisonError::into_inner).take();
         let frames_sender =
             frames_sender.ok_or_else(|| Status::already_exists("a connection carries one link"))?;
-        // Nobody takes it when the connection is about to end.
-        frames_sender.send(request.into_inner()).ok();
+        // The receiver is dropped if the connection is about to close.
+        let _ = frames_sender.send(request.into_inner());
         Ok(Response::new(OutboundFrames { outbound: self.outbound.clone(), hub: self.hub.clone() }))
     }
 }

@@ -1,4 +1,4 @@
-//! Where others are to dial us.
+//! The address that this process advertises to others.
 
 use std::{
     io,
@@ -14,16 +14,17 @@ use tracing::warn;
 
 use crate::cluster::link::Error;
 
-/// How long a seed's name may take.
+/// Timeout for the lookup of a seed's name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Addresses that lead to a machine's default route and that nobody has.
+/// Documentation addresses (RFC 5737, RFC 3849), which are routed over the default route.
 const ROUTE_PROBES: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
 
-/// `HOST:PORT` for others to dial: as `configured` for, where a bare IP address gets the port that is listened on;
-/// else what is listened on; else, where that is every address, the one that the machine would use itself.
+/// Returns the `HOST:PORT` to advertise: the `configured` value, where a bare IP address gets the port of the
+/// listener; else the `bound` address; else, if that is unspecified, the source address towards a seed or the
+/// default route.
 pub(super) async fn address(configured: Option<&str>, bound: SocketAddr, seeds: &[String]) -> String {
     if let Some(configured) = configured {
         let bare = configured.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
@@ -48,11 +49,11 @@ pub(super) async fn address(configured: Option<&str>, bound: SocketAddr, seeds: 
     let loopback: IpAddr =
         if bound.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
     let address = SocketAddr::new(loopback, bound.port()).to_string();
-    warn!(address, "this machine has no other address that others could dial; set cluster.advertise");
+    warn!(address, "advertising the loopback address because no route was found; set cluster.advertise");
     address
 }
 
-/// Whether `value` can be dialled, as far as its form goes: `HOST:PORT`.
+/// Whether `value` has the form `HOST:PORT`.
 pub fn is_host_port(value: &str) -> bool {
     let parts = value.rsplit_once(':');
     parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
@@ -62,7 +63,7 @@ pub(super) fn validate(setting: &'static str, value: &str) -> Result<(), Error> 
     if is_host_port(value) { Ok(()) } else { Err(Error::Address { setting, value: value.to_owned() }) }
 }
 
-/// The address that we would have towards `target`. Nothing is sent.
+/// The source address that the system would use towards `target`. Sends nothing.
 async fn local_address_towards(target: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr =
         if target.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };

@@ -1,4 +1,4 @@
-//! What is said over a connection, from hello to the end.
+//! The protocol of one connection, from the hello to the end.
 
 use std::{
     sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
@@ -23,43 +23,43 @@ use crate::cluster::{
     },
 };
 
-/// How long a side may take to say hello, once it can.
+/// Time that a side may take to send its hello.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a link is looked at. One that had failed to write for two of these writes a heartbeat.
+/// Interval of the liveness checks of a link. A link that wrote nothing between two of them writes a heartbeat.
 const TICK: Duration = Duration::from_millis(100);
-/// After how many of these without a sign of the other side a connection is given up: 2 s.
+/// Ticks without a received frame after which the connection is closed: 2 s.
 const SILENT_TICKS_MAX: u32 = 20;
-/// After how many in which failed of what waits was acknowledged: 5 s.
+/// Ticks without an acknowledgement of outstanding pieces after which the connection is closed: 5 s.
 const STALLED_TICKS_MAX: u32 = 50;
 
-/// What became of a connection that was run_dialled.
+/// The outcome of a dialled connection.
 #[derive(Debug)]
 pub(super) enum ConnectionOutcome {
-    /// It was a link.
+    /// The connection was a link and has closed.
     LinkClosed,
-    /// We have run_dialled ourselves.
+    /// The process dialled itself.
     OwnAddress,
-    /// There is a link to that process already.
+    /// A link to that process is active already.
     AlreadyLinked(MemberId),
-    /// Another process than the expected answers there.
+    /// Another process than the expected one answered.
     OtherMember,
-    /// It was refused for a link that is there, says the other side.
+    /// The peer refused the connection because it has an active link.
     RefusedAsDuplicate,
-    /// The session was over; another can begin at once.
+    /// The session had ended; a new one can begin at once.
     SessionEnded,
-    /// Nothing that can be used was said.
+    /// The handshake failed.
     Failed,
 }
 
-/// Whom we expect, and how much we want it.
+/// The peer to dial and the priority of the connection.
 #[derive(Clone, Copy)]
 pub(super) struct DialTarget<'p> {
     pub(super) expected: Option<&'p Arc<Peer>>,
     pub(super) replaces_link: bool,
 }
 
-/// Greets back who has been run_dialled and has answered with `frames`; then carries the link to its end.
-/// `on_linked` is told with whom there is a link, when there is.
+/// Performs the handshake of a dialled connection whose received frames are `frames`, then runs the link until it
+/// closes. Calls `on_linked` once the link is active.
 pub(super) async fn run_dialled(
     hub: &Hub,
     outbound: &Arc<OutboundQueue>,
@@ -71,7 +71,7 @@ pub(super) async fn run_dialled(
     let hello = async {
         let mut frames = frames.await.map_err(|status| failed(&status))?;
         let peer = receive_greeting(hub, &mut frames, target).await?;
-        greeted.set(peer.clone()).ok();
+        let _ = greeted.set(peer.clone());
         outbound.send(Kind::Hello(peer.hello(hub, target.replaces_link)));
         let hello = match next_kind(&mut frames).await? {
             Kind::Hello(hello) if hello.member() == peer.id && hello.session != 0 => hello,
@@ -109,7 +109,7 @@ pub(super) async fn run_dialled(
     ending
 }
 
-/// Who has receive_greeting us, if a link to it is wanted.
+/// Receives the greeting and returns its peer, if a link to the peer is wanted.
 async fn receive_greeting(
     hub: &Hub,
     frames: &mut Streaming<Frame>,
@@ -137,7 +137,7 @@ async fn receive_greeting(
     if peer.is_connected() { Err(ConnectionOutcome::AlreadyLinked(peer.id)) } else { Ok(peer) }
 }
 
-/// Greets who has run_dialled us; then carries the link to its end.
+/// Performs the handshake of an accepted connection, then runs the link until it closes.
 pub(super) async fn run_accepted(hub: &Hub, outbound: &Arc<OutboundQueue>, mut frames: Streaming<Frame>) {
     outbound.send(Kind::Greeting(Greeting { version: VERSION, member: hub.shared.me.number() }));
     let hello = match hub.while_open(timeout(HELLO_TIMEOUT, next_kind(&mut frames))).await {
@@ -149,12 +149,12 @@ pub(super) async fn run_accepted(hub: &Hub, outbound: &Arc<OutboundQueue>, mut f
     if let Some(peer) = answer_hello(hub, outbound, &hello) {
         return run_link(hub, &peer, outbound, frames).await;
     }
-    // What was said last has to arrive: the other side closes when it has read it.
+    // The last frame must arrive: the peer closes after it has read it.
     outbound.finish();
-    timeout(HELLO_TIMEOUT, async { while next_kind(&mut frames).await.is_ok() {} }).await.ok();
+    let _ = timeout(HELLO_TIMEOUT, async { while next_kind(&mut frames).await.is_ok() {} }).await;
 }
 
-/// Answers a hello; the peer, if that makes a link.
+/// Answers a hello; returns the peer if the connection is now its link.
 fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Option<Arc<Peer>> {
     if hello.member() == hub.shared.me || !hub.is_open() {
         outbound.send(refusal(Reason::Closed));
@@ -162,7 +162,7 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
     }
     loop {
         let Some(peer) = hub.shared.get_or_add_peer(hello.member()) else {
-            hub.shared.counters.count_failure(LinkFailure::Full, &hello.address, &"there are too many peers");
+            hub.shared.counters.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
             outbound.send(refusal(Reason::Closed));
             return None;
         };
@@ -170,7 +170,7 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
             HelloOutcome::Linked => return Some(peer),
             HelloOutcome::Refused(reason) => outbound.send(refusal(reason)),
             HelloOutcome::RemoteLost(answer) => outbound.send(Kind::Hello(answer)),
-            // The next one is a new one, so this comes to an end.
+            // The ended peer has left the roster, so the next round adds a new one and the loop ends.
             HelloOutcome::SessionEnded => continue,
         }
         peer.end_unless_established(hub);
@@ -178,11 +178,11 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
     }
 }
 
-/// Carries a link to its end: reads, and sees to it that there is always something to read.
+/// Runs an active link until it closes: reads frames and schedules heartbeats.
 async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mut frames: Streaming<Frame>) {
     let mut monitor = LinkMonitor::default();
     let mut ticks = interval_at(Instant::now() + TICK, TICK);
-    // A process that has stood still has not been silent for as long.
+    // A suspended process must not count the suspension as silence of the peer.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut phases = hub.shared.phase.subscribe();
     loop {
@@ -196,16 +196,16 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
                 }
                 Ok(None) => break,
                 Err(status) => {
-                    debug!(peer = %peer.id, %status, "a link has broken");
+                    debug!(peer = %peer.id, %status, "link connection failed");
                     break;
                 }
             },
             _ = ticks.tick() => if monitor.tick(peer, outbound) == Flow::Close {
-                debug!(peer = %peer.id, "a link is silent or stuck");
+                debug!(peer = %peer.id, "link timed out: no frames or no acknowledgements");
                 break;
             },
             () = outbound.closed.notified() => break,
-            () = left_open_phase(&mut phases), if !outbound.goodbye_due.load(Relaxed) => {
+            () = closing(&mut phases), if !outbound.goodbye_due.load(Relaxed) => {
                 outbound.goodbye_due.store(true, Relaxed);
                 outbound.wake();
             }
@@ -216,13 +216,13 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
     }
 }
 
-/// Ready when the process leaves.
-async fn left_open_phase(phases: &mut watch::Receiver<Phase>) {
-    // An error means that nobody is left to tell, which is the end as well.
-    phases.wait_for(|phase| *phase != Phase::Open).await.ok();
+/// Waits until the process leaves.
+async fn closing(phases: &mut watch::Receiver<Phase>) {
+    // An error means that the sender is gone, which ends the links as well.
+    let _ = phases.wait_for(|phase| *phase != Phase::Open).await;
 }
 
-/// What has not happened on a link for how many ticks.
+/// Detects a silent or stalled link, in ticks.
 #[derive(Default)]
 struct LinkMonitor {
     silent: u32,
@@ -246,7 +246,7 @@ impl LinkMonitor {
     }
 }
 
-/// The next frame of a kind that we know.
+/// The next frame of a known kind.
 async fn next_kind(frames: &mut Streaming<Frame>) -> Result<Kind, ConnectionOutcome> {
     loop {
         match frames.message().await {
@@ -259,6 +259,6 @@ async fn next_kind(frames: &mut Streaming<Frame>) -> Result<Kind, ConnectionOutc
 }
 
 fn failed(status: &Status) -> ConnectionOutcome {
-    debug!(%status, "a connection has come to failed");
+    debug!(%status, "link handshake failed");
     ConnectionOutcome::Failed
 }

@@ -1,4 +1,4 @@
-//! Finds out who is at an address, and whether anybody is.
+//! Dials addresses and runs the connections that result.
 
 use std::{
     io::{Error, ErrorKind},
@@ -37,35 +37,35 @@ use crate::{
     time::Stopwatch,
 };
 
-/// How long a connection may take to come about.
+/// Timeout of the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long TLS may take.
+/// Timeout of the TLS handshake.
 pub(super) const TLS_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the backoff after a failure is, at first and at most.
+/// First and largest backoff after a failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// How long an address that does not answer is dialled.
+/// Time for which an address that does not answer is dialled.
 const DIAL_DURATION_MAX: Duration = Duration::from_secs(30);
-/// A link that broke sooner is not dialled again without a backoff.
+/// A link that lasted less is redialled after a backoff.
 const SHORT_LINK: Duration = Duration::from_millis(100);
-/// How much may come that has not been read, and how much may be written that has not been sent.
+/// HTTP/2 flow-control window, and the bytes that are buffered for sending.
 pub(super) const WINDOW_BYTES: u32 = 1024 * 1024;
 pub(super) const SEND_BYTES_MAX: usize = 256 * 1024;
 
-/// What came of dialling an address.
+/// The result of dialling an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cluster) enum DialResult {
-    /// Another process of the cluster, with which there is a link.
+    /// Another process of the cluster, with an active link.
     Linked,
     /// This process.
     OwnAddress,
-    /// Nobody: connections are refused.
+    /// Connections are refused: no process listens there.
     Refused,
-    /// Nothing that tells whether there is anybody.
+    /// No proof that a process listens there or that none does.
     Unreachable,
 }
 
-/// What came of one connection.
+/// The result of one round over the addresses of a name.
 #[derive(Debug)]
 enum Attempt {
     Refused,
@@ -73,7 +73,7 @@ enum Attempt {
     Connected(ConnectionOutcome),
 }
 
-/// Dials an address until somebody answers or it is plain that nobody is there; or dial_once, with a report.
+/// Dials an address until a member answers or connections are refused; with `report`, dials once and sends the result.
 pub(super) async fn dial_address(
     hub: Arc<Hub>,
     address: String,
@@ -95,9 +95,9 @@ pub(super) async fn dial_address(
             }
             Attempt::Refused => DialResult::Refused,
             Attempt::Connected(
-                ending @ (ConnectionOutcome::SessionEnded | ConnectionOutcome::RefusedAsDuplicate),
+                outcome @ (ConnectionOutcome::SessionEnded | ConnectionOutcome::RefusedAsDuplicate),
             ) if since.elapsed() < DIAL_DURATION_MAX => {
-                backoff.replaces_link = matches!(ending, ConnectionOutcome::RefusedAsDuplicate);
+                backoff.replaces_link = matches!(outcome, ConnectionOutcome::RefusedAsDuplicate);
                 backoff.wait_briefly().await;
                 continue;
             }
@@ -111,7 +111,7 @@ pub(super) async fn dial_address(
         };
         if result != DialResult::Unreachable || is_single_attempt || since.elapsed() > DIAL_DURATION_MAX {
             if let Some(report) = report {
-                report.send(result).ok();
+                let _ = report.send(result);
             }
             break;
         }
@@ -120,7 +120,7 @@ pub(super) async fn dial_address(
     hub.shared.dial_finished(&address);
 }
 
-/// Dials a peer whose link has broken, until there is another, or it is dead or forgotten.
+/// Redials a peer whose connection broke, until a link is active again or the session has ended.
 pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
     let mut backoff = Backoff::default();
     while hub.is_open() && peer.needs_dialling() {
@@ -128,12 +128,12 @@ pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
         let target = DialTarget { expected: Some(&peer), replaces_link: backoff.replaces_link };
         match dial_all(&hub, &address, target, &mut None).await {
             Attempt::Refused => {
-                debug!(peer = %peer.id, %address, "nobody is there any more");
+                debug!(peer = %peer.id, %address, "the peer's address refuses connections");
                 peer.end_unless_connected(&hub);
             }
             Attempt::Connected(ConnectionOutcome::OwnAddress) => peer.end_unless_connected(&hub),
             Attempt::Connected(ConnectionOutcome::OtherMember) => {
-                debug!(peer = %peer.id, %address, "another process is there");
+                debug!(peer = %peer.id, %address, "another process has the peer's address");
                 peer.end_unless_connected(&hub);
                 hub.shared.dial(&address, None);
             }
@@ -144,7 +144,7 @@ pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
                 }
             }
             Attempt::Connected(ConnectionOutcome::SessionEnded) => {
-                // The session was lost, or was never begun: who is there is met anew.
+                // The session was lost or never established: dial the address for a new one.
                 hub.shared.dial(&address, None);
                 backoff.wait_briefly().await;
             }
@@ -160,10 +160,10 @@ pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
     }
 }
 
-/// Pauses that grow.
+/// Exponential backoff with jitter.
 struct Backoff {
     next: Duration,
-    // Where it is plain that somebody is there.
+    // Used while a process is known to answer.
     brief: Duration,
     replaces_link: bool,
 }
@@ -186,7 +186,7 @@ impl Backoff {
     }
 }
 
-/// Dials all addresses of one name, until one speaks. That it is refused says something only if all refuse.
+/// Dials all addresses of a name until one connects. The result is `Refused` only if all refuse.
 async fn dial_all(
     hub: &Arc<Hub>,
     address: &str,
@@ -215,7 +215,7 @@ async fn dial_all(
     outcome
 }
 
-/// Makes one connection, and carries what becomes of it to its end.
+/// Opens one connection and runs it until it closes.
 async fn dial_once(
     hub: &Arc<Hub>,
     address: SocketAddr,
@@ -231,12 +231,12 @@ async fn dial_once(
         }
         Some(Ok(Err(_)) | Err(_)) | None => return Attempt::Unreachable,
     };
-    // Where nobody listens, a port that the system picks for us may happen to be the one that is dialled.
+    // TCP simultaneous open: without a listener, the ephemeral port of the socket can equal the dialled port.
     if socket.local_addr().is_ok_and(|local| local == address) {
         return Attempt::Refused;
     }
-    // It fails only where the other side is gone already, which reading will tell.
-    socket.set_nodelay(true).ok();
+    // Fails only if the peer has closed the socket, which the next read reports.
+    let _ = socket.set_nodelay(true);
     match hub.while_open(timeout(TLS_TIMEOUT, tls_handshake(hub, socket, address))).await {
         Some(Ok(Ok(stream))) => {
             hub.shared.rejections.clear(address);
@@ -265,18 +265,18 @@ async fn tls_handshake(
     let config = hub.shared.credentials.active().client.clone();
     let connector = TlsConnector::from(config);
     let mut stream = connector.connect(ServerName::IpAddress(address.ip().into()), socket).await?;
-    // Only now does the other side look at our certificate; it speaks first if it likes it.
+    // The server verifies the client certificate after the client's handshake is done, then writes first.
     if stream.fill_buf().await?.is_empty() {
         return Err(ErrorKind::UnexpectedEof.into());
     }
     Ok(stream)
 }
 
-/// Notes why TLS has failed, where that tells something of the other side; then the reason.
+/// Counts a failed TLS handshake by reason; `None` if the cause is the transport and not TLS.
 pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) -> Option<LinkFailure> {
     let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
-        // It has broken off, as whoever ends does.
-        debug!(%address, %error, "a handshake has broken off");
+        // A peer that exits closes its connections.
+        debug!(%address, %error, "the peer closed the connection during the handshake");
         return None;
     };
     let reason = LinkFailure::of(tls);
@@ -309,13 +309,13 @@ async fn run_connection(
     let on_linked = |peer| {
         hub.shared.note_member_address(&address.to_string(), peer);
         if let Some(report) = report.take() {
-            report.send(DialResult::Linked).ok();
+            let _ = report.send(DialResult::Linked);
         }
     };
     match drive(spawned, connection, connection::run_dialled(hub, &outbound, frames, target, on_linked)).await
     {
         Some(ConnectionOutcome::Failed) | None => Attempt::Unreachable,
-        Some(ending) => Attempt::Connected(ending),
+        Some(outcome) => Attempt::Connected(outcome),
     }
 }
 
@@ -324,7 +324,7 @@ fn origin(address: SocketAddr) -> http::Uri {
     parts.build().expect("a scheme, a socket address and a path are a URI")
 }
 
-/// A connection as what asks over it.
+/// Adapts hyper's sender to the service that the generated client expects.
 struct RequestSender(http2::SendRequest<Body>);
 
 impl Service<http::Request<Body>> for RequestSender {

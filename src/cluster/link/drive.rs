@@ -1,7 +1,7 @@
-//! A connection, what it needs done, and the exchange over it: all in one task.
+//! Runs a connection, the futures that it spawns, and the exchange over it in one task.
 //!
-//! HTTP/2 wants a task for each stream. As tasks they would wake each other across threads at every batch; here
-//! they wake only the one that they are all part of. And when that one ends, nothing is left of any.
+//! HTTP/2 spawns a future for each stream. Separate tasks would wake each other across threads at every batch; here
+//! they share one task, which also ends all of them.
 
 use std::{
     future::{Future, poll_fn},
@@ -15,7 +15,7 @@ use futures_util::stream::{FuturesUnordered, Stream};
 use hyper::rt::Executor;
 use tokio::sync::oneshot;
 
-/// Futures that a connection wants to be looked after.
+/// An executor that collects the futures that a connection spawns.
 #[derive(Clone, Default)]
 pub(super) struct SpawnedTasks(Arc<Mutex<Vec<Task>>>);
 
@@ -36,7 +36,8 @@ impl SpawnedTasks {
     }
 }
 
-/// Drives `connection` and its spawned until `exchange` has ended. `None` if it has vanished, which it does not.
+/// Drives `connection` and the futures that it spawns until `exchange` ends. `None` if `exchange` was dropped, which
+/// does not happen.
 pub(super) async fn drive<T: Send>(
     spawned: SpawnedTasks,
     connection: impl Future + Send,
@@ -48,7 +49,7 @@ pub(super) async fn drive<T: Send>(
         connection.await;
     }));
     set.push(Box::pin(async move {
-        sender.send(exchange.await).ok();
+        let _ = sender.send(exchange.await);
     }));
     poll_fn(move |cx| {
         loop {
@@ -57,7 +58,7 @@ pub(super) async fn drive<T: Send>(
             );
             match Pin::new(&mut set).poll_next(cx) {
                 Poll::Pending => {
-                    // Polling may have brought new ones, which nobody has polled yet.
+                    // Polling may have spawned more futures, which have not been polled yet.
                     let spawned = spawned.take();
                     if spawned.is_empty() {
                         return Poll::Pending;

@@ -1,4 +1,4 @@
-//! The messages of `proto/tollgate/cluster/v1/link.proto`, and what they are here.
+//! The frames of `proto/tollgate/cluster/v1/link.proto` and their conversions.
 
 use crate::cluster::{
     MemberId,
@@ -41,18 +41,18 @@ impl From<PieceFrame> for Piece {
 }
 
 impl Hello {
-    /// What it says of the session.
+    /// The session numbers that it offers.
     pub(super) fn offer(&self) -> SessionOffer {
         SessionOffer { session: self.session, known: self.known_session }
     }
 
-    /// Who says it.
+    /// The process that sent it.
     pub(super) fn member(&self) -> MemberId {
         MemberId::from_number(self.member)
     }
 }
 
-/// A frame that says that a link is not wanted.
+/// A frame that refuses a link.
 pub(super) fn refusal(reason: Reason) -> Frame {
     Kind::Refusal(Refusal { reason: reason.into() }).into()
 }

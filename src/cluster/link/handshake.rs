@@ -1,55 +1,55 @@
-//! Which session a new connection is for, and which of two connections stays: pure, without IO.
+//! Decides which session a new connection belongs to and which of two connections stays. Pure, without I/O.
 
 use crate::cluster::MemberId;
 
-/// The numbers that both sides gave their session.
+/// The numbers that the two sides gave their session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SessionIds {
     local: u64,
     remote: Option<u64>,
 }
 
-/// What the other side says of it.
+/// The session numbers in a hello of the remote side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SessionOffer {
-    /// The number it gave the session.
+    /// The number that the sender gave the session.
     pub(super) session: u64,
-    /// The number it known from us; 0 is none.
+    /// The receiver's number as the sender knows it; 0 if it knows none.
     pub(super) known: u64,
 }
 
-/// What that means.
+/// How a remote offer relates to the local session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resolution {
     /// The session begins.
     Begin,
-    /// The session goes on.
+    /// The session resumes.
     Resume,
-    /// Ours is lost: the other side has begun anew.
+    /// The local session is lost: the remote side has begun a new one.
     LocalLost,
-    /// Theirs is lost, which they learn from our answer.
+    /// The remote session is lost, which the answer tells the remote side.
     RemoteLost,
-    /// The other side said that before it said something newer.
+    /// The offer is older than one already received.
     Outdated,
 }
 
 impl SessionIds {
-    /// A session that only we know of. `local` is larger than any before it.
+    /// A session that only the local side knows. `local` is larger than any earlier number.
     pub(super) fn new(local: u64) -> Self {
         Self { local, remote: None }
     }
 
-    /// What we say of it.
+    /// The offer to send.
     pub(super) fn offer(self) -> SessionOffer {
         SessionOffer { session: self.local, known: self.remote.unwrap_or(0) }
     }
 
-    /// Whether both sides have given it a number.
+    /// Whether both sides have given the session a number.
     pub(super) fn is_established(self) -> bool {
         self.remote.is_some()
     }
 
-    /// Judges what the other side says, and notes its number where the session begins.
+    /// Resolves a remote offer, and stores the remote number if the session begins.
     pub(super) fn resolve(&mut self, offer: SessionOffer) -> Resolution {
         let knows_local = offer.known == 0 || offer.known == self.local;
         match self.remote {
@@ -66,8 +66,9 @@ impl SessionIds {
     }
 }
 
-/// Whether a new connection takes the place of the active one. Both were dialled by one of the two sides; the
-/// one by the `smaller` stays, and a newer one of the same side supersedes the older, which that side has lost.
+/// Whether a new connection replaces the active one. `active` and `new` are the sides that dialled them. The
+/// connection dialled by the `smaller` side stays; a newer one of the same side replaces the older one, which that
+/// side has lost.
 pub(super) fn supersedes(active: MemberId, new: MemberId, smaller: MemberId, replaces_link: bool) -> bool {
     replaces_link || new == active || new == smaller
 }

@@ -1,4 +1,4 @@
-//! What all links of this process share.
+//! State that all links of this process share.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,10 +29,10 @@ use crate::{
 const PEERS_MAX: usize = 1024;
 /// The most addresses that are dialled at a time.
 const DIALS_MAX: usize = 1024;
-/// How long an address where we have met own is left alone. Not for ever: behind one name may be many.
+/// Time for which this process's own address is not dialled. Bounded, since a name may resolve to many processes.
 const OWN_ADDRESS_TTL: Duration = Duration::from_secs(60);
 
-/// What handles and tasks share.
+/// State that handles and tasks share.
 pub(in crate::cluster) struct Shared {
     pub(super) me: MemberId,
     pub(super) address: String,
@@ -40,7 +40,7 @@ pub(in crate::cluster) struct Shared {
     pub(super) credentials: Arc<Credentials>,
     pub(super) roster: Roster,
     addresses: Mutex<Addresses>,
-    // Bounded by what it is for: an order for each address that is dialled, and two for each peer.
+    // Bounded: at most one command for each address that is dialled, and two for each peer.
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(super) phase: watch::Sender<Phase>,
     pub(super) seeds: watch::Sender<SeedState>,
@@ -49,37 +49,37 @@ pub(in crate::cluster) struct Shared {
     sessions: AtomicU64,
 }
 
-/// What tasks share.
+/// State that tasks share.
 pub(super) struct Hub {
     pub(super) shared: Arc<Shared>,
     pub(super) handler: Arc<dyn LinkHandler>,
 }
 
-/// What is to be done by a task.
+/// Work for a task.
 pub(super) enum Command {
-    /// Dials an address; once, if somebody wants to know what came of it.
+    /// Dials an address; once, if the result is to be reported.
     Dial(String, Option<oneshot::Sender<DialResult>>),
-    /// Dials a peer whose link has broken.
+    /// Redials a peer whose connection broke.
     Redial(Arc<Peer>),
     /// Ends the session with a peer that is marked as forgotten.
     Forget(Arc<Peer>),
 }
 
-/// How far the process is.
+/// The lifecycle of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Open,
-    /// Says goodbye, for so long at most.
+    /// Drains the links and sends goodbyes, for this time at most.
     Closing(Duration),
     Ended,
 }
 
-/// Addresses of which something is known.
+/// What is known about addresses.
 #[derive(Default)]
 struct Addresses {
     dialling: HashSet<String>,
     own: HashMap<String, Stopwatch>,
-    // Whom we have met at an address that is not the one it names itself.
+    // Peers behind an address that is not the one they advertise.
     members: HashMap<String, MemberId>,
 }
 
@@ -114,12 +114,12 @@ impl Shared {
         }
     }
 
-    /// The peer of this id, known or new; `None` when there are too many.
+    /// The peer of this id, which is added if it is unknown; `None` if there are too many.
     pub(super) fn get_or_add_peer(&self, id: MemberId) -> Option<Arc<Peer>> {
         self.roster.get_or_add(id, || Peer::new(id, self.sessions.fetch_add(1, Relaxed) + 1))
     }
 
-    /// Begins dialling an address, unless that is of no use.
+    /// Starts to dial an address unless it is own, known or already being dialled.
     pub(in crate::cluster) fn dial(&self, address: &str, report: Option<oneshot::Sender<DialResult>>) {
         if address == self.address {
             return report_result(report, DialResult::OwnAddress);
@@ -135,43 +135,43 @@ impl Shared {
             return report_result(report, DialResult::Linked);
         }
         if addresses.dialling.len() >= DIALS_MAX {
-            debug!(address, "too many addresses are being dialled");
+            debug!(address, "address not dialled: too many dials in progress");
             return;
         }
         if addresses.dialling.insert(address.to_owned()) {
-            // Nobody takes commands any more once the process leaves.
-            self.commands.send(Command::Dial(address.to_owned(), report)).ok();
+            // The receiver is dropped once the process leaves.
+            let _ = self.commands.send(Command::Dial(address.to_owned(), report));
         }
     }
 
-    /// The dialling of an address is over.
+    /// Records that an address is no longer dialled.
     pub(super) fn dial_finished(&self, address: &str) {
         self.addresses().dialling.remove(address);
     }
 
-    /// We have met own at this address.
+    /// Records that this address belongs to this process.
     pub(super) fn note_own_address(&self, address: &str) {
         let mut addresses = self.addresses();
         addresses.own.retain(|_, since| since.elapsed() < OWN_ADDRESS_TTL);
         addresses.own.insert(address.to_owned(), Stopwatch::start());
     }
 
-    /// We have met this peer at this address.
+    /// Records that `peer` answers at this address.
     pub(super) fn note_member_address(&self, address: &str, peer: MemberId) {
         let mut addresses = self.addresses();
         addresses.members.retain(|_, peer| self.roster.get(*peer).is_some());
-        // There is no need to know more than can be dialled: what is not known is dialled once too often.
+        // More entries than dials are useless: a missing entry costs one needless dial.
         if addresses.members.len() < DIALS_MAX {
             addresses.members.insert(address.to_owned(), peer);
         }
     }
 
-    /// Where others may be.
+    /// The seeds.
     pub(in crate::cluster) fn seeds(&self) -> &[String] {
         &self.settings.seeds
     }
 
-    /// Notes what came of looking there.
+    /// Publishes the state of the search at the seeds.
     pub(in crate::cluster) fn set_seeds(&self, state: SeedState) {
         self.seeds.send_if_modified(|former| std::mem::replace(former, state) != state);
     }
@@ -188,17 +188,17 @@ impl Shared {
 
 fn report_result(report: Option<oneshot::Sender<DialResult>>, result: DialResult) {
     if let Some(report) = report {
-        report.send(result).ok();
+        let _ = report.send(result);
     }
 }
 
 impl Hub {
-    /// Orders that a peer be dialled again; it has noted that already.
+    /// Queues the redial of a peer that has marked itself as being dialled.
     pub(super) fn redial(&self, peer: Arc<Peer>) {
-        self.shared.commands.send(Command::Redial(peer)).ok();
+        let _ = self.shared.commands.send(Command::Redial(peer));
     }
 
-    /// What `work` comes to, unless the process leaves before.
+    /// Runs `work`; `None` if the process leaves first.
     pub(super) async fn while_open<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut phases = self.shared.phase.subscribe();
         tokio::select! {
@@ -207,7 +207,7 @@ impl Hub {
         }
     }
 
-    /// Whether the process does not leave.
+    /// Whether the process is not leaving.
     pub(super) fn is_open(&self) -> bool {
         *self.shared.phase.borrow() == Phase::Open
     }
@@ -224,7 +224,7 @@ impl Roster {
         self.peers.load().get(&id).cloned()
     }
 
-    /// Wakes one peer's link, without holding anything up.
+    /// Wakes the link of one peer without taking a lock.
     pub(super) fn wake(&self, id: MemberId) {
         if let Some(peer) = self.peers.load().get(&id) {
             peer.wake();
@@ -258,7 +258,7 @@ impl Roster {
         self.peers.store(Arc::new(peers));
     }
 
-    /// Whether a peer is dialled at this address.
+    /// Whether a peer advertises this address.
     fn has_address(&self, address: &str) -> bool {
         self.peers.load().values().any(|peer| *peer.address() == address)
     }

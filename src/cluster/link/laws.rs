@@ -1,4 +1,4 @@
-//! What sessions keep to, whatever happens to connections.
+//! Laws of sessions under any sequence of connection failures.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::cluster::{
 
 const BOUNDS: Bounds = Bounds { piece: 100, unacknowledged: 1_000, batch: 10_000 };
 
-/// What a endpoint writes.
+/// What an endpoint writes.
 #[derive(Clone, Debug)]
 enum Frame {
     Hello { offer: SessionOffer, received: u64, replaces_link: bool },
@@ -24,14 +24,14 @@ enum Frame {
     Heartbeat(u64),
 }
 
-/// A connection: what is under way to endpoint 0 and to endpoint 1.
+/// A connection, with the frames in flight to endpoint 0 and to endpoint 1.
 struct Connection {
     dialler: usize,
     is_open: bool,
     in_flight: [VecDeque<Frame>; 2],
 }
 
-/// One process, as far as the other goes.
+/// The state of one process towards the other.
 struct Endpoint {
     sessions: u64,
     session_ids: SessionIds,
@@ -43,7 +43,7 @@ struct Endpoint {
     lost: u32,
 }
 
-/// Two processes and all the connections that were ever between them.
+/// Two processes and all connections ever opened between them.
 struct World {
     endpoints: [Endpoint; 2],
     connections: Vec<Connection>,
@@ -251,14 +251,14 @@ impl World {
         Ok(())
     }
 
-    /// Ends all that was and lets both endpoints come to rest over new connections.
+    /// Closes all connections and lets both endpoints settle over new ones.
     fn settle(&mut self) -> Result<(), SessionError> {
         for connection in 0..self.connections.len() {
             self.close(connection);
         }
         for _ in 0..60 {
             for endpoint in [0, 1] {
-                // Nobody dials again while an attempt is under way.
+                // An endpoint has one dial in progress at a time.
                 if !self
                     .connections
                     .iter()
@@ -302,14 +302,14 @@ proptest! {
             world.step(step).unwrap();
             for (from, to) in [(0, 1), (1, 0)] {
                 let (sent, received) = (&world.endpoints[from].sent, &world.endpoints[to].received);
-                prop_assert!(sent.starts_with(received), "nothing is lost between what has come");
+                prop_assert!(sent.starts_with(received), "received batches are a prefix of the sent ones");
             }
         }
         world.settle().unwrap();
         for (from, to) in [(0, 1), (1, 0)] {
             prop_assert_eq!(&world.endpoints[from].sent, &world.endpoints[to].received);
         }
-        prop_assert_eq!((world.endpoints[0].lost, world.endpoints[1].lost), (0, 0), "and no session was lost for it");
+        prop_assert_eq!((world.endpoints[0].lost, world.endpoints[1].lost), (0, 0), "no session was lost");
     }
 
     #[test]
@@ -356,7 +356,7 @@ fn while_too_much_is_on_its_way_nothing_more_is_taken() {
 fn a_side_that_lies_breaks_the_session_and_nothing_else() {
     let mut session = Session::with_bounds(BOUNDS);
     session.push(Bytes::from_static(b"a")).unwrap();
-    assert_eq!(session.acknowledge(1), Err(SessionError::Acknowledgement), "it was not sent yet");
+    assert_eq!(session.acknowledge(1), Err(SessionError::Acknowledgement), "the piece was not sent yet");
     let piece =
         |number, has_more, length| Piece { number, received: 0, has_more, payload: vec![0; length].into() };
     assert_eq!(session.receive(piece(2, false, 1)), Err(SessionError::Gap));
@@ -366,7 +366,7 @@ fn a_side_that_lies_breaks_the_session_and_nothing_else() {
     assert_eq!(
         session.receive(piece(101, true, 100)),
         Err(SessionError::TooLarge),
-        "however many pieces it comes in"
+        "the maximum covers all pieces of a batch"
     );
     assert_eq!(session.push(Bytes::from(vec![0; 10_001])), Err(SessionError::TooLarge));
 }

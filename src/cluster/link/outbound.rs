@@ -1,4 +1,4 @@
-//! What is written to one connection.
+//! The outbound queue of one connection.
 
 use std::{
     collections::VecDeque,
@@ -20,24 +20,24 @@ use crate::cluster::link::{
     peer::{NextFrame, Peer},
 };
 
-/// The writing side of one connection.
+/// The writing side of one connection: control frames first, then the batches of its peer.
 #[derive(Default)]
 pub(super) struct OutboundQueue {
     waker: AtomicWaker,
     control: Mutex<ControlFrames>,
-    // Set once both sides have said hello.
+    // Set once both sides have sent a hello.
     peer: OnceLock<Weak<Peer>>,
-    /// Something was written since it was last asked.
+    /// A frame was written since the last tick.
     pub(super) has_written: AtomicBool,
     /// A heartbeat is due.
     pub(super) heartbeat_due: AtomicBool,
-    /// What waits is to be written, and then a goodbye.
+    /// Queued batches are written, then a goodbye.
     pub(super) goodbye_due: AtomicBool,
-    /// The link is not wanted any more.
+    /// Notified when the connection must close.
     pub(super) closed: Notify,
 }
 
-/// What is written before any batch.
+/// Frames that are written before any batch.
 #[derive(Default)]
 struct ControlFrames {
     frames: VecDeque<Frame>,
@@ -45,27 +45,27 @@ struct ControlFrames {
 }
 
 impl OutboundQueue {
-    /// There may be something to write.
+    /// Wakes the writer to poll for frames.
     pub(super) fn wake(&self) {
         self.waker.wake();
     }
 
-    /// Writes this before any batch.
+    /// Queues a frame before all batches.
     pub(super) fn send(&self, frame: impl Into<Frame>) {
         self.control().frames.push_back(frame.into());
         self.wake();
     }
 
-    /// Writes nothing after what was said.
+    /// Ends the stream after the queued control frames.
     pub(super) fn finish(&self) {
         self.control().is_finished = true;
         self.wake();
     }
 
-    /// From here on, what waits for `peer` is written.
+    /// Attaches `peer`, whose batches are written from now on.
     pub(super) fn attach(&self, peer: &Arc<Peer>) {
-        // A connection is attached once; the second time would be to the same peer.
-        self.peer.set(Arc::downgrade(peer)).ok();
+        // A connection has one peer, so setting it again would change nothing.
+        let _ = self.peer.set(Arc::downgrade(peer));
         self.wake();
     }
 
@@ -87,7 +87,7 @@ impl OutboundQueue {
     }
 }
 
-/// The frames that a outbound writes, as gRPC takes them.
+/// The frames of a queue as the stream that a gRPC server sends.
 pub(super) struct OutboundFrames {
     pub(super) outbound: Arc<OutboundQueue>,
     pub(super) hub: Arc<Hub>,
@@ -97,7 +97,7 @@ impl Stream for OutboundFrames {
     type Item = Result<Frame, Status>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        // Before looking, so that what comes meanwhile wakes.
+        // Register before polling, so that a frame queued meanwhile wakes the task.
         self.outbound.waker.register(cx.waker());
         match self.outbound.next(&self.hub) {
             NextFrame::Frame(frame) => {
@@ -110,7 +110,7 @@ impl Stream for OutboundFrames {
     }
 }
 
-/// The same as the requests of a caller, who cannot tell an error.
+/// The same frames as the request stream of a gRPC client, whose items have no error.
 pub(super) struct RequestFrames(pub(super) OutboundFrames);
 
 impl Stream for RequestFrames {

@@ -1,4 +1,4 @@
-//! Another process, and where we stand with it.
+//! Another process, its session and its active connection.
 
 use std::{
     fmt,
@@ -26,8 +26,8 @@ use crate::cluster::{
 /// Another process.
 pub(super) struct Peer {
     pub(super) id: MemberId,
-    // Held while `LinkHandler` is called, so that what it is told has an order. What `LinkHandler` calls in turn never
-    // takes it.
+    // Held while `LinkHandler` is called, so that its calls for one peer are ordered. Methods that `LinkHandler` may
+    // call never take it.
     state: Mutex<PeerState>,
     // These are read without that lock.
     active: ArcSwapOption<OutboundQueue>,
@@ -43,41 +43,41 @@ struct PeerState {
     is_ended: bool,
 }
 
-/// The connection in use.
+/// The connection that carries the session.
 struct ActiveConnection {
     outbound: Arc<OutboundQueue>,
     dialler: MemberId,
 }
 
-/// What is written next.
+/// What the connection writes next.
 pub(super) enum NextFrame {
     Frame(Frame),
-    /// Whoever has something wakes the outbound.
+    /// Nothing to write until the queue is woken.
     Pending,
     End,
 }
 
-/// What becomes of a connection when the other side has said hello.
+/// The effect of a peer's hello on its connection.
 #[derive(Debug)]
 pub(super) enum HelloOutcome {
-    /// It is the link.
+    /// The connection is now the link.
     Linked,
-    /// It is none, and the other side is told so.
+    /// The connection is refused, and the peer is sent the reason.
     Refused(Reason),
-    /// The other side holds a session that is is_ended, as our own hello tells.
+    /// The peer holds a session that has ended; this hello tells it so.
     RemoteLost(Hello),
-    /// The session was is_ended; the next connection begins another.
+    /// The session has ended; the next connection begins a new one.
     SessionEnded,
 }
 
-/// Whether to go on reading.
+/// Whether the connection keeps reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     Continue,
     Close,
 }
 
-/// How the two sides of a connection met.
+/// The side of the connection that this process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Dialler,
@@ -102,34 +102,34 @@ impl Peer {
         }
     }
 
-    /// Something waits for it.
+    /// Wakes the active connection to write what is queued.
     pub(super) fn wake(&self) {
         if let Some(outbound) = &*self.active.load() {
             outbound.wake();
         }
     }
 
-    /// Notes that it is to be forgotten; true for who is the first.
+    /// Marks the peer as forgotten; true for the first call.
     pub(super) fn mark_forgotten(&self) -> bool {
         !self.forgotten.swap(true, Relaxed)
     }
 
-    /// Whether there is a link to it.
+    /// Whether a connection is active.
     pub(super) fn is_connected(&self) -> bool {
         self.active.load().is_some()
     }
 
-    /// Where it is dialled; empty before it has said so.
+    /// The advertised address of the peer; empty before its first hello.
     pub(super) fn address(&self) -> Arc<String> {
         self.address.load_full()
     }
 
-    /// What we say to it.
+    /// The hello to send to the peer.
     pub(super) fn hello(&self, hub: &Hub, replaces_link: bool) -> Hello {
         self.state().hello(hub, replaces_link)
     }
 
-    /// Judges a hello that has come is_ended `outbound`, and makes that the link where it can be.
+    /// Resolves a hello received on `outbound`'s connection, and activates the connection if the session allows it.
     pub(super) fn handle_hello(
         self: &Arc<Self>,
         hub: &Hub,
@@ -157,7 +157,7 @@ impl Peer {
             }
             Resolution::Begin => {
                 self.address.store(Arc::new(hello.address.clone()));
-                info!(peer = %self.id, address = hello.address, "a replica is met");
+                info!(peer = %self.id, address = hello.address, "connected to a replica");
                 hub.handler.connected(self.id, &hello.address);
             }
             Resolution::Resume => {
@@ -191,7 +191,7 @@ impl Peer {
         HelloOutcome::Linked
     }
 
-    /// What goes is_ended `outbound` next.
+    /// The next frame to write on `outbound`.
     pub(super) fn next_frame(&self, outbound: &Arc<OutboundQueue>, hub: &Hub) -> NextFrame {
         let mut state = self.state();
         if !state.is_active(outbound) {
@@ -224,7 +224,7 @@ impl Peer {
         NextFrame::Pending
     }
 
-    /// Takes a frame that has come is_ended `outbound`.
+    /// Handles a frame received on the connection of `outbound`.
     pub(super) fn handle_frame(&self, outbound: &Arc<OutboundQueue>, hub: &Hub, frame: Frame) -> Flow {
         let mut state = self.state();
         if !state.is_active(outbound) {
@@ -240,7 +240,7 @@ impl Peer {
                 return Flow::Close;
             }
             Some(Kind::Refusal(_)) => return Flow::Close,
-            // Said a second time it says nothing new; and what we do not know is of a later version.
+            // A repeated greeting or hello has no effect; an unknown kind is from a later version.
             Some(Kind::Greeting(_) | Kind::Hello(_)) | None => Ok(None),
         };
         match result {
@@ -261,13 +261,13 @@ impl Peer {
         Flow::Continue
     }
 
-    /// The number of the last piece it has, where others are on their way to it.
+    /// The last acknowledged piece, if later ones are unacknowledged.
     pub(super) fn pending_acknowledgement(&self) -> Option<u64> {
         let state = self.state();
         state.session.awaits_acknowledgement().then(|| state.session.acknowledged())
     }
 
-    /// Notes that `outbound` is of no use any more. True if it is to be dialled again by who is told so.
+    /// Deactivates `outbound`. True if the caller must start to redial the peer.
     pub(super) fn detach(&self, outbound: &Arc<OutboundQueue>, hub: &Hub) -> bool {
         let mut state = self.state();
         if !state.is_active(outbound) {
@@ -279,19 +279,19 @@ impl Peer {
         dials
     }
 
-    /// Whether who dials it has to go on.
+    /// Whether the task that redials the peer continues.
     pub(super) fn needs_dialling(&self) -> bool {
         let mut state = self.state();
         state.is_dialling = !state.is_ended && state.active.is_none() && !self.forgotten.load(Relaxed);
         state.is_dialling
     }
 
-    /// Ends the session, if it has not ended.
+    /// Ends the session if it has not ended.
     pub(super) fn end(&self, hub: &Hub, reason: DisconnectReason) {
         self.state().end(hub, self, reason);
     }
 
-    /// Notes the proof that nobody is where it is dialled; a link that has come meanwhile proves the contrary.
+    /// Ends the session as dead after proof that the process is gone, unless a connection became active meanwhile.
     pub(super) fn end_unless_connected(&self, hub: &Hub) {
         let mut state = self.state();
         if state.active.is_none() {
@@ -299,7 +299,7 @@ impl Peer {
         }
     }
 
-    /// Ends it unless it has begun.
+    /// Ends the session unless both sides have established it.
     pub(super) fn end_unless_established(&self, hub: &Hub) {
         let mut state = self.state();
         if !state.session_ids.is_established() {
@@ -354,15 +354,15 @@ impl PeerState {
         self.is_ended = true;
         self.close_active(hub, peer);
         if self.session_ids.is_established() {
-            info!(peer = %peer.id, address = %peer.address(), ?reason, "a replica is lost");
+            info!(peer = %peer.id, address = %peer.address(), ?reason, "lost a replica");
             hub.handler.disconnected(peer.id, reason);
         }
-        // Last, so that whoever finds it gone has been told that it is lost.
+        // Last, so that `disconnected` was called before the peer can be looked up as absent.
         hub.shared.roster.remove(peer.id);
     }
 
     fn abort(&mut self, hub: &Hub, peer: &Peer, error: SessionError) {
-        error!(peer = %peer.id, address = %peer.address(), %error, "a session cannot go on");
+        error!(peer = %peer.id, address = %peer.address(), %error, "session aborted after a protocol error");
         self.end(hub, peer, DisconnectReason::Forgotten);
     }
 }

@@ -1,4 +1,4 @@
-//! Addresses that were dialled and rejected the link, or whose certificate this replica rejected.
+//! Dialled addresses whose link one of the two sides rejected.
 
 use std::{
     collections::HashMap,
@@ -9,11 +9,11 @@ use std::{
 
 use crate::{cluster::link::stats::LinkFailure, time::Stopwatch};
 
-/// How long a rejection counters. Seeds are dialled more often; an address that is no longer dialled is forgotten.
+/// Lifetime of a rejection. Seeds are dialled more often; an address that is no longer dialled expires.
 const REJECTION_TTL: Duration = Duration::from_secs(30);
 /// The most addresses that are kept.
 const ADDRESSES_MAX: usize = 1024;
-/// The most addresses that are named.
+/// The most addresses in a summary.
 const NAMED_MAX: usize = 3;
 
 /// The last rejection of each address.
@@ -21,7 +21,7 @@ const NAMED_MAX: usize = 3;
 pub(super) struct Rejections(Mutex<HashMap<SocketAddr, (LinkFailure, Stopwatch)>>);
 
 impl Rejections {
-    /// A link to this address was rejected.
+    /// Records that a link to this address was rejected.
     pub(super) fn note(&self, address: SocketAddr, reason: LinkFailure) {
         let mut addresses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         addresses.retain(|_, (_, since)| since.elapsed() < REJECTION_TTL);
@@ -30,12 +30,12 @@ impl Rejections {
         }
     }
 
-    /// The peer at this address is a member, or there is none. (Silence proves neither.)
+    /// Removes the rejection of an address that has a member or refuses connections. (Silence proves neither.)
     pub(super) fn clear(&self, address: SocketAddr) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
     }
 
-    /// Which addresses reject links, and for what; `None` without any.
+    /// The addresses that reject links with their reasons; `None` if there are none.
     pub(super) fn summary(&self) -> Option<String> {
         let addresses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = addresses.iter().filter(|(_, (_, since))| since.elapsed() < REJECTION_TTL);

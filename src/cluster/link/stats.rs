@@ -1,4 +1,4 @@
-//! What has become of links, counted.
+//! Statistics of links.
 
 use std::{
     array,
@@ -12,34 +12,34 @@ use tracing::warn;
 
 use crate::{cluster::protocol::VersionMismatch, telemetry::sample::Sample, time::Stopwatch};
 
-/// One line for each reason in so many seconds.
+/// Each reason is logged once per this interval.
 const LOGGED_EVERY_SECONDS: u64 = 10;
 
-/// Why a connection between replicas has not become a link.
+/// Why a connection between replicas did not become a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkFailure {
-    /// What came was not TLS 1.3.
+    /// The peer does not speak TLS 1.3.
     NotTls,
-    /// No certificate was shown.
+    /// The peer presented no certificate.
     NoCertificate,
-    /// The certificate, or the other side's, is of another authority.
+    /// The peer's certificate is not signed by a trusted authority.
     Untrusted,
-    /// The certificate is too old, or too young.
+    /// The peer's certificate has expired or is not valid yet.
     Expired,
-    /// The other side failures ours.
+    /// The peer rejected the certificate of this replica.
     ByPeer,
-    /// The other side speaks another version of the protocol.
+    /// The peer speaks another version of the protocol.
     Version,
-    /// Nothing came in time.
+    /// The handshake timed out.
     Slow,
-    /// There are too many peers.
+    /// The number of peers is at its maximum.
     Full,
-    /// What came over TLS was not what replicas speak.
+    /// The peer did not follow the protocol after TLS was established.
     Other,
 }
 
 impl LinkFailure {
-    /// All there are.
+    /// All reasons.
     pub const ALL: [Self; 9] = [
         Self::NotTls,
         Self::NoCertificate,
@@ -52,7 +52,7 @@ impl LinkFailure {
         Self::Other,
     ];
 
-    /// Its name in metrics.
+    /// The value of the metric's label.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotTls => "not_tls",
@@ -67,7 +67,7 @@ impl LinkFailure {
         }
     }
 
-    /// Whether one side does not take the other for a member: it is another thing than silence.
+    /// Whether one side rejected the other as a member, which silence does not show.
     pub(super) const fn is_rejection(self) -> bool {
         match self {
             Self::NoCertificate | Self::Untrusted | Self::Expired | Self::ByPeer | Self::Version => true,
@@ -75,7 +75,7 @@ impl LinkFailure {
         }
     }
 
-    /// The reason in an error of TLS.
+    /// The reason behind a TLS error.
     pub(super) fn of(error: &Error) -> Self {
         match error {
             error if VersionMismatch::of(error).is_some() => Self::Version,
@@ -98,7 +98,7 @@ impl LinkFailure {
     }
 }
 
-/// Counters, as links keep them.
+/// The counters that links update.
 #[derive(Debug)]
 pub(super) struct Counters {
     pub(super) links_up: AtomicU64,
@@ -131,12 +131,12 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Counters a connection that has come to nothing, and logs some of them.
+    /// Counts a connection that did not become a link, and logs a sample of them.
     pub(super) fn count_failure(&self, reason: LinkFailure, peer: &dyn Display, error: &dyn Display) {
         self.failures[reason as usize].fetch_add(1, Relaxed);
         let period = self.since.elapsed().as_secs() / LOGGED_EVERY_SECONDS;
         if let Some(left_out) = self.logged[reason as usize].take(period) {
-            warn!(%peer, reason = reason.name(), %error, left_out, "no link between replicas");
+            warn!(%peer, reason = reason.name(), %error, left_out, "link to another replica failed");
         }
     }
 
@@ -155,29 +155,29 @@ impl Counters {
     }
 }
 
-/// What has become of links since the start.
+/// Statistics of links since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// How many links there are now.
+    /// Links that are up now.
     pub links_up: u64,
-    /// How often a session has gone on over another connection.
+    /// Sessions resumed over another connection.
     pub reconnects: u64,
-    /// How many pieces of batches were written once more, to another connection.
+    /// Pieces of batches sent again over another connection.
     pub pieces_resent: u64,
-    /// Batches that have come.
+    /// Batches received.
     pub batches_in: u64,
-    /// Batches taken to be sent.
+    /// Batches queued for sending.
     pub batches_out: u64,
-    /// Bytes of the batches that have come.
+    /// Bytes of received batches.
     pub bytes_in: u64,
-    /// Bytes of the batches taken to be sent.
+    /// Bytes of batches queued for sending.
     pub bytes_out: u64,
-    /// How many connections came to nothing, by reason.
+    /// Connections that did not become a link, by reason.
     pub failures: [(LinkFailure, u64); LinkFailure::ALL.len()],
 }
 
 impl Stats {
-    /// How many connections came to nothing for this reason.
+    /// Connections that did not become a link for `reason`.
     pub fn failures(&self, reason: LinkFailure) -> u64 {
         self.failures[reason as usize].1
     }

@@ -1,6 +1,6 @@
-//! Who belongs to the cluster: whoever shows a certificate that its authority has signed.
+//! Authentication of members: a member presents a certificate that is signed by the cluster's authority.
 //!
-//! The authority is the operator's, or one that every process with the cluster's secret derives for itself.
+//! The authority is the operator's, or one that each process derives from the cluster's secret.
 
 use std::{
     fmt, fs,
@@ -38,49 +38,49 @@ mod secret;
 
 use secret::{Authorities, Secrets};
 
-/// How long files must stay as they are before they count as written.
+/// Time for which files must stay unchanged before they are read as complete.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How often the age of our own certificate is looked at, at most.
+/// The longest interval between checks of the age of this process's certificate.
 const RENEWAL_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(60);
-/// The bit in a file's mode that lets every user of the machine read it. The group may: Kubernetes gives a volume to
-/// the group of the pod (`fsGroup`).
+/// The mode bit that makes a file readable for every user of the machine. Group access is allowed: Kubernetes gives a
+/// volume to the group of the pod (`fsGroup`).
 const WORLD_READABLE: u32 = 0o004;
 
-/// What the cluster's trust rests on. With certificates, the secret is not used for it.
+/// How members are authenticated. If certificates are set, the secret is not used for it.
 #[derive(Clone, Debug)]
 pub struct Trust {
     /// The operator's certificates.
     pub files: Option<Files>,
-    /// A file of secrets, one a line: the first signs, any is trusted.
+    /// A file of secrets, one per line: the first one signs, each one is trusted.
     pub secret_file: Option<PathBuf>,
-    /// How often the files are compared with what is in force; at most 20 times a second.
+    /// The interval at which the files are compared with the active ones; at least 50 ms.
     pub poll_interval: Duration,
 }
 
 /// The operator's certificates, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// Our own, with what leads to the authority; for clients and for servers.
+    /// The certificate of this replica with its chain to the authority, for client and server use.
     pub cert: PathBuf,
-    /// Its key.
+    /// The private key of `cert`.
     pub key: PathBuf,
-    /// The authorities whose certificates make a member.
+    /// The authorities whose certificates authenticate members.
     pub ca: PathBuf,
 }
 
-/// Why nobody can be trusted.
+/// Why credentials cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
-    /// Neither certificates nor a secret.
+    /// Neither certificates nor a secret are configured.
     #[error("links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca")]
     NotConfigured,
     /// Reading ended with a panic.
     #[error("cluster: reading the secret or the certificates failed: {0}")]
     Panicked(String),
-    /// A file is no good.
+    /// A file cannot be used.
     #[error("cluster.{setting}: {path}: {reason}", path = path.display())]
     File {
-        /// Which setting names it.
+        /// The setting that names it.
         setting: &'static str,
         /// The file.
         path: PathBuf,
@@ -89,7 +89,7 @@ pub enum TrustError {
     },
 }
 
-/// What handshakes need, replaced when files change or our certificate grows old.
+/// The TLS configurations of handshakes, replaced when files change or the own certificate is due for renewal.
 pub(in crate::cluster) struct Credentials {
     trust: Trust,
     clock: Clock,
@@ -97,31 +97,31 @@ pub(in crate::cluster) struct Credentials {
     initial: (Material, DerivedMaterial),
 }
 
-/// What handshakes need.
+/// The TLS configurations of handshakes.
 pub(in crate::cluster) struct TlsConfigs {
     pub(in crate::cluster) server: Arc<ServerConfig>,
     pub(in crate::cluster) client: Arc<ClientConfig>,
-    /// For a client that speaks another version: tells ours, and leads to nothing.
+    /// For clients of another protocol version: carries this version and authenticates nothing.
     pub(in crate::cluster) other_version: Arc<ServerConfig>,
     created_at: Timestamp,
     renew_at: Timestamp,
 }
 
-/// What the files hold.
+/// The content of the files.
 #[derive(Clone, PartialEq, Eq)]
 enum Material {
     Files { cert: Vec<u8>, key: Vec<u8>, ca: Vec<u8> },
     Secrets(Secrets),
 }
 
-/// Material, with what takes long already derived.
+/// Material with the slow key derivation already done.
 #[derive(Clone)]
 enum DerivedMaterial {
     Files { cert: Vec<u8>, key: Vec<u8>, ca: Vec<u8> },
     Authorities(Authorities),
 }
 
-/// Who we are, and whom we trust.
+/// The certificate of this process and the authorities that it trusts.
 struct Identity {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -130,7 +130,7 @@ struct Identity {
 }
 
 impl Credentials {
-    /// What the files hold now; none of it may be bad.
+    /// Loads the credentials from the files; any invalid file is an error.
     pub(in crate::cluster) async fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
         let reading = trust.clone();
         let read = move || {
@@ -147,12 +147,12 @@ impl Credentials {
         Ok(Self { trust, clock, active, initial })
     }
 
-    /// What the next handshake needs.
+    /// The configurations for the next handshake.
     pub(in crate::cluster) fn active(&self) -> Arc<TlsConfigs> {
         self.active.load_full()
     }
 
-    /// Follows the files, and renews our own certificate, for as long as it is polled.
+    /// Watches the files and renews the own certificate until it is dropped.
     pub(in crate::cluster) async fn follow(self: Arc<Self>) {
         let (mut loaded, mut derived) = self.initial.clone();
         let mut rejected = None;
@@ -167,24 +167,24 @@ impl Credentials {
                 continue;
             }
             if rejected.as_ref() != Some(&found) {
-                // It may be half written, or one file of several.
+                // The write may be incomplete, or other files may follow.
                 sleep(SETTLE).await;
                 if self.clone().read().await.as_ref() != Some(&found) {
                     continue;
                 }
             }
-            // What was rejected is tried again without a word: a certificate may only have to wait for its day.
+            // Rejected material is retried without logging: a certificate may only become valid later.
             let is_news = rejected.as_ref() != Some(&found);
             let Some(made) = self.clone().make(found.clone()).await else { continue };
             match made {
                 Ok((configs, material, new_derived)) => {
                     self.active.store(Arc::new(configs));
-                    info!("what replicas trust has changed");
+                    info!("replaced the credentials of links");
                     self.trust.warn_if_exposed();
                     (loaded, derived, rejected) = (material, new_derived, None);
                 }
                 Err(error) if is_news => {
-                    error!(%error, "what replicas are to trust cannot be used; the old stays");
+                    error!(%error, "kept the previous credentials of links: the new ones cannot be used");
                     rejected = Some(found);
                 }
                 Err(_) => {}
@@ -192,17 +192,17 @@ impl Credentials {
         }
     }
 
-    /// Whether our certificate grows old, or is dated ahead: issued before a system clock that was ahead was put right.
+    /// Whether the own certificate is old, or was issued before a system clock that was ahead was set back.
     fn needs_renewal(&self) -> bool {
         let (now, active) = (self.clock.wall(), self.active.load());
         active.renew_at <= now || now < active.created_at
     }
 
-    /// Makes another certificate of our own.
+    /// Issues a new certificate for this process.
     fn renew(&self, derived: &DerivedMaterial) {
         match self.trust.compile(derived, &self.clock) {
             Ok(configs) => self.active.store(Arc::new(configs)),
-            Err(error) => error!(%error, "no new certificate can be made; the old stays"),
+            Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
         }
     }
 
@@ -210,7 +210,7 @@ impl Credentials {
         task::spawn_blocking(move || self.trust.read()).await.ok()
     }
 
-    /// What handshakes need by what was found, beside the threads that answer calls.
+    /// Builds the configurations on a blocking thread, not on one that answers requests.
     async fn make(
         self: Arc<Self>,
         found: Result<Material, TrustError>,
@@ -244,7 +244,7 @@ impl Trust {
         }
     }
 
-    /// Derives what takes long. Blocks: not for a thread that answers calls.
+    /// Derives the authorities. Blocks for long: do not call it on a thread that answers requests.
     fn derive(&self, material: &Material) -> Result<DerivedMaterial, TrustError> {
         match material {
             Material::Files { cert, key, ca } => {
@@ -285,14 +285,14 @@ impl Files {
         let bad_key = |reason: String| file_error("key", &self.key, reason);
         let bad_ca = |reason: String| file_error("ca", &self.ca, reason);
         let chain = certificates(cert).map_err(bad_cert)?;
-        let own = chain.first().ok_or_else(|| bad_cert("there is no certificate in it".to_owned()))?;
+        let own = chain.first().ok_or_else(|| bad_cert("the file contains no certificate".to_owned()))?;
         valid_until(own, unix_time(now)).map_err(bad_cert)?;
         let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| bad_key(format!("there is no key in it that can be read: {error}")))?;
+            .map_err(|error| bad_key(format!("the file contains no readable key: {error}")))?;
         let mut roots = RootCertStore::empty();
-        let mut invalid_reason = "there is no certificate in it".to_owned();
+        let mut invalid_reason = "the file contains no certificate".to_owned();
         for authority in certificates(ca).map_err(bad_ca)? {
-            // One that has ended may stand beside its successor.
+            // An expired authority may be listed beside its successor.
             match valid_until(&authority, unix_time(now)) {
                 Ok(_) => roots.add(authority).map_err(|error| bad_ca(error.to_string()))?,
                 Err(reason) => invalid_reason = reason,
@@ -305,7 +305,7 @@ impl Files {
         match CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider) {
             Ok(_) => Ok(Identity { chain, key, roots, renew_at: Timestamp::MAX }),
             Err(Error::InconsistentKeys(_)) => {
-                Err(bad_key(format!("it is not the key of the certificate in {}", self.cert.display())))
+                Err(bad_key(format!("the key does not match the certificate in {}", self.cert.display())))
             }
             Err(error) => Err(bad_key(error.to_string())),
         }
@@ -328,7 +328,7 @@ impl Identity {
             .with_client_cert_verifier(clients)
             .with_cert_resolver(pair.clone());
         server.alpn_protocols = vec![protocol::alpn()];
-        // A resumed session would not show its certificate again, and connections are few and long.
+        // A resumed TLS session would not present its certificate again, and connections are few and long.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
 
@@ -352,7 +352,7 @@ impl Identity {
     }
 }
 
-/// What a client that speaks another version is answered with: a certificate of no authority, whose name tells ours.
+/// The configuration for clients of another version: a self-signed certificate whose name carries this version.
 fn other_version(provider: &Arc<CryptoProvider>, time: &Arc<SystemTime>) -> Result<ServerConfig, Error> {
     let failed = |error: rcgen::Error| Error::General(error.to_string());
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
@@ -365,8 +365,7 @@ fn other_version(provider: &Arc<CryptoProvider>, time: &Arc<SystemTime>) -> Resu
         .with_single_cert(vec![certificate.der().clone()], key)
 }
 
-/// Takes whoever answers for a member if the authority has signed it: members are dialled by address, so their
-/// names say nothing.
+/// Accepts a server whose certificate the authority has signed, whatever its names: members are dialled by address.
 #[derive(Debug)]
 struct MemberVerifier {
     roots: Arc<RootCertStore>,
@@ -400,8 +399,8 @@ impl ServerCertVerifier for MemberVerifier {
         _certificate: &CertificateDer<'_>,
         _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        // Only TLS 1.3 is spoken.
-        Err(Error::General("TLS 1.2 is not spoken between replicas".to_owned()))
+        // The configuration allows TLS 1.3 only.
+        Err(Error::General("links between replicas do not support TLS 1.2".to_owned()))
     }
 
     fn verify_tls13_signature(
@@ -427,13 +426,13 @@ fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
     read_file(path).map_err(|reason| file_error(setting, path, reason))
 }
 
-/// Warns of a secret that every user of the machine can read.
+/// Warns if every user of the machine can read the secret.
 fn warn_if_world_readable(path: &Path) {
-    // A file that is gone by now is told of when it is read again.
+    // A file that has vanished is reported when it is read again.
     let mode = fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
     if mode & WORLD_READABLE != 0 {
         let mode = format!("{:04o}", mode & 0o7777);
-        warn!(path = %path.display(), mode, "every user of this machine can read the cluster's secret; make it 0400 or 0440");
+        warn!(path = %path.display(), mode, "cluster secret is readable for every user of this machine; set its mode to 0400 or 0440");
     }
 }
 
@@ -441,7 +440,7 @@ fn file_error(setting: &'static str, path: &Path, reason: String) -> TrustError 
     TrustError::File { setting, path: path.to_owned(), reason }
 }
 
-// What is secret stays out of logs.
+// Keys must not appear in logs.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("trust", &self.trust).finish_non_exhaustive()

@@ -309,13 +309,13 @@ async fn without_anything_to_trust_it_does_not_start_and_says_what_is_missing() 
     for (lines, expected) in [
         (
             "# comment\n\nshort\n",
-            "line 3: a secret has at least 16 bytes, of which 8 differ; `openssl rand -base64 32` makes one",
+            "line 3: a secret needs at least 16 bytes and 8 distinct ones; create one with `openssl rand -base64 32`",
         ),
         (
             "aaaaaaaaaaaaaaaa",
-            "line 1: a secret has at least 16 bytes, of which 8 differ; `openssl rand -base64 32` makes one",
+            "line 1: a secret needs at least 16 bytes and 8 distinct ones; create one with `openssl rand -base64 32`",
         ),
-        ("# nothing but a comment, which is long enough\n", "there is no secret in it"),
+        ("# nothing but a comment, which is long enough\n", "the file contains no secret"),
     ] {
         let (_folder, file) = secrets(lines);
         let why = why_not(settings(trust(file.clone()), &[])).await;
