@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_asked_for_is_advertised_and_an_ip_address_gets_the_port_that_is_listened_on() {
+    async fn configured_address_is_advertised_and_bare_ip_gets_bound_port() {
         let bound = "127.0.0.1:8082".parse().unwrap();
         for (configured, advertised) in [
             (Some("replica-1:9000"), "replica-1:9000"),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_host_or_no_port_is_no_address() {
+    fn address_without_host_or_port_is_refused() {
         for valid in ["replica-1:8082", "10.0.0.7:1", "[fd00::7]:65535"] {
             validate("seed", valid).unwrap();
         }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listening_on_every_address_it_advertises_the_one_towards_a_seed() {
+    async fn unspecified_listener_advertises_source_address_towards_seed() {
         let seeds = ["127.0.0.9:8082".to_owned()];
         assert_eq!(address(None, "0.0.0.0:8082".parse().unwrap(), &seeds).await, "127.0.0.1:8082");
         let seeds = ["[::1]:8082".to_owned()];
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_seeds_it_advertises_an_address_and_never_every_address() {
+    async fn unspecified_listener_without_seeds_advertises_real_address() {
         for bound in ["0.0.0.0:8082", "[::]:8082"] {
             let advertised: SocketAddr = address(None, bound.parse().unwrap(), &[]).await.parse().unwrap();
             assert!(!advertised.ip().is_unspecified() && advertised.port() == 8082, "{advertised}");

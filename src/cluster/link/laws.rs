@@ -293,7 +293,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn whatever_happens_to_connections_each_batch_arrives_once_and_in_order(
+    fn batches_arrive_once_and_in_order_over_failing_connections(
         steps in prop::collection::vec(any_step(), 0..300),
     ) {
         let mut world = World::new();
@@ -313,7 +313,7 @@ proptest! {
     }
 
     #[test]
-    fn whoever_forgets_whenever_both_come_to_a_new_session_that_carries_all(
+    fn forgotten_session_is_replaced_by_one_that_delivers_all(
         steps in prop::collection::vec(
             prop_oneof![12 => any_step(), 1 => (0..2_usize).prop_map(Step::Forget)],
             0..300,
@@ -341,7 +341,7 @@ proptest! {
 }
 
 #[test]
-fn while_too_much_is_on_its_way_nothing_more_is_taken() {
+fn session_with_full_window_takes_no_batch() {
     let mut session = Session::with_bounds(BOUNDS);
     session.push(Bytes::from(vec![0; 999])).unwrap();
     assert_eq!(session.capacity(), 1);
@@ -353,7 +353,7 @@ fn while_too_much_is_on_its_way_nothing_more_is_taken() {
 }
 
 #[test]
-fn a_side_that_lies_breaks_the_session_and_nothing_else() {
+fn protocol_violation_by_peer_is_session_error() {
     let mut session = Session::with_bounds(BOUNDS);
     session.push(Bytes::from_static(b"a")).unwrap();
     assert_eq!(session.acknowledge(1), Err(SessionError::Acknowledgement), "the piece was not sent yet");

@@ -177,21 +177,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_makes_the_same_authority_in_every_process_and_version() {
+    fn secret_derives_same_authority_in_every_process_and_version() {
         let key = key_pair(&authority_key(b"a secret that replicas share").unwrap()).unwrap();
         let public_key: String = key.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(public_key, "2cb7279bcbb7e38829ad5f968ff0fc219fc35ef599f5a8f6b837b4e1b910ccca");
     }
 
     #[test]
-    fn a_file_has_one_secret_a_line_without_the_blanks_around_it() {
+    fn secret_file_has_one_trimmed_secret_per_line() {
         let text = b"\n# the first signs\n  the first of the secrets \r\n\nthe second of the secrets";
         let secrets = Secrets::parse(text).unwrap();
         assert!(secrets.0 == [b"the first of the secrets".to_vec(), b"the second of the secrets".to_vec()]);
     }
 
     #[test]
-    fn secret_that_is_easily_guessed_is_refused_with_advice() {
+    fn guessable_secret_is_refused_with_advice() {
         for bad in ["aaaaaaaaaaaaaaaa", "abcdefgabcdefgabcdefg", "123456789abcdef"] {
             let error =
                 Secrets::parse(format!("the first of the secrets\n{bad}\n").as_bytes()).err().unwrap();
