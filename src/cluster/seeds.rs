@@ -97,10 +97,10 @@ async fn watch_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<Op
                 note(dial(shared, &addresses).await);
             }
             Err(error) => {
-                let why = error.to_string();
-                if failing.as_ref() != Some(&why) {
+                let reason = error.to_string();
+                if failing.as_ref() != Some(&reason) {
                     warn!(seed, %error, "cannot resolve the seed");
-                    failing = Some(why);
+                    failing = Some(reason);
                 }
                 note(unresolved);
             }

@@ -94,19 +94,19 @@ pub(super) async fn run_dialled(
             }
         }
     };
-    let ending = match hub.while_open(timeout(HELLO_TIMEOUT, hello)).await {
+    let outcome = match hub.while_open(timeout(HELLO_TIMEOUT, hello)).await {
         Some(Ok(Ok((peer, frames)))) => {
             on_linked(peer.id);
             run_link(hub, &peer, outbound, frames).await;
             return ConnectionOutcome::LinkClosed;
         }
-        Some(Ok(Err(ending))) => ending,
+        Some(Ok(Err(outcome))) => outcome,
         Some(Err(_)) | None => ConnectionOutcome::Failed,
     };
     if let Some(peer) = greeted.get() {
         peer.end_unless_established(hub);
     }
-    ending
+    outcome
 }
 
 /// Receives the greeting and returns its peer, if a link to the peer is wanted.

@@ -231,7 +231,7 @@ async fn dial_once(
         }
         Some(Ok(Err(_)) | Err(_)) | None => return Attempt::Unreachable,
     };
-    // TCP simultaneous open: without a listener, the ephemeral port of the socket can equal the dialled port.
+    // TCP self-connect: without a listener, the ephemeral port of the socket can equal the dialled port.
     if socket.local_addr().is_ok_and(|local| local == address) {
         return Attempt::Refused;
     }
@@ -295,12 +295,12 @@ async fn run_connection(
     report: &mut Option<oneshot::Sender<DialResult>>,
 ) -> Attempt {
     let spawned = SpawnedTasks::default();
-    let made = http2::Builder::new(spawned.clone())
+    let handshake = http2::Builder::new(spawned.clone())
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_send_buf_size(SEND_BYTES_MAX)
         .handshake(TokioIo::new(stream));
-    let Ok((requests, connection)) = made.await else { return Attempt::Unreachable };
+    let Ok((requests, connection)) = handshake.await else { return Attempt::Unreachable };
     let outbound = Arc::new(OutboundQueue::default());
     let mut client = LinksClient::with_origin(RequestSender(requests), origin(address))
         .max_decoding_message_size(FRAME_BYTES_MAX);

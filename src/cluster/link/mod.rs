@@ -236,7 +236,7 @@ impl LinkListener {
         let hub = Arc::new(Hub { shared: shared.clone(), handler });
         info!(member = %shared.me, listen = %address, advertised = shared.address, "listening for links from other replicas");
         let mut background = JoinSet::new();
-        background.spawn(shared.credentials.clone().follow());
+        background.spawn(shared.credentials.clone().watch());
         background.spawn(seeds::watch(shared.clone()));
         let mut tasks = JoinSet::new();
         let mut phases = shared.phase.subscribe();
@@ -255,8 +255,8 @@ impl LinkListener {
                 }
                 Some(ended) = tasks.join_next() => ended.map_err(|panic| Error::TaskEnded(panic.to_string()))?,
                 Some(ended) = background.join_next() => {
-                    let why = ended.err().map_or("background task returned".to_owned(), |panic| panic.to_string());
-                    return Err(Error::TaskEnded(why));
+                    let reason = ended.err().map_or("background task returned".to_owned(), |panic| panic.to_string());
+                    return Err(Error::TaskEnded(reason));
                 }
             }
         };

@@ -153,7 +153,7 @@ impl Credentials {
     }
 
     /// Watches the files and renews the own certificate until it is dropped.
-    pub(in crate::cluster) async fn follow(self: Arc<Self>) {
+    pub(in crate::cluster) async fn watch(self: Arc<Self>) {
         let (mut loaded, mut derived) = self.initial.clone();
         let mut rejected = None;
         loop {
@@ -174,16 +174,16 @@ impl Credentials {
                 }
             }
             // Rejected material is retried without logging: a certificate may only become valid later.
-            let is_news = rejected.as_ref() != Some(&found);
-            let Some(made) = self.clone().make(found.clone()).await else { continue };
-            match made {
+            let is_new = rejected.as_ref() != Some(&found);
+            let Some(built) = self.clone().build(found.clone()).await else { continue };
+            match built {
                 Ok((configs, material, new_derived)) => {
                     self.active.store(Arc::new(configs));
                     info!("replaced the credentials of links");
                     self.trust.warn_if_exposed();
                     (loaded, derived, rejected) = (material, new_derived, None);
                 }
-                Err(error) if is_news => {
+                Err(error) if is_new => {
                     error!(%error, "kept the previous credentials of links: the new ones cannot be used");
                     rejected = Some(found);
                 }
@@ -211,16 +211,16 @@ impl Credentials {
     }
 
     /// Builds the configurations on a blocking thread, not on one that answers requests.
-    async fn make(
+    async fn build(
         self: Arc<Self>,
         found: Result<Material, TrustError>,
     ) -> Option<Result<(TlsConfigs, Material, DerivedMaterial), TrustError>> {
-        let make = move || {
+        let build = move || {
             let material = found?;
             let derived = self.trust.derive(&material)?;
             Ok((self.trust.compile(&derived, &self.clock)?, material, derived))
         };
-        task::spawn_blocking(make).await.ok()
+        task::spawn_blocking(build).await.ok()
     }
 }
 
