@@ -249,7 +249,7 @@ async fn secret_file_that_all_can_read_is_warned_of() {
         let settings = settings(trust(file), &[]);
         let _one = Replica::start_with(settings, MemberId::random(), Clock::system()).await;
         let warning =
-            log.take().into_iter().find(|line| line.contains("every user of this machine can read"));
+            log.take().into_iter().find(|line| line.contains("readable for every user of this machine"));
         assert_eq!(warning.is_some(), warned, "{mode:o}: {warning:?}");
     }
 }
