@@ -1,25 +1,25 @@
-//! Who takes part.
+//! The id of a member.
 
 use std::{fmt, num::NonZeroU64, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A process, for as long as it lives: random, never an address. Shown as 16 hexadecimal digits.
+/// Identifies a process for its lifetime: random, never an address. Displayed as 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId(u64);
 
 impl MemberId {
-    /// One that nobody else has, as far as chance goes.
+    /// A random id, which is never 0.
     pub fn random() -> Self {
         Self(rand::random::<NonZeroU64>().get())
     }
 
-    /// The one of this number, which is not 0: nobody links with that.
+    /// The id with this number. 0 is not valid: no link is made with it.
     pub const fn from_number(number: u64) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// The number.
     pub const fn number(self) -> u64 {
         self.0
     }
@@ -41,9 +41,9 @@ impl FromStr for MemberId {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let is_shown_so = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_canonical = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u64::from_str_radix(text, 16).map_err(drop)?;
-        if is_shown_so { Ok(Self(number)) } else { Err(()) }
+        if is_canonical { Ok(Self(number)) } else { Err(()) }
     }
 }
 
@@ -52,11 +52,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_is_shown_as_16_hexadecimal_digits() {
-        let (member, shown) = (MemberId::from_number(0xabc), "0000000000000abc");
-        assert_eq!((member.to_string().as_str(), shown.parse()), (shown, Ok(member)));
-        for wrong in ["abc", "+000000000000abc", "0000000000000abg", "00000000000000abc", ""] {
-            assert_eq!(wrong.parse::<MemberId>(), Err(()), "{wrong}");
+    fn member_id_is_displayed_as_16_hexadecimal_digits() {
+        let (member, text) = (MemberId::from_number(0xabc), "0000000000000abc");
+        assert_eq!((member.to_string().as_str(), text.parse()), (text, Ok(member)));
+        for invalid in ["abc", "+000000000000abc", "0000000000000abg", "00000000000000abc", ""] {
+            assert_eq!(invalid.parse::<MemberId>(), Err(()), "{invalid}");
         }
     }
 }

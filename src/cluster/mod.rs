@@ -43,12 +43,12 @@ pub use member::MemberId;
 pub use message::MemberState;
 pub use node::View;
 pub use remote_check::{ForwardPolicy, RemoteDecision, RemoteDecisions};
-pub use seeds::{SeedState, Vain};
+pub use seeds::{SeedFailures, SeedState};
 pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};
 
 use calls::Calls;
-use link::{Links, Listening, Loss, Traffic};
+use link::{DisconnectReason, LinkHandler, LinkListener, Links};
 use message::Version;
 use node::{Action, Event, Node, NodeSettings};
 
@@ -112,7 +112,7 @@ impl Cluster {
         stored: Vec<Stored>,
         secret: SharedSecret,
         clock: Clock,
-    ) -> Result<(Self, Listening), link::Error> {
+    ) -> Result<(Self, LinkListener), link::Error> {
         let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = settings;
         let local_id = MemberId::random();
         let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
@@ -146,7 +146,7 @@ impl Cluster {
     }
 
     /// Runs the replica until [`Cluster::leave`] has ended.
-    pub async fn run(self, listening: Listening) -> Result<(), link::Error> {
+    pub async fn run(self, listening: LinkListener) -> Result<(), link::Error> {
         let mut tasks = JoinSet::new();
         tasks.spawn(self.clone().run_ticks());
         tasks.spawn(self.clone().follow_seeds());
@@ -169,7 +169,7 @@ impl Cluster {
         let mut seeds = self.0.links.seeds();
         loop {
             let state = *seeds.borrow_and_update();
-            self.0.with_node(|node, _| node.seeds_tried(matches!(state, SeedState::InVain(_))));
+            self.0.with_node(|node, _| node.seeds_tried(matches!(state, SeedState::NotFound(_))));
             if seeds.changed().await.is_err() {
                 return;
             }
@@ -329,8 +329,8 @@ fn log_event(event: Event) {
     }
 }
 
-impl Traffic for Replica {
-    fn linked(&self, peer: MemberId, address: &str) {
+impl LinkHandler for Replica {
+    fn connected(&self, peer: MemberId, address: &str) {
         self.with_node(|node, now| node.connected(peer, address, now));
     }
 
@@ -353,13 +353,13 @@ impl Traffic for Replica {
         }
     }
 
-    fn outgoing(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
+    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
         let now = self.now();
         let messages = self.lock().node.outgoing(peer, MESSAGES_MAX, bytes_max, now);
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 
-    fn lost(&self, peer: MemberId, how: Loss) {
-        self.with_node(|node, now| node.disconnected(peer, how == Loss::Dead, now));
+    fn disconnected(&self, peer: MemberId, reason: DisconnectReason) {
+        self.with_node(|node, now| node.disconnected(peer, reason == DisconnectReason::Dead, now));
     }
 }

@@ -1,9 +1,9 @@
 //! The version of the protocol between replicas, and how a TLS handshake names it.
 //!
-//! The version is in the ALPN name. It covers the messages and the derivation of the authority from the secret, so two
-//! replicas of different versions trust each other's certificates no more than a stranger's. A server that is offered
-//! no name it knows answers with a certificate that is good for nothing but its name, which tells the version: so both
-//! ends can log both versions. Neither believes it in anything else.
+//! The ALPN name contains the version. The version covers the messages and the derivation of the authority from the
+//! secret, so replicas of different versions do not trust each other's certificates. If a client offers no known ALPN
+//! name, the server answers with a self-signed certificate whose only content is a name with the server's version.
+//! Both ends then log both versions; neither trusts the certificate for anything else.
 
 use std::{fmt, sync::Arc};
 
@@ -11,12 +11,12 @@ use rustls::{CertificateError, Error, OtherError, pki_types::CertificateDer};
 
 /// The version that this program speaks.
 pub(super) const VERSION: u32 = 2;
-/// What comes before the number in the ALPN name.
+/// The ALPN name up to the version.
 const ALPN_PREFIX: &str = "tollgate-cluster/";
-/// What is around the number in the name of a certificate; no host has such a name.
+/// The certificate name around the version; no host has such a name (RFC 6761, `.invalid`).
 const NAME_PREFIX: &str = "protocol-";
 const NAME_SUFFIX: &str = ".tollgate.invalid";
-/// The most names of an offer that are logged, and the most bytes of each.
+/// The most ALPN names of a client that are logged, and the most bytes of each.
 const LOGGED_NAMES_MAX: usize = 4;
 const LOGGED_BYTES_MAX: usize = 32;
 
@@ -25,31 +25,31 @@ pub(super) fn alpn() -> Vec<u8> {
     format!("{ALPN_PREFIX}{VERSION}").into_bytes()
 }
 
-/// The name in a certificate that only tells [`VERSION`].
+/// The certificate name that carries [`VERSION`].
 pub(super) fn certificate_name() -> String {
     format!("{NAME_PREFIX}{VERSION}{NAME_SUFFIX}")
 }
 
-/// The version that a certificate tells; `None` for any other certificate.
-pub(super) fn told_by(certificate: &CertificateDer<'_>) -> Option<u32> {
-    let shown = webpki::EndEntityCert::try_from(certificate).ok()?;
+/// The version in the name of a certificate; `None` for any other certificate.
+pub(super) fn version_in_certificate(certificate: &CertificateDer<'_>) -> Option<u32> {
+    let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
     let number = |name: &str| name.strip_prefix(NAME_PREFIX)?.strip_suffix(NAME_SUFFIX)?.parse().ok();
-    shown.valid_dns_names().find_map(number)
+    parsed.valid_dns_names().find_map(number)
 }
 
 /// The two sides speak different versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mismatch {
-    theirs: String,
+pub(super) struct VersionMismatch {
+    remote: String,
 }
 
-impl Mismatch {
-    /// With a server that speaks `version`.
+impl VersionMismatch {
+    /// A mismatch with a server that speaks `version`.
     pub(super) fn with(version: u32) -> Self {
-        Self { theirs: format!("{ALPN_PREFIX}{version}") }
+        Self { remote: format!("{ALPN_PREFIX}{version}") }
     }
 
-    /// The mismatch that a handshake has failed for, if it has.
+    /// The mismatch that made a handshake fail, if that is the cause.
     pub(super) fn of(error: &Error) -> Option<&Self> {
         match error {
             Error::InvalidCertificate(CertificateError::Other(OtherError(error))) => error.downcast_ref(),
@@ -57,32 +57,32 @@ impl Mismatch {
         }
     }
 
-    /// With a client that offers these names; `None` if [`VERSION`] is among them.
+    /// A mismatch with a client that offers these names; `None` if [`VERSION`] is among them.
     pub(super) fn with_offer<'n>(names: impl Iterator<Item = &'n [u8]>) -> Option<Self> {
-        let (ours, mut theirs) = (alpn(), Vec::new());
+        let (local, mut remote) = (alpn(), Vec::new());
         for name in names {
-            if name == ours {
+            if name == local {
                 return None;
             }
-            if theirs.len() < LOGGED_NAMES_MAX {
-                theirs.push(name[..name.len().min(LOGGED_BYTES_MAX)].escape_ascii().to_string());
+            if remote.len() < LOGGED_NAMES_MAX {
+                remote.push(name[..name.len().min(LOGGED_BYTES_MAX)].escape_ascii().to_string());
             }
         }
-        let theirs = if theirs.is_empty() { "no protocol".to_owned() } else { theirs.join(", ") };
-        Some(Self { theirs })
+        let remote = if remote.is_empty() { "no protocol".to_owned() } else { remote.join(", ") };
+        Some(Self { remote })
     }
 }
 
-impl fmt::Display for Mismatch {
+impl fmt::Display for VersionMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the peer speaks {}, this replica speaks {ALPN_PREFIX}{VERSION}", self.theirs)
+        write!(f, "the peer speaks {}, this replica speaks {ALPN_PREFIX}{VERSION}", self.remote)
     }
 }
 
-impl std::error::Error for Mismatch {}
+impl std::error::Error for VersionMismatch {}
 
-impl From<Mismatch> for Error {
-    fn from(mismatch: Mismatch) -> Self {
+impl From<VersionMismatch> for Error {
+    fn from(mismatch: VersionMismatch) -> Self {
         CertificateError::Other(OtherError(Arc::new(mismatch))).into()
     }
 }

@@ -1,4 +1,4 @@
-//! Where others may be: names that are looked up again and again, and every address behind them dialled.
+//! Discovery at seeds: resolves the names periodically and dials every address behind them.
 
 use std::{
     net::SocketAddr,
@@ -15,70 +15,71 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::cluster::link::{Shared, Tried};
+use crate::cluster::link::{DialResult, Shared};
 
-/// How often names are looked up while nobody has been met, and afterwards.
-const ALONE_EVERY: Duration = Duration::from_secs(1);
-const LINKED_EVERY: Duration = Duration::from_secs(5);
-/// How long a name may take before it counts as not found for now.
-const LOOKUP_WITHIN: Duration = Duration::from_secs(2);
-/// How long an address may take before it counts as silent; what dials it gives up sooner.
-const DIALLED_WITHIN: Duration = Duration::from_secs(6);
-/// The most addresses of one name.
+/// Interval of the lookups while no other member is known, and afterwards.
+const ALONE_INTERVAL: Duration = Duration::from_secs(1);
+const LINKED_INTERVAL: Duration = Duration::from_secs(5);
+/// Time after which a lookup in progress counts the name as unresolved for now.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time after which a dial in progress counts the address as unreachable; the dial itself ends sooner.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(6);
+/// The most addresses that are dialled for one name.
 const ADDRESSES_MAX: usize = 256;
 
-/// How far the search for others is.
+/// The state of the search for other members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeedState {
     /// Some seed has not been tried yet.
-    Trying,
-    /// All seeds have been tried, and nobody else was met at any of them when it was tried last.
-    InVain(Vain),
-    /// Another process of the cluster has been met at a seed.
-    Met,
+    Searching,
+    /// All seeds were tried, and the last try at each found no other member.
+    NotFound(SeedFailures),
+    /// Another process of the cluster was found at a seed.
+    Found,
 }
 
-/// What was found at seeds instead of others: how many addresses, or names.
+/// What the seeds yielded instead of members, as numbers of addresses or names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Vain {
+pub struct SeedFailures {
     /// Names that could not be resolved.
     pub unresolved: usize,
-    /// Addresses that have not answered, or not as a member does; somebody may be there.
-    pub silent: usize,
-    /// Addresses where nobody is.
+    /// Addresses that did not answer, or not as a member; a process may be there.
+    pub unreachable: usize,
+    /// Addresses that refused connections.
     pub refused: usize,
-    /// Addresses that are this process.
-    pub ourselves: usize,
+    /// Addresses of this process.
+    pub own: usize,
 }
 
-/// What was found at one seed when it was tried last.
+/// The result of the last try at one seed.
 #[derive(Clone, Copy, Debug, Default)]
-struct Found {
-    met: usize,
-    vain: Vain,
+struct SeedResult {
+    linked: usize,
+    failures: SeedFailures,
 }
 
-/// Looks for others at all seeds, for as long as it is polled.
-pub(in crate::cluster) async fn follow(shared: Arc<Shared>) {
+/// Searches at all seeds until it is dropped.
+pub(in crate::cluster) async fn watch(shared: Arc<Shared>) {
     let all = Mutex::new(vec![None; shared.seeds().len()]);
     publish(&shared, &all);
     let seeds = shared.seeds().iter().enumerate();
-    join_all(seeds.map(|(index, seed)| follow_one(&shared, index, seed, &all))).await;
-    // Without seeds there is nothing to do.
+    join_all(seeds.map(|(index, seed)| watch_one(&shared, index, seed, &all))).await;
+    // Without seeds the loop above ends at once.
     std::future::pending().await
 }
 
-async fn follow_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<Option<Found>>>) {
+async fn watch_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<Option<SeedResult>>>) {
     let mut failing: Option<String> = None;
     let note = |found| {
         all.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(found);
         publish(shared, all);
     };
     loop {
-        let unresolved = Found { met: 0, vain: Vain { unresolved: 1, ..Vain::default() } };
-        // It is not given up when it takes long: the system would go on, and a second one be begun beside it.
+        let unresolved =
+            SeedResult { linked: 0, failures: SeedFailures { unresolved: 1, ..SeedFailures::default() } };
+        // A slow lookup is awaited, not dropped: the resolver's thread would go on, and another would start beside it.
         let mut lookup = pin!(lookup_host(seed));
-        let resolved = match timeout(LOOKUP_WITHIN, lookup.as_mut()).await {
+        let resolved = match timeout(LOOKUP_TIMEOUT, lookup.as_mut()).await {
             Ok(resolved) => resolved,
             Err(_) => {
                 note(unresolved);
@@ -88,7 +89,7 @@ async fn follow_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<O
         match resolved {
             Ok(addresses) => {
                 if failing.take().is_some() {
-                    info!(seed, "the seed can be resolved again");
+                    info!(seed, "seed resolved again");
                 }
                 let mut addresses: Vec<_> = addresses.take(ADDRESSES_MAX).collect();
                 addresses.sort_unstable();
@@ -96,57 +97,57 @@ async fn follow_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<O
                 note(dial(shared, &addresses).await);
             }
             Err(error) => {
-                let why = error.to_string();
-                if failing.as_ref() != Some(&why) {
-                    warn!(seed, %error, "the seed cannot be resolved");
-                    failing = Some(why);
+                let reason = error.to_string();
+                if failing.as_ref() != Some(&reason) {
+                    warn!(seed, %error, "cannot resolve the seed");
+                    failing = Some(reason);
                 }
                 note(unresolved);
             }
         }
-        sleep(if shared.is_alone() { ALONE_EVERY } else { LINKED_EVERY }).await;
+        sleep(if shared.is_alone() { ALONE_INTERVAL } else { LINKED_INTERVAL }).await;
     }
 }
 
-/// Dials every address, side by side.
-async fn dial(shared: &Shared, addresses: &[SocketAddr]) -> Found {
-    let dialled = addresses.iter().map(async |address| {
-        let (report, tried) = oneshot::channel();
+/// Dials all addresses concurrently.
+async fn dial(shared: &Shared, addresses: &[SocketAddr]) -> SeedResult {
+    let dials = addresses.iter().map(async |address| {
+        let (report, result) = oneshot::channel();
         shared.dial(&address.to_string(), Some(report));
-        match timeout(DIALLED_WITHIN, tried).await {
-            Ok(Ok(tried)) => tried,
-            // Somebody else dials it, and has not met anybody yet.
-            Ok(Err(_)) | Err(_) => Tried::Silent,
+        match timeout(DIAL_TIMEOUT, result).await {
+            Ok(Ok(result)) => result,
+            // The address is being dialled for another reason and has not linked yet.
+            Ok(Err(_)) | Err(_) => DialResult::Unreachable,
         }
     });
-    let mut found = Found::default();
-    for tried in join_all(dialled).await {
-        match tried {
-            Tried::Met => found.met += 1,
-            Tried::Ourselves => found.vain.ourselves += 1,
-            Tried::Refused => found.vain.refused += 1,
-            Tried::Silent => found.vain.silent += 1,
+    let mut found = SeedResult::default();
+    for result in join_all(dials).await {
+        match result {
+            DialResult::Linked => found.linked += 1,
+            DialResult::OwnAddress => found.failures.own += 1,
+            DialResult::Refused => found.failures.refused += 1,
+            DialResult::Unreachable => found.failures.unreachable += 1,
         }
     }
     found
 }
 
-fn publish(shared: &Shared, all: &Mutex<Vec<Option<Found>>>) {
+fn publish(shared: &Shared, all: &Mutex<Vec<Option<SeedResult>>>) {
     let state = summary(&all.lock().unwrap_or_else(PoisonError::into_inner));
     shared.set_seeds(state);
 }
 
-fn summary(all: &[Option<Found>]) -> SeedState {
-    if all.iter().flatten().any(|found| 0 < found.met) {
-        return SeedState::Met;
+fn summary(all: &[Option<SeedResult>]) -> SeedState {
+    if all.iter().flatten().any(|found| found.linked > 0) {
+        return SeedState::Found;
     }
-    let mut vain = Vain::default();
+    let mut failures = SeedFailures::default();
     for found in all {
-        let Some(found) = found else { return SeedState::Trying };
-        vain.unresolved += found.vain.unresolved;
-        vain.silent += found.vain.silent;
-        vain.refused += found.vain.refused;
-        vain.ourselves += found.vain.ourselves;
+        let Some(found) = found else { return SeedState::Searching };
+        failures.unresolved += found.failures.unresolved;
+        failures.unreachable += found.failures.unreachable;
+        failures.refused += found.failures.refused;
+        failures.own += found.failures.own;
     }
-    SeedState::InVain(vain)
+    SeedState::NotFound(failures)
 }

@@ -242,7 +242,7 @@ fn links(figures: &cluster::Stats, page: &mut Page) {
     page.single(shared::LINKS, links.links_up);
     page.single(shared::RECONNECTS, links.reconnects);
     let mut refused = page.family(shared::LINKS_REFUSED);
-    for (reason, number) in links.refused {
+    for (reason, number) in links.failures {
         refused.sample(&[reason.name()], number);
     }
     let mut batches = page.family(shared::BATCHES);

@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use crate::{
     cluster::{
         self, Cluster,
-        link::{self, Listening},
+        link::{self, LinkListener},
     },
     rules::Book,
     server::Error,
@@ -25,7 +25,7 @@ const RULES_CHECK: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Replica {
     cluster: Cluster,
-    listening: Listening,
+    listening: LinkListener,
 }
 
 impl Replica {

@@ -18,7 +18,7 @@ use tokio::{task, time::sleep};
 use tracing::{error, info};
 
 use crate::{
-    certificates::{SystemTime, certificates, contents, told, unix_time, valid_until},
+    certificates::{SystemTime, certificates, read_file, rfc3339, unix_time, valid_until},
     server::counters::{ListenerCounters, count},
     settings::{self, Name},
     time::Clock,
@@ -113,7 +113,7 @@ impl Certificates {
                     self.in_force.store(config);
                     self.counters.certificate_ends.store(ends.as_secs(), Relaxed);
                     count(&self.counters.certificates_loaded);
-                    info!(listener = self.listener, ends = %told(ends), "new certificates are in force");
+                    info!(listener = self.listener, ends = %rfc3339(ends), "new certificates are in force");
                     (taken, refused) = (Ok(material), None);
                 }
                 Err(refusal) if is_news => {
@@ -145,7 +145,7 @@ struct Reader<'c> {
 
 impl Reader<'_> {
     fn read(&self) -> Result<Material, Refusal> {
-        let read = |setting, path: &Path| contents(path).map_err(|why| self.refusal(setting, path, why));
+        let read = |setting, path: &Path| read_file(path).map_err(|why| self.refusal(setting, path, why));
         let client_ca = self.files.client_ca.as_deref();
         Ok(Material {
             cert: read("tls_cert", &self.files.cert)?,

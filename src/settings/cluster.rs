@@ -73,7 +73,7 @@ pub(super) fn problems(value: impl Fn(&Setting) -> String) -> Vec<String> {
     let certificates = ["cluster.cert", "cluster.key", "cluster.ca"];
     let (there, lacking): (Vec<&str>, Vec<&str>) = certificates.into_iter().partition(|name| is_set(name));
     if there.is_empty() && !is_set("cluster.secret_file") {
-        return vec![format!("cluster.listen: {}", cluster::TrustError::Nothing)];
+        return vec![format!("cluster.listen: {}", cluster::TrustError::NotConfigured)];
     }
     let needs = |(given, needed): (&str, &str)| format!("{given} needs {needed}, which is not set");
     there.first().into_iter().flat_map(|given| lacking.iter().map(|needed| needs((given, needed)))).collect()
@@ -84,7 +84,7 @@ pub(super) fn places(text: &str) -> Option<Vec<String>> {
     if text == OFF {
         return Some(Vec::new());
     }
-    let place = |place: &str| link::can_be_dialled(place).then(|| place.to_owned());
+    let place = |place: &str| link::is_host_port(place).then(|| place.to_owned());
     text.split(',').map(str::trim).map(place).collect()
 }
 
@@ -93,7 +93,7 @@ pub(super) fn can_be_advertised(text: &str) -> bool {
     match text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
         // Whoever dials every address reaches itself.
         Ok(address) => !address.is_unspecified(),
-        Err(_) => text == AUTO || link::can_be_dialled(text),
+        Err(_) => text == AUTO || link::is_host_port(text),
     }
 }
 

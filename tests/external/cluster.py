@@ -59,7 +59,7 @@ class Replica(Tollgate):
 
     def await_listening(self):
         super().await_listening()
-        told = eventually("it listens to other replicas", lambda: self.event("listening to other replicas"))
+        told = eventually("it listens to other replicas", lambda: self.event("listening for links from other replicas"))
         self.cluster, self.advertised = told["listen"], told["advertised"]
 
     def event(self, message):

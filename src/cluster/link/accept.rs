@@ -1,4 +1,4 @@
-//! Takes connections from other replicas.
+//! Accepts connections from other replicas.
 
 use std::{
     io,
@@ -19,103 +19,112 @@ use tonic::{Request, Response, Status, Streaming, codegen::Service};
 
 use crate::cluster::{
     link::{
-        dial::{SEND_BYTES_MAX, TLS_WITHIN, WINDOW_BYTES, refuse},
-        drive::{Chores, drive},
-        figures::Refused,
+        connection::{self, HELLO_TIMEOUT},
+        dial::{SEND_BYTES_MAX, TLS_TIMEOUT, WINDOW_BYTES, report_tls_failure},
+        drive::{SpawnedTasks, drive},
+        frame::{FRAME_BYTES_MAX, Frame, LinksServer, LinksService},
         hub::Hub,
-        pipe::{Outgoing, Pipe},
-        talk::{self, HELLO_WITHIN},
-        wire::{FRAME_BYTES_MAX, Frame, LinksServer, LinksService},
+        outbound::{OutboundFrames, OutboundQueue},
+        stats::LinkFailure,
     },
-    protocol::Mismatch,
+    protocol::VersionMismatch,
 };
 
-/// How many connections may be on their way to becoming links.
-pub(super) const GREETED_MAX: usize = 256;
+/// The most handshakes in progress.
+pub(super) const HANDSHAKES_MAX: usize = 256;
 
-/// A connection that has come.
-pub(super) struct Arrival {
+/// An accepted TCP connection.
+pub(super) struct IncomingConnection {
     pub(super) socket: TcpStream,
     pub(super) from: SocketAddr,
-    /// Held until TLS has told who it is.
+    /// Held until the TLS handshake has ended.
     pub(super) permit: OwnedSemaphorePermit,
 }
 
-/// Greets who has come, and carries what becomes of it to its end.
-pub(super) async fn accept(hub: Arc<Hub>, arrival: Arrival) {
-    let Arrival { socket, from, permit } = arrival;
-    // It fails only where the other side is gone already, which reading will tell.
-    socket.set_nodelay(true).ok();
-    let greeting = timeout(TLS_WITHIN, greet(&hub, socket, from));
-    let Some(greeted) = hub.while_open(greeting).await else { return };
+/// Performs the handshakes of an accepted connection, then runs its link until it closes.
+pub(super) async fn accept(hub: Arc<Hub>, incoming: IncomingConnection) {
+    let IncomingConnection { socket, from, permit } = incoming;
+    // Fails only if the peer has closed the socket, which the next read reports.
+    let _ = socket.set_nodelay(true);
+    let handshake = timeout(TLS_TIMEOUT, tls_handshake(&hub, socket, from));
+    let Some(result) = hub.while_open(handshake).await else { return };
     drop(permit);
-    match greeted {
-        Ok(Ok(Some(stream))) => speak(hub, stream, from).await,
+    match result {
+        Ok(Ok(Some(stream))) => serve(hub, stream, from).await,
         Ok(Ok(None)) => {}
         Ok(Err(error)) => {
-            // A client may be any stranger, so what it is refused for says nothing of this replica's own links.
-            let _ = refuse(&hub, from, &error);
+            // Any process can connect, so a rejected client says nothing about this replica's own links.
+            let _ = report_tls_failure(&hub, from, &error);
         }
-        Err(_) => hub.shared.counts.refuse(Refused::Slow, &from, &"TLS has taken too long"),
+        Err(_) => hub.shared.counters.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out"),
     }
 }
 
-/// Agrees on TLS; `None` with a client that speaks another version, which is told ours.
-async fn greet(hub: &Hub, socket: TcpStream, from: SocketAddr) -> io::Result<Option<TlsStream<TcpStream>>> {
-    let configs = hub.shared.credentials.in_force();
+/// Performs the TLS handshake; `None` if the client speaks another version, which is sent this one.
+async fn tls_handshake(
+    hub: &Hub,
+    socket: TcpStream,
+    from: SocketAddr,
+) -> io::Result<Option<TlsStream<TcpStream>>> {
+    let configs = hub.shared.credentials.active();
     let started = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
-    let mismatch = Mismatch::with_offer(started.client_hello().alpn().into_iter().flatten());
+    let mismatch = VersionMismatch::with_offer(started.client_hello().alpn().into_iter().flatten());
     match mismatch {
         None => started.into_stream(configs.server.clone()).await.map(Some),
         Some(mismatch) => {
-            hub.shared.counts.refuse(Refused::Version, &from, &mismatch);
-            // Such a client breaks off, as it should.
+            hub.shared.counters.count_failure(LinkFailure::Version, &from, &mismatch);
+            // The client aborts this handshake as intended.
             let _ = started.into_stream(configs.other_version.clone()).await;
             Ok(None)
         }
     }
 }
 
-async fn speak(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
-    let (hand_over, taken) = oneshot::channel();
-    let pipe = Arc::new(Pipe::default());
-    let hand_over = Arc::new(Mutex::new(Some(hand_over)));
-    let caller = Caller { hub: hub.clone(), pipe: pipe.clone(), hand_over };
-    let service = LinksServer::new(caller).max_decoding_message_size(FRAME_BYTES_MAX);
-    let chores = Chores::default();
-    let connection = http2::Builder::new(chores.clone())
+async fn serve(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
+    let (frames_sender, frames_receiver) = oneshot::channel();
+    let outbound = Arc::new(OutboundQueue::default());
+    let frames_sender = Arc::new(Mutex::new(Some(frames_sender)));
+    let inbound = InboundLink { hub: hub.clone(), outbound: outbound.clone(), frames_sender };
+    let service = LinksServer::new(inbound).max_decoding_message_size(FRAME_BYTES_MAX);
+    let spawned = SpawnedTasks::default();
+    let connection = http2::Builder::new(spawned.clone())
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_send_buf_size(SEND_BYTES_MAX)
         .max_concurrent_streams(1)
         .serve_connection(TokioIo::new(stream), service_fn(move |request| service.clone().call(request)));
-    let talk = async {
-        match timeout(HELLO_WITHIN, taken).await {
-            Ok(Ok(frames)) => talk::accepted(&hub, &pipe, frames).await,
+    let exchange = async {
+        match timeout(HELLO_TIMEOUT, frames_receiver).await {
+            Ok(Ok(frames)) => connection::run_accepted(&hub, &outbound, frames).await,
             Ok(Err(_)) | Err(_) => {
-                hub.shared.counts.refuse(Refused::Other, &from, &"no link was asked for");
+                hub.shared.counters.count_failure(
+                    LinkFailure::Other,
+                    &from,
+                    &"no link was requested in time",
+                );
             }
         }
     };
-    drive(chores, connection, talk).await;
+    drive(spawned, connection, exchange).await;
 }
 
-/// Who asks for a link over a connection, once.
-struct Caller {
+/// The gRPC service of one connection, which serves one call.
+struct InboundLink {
     hub: Arc<Hub>,
-    pipe: Arc<Pipe>,
-    hand_over: Arc<Mutex<Option<oneshot::Sender<Streaming<Frame>>>>>,
+    outbound: Arc<OutboundQueue>,
+    frames_sender: Arc<Mutex<Option<oneshot::Sender<Streaming<Frame>>>>>,
 }
 
 #[tonic::async_trait]
-impl LinksService for Caller {
-    type LinkStream = Outgoing;
+impl LinksService for InboundLink {
+    type LinkStream = OutboundFrames;
 
-    async fn link(&self, request: Request<Streaming<Frame>>) -> Result<Response<Outgoing>, Status> {
-        let hand_over = self.hand_over.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let hand_over = hand_over.ok_or_else(|| Status::already_exists("a connection carries one link"))?;
-        // Nobody takes it when the connection is about to end.
-        hand_over.send(request.into_inner()).ok();
-        Ok(Response::new(Outgoing { pipe: self.pipe.clone(), hub: self.hub.clone() }))
+    async fn link(&self, request: Request<Streaming<Frame>>) -> Result<Response<OutboundFrames>, Status> {
+        let frames_sender = self.frames_sender.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let frames_sender =
+            frames_sender.ok_or_else(|| Status::already_exists("a connection carries one link"))?;
+        // The receiver is dropped if the connection is about to close.
+        let _ = frames_sender.send(request.into_inner());
+        Ok(Response::new(OutboundFrames { outbound: self.outbound.clone(), hub: self.hub.clone() }))
     }
 }

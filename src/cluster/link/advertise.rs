@@ -1,4 +1,4 @@
-//! Where others are to dial us.
+//! The address that this process advertises to others.
 
 use std::{
     io,
@@ -14,55 +14,57 @@ use tracing::warn;
 
 use crate::cluster::link::Error;
 
-/// How long a seed's name may take.
-const LOOKUP_WITHIN: Duration = Duration::from_secs(1);
-/// Addresses that lead to a machine's default route and that nobody has.
-const FAR: [SocketAddr; 2] = [
+/// Timeout for the lookup of a seed's name.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Documentation addresses (RFC 5737, RFC 3849), which are routed over the default route.
+const ROUTE_PROBES: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
 
-/// `HOST:PORT` for others to dial: as `asked` for, where a bare IP address gets the port that is listened on;
-/// else what is listened on; else, where that is every address, the one that the machine would use itself.
-pub(super) async fn address(asked: Option<&str>, bound: SocketAddr, seeds: &[String]) -> String {
-    if let Some(asked) = asked {
-        let bare = asked.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-        return bare.map_or_else(|_| asked.to_owned(), |ip| SocketAddr::new(ip, bound.port()).to_string());
+/// Returns the `HOST:PORT` to advertise: the `configured` value, where a bare IP address gets the port of the
+/// listener; else the `bound` address; else, if that is unspecified, the source address towards a seed or the
+/// default route.
+pub(super) async fn address(configured: Option<&str>, bound: SocketAddr, seeds: &[String]) -> String {
+    if let Some(configured) = configured {
+        let bare = configured.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        return bare
+            .map_or_else(|_| configured.to_owned(), |ip| SocketAddr::new(ip, bound.port()).to_string());
     }
     if !bound.ip().is_unspecified() {
         return bound.to_string();
     }
     let mut targets = Vec::new();
     for seed in seeds {
-        if let Ok(Ok(found)) = timeout(LOOKUP_WITHIN, lookup_host(seed)).await {
+        if let Ok(Ok(found)) = timeout(LOOKUP_TIMEOUT, lookup_host(seed)).await {
             targets.extend(found);
         }
     }
-    targets.extend(FAR);
+    targets.extend(ROUTE_PROBES);
     for target in targets.into_iter().filter(|target| bound.is_ipv6() || target.is_ipv4()) {
-        if let Ok(ip) = local_towards(target).await {
+        if let Ok(ip) = local_address_towards(target).await {
             return SocketAddr::new(ip, bound.port()).to_string();
         }
     }
     let loopback: IpAddr =
         if bound.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
     let address = SocketAddr::new(loopback, bound.port()).to_string();
-    warn!(address, "this machine has no other address that others could dial; set cluster.advertise");
+    warn!(address, "advertising the loopback address because no route was found; set cluster.advertise");
     address
 }
 
-/// Whether `value` can be dialled, as far as its form goes: `HOST:PORT`.
-pub fn can_be_dialled(value: &str) -> bool {
+/// Whether `value` has the form `HOST:PORT`.
+pub fn is_host_port(value: &str) -> bool {
     let parts = value.rsplit_once(':');
     parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
 }
 
-pub(super) fn check(setting: &'static str, value: &str) -> Result<(), Error> {
-    if can_be_dialled(value) { Ok(()) } else { Err(Error::Address { setting, value: value.to_owned() }) }
+pub(super) fn validate(setting: &'static str, value: &str) -> Result<(), Error> {
+    if is_host_port(value) { Ok(()) } else { Err(Error::Address { setting, value: value.to_owned() }) }
 }
 
-/// The address that we would have towards `target`. Nothing is sent.
-async fn local_towards(target: SocketAddr) -> io::Result<IpAddr> {
+/// The source address that the system would use towards `target`. Sends nothing.
+async fn local_address_towards(target: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr =
         if target.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
@@ -75,9 +77,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_asked_for_is_advertised_and_an_ip_address_gets_the_port_that_is_listened_on() {
+    async fn configured_address_is_advertised_and_bare_ip_gets_bound_port() {
         let bound = "127.0.0.1:8082".parse().unwrap();
-        for (asked, told) in [
+        for (configured, advertised) in [
             (Some("replica-1:9000"), "replica-1:9000"),
             (Some("10.0.0.7"), "10.0.0.7:8082"),
             (Some("fd00::7"), "[fd00::7]:8082"),
@@ -85,23 +87,23 @@ mod tests {
             (Some("[fd00::7]:9000"), "[fd00::7]:9000"),
             (None, "127.0.0.1:8082"),
         ] {
-            assert_eq!(address(asked, bound, &[]).await, told);
+            assert_eq!(address(configured, bound, &[]).await, advertised);
         }
     }
 
     #[test]
-    fn what_has_no_host_or_no_port_is_no_address() {
-        for right in ["replica-1:8082", "10.0.0.7:1", "[fd00::7]:65535"] {
-            check("seed", right).unwrap();
+    fn address_without_host_or_port_is_refused() {
+        for valid in ["replica-1:8082", "10.0.0.7:1", "[fd00::7]:65535"] {
+            validate("seed", valid).unwrap();
         }
-        for wrong in ["replica-1", ":8082", "replica-1:", "replica-1:0", "replica-1:65536", ""] {
-            let why = check("seed", wrong).unwrap_err().to_string();
-            assert_eq!(why, format!("cluster.seed: {wrong:?} is not HOST:PORT"));
+        for invalid in ["replica-1", ":8082", "replica-1:", "replica-1:0", "replica-1:65536", ""] {
+            let error = validate("seed", invalid).unwrap_err().to_string();
+            assert_eq!(error, format!("cluster.seed: {invalid:?} is not HOST:PORT"));
         }
     }
 
     #[tokio::test]
-    async fn listening_on_every_address_it_advertises_the_one_towards_a_seed() {
+    async fn unspecified_listener_advertises_source_address_towards_seed() {
         let seeds = ["127.0.0.9:8082".to_owned()];
         assert_eq!(address(None, "0.0.0.0:8082".parse().unwrap(), &seeds).await, "127.0.0.1:8082");
         let seeds = ["[::1]:8082".to_owned()];
@@ -109,10 +111,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_seeds_it_advertises_an_address_and_never_every_address() {
+    async fn unspecified_listener_without_seeds_advertises_real_address() {
         for bound in ["0.0.0.0:8082", "[::]:8082"] {
-            let told: SocketAddr = address(None, bound.parse().unwrap(), &[]).await.parse().unwrap();
-            assert!(!told.ip().is_unspecified() && told.port() == 8082, "{told}");
+            let advertised: SocketAddr = address(None, bound.parse().unwrap(), &[]).await.parse().unwrap();
+            assert!(!advertised.ip().is_unspecified() && advertised.port() == 8082, "{advertised}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Finds out who is at an address, and whether anybody is.
+//! Dials addresses and runs the connections that result.
 
 use std::{
     io::{Error, ErrorKind},
@@ -24,278 +24,298 @@ use tracing::debug;
 use crate::{
     cluster::{
         link::{
-            drive::{Chores, drive},
-            figures::Refused,
+            connection::{self, ConnectionOutcome, DialTarget},
+            drive::{SpawnedTasks, drive},
+            frame::{FRAME_BYTES_MAX, LinksClient},
             hub::Hub,
+            outbound::{OutboundFrames, OutboundQueue, RequestFrames},
             peer::Peer,
-            pipe::{Asking, Outgoing, Pipe},
-            talk::{self, Ending, Wish},
-            wire::{FRAME_BYTES_MAX, LinksClient},
+            stats::LinkFailure,
         },
-        protocol::Mismatch,
+        protocol::VersionMismatch,
     },
     time::Stopwatch,
 };
 
-/// How long a connection may take to come about.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
-/// How long TLS may take.
-pub(super) const TLS_WITHIN: Duration = Duration::from_secs(2);
-/// How long the pause after a failure is, at first and at most.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long an address that does not answer is dialled.
-const DIAL_FOR: Duration = Duration::from_secs(30);
-/// A link that broke sooner is not dialled again without a pause.
-const BRIEF: Duration = Duration::from_millis(100);
-/// How much may come that has not been read, and how much may be written that has not been sent.
+/// Timeout of the TCP connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of the TLS handshake.
+pub(super) const TLS_TIMEOUT: Duration = Duration::from_secs(2);
+/// First and largest backoff after a failure.
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// Time for which an address that does not answer is dialled.
+const DIAL_DURATION_MAX: Duration = Duration::from_secs(30);
+/// A link that lasted less is redialled after a backoff.
+const SHORT_LINK: Duration = Duration::from_millis(100);
+/// HTTP/2 flow-control window, and the bytes that are buffered for sending.
 pub(super) const WINDOW_BYTES: u32 = 1024 * 1024;
 pub(super) const SEND_BYTES_MAX: usize = 256 * 1024;
 
-/// What came of dialling an address.
+/// The result of dialling an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cluster) enum Tried {
-    /// Another process of the cluster, with which there is a link.
-    Met,
+pub(in crate::cluster) enum DialResult {
+    /// Another process of the cluster, with an active link.
+    Linked,
     /// This process.
-    Ourselves,
-    /// Nobody: connections are refused.
+    OwnAddress,
+    /// Connections are refused: no process listens there.
     Refused,
-    /// Nothing that tells whether there is anybody.
-    Silent,
+    /// No proof that a process listens there or that none does.
+    Unreachable,
 }
 
-/// What came of one connection.
+/// The result of one round over the addresses of a name.
 #[derive(Debug)]
 enum Attempt {
     Refused,
-    Silent,
-    Spoke(Ending),
+    Unreachable,
+    Connected(ConnectionOutcome),
 }
 
-/// Dials an address until somebody answers or it is plain that nobody is there; or once, with a report.
-pub(super) async fn seek(hub: Arc<Hub>, address: String, mut report: Option<oneshot::Sender<Tried>>) {
-    let (since, once) = (Stopwatch::start(), report.is_some());
-    let mut pause = Pause::default();
+/// Dials an address until a member answers or connections are refused; with `report`, dials once and sends the result.
+pub(super) async fn dial_address(
+    hub: Arc<Hub>,
+    address: String,
+    mut report: Option<oneshot::Sender<DialResult>>,
+) {
+    let (since, is_single_attempt) = (Stopwatch::start(), report.is_some());
+    let mut backoff = Backoff::default();
     while hub.is_open() {
-        let wish = Wish { expected: None, insists: pause.insists };
-        let tried = match once_each(&hub, &address, wish, &mut report).await {
-            Attempt::Spoke(Ending::WasLinked) => Tried::Met,
-            Attempt::Spoke(Ending::Linked(peer)) => {
-                hub.shared.is_of(&address, peer);
-                Tried::Met
+        let target = DialTarget { expected: None, replaces_link: backoff.replaces_link };
+        let result = match dial_all(&hub, &address, target, &mut report).await {
+            Attempt::Connected(ConnectionOutcome::LinkClosed) => DialResult::Linked,
+            Attempt::Connected(ConnectionOutcome::AlreadyLinked(peer)) => {
+                hub.shared.note_member_address(&address, peer);
+                DialResult::Linked
             }
-            Attempt::Spoke(Ending::Ourselves) => {
-                hub.shared.is_ours(&address);
-                Tried::Ourselves
+            Attempt::Connected(ConnectionOutcome::OwnAddress) => {
+                hub.shared.note_own_address(&address);
+                DialResult::OwnAddress
             }
-            Attempt::Refused => Tried::Refused,
-            Attempt::Spoke(ending @ (Ending::Anew | Ending::TurnedAway)) if since.elapsed() < DIAL_FOR => {
-                pause.insists = matches!(ending, Ending::TurnedAway);
-                pause.briefly().await;
+            Attempt::Refused => DialResult::Refused,
+            Attempt::Connected(
+                outcome @ (ConnectionOutcome::SessionEnded | ConnectionOutcome::RefusedAsDuplicate),
+            ) if since.elapsed() < DIAL_DURATION_MAX => {
+                backoff.replaces_link = matches!(outcome, ConnectionOutcome::RefusedAsDuplicate);
+                backoff.wait_briefly().await;
                 continue;
             }
-            Attempt::Spoke(Ending::Anew | Ending::TurnedAway | Ending::Other | Ending::Nothing)
-            | Attempt::Silent => Tried::Silent,
+            Attempt::Connected(
+                ConnectionOutcome::SessionEnded
+                | ConnectionOutcome::RefusedAsDuplicate
+                | ConnectionOutcome::OtherMember
+                | ConnectionOutcome::Failed,
+            )
+            | Attempt::Unreachable => DialResult::Unreachable,
         };
-        if tried != Tried::Silent || once || DIAL_FOR < since.elapsed() {
+        if result != DialResult::Unreachable || is_single_attempt || since.elapsed() > DIAL_DURATION_MAX {
             if let Some(report) = report {
-                report.send(tried).ok();
+                let _ = report.send(result);
             }
             break;
         }
-        hub.while_open(pause.take()).await;
+        hub.while_open(backoff.wait()).await;
     }
-    hub.shared.dialled(&address);
+    hub.shared.dial_finished(&address);
 }
 
-/// Dials a peer whose link has broken, until there is another, or it is dead or forgotten.
-pub(super) async fn seek_again(hub: Arc<Hub>, peer: Arc<Peer>) {
-    let mut pause = Pause::default();
-    while hub.is_open() && peer.wants_dialling() {
+/// Redials a peer whose connection broke, until a link is active again or the session has ended.
+pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
+    let mut backoff = Backoff::default();
+    while hub.is_open() && peer.needs_dialling() {
         let (address, since) = (peer.address(), Stopwatch::start());
-        let wish = Wish { expected: Some(&peer), insists: pause.insists };
-        match once_each(&hub, &address, wish, &mut None).await {
+        let target = DialTarget { expected: Some(&peer), replaces_link: backoff.replaces_link };
+        match dial_all(&hub, &address, target, &mut None).await {
             Attempt::Refused => {
-                debug!(peer = %peer.id, %address, "nobody is there any more");
-                peer.end_unless_linked(&hub);
+                debug!(peer = %peer.id, %address, "the peer's address refuses connections");
+                peer.end_unless_connected(&hub);
             }
-            Attempt::Spoke(Ending::Ourselves) => peer.end_unless_linked(&hub),
-            Attempt::Spoke(Ending::Other) => {
-                debug!(peer = %peer.id, %address, "another process is there");
-                peer.end_unless_linked(&hub);
+            Attempt::Connected(ConnectionOutcome::OwnAddress) => peer.end_unless_connected(&hub),
+            Attempt::Connected(ConnectionOutcome::OtherMember) => {
+                debug!(peer = %peer.id, %address, "another process has the peer's address");
+                peer.end_unless_connected(&hub);
                 hub.shared.dial(&address, None);
             }
-            Attempt::Spoke(Ending::WasLinked) => {
-                pause = Pause::default();
-                if since.elapsed() < BRIEF {
-                    pause.briefly().await;
+            Attempt::Connected(ConnectionOutcome::LinkClosed) => {
+                backoff = Backoff::default();
+                if since.elapsed() < SHORT_LINK {
+                    backoff.wait_briefly().await;
                 }
             }
-            Attempt::Spoke(Ending::Anew) => {
-                // The session was lost, or was never begun: who is there is met anew.
+            Attempt::Connected(ConnectionOutcome::SessionEnded) => {
+                // The session was lost or never established: dial the address for a new one.
                 hub.shared.dial(&address, None);
-                pause.briefly().await;
+                backoff.wait_briefly().await;
             }
-            Attempt::Spoke(Ending::TurnedAway) => {
-                pause.insists = true;
-                pause.briefly().await;
+            Attempt::Connected(ConnectionOutcome::RefusedAsDuplicate) => {
+                backoff.replaces_link = true;
+                backoff.wait_briefly().await;
             }
-            Attempt::Spoke(Ending::Linked(_)) => pause.briefly().await,
-            Attempt::Spoke(Ending::Nothing) | Attempt::Silent => {
-                hub.while_open(pause.take()).await;
+            Attempt::Connected(ConnectionOutcome::AlreadyLinked(_)) => backoff.wait_briefly().await,
+            Attempt::Connected(ConnectionOutcome::Failed) | Attempt::Unreachable => {
+                hub.while_open(backoff.wait()).await;
             }
         }
     }
 }
 
-/// Pauses that grow.
-struct Pause {
+/// Exponential backoff with jitter.
+struct Backoff {
     next: Duration,
-    // Where it is plain that somebody is there.
+    // Used while a process is known to answer.
     brief: Duration,
-    insists: bool,
+    replaces_link: bool,
 }
 
-impl Default for Pause {
+impl Default for Backoff {
     fn default() -> Self {
-        Self { next: PAUSE_MIN, brief: PAUSE_MIN / 10, insists: false }
+        Self { next: BACKOFF_MIN, brief: BACKOFF_MIN / 10, replaces_link: false }
     }
 }
 
-impl Pause {
-    async fn take(&mut self) {
+impl Backoff {
+    async fn wait(&mut self) {
         sleep(self.next.mul_f64(rand::random_range(0.5..1.0))).await;
-        self.next = (self.next * 2).min(PAUSE_MAX);
+        self.next = (self.next * 2).min(BACKOFF_MAX);
     }
 
-    async fn briefly(&mut self) {
+    async fn wait_briefly(&mut self) {
         sleep(self.brief.mul_f64(rand::random_range(0.5..1.0))).await;
-        self.brief = (self.brief * 2).min(PAUSE_MAX);
+        self.brief = (self.brief * 2).min(BACKOFF_MAX);
     }
 }
 
-/// Dials all addresses of one name, until one speaks. That it is refused says something only if all refuse.
-async fn once_each(
+/// Dials all addresses of a name until one connects. The result is `Refused` only if all refuse.
+async fn dial_all(
     hub: &Arc<Hub>,
     address: &str,
-    wish: Wish<'_>,
-    report: &mut Option<oneshot::Sender<Tried>>,
+    target: DialTarget<'_>,
+    report: &mut Option<oneshot::Sender<DialResult>>,
 ) -> Attempt {
     let addresses = match address.parse() {
         Ok(address) => vec![address],
-        Err(_) => match timeout(CONNECT_WITHIN, lookup_host(address)).await {
+        Err(_) => match timeout(CONNECT_TIMEOUT, lookup_host(address)).await {
             Ok(Ok(found)) => found.collect(),
-            Ok(Err(_)) | Err(_) => return Attempt::Silent,
+            Ok(Err(_)) | Err(_) => return Attempt::Unreachable,
         },
     };
-    let mut outcome = if addresses.is_empty() { Attempt::Silent } else { Attempt::Refused };
+    let mut outcome = if addresses.is_empty() { Attempt::Unreachable } else { Attempt::Refused };
     for address in addresses {
-        match (once(hub, address, wish, report).await, &outcome) {
+        match (dial_once(hub, address, target, report).await, &outcome) {
             (Attempt::Refused, _) => {}
-            (Attempt::Silent, _) => outcome = Attempt::Silent,
-            (Attempt::Spoke(Ending::Other), Attempt::Refused) => outcome = Attempt::Spoke(Ending::Other),
-            (Attempt::Spoke(Ending::Other), _) => {}
-            (spoke, _) => return spoke,
+            (Attempt::Unreachable, _) => outcome = Attempt::Unreachable,
+            (Attempt::Connected(ConnectionOutcome::OtherMember), Attempt::Refused) => {
+                outcome = Attempt::Connected(ConnectionOutcome::OtherMember)
+            }
+            (Attempt::Connected(ConnectionOutcome::OtherMember), _) => {}
+            (connected, _) => return connected,
         }
     }
     outcome
 }
 
-/// Makes one connection, and carries what becomes of it to its end.
-async fn once(
+/// Opens one connection and runs it until it closes.
+async fn dial_once(
     hub: &Arc<Hub>,
     address: SocketAddr,
-    wish: Wish<'_>,
-    report: &mut Option<oneshot::Sender<Tried>>,
+    target: DialTarget<'_>,
+    report: &mut Option<oneshot::Sender<DialResult>>,
 ) -> Attempt {
-    let connecting = timeout(CONNECT_WITHIN, TcpStream::connect(address));
+    let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(address));
     let socket = match hub.while_open(connecting).await {
         Some(Ok(Ok(socket))) => socket,
         Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => {
             hub.shared.rejections.clear(address);
             return Attempt::Refused;
         }
-        Some(Ok(Err(_)) | Err(_)) | None => return Attempt::Silent,
+        Some(Ok(Err(_)) | Err(_)) | None => return Attempt::Unreachable,
     };
-    // Where nobody listens, a port that the system picks for us may happen to be the one that is dialled.
+    // TCP self-connect: without a listener, the ephemeral port of the socket can equal the dialled port.
     if socket.local_addr().is_ok_and(|local| local == address) {
         return Attempt::Refused;
     }
-    // It fails only where the other side is gone already, which reading will tell.
-    socket.set_nodelay(true).ok();
-    match hub.while_open(timeout(TLS_WITHIN, greet(hub, socket, address))).await {
+    // Fails only if the peer has closed the socket, which the next read reports.
+    let _ = socket.set_nodelay(true);
+    match hub.while_open(timeout(TLS_TIMEOUT, tls_handshake(hub, socket, address))).await {
         Some(Ok(Ok(stream))) => {
             hub.shared.rejections.clear(address);
-            return speak(hub, stream, address, wish, report).await;
+            return run_connection(hub, stream, address, target, report).await;
         }
         Some(Ok(Err(error))) => {
-            if let Some(reason) = refuse(hub, address, &error)
+            if let Some(reason) = report_tls_failure(hub, address, &error)
                 && reason.is_rejection()
             {
                 hub.shared.rejections.note(address, reason);
             }
         }
-        Some(Err(_)) => hub.shared.counts.refuse(Refused::Slow, &address, &"TLS has taken too long"),
+        Some(Err(_)) => {
+            hub.shared.counters.count_failure(LinkFailure::Slow, &address, &"the TLS handshake timed out")
+        }
         None => {}
     }
-    Attempt::Silent
+    Attempt::Unreachable
 }
 
-async fn greet(hub: &Hub, socket: TcpStream, address: SocketAddr) -> Result<TlsStream<TcpStream>, Error> {
-    let config = hub.shared.credentials.in_force().client.clone();
+async fn tls_handshake(
+    hub: &Hub,
+    socket: TcpStream,
+    address: SocketAddr,
+) -> Result<TlsStream<TcpStream>, Error> {
+    let config = hub.shared.credentials.active().client.clone();
     let connector = TlsConnector::from(config);
     let mut stream = connector.connect(ServerName::IpAddress(address.ip().into()), socket).await?;
-    // Only now does the other side look at our certificate; it speaks first if it likes it.
+    // The server verifies the client certificate after the client's handshake is done, then writes first.
     if stream.fill_buf().await?.is_empty() {
         return Err(ErrorKind::UnexpectedEof.into());
     }
     Ok(stream)
 }
 
-/// Notes why TLS has failed, where that tells something of the other side; then the reason.
-pub(super) fn refuse(hub: &Hub, address: SocketAddr, error: &Error) -> Option<Refused> {
+/// Counts a failed TLS handshake by reason; `None` if the cause is the transport and not TLS.
+pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) -> Option<LinkFailure> {
     let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
-        // It has broken off, as whoever ends does.
-        debug!(%address, %error, "a handshake has broken off");
+        // A peer that exits closes its connections.
+        debug!(%address, %error, "the peer closed the connection during the handshake");
         return None;
     };
-    let reason = Refused::of(tls);
-    match Mismatch::of(tls) {
-        Some(mismatch) => hub.shared.counts.refuse(reason, &address, mismatch),
-        None => hub.shared.counts.refuse(reason, &address, tls),
+    let reason = LinkFailure::of(tls);
+    match VersionMismatch::of(tls) {
+        Some(mismatch) => hub.shared.counters.count_failure(reason, &address, mismatch),
+        None => hub.shared.counters.count_failure(reason, &address, tls),
     }
     Some(reason)
 }
 
-async fn speak(
+async fn run_connection(
     hub: &Arc<Hub>,
     stream: TlsStream<TcpStream>,
     address: SocketAddr,
-    wish: Wish<'_>,
-    report: &mut Option<oneshot::Sender<Tried>>,
+    target: DialTarget<'_>,
+    report: &mut Option<oneshot::Sender<DialResult>>,
 ) -> Attempt {
-    let chores = Chores::default();
-    let made = http2::Builder::new(chores.clone())
+    let spawned = SpawnedTasks::default();
+    let handshake = http2::Builder::new(spawned.clone())
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_send_buf_size(SEND_BYTES_MAX)
         .handshake(TokioIo::new(stream));
-    let Ok((requests, connection)) = made.await else { return Attempt::Silent };
-    let pipe = Arc::new(Pipe::default());
-    let mut client = LinksClient::with_origin(Requests(requests), origin(address))
+    let Ok((requests, connection)) = handshake.await else { return Attempt::Unreachable };
+    let outbound = Arc::new(OutboundQueue::default());
+    let mut client = LinksClient::with_origin(RequestSender(requests), origin(address))
         .max_decoding_message_size(FRAME_BYTES_MAX);
-    let outgoing = Asking(Outgoing { pipe: pipe.clone(), hub: hub.clone() });
+    let outgoing = RequestFrames(OutboundFrames { outbound: outbound.clone(), hub: hub.clone() });
     let frames = async move { client.link(outgoing).await.map(tonic::Response::into_inner) };
-    let met = |peer| {
-        hub.shared.is_of(&address.to_string(), peer);
+    let on_linked = |peer| {
+        hub.shared.note_member_address(&address.to_string(), peer);
         if let Some(report) = report.take() {
-            report.send(Tried::Met).ok();
+            let _ = report.send(DialResult::Linked);
         }
     };
-    match drive(chores, connection, talk::dialled(hub, &pipe, frames, wish, met)).await {
-        Some(Ending::Nothing) | None => Attempt::Silent,
-        Some(ending) => Attempt::Spoke(ending),
+    match drive(spawned, connection, connection::run_dialled(hub, &outbound, frames, target, on_linked)).await
+    {
+        Some(ConnectionOutcome::Failed) | None => Attempt::Unreachable,
+        Some(outcome) => Attempt::Connected(outcome),
     }
 }
 
@@ -304,10 +324,10 @@ fn origin(address: SocketAddr) -> http::Uri {
     parts.build().expect("a scheme, a socket address and a path are a URI")
 }
 
-/// A connection as what asks over it.
-struct Requests(http2::SendRequest<Body>);
+/// Adapts hyper's sender to the service that the generated client expects.
+struct RequestSender(http2::SendRequest<Body>);
 
-impl Service<http::Request<Body>> for Requests {
+impl Service<http::Request<Body>> for RequestSender {
     type Response = http::Response<Incoming>;
     type Error = hyper::Error;
     type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;

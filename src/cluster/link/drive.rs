@@ -1,7 +1,7 @@
-//! A connection, what it needs done, and the talk over it: all in one task.
+//! Runs a connection, the futures that it spawns, and the exchange over it in one task.
 //!
-//! HTTP/2 wants a task for each stream. As tasks they would wake each other across threads at every batch; here
-//! they wake only the one that they are all part of. And when that one ends, nothing is left of any.
+//! HTTP/2 spawns a future for each stream. Separate tasks would wake each other across threads at every batch; here
+//! they share one task, which also ends all of them.
 
 use std::{
     future::{Future, poll_fn},
@@ -15,57 +15,58 @@ use futures_util::stream::{FuturesUnordered, Stream};
 use hyper::rt::Executor;
 use tokio::sync::oneshot;
 
-/// Futures that a connection wants to be looked after.
+/// An executor that collects the futures that a connection spawns.
 #[derive(Clone, Default)]
-pub(super) struct Chores(Arc<Mutex<Vec<Chore>>>);
+pub(super) struct SpawnedTasks(Arc<Mutex<Vec<Task>>>);
 
-type Chore = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-impl<F: Future + Send + 'static> Executor<F> for Chores {
-    fn execute(&self, chore: F) {
-        let chore = Box::pin(async move {
-            chore.await;
+impl<F: Future + Send + 'static> Executor<F> for SpawnedTasks {
+    fn execute(&self, task: F) {
+        let task = Box::pin(async move {
+            task.await;
         });
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(chore);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(task);
     }
 }
 
-impl Chores {
-    fn take(&self) -> Vec<Chore> {
+impl SpawnedTasks {
+    fn take(&self) -> Vec<Task> {
         mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Drives `connection` and its chores until `talk` has ended. `None` if it has vanished, which it does not.
+/// Drives `connection` and the futures that it spawns until `exchange` ends. `None` if `exchange` was dropped, which
+/// does not happen.
 pub(super) async fn drive<T: Send>(
-    chores: Chores,
+    spawned: SpawnedTasks,
     connection: impl Future + Send,
-    talk: impl Future<Output = T> + Send,
+    exchange: impl Future<Output = T> + Send,
 ) -> Option<T> {
-    let (tell, mut told) = oneshot::channel();
+    let (sender, mut receiver) = oneshot::channel();
     let mut set: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send + '_>>> = FuturesUnordered::new();
     set.push(Box::pin(async move {
         connection.await;
     }));
     set.push(Box::pin(async move {
-        tell.send(talk.await).ok();
+        let _ = sender.send(exchange.await);
     }));
     poll_fn(move |cx| {
         loop {
             set.extend(
-                chores.take().into_iter().map(|chore| chore as Pin<Box<dyn Future<Output = ()> + Send>>),
+                spawned.take().into_iter().map(|task| task as Pin<Box<dyn Future<Output = ()> + Send>>),
             );
             match Pin::new(&mut set).poll_next(cx) {
                 Poll::Pending => {
-                    // Polling may have brought new ones, which nobody has polled yet.
-                    let chores = chores.take();
-                    if chores.is_empty() {
+                    // Polling may have spawned more futures, which have not been polled yet.
+                    let spawned = spawned.take();
+                    if spawned.is_empty() {
                         return Poll::Pending;
                     }
-                    set.extend(chores);
+                    set.extend(spawned);
                 }
                 Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Ready(Some(())) => match told.try_recv() {
+                Poll::Ready(Some(())) => match receiver.try_recv() {
                     Ok(output) => return Poll::Ready(Some(output)),
                     Err(oneshot::error::TryRecvError::Empty) => {}
                     Err(oneshot::error::TryRecvError::Closed) => return Poll::Ready(None),

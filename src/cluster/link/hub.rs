@@ -1,4 +1,4 @@
-//! What all links of this process share.
+//! State that all links of this process share.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +17,9 @@ use tracing::debug;
 use crate::{
     cluster::{
         MemberId, SeedState,
-        link::{Settings, Traffic, dial::Tried, figures::Counts, peer::Peer, rejections::Rejections},
+        link::{
+            LinkHandler, Settings, dial::DialResult, peer::Peer, rejections::Rejections, stats::Counters,
+        },
         trust::Credentials,
     },
     time::Stopwatch,
@@ -26,11 +28,11 @@ use crate::{
 /// The most peers.
 const PEERS_MAX: usize = 1024;
 /// The most addresses that are dialled at a time.
-const DIALLED_MAX: usize = 1024;
-/// How long an address where we have met ourselves is left alone. Not for ever: behind one name may be many.
-const OURSELVES_FOR: Duration = Duration::from_secs(60);
+const DIALS_MAX: usize = 1024;
+/// Time for which this process's own address is not dialled. Bounded, since a name may resolve to many processes.
+const OWN_ADDRESS_TTL: Duration = Duration::from_secs(60);
 
-/// What handles and tasks share.
+/// State that handles and tasks share.
 pub(in crate::cluster) struct Shared {
     pub(super) me: MemberId,
     pub(super) address: String,
@@ -38,47 +40,47 @@ pub(in crate::cluster) struct Shared {
     pub(super) credentials: Arc<Credentials>,
     pub(super) roster: Roster,
     addresses: Mutex<Addresses>,
-    // Bounded by what it is for: an order for each address that is dialled, and two for each peer.
-    pub(super) orders: mpsc::UnboundedSender<Order>,
-    pub(super) stage: watch::Sender<Stage>,
+    // Bounded: at most one command for each address that is dialled, and two for each peer.
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    pub(super) phase: watch::Sender<Phase>,
     pub(super) seeds: watch::Sender<SeedState>,
-    pub(super) counts: Counts,
+    pub(super) counters: Counters,
     pub(super) rejections: Rejections,
     sessions: AtomicU64,
 }
 
-/// What tasks share.
+/// State that tasks share.
 pub(super) struct Hub {
     pub(super) shared: Arc<Shared>,
-    pub(super) traffic: Arc<dyn Traffic>,
+    pub(super) handler: Arc<dyn LinkHandler>,
 }
 
-/// What is to be done by a task.
-pub(super) enum Order {
-    /// Dials an address; once, if somebody wants to know what came of it.
-    Dial(String, Option<oneshot::Sender<Tried>>),
-    /// Dials a peer whose link has broken.
+/// Work for a task.
+pub(super) enum Command {
+    /// Dials an address; once, if the result is to be reported.
+    Dial(String, Option<oneshot::Sender<DialResult>>),
+    /// Redials a peer whose connection broke.
     Redial(Arc<Peer>),
     /// Ends the session with a peer that is marked as forgotten.
     Forget(Arc<Peer>),
 }
 
-/// How far the process is.
+/// The lifecycle of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum Phase {
     Open,
-    /// Says goodbye, for so long at most.
+    /// Drains the links and sends goodbyes, for this time at most.
     Closing(Duration),
     Ended,
 }
 
-/// Addresses of which something is known.
+/// What is known about addresses.
 #[derive(Default)]
 struct Addresses {
-    dialled: HashSet<String>,
-    ourselves: HashMap<String, Stopwatch>,
-    // Whom we have met at an address that is not the one it names itself.
-    met: HashMap<String, MemberId>,
+    dialling: HashSet<String>,
+    own: HashMap<String, Stopwatch>,
+    // Peers behind an address that is not the one they advertise.
+    members: HashMap<String, MemberId>,
 }
 
 /// All peers.
@@ -94,7 +96,7 @@ impl Shared {
         address: String,
         settings: Settings,
         credentials: Arc<Credentials>,
-        orders: mpsc::UnboundedSender<Order>,
+        commands: mpsc::UnboundedSender<Command>,
     ) -> Self {
         Self {
             me,
@@ -103,73 +105,73 @@ impl Shared {
             credentials,
             roster: Roster::default(),
             addresses: Mutex::default(),
-            orders,
-            stage: watch::Sender::new(Stage::Open),
-            seeds: watch::Sender::new(SeedState::Trying),
-            counts: Counts::default(),
+            commands,
+            phase: watch::Sender::new(Phase::Open),
+            seeds: watch::Sender::new(SeedState::Searching),
+            counters: Counters::default(),
             rejections: Rejections::default(),
             sessions: AtomicU64::new(0),
         }
     }
 
-    /// The peer of this id, known or new; `None` when there are too many.
-    pub(super) fn peer(&self, id: MemberId) -> Option<Arc<Peer>> {
+    /// The peer of this id, which is added if it is unknown; `None` if there are too many.
+    pub(super) fn get_or_add_peer(&self, id: MemberId) -> Option<Arc<Peer>> {
         self.roster.get_or_add(id, || Peer::new(id, self.sessions.fetch_add(1, Relaxed) + 1))
     }
 
-    /// Begins dialling an address, unless that is of no use.
-    pub(in crate::cluster) fn dial(&self, address: &str, report: Option<oneshot::Sender<Tried>>) {
+    /// Starts to dial an address unless it is own, known or already being dialled.
+    pub(in crate::cluster) fn dial(&self, address: &str, report: Option<oneshot::Sender<DialResult>>) {
         if address == self.address {
-            return tell(report, Tried::Ourselves);
+            return report_result(report, DialResult::OwnAddress);
         }
-        if self.roster.knows(address) {
-            return tell(report, Tried::Met);
+        if self.roster.has_address(address) {
+            return report_result(report, DialResult::Linked);
         }
         let mut addresses = self.addresses();
-        if addresses.are_ours(address) {
-            return tell(report, Tried::Ourselves);
+        if addresses.is_own(address) {
+            return report_result(report, DialResult::OwnAddress);
         }
-        if addresses.met.get(address).is_some_and(|id| self.roster.get(*id).is_some()) {
-            return tell(report, Tried::Met);
+        if addresses.members.get(address).is_some_and(|id| self.roster.get(*id).is_some()) {
+            return report_result(report, DialResult::Linked);
         }
-        if DIALLED_MAX <= addresses.dialled.len() {
-            debug!(address, "too many addresses are being dialled");
+        if addresses.dialling.len() >= DIALS_MAX {
+            debug!(address, "address not dialled: too many dials in progress");
             return;
         }
-        if addresses.dialled.insert(address.to_owned()) {
-            // Nobody takes orders any more once the process leaves.
-            self.orders.send(Order::Dial(address.to_owned(), report)).ok();
+        if addresses.dialling.insert(address.to_owned()) {
+            // The receiver is dropped once the process leaves.
+            let _ = self.commands.send(Command::Dial(address.to_owned(), report));
         }
     }
 
-    /// The dialling of an address is over.
-    pub(super) fn dialled(&self, address: &str) {
-        self.addresses().dialled.remove(address);
+    /// Records that an address is no longer dialled.
+    pub(super) fn dial_finished(&self, address: &str) {
+        self.addresses().dialling.remove(address);
     }
 
-    /// We have met ourselves at this address.
-    pub(super) fn is_ours(&self, address: &str) {
+    /// Records that this address belongs to this process.
+    pub(super) fn note_own_address(&self, address: &str) {
         let mut addresses = self.addresses();
-        addresses.ourselves.retain(|_, since| since.elapsed() < OURSELVES_FOR);
-        addresses.ourselves.insert(address.to_owned(), Stopwatch::start());
+        addresses.own.retain(|_, since| since.elapsed() < OWN_ADDRESS_TTL);
+        addresses.own.insert(address.to_owned(), Stopwatch::start());
     }
 
-    /// We have met this peer at this address.
-    pub(super) fn is_of(&self, address: &str, peer: MemberId) {
+    /// Records that `peer` answers at this address.
+    pub(super) fn note_member_address(&self, address: &str, peer: MemberId) {
         let mut addresses = self.addresses();
-        addresses.met.retain(|_, peer| self.roster.get(*peer).is_some());
-        // There is no need to know more than can be dialled: what is not known is dialled once too often.
-        if addresses.met.len() < DIALLED_MAX {
-            addresses.met.insert(address.to_owned(), peer);
+        addresses.members.retain(|_, peer| self.roster.get(*peer).is_some());
+        // More entries than dials are useless: a missing entry costs one needless dial.
+        if addresses.members.len() < DIALS_MAX {
+            addresses.members.insert(address.to_owned(), peer);
         }
     }
 
-    /// Where others may be.
+    /// The seeds.
     pub(in crate::cluster) fn seeds(&self) -> &[String] {
         &self.settings.seeds
     }
 
-    /// Notes what came of looking there.
+    /// Publishes the state of the search at the seeds.
     pub(in crate::cluster) fn set_seeds(&self, state: SeedState) {
         self.seeds.send_if_modified(|former| std::mem::replace(former, state) != state);
     }
@@ -184,36 +186,36 @@ impl Shared {
     }
 }
 
-fn tell(report: Option<oneshot::Sender<Tried>>, tried: Tried) {
+fn report_result(report: Option<oneshot::Sender<DialResult>>, result: DialResult) {
     if let Some(report) = report {
-        report.send(tried).ok();
+        let _ = report.send(result);
     }
 }
 
 impl Hub {
-    /// Orders that a peer be dialled again; it has noted that already.
+    /// Queues the redial of a peer that has marked itself as being dialled.
     pub(super) fn redial(&self, peer: Arc<Peer>) {
-        self.shared.orders.send(Order::Redial(peer)).ok();
+        let _ = self.shared.commands.send(Command::Redial(peer));
     }
 
-    /// What `work` comes to, unless the process leaves before.
+    /// Runs `work`; `None` if the process leaves first.
     pub(super) async fn while_open<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut stages = self.shared.stage.subscribe();
+        let mut phases = self.shared.phase.subscribe();
         tokio::select! {
             done = work => Some(done),
-            _ = stages.wait_for(|stage| *stage != Stage::Open) => None,
+            _ = phases.wait_for(|phase| *phase != Phase::Open) => None,
         }
     }
 
-    /// Whether the process does not leave.
+    /// Whether the process is not leaving.
     pub(super) fn is_open(&self) -> bool {
-        *self.shared.stage.borrow() == Stage::Open
+        *self.shared.phase.borrow() == Phase::Open
     }
 }
 
 impl Addresses {
-    fn are_ours(&self, address: &str) -> bool {
-        self.ourselves.get(address).is_some_and(|since| since.elapsed() < OURSELVES_FOR)
+    fn is_own(&self, address: &str) -> bool {
+        self.own.get(address).is_some_and(|since| since.elapsed() < OWN_ADDRESS_TTL)
     }
 }
 
@@ -222,7 +224,7 @@ impl Roster {
         self.peers.load().get(&id).cloned()
     }
 
-    /// Wakes one peer's link, without holding anything up.
+    /// Wakes the link of one peer without taking a lock.
     pub(super) fn wake(&self, id: MemberId) {
         if let Some(peer) = self.peers.load().get(&id) {
             peer.wake();
@@ -239,7 +241,7 @@ impl Roster {
         if let Some(peer) = peers.get(&id) {
             return Some(peer.clone());
         }
-        if PEERS_MAX <= peers.len() {
+        if peers.len() >= PEERS_MAX {
             return None;
         }
         let peer = Arc::new(new());
@@ -256,8 +258,8 @@ impl Roster {
         self.peers.store(Arc::new(peers));
     }
 
-    /// Whether a peer is dialled at this address.
-    fn knows(&self, address: &str) -> bool {
+    /// Whether a peer advertises this address.
+    fn has_address(&self, address: &str) -> bool {
         self.peers.load().values().any(|peer| *peer.address() == address)
     }
 }

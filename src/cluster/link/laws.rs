@@ -1,4 +1,4 @@
-//! What sessions keep to, whatever happens to connections.
+//! Laws of sessions under any sequence of connection failures.
 
 use std::collections::VecDeque;
 
@@ -8,45 +8,45 @@ use prost::bytes::Bytes;
 use crate::cluster::{
     MemberId,
     link::{
-        pact::{Claim, Meeting, Pact, replaces},
-        session::{Bounds, Broken, Piece, Session},
+        handshake::{Resolution, SessionIds, SessionOffer, supersedes},
+        session::{Bounds, Piece, Session, SessionError},
     },
 };
 
-const BOUNDS: Bounds = Bounds { piece: 100, kept: 1_000, batch: 10_000 };
+const BOUNDS: Bounds = Bounds { piece: 100, unacknowledged: 1_000, batch: 10_000 };
 
-/// What a side writes.
+/// What an endpoint writes.
 #[derive(Clone, Debug)]
 enum Frame {
-    Hello { claim: Claim, received: u64, insists: bool },
+    Hello { offer: SessionOffer, received: u64, replaces_link: bool },
     Refusal,
     Piece(Piece),
-    Beat(u64),
+    Heartbeat(u64),
 }
 
-/// A connection: what is under way to side 0 and to side 1.
-struct Wire {
+/// A connection, with the frames in flight to endpoint 0 and to endpoint 1.
+struct Connection {
     dialler: usize,
     is_open: bool,
-    under_way: [VecDeque<Frame>; 2],
+    in_flight: [VecDeque<Frame>; 2],
 }
 
-/// One process, as far as the other goes.
-struct Side {
+/// The state of one process towards the other.
+struct Endpoint {
     sessions: u64,
-    pact: Pact,
+    session_ids: SessionIds,
     session: Session,
-    present: Option<usize>,
-    insists: bool,
+    active: Option<usize>,
+    replaces_link: bool,
     sent: Vec<Bytes>,
     received: Vec<Bytes>,
     lost: u32,
 }
 
-/// Two processes and all the connections that were ever between them.
+/// Two processes and all connections ever opened between them.
 struct World {
-    sides: [Side; 2],
-    wires: Vec<Wire>,
+    endpoints: [Endpoint; 2],
+    connections: Vec<Connection>,
     batches: u32,
 }
 
@@ -55,20 +55,20 @@ enum Step {
     Send(usize, usize),
     Write(usize),
     Deliver(usize, usize),
-    Beat(usize),
+    Heartbeat(usize),
     Dial(usize),
     Cut(usize),
     Forget(usize),
 }
 
-impl Side {
+impl Endpoint {
     fn new() -> Self {
         Self {
             sessions: 1,
-            pact: Pact::new(1),
-            session: Session::within(BOUNDS),
-            present: None,
-            insists: false,
+            session_ids: SessionIds::new(1),
+            session: Session::with_bounds(BOUNDS),
+            active: None,
+            replaces_link: false,
             sent: Vec::new(),
             received: Vec::new(),
             lost: 0,
@@ -77,75 +77,80 @@ impl Side {
 
     fn forget(&mut self) {
         self.sessions += 1;
-        self.pact = Pact::new(self.sessions);
-        self.session = Session::within(BOUNDS);
-        self.present = None;
+        self.session_ids = SessionIds::new(self.sessions);
+        self.session = Session::with_bounds(BOUNDS);
+        self.active = None;
         self.lost += 1;
         self.sent.clear();
         self.received.clear();
     }
 
-    fn hello(&self, insists: bool) -> Frame {
-        Frame::Hello { claim: self.pact.claim(), received: self.session.received(), insists }
+    fn hello(&self, replaces_link: bool) -> Frame {
+        Frame::Hello { offer: self.session_ids.offer(), received: self.session.received(), replaces_link }
     }
 }
 
 impl World {
     fn new() -> Self {
-        Self { sides: [Side::new(), Side::new()], wires: Vec::new(), batches: 0 }
+        Self { endpoints: [Endpoint::new(), Endpoint::new()], connections: Vec::new(), batches: 0 }
     }
 
-    fn step(&mut self, step: Step) -> Result<(), Broken> {
+    fn step(&mut self, step: Step) -> Result<(), SessionError> {
         match step {
-            Step::Send(side, length) => {
-                if self.sides[side].session.room() != 0 && self.sides[side].pact.has_begun() {
+            Step::Send(endpoint, length) => {
+                if self.endpoints[endpoint].session.capacity() != 0
+                    && self.endpoints[endpoint].session_ids.is_established()
+                {
                     self.batches += 1;
                     let mut batch = self.batches.to_le_bytes().to_vec();
                     batch.resize(length.max(4), 0);
                     let batch = Bytes::from(batch);
-                    self.sides[side].sent.push(batch.clone());
-                    self.sides[side].session.push(batch)?;
+                    self.endpoints[endpoint].sent.push(batch.clone());
+                    self.endpoints[endpoint].session.push(batch)?;
                 }
             }
-            Step::Write(side) => {
-                if let Some(wire) = self.sides[side].present
-                    && let Some(handed) = self.sides[side].session.hand()
+            Step::Write(endpoint) => {
+                if let Some(connection) = self.endpoints[endpoint].active
+                    && let Some(next) = self.endpoints[endpoint].session.next_piece()
                 {
-                    self.wires[wire].under_way[1 - side].push_back(Frame::Piece(handed.piece));
+                    self.connections[connection].in_flight[1 - endpoint].push_back(Frame::Piece(next.piece));
                 }
             }
-            Step::Beat(side) => {
-                if let Some(wire) = self.sides[side].present {
-                    let received = self.sides[side].session.tell_received();
-                    self.wires[wire].under_way[1 - side].push_back(Frame::Beat(received));
+            Step::Heartbeat(endpoint) => {
+                if let Some(connection) = self.endpoints[endpoint].active {
+                    let received = self.endpoints[endpoint].session.report_received();
+                    self.connections[connection].in_flight[1 - endpoint]
+                        .push_back(Frame::Heartbeat(received));
                 }
             }
-            Step::Dial(side) => {
-                if self.sides[side].present.is_none() {
-                    let insists = self.sides[side].insists;
-                    let mut wire = Wire { dialler: side, is_open: true, under_way: Default::default() };
-                    wire.under_way[1 - side].push_back(self.sides[side].hello(insists));
-                    self.wires.push(wire);
+            Step::Dial(endpoint) => {
+                if self.endpoints[endpoint].active.is_none() {
+                    let replaces_link = self.endpoints[endpoint].replaces_link;
+                    let mut connection =
+                        Connection { dialler: endpoint, is_open: true, in_flight: Default::default() };
+                    connection.in_flight[1 - endpoint]
+                        .push_back(self.endpoints[endpoint].hello(replaces_link));
+                    self.connections.push(connection);
                 }
             }
-            Step::Cut(wire) => {
-                if !self.wires.is_empty() {
-                    let wire = wire % self.wires.len();
-                    self.close(wire);
+            Step::Cut(connection) => {
+                if !self.connections.is_empty() {
+                    let connection = connection % self.connections.len();
+                    self.close(connection);
                 }
             }
-            Step::Forget(side) => {
-                if let Some(wire) = self.sides[side].present {
-                    self.sides[side].present = None;
-                    self.close(wire);
+            Step::Forget(endpoint) => {
+                if let Some(connection) = self.endpoints[endpoint].active {
+                    self.endpoints[endpoint].active = None;
+                    self.close(connection);
                 }
-                self.sides[side].forget();
+                self.endpoints[endpoint].forget();
             }
-            Step::Deliver(side, wire) => {
-                if !self.wires.is_empty() {
-                    let wire = wire % self.wires.len();
-                    if let Some(frame) = self.wires[wire].under_way[side].pop_front() {
-                        self.take(side, wire, frame)?;
+            Step::Deliver(endpoint, connection) => {
+                if !self.connections.is_empty() {
+                    let connection = connection % self.connections.len();
+                    if let Some(frame) = self.connections[connection].in_flight[endpoint].pop_front() {
+                        self.handle_frame(endpoint, connection, frame)?;
                     }
                 }
             }
@@ -153,111 +158,119 @@ impl World {
         Ok(())
     }
 
-    fn close(&mut self, wire: usize) {
-        self.wires[wire].is_open = false;
-        self.wires[wire].under_way = Default::default();
-        for side in &mut self.sides {
-            if side.present == Some(wire) {
-                side.present = None;
+    fn close(&mut self, connection: usize) {
+        self.connections[connection].is_open = false;
+        self.connections[connection].in_flight = Default::default();
+        for endpoint in &mut self.endpoints {
+            if endpoint.active == Some(connection) {
+                endpoint.active = None;
             }
         }
     }
 
-    fn take(&mut self, side: usize, wire: usize, frame: Frame) -> Result<(), Broken> {
-        let is_present = self.sides[side].present == Some(wire);
+    fn handle_frame(&mut self, endpoint: usize, connection: usize, frame: Frame) -> Result<(), SessionError> {
+        let is_active = self.endpoints[endpoint].active == Some(connection);
         match frame {
-            Frame::Hello { claim, received, insists } => self.meet(side, wire, claim, received, insists)?,
+            Frame::Hello { offer, received, replaces_link } => {
+                self.handle_hello(endpoint, connection, offer, received, replaces_link)?
+            }
             Frame::Refusal => {
-                self.sides[side].insists = self.sides[side].present.is_none();
-                self.close(wire);
+                self.endpoints[endpoint].replaces_link = self.endpoints[endpoint].active.is_none();
+                self.close(connection);
             }
-            Frame::Piece(piece) if is_present => {
-                let batch = self.sides[side].session.receive(piece)?;
-                self.sides[side].received.extend(batch);
+            Frame::Piece(piece) if is_active => {
+                let batch = self.endpoints[endpoint].session.receive(piece)?;
+                self.endpoints[endpoint].received.extend(batch);
             }
-            Frame::Beat(received) if is_present => self.sides[side].session.acknowledge(received)?,
-            Frame::Piece(_) | Frame::Beat(_) => {}
+            Frame::Heartbeat(received) if is_active => {
+                self.endpoints[endpoint].session.acknowledge(received)?
+            }
+            Frame::Piece(_) | Frame::Heartbeat(_) => {}
         }
         Ok(())
     }
 
-    fn meet(
+    fn handle_hello(
         &mut self,
-        side: usize,
-        wire: usize,
-        claim: Claim,
+        endpoint: usize,
+        connection: usize,
+        offer: SessionOffer,
         received: u64,
-        insists: bool,
-    ) -> Result<(), Broken> {
-        let accepts = self.wires[wire].dialler != side;
-        match self.sides[side].pact.meet(claim) {
-            Meeting::Stale => {
-                self.close(wire);
+        replaces_link: bool,
+    ) -> Result<(), SessionError> {
+        let accepts = self.connections[connection].dialler != endpoint;
+        match self.endpoints[endpoint].session_ids.resolve(offer) {
+            Resolution::Outdated => {
+                self.close(connection);
                 return Ok(());
             }
-            Meeting::TheyAreBehind => {
+            Resolution::RemoteLost => {
                 if accepts {
-                    let hello = self.sides[side].hello(false);
-                    self.wires[wire].under_way[1 - side].push_back(hello);
+                    let hello = self.endpoints[endpoint].hello(false);
+                    self.connections[connection].in_flight[1 - endpoint].push_back(hello);
                 } else {
-                    self.close(wire);
+                    self.close(connection);
                 }
                 return Ok(());
             }
-            Meeting::WeAreBehind => {
-                if let Some(present) = self.sides[side].present {
-                    self.close(present);
+            Resolution::LocalLost => {
+                if let Some(active) = self.endpoints[endpoint].active {
+                    self.close(active);
                 }
-                self.sides[side].forget();
+                self.endpoints[endpoint].forget();
                 if accepts {
-                    return self.meet(side, wire, claim, received, insists);
+                    return self.handle_hello(endpoint, connection, offer, received, replaces_link);
                 }
-                self.close(wire);
+                self.close(connection);
                 return Ok(());
             }
-            Meeting::Begins => {}
-            Meeting::GoesOn => {
-                let id = |side: usize| MemberId::from_number(side as u64);
-                let dialler = |wire: usize| id(self.wires[wire].dialler);
-                let stays = |present| !replaces(dialler(present), dialler(wire), id(0), insists);
-                if self.sides[side].present.is_some_and(stays) {
+            Resolution::Begin => {}
+            Resolution::Resume => {
+                let id = |endpoint: usize| MemberId::from_number(endpoint as u64);
+                let dialler = |connection: usize| id(self.connections[connection].dialler);
+                let stays = |active| !supersedes(dialler(active), dialler(connection), id(0), replaces_link);
+                if self.endpoints[endpoint].active.is_some_and(stays) {
                     if accepts {
-                        self.wires[wire].under_way[1 - side].push_back(Frame::Refusal);
+                        self.connections[connection].in_flight[1 - endpoint].push_back(Frame::Refusal);
                     } else {
-                        self.close(wire);
+                        self.close(connection);
                     }
                     return Ok(());
                 }
             }
         }
-        self.sides[side].session.resume(received)?;
+        self.endpoints[endpoint].session.resume(received)?;
         if accepts {
-            let hello = self.sides[side].hello(false);
-            self.wires[wire].under_way[1 - side].push_back(hello);
+            let hello = self.endpoints[endpoint].hello(false);
+            self.connections[connection].in_flight[1 - endpoint].push_back(hello);
         }
-        self.sides[side].insists = false;
-        if let Some(former) = self.sides[side].present.replace(wire) {
-            self.close(former);
+        self.endpoints[endpoint].replaces_link = false;
+        if let Some(previous) = self.endpoints[endpoint].active.replace(connection) {
+            self.close(previous);
         }
         Ok(())
     }
 
-    /// Ends all that was and lets both sides come to rest over new connections.
-    fn settle(&mut self) -> Result<(), Broken> {
-        for wire in 0..self.wires.len() {
-            self.close(wire);
+    /// Closes all connections and lets both endpoints settle over new ones.
+    fn settle(&mut self) -> Result<(), SessionError> {
+        for connection in 0..self.connections.len() {
+            self.close(connection);
         }
         for _ in 0..60 {
-            for side in [0, 1] {
-                // Nobody dials again while an attempt is under way.
-                if !self.wires.iter().any(|wire| wire.is_open && wire.dialler == side) {
-                    self.step(Step::Dial(side))?;
+            for endpoint in [0, 1] {
+                // An endpoint has one dial in progress at a time.
+                if !self
+                    .connections
+                    .iter()
+                    .any(|connection| connection.is_open && connection.dialler == endpoint)
+                {
+                    self.step(Step::Dial(endpoint))?;
                 }
-                self.step(Step::Write(side))?;
-                self.step(Step::Beat(side))?;
-                for wire in 0..self.wires.len() {
-                    while !self.wires[wire].under_way[side].is_empty() {
-                        self.step(Step::Deliver(side, wire))?;
+                self.step(Step::Write(endpoint))?;
+                self.step(Step::Heartbeat(endpoint))?;
+                for connection in 0..self.connections.len() {
+                    while !self.connections[connection].in_flight[endpoint].is_empty() {
+                        self.step(Step::Deliver(endpoint, connection))?;
                     }
                 }
             }
@@ -267,20 +280,20 @@ impl World {
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
-    let side = || 0..2_usize;
+    let endpoint = || 0..2_usize;
     prop_oneof![
-        3 => (side(), prop_oneof![Just(4_usize), 4..450_usize]).prop_map(|(side, length)| Step::Send(side, length)),
-        4 => side().prop_map(Step::Write),
-        8 => (side(), prop::num::usize::ANY).prop_map(|(side, wire)| Step::Deliver(side, wire)),
-        1 => side().prop_map(Step::Beat),
-        2 => side().prop_map(Step::Dial),
+        3 => (endpoint(), prop_oneof![Just(4_usize), 4..450_usize]).prop_map(|(endpoint, length)| Step::Send(endpoint, length)),
+        4 => endpoint().prop_map(Step::Write),
+        8 => (endpoint(), prop::num::usize::ANY).prop_map(|(endpoint, connection)| Step::Deliver(endpoint, connection)),
+        1 => endpoint().prop_map(Step::Heartbeat),
+        2 => endpoint().prop_map(Step::Dial),
         1 => prop::num::usize::ANY.prop_map(Step::Cut),
     ]
 }
 
 proptest! {
     #[test]
-    fn whatever_happens_to_connections_each_batch_arrives_once_and_in_order(
+    fn batches_arrive_once_and_in_order_over_failing_connections(
         steps in prop::collection::vec(any_step(), 0..300),
     ) {
         let mut world = World::new();
@@ -288,19 +301,19 @@ proptest! {
         for step in steps {
             world.step(step).unwrap();
             for (from, to) in [(0, 1), (1, 0)] {
-                let (sent, received) = (&world.sides[from].sent, &world.sides[to].received);
-                prop_assert!(sent.starts_with(received), "nothing is lost between what has come");
+                let (sent, received) = (&world.endpoints[from].sent, &world.endpoints[to].received);
+                prop_assert!(sent.starts_with(received), "received batches are a prefix of the sent ones");
             }
         }
         world.settle().unwrap();
         for (from, to) in [(0, 1), (1, 0)] {
-            prop_assert_eq!(&world.sides[from].sent, &world.sides[to].received);
+            prop_assert_eq!(&world.endpoints[from].sent, &world.endpoints[to].received);
         }
-        prop_assert_eq!((world.sides[0].lost, world.sides[1].lost), (0, 0), "and no session was lost for it");
+        prop_assert_eq!((world.endpoints[0].lost, world.endpoints[1].lost), (0, 0), "no session was lost");
     }
 
     #[test]
-    fn whoever_forgets_whenever_both_come_to_a_new_session_that_carries_all(
+    fn forgotten_session_is_replaced_by_one_that_delivers_all(
         steps in prop::collection::vec(
             prop_oneof![12 => any_step(), 1 => (0..2_usize).prop_map(Step::Forget)],
             0..300,
@@ -311,49 +324,49 @@ proptest! {
             world.step(step).unwrap();
         }
         world.settle().unwrap();
-        for side in [0, 1] {
-            prop_assert!(world.sides[side].present.is_some(), "linked again");
+        for endpoint in [0, 1] {
+            prop_assert!(world.endpoints[endpoint].active.is_some(), "linked again");
         }
-        let before = world.sides.each_ref().map(|side| (side.sent.len(), side.lost));
-        for side in [0, 1] {
-            world.step(Step::Send(side, 250)).unwrap();
+        let before = world.endpoints.each_ref().map(|endpoint| (endpoint.sent.len(), endpoint.lost));
+        for endpoint in [0, 1] {
+            world.step(Step::Send(endpoint, 250)).unwrap();
         }
         world.settle().unwrap();
         for (from, to) in [(0, 1), (1, 0)] {
-            prop_assert_eq!(world.sides[from].sent.len(), before[from].0 + 1);
-            prop_assert_eq!(&world.sides[from].sent, &world.sides[to].received);
-            prop_assert_eq!(world.sides[from].lost, before[from].1);
+            prop_assert_eq!(world.endpoints[from].sent.len(), before[from].0 + 1);
+            prop_assert_eq!(&world.endpoints[from].sent, &world.endpoints[to].received);
+            prop_assert_eq!(world.endpoints[from].lost, before[from].1);
         }
     }
 }
 
 #[test]
-fn while_too_much_is_on_its_way_nothing_more_is_taken() {
-    let mut session = Session::within(BOUNDS);
+fn session_with_full_window_takes_no_batch() {
+    let mut session = Session::with_bounds(BOUNDS);
     session.push(Bytes::from(vec![0; 999])).unwrap();
-    assert_eq!(session.room(), 1);
+    assert_eq!(session.capacity(), 1);
     session.push(Bytes::from(vec![0; 999])).unwrap();
-    assert_eq!(session.room(), 0);
-    while session.hand().is_some() {}
+    assert_eq!(session.capacity(), 0);
+    while session.next_piece().is_some() {}
     session.acknowledge(10).unwrap();
-    assert_eq!(session.room(), 1);
+    assert_eq!(session.capacity(), 1);
 }
 
 #[test]
-fn a_side_that_lies_breaks_the_session_and_nothing_else() {
-    let mut session = Session::within(BOUNDS);
+fn protocol_violation_by_peer_is_session_error() {
+    let mut session = Session::with_bounds(BOUNDS);
     session.push(Bytes::from_static(b"a")).unwrap();
-    assert_eq!(session.acknowledge(1), Err(Broken::Acknowledgement), "it was not sent yet");
+    assert_eq!(session.acknowledge(1), Err(SessionError::Acknowledgement), "the piece was not sent yet");
     let piece =
-        |number, goes_on, length| Piece { number, received: 0, goes_on, payload: vec![0; length].into() };
-    assert_eq!(session.receive(piece(2, false, 1)), Err(Broken::Gap));
+        |number, has_more, length| Piece { number, received: 0, has_more, payload: vec![0; length].into() };
+    assert_eq!(session.receive(piece(2, false, 1)), Err(SessionError::Gap));
     for number in 1..=100 {
         assert_eq!(session.receive(piece(number, true, 100)), Ok(None));
     }
     assert_eq!(
         session.receive(piece(101, true, 100)),
-        Err(Broken::TooLarge),
-        "however many pieces it comes in"
+        Err(SessionError::TooLarge),
+        "the maximum covers all pieces of a batch"
     );
-    assert_eq!(session.push(Bytes::from(vec![0; 10_001])), Err(Broken::TooLarge));
+    assert_eq!(session.push(Bytes::from(vec![0; 10_001])), Err(SessionError::TooLarge));
 }

@@ -1,7 +1,7 @@
 //! Links: reliable, ordered channels of bytes between the processes of one cluster, always over mutual TLS.
 //!
-//! Two processes have one session for as long as both live, and each batch of it is delivered once, in the order
-//! in which it was sent, across any number of broken connections. What the bytes mean is [`Traffic`]'s business.
+//! Two processes share one session while both live. Each batch of a session is delivered exactly once and in the
+//! order in which it was sent, across any number of broken connections. [`LinkHandler`] interprets the bytes.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -21,293 +21,294 @@ use crate::{
 
 mod accept;
 mod advertise;
+mod connection;
 mod dial;
 mod drive;
-mod figures;
+mod frame;
+mod handshake;
 mod hub;
 #[cfg(test)]
 mod laws;
-mod pact;
+mod outbound;
 mod peer;
-mod pipe;
 mod rejections;
 mod session;
-mod talk;
-mod wire;
+mod stats;
 
-pub use advertise::can_be_dialled;
-pub(in crate::cluster) use dial::Tried;
-pub use figures::{Figures, Refused};
+pub use advertise::is_host_port;
+pub(in crate::cluster) use dial::DialResult;
 pub(in crate::cluster) use hub::Shared;
+pub use stats::{LinkFailure, Stats};
 
-use accept::Arrival;
-use hub::{Hub, Order, Stage};
+use accept::IncomingConnection;
+use hub::{Command, Hub, Phase};
 
-/// How long to wait before accepting again where the system could not.
+/// Pause after `accept` failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where this process listens and looks for others, and whom it trusts.
+/// Addresses and trust of the links.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where other replicas connect.
+    /// The address on which the replica accepts links.
     pub listen: SocketAddr,
-    /// Where others are told to connect: `HOST:PORT`, or an IP address, which gets the port that is listened on.
-    /// Unless set, the address listened on, or the one the machine would use where that is every address.
+    /// The address that other replicas dial: `HOST:PORT`, or an IP address, which gets the port of the listener.
+    /// Default: the address listened on; if that is unspecified, the source address that the machine would use.
     pub advertise: Option<String>,
-    /// Where others may be: `HOST:PORT` each; a name may stand for several.
+    /// Addresses to search for other replicas: `HOST:PORT` each; a name may resolve to several addresses.
     pub seeds: Vec<String>,
-    /// What members are known by.
+    /// The certificates or the secret that authenticate members.
     pub trust: Trust,
 }
 
-/// Why there can be no links, or none any more.
+/// Why links cannot start or have failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The address cannot be listened on.
+    /// Binding the listener failed.
     #[error("cluster.listen: cannot listen on {address}: {error}")]
     Listen {
-        /// The address asked for.
+        /// The configured address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         error: io::Error,
     },
-    /// What should be an address is none.
+    /// A setting is not a valid address.
     #[error("cluster.{setting}: {value:?} is not HOST:PORT")]
     Address {
-        /// Which setting.
+        /// The name of the setting.
         setting: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
     },
-    /// Nobody can be trusted.
+    /// The certificates or the secret cannot be used.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// A task has ended by itself.
-    #[error("a task of the links has ended: {0}")]
-    Ended(String),
+    /// A task exited unexpectedly.
+    #[error("a link task exited unexpectedly: {0}")]
+    TaskEnded(String),
 }
 
-/// What runs over the links. Called by the links' tasks, for one peer by one at a time: it must not block, and may
-/// call every method of [`Links`] that is not `async`.
-pub trait Traffic: Send + Sync + 'static {
-    /// A session with this process begins, and nothing of it was received yet: a first one, or another after the
-    /// former was lost. It is dialled at `address`.
-    fn linked(&self, peer: MemberId, address: &str);
-    /// Anything at all was heard of it, heartbeats included: about every 200 ms where there is nothing else.
+/// Receives and supplies the batches of the links. Link tasks call it, for each peer one call at a time. An
+/// implementation must not block; it may call every method of [`Links`] that is not `async`.
+pub trait LinkHandler: Send + Sync + 'static {
+    /// A session with `peer`, which is dialled at `address`, begins: the first one, or a new one after the previous
+    /// session was lost. No batch of it was received before.
+    fn connected(&self, peer: MemberId, address: &str);
+    /// A frame of any kind was received, heartbeats included. An idle link receives one about every 200 ms.
     fn heard(&self, peer: MemberId);
-    /// The next batch of a session: each exactly once, in the order in which they were sent.
+    /// The next batch of the session was received; each is passed once, in the order in which they were sent.
     fn received(&self, peer: MemberId, batch: Bytes);
-    /// What is to be sent next, if anything: all that waits, up to about `bytes_max` bytes and never more than
-    /// 64 MiB. Asked when the link can take it, after [`Links::wake`] and after each batch; not asked while
-    /// 8 MiB are on their way.
-    fn outgoing(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes>;
-    /// The session is over and nothing of it will be heard again.
-    fn lost(&self, peer: MemberId, how: Loss);
+    /// Returns the next batch to send: everything that is queued, up to about `bytes_max` bytes and never more than
+    /// 64 MiB. The link calls it when it can write, after [`Links::wake`] and after each batch, but not while
+    /// 8 MiB are unacknowledged.
+    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes>;
+    /// The session has ended; nothing more of it will be received.
+    fn disconnected(&self, peer: MemberId, reason: DisconnectReason);
 }
 
-/// How a session ended.
+/// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// The process has ended, for certain: its address refuses connections or is another's, or it said goodbye.
+pub enum DisconnectReason {
+    /// The process has certainly ended: its address refuses connections, another process has it, or it sent a goodbye.
     Dead,
-    /// It may live, but the session cannot go on: it was told to be forgotten, or the other side has forgotten it.
+    /// The process may live, but one of the two sides discarded the session.
     Forgotten,
 }
 
-/// A handle of all links of this process. Cheap to clone.
+/// A handle to all links of this process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Links(Arc<Shared>);
 
-/// The links' listener, before anything is accepted or dialled.
+/// The bound listener, before it accepts or dials.
 #[derive(Debug)]
-pub struct Listening {
+pub struct LinkListener {
     listener: TcpListener,
     address: SocketAddr,
-    orders: mpsc::UnboundedReceiver<Order>,
-    links: Ended,
+    commands: mpsc::UnboundedReceiver<Command>,
+    links: EndGuard,
 }
 
-/// Says that all has ended when it does, however it does.
+/// Publishes [`Phase::Ended`] when it is dropped.
 #[derive(Debug)]
-struct Ended(Links);
+struct EndGuard(Links);
 
-impl Drop for Ended {
+impl Drop for EndGuard {
     fn drop(&mut self) {
-        self.0.0.stage.send_replace(Stage::Ended);
+        self.0.0.phase.send_replace(Phase::Ended);
     }
 }
 
 impl Links {
-    /// Listens, as the process `me`. What is trusted is read first, and none of it may be bad.
-    pub async fn bind(settings: Settings, me: MemberId, clock: Clock) -> Result<(Self, Listening), Error> {
+    /// Loads the credentials and binds the listener of the process `me`; any invalid setting is an error.
+    pub async fn bind(settings: Settings, me: MemberId, clock: Clock) -> Result<(Self, LinkListener), Error> {
         let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock).await?);
         for seed in &settings.seeds {
-            advertise::check("seed", seed)?;
+            advertise::validate("seed", seed)?;
         }
         let failed = |error| Error::Listen { address: settings.listen, error };
         let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
-        advertise::check("advertise", &advertised)?;
-        let (orders, received) = mpsc::unbounded_channel();
-        let links = Self(Arc::new(Shared::new(me, advertised, settings, credentials, orders)));
-        let listening = Listening { listener, address, orders: received, links: Ended(links.clone()) };
+        advertise::validate("advertise", &advertised)?;
+        let (commands, received) = mpsc::unbounded_channel();
+        let links = Self(Arc::new(Shared::new(me, advertised, settings, credentials, commands)));
+        let listening =
+            LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
         Ok((links, listening))
     }
 
-    /// Who we are.
+    /// The id of this process.
     pub fn me(&self) -> MemberId {
         self.0.me
     }
 
-    /// Where others are told to dial us: `HOST:PORT`.
+    /// The advertised address, `HOST:PORT`.
     pub fn address(&self) -> &str {
         &self.0.address
     }
 
-    /// Something waits in [`Traffic::outgoing`] for this peer.
+    /// Makes the link of `peer` poll [`LinkHandler::next_batch`].
     pub fn wake(&self, peer: MemberId) {
         self.0.roster.wake(peer);
     }
 
-    /// Somebody may be at this address, `HOST:PORT`. It is dialled, unless it is already or a peer is known there,
-    /// until somebody answers, or connections are refused, or for 30 s.
+    /// Dials this address, `HOST:PORT`, until a member answers, connections are refused, or 30 s have passed. Does
+    /// nothing if the address is being dialled already or a peer is known there.
     pub fn dial(&self, address: &str) {
         self.0.dial(address, None);
     }
 
-    /// Ends the session with this process and dials it no more. Until [`Traffic::lost`] is called it may still be
-    /// heard; and if it comes again, another session begins.
+    /// Ends the session with `peer` and stops dialling it. Frames may still be received until
+    /// [`LinkHandler::disconnected`] is called. If the peer connects again, a new session begins.
     pub fn forget(&self, peer: MemberId) {
         if let Some(peer) = self.0.roster.get(peer)
             && peer.mark_forgotten()
         {
-            // Nobody takes orders any more once the process leaves.
-            self.0.orders.send(Order::Forget(peer)).ok();
+            // The receiver is dropped once the process leaves.
+            let _ = self.0.commands.send(Command::Forget(peer));
         }
     }
 
-    /// Sends what waits, says goodbye to all and ends, within this time. Ready when it is done.
+    /// Sends queued batches and a goodbye on every link, and returns when all links have ended, after `within` at most.
     pub async fn close(&self, within: Duration) {
-        self.0.stage.send_if_modified(|stage| {
-            let is_open = *stage == Stage::Open;
+        self.0.phase.send_if_modified(|phase| {
+            let is_open = *phase == Phase::Open;
             if is_open {
-                *stage = Stage::Closing(within);
+                *phase = Phase::Closing(within);
             }
             is_open
         });
-        // The stage is kept by ourselves, so there is no error to wait for.
-        self.0.stage.subscribe().wait_for(|stage| *stage == Stage::Ended).await.ok();
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.0.phase.subscribe().wait_for(|phase| *phase == Phase::Ended).await;
     }
 
-    /// How far the search for others at the seeds is.
-    pub fn seeds_tried(&self) -> SeedState {
+    /// The state of the search at the seeds.
+    pub fn seed_state(&self) -> SeedState {
         *self.0.seeds.borrow()
     }
 
-    /// The same, to be followed.
+    /// A receiver of every change of the search at the seeds.
     pub fn seeds(&self) -> watch::Receiver<SeedState> {
         self.0.seeds.subscribe()
     }
 
-    /// Which addresses reject links, and for what, if there is such an address and no link is up: then this replica
-    /// is cut off from the others by a certificate, a secret or a version, not by silence.
+    /// Addresses that reject links with the reasons, if there are any and no link is up. Then a certificate, a secret
+    /// or a protocol version separates this replica from the others, not silence.
     pub fn rejected(&self) -> Option<String> {
-        if self.0.counts.read().links_up == 0 { self.0.rejections.told() } else { None }
+        if self.0.counters.read().links_up == 0 { self.0.rejections.summary() } else { None }
     }
 
-    /// What has become of links, counted.
-    pub fn figures(&self) -> Figures {
-        self.0.counts.read()
+    /// Statistics since the start.
+    pub fn stats(&self) -> Stats {
+        self.0.counters.read()
     }
 }
 
-impl Listening {
-    /// Where it listens, with the port that port 0 has become.
+impl LinkListener {
+    /// The bound address, with the actual port if port 0 was requested.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts and dials, until it is told to close. Owns everything that is done for links: dropped, it ends all
-    /// of it at once.
-    pub async fn run(self, traffic: Arc<dyn Traffic>) -> Result<(), Error> {
-        let Self { listener, address, mut orders, links } = self;
+    /// Accepts and dials until [`Links::close`] is called. Owns every task of the links: dropping the future ends them.
+    pub async fn run(self, handler: Arc<dyn LinkHandler>) -> Result<(), Error> {
+        let Self { listener, address, mut commands, links } = self;
         let shared = links.0.0.clone();
-        let hub = Arc::new(Hub { shared: shared.clone(), traffic });
-        info!(member = %shared.me, listen = %address, advertised = shared.address, "listening to other replicas");
-        let mut chores = JoinSet::new();
-        chores.spawn(shared.credentials.clone().follow());
-        chores.spawn(seeds::follow(shared.clone()));
+        let hub = Arc::new(Hub { shared: shared.clone(), handler });
+        info!(member = %shared.me, listen = %address, advertised = shared.address, "listening for links from other replicas");
+        let mut background = JoinSet::new();
+        background.spawn(shared.credentials.clone().watch());
+        background.spawn(seeds::watch(shared.clone()));
         let mut tasks = JoinSet::new();
-        let mut stages = shared.stage.subscribe();
-        let mut door = Door::new(listener);
+        let mut phases = shared.phase.subscribe();
+        let mut acceptor = Acceptor::new(listener);
         let within = loop {
             tokio::select! {
-                stage = stages.wait_for(|stage| *stage != Stage::Open) => match stage.map(|stage| *stage) {
-                    Ok(Stage::Closing(within)) => break within,
-                    Ok(Stage::Open | Stage::Ended) | Err(_) => break Duration::ZERO,
+                phase = phases.wait_for(|phase| *phase != Phase::Open) => match phase.map(|phase| *phase) {
+                    Ok(Phase::Closing(within)) => break within,
+                    Ok(Phase::Open | Phase::Ended) | Err(_) => break Duration::ZERO,
                 },
-                Some(order) = orders.recv() => {
-                    tasks.spawn(follow(hub.clone(), order));
+                Some(order) = commands.recv() => {
+                    tasks.spawn(execute(hub.clone(), order));
                 }
-                arrival = door.next() => {
-                    tasks.spawn(accept::accept(hub.clone(), arrival));
+                incoming = acceptor.next() => {
+                    tasks.spawn(accept::accept(hub.clone(), incoming));
                 }
-                Some(ended) = tasks.join_next() => ended.map_err(|panic| Error::Ended(panic.to_string()))?,
-                Some(ended) = chores.join_next() => {
-                    let why = ended.err().map_or("nobody told it to".to_owned(), |panic| panic.to_string());
-                    return Err(Error::Ended(why));
+                Some(ended) = tasks.join_next() => ended.map_err(|panic| Error::TaskEnded(panic.to_string()))?,
+                Some(ended) = background.join_next() => {
+                    let reason = ended.err().map_or("background task returned".to_owned(), |panic| panic.to_string());
+                    return Err(Error::TaskEnded(reason));
                 }
             }
         };
-        // From here on nobody can connect, and nobody new is dialled.
-        drop((door, chores));
+        // Stop accepting and searching before draining the links.
+        drop((acceptor, background));
         let end = Instant::now() + within;
         while let Ok(Some(_)) = timeout_at(end, tasks.join_next()).await {}
         if !tasks.is_empty() {
-            warn!(links = tasks.len(), "not everybody has heard the goodbye in time");
+            warn!(links = tasks.len(), "closed links before their goodbye was sent");
         }
         tasks.shutdown().await;
         Ok(())
     }
 }
 
-/// Does what an order says.
-async fn follow(hub: Arc<Hub>, order: Order) {
+/// Executes one command.
+async fn execute(hub: Arc<Hub>, order: Command) {
     match order {
-        Order::Dial(address, report) => dial::seek(hub, address, report).await,
-        Order::Redial(peer) => dial::seek_again(hub, peer).await,
-        Order::Forget(peer) => peer.end(&hub, Loss::Forgotten),
+        Command::Dial(address, report) => dial::dial_address(hub, address, report).await,
+        Command::Redial(peer) => dial::redial(hub, peer).await,
+        Command::Forget(peer) => peer.end(&hub, DisconnectReason::Forgotten),
     }
 }
 
-/// Where connections come from.
-struct Door {
+/// Accepts connections and bounds the handshakes in progress.
+struct Acceptor {
     listener: TcpListener,
-    greeted: Arc<Semaphore>,
+    handshakes: Arc<Semaphore>,
     is_failing: bool,
 }
 
-impl Door {
+impl Acceptor {
     fn new(listener: TcpListener) -> Self {
-        Self { listener, greeted: Arc::new(Semaphore::new(accept::GREETED_MAX)), is_failing: false }
+        Self { listener, handshakes: Arc::new(Semaphore::new(accept::HANDSHAKES_MAX)), is_failing: false }
     }
 
-    /// The next connection, once fewer than so many are being greeted. May be dropped while it waits, and loses
-    /// none.
-    async fn next(&mut self) -> Arrival {
-        let greeted = self.greeted.clone().acquire_owned().await;
-        let permit = greeted.expect("nobody closes the semaphore");
+    /// Returns the next connection once fewer than [`accept::HANDSHAKES_MAX`] handshakes are in progress. Cancel safe.
+    async fn next(&mut self) -> IncomingConnection {
+        let handshakes = self.handshakes.clone().acquire_owned().await;
+        let permit = handshakes.expect("the semaphore is never closed");
         loop {
             match self.listener.accept().await {
                 Ok((socket, from)) => {
                     self.is_failing = false;
-                    return Arrival { socket, from, permit };
+                    return IncomingConnection { socket, from, permit };
                 }
-                Err(error) if is_of_one_connection(&error) => debug!(%error, "gone already"),
+                Err(error) if is_connection_error(&error) => {
+                    debug!(%error, "connection closed before accept")
+                }
                 Err(error) => {
                     if !self.is_failing {
-                        warn!(%error, "cannot accept other replicas");
+                        warn!(%error, "cannot accept links from other replicas");
                     }
                     self.is_failing = true;
                     sleep(ACCEPT_PAUSE).await;
@@ -317,7 +318,7 @@ impl Door {
     }
 }
 
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

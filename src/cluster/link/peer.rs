@@ -1,4 +1,4 @@
-//! Another process, and where we stand with it.
+//! Another process, its session and its active connection.
 
 use std::{
     fmt,
@@ -14,350 +14,356 @@ use tracing::{error, info};
 use crate::cluster::{
     MemberId,
     link::{
-        Loss,
+        DisconnectReason,
+        frame::{Frame, Goodbye, Heartbeat, Hello, Kind, Reason, VERSION},
+        handshake::{Resolution, SessionIds, supersedes},
         hub::Hub,
-        pact::{Meeting, Pact, replaces},
-        pipe::Pipe,
-        session::{Broken, PIECE_BYTES_MAX, Session},
-        wire::{Frame, Goodbye, Heartbeat, Hello, Kind, Reason, VERSION},
+        outbound::OutboundQueue,
+        session::{PIECE_BYTES_MAX, Session, SessionError},
     },
 };
 
 /// Another process.
 pub(super) struct Peer {
     pub(super) id: MemberId,
-    // Held while `Traffic` is called, so that what it is told has an order. What `Traffic` calls in turn never
-    // takes it.
-    standing: Mutex<Standing>,
+    // Held while `LinkHandler` is called, so that its calls for one peer are ordered. Methods that `LinkHandler` may
+    // call never take it.
+    state: Mutex<PeerState>,
     // These are read without that lock.
-    present: ArcSwapOption<Pipe>,
+    active: ArcSwapOption<OutboundQueue>,
     address: ArcSwap<String>,
     forgotten: AtomicBool,
 }
 
-struct Standing {
-    pact: Pact,
+struct PeerState {
+    session_ids: SessionIds,
     session: Session,
-    present: Option<Present>,
-    dialling: bool,
-    over: bool,
+    active: Option<ActiveConnection>,
+    is_dialling: bool,
+    is_ended: bool,
 }
 
-/// The connection in use.
-struct Present {
-    pipe: Arc<Pipe>,
+/// The connection that carries the session.
+struct ActiveConnection {
+    outbound: Arc<OutboundQueue>,
     dialler: MemberId,
 }
 
-/// What is written next.
-pub(super) enum Next {
+/// What the connection writes next.
+pub(super) enum NextFrame {
     Frame(Frame),
-    /// Whoever has something wakes the pipe.
-    Nothing,
+    /// Nothing to write until the queue is woken.
+    Pending,
     End,
 }
 
-/// What becomes of a connection when the other side has said hello.
+/// The effect of a peer's hello on its connection.
 #[derive(Debug)]
-pub(super) enum Met {
-    /// It is the link.
+pub(super) enum HelloOutcome {
+    /// The connection is now the link.
     Linked,
-    /// It is none, and the other side is told so.
+    /// The connection is refused, and the peer is sent the reason.
     Refused(Reason),
-    /// The other side holds a session that is over, as our own hello tells.
-    Behind(Hello),
-    /// The session was over; the next connection begins another.
-    Anew,
+    /// The peer holds a session that has ended; this hello tells it so.
+    RemoteLost(Hello),
+    /// The session has ended; the next connection begins a new one.
+    SessionEnded,
 }
 
-/// Whether to go on reading.
+/// Whether the connection keeps reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reading {
-    GoesOn,
-    Ends,
+pub(super) enum Flow {
+    Continue,
+    Close,
 }
 
-/// How the two sides of a connection met.
+/// The side of the connection that this process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Dialled,
-    Accepted,
+pub(super) enum Role {
+    Dialler,
+    Acceptor,
 }
 
 impl Peer {
     pub(super) fn new(id: MemberId, session: u64) -> Self {
-        let standing = Standing {
-            pact: Pact::new(session),
+        let state = PeerState {
+            session_ids: SessionIds::new(session),
             session: Session::default(),
-            present: None,
-            dialling: false,
-            over: false,
+            active: None,
+            is_dialling: false,
+            is_ended: false,
         };
         Self {
             id,
-            standing: Mutex::new(standing),
-            present: ArcSwapOption::empty(),
+            state: Mutex::new(state),
+            active: ArcSwapOption::empty(),
             address: ArcSwap::default(),
             forgotten: AtomicBool::new(false),
         }
     }
 
-    /// Something waits for it.
+    /// Wakes the active connection to write what is queued.
     pub(super) fn wake(&self) {
-        if let Some(pipe) = &*self.present.load() {
-            pipe.wake();
+        if let Some(outbound) = &*self.active.load() {
+            outbound.wake();
         }
     }
 
-    /// Notes that it is to be forgotten; true for who is the first.
+    /// Marks the peer as forgotten; true for the first call.
     pub(super) fn mark_forgotten(&self) -> bool {
         !self.forgotten.swap(true, Relaxed)
     }
 
-    /// Whether there is a link to it.
-    pub(super) fn is_linked(&self) -> bool {
-        self.present.load().is_some()
+    /// Whether a connection is active.
+    pub(super) fn is_connected(&self) -> bool {
+        self.active.load().is_some()
     }
 
-    /// Where it is dialled; empty before it has said so.
+    /// The advertised address of the peer; empty before its first hello.
     pub(super) fn address(&self) -> Arc<String> {
         self.address.load_full()
     }
 
-    /// What we say to it.
-    pub(super) fn hello(&self, hub: &Hub, insists: bool) -> Hello {
-        self.standing().hello(hub, insists)
+    /// The hello to send to the peer.
+    pub(super) fn hello(&self, hub: &Hub, replaces_link: bool) -> Hello {
+        self.state().hello(hub, replaces_link)
     }
 
-    /// Judges a hello that has come over `pipe`, and makes that the link where it can be.
-    pub(super) fn meet(self: &Arc<Self>, hub: &Hub, hello: &Hello, side: Side, pipe: &Arc<Pipe>) -> Met {
-        let mut standing = self.standing();
+    /// Resolves a hello received on `outbound`'s connection, and activates the connection if the session allows it.
+    pub(super) fn handle_hello(
+        self: &Arc<Self>,
+        hub: &Hub,
+        hello: &Hello,
+        role: Role,
+        outbound: &Arc<OutboundQueue>,
+    ) -> HelloOutcome {
+        let mut state = self.state();
         if self.forgotten.load(Relaxed) {
-            standing.end(hub, self, Loss::Forgotten);
+            state.end(hub, self, DisconnectReason::Forgotten);
         }
-        if standing.over {
-            return Met::Anew;
+        if state.is_ended {
+            return HelloOutcome::SessionEnded;
         }
-        let dialler = match side {
-            Side::Dialled => hub.shared.me,
-            Side::Accepted => self.id,
+        let dialler = match role {
+            Role::Dialler => hub.shared.me,
+            Role::Acceptor => self.id,
         };
-        match standing.pact.meet(hello.claim()) {
-            Meeting::Stale => return Met::Refused(Reason::Stale),
-            Meeting::TheyAreBehind => return Met::Behind(standing.hello(hub, false)),
-            Meeting::WeAreBehind => {
-                standing.end(hub, self, Loss::Forgotten);
-                return Met::Anew;
+        match state.session_ids.resolve(hello.offer()) {
+            Resolution::Outdated => return HelloOutcome::Refused(Reason::Stale),
+            Resolution::RemoteLost => return HelloOutcome::RemoteLost(state.hello(hub, false)),
+            Resolution::LocalLost => {
+                state.end(hub, self, DisconnectReason::Forgotten);
+                return HelloOutcome::SessionEnded;
             }
-            Meeting::Begins => {
+            Resolution::Begin => {
                 self.address.store(Arc::new(hello.address.clone()));
-                info!(peer = %self.id, address = hello.address, "a replica is met");
-                hub.traffic.linked(self.id, &hello.address);
+                info!(peer = %self.id, address = hello.address, "connected to a replica");
+                hub.handler.connected(self.id, &hello.address);
             }
-            Meeting::GoesOn => {
+            Resolution::Resume => {
                 let smaller = hub.shared.me.min(self.id);
-                let stays = |present: &Present| !replaces(present.dialler, dialler, smaller, hello.insists);
-                if standing.present.as_ref().is_some_and(stays) {
-                    return Met::Refused(Reason::Linked);
+                let stays = |active: &ActiveConnection| {
+                    !supersedes(active.dialler, dialler, smaller, hello.replaces_link)
+                };
+                if state.active.as_ref().is_some_and(stays) {
+                    return HelloOutcome::Refused(Reason::Linked);
                 }
                 self.address.store(Arc::new(hello.address.clone()));
-                hub.shared.counts.reconnects.fetch_add(1, Relaxed);
+                hub.shared.counters.reconnects.fetch_add(1, Relaxed);
             }
         }
-        hub.traffic.heard(self.id);
-        if let Err(broken) = standing.session.resume(hello.received) {
-            standing.break_off(hub, self, broken);
-            return Met::Anew;
+        hub.handler.heard(self.id);
+        if let Err(error) = state.session.resume(hello.received) {
+            state.abort(hub, self, error);
+            return HelloOutcome::SessionEnded;
         }
-        if side == Side::Accepted {
-            pipe.say(Kind::Hello(standing.hello(hub, false)));
+        if role == Role::Acceptor {
+            outbound.send(Kind::Hello(state.hello(hub, false)));
         }
-        match standing.present.replace(Present { pipe: pipe.clone(), dialler }) {
-            Some(former) => former.pipe.end.notify_one(),
+        match state.active.replace(ActiveConnection { outbound: outbound.clone(), dialler }) {
+            Some(former) => former.outbound.closed.notify_one(),
             None => {
-                hub.shared.counts.links_up.fetch_add(1, Relaxed);
+                hub.shared.counters.links_up.fetch_add(1, Relaxed);
             }
         }
-        self.present.store(Some(pipe.clone()));
-        pipe.carry(self);
-        Met::Linked
+        self.active.store(Some(outbound.clone()));
+        outbound.attach(self);
+        HelloOutcome::Linked
     }
 
-    /// What goes over `pipe` next.
-    pub(super) fn next(&self, pipe: &Arc<Pipe>, hub: &Hub) -> Next {
-        let mut standing = self.standing();
-        if !standing.is_present(pipe) {
-            return Next::End;
+    /// The next frame to write on `outbound`.
+    pub(super) fn next_frame(&self, outbound: &Arc<OutboundQueue>, hub: &Hub) -> NextFrame {
+        let mut state = self.state();
+        if !state.is_active(outbound) {
+            return NextFrame::End;
         }
-        if let Some(frame) = standing.piece(hub) {
-            return Next::Frame(frame);
+        if let Some(frame) = state.piece(hub) {
+            return NextFrame::Frame(frame);
         }
-        let room = standing.session.room().min(PIECE_BYTES_MAX);
-        let batch = if room == 0 { None } else { hub.traffic.outgoing(self.id, room) };
+        let capacity = state.session.capacity().min(PIECE_BYTES_MAX);
+        let batch = if capacity == 0 { None } else { hub.handler.next_batch(self.id, capacity) };
         if let Some(batch) = batch {
-            hub.shared.counts.batches_out.fetch_add(1, Relaxed);
-            hub.shared.counts.bytes_out.fetch_add(batch.len() as u64, Relaxed);
-            if let Err(broken) = standing.session.push(batch) {
-                standing.break_off(hub, self, broken);
-                return Next::End;
+            hub.shared.counters.batches_out.fetch_add(1, Relaxed);
+            hub.shared.counters.bytes_out.fetch_add(batch.len() as u64, Relaxed);
+            if let Err(error) = state.session.push(batch) {
+                state.abort(hub, self, error);
+                return NextFrame::End;
             }
-            if let Some(frame) = standing.piece(hub) {
-                return Next::Frame(frame);
+            if let Some(frame) = state.piece(hub) {
+                return NextFrame::Frame(frame);
             }
         }
-        if pipe.closing.load(Relaxed) && room != 0 {
-            pipe.finish();
-            return Next::Frame(Kind::Goodbye(Goodbye {}).into());
+        if outbound.goodbye_due.load(Relaxed) && capacity != 0 {
+            outbound.finish();
+            return NextFrame::Frame(Kind::Goodbye(Goodbye {}).into());
         }
-        if pipe.beat.swap(false, Relaxed) || standing.session.owes() {
-            let received = standing.session.tell_received();
-            return Next::Frame(Kind::Heartbeat(Heartbeat { received }).into());
+        if outbound.heartbeat_due.swap(false, Relaxed) || state.session.must_acknowledge() {
+            let received = state.session.report_received();
+            return NextFrame::Frame(Kind::Heartbeat(Heartbeat { received }).into());
         }
-        Next::Nothing
+        NextFrame::Pending
     }
 
-    /// Takes a frame that has come over `pipe`.
-    pub(super) fn take(&self, pipe: &Arc<Pipe>, hub: &Hub, frame: Frame) -> Reading {
-        let mut standing = self.standing();
-        if !standing.is_present(pipe) {
-            return Reading::Ends;
+    /// Handles a frame received on the connection of `outbound`.
+    pub(super) fn handle_frame(&self, outbound: &Arc<OutboundQueue>, hub: &Hub, frame: Frame) -> Flow {
+        let mut state = self.state();
+        if !state.is_active(outbound) {
+            return Flow::Close;
         }
-        hub.traffic.heard(self.id);
-        let was_full = standing.session.room() == 0;
-        let taken = match frame.kind {
-            Some(Kind::Piece(piece)) => standing.session.receive(piece.into()),
-            Some(Kind::Heartbeat(heartbeat)) => {
-                standing.session.acknowledge(heartbeat.received).map(|()| None)
-            }
+        hub.handler.heard(self.id);
+        let was_full = state.session.capacity() == 0;
+        let result = match frame.kind {
+            Some(Kind::Piece(piece)) => state.session.receive(piece.into()),
+            Some(Kind::Heartbeat(heartbeat)) => state.session.acknowledge(heartbeat.received).map(|()| None),
             Some(Kind::Goodbye(Goodbye {})) => {
-                standing.end(hub, self, Loss::Dead);
-                return Reading::Ends;
+                state.end(hub, self, DisconnectReason::Dead);
+                return Flow::Close;
             }
-            Some(Kind::Refusal(_)) => return Reading::Ends,
-            // Said a second time it says nothing new; and what we do not know is of a later version.
+            Some(Kind::Refusal(_)) => return Flow::Close,
+            // A repeated greeting or hello has no effect; an unknown kind is from a later version.
             Some(Kind::Greeting(_) | Kind::Hello(_)) | None => Ok(None),
         };
-        match taken {
+        match result {
             Ok(Some(batch)) => {
-                hub.shared.counts.batches_in.fetch_add(1, Relaxed);
-                hub.shared.counts.bytes_in.fetch_add(batch.len() as u64, Relaxed);
-                hub.traffic.received(self.id, batch);
+                hub.shared.counters.batches_in.fetch_add(1, Relaxed);
+                hub.shared.counters.bytes_in.fetch_add(batch.len() as u64, Relaxed);
+                hub.handler.received(self.id, batch);
             }
             Ok(None) => {}
-            Err(broken) => {
-                standing.break_off(hub, self, broken);
-                return Reading::Ends;
+            Err(error) => {
+                state.abort(hub, self, error);
+                return Flow::Close;
             }
         }
-        if (was_full && standing.session.room() != 0) || standing.session.owes() {
-            pipe.wake();
+        if (was_full && state.session.capacity() != 0) || state.session.must_acknowledge() {
+            outbound.wake();
         }
-        Reading::GoesOn
+        Flow::Continue
     }
 
-    /// The number of the last piece it has, where others are on their way to it.
-    pub(super) fn awaited(&self) -> Option<u64> {
-        let standing = self.standing();
-        standing.session.awaits().then(|| standing.session.acknowledged())
+    /// The last acknowledged piece, if later ones are unacknowledged.
+    pub(super) fn pending_acknowledgement(&self) -> Option<u64> {
+        let state = self.state();
+        state.session.awaits_acknowledgement().then(|| state.session.acknowledged())
     }
 
-    /// Notes that `pipe` is of no use any more. True if it is to be dialled again by who is told so.
-    pub(super) fn detach(&self, pipe: &Arc<Pipe>, hub: &Hub) -> bool {
-        let mut standing = self.standing();
-        if !standing.is_present(pipe) {
+    /// Deactivates `outbound`. True if the caller must start to redial the peer.
+    pub(super) fn detach(&self, outbound: &Arc<OutboundQueue>, hub: &Hub) -> bool {
+        let mut state = self.state();
+        if !state.is_active(outbound) {
             return false;
         }
-        standing.leave(hub, self);
-        let dials = !standing.over && !standing.dialling;
-        standing.dialling |= dials;
+        state.close_active(hub, self);
+        let dials = !state.is_ended && !state.is_dialling;
+        state.is_dialling |= dials;
         dials
     }
 
-    /// Whether who dials it has to go on.
-    pub(super) fn wants_dialling(&self) -> bool {
-        let mut standing = self.standing();
-        standing.dialling = !standing.over && standing.present.is_none() && !self.forgotten.load(Relaxed);
-        standing.dialling
+    /// Whether the task that redials the peer continues.
+    pub(super) fn needs_dialling(&self) -> bool {
+        let mut state = self.state();
+        state.is_dialling = !state.is_ended && state.active.is_none() && !self.forgotten.load(Relaxed);
+        state.is_dialling
     }
 
-    /// Ends the session, if it has not ended.
-    pub(super) fn end(&self, hub: &Hub, how: Loss) {
-        self.standing().end(hub, self, how);
+    /// Ends the session if it has not ended.
+    pub(super) fn end(&self, hub: &Hub, reason: DisconnectReason) {
+        self.state().end(hub, self, reason);
     }
 
-    /// Notes the proof that nobody is where it is dialled; a link that has come meanwhile proves the contrary.
-    pub(super) fn end_unless_linked(&self, hub: &Hub) {
-        let mut standing = self.standing();
-        if standing.present.is_none() {
-            standing.end(hub, self, Loss::Dead);
+    /// Ends the session as dead after proof that the process is gone, unless a connection became active meanwhile.
+    pub(super) fn end_unless_connected(&self, hub: &Hub) {
+        let mut state = self.state();
+        if state.active.is_none() {
+            state.end(hub, self, DisconnectReason::Dead);
         }
     }
 
-    /// Ends it unless it has begun.
-    pub(super) fn end_unless_begun(&self, hub: &Hub) {
-        let mut standing = self.standing();
-        if !standing.pact.has_begun() {
-            standing.end(hub, self, Loss::Forgotten);
+    /// Ends the session unless both sides have established it.
+    pub(super) fn end_unless_established(&self, hub: &Hub) {
+        let mut state = self.state();
+        if !state.session_ids.is_established() {
+            state.end(hub, self, DisconnectReason::Forgotten);
         }
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, PeerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Standing {
-    fn is_present(&self, pipe: &Arc<Pipe>) -> bool {
-        self.present.as_ref().is_some_and(|present| Arc::ptr_eq(&present.pipe, pipe))
+impl PeerState {
+    fn is_active(&self, outbound: &Arc<OutboundQueue>) -> bool {
+        self.active.as_ref().is_some_and(|active| Arc::ptr_eq(&active.outbound, outbound))
     }
 
-    fn hello(&self, hub: &Hub, insists: bool) -> Hello {
-        let claim = self.pact.claim();
+    fn hello(&self, hub: &Hub, replaces_link: bool) -> Hello {
+        let offer = self.session_ids.offer();
         Hello {
             version: VERSION,
             member: hub.shared.me.number(),
             address: hub.shared.address.clone(),
-            session: claim.session,
-            knows: claim.knows,
+            session: offer.session,
+            known_session: offer.known,
             received: self.session.received(),
-            insists,
+            replaces_link,
         }
     }
 
     fn piece(&mut self, hub: &Hub) -> Option<Frame> {
-        let handed = self.session.hand()?;
-        if handed.again {
-            hub.shared.counts.resent.fetch_add(1, Relaxed);
+        let next = self.session.next_piece()?;
+        if next.is_resent {
+            hub.shared.counters.resent.fetch_add(1, Relaxed);
         }
-        Some(Kind::from(handed.piece).into())
+        Some(Kind::from(next.piece).into())
     }
 
-    fn leave(&mut self, hub: &Hub, peer: &Peer) {
-        if let Some(present) = self.present.take() {
-            hub.shared.counts.links_up.fetch_sub(1, Relaxed);
-            present.pipe.end.notify_one();
-            present.pipe.wake();
-            peer.present.store(None);
+    fn close_active(&mut self, hub: &Hub, peer: &Peer) {
+        if let Some(active) = self.active.take() {
+            hub.shared.counters.links_up.fetch_sub(1, Relaxed);
+            active.outbound.closed.notify_one();
+            active.outbound.wake();
+            peer.active.store(None);
         }
     }
 
-    fn end(&mut self, hub: &Hub, peer: &Peer, how: Loss) {
-        if self.over {
+    fn end(&mut self, hub: &Hub, peer: &Peer, reason: DisconnectReason) {
+        if self.is_ended {
             return;
         }
-        self.over = true;
-        self.leave(hub, peer);
-        if self.pact.has_begun() {
-            info!(peer = %peer.id, address = %peer.address(), ?how, "a replica is lost");
-            hub.traffic.lost(peer.id, how);
+        self.is_ended = true;
+        self.close_active(hub, peer);
+        if self.session_ids.is_established() {
+            info!(peer = %peer.id, address = %peer.address(), ?reason, "lost a replica");
+            hub.handler.disconnected(peer.id, reason);
         }
-        // Last, so that whoever finds it gone has been told that it is lost.
+        // Last, so that `disconnected` was called before the peer can be looked up as absent.
         hub.shared.roster.remove(peer.id);
     }
 
-    fn break_off(&mut self, hub: &Hub, peer: &Peer, broken: Broken) {
-        error!(peer = %peer.id, address = %peer.address(), %broken, "a session cannot go on");
-        self.end(hub, peer, Loss::Forgotten);
+    fn abort(&mut self, hub: &Hub, peer: &Peer, error: SessionError) {
+        error!(peer = %peer.id, address = %peer.address(), %error, "session aborted after a protocol error");
+        self.end(hub, peer, DisconnectReason::Forgotten);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Addresses that were dialled and rejected the link, or whose certificate this replica rejected.
+//! Dialled addresses whose link one of the two sides rejected.
 
 use std::{
     collections::HashMap,
@@ -7,44 +7,44 @@ use std::{
     time::Duration,
 };
 
-use crate::{cluster::link::figures::Refused, time::Stopwatch};
+use crate::{cluster::link::stats::LinkFailure, time::Stopwatch};
 
-/// How long a rejection counts. Seeds are dialled more often; an address that is no longer dialled is forgotten.
-const COUNTS_FOR: Duration = Duration::from_secs(30);
+/// Lifetime of a rejection. Seeds are dialled more often; an address that is no longer dialled expires.
+const REJECTION_TTL: Duration = Duration::from_secs(30);
 /// The most addresses that are kept.
 const ADDRESSES_MAX: usize = 1024;
-/// The most addresses that are named.
+/// The most addresses in a summary.
 const NAMED_MAX: usize = 3;
 
 /// The last rejection of each address.
 #[derive(Debug, Default)]
-pub(super) struct Rejections(Mutex<HashMap<SocketAddr, (Refused, Stopwatch)>>);
+pub(super) struct Rejections(Mutex<HashMap<SocketAddr, (LinkFailure, Stopwatch)>>);
 
 impl Rejections {
-    /// A link to this address was rejected.
-    pub(super) fn note(&self, address: SocketAddr, reason: Refused) {
+    /// Records that a link to this address was rejected.
+    pub(super) fn note(&self, address: SocketAddr, reason: LinkFailure) {
         let mut addresses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        addresses.retain(|_, (_, since)| since.elapsed() < COUNTS_FOR);
+        addresses.retain(|_, (_, since)| since.elapsed() < REJECTION_TTL);
         if addresses.len() < ADDRESSES_MAX || addresses.contains_key(&address) {
             addresses.insert(address, (reason, Stopwatch::start()));
         }
     }
 
-    /// The peer at this address is a member, or there is none. (Silence proves neither.)
+    /// Removes the rejection of an address that has a member or refuses connections. (Silence proves neither.)
     pub(super) fn clear(&self, address: SocketAddr) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
     }
 
-    /// Which addresses reject links, and for what; `None` without any.
-    pub(super) fn told(&self) -> Option<String> {
+    /// The addresses that reject links with their reasons; `None` if there are none.
+    pub(super) fn summary(&self) -> Option<String> {
         let addresses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let recent = addresses.iter().filter(|(_, (_, since))| since.elapsed() < COUNTS_FOR);
+        let recent = addresses.iter().filter(|(_, (_, since))| since.elapsed() < REJECTION_TTL);
         let mut recent: Vec<_> = recent.map(|(address, (reason, _))| (*address, *reason)).collect();
         recent.sort_unstable_by_key(|(address, _)| *address);
         let named = recent.iter().take(NAMED_MAX);
         let mut named: Vec<_> =
             named.map(|(address, reason)| format!("{address} ({})", reason.name())).collect();
-        if NAMED_MAX < recent.len() {
+        if recent.len() > NAMED_MAX {
             named.push(format!("and {} more", recent.len() - NAMED_MAX));
         }
         (!named.is_empty()).then(|| named.join(", "))

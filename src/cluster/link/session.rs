@@ -1,57 +1,57 @@
-//! What two processes have sent each other, across any number of connections: pure, without IO.
+//! Numbered, acknowledged delivery between two processes across any number of connections. Pure, without I/O.
 //!
-//! What is sent is numbered and kept until the other side says that it has come. A new connection goes on after
-//! the last number that came over any before it, so each batch arrives once, in order.
+//! Each sent piece has a number and is kept until the peer acknowledges it. A new connection resumes after the last
+//! number received over any earlier one, so each batch arrives once and in order.
 
 use std::collections::VecDeque;
 
 use prost::bytes::{Bytes, BytesMut};
 
-/// The most bytes of a batch that go in one piece, so that acknowledgements and heartbeats find gaps.
+/// The largest piece of a batch, so that acknowledgements and heartbeats can be written in between.
 pub(super) const PIECE_BYTES_MAX: usize = 256 * 1024;
 /// The largest batch, in bytes.
 const BATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// While this many bytes have not been acknowledged, nothing more is taken.
-const KEPT_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// What a small piece counts as, so that the number of pieces is bounded too.
+/// No batch is taken while this many bytes are unacknowledged.
+const UNACKNOWLEDGED_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// The least that a piece counts, so that the number of pieces is bounded too.
 const PIECE_BYTES_MIN: usize = 64;
-/// By which part of what may be kept as much may come before it is acknowledged without waiting for an occasion.
-const OWED_PART: usize = 8;
+/// An acknowledgement is due once this fraction (1/8) of the unacknowledged maximum has been received.
+const ACKNOWLEDGE_PART: usize = 8;
 
-/// How much is taken; tests take less.
+/// Maxima in bytes; tests use smaller ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) piece: usize,
-    pub(super) kept: usize,
+    pub(super) unacknowledged: usize,
     pub(super) batch: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { piece: PIECE_BYTES_MAX, kept: KEPT_BYTES_MAX, batch: BATCH_BYTES_MAX }
+        Self { piece: PIECE_BYTES_MAX, unacknowledged: UNACKNOWLEDGED_BYTES_MAX, batch: BATCH_BYTES_MAX }
     }
 }
 
-/// A batch, or a part of one, on its way.
+/// A batch or a part of one, as sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) number: u64,
     pub(super) received: u64,
-    pub(super) goes_on: bool,
+    pub(super) has_more: bool,
     pub(super) payload: Bytes,
 }
 
-/// Why a session cannot go on: the other side says what it cannot know, or sends what nobody may.
+/// A violation of the protocol by the peer, which ends the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Broken {
-    /// It has received what was never sent.
-    #[error("it acknowledges what was not sent")]
+pub(super) enum SessionError {
+    /// The peer acknowledges a piece that was not sent.
+    #[error("the peer acknowledged a piece that was not sent")]
     Acknowledgement,
     /// A piece is missing.
     #[error("a piece is missing")]
     Gap,
-    /// A batch is too large.
-    #[error("a batch is too large")]
+    /// A batch exceeds the maximum size.
+    #[error("a batch exceeds the maximum size")]
     TooLarge,
 }
 
@@ -59,150 +59,152 @@ pub(super) enum Broken {
 #[derive(Debug, Default)]
 pub(super) struct Session {
     bounds: Bounds,
-    // Invariant: `kept` holds the pieces numbered from `acknowledged + 1`, without gaps.
-    kept: VecDeque<Kept>,
-    kept_bytes: usize,
+    // Invariant: `unacknowledged` holds the pieces numbered from `acknowledged + 1`, without gaps.
+    unacknowledged: VecDeque<UnacknowledgedPiece>,
+    unacknowledged_bytes: usize,
     acknowledged: u64,
-    // The last piece handed to the present connection, and to any.
-    handed: u64,
+    // The last piece sent over the active connection, and over any connection.
     sent: u64,
+    sent_max: u64,
     received: u64,
-    // What has come since the other side was last told.
-    owed_bytes: usize,
-    joining: BytesMut,
+    // Bytes received since the last acknowledgement was sent.
+    unreported_bytes: usize,
+    partial_batch: BytesMut,
 }
 
 #[derive(Debug)]
-struct Kept {
-    goes_on: bool,
+struct UnacknowledgedPiece {
+    has_more: bool,
     payload: Bytes,
 }
 
-impl Kept {
+impl UnacknowledgedPiece {
     fn bytes(&self) -> usize {
         self.payload.len().max(PIECE_BYTES_MIN)
     }
 }
 
 impl Session {
-    /// One that takes so much.
+    /// A session with other maxima.
     #[cfg(test)]
-    pub(super) fn within(bounds: Bounds) -> Self {
+    pub(super) fn with_bounds(bounds: Bounds) -> Self {
         Self { bounds, ..Self::default() }
     }
 
-    /// How many bytes may be taken now; 0 while too much is on its way.
-    pub(super) fn room(&self) -> usize {
-        self.bounds.kept.saturating_sub(self.kept_bytes)
+    /// The bytes that may be queued now; 0 while too many are unacknowledged.
+    pub(super) fn capacity(&self) -> usize {
+        self.bounds.unacknowledged.saturating_sub(self.unacknowledged_bytes)
     }
 
-    /// Takes a batch to be sent, cut into pieces.
-    pub(super) fn push(&mut self, mut batch: Bytes) -> Result<(), Broken> {
-        if self.bounds.batch < batch.len() {
-            return Err(Broken::TooLarge);
+    /// Queues a batch for sending, cut into pieces.
+    pub(super) fn push(&mut self, mut batch: Bytes) -> Result<(), SessionError> {
+        if batch.len() > self.bounds.batch {
+            return Err(SessionError::TooLarge);
         }
         loop {
             let payload = batch.split_to(batch.len().min(self.bounds.piece));
-            let kept = Kept { goes_on: !batch.is_empty(), payload };
-            let goes_on = kept.goes_on;
-            self.kept_bytes += kept.bytes();
-            self.kept.push_back(kept);
-            if !goes_on {
+            let piece = UnacknowledgedPiece { has_more: !batch.is_empty(), payload };
+            let has_more = piece.has_more;
+            self.unacknowledged_bytes += piece.bytes();
+            self.unacknowledged.push_back(piece);
+            if !has_more {
                 return Ok(());
             }
         }
     }
 
-    /// The next piece for the present connection, and whether it went over another before.
-    pub(super) fn hand(&mut self) -> Option<Handed> {
-        let index = usize::try_from(self.handed - self.acknowledged).ok()?;
-        let kept = self.kept.get(index)?;
-        self.handed += 1;
-        let again = self.handed <= self.sent;
-        self.sent = self.sent.max(self.handed);
-        self.owed_bytes = 0;
-        let (number, received) = (self.handed, self.received);
-        let piece = Piece { number, received, goes_on: kept.goes_on, payload: kept.payload.clone() };
-        Some(Handed { piece, again })
+    /// The next piece for the active connection.
+    pub(super) fn next_piece(&mut self) -> Option<NextPiece> {
+        let index = usize::try_from(self.sent - self.acknowledged).ok()?;
+        let next = self.unacknowledged.get(index)?;
+        self.sent += 1;
+        let is_resent = self.sent <= self.sent_max;
+        self.sent_max = self.sent_max.max(self.sent);
+        self.unreported_bytes = 0;
+        let (number, received) = (self.sent, self.received);
+        let piece = Piece { number, received, has_more: next.has_more, payload: next.payload.clone() };
+        Some(NextPiece { piece, is_resent })
     }
 
-    /// Notes that the other side has everything up to `number`.
-    pub(super) fn acknowledge(&mut self, number: u64) -> Result<(), Broken> {
-        if self.sent < number {
-            return Err(Broken::Acknowledgement);
+    /// Drops the pieces up to `number`, which the peer has received.
+    pub(super) fn acknowledge(&mut self, number: u64) -> Result<(), SessionError> {
+        if number > self.sent_max {
+            return Err(SessionError::Acknowledgement);
         }
         while self.acknowledged < number {
-            let Some(kept) = self.kept.pop_front() else { return Err(Broken::Acknowledgement) };
-            self.kept_bytes -= kept.bytes();
+            let Some(piece) = self.unacknowledged.pop_front() else {
+                return Err(SessionError::Acknowledgement);
+            };
+            self.unacknowledged_bytes -= piece.bytes();
             self.acknowledged += 1;
         }
-        self.handed = self.handed.max(self.acknowledged);
+        self.sent = self.sent.max(self.acknowledged);
         Ok(())
     }
 
-    /// Begins another connection, whose other side has everything up to `number`.
-    pub(super) fn resume(&mut self, number: u64) -> Result<(), Broken> {
+    /// Starts another connection, whose peer has received the pieces up to `number`.
+    pub(super) fn resume(&mut self, number: u64) -> Result<(), SessionError> {
         self.acknowledge(number)?;
-        self.handed = self.acknowledged;
+        self.sent = self.acknowledged;
         Ok(())
     }
 
-    /// Takes a piece that has come; a batch where that makes one whole.
-    pub(super) fn receive(&mut self, piece: Piece) -> Result<Option<Bytes>, Broken> {
+    /// Handles a received piece; returns the batch that it completes.
+    pub(super) fn receive(&mut self, piece: Piece) -> Result<Option<Bytes>, SessionError> {
         self.acknowledge(piece.received)?;
         if piece.number <= self.received {
             return Ok(None);
         }
         if piece.number != self.received + 1 {
-            return Err(Broken::Gap);
+            return Err(SessionError::Gap);
         }
-        if self.bounds.batch < self.joining.len() + piece.payload.len() {
-            return Err(Broken::TooLarge);
+        if self.partial_batch.len() + piece.payload.len() > self.bounds.batch {
+            return Err(SessionError::TooLarge);
         }
         self.received = piece.number;
-        self.owed_bytes += piece.payload.len().max(PIECE_BYTES_MIN);
-        if piece.goes_on {
-            self.joining.extend_from_slice(&piece.payload);
+        self.unreported_bytes += piece.payload.len().max(PIECE_BYTES_MIN);
+        if piece.has_more {
+            self.partial_batch.extend_from_slice(&piece.payload);
             return Ok(None);
         }
-        if self.joining.is_empty() {
+        if self.partial_batch.is_empty() {
             return Ok(Some(piece.payload));
         }
-        self.joining.extend_from_slice(&piece.payload);
-        Ok(Some(self.joining.split().freeze()))
+        self.partial_batch.extend_from_slice(&piece.payload);
+        Ok(Some(self.partial_batch.split().freeze()))
     }
 
-    /// The number of the last piece that has come.
+    /// The number of the last received piece.
     pub(super) fn received(&self) -> u64 {
         self.received
     }
 
-    /// The same, to be told now.
-    pub(super) fn tell_received(&mut self) -> u64 {
-        self.owed_bytes = 0;
+    /// The number of the last received piece, which the caller sends now as an acknowledgement.
+    pub(super) fn report_received(&mut self) -> u64 {
+        self.unreported_bytes = 0;
         self.received
     }
 
-    /// Whether so much has come that the other side should be told without waiting for an occasion.
-    pub(super) fn owes(&self) -> bool {
-        self.bounds.kept / OWED_PART <= self.owed_bytes
+    /// Whether an acknowledgement is due without waiting for a piece that carries it.
+    pub(super) fn must_acknowledge(&self) -> bool {
+        self.unreported_bytes >= self.bounds.unacknowledged / ACKNOWLEDGE_PART
     }
 
-    /// The number of the last piece that the other side has.
+    /// The number of the last piece that the peer acknowledged.
     pub(super) fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// Whether something is on its way that the other side has not acknowledged.
-    pub(super) fn awaits(&self) -> bool {
-        self.acknowledged < self.handed
+    /// Whether a sent piece is unacknowledged.
+    pub(super) fn awaits_acknowledgement(&self) -> bool {
+        self.acknowledged < self.sent
     }
 }
 
 /// A piece to be written.
 #[derive(Debug)]
-pub(super) struct Handed {
+pub(super) struct NextPiece {
     pub(super) piece: Piece,
-    /// It has been written to an earlier connection.
-    pub(super) again: bool,
+    /// The piece was sent over an earlier connection already.
+    pub(super) is_resent: bool,
 }

@@ -1,6 +1,6 @@
-//! Who belongs to the cluster: whoever shows a certificate that its authority has signed.
+//! Authentication of members: a member presents a certificate that is signed by the cluster's authority.
 //!
-//! The authority is the operator's, or one that every process with the cluster's secret derives for itself.
+//! The authority is the operator's, or one that each process derives from the cluster's secret.
 
 use std::{
     fmt, fs,
@@ -29,8 +29,8 @@ use tokio::{task, time::sleep};
 use tracing::{error, info, warn};
 
 use crate::{
-    certificates::{SystemTime, certificates, contents, unix_time, valid_until},
-    cluster::protocol::{self, Mismatch},
+    certificates::{SystemTime, certificates, read_file, unix_time, valid_until},
+    cluster::protocol::{self, VersionMismatch},
     time::{Clock, Timestamp},
 };
 
@@ -38,171 +38,171 @@ mod secret;
 
 use secret::{Authorities, Secrets};
 
-/// How long files must stay as they are before they count as written.
+/// Time for which files must stay unchanged before they are read as complete.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How often the age of our own certificate is looked at, at most.
-const LEAF_CHECK: Duration = Duration::from_secs(60);
-/// The bit in a file's mode that lets every user of the machine read it. The group may: Kubernetes gives a volume to
-/// the group of the pod (`fsGroup`).
+/// The longest interval between checks of the age of this process's certificate.
+const RENEWAL_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(60);
+/// The mode bit that makes a file readable for every user of the machine. Group access is allowed: Kubernetes gives a
+/// volume to the group of the pod (`fsGroup`).
 const WORLD_READABLE: u32 = 0o004;
 
-/// What the cluster's trust rests on. With certificates, the secret is not used for it.
+/// How members are authenticated. If certificates are set, the secret is not used for it.
 #[derive(Clone, Debug)]
 pub struct Trust {
     /// The operator's certificates.
     pub files: Option<Files>,
-    /// A file of secrets, one a line: the first signs, any is trusted.
+    /// A file of secrets, one per line: the first one signs, each one is trusted.
     pub secret_file: Option<PathBuf>,
-    /// How often the files are compared with what is in force; at most 20 times a second.
+    /// The interval at which the files are compared with the active ones; at least 50 ms.
     pub poll_interval: Duration,
 }
 
 /// The operator's certificates, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// Our own, with what leads to the authority; for clients and for servers.
+    /// The certificate of this replica with its chain to the authority, for client and server use.
     pub cert: PathBuf,
-    /// Its key.
+    /// The private key of `cert`.
     pub key: PathBuf,
-    /// The authorities whose certificates make a member.
+    /// The authorities whose certificates authenticate members.
     pub ca: PathBuf,
 }
 
-/// Why nobody can be trusted.
+/// Why credentials cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
-    /// Neither certificates nor a secret.
+    /// Neither certificates nor a secret are configured.
     #[error("links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca")]
-    Nothing,
+    NotConfigured,
     /// Reading ended with a panic.
     #[error("cluster: reading the secret or the certificates failed: {0}")]
     Panicked(String),
-    /// A file is no good.
-    #[error("cluster.{setting}: {path}: {why}", path = path.display())]
+    /// A file cannot be used.
+    #[error("cluster.{setting}: {path}: {reason}", path = path.display())]
     File {
-        /// Which setting names it.
+        /// The setting that names it.
         setting: &'static str,
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
 }
 
-/// What handshakes need, replaced when files change or our certificate grows old.
+/// The TLS configurations of handshakes, replaced when files change or the own certificate is due for renewal.
 pub(in crate::cluster) struct Credentials {
     trust: Trust,
     clock: Clock,
-    in_force: ArcSwap<Configs>,
-    at_start: (Material, Basis),
+    active: ArcSwap<TlsConfigs>,
+    initial: (Material, DerivedMaterial),
 }
 
-/// What handshakes need.
-pub(in crate::cluster) struct Configs {
+/// The TLS configurations of handshakes.
+pub(in crate::cluster) struct TlsConfigs {
     pub(in crate::cluster) server: Arc<ServerConfig>,
     pub(in crate::cluster) client: Arc<ClientConfig>,
-    /// For a client that speaks another version: tells ours, and leads to nothing.
+    /// For clients of another protocol version: carries this version and authenticates nothing.
     pub(in crate::cluster) other_version: Arc<ServerConfig>,
-    made_at: Timestamp,
-    renewed_from: Timestamp,
+    created_at: Timestamp,
+    renew_at: Timestamp,
 }
 
-/// What the files hold.
+/// The content of the files.
 #[derive(Clone, PartialEq, Eq)]
 enum Material {
     Files { cert: Vec<u8>, key: Vec<u8>, ca: Vec<u8> },
     Secrets(Secrets),
 }
 
-/// Material, with what takes long already derived.
+/// Material with the slow key derivation already done.
 #[derive(Clone)]
-enum Basis {
+enum DerivedMaterial {
     Files { cert: Vec<u8>, key: Vec<u8>, ca: Vec<u8> },
     Authorities(Authorities),
 }
 
-/// Who we are, and whom we trust.
+/// The certificate of this process and the authorities that it trusts.
 struct Identity {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: RootCertStore,
-    renewed_from: Timestamp,
+    renew_at: Timestamp,
 }
 
 impl Credentials {
-    /// What the files hold now; none of it may be bad.
+    /// Loads the credentials from the files; any invalid file is an error.
     pub(in crate::cluster) async fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
         let reading = trust.clone();
         let read = move || {
             let material = reading.read()?;
-            let basis = reading.derive(&material)?;
-            Ok((material, basis))
+            let derived = reading.derive(&material)?;
+            Ok((material, derived))
         };
-        let at_start = match task::spawn_blocking(read).await {
+        let initial = match task::spawn_blocking(read).await {
             Ok(read) => read?,
             Err(panic) => return Err(TrustError::Panicked(panic.to_string())),
         };
-        let in_force = ArcSwap::from_pointee(trust.compile(&at_start.1, &clock)?);
-        trust.warn_of_exposure();
-        Ok(Self { trust, clock, in_force, at_start })
+        let active = ArcSwap::from_pointee(trust.compile(&initial.1, &clock)?);
+        trust.warn_if_exposed();
+        Ok(Self { trust, clock, active, initial })
     }
 
-    /// What the next handshake needs.
-    pub(in crate::cluster) fn in_force(&self) -> Arc<Configs> {
-        self.in_force.load_full()
+    /// The configurations for the next handshake.
+    pub(in crate::cluster) fn active(&self) -> Arc<TlsConfigs> {
+        self.active.load_full()
     }
 
-    /// Follows the files, and renews our own certificate, for as long as it is polled.
-    pub(in crate::cluster) async fn follow(self: Arc<Self>) {
-        let (mut taken, mut basis) = self.at_start.clone();
-        let mut refused = None;
+    /// Watches the files and renews the own certificate until it is dropped.
+    pub(in crate::cluster) async fn watch(self: Arc<Self>) {
+        let (mut loaded, mut derived) = self.initial.clone();
+        let mut rejected = None;
         loop {
-            sleep(self.trust.poll_interval.clamp(SETTLE, LEAF_CHECK)).await;
+            sleep(self.trust.poll_interval.clamp(SETTLE, RENEWAL_CHECK_INTERVAL_MAX)).await;
             if self.needs_renewal() {
-                self.renew(&basis);
+                self.renew(&derived);
             }
             let Some(found) = self.clone().read().await else { continue };
-            if found.as_ref() == Ok(&taken) {
-                refused = None;
+            if found.as_ref() == Ok(&loaded) {
+                rejected = None;
                 continue;
             }
-            if refused.as_ref() != Some(&found) {
-                // It may be half written, or one file of several.
+            if rejected.as_ref() != Some(&found) {
+                // The write may be incomplete, or other files may follow.
                 sleep(SETTLE).await;
                 if self.clone().read().await.as_ref() != Some(&found) {
                     continue;
                 }
             }
-            // What was refused is tried again without a word: a certificate may only have to wait for its day.
-            let is_news = refused.as_ref() != Some(&found);
-            let Some(made) = self.clone().make(found.clone()).await else { continue };
-            match made {
-                Ok((configs, material, derived)) => {
-                    self.in_force.store(Arc::new(configs));
-                    info!("what replicas trust has changed");
-                    self.trust.warn_of_exposure();
-                    (taken, basis, refused) = (material, derived, None);
+            // Rejected material is retried without logging: a certificate may only become valid later.
+            let is_new = rejected.as_ref() != Some(&found);
+            let Some(built) = self.clone().build(found.clone()).await else { continue };
+            match built {
+                Ok((configs, material, new_derived)) => {
+                    self.active.store(Arc::new(configs));
+                    info!("replaced the credentials of links");
+                    self.trust.warn_if_exposed();
+                    (loaded, derived, rejected) = (material, new_derived, None);
                 }
-                Err(refusal) if is_news => {
-                    error!(%refusal, "what replicas are to trust cannot be used; the old stays");
-                    refused = Some(found);
+                Err(error) if is_new => {
+                    error!(%error, "kept the previous credentials of links: the new ones cannot be used");
+                    rejected = Some(found);
                 }
                 Err(_) => {}
             }
         }
     }
 
-    /// Whether our certificate grows old, or is dated ahead: issued before a system clock that was ahead was put right.
+    /// Whether the own certificate is old, or was issued before a system clock that was ahead was set back.
     fn needs_renewal(&self) -> bool {
-        let (now, in_force) = (self.clock.wall(), self.in_force.load());
-        in_force.renewed_from <= now || now < in_force.made_at
+        let (now, active) = (self.clock.wall(), self.active.load());
+        active.renew_at <= now || now < active.created_at
     }
 
-    /// Makes another certificate of our own.
-    fn renew(&self, basis: &Basis) {
-        match self.trust.compile(basis, &self.clock) {
-            Ok(configs) => self.in_force.store(Arc::new(configs)),
-            Err(refusal) => error!(%refusal, "no new certificate can be made; the old stays"),
+    /// Issues a new certificate for this process.
+    fn renew(&self, derived: &DerivedMaterial) {
+        match self.trust.compile(derived, &self.clock) {
+            Ok(configs) => self.active.store(Arc::new(configs)),
+            Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
         }
     }
 
@@ -210,17 +210,17 @@ impl Credentials {
         task::spawn_blocking(move || self.trust.read()).await.ok()
     }
 
-    /// What handshakes need by what was found, beside the threads that answer calls.
-    async fn make(
+    /// Builds the configurations on a blocking thread, not on one that answers requests.
+    async fn build(
         self: Arc<Self>,
         found: Result<Material, TrustError>,
-    ) -> Option<Result<(Configs, Material, Basis), TrustError>> {
-        let make = move || {
+    ) -> Option<Result<(TlsConfigs, Material, DerivedMaterial), TrustError>> {
+        let build = move || {
             let material = found?;
-            let basis = self.trust.derive(&material)?;
-            Ok((self.trust.compile(&basis, &self.clock)?, material, basis))
+            let derived = self.trust.derive(&material)?;
+            Ok((self.trust.compile(&derived, &self.clock)?, material, derived))
         };
-        task::spawn_blocking(make).await.ok()
+        task::spawn_blocking(build).await.ok()
     }
 }
 
@@ -233,73 +233,79 @@ impl Trust {
                 ca: read("ca", ca)?,
             });
         }
-        let path = self.secret_file.as_deref().ok_or(TrustError::Nothing)?;
+        let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
         let text = read("secret_file", path)?;
-        Secrets::parse(&text).map(Material::Secrets).map_err(|why| bad("secret_file", path, why))
+        Secrets::parse(&text).map(Material::Secrets).map_err(|reason| file_error("secret_file", path, reason))
     }
 
-    fn warn_of_exposure(&self) {
+    fn warn_if_exposed(&self) {
         if let (None, Some(path)) = (&self.files, &self.secret_file) {
             warn_if_world_readable(path);
         }
     }
 
-    /// Derives what takes long. Blocks: not for a thread that answers calls.
-    fn derive(&self, material: &Material) -> Result<Basis, TrustError> {
+    /// Derives the authorities. Blocks for long: do not call it on a thread that answers requests.
+    fn derive(&self, material: &Material) -> Result<DerivedMaterial, TrustError> {
         match material {
             Material::Files { cert, key, ca } => {
-                Ok(Basis::Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() })
+                Ok(DerivedMaterial::Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() })
             }
             Material::Secrets(secrets) => {
-                let path = self.secret_file.as_deref().ok_or(TrustError::Nothing)?;
-                secrets.derive().map(Basis::Authorities).map_err(|why| bad("secret_file", path, why))
+                let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
+                secrets
+                    .derive()
+                    .map(DerivedMaterial::Authorities)
+                    .map_err(|reason| file_error("secret_file", path, reason))
             }
         }
     }
 
-    fn compile(&self, basis: &Basis, clock: &Clock) -> Result<Configs, TrustError> {
+    fn compile(&self, derived: &DerivedMaterial, clock: &Clock) -> Result<TlsConfigs, TrustError> {
         let now = clock.wall();
-        match (basis, &self.files, &self.secret_file) {
-            (Basis::Files { cert, key, ca }, Some(files), _) => {
+        match (derived, &self.files, &self.secret_file) {
+            (DerivedMaterial::Files { cert, key, ca }, Some(files), _) => {
                 let identity = files.identity(cert, key, ca, now)?;
-                identity.configs(clock).map_err(|error| bad("cert", &files.cert, error.to_string()))
+                identity.configs(clock).map_err(|error| file_error("cert", &files.cert, error.to_string()))
             }
-            (Basis::Authorities(authorities), _, Some(path)) => {
-                let identity = authorities.identity(now).map_err(|why| bad("secret_file", path, why))?;
-                identity.configs(clock).map_err(|error| bad("secret_file", path, error.to_string()))
+            (DerivedMaterial::Authorities(authorities), _, Some(path)) => {
+                let identity =
+                    authorities.identity(now).map_err(|reason| file_error("secret_file", path, reason))?;
+                identity.configs(clock).map_err(|error| file_error("secret_file", path, error.to_string()))
             }
-            (Basis::Files { .. }, None, _) | (Basis::Authorities(_), _, None) => Err(TrustError::Nothing),
+            (DerivedMaterial::Files { .. }, None, _) | (DerivedMaterial::Authorities(_), _, None) => {
+                Err(TrustError::NotConfigured)
+            }
         }
     }
 }
 
 impl Files {
     fn identity(&self, cert: &[u8], key: &[u8], ca: &[u8], now: Timestamp) -> Result<Identity, TrustError> {
-        let bad_cert = |why: String| bad("cert", &self.cert, why);
-        let bad_key = |why: String| bad("key", &self.key, why);
-        let bad_ca = |why: String| bad("ca", &self.ca, why);
+        let bad_cert = |reason: String| file_error("cert", &self.cert, reason);
+        let bad_key = |reason: String| file_error("key", &self.key, reason);
+        let bad_ca = |reason: String| file_error("ca", &self.ca, reason);
         let chain = certificates(cert).map_err(bad_cert)?;
-        let own = chain.first().ok_or_else(|| bad_cert("there is no certificate in it".to_owned()))?;
+        let own = chain.first().ok_or_else(|| bad_cert("the file contains no certificate".to_owned()))?;
         valid_until(own, unix_time(now)).map_err(bad_cert)?;
         let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| bad_key(format!("there is no key in it that can be read: {error}")))?;
+            .map_err(|error| bad_key(format!("the file contains no readable key: {error}")))?;
         let mut roots = RootCertStore::empty();
-        let mut why_not = "there is no certificate in it".to_owned();
+        let mut invalid_reason = "the file contains no certificate".to_owned();
         for authority in certificates(ca).map_err(bad_ca)? {
-            // One that has ended may stand beside its successor.
+            // An expired authority may be listed beside its successor.
             match valid_until(&authority, unix_time(now)) {
                 Ok(_) => roots.add(authority).map_err(|error| bad_ca(error.to_string()))?,
-                Err(why) => why_not = why,
+                Err(reason) => invalid_reason = reason,
             }
         }
         if roots.is_empty() {
-            return Err(bad_ca(why_not));
+            return Err(bad_ca(invalid_reason));
         }
         let provider = aws_lc_rs::default_provider();
         match CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider) {
-            Ok(_) => Ok(Identity { chain, key, roots, renewed_from: Timestamp::MAX }),
+            Ok(_) => Ok(Identity { chain, key, roots, renew_at: Timestamp::MAX }),
             Err(Error::InconsistentKeys(_)) => {
-                Err(bad_key(format!("it is not the key of the certificate in {}", self.cert.display())))
+                Err(bad_key(format!("the key does not match the certificate in {}", self.cert.display())))
             }
             Err(error) => Err(bad_key(error.to_string())),
         }
@@ -307,7 +313,7 @@ impl Files {
 }
 
 impl Identity {
-    fn configs(self, clock: &Clock) -> Result<Configs, Error> {
+    fn configs(self, clock: &Clock) -> Result<TlsConfigs, Error> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let time = Arc::new(SystemTime::of(clock.clone()));
         let roots = Arc::new(self.roots);
@@ -322,31 +328,31 @@ impl Identity {
             .with_client_cert_verifier(clients)
             .with_cert_resolver(pair.clone());
         server.alpn_protocols = vec![protocol::alpn()];
-        // A resumed session would not show its certificate again, and connections are few and long.
+        // A resumed TLS session would not present its certificate again, and connections are few and long.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
 
         let other_version = other_version(&provider, &time)?;
-        let members = Arc::new(Members { roots, provider: provider.clone() });
+        let verifier = Arc::new(MemberVerifier { roots, provider: provider.clone() });
         let mut client = ClientConfig::builder_with_details(provider, time)
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
-            .with_custom_certificate_verifier(members)
+            .with_custom_certificate_verifier(verifier)
             .with_client_cert_resolver(pair);
         client.alpn_protocols = vec![protocol::alpn()];
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
-        Ok(Configs {
+        Ok(TlsConfigs {
             server: Arc::new(server),
             client: Arc::new(client),
             other_version: Arc::new(other_version),
-            made_at: clock.wall(),
-            renewed_from: self.renewed_from,
+            created_at: clock.wall(),
+            renew_at: self.renew_at,
         })
     }
 }
 
-/// What a client that speaks another version is answered with: a certificate of no authority, whose name tells ours.
+/// The configuration for clients of another version: a self-signed certificate whose name carries this version.
 fn other_version(provider: &Arc<CryptoProvider>, time: &Arc<SystemTime>) -> Result<ServerConfig, Error> {
     let failed = |error: rcgen::Error| Error::General(error.to_string());
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
@@ -359,15 +365,14 @@ fn other_version(provider: &Arc<CryptoProvider>, time: &Arc<SystemTime>) -> Resu
         .with_single_cert(vec![certificate.der().clone()], key)
 }
 
-/// Takes whoever answers for a member if the authority has signed it: members are dialled by address, so their
-/// names say nothing.
+/// Accepts a server whose certificate the authority has signed, whatever its names: members are dialled by address.
 #[derive(Debug)]
-struct Members {
+struct MemberVerifier {
     roots: Arc<RootCertStore>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Members {
+impl ServerCertVerifier for MemberVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -381,8 +386,8 @@ impl ServerCertVerifier for Members {
         match verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)
         {
             Ok(()) => Ok(ServerCertVerified::assertion()),
-            Err(error) => Err(match protocol::told_by(end_entity) {
-                Some(version) => Mismatch::with(version).into(),
+            Err(error) => Err(match protocol::version_in_certificate(end_entity) {
+                Some(version) => VersionMismatch::with(version).into(),
                 None => error,
             }),
         }
@@ -394,8 +399,8 @@ impl ServerCertVerifier for Members {
         _certificate: &CertificateDer<'_>,
         _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        // Only TLS 1.3 is spoken.
-        Err(Error::General("TLS 1.2 is not spoken between replicas".to_owned()))
+        // The configuration allows TLS 1.3 only.
+        Err(Error::General("links between replicas do not support TLS 1.2".to_owned()))
     }
 
     fn verify_tls13_signature(
@@ -418,24 +423,24 @@ impl ServerCertVerifier for Members {
 }
 
 fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
-    contents(path).map_err(|why| bad(setting, path, why))
+    read_file(path).map_err(|reason| file_error(setting, path, reason))
 }
 
-/// Warns of a secret that every user of the machine can read.
+/// Warns if every user of the machine can read the secret.
 fn warn_if_world_readable(path: &Path) {
-    // A file that is gone by now is told of when it is read again.
+    // A file that has vanished is reported when it is read again.
     let mode = fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
     if mode & WORLD_READABLE != 0 {
         let mode = format!("{:04o}", mode & 0o7777);
-        warn!(path = %path.display(), mode, "every user of this machine can read the cluster's secret; make it 0400 or 0440");
+        warn!(path = %path.display(), mode, "cluster secret is readable for every user of this machine; set its mode to 0400 or 0440");
     }
 }
 
-fn bad(setting: &'static str, path: &Path, why: String) -> TrustError {
-    TrustError::File { setting, path: path.to_owned(), why }
+fn file_error(setting: &'static str, path: &Path, reason: String) -> TrustError {
+    TrustError::File { setting, path: path.to_owned(), reason }
 }
 
-// What is secret stays out of logs.
+// Keys must not appear in logs.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("trust", &self.trust).finish_non_exhaustive()

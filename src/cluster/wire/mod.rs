@@ -1,19 +1,18 @@
-//! Messages as bytes, and bytes as messages: `proto/tollgate/cluster/v1/messages.proto`.
+//! The codec of the messages in `proto/tollgate/cluster/v1/messages.proto`.
 //!
-//! **Versions.** While a cluster is replaced replica by replica, two versions talk to each other. What this one does
-//! not know it passes by, and what it misses has a default that the file notes. A limit, and a receipt in an undo,
-//! count as unknown where their bytes are well formed and say something that means nothing here: another algorithm, a
-//! time zone that is not compiled in.
+//! **Versions.** During a rolling update two versions exchange messages. A reader ignores what it does not know; a
+//! missing field has the default that the proto file names. A limit, or a receipt in an undo, counts as unknown if its
+//! bytes are well formed but have no meaning in this version, for example another algorithm or a time zone that is not
+//! compiled in.
 //!
-//! **Clocks.** Messages carry lengths of time, and contents the ages of what they hold. A receipt alone holds
-//! instants, those of the holder whose counter it is of, and they are shifted by nobody: the asker hands it back bit
-//! for bit, so that at the same holder it means to the nanosecond what it meant. The counter may have moved
-//! meanwhile, to a holder with another clock. Then the receipt still takes back its own hits at most:
+//! **Clocks.** Messages carry durations, and slot contents carry ages. Only a receipt holds instants: those of the
+//! owner that issued it. The forwarding replica returns the receipt unchanged, so its instants are exact at the same
+//! owner. If the counter has moved to an owner with another clock, the receipt takes back its own hits at most:
 //!
-//! - of a window exactly, for windows have the same starts everywhere;
-//! - of a log nothing, unless an entry has that very instant, since the entries have moved with the clocks;
-//! - of a debt or of steps, what is left of the hits by the new holder's clock. Where that is ahead, too little comes
-//!   back. Where it is behind, what a limit brings in the time by which it is behind may come back twice.
+//! - From a window exactly its hits, because windows have the same starts on every replica.
+//! - From a log nothing, unless an entry has that very instant, because entries are shifted between the clocks.
+//! - From a debt or steps, what is left of the hits by the new owner's clock. If that clock is ahead, too little is
+//!   taken back. If it is behind, the hits that the limit regains in the difference may be taken back twice.
 
 use prost::{
     Message as _,
@@ -22,7 +21,7 @@ use prost::{
 
 use crate::{cluster::message::Message, time::Timestamp};
 
-mod parts;
+mod convert;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -35,45 +34,45 @@ pub(in crate::cluster) mod proto {
     pub(in crate::cluster) use self::tollgate::cluster::v1::*;
 }
 
-/// What most messages take at most, in bytes.
+/// The size that most messages do not exceed, in bytes.
 const USUAL_BYTES: usize = 128;
 
-/// The names of the kinds of messages, from number 1 on.
+/// The names of the message kinds, from field number 1 on.
 const KINDS: [&str; 16] = [
     "ask", "answer", "hello", "member", "holds", "transfer", "taken", "backup", "backed", "lacking", "query",
     "known", "orphan", "better", "recall", "revoke",
 ];
 
-/// Why bytes are no batch. It never tells what is in them.
+/// Why bytes are not a valid batch. Never contains the bytes, which may hold a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    /// Cut off or damaged outside of any message.
+    /// The bytes outside of any message are truncated or damaged.
     #[error("a batch is damaged")]
     Batch,
-    /// Cut off or damaged within a message of a kind.
+    /// A message of this kind is truncated or damaged.
     #[error("a message of kind `{kind}` is damaged")]
     Message { kind: &'static str },
-    /// A part of a message of a kind is missing, or is not what it should be.
+    /// A part of a message of this kind is missing or invalid.
     #[error("a message of kind `{kind}` has no valid {part}")]
     Part { kind: &'static str, part: &'static str },
 }
 
-/// The bytes of `messages`, told at `now`. Those of several batches in a row are one batch, too.
+/// Encodes `messages` at the instant `now`. The concatenation of encoded batches is one batch, too.
 pub(crate) fn encode(messages: &[Message], now: Timestamp) -> Bytes {
     let mut bytes = BytesMut::with_capacity(messages.len() * USUAL_BYTES);
     let mut writer = write::Writer::new(now);
     let mut batch = proto::Batch { items: Vec::with_capacity(1) };
     for message in messages {
         batch.items.push(proto::Item { kind: Some(writer.kind(message)) });
-        batch.encode(&mut bytes).expect("a buffer that grows has room for whatever comes");
+        batch.encode(&mut bytes).expect("a growing buffer has room for any message");
         batch.items.clear();
     }
     bytes.freeze()
 }
 
-/// The messages of a batch, heard at `now`, in order, without those of unknown kinds.
+/// Decodes a batch received at `now`, in order and without messages of unknown kinds.
 ///
-/// What it takes is bounded by the length of `batch`. An error tells nothing about the messages before it.
+/// Memory is bounded by the length of `batch`. An error discards the messages before it, too.
 pub(crate) fn decode(batch: Bytes, now: Timestamp) -> Result<Vec<Message>, Malformed> {
     let batch = proto::Batch::decode(batch.clone()).map_err(|_| damaged(batch))?;
     let mut messages = Vec::with_capacity(batch.items.len());
@@ -83,18 +82,18 @@ pub(crate) fn decode(batch: Bytes, now: Timestamp) -> Result<Vec<Message>, Malfo
     Ok(messages)
 }
 
-/// A batch, as far as it can be read where its items cannot.
+/// A batch whose items stay undecoded, to locate damage.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Outline {
     #[prost(bytes = "bytes", repeated, tag = "1")]
     items: Vec<Bytes>,
 }
 
-/// Where the damage is. What the decoder says of it is no use: it may quote a number that is a piece of a secret.
+/// Locates the damage. The decoder's own error is dropped: it may quote a number that is part of a secret.
 fn damaged(batch: Bytes) -> Malformed {
     let items = Outline::decode(batch).unwrap_or_default().items;
     let item = items.into_iter().find(|item| proto::Item::decode(item.clone()).is_err());
-    // An item begins with the number of its kind, above three bits for how the rest is written.
+    // An item begins with its field number, shifted by the three bits of the wire type.
     let number = item.and_then(|item| prost::decode_length_delimiter(item).ok()).map(|key| key >> 3);
     let kind = number.and_then(|number| KINDS.get(number.checked_sub(1)?));
     kind.map_or(Malformed::Batch, |kind| Malformed::Message { kind })

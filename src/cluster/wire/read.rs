@@ -1,4 +1,4 @@
-//! From the wire to messages.
+//! Decodes protobuf into messages.
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
@@ -23,15 +23,15 @@ use crate::{
     time::Timestamp,
 };
 
-/// Why something is not read.
+/// Why a part is not decoded.
 enum Unread {
-    /// It is well formed, and this version does not know what it means.
+    /// The part is well formed but has no meaning in this version.
     Unknown,
-    /// This part of it is missing, or is not what it should be.
+    /// This part is missing or invalid.
     Malformed(&'static str),
 }
 
-/// The message of this kind; `None` where it says something that this version does not know.
+/// Decodes one message; `None` if it contains something that this version does not know.
 pub(super) fn message(kind: Kind, now: Timestamp) -> Result<Option<Message>, Malformed> {
     let (kind, message) = named(kind, now);
     match message {
@@ -41,7 +41,7 @@ pub(super) fn message(kind: Kind, now: Timestamp) -> Result<Option<Message>, Mal
     }
 }
 
-/// The message, and the name of its kind.
+/// Decodes one message and names its kind.
 fn named(kind: Kind, now: Timestamp) -> (&'static str, Result<Message, Unread>) {
     match kind {
         Kind::Ask(ask) => ("ask", asked(ask, now)),
@@ -84,7 +84,7 @@ fn asked(ask: proto::Ask, now: Timestamp) -> Result<Message, Unread> {
         ticket,
         check: Arc::new(check),
         budget: Duration::from_nanos(budget_nanos),
-        // It has been by too many long before there are so many.
+        // The limit on hops is far below the maximum, so capping changes nothing.
         hops: u8::try_from(hops).unwrap_or(u8::MAX),
     })
 }
@@ -126,7 +126,7 @@ fn answered(answer: proto::Answer) -> Result<Message, Unread> {
     Ok(Message::Reply { ticket, reply: Reply::Decided { decision, charged, lease } })
 }
 
-/// The receipt of an answer. One that this version does not know could not be handed back, so the charge stays.
+/// Decodes the receipt of an answer. A receipt unknown to this version could not be returned, so the charge stays.
 fn returned(receipt: &Bytes) -> Result<Option<Receipt>, Unread> {
     if receipt.is_empty() {
         return Ok(None);
@@ -223,7 +223,7 @@ fn slice(slice: proto::Slice) -> Result<Grant, Unread> {
     })
 }
 
-/// The same, with `None` where this version does not know what it means.
+/// Turns an unknown part into `None`.
 fn known<T>(read: Result<T, Unread>) -> Result<Option<T>, Unread> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -232,16 +232,16 @@ fn known<T>(read: Result<T, Unread>) -> Result<Option<T>, Unread> {
     }
 }
 
-/// A limit or a receipt.
+/// Decodes a limit or a receipt.
 fn written<'b, T: Deserialize<'b>>(bytes: &'b [u8], part: &'static str) -> Result<T, Unread> {
     postcard::from_bytes(bytes).map_err(|error| match error {
-        // What the bytes say was read, and is none of the values that there are.
+        // The bytes are complete but name no existing value.
         postcard::Error::SerdeDeCustom => Unread::Unknown,
         _ => Unread::Malformed(part),
     })
 }
 
-/// Contents; without any bytes those that change nothing.
+/// Decodes contents; no bytes are empty contents.
 fn contents(bytes: &[u8], now: Timestamp) -> Result<Arc<Contents>, Unread> {
     if bytes.is_empty() {
         return Ok(Arc::default());

@@ -1,4 +1,4 @@
-//! From messages to the wire.
+//! Encodes messages into protobuf.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
             RemoteOperation, Reply, Settlement, SlotCopy, Version,
         },
         wire::{
-            parts::nanos,
+            convert::nanos,
             proto::{self, ask, item::Kind},
         },
     },
@@ -22,13 +22,13 @@ use crate::{
     time::Timestamp,
 };
 
-/// The bytes of limits and receipts that are written into one allocation.
+/// The size of the allocations that limits and receipts share, in bytes.
 const SMALL_BYTES: usize = 1024;
 
-/// Words messages at one instant.
+/// Encodes messages at one instant.
 pub(super) struct Writer {
     now: Timestamp,
-    // Room for the bytes of limits and receipts, which take a few each.
+    // A shared buffer for limits and receipts, which take a few bytes each.
     small: BytesMut,
 }
 
@@ -186,14 +186,13 @@ impl Writer {
         contents.encode(self.now).into()
     }
 
-    /// The bytes of a limit or a receipt.
+    /// Encodes a limit or a receipt.
     fn put(&mut self, value: &impl Serialize) -> Bytes {
         if self.small.capacity() < SMALL_BYTES / 4 {
             self.small.reserve(SMALL_BYTES);
         }
-        postcard::to_io(value, (&mut self.small).writer()).expect(
-            "a buffer that grows has room for whatever comes, and no list of it is of unknown length",
-        );
+        postcard::to_io(value, (&mut self.small).writer())
+            .expect("a growing buffer has room for any value, and every sequence in it has a known length");
         self.small.split().freeze()
     }
 }

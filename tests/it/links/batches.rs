@@ -29,7 +29,7 @@ async fn two_processes_are_linked_and_batches_go_both_ways() {
     assert_eq!(one.received(two.id()), (0..100).map(|number| format!("back {number}")).collect::<Vec<_>>());
     assert_eq!(one.events(), [Event::Linked(two.id())]);
     assert_eq!(two.events(), [Event::Linked(one.id())]);
-    let figures = one.links.figures();
+    let figures = one.links.stats();
     assert_eq!((figures.links_up, figures.batches_in, figures.batches_out), (1, 100, 100));
 }
 
@@ -82,7 +82,7 @@ async fn a_hundred_thousand_batches_arrive_once_and_in_order_over_connections_th
         assert!(to.received(from.id()) == expected, "each once, in order");
         assert_eq!(to.events(), [Event::Linked(from.id())], "and it was one session");
     }
-    assert!(1 < one.links.figures().reconnects, "{:?}", one.links.figures());
+    assert!(1 < one.links.stats().reconnects, "{:?}", one.links.stats());
 }
 
 #[tokio::test]
@@ -112,8 +112,8 @@ async fn while_nothing_is_acknowledged_a_bounded_number_of_bytes_is_taken() {
         one.send(two.id(), vec![0; 64 * 1024]);
     }
     // The link is given up, and every other that is tried.
-    until(async || (one.links.figures().links_up == 0).then_some(())).await;
-    let taken = one.links.figures().bytes_out;
+    until(async || (one.links.stats().links_up == 0).then_some(())).await;
+    let taken = one.links.stats().bytes_out;
     assert!(taken <= 9 * MIB, "{taken}");
     to_one.flow();
     to_two.flow();

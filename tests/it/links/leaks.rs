@@ -3,7 +3,7 @@
 use std::fs;
 
 use tokio::runtime::Handle;
-use tollgate::cluster::link::Loss;
+use tollgate::cluster::link::DisconnectReason;
 
 use crate::{
     harness::until,
@@ -51,15 +51,15 @@ async fn a_thousand_broken_connections_leave_no_task_and_no_socket() {
 async fn processes_that_come_and_go_leave_nothing() {
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let one = Replica::start(&[]).await;
-    until(async || (one.links.seeds_tried() != tollgate::cluster::SeedState::Trying).then_some(())).await;
+    until(async || (one.links.seed_state() != tollgate::cluster::SeedState::Searching).then_some(())).await;
     let quiet = tasks();
     for _ in 0..50 {
         let two = Replica::start(&[&one.address()]).await;
         one.until_linked(&two).await;
         let id = two.id();
         two.kill().await;
-        one.until(Event::Lost(id, Loss::Dead)).await;
+        one.until(Event::Lost(id, DisconnectReason::Dead)).await;
     }
     until(async || (tasks() <= quiet).then_some(())).await;
-    assert_eq!(one.links.figures().links_up, 0);
+    assert_eq!(one.links.stats().links_up, 0);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::{
-    cluster::{MemberId, link::Loss},
+    cluster::{MemberId, link::DisconnectReason},
     time::Stopwatch,
 };
 
@@ -23,9 +23,9 @@ async fn a_killed_process_is_dead_at_once() {
     one.until_linked(&two).await;
     let (id, since) = (two.id(), Stopwatch::start());
     two.kill().await;
-    one.until(Event::Lost(id, Loss::Dead)).await;
+    one.until(Event::Lost(id, DisconnectReason::Dead)).await;
     assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
-    assert_eq!(one.links.figures().links_up, 0);
+    assert_eq!(one.links.stats().links_up, 0);
 }
 
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn a_process_at_whose_address_another_answers_is_dead() {
     let id = two.id();
     proxy.lead_to(three.listen);
     two.kill().await;
-    one.until(Event::Lost(id, Loss::Dead)).await;
+    one.until(Event::Lost(id, DisconnectReason::Dead)).await;
     one.until_linked(&three).await;
 }
 
@@ -54,7 +54,7 @@ async fn who_closes_says_what_waits_and_goodbye() {
     let since = Stopwatch::start();
     two.links.close(Duration::from_secs(10)).await;
     assert!(since.elapsed() < Duration::from_secs(5), "nobody keeps it waiting");
-    one.until(Event::Lost(two.id(), Loss::Dead)).await;
+    one.until(Event::Lost(two.id(), DisconnectReason::Dead)).await;
     assert_eq!(one.received_count(two.id()), 1_000);
     two.running.await.unwrap().unwrap();
 }
@@ -106,7 +106,7 @@ async fn a_process_that_is_silent_is_not_dead_and_loses_nothing() {
     to_two.stall();
     one.send(two.id(), "across the silence");
     // The link is given up.
-    until(async || (one.links.figures().links_up == 0).then_some(())).await;
+    until(async || (one.links.stats().links_up == 0).then_some(())).await;
     assert_eq!(one.events(), [Event::Linked(two.id())]);
     to_one.flow();
     to_two.flow();
@@ -133,7 +133,7 @@ async fn a_process_that_does_not_answer_holds_up_no_other() {
         two.until_received(one.id(), number + 1).await;
     }
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
-    assert!(!one.events().contains(&Event::Lost(silent.id(), Loss::Dead)));
+    assert!(!one.events().contains(&Event::Lost(silent.id(), DisconnectReason::Dead)));
 }
 
 #[tokio::test]
@@ -143,8 +143,9 @@ async fn who_is_forgotten_is_lost_on_both_sides_and_may_come_again() {
     one.until_linked(&two).await;
     two.until_linked(&one).await;
     one.links.forget(two.id());
-    one.until(Event::Lost(two.id(), Loss::Forgotten)).await;
-    let again = |of: MemberId| [Event::Linked(of), Event::Lost(of, Loss::Forgotten), Event::Linked(of)];
+    one.until(Event::Lost(two.id(), DisconnectReason::Forgotten)).await;
+    let again =
+        |of: MemberId| [Event::Linked(of), Event::Lost(of, DisconnectReason::Forgotten), Event::Linked(of)];
     until(async || (one.events() == again(two.id())).then_some(())).await;
     until(async || (two.events() == again(one.id())).then_some(())).await;
     one.send(two.id(), "anew");

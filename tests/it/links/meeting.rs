@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use tollgate::cluster::{SeedState, Vain};
+use tollgate::cluster::{SeedFailures, SeedState};
 
 use crate::{
     harness::until,
@@ -16,8 +16,7 @@ use crate::{
 async fn until_one_link(one: &Replica, two: &Replica) {
     one.until_linked(two).await;
     two.until_linked(one).await;
-    until(async || (one.links.figures().links_up == 1 && two.links.figures().links_up == 1).then_some(()))
-        .await;
+    until(async || (one.links.stats().links_up == 1 && two.links.stats().links_up == 1).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,18 +59,19 @@ async fn who_finds_itself_at_its_seed_leaves_it_alone_and_knows_that_nobody_else
     let seeds = [proxy.address.to_string(), rounds.address.to_string()];
     let one = Replica::start_changed(&seeds.each_ref().map(String::as_str), |_| ()).await;
     proxy.lead_to(one.listen);
-    let ourselves = SeedState::InVain(Vain { ourselves: 1, silent: 1, ..Vain::default() });
-    until(async || (one.links.seeds_tried() == ourselves).then_some(())).await;
+    let ourselves = SeedState::NotFound(SeedFailures { own: 1, unreachable: 1, ..SeedFailures::default() });
+    until(async || (one.links.seed_state() == ourselves).then_some(())).await;
     let (dialled, round) = (proxy.connections.load(SeqCst), rounds.connections.load(SeqCst));
     until(async || (round + 3 <= rounds.connections.load(SeqCst)).then_some(())).await;
     assert_eq!(proxy.connections.load(SeqCst), dialled);
-    assert_eq!((one.events(), one.links.figures().links_up), (vec![], 0));
+    assert_eq!((one.events(), one.links.stats().links_up), (vec![], 0));
 }
 
 #[tokio::test]
 async fn without_seeds_there_is_nobody_to_wait_for() {
     let one = Replica::start(&[]).await;
-    until(async || (one.links.seeds_tried() == SeedState::InVain(Vain::default())).then_some(())).await;
+    until(async || (one.links.seed_state() == SeedState::NotFound(SeedFailures::default())).then_some(()))
+        .await;
 }
 
 #[tokio::test]
@@ -79,12 +79,12 @@ async fn a_seed_is_in_vain_until_somebody_is_there() {
     let proxy = Proxy::start().await;
     let address = proxy.address;
     proxy.close();
-    let refused = SeedState::InVain(Vain { refused: 1, unresolved: 1, ..Vain::default() });
+    let refused = SeedState::NotFound(SeedFailures { refused: 1, unresolved: 1, ..SeedFailures::default() });
     let one = Replica::start(&[&address.to_string(), "no such host:1"]).await;
-    until(async || (one.links.seeds_tried() == refused).then_some(())).await;
+    until(async || (one.links.seed_state() == refused).then_some(())).await;
     let two = Replica::start_changed(&[], |settings| settings.listen = address).await;
     one.until_linked(&two).await;
-    until(async || (one.links.seeds_tried() == SeedState::Met).then_some(())).await;
+    until(async || (one.links.seed_state() == SeedState::Found).then_some(())).await;
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tollgate::{
     cluster::{
         MemberId, Trust,
-        link::{Error, Links, Loss, Settings, Traffic},
+        link::{DisconnectReason, Error, LinkHandler, Links, Settings},
     },
     time::Clock,
 };
@@ -29,7 +29,7 @@ pub const SECRET: &str = "a secret that replicas share";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Linked(MemberId),
-    Lost(MemberId, Loss),
+    Lost(MemberId, DisconnectReason),
 }
 
 /// What waits for others, and what has come from them.
@@ -47,8 +47,8 @@ struct State {
     addresses: HashMap<MemberId, String>,
 }
 
-impl Traffic for Post {
-    fn linked(&self, peer: MemberId, address: &str) {
+impl LinkHandler for Post {
+    fn connected(&self, peer: MemberId, address: &str) {
         let mut state = self.state.lock().unwrap();
         state.events.push(Event::Linked(peer));
         state.addresses.insert(peer, address.to_owned());
@@ -62,12 +62,12 @@ impl Traffic for Post {
         self.state.lock().unwrap().received.entry(peer).or_default().push(batch);
     }
 
-    fn outgoing(&self, peer: MemberId, _bytes_max: usize) -> Option<Bytes> {
+    fn next_batch(&self, peer: MemberId, _bytes_max: usize) -> Option<Bytes> {
         self.state.lock().unwrap().waiting.get_mut(&peer)?.pop_front()
     }
 
-    fn lost(&self, peer: MemberId, how: Loss) {
-        self.state.lock().unwrap().events.push(Event::Lost(peer, how));
+    fn disconnected(&self, peer: MemberId, reason: DisconnectReason) {
+        self.state.lock().unwrap().events.push(Event::Lost(peer, reason));
     }
 }
 

@@ -23,7 +23,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tollgate::{
     cluster::{
         Files, MemberId, Trust,
-        link::{Links, Refused, Settings},
+        link::{LinkFailure, Links, Settings},
     },
     time::{Clock, SECOND, Timestamp},
 };
@@ -49,18 +49,18 @@ async fn with_clock(clock: &Clock, seeds: &[&str]) -> Replica {
     Replica::start_with(settings(trust(file), seeds), MemberId::random(), clock.clone()).await
 }
 
-async fn until_refused(replica: &Replica, reason: Refused) {
-    until(async || (0 < replica.links.figures().refused(reason)).then_some(())).await;
+async fn until_refused(replica: &Replica, reason: LinkFailure) {
+    until(async || (0 < replica.links.stats().failures(reason)).then_some(())).await;
 }
 
 #[tokio::test]
 async fn without_the_secret_nobody_is_let_in_and_nobody_is_trusted() {
     let (_folder, one) = with_secrets(SECRET, &[]).await;
     let (_folder, stranger) = with_secrets(OTHER, &[&one.address()]).await;
-    until_refused(&stranger, Refused::Untrusted).await;
-    until_refused(&one, Refused::ByPeer).await;
+    until_refused(&stranger, LinkFailure::Untrusted).await;
+    until_refused(&one, LinkFailure::ByPeer).await;
     one.links.dial(&stranger.address());
-    until_refused(&one, Refused::Untrusted).await;
+    until_refused(&one, LinkFailure::Untrusted).await;
     assert_eq!((one.events(), stranger.events()), (vec![], vec![]));
 }
 
@@ -78,7 +78,7 @@ async fn a_secret_is_replaced_in_three_rolls() {
     }
     let (_folder, one) = with_secrets(rolls[0], &[]).await;
     let (_folder, two) = with_secrets(rolls[3], &[&one.address()]).await;
-    until_refused(&two, Refused::Untrusted).await;
+    until_refused(&two, LinkFailure::Untrusted).await;
 }
 
 #[tokio::test]
@@ -91,7 +91,7 @@ async fn a_file_of_secrets_that_changes_holds_for_the_next_connection() {
     let (_folder, two) = with_secrets(OTHER, &[&one.address()]).await;
     one.until_linked(&two).await;
     let (_folder, three) = with_secrets(SECRET, &[&one.address()]).await;
-    until_refused(&three, Refused::Untrusted).await;
+    until_refused(&three, LinkFailure::Untrusted).await;
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn a_certificate_that_has_expired_is_refused() {
     let one = with_clock(&Clock::manual(START), &[]).await;
     let late = with_clock(&Clock::manual(START.minus(25 * 3_600 * SECOND)), &[]).await;
     one.links.dial(&late.address());
-    until_refused(&one, Refused::Expired).await;
+    until_refused(&one, LinkFailure::Expired).await;
     assert_eq!(one.events(), []);
 }
 
@@ -128,12 +128,12 @@ async fn who_speaks_no_tls_is_refused_and_counted() {
     let one = Replica::start(&[]).await;
     let mut stranger = TcpStream::connect(one.listen).await.unwrap();
     stranger.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-    until_refused(&one, Refused::NotTls).await;
+    until_refused(&one, LinkFailure::NotTls).await;
     let mut said = Vec::new();
     stranger.read_to_end(&mut said).await.ok();
     assert!(said.len() < 16, "nothing but an alert");
     let silent = TcpStream::connect(one.listen).await.unwrap();
-    until_refused(&one, Refused::Slow).await;
+    until_refused(&one, LinkFailure::Slow).await;
     drop(silent);
 }
 
@@ -209,7 +209,7 @@ async fn client_of_another_version_is_refused_and_told_ours() {
     let shown = CertificateDer::from(shown.0.lock().unwrap().clone());
     let shown = webpki::EndEntityCert::try_from(&shown).unwrap();
     assert_eq!(shown.valid_dns_names().collect::<Vec<_>>(), ["protocol-2.tollgate.invalid"]);
-    until_refused(&one, Refused::Version).await;
+    until_refused(&one, LinkFailure::Version).await;
     assert!(says_both_versions(&log, 1));
 }
 
@@ -235,7 +235,7 @@ async fn server_of_another_version_is_refused_and_both_are_logged() {
     });
     let one = Replica::start(&[]).await;
     one.links.dial(&address.to_string());
-    until_refused(&one, Refused::Version).await;
+    until_refused(&one, LinkFailure::Version).await;
     assert!(says_both_versions(&log, 3));
     assert_eq!(one.links.rejected(), Some(format!("{address} (version)")));
 }
@@ -249,7 +249,7 @@ async fn secret_file_that_all_can_read_is_warned_of() {
         let settings = settings(trust(file), &[]);
         let _one = Replica::start_with(settings, MemberId::random(), Clock::system()).await;
         let warning =
-            log.take().into_iter().find(|line| line.contains("every user of this machine can read"));
+            log.take().into_iter().find(|line| line.contains("readable for every user of this machine"));
         assert_eq!(warning.is_some(), warned, "{mode:o}: {warning:?}");
     }
 }
@@ -275,8 +275,8 @@ async fn whoever_the_operators_authority_has_signed_is_a_member() {
     let two = trusting(&trust, &[&one.address()]).await;
     one.until_linked(&two).await;
     let stranger = trusting(&others, &[&one.address()]).await;
-    until_refused(&stranger, Refused::Untrusted).await;
-    until_refused(&one, Refused::ByPeer).await;
+    until_refused(&stranger, LinkFailure::Untrusted).await;
+    until_refused(&one, LinkFailure::ByPeer).await;
 
     // And when the operator goes over to the other authority, it is the other way round.
     files.put(&theirs.server());
@@ -293,7 +293,7 @@ async fn who_shows_no_certificate_is_refused() {
     let socket = TcpStream::connect(one.listen).await.unwrap();
     let mut stream = client.connect(LOCALHOST.try_into().unwrap(), socket).await.unwrap();
     stream.read_to_end(&mut Vec::new()).await.unwrap_err();
-    until_refused(&one, Refused::NoCertificate).await;
+    until_refused(&one, LinkFailure::NoCertificate).await;
 }
 
 /// Why nobody can be linked with these settings.
@@ -309,13 +309,13 @@ async fn without_anything_to_trust_it_does_not_start_and_says_what_is_missing() 
     for (lines, expected) in [
         (
             "# comment\n\nshort\n",
-            "line 3: a secret has at least 16 bytes, of which 8 differ; `openssl rand -base64 32` makes one",
+            "line 3: a secret needs at least 16 bytes and 8 distinct ones; create one with `openssl rand -base64 32`",
         ),
         (
             "aaaaaaaaaaaaaaaa",
-            "line 1: a secret has at least 16 bytes, of which 8 differ; `openssl rand -base64 32` makes one",
+            "line 1: a secret needs at least 16 bytes and 8 distinct ones; create one with `openssl rand -base64 32`",
         ),
-        ("# nothing but a comment, which is long enough\n", "there is no secret in it"),
+        ("# nothing but a comment, which is long enough\n", "the file contains no secret"),
     ] {
         let (_folder, file) = secrets(lines);
         let why = why_not(settings(trust(file.clone()), &[])).await;

@@ -1,4 +1,4 @@
-//! Any message there is.
+//! Strategies that generate every kind of message.
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
@@ -16,10 +16,10 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
-/// When everything here is told.
+/// The instant at which messages are encoded.
 pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND + 123_456_789);
 
-/// The largest burst. It is back within a hundred years, as in rules.
+/// The largest burst. It refills within a hundred years, as in rules.
 const BURST_MAX: u64 = 1_000;
 
 fn number() -> impl Strategy<Value = u64> {
@@ -121,7 +121,7 @@ pub(super) fn limit() -> BoxedStrategy<Limit> {
     .boxed()
 }
 
-/// A receipt that a limit has given, of whichever kind.
+/// A receipt issued by a limit of any kind.
 fn receipt() -> BoxedStrategy<Receipt> {
     let charge = (limit(), 1..10_u64)
         .prop_map(|(limit, hits)| limit.decide(&mut limit.fresh(), NOW, Ask::Charge(hits)).receipt);
@@ -164,7 +164,7 @@ prop_compose! {
     }
 }
 
-/// What a slot holds after some charges and has still to absorb, or what has changed in it.
+/// The contents of a slot after some charges and with consumption to absorb, whole or changes only.
 fn contents() -> BoxedStrategy<Arc<Contents>> {
     let charges = || prop::collection::vec((any::<u64>(), limit(), 1..10_u64), 0..4);
     (charges(), charges(), any::<bool>())
@@ -182,7 +182,7 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
     let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
     memory.track_changes();
     memory.hold(Slot(0), Contents::default(), NOW);
-    // A slot that is new has changed as a whole, until it is copied as a whole.
+    // A new slot counts as changed as a whole until it is first copied.
     memory.whole(Slot(0));
     for (low, limit, hits) in charges {
         let (key, ask) = (Key::from_halves(0, *low), Ask::Charge(*hits));

@@ -1,5 +1,5 @@
-//! The bytes of a few messages, so that the wire does not change unnoticed. What a test here says is what replicas
-//! of other versions send: they are not to be corrected.
+//! Golden encodings of a few messages, so that the format does not change unnoticed. Replicas of other versions send
+//! these bytes: do not adjust them to a change of the code.
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
@@ -67,7 +67,7 @@ fn refusal() -> Message {
     Message::Reply { ticket: 1, reply: Reply::Decided { decision, charged: 0, lease } }
 }
 
-/// What is left of a bucket that was emptied a second before.
+/// A bucket that was emptied a second ago.
 fn contents() -> Arc<Contents> {
     let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
     memory.hold(Slot(0), Contents::default(), NOW.minus(SECOND));
@@ -102,7 +102,7 @@ fn pinned(message: Message, bytes: &str) {
 }
 
 #[test]
-fn a_charge_and_a_look_are_written_so() {
+fn encoding_of_charge_and_look_is_stable() {
     pinned(
         ask(classic(), RemoteOperation::Decide(Ask::Charge(1))),
         concat!(
@@ -120,7 +120,7 @@ fn a_charge_and_a_look_are_written_so() {
 }
 
 #[test]
-fn a_receipt_is_written_so_in_an_answer_and_in_an_undo() {
+fn encoding_of_receipt_in_answer_and_undo_is_stable() {
     pinned(
         answer(&classic()),
         concat!("0a2912270882021001200928eb85cfc6940130013a0b0080f0ecdef7efd6eb180142080a06080110", "021803"),
@@ -143,13 +143,13 @@ fn a_receipt_is_written_so_in_an_answer_and_in_an_undo() {
 }
 
 #[test]
-fn a_refusal_and_silence_are_written_so() {
+fn encoding_of_refusal_and_unreachable_is_stable() {
     pinned(refusal(), "0a11120f0801100318ac0228ac02420310ac02");
     pinned(Message::Reply { ticket: 1, reply: Reply::Unreachable }, "0a0412020801");
 }
 
 #[test]
-fn a_hello_is_written_so() {
+fn encoding_of_hello_is_stable() {
     pinned(
         hello(*b"0123456789abcdef"),
         concat!(
@@ -162,7 +162,7 @@ fn a_hello_is_written_so() {
 }
 
 #[test]
-fn a_transfer_is_written_so() {
+fn encoding_of_transfer_is_stable() {
     pinned(
         transfer(),
         concat!(
@@ -174,7 +174,7 @@ fn a_transfer_is_written_so() {
 }
 
 #[test]
-fn a_charge_takes_less_than_a_hundred_bytes_and_its_answer_less_than_60() {
+fn charge_has_under_100_bytes_and_answer_under_60() {
     let charge = encode(&[ask(bucket(), RemoteOperation::Decide(Ask::Charge(1)))], NOW).len();
     let answer = encode(&[answer(&bucket())], NOW).len();
     assert!(charge < 100, "{charge}");

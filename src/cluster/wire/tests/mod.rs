@@ -1,4 +1,4 @@
-//! What the wire promises.
+//! Laws of the codec.
 
 use proptest::prelude::*;
 use prost::{Message as _, bytes::Bytes};
@@ -22,7 +22,7 @@ fn messages() -> impl Strategy<Value = Vec<Message>> {
     prop::collection::vec(message(), 0..6)
 }
 
-/// The batch with the bytes at these places, counted from the start over and over, changed.
+/// Changes bytes of a batch; positions wrap around its length.
 fn mutated(batch: &Bytes, changes: &[(usize, u8)]) -> Bytes {
     let mut bytes = batch.to_vec();
     let length = bytes.len().max(1);
@@ -36,19 +36,19 @@ fn mutated(batch: &Bytes, changes: &[(usize, u8)]) -> Bytes {
 
 proptest! {
     #[test]
-    fn messages_survive_the_wire(messages in messages()) {
+    fn decoded_messages_equal_encoded_ones(messages in messages()) {
         prop_assert_eq!(decode(encode(&messages, NOW), NOW), Ok(messages));
     }
 
     #[test]
-    fn the_bytes_of_two_batches_in_a_row_are_one_batch(one in messages(), other in messages()) {
+    fn concatenated_batches_decode_as_one_batch(one in messages(), other in messages()) {
         let bytes = [encode(&one, NOW), encode(&other, NOW)].concat();
         let both: Vec<_> = one.into_iter().chain(other).collect();
         prop_assert_eq!(decode(bytes.into(), NOW), Ok(both));
     }
 
     #[test]
-    fn what_is_read_of_changed_bytes_is_a_message_or_an_error(
+    fn changed_bytes_decode_to_messages_or_error(
         messages in messages(),
         changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..8),
         cut in prop::option::of(any::<prop::sample::Index>()),
@@ -64,12 +64,12 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_decode_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _either = decode(bytes.into(), NOW);
     }
 
     #[test]
-    fn a_batch_that_is_cut_is_an_error_or_its_first_messages(
+    fn truncated_batch_is_error_or_its_first_messages(
         messages in messages(),
         cut in any::<prop::sample::Index>(),
     ) {
@@ -81,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn no_error_quotes_a_byte(
+    fn decode_error_quotes_no_byte(
         secret in any::<[u8; 16]>(),
         changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..8),
     ) {
@@ -94,7 +94,7 @@ proptest! {
     }
 }
 
-/// An item that says that it is of the kind with this number, and holds nothing but the end of a group.
+/// An item with this field number whose content is an end-of-group tag without a group.
 fn damaged_item(kind: u32) -> Bytes {
     let mut item = Vec::new();
     prost::encoding::encode_key(kind, prost::encoding::WireType::LengthDelimited, &mut item);
@@ -105,7 +105,7 @@ fn damaged_item(kind: u32) -> Bytes {
 }
 
 #[test]
-fn damage_within_a_message_names_its_kind() {
+fn damaged_message_error_names_its_kind() {
     let kinds = [
         "ask", "answer", "hello", "member", "holds", "transfer", "taken", "backup", "backed", "lacking",
         "query", "known", "orphan", "better", "recall", "revoke",
@@ -119,7 +119,7 @@ fn damage_within_a_message_names_its_kind() {
 }
 
 #[test]
-fn a_length_beyond_the_end_is_damage() {
+fn length_beyond_end_is_damage() {
     assert_eq!(
         decode(Bytes::from_static(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f, 1]), NOW),
         Err(Malformed::Batch)
@@ -130,7 +130,7 @@ fn a_length_beyond_the_end_is_damage() {
 }
 
 #[test]
-fn the_secret_is_shown_nowhere() {
+fn debug_output_of_hello_hides_secret() {
     let secret = *b"0123456789abcdef";
     let hello = golden::hello(secret);
     let bytes = encode(std::slice::from_ref(&hello), NOW);

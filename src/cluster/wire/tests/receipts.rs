@@ -1,4 +1,4 @@
-//! A receipt comes back to the holder as it went out, whatever the clocks between show.
+//! A receipt returns to its owner unchanged, whatever the clocks in between show.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
-/// What an asker whose clock shows `there` is told, and hands back, of a decision here.
+/// The receipt that a replica whose clock shows `there` receives and returns.
 fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<Receipt> {
     let told = Message::Reply { ticket: 7, reply: Reply::Decided { decision, charged: 1, lease: None } };
     let heard = decode(encode(&[told], NOW), there).unwrap().pop();
@@ -42,7 +42,7 @@ fn instant() -> impl Strategy<Value = Timestamp> {
 
 proptest! {
     #[test]
-    fn a_receipt_comes_back_to_its_holder_bit_for_bit(
+    fn receipt_returns_to_owner_unchanged(
         limit in limit(),
         hits in 1..10_u64,
         there in instant(),
@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn a_receipt_that_meets_the_counter_at_another_clock_takes_back_its_hits_at_most(
+    fn receipt_under_another_clock_refunds_at_most_its_hits(
         limit in limit(),
         charges in prop::collection::vec((0..SECOND, 1..10_u64), 1..10),
         which in any::<prop::sample::Index>(),

@@ -1,4 +1,4 @@
-//! Versions that differ understand each other.
+//! Compatibility with messages of other versions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,7 +47,7 @@ fn slotless(copy: proto::Copy) -> Kind {
     Kind::Backup(Box::new(proto::Backup { slot: 0, copy: Some(copy), after: None }))
 }
 
-/// A field that no version has, in front of `message`.
+/// Prepends a field that no version has to `message`.
 fn with_an_unknown_field(message: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode_key(500, WireType::LengthDelimited, &mut bytes);
@@ -57,7 +57,7 @@ fn with_an_unknown_field(message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A field that holds `message`.
+/// A length-delimited field that holds `message`.
 fn field(number: u32, message: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode_key(number, WireType::LengthDelimited, &mut bytes);
@@ -67,7 +67,7 @@ fn field(number: u32, message: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_message_of_an_unknown_kind_is_passed_by() {
+fn message_of_unknown_kind_is_ignored() {
     let mut bytes = BytesMut::from(&encode(&[LACKING], NOW)[..]);
     bytes.put_slice(&field(1, &field(400, b"what a later version says")));
     bytes.put_slice(&field(1, b""));
@@ -76,7 +76,7 @@ fn a_message_of_an_unknown_kind_is_passed_by() {
 }
 
 #[test]
-fn unknown_fields_are_passed_by_at_every_depth() {
+fn unknown_fields_are_ignored_at_every_depth() {
     let lacking = with_an_unknown_field(&proto::Lacking { slot: 5 }.encode_to_vec());
     let item = with_an_unknown_field(&field(10, &lacking));
     let batch = with_an_unknown_field(&field(1, &item));
@@ -84,17 +84,17 @@ fn unknown_fields_are_passed_by_at_every_depth() {
 }
 
 #[test]
-fn an_ask_with_an_unknown_deed_or_limit_is_passed_by() {
+fn ask_with_unknown_operation_or_limit_is_ignored() {
     let ask = |limit, deed| Kind::Ask(proto::Ask { limit, deed, ..Default::default() });
     let look = || Some(ask::Deed::Look(true));
     assert_eq!(heard(ask(bytes_of(&limit()), None)), Ok(vec![]));
-    // A limit of the 121st kind.
+    // A limit of variant 120, which does not exist.
     assert_eq!(heard(ask(Bytes::from_static(&[120, 1, 2, 3]), look())), Ok(vec![]));
     assert_eq!(heard(ask(bytes_of(&limit()), Some(ask::Deed::Undo(Bytes::from_static(&[120]))))), Ok(vec![]));
 }
 
 #[test]
-fn a_slice_of_an_unknown_limit_is_passed_by_and_the_rest_of_its_copy_is_kept() {
+fn copy_keeps_all_but_slice_of_unknown_limit() {
     let slice = |limit| proto::Slice { key: Some(proto::Key::default()), limit, ..Default::default() };
     let slices = vec![slice(Bytes::from_static(&[120])), slice(bytes_of(&limit()))];
     let heard = heard(slotless(proto::Copy { slices, ..Default::default() })).unwrap();
@@ -103,7 +103,7 @@ fn a_slice_of_an_unknown_limit_is_passed_by_and_the_rest_of_its_copy_is_kept() {
 }
 
 #[test]
-fn an_ask_that_says_little_asks_for_the_least() {
+fn ask_without_optional_fields_gets_least_defaults() {
     let ask = proto::Ask {
         limit: bytes_of(&limit()),
         hops: 1_000,
@@ -122,7 +122,7 @@ fn an_ask_that_says_little_asks_for_the_least() {
 }
 
 #[test]
-fn an_answer_without_a_verdict_that_is_known_means_that_nobody_was_reached() {
+fn answer_with_unknown_verdict_means_unreachable() {
     for verdict in [0, 99] {
         let answer = proto::Answer { ticket: 3, verdict, remaining: 7, ..Default::default() };
         let expected = Message::Reply { ticket: 3, reply: Reply::Unreachable };
@@ -131,7 +131,7 @@ fn an_answer_without_a_verdict_that_is_known_means_that_nobody_was_reached() {
 }
 
 #[test]
-fn an_answers_grant_and_receipt_that_are_unknown_are_none() {
+fn unknown_grant_and_receipt_of_answer_are_none() {
     let answer = proto::Answer {
         verdict: proto::Verdict::Delay.into(),
         receipt: Bytes::from_static(&[120]),
@@ -147,7 +147,7 @@ fn an_answers_grant_and_receipt_that_are_unknown_are_none() {
 }
 
 #[test]
-fn a_member_in_an_unknown_state_is_handed_nothing() {
+fn member_in_unknown_state_counts_as_draining() {
     for state in [0, 99] {
         let heard = heard(Kind::Member(proto::Record { state, ..Default::default() })).unwrap();
         let [Message::Member(record)] = &heard[..] else { panic!("{heard:?}") };
@@ -156,7 +156,7 @@ fn a_member_in_an_unknown_state_is_handed_nothing() {
 }
 
 #[test]
-fn versions_are_the_least_and_contents_none_where_they_are_missing() {
+fn missing_version_is_least_and_missing_contents_are_empty() {
     let id = Some(proto::TransferId { from: 1, number: 2 });
     let copy = Some(proto::Copy::default());
     let transfer = proto::Transfer { id, slot: 3, copy, origin: None };
@@ -173,7 +173,7 @@ fn versions_are_the_least_and_contents_none_where_they_are_missing() {
 }
 
 #[test]
-fn what_has_no_default_is_named_where_it_is_missing_or_broken() {
+fn invalid_required_part_is_named_in_error() {
     let ask = |limit| Kind::Ask(proto::Ask { limit, deed: Some(ask::Deed::Charge(1)), ..Default::default() });
     let hashing = |length| proto::Hashing { founder: 1, secret: vec![7; length].into() };
     let hello = |record, hashing| {

@@ -1,4 +1,4 @@
-//! Parts that say the same here and there.
+//! Conversions of parts that have the same fields in messages and in protobuf.
 
 use std::{fmt, time::Duration};
 
@@ -11,12 +11,12 @@ use crate::{
     descriptor::Key,
 };
 
-/// Nanoseconds of a length of time; of more than 584 years, so many.
+/// The nanoseconds of a duration, capped at `u64::MAX` (584 years).
 pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Shows whose it is, and not the secret.
+/// Shows the founder and hides the secret.
 impl fmt::Debug for proto::Hashing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hashing").field("founder", &self.founder).finish_non_exhaustive()
@@ -41,7 +41,7 @@ impl From<Version> for proto::Version {
     }
 }
 
-/// One that is missing is the least of all.
+/// A missing version is the least one.
 impl From<Option<proto::Version>> for Version {
     fn from(version: Option<proto::Version>) -> Self {
         version.map_or_else(Self::default, |proto::Version { epoch, seq }| Self { epoch, seq })
@@ -108,7 +108,7 @@ impl From<proto::State> for MemberState {
         match state {
             proto::State::Joining => Self::Joining,
             proto::State::Serving => Self::Serving,
-            // Whoever is in a state that this version does not know may answer, and is handed nothing.
+            // A member in an unknown state may answer, but receives no slots.
             proto::State::Draining | proto::State::Unspecified => Self::Draining,
         }
     }

@@ -1,9 +1,9 @@
-//! The messages of `proto/tollgate/cluster/v1/link.proto`, and what they are here.
+//! The frames of `proto/tollgate/cluster/v1/link.proto` and their conversions.
 
 use crate::cluster::{
     MemberId,
     link::{
-        pact::Claim,
+        handshake::SessionOffer,
         session::{PIECE_BYTES_MAX, Piece},
     },
 };
@@ -28,31 +28,31 @@ impl From<Kind> for Frame {
 
 impl From<Piece> for Kind {
     fn from(piece: Piece) -> Self {
-        let Piece { number, received, goes_on, payload } = piece;
-        Self::Piece(PieceFrame { number, received, goes_on, payload })
+        let Piece { number, received, has_more, payload } = piece;
+        Self::Piece(PieceFrame { number, received, has_more, payload })
     }
 }
 
 impl From<PieceFrame> for Piece {
     fn from(piece: PieceFrame) -> Self {
-        let PieceFrame { number, received, goes_on, payload } = piece;
-        Self { number, received, goes_on, payload }
+        let PieceFrame { number, received, has_more, payload } = piece;
+        Self { number, received, has_more, payload }
     }
 }
 
 impl Hello {
-    /// What it says of the session.
-    pub(super) fn claim(&self) -> Claim {
-        Claim { session: self.session, knows: self.knows }
+    /// The session numbers that it offers.
+    pub(super) fn offer(&self) -> SessionOffer {
+        SessionOffer { session: self.session, known: self.known_session }
     }
 
-    /// Who says it.
+    /// The process that sent it.
     pub(super) fn member(&self) -> MemberId {
         MemberId::from_number(self.member)
     }
 }
 
-/// A frame that says that a link is not wanted.
+/// A frame that refuses a link.
 pub(super) fn refusal(reason: Reason) -> Frame {
     Kind::Refusal(Refusal { reason: reason.into() }).into()
 }

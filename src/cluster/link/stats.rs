@@ -1,4 +1,4 @@
-//! What has become of links, counted.
+//! Statistics of links.
 
 use std::{
     array,
@@ -10,36 +10,36 @@ use std::{
 use rustls::{AlertDescription, CertificateError, Error};
 use tracing::warn;
 
-use crate::{cluster::protocol::Mismatch, telemetry::sample::Sample, time::Stopwatch};
+use crate::{cluster::protocol::VersionMismatch, telemetry::sample::Sample, time::Stopwatch};
 
-/// One line for each reason in so many seconds.
+/// Each reason is logged once per this interval.
 const LOGGED_EVERY_SECONDS: u64 = 10;
 
-/// Why a connection between replicas has not become a link.
+/// Why a connection between replicas did not become a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Refused {
-    /// What came was not TLS 1.3.
+pub enum LinkFailure {
+    /// The peer does not speak TLS 1.3.
     NotTls,
-    /// No certificate was shown.
+    /// The peer presented no certificate.
     NoCertificate,
-    /// The certificate, or the other side's, is of another authority.
+    /// The peer's certificate is not signed by a trusted authority.
     Untrusted,
-    /// The certificate is too old, or too young.
+    /// The peer's certificate has expired or is not valid yet.
     Expired,
-    /// The other side refused ours.
+    /// The peer rejected the certificate of this replica.
     ByPeer,
-    /// The other side speaks another version of the protocol.
+    /// The peer speaks another version of the protocol.
     Version,
-    /// Nothing came in time.
+    /// The handshake timed out.
     Slow,
-    /// There are too many peers.
+    /// The number of peers is at its maximum.
     Full,
-    /// What came over TLS was not what replicas speak.
+    /// The peer did not follow the protocol after TLS was established.
     Other,
 }
 
-impl Refused {
-    /// All there are.
+impl LinkFailure {
+    /// All reasons.
     pub const ALL: [Self; 9] = [
         Self::NotTls,
         Self::NoCertificate,
@@ -52,7 +52,7 @@ impl Refused {
         Self::Other,
     ];
 
-    /// Its name in metrics.
+    /// The value of the metric's label.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotTls => "not_tls",
@@ -67,7 +67,7 @@ impl Refused {
         }
     }
 
-    /// Whether one side does not take the other for a member: it is another thing than silence.
+    /// Whether one side rejected the other as a member, which silence does not show.
     pub(super) const fn is_rejection(self) -> bool {
         match self {
             Self::NoCertificate | Self::Untrusted | Self::Expired | Self::ByPeer | Self::Version => true,
@@ -75,10 +75,10 @@ impl Refused {
         }
     }
 
-    /// The reason in an error of TLS.
+    /// The reason behind a TLS error.
     pub(super) fn of(error: &Error) -> Self {
         match error {
-            error if Mismatch::of(error).is_some() => Self::Version,
+            error if VersionMismatch::of(error).is_some() => Self::Version,
             Error::NoCertificatesPresented => Self::NoCertificate,
             Error::InvalidCertificate(error) => match error {
                 CertificateError::Expired
@@ -98,9 +98,9 @@ impl Refused {
     }
 }
 
-/// Counts, as links keep them.
+/// The counters that links update.
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct Counters {
     pub(super) links_up: AtomicU64,
     pub(super) reconnects: AtomicU64,
     pub(super) resent: AtomicU64,
@@ -108,12 +108,12 @@ pub(super) struct Counts {
     pub(super) batches_out: AtomicU64,
     pub(super) bytes_in: AtomicU64,
     pub(super) bytes_out: AtomicU64,
-    refused: [AtomicU64; Refused::ALL.len()],
-    logged: [Sample; Refused::ALL.len()],
+    failures: [AtomicU64; LinkFailure::ALL.len()],
+    logged: [Sample; LinkFailure::ALL.len()],
     since: Stopwatch,
 }
 
-impl Default for Counts {
+impl Default for Counters {
     fn default() -> Self {
         Self {
             links_up: AtomicU64::default(),
@@ -123,26 +123,26 @@ impl Default for Counts {
             batches_out: AtomicU64::default(),
             bytes_in: AtomicU64::default(),
             bytes_out: AtomicU64::default(),
-            refused: array::from_fn(|_| AtomicU64::default()),
+            failures: array::from_fn(|_| AtomicU64::default()),
             logged: array::from_fn(|_| Sample::new(NonZeroU16::MIN)),
             since: Stopwatch::start(),
         }
     }
 }
 
-impl Counts {
-    /// Counts a connection that has come to nothing, and logs some of them.
-    pub(super) fn refuse(&self, reason: Refused, peer: &dyn Display, error: &dyn Display) {
-        self.refused[reason as usize].fetch_add(1, Relaxed);
+impl Counters {
+    /// Counts a connection that did not become a link, and logs a sample of them.
+    pub(super) fn count_failure(&self, reason: LinkFailure, peer: &dyn Display, error: &dyn Display) {
+        self.failures[reason as usize].fetch_add(1, Relaxed);
         let period = self.since.elapsed().as_secs() / LOGGED_EVERY_SECONDS;
         if let Some(left_out) = self.logged[reason as usize].take(period) {
-            warn!(%peer, reason = reason.name(), %error, left_out, "no link between replicas");
+            warn!(%peer, reason = reason.name(), %error, left_out, "link to another replica failed");
         }
     }
 
-    pub(super) fn read(&self) -> Figures {
+    pub(super) fn read(&self) -> Stats {
         let read = |count: &AtomicU64| count.load(Relaxed);
-        Figures {
+        Stats {
             links_up: read(&self.links_up),
             reconnects: read(&self.reconnects),
             pieces_resent: read(&self.resent),
@@ -150,35 +150,35 @@ impl Counts {
             batches_out: read(&self.batches_out),
             bytes_in: read(&self.bytes_in),
             bytes_out: read(&self.bytes_out),
-            refused: Refused::ALL.map(|reason| (reason, read(&self.refused[reason as usize]))),
+            failures: LinkFailure::ALL.map(|reason| (reason, read(&self.failures[reason as usize]))),
         }
     }
 }
 
-/// What has become of links since the start.
+/// Statistics of links since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Figures {
-    /// How many links there are now.
+pub struct Stats {
+    /// Links that are up now.
     pub links_up: u64,
-    /// How often a session has gone on over another connection.
+    /// Sessions resumed over another connection.
     pub reconnects: u64,
-    /// How many pieces of batches were written once more, to another connection.
+    /// Pieces of batches sent again over another connection.
     pub pieces_resent: u64,
-    /// Batches that have come.
+    /// Batches received.
     pub batches_in: u64,
-    /// Batches taken to be sent.
+    /// Batches queued for sending.
     pub batches_out: u64,
-    /// Bytes of the batches that have come.
+    /// Bytes of received batches.
     pub bytes_in: u64,
-    /// Bytes of the batches taken to be sent.
+    /// Bytes of batches queued for sending.
     pub bytes_out: u64,
-    /// How many connections came to nothing, by reason.
-    pub refused: [(Refused, u64); Refused::ALL.len()],
+    /// Connections that did not become a link, by reason.
+    pub failures: [(LinkFailure, u64); LinkFailure::ALL.len()],
 }
 
-impl Figures {
-    /// How many connections came to nothing for this reason.
-    pub fn refused(&self, reason: Refused) -> u64 {
-        self.refused[reason as usize].1
+impl Stats {
+    /// Connections that did not become a link for `reason`.
+    pub fn failures(&self, reason: LinkFailure) -> u64 {
+        self.failures[reason as usize].1
     }
 }

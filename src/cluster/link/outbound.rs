@@ -1,0 +1,122 @@
+//! The outbound queue of one connection.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+};
+
+use futures_util::{stream::Stream, task::AtomicWaker};
+use tokio::sync::Notify;
+use tonic::Status;
+
+use crate::cluster::link::{
+    frame::Frame,
+    hub::Hub,
+    peer::{NextFrame, Peer},
+};
+
+/// The writing side of one connection: control frames first, then the batches of its peer.
+#[derive(Default)]
+pub(super) struct OutboundQueue {
+    waker: AtomicWaker,
+    control: Mutex<ControlFrames>,
+    // Set once both sides have sent a hello.
+    peer: OnceLock<Weak<Peer>>,
+    /// A frame was written since the last tick.
+    pub(super) has_written: AtomicBool,
+    /// A heartbeat is due.
+    pub(super) heartbeat_due: AtomicBool,
+    /// Queued batches are written, then a goodbye.
+    pub(super) goodbye_due: AtomicBool,
+    /// Notified when the connection must close.
+    pub(super) closed: Notify,
+}
+
+/// Frames that are written before any batch.
+#[derive(Default)]
+struct ControlFrames {
+    frames: VecDeque<Frame>,
+    is_finished: bool,
+}
+
+impl OutboundQueue {
+    /// Wakes the writer to poll for frames.
+    pub(super) fn wake(&self) {
+        self.waker.wake();
+    }
+
+    /// Queues a frame before all batches.
+    pub(super) fn send(&self, frame: impl Into<Frame>) {
+        self.control().frames.push_back(frame.into());
+        self.wake();
+    }
+
+    /// Ends the stream after the queued control frames.
+    pub(super) fn finish(&self) {
+        self.control().is_finished = true;
+        self.wake();
+    }
+
+    /// Attaches `peer`, whose batches are written from now on.
+    pub(super) fn attach(&self, peer: &Arc<Peer>) {
+        // A connection has one peer, so setting it again would change nothing.
+        let _ = self.peer.set(Arc::downgrade(peer));
+        self.wake();
+    }
+
+    fn control(&self) -> MutexGuard<'_, ControlFrames> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(self: &Arc<Self>, hub: &Hub) -> NextFrame {
+        let mut control = self.control();
+        if let Some(frame) = control.frames.pop_front() {
+            return NextFrame::Frame(frame);
+        }
+        if control.is_finished {
+            return NextFrame::End;
+        }
+        drop(control);
+        let Some(peer) = self.peer.get() else { return NextFrame::Pending };
+        peer.upgrade().map_or(NextFrame::End, |peer| peer.next_frame(self, hub))
+    }
+}
+
+/// The frames of a queue as the stream that a gRPC server sends.
+pub(super) struct OutboundFrames {
+    pub(super) outbound: Arc<OutboundQueue>,
+    pub(super) hub: Arc<Hub>,
+}
+
+impl Stream for OutboundFrames {
+    type Item = Result<Frame, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        // Register before polling, so that a frame queued meanwhile wakes the task.
+        self.outbound.waker.register(cx.waker());
+        match self.outbound.next(&self.hub) {
+            NextFrame::Frame(frame) => {
+                self.outbound.has_written.store(true, Relaxed);
+                Poll::Ready(Some(Ok(frame)))
+            }
+            NextFrame::Pending => Poll::Pending,
+            NextFrame::End => Poll::Ready(None),
+        }
+    }
+}
+
+/// The same frames as the request stream of a gRPC client, whose items have no error.
+pub(super) struct RequestFrames(pub(super) OutboundFrames);
+
+impl Stream for RequestFrames {
+    type Item = Frame;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Frame>> {
+        Pin::new(&mut self.0).poll_next(cx).map(|item| item.and_then(Result::ok))
+    }
+}
