@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub const SECOND: u64 = 1_000_000_000;
 
 /// How much slower than real time a clock runs while the wall clock is behind it: 1 %.
-const SLOWER_BY: u64 = 100;
+const SLEW_DIVISOR: u64 = 100;
 
 /// A larger lead over the wall clock is given up at once: no real clock is corrected by that much, so the wall had
 /// jumped ahead and was put right.
@@ -167,15 +167,15 @@ impl Clock {
 /// What a clock and the wall clock show at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
-    told: Timestamp,
+    shown: Timestamp,
     wall: Timestamp,
-    next: Line,
+    next: ClockMapping,
 }
 
 impl Comparison {
     /// What the clock shows.
-    pub fn told(&self) -> Timestamp {
-        self.told
+    pub fn shown(&self) -> Timestamp {
+        self.shown
     }
 
     /// What the wall clock shows.
@@ -185,7 +185,7 @@ impl Comparison {
 
     /// The step that the clock takes by following: only if it is longer than [`LEAD_MAX`].
     pub fn long_step(&self) -> Option<Step> {
-        let (ahead, behind) = (self.told.since(self.wall), self.wall.since(self.told));
+        let (ahead, behind) = (self.shown.since(self.wall), self.wall.since(self.shown));
         if LEAD_MAX < ahead {
             Some(Step::Back(ahead))
         } else if LEAD_MAX < behind {
@@ -249,7 +249,7 @@ impl Stopwatch {
 /// Which line between monotonic and told time is in force.
 #[derive(Debug)]
 struct SystemClock {
-    line: ArcSwap<Line>,
+    mapping: ArcSwap<ClockMapping>,
     // Nanoseconds; 0 but in tests.
     wall_ahead: AtomicI64,
     steps_forward: AtomicU64,
@@ -258,18 +258,18 @@ struct SystemClock {
 
 /// Told time as a function of the monotonic clock, from one point on.
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct ClockMapping {
     from: Instant,
-    told: Timestamp,
-    slow: bool,
+    shown: Timestamp,
+    slewing: bool,
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the clock")]
 impl SystemClock {
     fn start() -> Self {
-        let line = Line { from: Instant::now(), told: wall(), slow: false };
+        let mapping = ClockMapping { from: Instant::now(), shown: wall(), slewing: false };
         Self {
-            line: ArcSwap::from_pointee(line),
+            mapping: ArcSwap::from_pointee(mapping),
             wall_ahead: AtomicI64::new(0),
             steps_forward: AtomicU64::new(0),
             steps_back: AtomicU64::new(0),
@@ -286,7 +286,7 @@ impl SystemClock {
 
     fn read(&self) -> Reading {
         let at = Instant::now();
-        Reading { now: self.line.load().at(at), at: Some(at) }
+        Reading { now: self.mapping.load().at(at), at: Some(at) }
     }
 
     fn follow(&self, comparison: &Comparison) {
@@ -295,31 +295,31 @@ impl SystemClock {
             Some(Step::Back(_)) => drop(self.steps_back.fetch_add(1, Ordering::Relaxed)),
             None => {}
         }
-        self.line.store(Arc::new(comparison.next));
+        self.mapping.store(Arc::new(comparison.next));
     }
 
     fn compare_with_wall(&self) -> Comparison {
-        let line = **self.line.load();
+        let mapping = **self.mapping.load();
         let (at, wall) = (Instant::now(), self.wall());
-        Comparison { told: line.at(at), wall, next: line.following(at, wall) }
+        Comparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
     }
 }
 
-impl Line {
+impl ClockMapping {
     fn at(&self, monotonic: Instant) -> Timestamp {
         let passed = nanos(monotonic.saturating_duration_since(self.from));
-        self.told.plus(if self.slow { passed - passed / SLOWER_BY } else { passed })
+        self.shown.plus(if self.slewing { passed - passed / SLEW_DIVISOR } else { passed })
     }
 
     /// The line to go on with when the wall clock shows `wall` at the instant `monotonic`.
-    fn following(&self, monotonic: Instant, wall: Timestamp) -> Self {
-        let told = self.at(monotonic);
-        if told <= wall || LEAD_MAX < told.since(wall) {
-            return Self { from: monotonic, told: wall, slow: false };
+    fn next(&self, monotonic: Instant, wall: Timestamp) -> Self {
+        let shown = self.at(monotonic);
+        if shown <= wall || LEAD_MAX < shown.since(wall) {
+            return Self { from: monotonic, shown: wall, slewing: false };
         }
         // Being slow for one more round must not overshoot: then the clock would swing around the wall's.
         let round = nanos(monotonic.saturating_duration_since(self.from));
-        Self { from: monotonic, told, slow: round / SLOWER_BY <= told.nanos_since(wall) }
+        Self { from: monotonic, shown, slewing: round / SLEW_DIVISOR <= shown.nanos_since(wall) }
     }
 }
 
@@ -343,8 +343,8 @@ mod tests {
     #[test]
     fn a_wall_that_steps_forward_is_followed_at_once() {
         let from = Instant::now();
-        let line = Line { from, told: Timestamp(10 * HOUR), slow: false };
-        let next = line.following(from + Duration::from_millis(100), Timestamp(11 * HOUR));
+        let mapping = ClockMapping { from, shown: Timestamp(10 * HOUR), slewing: false };
+        let next = mapping.next(from + Duration::from_millis(100), Timestamp(11 * HOUR));
         assert_eq!(next.at(next.from), Timestamp(11 * HOUR));
     }
 
@@ -352,29 +352,29 @@ mod tests {
     fn a_wall_that_steps_back_slows_the_clock_by_one_percent_until_they_meet() {
         let mut monotonic = Instant::now();
         let start = Timestamp(10 * HOUR);
-        let mut line = Line { from: monotonic, told: start, slow: false };
+        let mut mapping = ClockMapping { from: monotonic, shown: start, slewing: false };
         let mut wall = start.minus(SECOND / 2);
-        let mut told = line.at(monotonic);
+        let mut shown = mapping.at(monotonic);
         for _ in 0..1_000 {
-            line = line.following(monotonic, wall);
+            mapping = mapping.next(monotonic, wall);
             monotonic += Duration::from_millis(100);
             wall = wall.plus(SECOND / 10);
-            let next = line.at(monotonic);
-            assert!(next.nanos_since(told) >= SECOND / 10 * 99 / 100, "at most 1 % slower, and never back");
-            told = next;
+            let next = mapping.at(monotonic);
+            assert!(next.nanos_since(shown) >= SECOND / 10 * 99 / 100, "at most 1 % slower, and never back");
+            shown = next;
         }
-        assert!(told.nanos_since(wall) <= SECOND / 100, "it has approached the wall");
-        assert!(wall.nanos_since(told) <= SECOND / 100, "and does not fall behind it");
+        assert!(shown.nanos_since(wall) <= SECOND / 100, "it has approached the wall");
+        assert!(wall.nanos_since(shown) <= SECOND / 100, "and does not fall behind it");
     }
 
     #[test]
     fn clock_with_long_lead_gives_it_up_at_once() {
         let from = Instant::now();
-        let line = Line { from, told: Timestamp(10 * HOUR), slow: false };
+        let mapping = ClockMapping { from, shown: Timestamp(10 * HOUR), slewing: false };
         let minute = Timestamp(10 * HOUR).before(LEAD_MAX);
-        assert!(line.following(from, minute).slow, "a lead of a minute is approached");
-        let next = line.following(from, minute.minus(1));
-        assert_eq!((next.at(from), next.slow), (minute.minus(1), false));
+        assert!(mapping.next(from, minute).slewing, "a lead of a minute is approached");
+        let next = mapping.next(from, minute.minus(1));
+        assert_eq!((next.at(from), next.slewing), (minute.minus(1), false));
     }
 
     #[test]

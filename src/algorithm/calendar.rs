@@ -132,20 +132,20 @@ impl Calendar {
     }
 
     /// How many windows lie between two starts.
-    pub(crate) fn turns(&self, from: Timestamp, to: Timestamp) -> u64 {
+    pub(crate) fn windows_between(&self, from: Timestamp, to: Timestamp) -> u64 {
         let (from, to) = (self.date(from), self.date(to));
         let days = || i64::from((to - from).get_days());
         let months = || {
             let years = i64::from(to.year()) - i64::from(from.year());
             years * 12 + i64::from(to.month()) - i64::from(from.month())
         };
-        let turns = match self.unit {
+        let windows_between = match self.unit {
             CalendarUnit::Day => days(),
             CalendarUnit::Week(_) => days() / 7,
             CalendarUnit::Month => months(),
             CalendarUnit::Year => months() / 12,
         };
-        turns.max(0).unsigned_abs()
+        windows_between.max(0).unsigned_abs()
     }
 
     fn date(&self, instant: Timestamp) -> Date {
@@ -169,7 +169,7 @@ impl Calendar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{Algorithm, Ask, Excess, FixedWindow, Window, WindowCounter};
+    use crate::algorithm::{Algorithm, Excess, FixedWindow, Operation, Window, WindowCounter};
 
     const HOUR: u64 = 3_600 * SECOND;
 
@@ -189,7 +189,7 @@ mod tests {
             assert_eq!(calendar.start(instant), begins, "{instant:?} in {zone}");
         }
         assert!(calendar.start(first.minus(1)) < first);
-        assert_eq!(calendar.turns(first, end), 1);
+        assert_eq!(calendar.windows_between(first, end), 1);
     }
 
     #[test]
@@ -290,11 +290,11 @@ mod tests {
         let limit = FixedWindow { limit: 2, window: Window::Calendar(calendar), excess: Excess::Refuse };
         let mut counter = WindowCounter::default();
         let before_the_change = at("2026-03-08T01:59:59-05:00");
-        let decision = limit.decide(&mut counter, before_the_change, Ask::Charge(2));
+        let decision = limit.decide(&mut counter, before_the_change, Operation::Charge(2));
         assert_eq!(decision.reset_after.as_secs(), 21 * 3_600 + 1);
         let midnight = at("2026-03-09T00:00:00-04:00");
-        assert!(!limit.decide(&mut counter, midnight.minus(1), Ask::Charge(1)).verdict.passes());
-        let next = limit.decide(&mut counter, midnight, Ask::Charge(1));
+        assert!(!limit.decide(&mut counter, midnight.minus(1), Operation::Charge(1)).verdict.passes());
+        let next = limit.decide(&mut counter, midnight, Operation::Charge(1));
         assert!(next.verdict.passes());
         assert_eq!(next.reset_after.as_secs(), 24 * 3_600);
     }
@@ -305,10 +305,11 @@ mod tests {
         let window = Window::Calendar(calendar);
         let limit = FixedWindow { limit: 10, window, excess: Excess::Overdraft(25) };
         let mut counter = WindowCounter::default();
-        limit.decide(&mut counter, at("2027-12-15T00:00:00+01:00"), Ask::Charge(100));
+        limit.decide(&mut counter, at("2027-12-15T00:00:00+01:00"), Operation::Charge(100));
         // 35 are counted: December and January pay ten each, February has five left.
-        let left =
-            |counter: &mut WindowCounter, now: &str| limit.decide(counter, at(now), Ask::Look).remaining;
+        let left = |counter: &mut WindowCounter, now: &str| {
+            limit.decide(counter, at(now), Operation::Peek).remaining
+        };
         assert_eq!(left(&mut counter, "2028-02-29T12:00:00+01:00"), 0);
         assert_eq!(left(&mut counter, "2028-03-01T00:00:00+01:00"), 5);
         assert_eq!(limit.idle_at(&counter), at("2028-04-01T00:00:00+02:00"));
@@ -324,7 +325,7 @@ mod tests {
                     assert!(start <= now && now <= calendar.end(start, 0));
                     calendar.end(start, u64::MAX);
                 }
-                assert!(calendar.turns(Timestamp::EPOCH, Timestamp::MAX) >= 580);
+                assert!(calendar.windows_between(Timestamp::EPOCH, Timestamp::MAX) >= 580);
             }
         }
         assert_eq!(Calendar::new(CalendarUnit::Day, "Europe/Atlantis"), None);

@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Ask, Classic, Decision, Excess, FixedWindow, LeakyQueue, LogCounter, LogReceipt,
-        PaceCounter, PaceReceipt, SlidingCounter, SlidingLog, SlidingReceipt, SlidingWindow, Span,
-        StepCounter, StepReceipt, SteppedBucket, TokenBucket, Verdict, Window, WindowCounter, WindowReceipt,
+        Algorithm, Classic, DebtCounter, DebtReceipt, Decision, Excess, FixedWindow, LeakyQueue, LogCounter,
+        LogReceipt, Operation, SlidingCounter, SlidingLog, SlidingReceipt, SlidingWindow, Span, StepCounter,
+        StepReceipt, SteppedBucket, TokenBucket, Verdict, Window, WindowCounter, WindowReceipt,
     },
     time::Timestamp,
 };
 
-mod elsewhere;
+mod lease;
 mod share;
 
 /// A limit in force: an algorithm with its parameters.
@@ -49,7 +49,7 @@ pub enum Counter {
     /// Charges and their instants.
     Log(LogCounter),
     /// A debt that time pays off.
-    Pace(PaceCounter),
+    Debt(DebtCounter),
     /// Tokens that are missing.
     Step(StepCounter),
 }
@@ -64,14 +64,14 @@ pub enum Receipt {
     /// Of a charge that is remembered.
     Log(LogReceipt),
     /// Of a charge to a debt.
-    Pace(PaceReceipt),
+    Debt(DebtReceipt),
     /// Of a charge in a step.
     Step(StepReceipt),
 }
 
 /// What makes two counters of one descriptor different counters: the algorithm and its window, not the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kind {
+pub struct CounterKind {
     algorithm: u8,
     // Its window's length, or what stands for it.
     window: u64,
@@ -79,7 +79,7 @@ pub struct Kind {
     grain: u64,
 }
 
-impl Kind {
+impl CounterKind {
     /// Its bytes in the text of a key. They never change: keys outlive versions.
     pub fn bytes(self) -> [u8; 17] {
         let mut bytes = [0; 17];
@@ -97,15 +97,15 @@ impl Limit {
     }
 
     /// What `ask` would most likely be answered, given the answer to a look: by how much is left.
-    pub(crate) fn foreseen(&self, ask: Ask, look: &Decision) -> Decision {
-        let passes = match (ask, self.excess()) {
-            (Ask::Look, _) => look.verdict.passes(),
-            (Ask::Refund(_), _) => true,
-            (Ask::Charge(hits), Excess::Refuse | Excess::Count) => hits <= look.remaining,
-            (Ask::Charge(_), Excess::Overdraft(_)) => 0 < look.remaining,
+    pub(crate) fn predict(&self, operation: Operation, peek: &Decision) -> Decision {
+        let passes = match (operation, self.excess()) {
+            (Operation::Peek, _) => peek.verdict.passes(),
+            (Operation::Refund(_), _) => true,
+            (Operation::Charge(hits), Excess::Refuse | Excess::Count) => hits <= peek.remaining,
+            (Operation::Charge(_), Excess::Overdraft(_)) => 0 < peek.remaining,
         };
         let verdict = if passes { Verdict::Pass } else { Verdict::Refuse { retry_after: None } };
-        Decision { verdict, ..*look }
+        Decision { verdict, ..*peek }
     }
 
     /// Hits that pass when nothing was counted.
@@ -135,25 +135,25 @@ impl Limit {
     }
 
     /// Hits that `ask` charges, given whether it passes.
-    pub(crate) fn charged(&self, ask: Ask, passes: bool) -> u64 {
-        match ask {
-            Ask::Charge(hits) if ask.changes(passes, self.excess()) => hits,
-            Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
+    pub(crate) fn charged(&self, operation: Operation, passes: bool) -> u64 {
+        match operation {
+            Operation::Charge(hits) if operation.changes(passes, self.excess()) => hits,
+            Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => 0,
         }
     }
 
     /// Whether `ask` changes its counter, given whether it passes.
-    pub(crate) fn is_changed_by(&self, ask: Ask, passes: bool) -> bool {
-        ask.changes(passes, self.excess())
+    pub(crate) fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
+        operation.changes(passes, self.excess())
     }
 
     /// Of a limit that keeps a debt as time: the longest time, in nanoseconds, that a debt may take to be paid
     /// while a single hit still passes. 0 for the others.
-    pub(crate) fn refused_from(&self) -> u64 {
+    pub(crate) fn passing_debt_max(&self) -> u64 {
         match self {
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.refused_from(),
-            Self::SteppedBucket(limit) => limit.refused_from(),
-            Self::LeakyQueue(limit) => limit.refused_from(),
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.passing_debt_max(),
+            Self::SteppedBucket(limit) => limit.passing_debt_max(),
+            Self::LeakyQueue(limit) => limit.passing_debt_max(),
             Self::Classic(_)
             | Self::FixedWindow(_)
             | Self::SlidingWindow(_)
@@ -193,10 +193,10 @@ impl Limit {
     }
 
     /// The same limit for a caller who waits so long and no longer: where it lets nobody wait, itself.
-    pub fn within(&self, patience: Option<Duration>) -> Cow<'_, Self> {
+    pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
         match self {
-            Self::LeakyQueue(queue) if patience.is_some() => {
-                Cow::Owned(Self::LeakyQueue(LeakyQueue { patience, ..*queue }))
+            Self::LeakyQueue(queue) if timeout.is_some() => {
+                Cow::Owned(Self::LeakyQueue(LeakyQueue { timeout, ..*queue }))
             }
             Self::LeakyQueue(_)
             | Self::Classic(_)
@@ -241,32 +241,32 @@ impl Limit {
             }
             Self::SlidingWindow(limit) => limit.span.nanos(),
             Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.span.nanos(),
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.pace.nanos(),
-            Self::LeakyQueue(limit) => limit.pace.nanos(),
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.rate.nanos(),
+            Self::LeakyQueue(limit) => limit.rate.nanos(),
             Self::SteppedBucket(_) => return None,
         };
         Some(Duration::from_nanos(nanos))
     }
 
     /// Which counters it counts in.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> CounterKind {
         let windows = |aligned, calendar, window: &Window| match window {
-            Window::Aligned(span) => Kind { algorithm: aligned, window: span.nanos(), grain: 0 },
-            Window::Calendar(each) => Kind { algorithm: calendar, window: each.code(), grain: 0 },
+            Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), grain: 0 },
+            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code(), grain: 0 },
         };
-        let plain = |algorithm, window| Kind { algorithm, window, grain: 0 };
+        let plain = |algorithm, window| CounterKind { algorithm, window, grain: 0 };
         match self {
             Self::Classic(limit) => windows(0, 1, &limit.window),
             Self::FixedWindow(limit) => windows(2, 3, &limit.window),
             Self::SlidingWindow(limit) => plain(4, limit.span.nanos()),
             Self::SubWindows(limit) => {
-                Kind { algorithm: 5, window: limit.span.nanos(), grain: limit.grain.get() }
+                CounterKind { algorithm: 5, window: limit.span.nanos(), grain: limit.grain.get() }
             }
             Self::SlidingLog(limit) => plain(6, limit.span.nanos()),
-            Self::TokenBucket(limit) => plain(7, limit.pace.nanos()),
+            Self::TokenBucket(limit) => plain(7, limit.rate.nanos()),
             Self::SteppedBucket(limit) => plain(8, limit.interval.get()),
-            Self::LeakyBucket(limit) => plain(9, limit.pace.nanos()),
-            Self::LeakyQueue(limit) => plain(10, limit.pace.nanos()),
+            Self::LeakyBucket(limit) => plain(9, limit.rate.nanos()),
+            Self::LeakyQueue(limit) => plain(10, limit.rate.nanos()),
         }
     }
 }
@@ -276,7 +276,7 @@ impl Counter {
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Log(log) => log.heap_bytes(),
-            Self::Window(_) | Self::Sliding(_) | Self::Pace(_) | Self::Step(_) => 0,
+            Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => 0,
         }
     }
 
@@ -286,7 +286,7 @@ impl Counter {
             Self::Window(counter) => counter.start = counter.start.minus(back),
             Self::Sliding(counter) => counter.start = counter.start.minus(back),
             Self::Log(counter) => counter.shift_back(back),
-            Self::Pace(counter) => counter.paid_at = counter.paid_at.minus(back),
+            Self::Debt(counter) => counter.paid_at = counter.paid_at.minus(back),
             Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
         }
     }
@@ -307,14 +307,14 @@ macro_rules! dispatch {
             }
 
             /// Answers `ask`, and charges or refunds `counter` accordingly.
-            pub fn decide(&self, counter: &mut Counter, now: Timestamp, ask: Ask) -> Decision {
+            pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
                 match (self, &mut *counter) {
                     $((Self::$limit(limit), Counter::$counter(counter)) => {
-                        limit.decide(counter, now, ask).map(Receipt::$counter)
+                        limit.decide(counter, now, operation).map(Receipt::$counter)
                     })*
                     (limit, other) => {
                         *other = limit.fresh();
-                        limit.decide(other, now, ask)
+                        limit.decide(other, now, operation)
                     }
                 }
             }
@@ -349,9 +349,9 @@ macro_rules! dispatch {
 
             /// Cuts what `counter` has of a time that a clock gave up at `at`, not after `now`: see
             /// [`Algorithm::cut_ahead`].
-            pub fn cut_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
+            pub fn clamp_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
                 match (self, counter) {
-                    $((Self::$limit(limit), Counter::$counter(counter)) => limit.cut_ahead(counter, at, now),)*
+                    $((Self::$limit(limit), Counter::$counter(counter)) => limit.clamp_ahead(counter, at, now),)*
                     _another_limits_counter => {}
                 }
             }
@@ -375,8 +375,8 @@ dispatch! {
     SlidingWindow => Sliding,
     SubWindows => Log,
     SlidingLog => Log,
-    TokenBucket => Pace,
+    TokenBucket => Debt,
     SteppedBucket => Step,
-    LeakyBucket => Pace,
-    LeakyQueue => Pace,
+    LeakyBucket => Debt,
+    LeakyQueue => Debt,
 }

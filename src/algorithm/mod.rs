@@ -11,9 +11,9 @@ use crate::time::Timestamp;
 mod calendar;
 mod classic;
 mod fixed_window;
+mod gcra;
 mod leaky_queue;
 mod limit;
-mod pace;
 mod sliding_log;
 mod sliding_window;
 mod stepped_bucket;
@@ -28,9 +28,9 @@ mod laws;
 pub use calendar::{Calendar, CalendarUnit};
 pub use classic::Classic;
 pub use fixed_window::FixedWindow;
+pub use gcra::{DebtCounter, DebtReceipt, Rate};
 pub use leaky_queue::LeakyQueue;
-pub use limit::{Counter, Kind, Limit, Receipt};
-pub use pace::{Pace, PaceCounter, PaceReceipt};
+pub use limit::{Counter, CounterKind, Limit, Receipt};
 pub(crate) use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
 pub use sliding_log::{LogCounter, LogReceipt, SlidingLog};
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
@@ -40,20 +40,20 @@ pub use window::{Span, Window, WindowCounter, WindowReceipt};
 
 /// What a caller wants of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ask {
+pub enum Operation {
     /// Only look: nothing is taken.
-    Look,
+    Peek,
     /// Take this many hits, or none.
     Charge(u64),
     /// Give this many hits back, the newest first. Never refused, never gives more than the limit.
     Refund(u64),
 }
 
-impl Ask {
+impl Operation {
     /// Whether it changes the counter, given whether it passes and what becomes of what does not.
     pub(crate) fn changes(self, passes: bool, excess: Excess) -> bool {
         match self {
-            Self::Look => false,
+            Self::Peek => false,
             Self::Charge(_) => passes || excess == Excess::Count,
             Self::Refund(_) => true,
         }
@@ -118,7 +118,12 @@ pub trait Algorithm {
     type Receipt;
 
     /// Answers `ask`, and charges or refunds `counter` accordingly.
-    fn decide(&self, counter: &mut Self::Counter, now: Timestamp, ask: Ask) -> Decision<Self::Receipt>;
+    fn decide(
+        &self,
+        counter: &mut Self::Counter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<Self::Receipt>;
 
     /// Takes back what still counts of one charge, never more.
     fn undo(&self, counter: &mut Self::Counter, receipt: Self::Receipt, now: Timestamp);
@@ -135,7 +140,7 @@ pub trait Algorithm {
     /// Cuts what `counter` has of a time that a clock gave up at `at`, not after `now`: a window more than one ahead of
     /// `now` becomes the next one after `at`, hits ahead of `now` are moved to `at`, and a debt that is larger than this
     /// limit lets arise is cut to the largest at `at`. Frees nothing. A counter without such time stays as it is.
-    fn cut_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
+    fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
 }
 
 impl<R> Decision<R> {

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, num::NonZeroU64};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Span, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Operation, Span, Verdict},
     time::Timestamp,
 };
 
@@ -139,14 +139,14 @@ impl Algorithm for SlidingLog {
     type Counter = LogCounter;
     type Receipt = LogReceipt;
 
-    fn decide(&self, counter: &mut LogCounter, now: Timestamp, ask: Ask) -> Decision<LogReceipt> {
-        let (hits, passes, receipt) = match ask {
-            Ask::Look => (1, self.sum(counter, now) < self.limit, None),
-            Ask::Charge(hits) => {
+    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
+        let (hits, passes, receipt) = match operation {
+            Operation::Peek => (1, self.sum(counter, now) < self.limit, None),
+            Operation::Charge(hits) => {
                 let (passes, receipt) = self.charge(counter, now, hits);
                 (hits, passes, receipt)
             }
-            Ask::Refund(hits) => {
+            Operation::Refund(hits) => {
                 self.forget(counter, now);
                 counter.remove_newest(hits);
                 (0, true, None)
@@ -197,7 +197,7 @@ impl Algorithm for SlidingLog {
         self.bound(counter);
     }
 
-    fn cut_ahead(&self, counter: &mut LogCounter, at: Timestamp, now: Timestamp) {
+    fn clamp_ahead(&self, counter: &mut LogCounter, at: Timestamp, now: Timestamp) {
         // The newest are the last.
         if counter.entries.back().is_some_and(|newest| now < newest.at) {
             let moved = |(instant, hits)| (if now < instant { at } else { instant }, hits);

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Span, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Operation, Span, Verdict},
     time::Timestamp,
 };
 
@@ -40,8 +40,8 @@ pub struct SlidingReceipt {
 }
 
 impl SlidingWindow {
-    fn turned(&self, counter: &SlidingCounter, now: Timestamp) -> SlidingCounter {
-        counter.turned(self.span, self.span.start(now))
+    fn advanced(&self, counter: &SlidingCounter, now: Timestamp) -> SlidingCounter {
+        counter.advanced(self.span, self.span.start(now))
     }
 
     /// How long before the end of its window `now` is, at most the whole window.
@@ -100,7 +100,7 @@ impl SlidingWindow {
     }
 
     /// The instant at which at most `weight` is left of `hits` counted in the window that ends at `end`.
-    fn faded(&self, hits: u64, weight: u64, end: Timestamp) -> Timestamp {
+    fn decayed_at(&self, hits: u64, weight: u64, end: Timestamp) -> Timestamp {
         if hits <= weight {
             return end;
         }
@@ -119,8 +119,8 @@ impl SlidingWindow {
         };
         let room = self.limit.checked_sub(hits)?;
         Some(match room.checked_sub(counter.current) {
-            Some(weight) => self.faded(counter.previous, weight, counter.start),
-            None => self.faded(counter.current, room, self.end(counter.start)),
+            Some(weight) => self.decayed_at(counter.previous, weight, counter.start),
+            None => self.decayed_at(counter.current, room, self.end(counter.start)),
         })
     }
 }
@@ -129,28 +129,33 @@ impl Algorithm for SlidingWindow {
     type Counter = SlidingCounter;
     type Receipt = SlidingReceipt;
 
-    fn decide(&self, counter: &mut SlidingCounter, now: Timestamp, ask: Ask) -> Decision<SlidingReceipt> {
-        let mut turned = self.turned(counter, now);
-        let (hits, passes, receipt) = match ask {
-            Ask::Look => (1, 0 < self.left(&turned, now), None),
-            Ask::Charge(hits) => {
-                let (passes, receipt) = self.charge(&mut turned, now, hits);
+    fn decide(
+        &self,
+        counter: &mut SlidingCounter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<SlidingReceipt> {
+        let mut advanced = self.advanced(counter, now);
+        let (hits, passes, receipt) = match operation {
+            Operation::Peek => (1, 0 < self.left(&advanced, now), None),
+            Operation::Charge(hits) => {
+                let (passes, receipt) = self.charge(&mut advanced, now, hits);
                 (hits, passes, receipt)
             }
-            Ask::Refund(hits) => {
-                turned.remove(hits);
+            Operation::Refund(hits) => {
+                advanced.remove(hits);
                 (0, true, None)
             }
         };
-        if ask.changes(passes, self.excess) {
-            *counter = turned;
+        if operation.changes(passes, self.excess) {
+            *counter = advanced;
         }
-        let end = self.end(turned.start).since(now);
-        let remaining = self.left(&turned, now);
+        let end = self.end(advanced.start).since(now);
+        let remaining = self.left(&advanced, now);
         if passes {
             return Decision { verdict: Verdict::Pass, remaining, reset_after: end, receipt };
         }
-        let retry_after = self.passes_at(&turned, hits).map(|then| then.since(now));
+        let retry_after = self.passes_at(&advanced, hits).map(|then| then.since(now));
         let reset_after = retry_after.unwrap_or(end);
         Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt }
     }
@@ -165,15 +170,15 @@ impl Algorithm for SlidingWindow {
 
     fn idle_at(&self, counter: &SlidingCounter) -> Timestamp {
         if counter.current == 0 {
-            self.faded(counter.previous, 0, counter.start)
+            self.decayed_at(counter.previous, 0, counter.start)
         } else {
-            self.faded(counter.current, 0, self.end(counter.start))
+            self.decayed_at(counter.current, 0, self.end(counter.start))
         }
     }
 
     fn since(&self, counter: &SlidingCounter, base: &SlidingCounter, now: Timestamp) -> SlidingCounter {
         let start = self.span.start(now).max(counter.start).max(base.start);
-        let (counter, base) = (counter.turned(self.span, start), base.turned(self.span, start));
+        let (counter, base) = (counter.advanced(self.span, start), base.advanced(self.span, start));
         SlidingCounter {
             start,
             previous: counter.previous.saturating_sub(base.previous),
@@ -185,16 +190,16 @@ impl Algorithm for SlidingWindow {
         let current = self.span.start(now).max(counter.start);
         // Where another clock is ahead, at most one window.
         let start = other.start.min(self.end(current)).max(current);
-        let other = if other.start < start { other.turned(self.span, start) } else { *other };
-        let turned = counter.turned(self.span, start);
+        let other = if other.start < start { other.advanced(self.span, start) } else { *other };
+        let advanced = counter.advanced(self.span, start);
         *counter = SlidingCounter {
             start,
-            previous: turned.previous.saturating_add(other.previous),
-            current: turned.current.saturating_add(other.current),
+            previous: advanced.previous.saturating_add(other.previous),
+            current: advanced.current.saturating_add(other.current),
         };
     }
 
-    fn cut_ahead(&self, counter: &mut SlidingCounter, at: Timestamp, now: Timestamp) {
+    fn clamp_ahead(&self, counter: &mut SlidingCounter, at: Timestamp, now: Timestamp) {
         if self.end(self.span.start(now)) < counter.start {
             counter.start = self.end(self.span.start(at));
         }
@@ -203,7 +208,7 @@ impl Algorithm for SlidingWindow {
 
 impl SlidingCounter {
     /// As it is in the window that starts at `start`; a later window stays.
-    fn turned(&self, span: Span, start: Timestamp) -> Self {
+    fn advanced(&self, span: Span, start: Timestamp) -> Self {
         if start <= self.start {
             return *self;
         }

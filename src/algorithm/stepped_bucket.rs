@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Operation, Verdict},
     time::Timestamp,
 };
 
@@ -38,7 +38,7 @@ pub struct StepReceipt {
     step: Timestamp,
     hits: u64,
     // Whether the bucket was full, so that this charge began its step.
-    began: bool,
+    opened_step: bool,
 }
 
 /// What a [`StepCounter`] means at one instant.
@@ -52,13 +52,13 @@ struct Level {
 
 impl SteppedBucket {
     /// The longest time until it is full, in nanoseconds, at which a hit surely passes.
-    pub(crate) fn refused_from(&self) -> u64 {
+    pub(crate) fn passing_debt_max(&self) -> u64 {
         let steps = self.burst.div_ceil(self.amount.get()).saturating_sub(1);
         self.interval.get().saturating_mul(steps)
     }
 
     /// Misses `hits` more, taken at `at`, which may be long ago.
-    pub(crate) fn charge_taken(&self, counter: &mut StepCounter, at: Timestamp, hits: u64) {
+    pub(crate) fn charge_at(&self, counter: &mut StepCounter, at: Timestamp, hits: u64) {
         let level = self.level(counter, at);
         *counter = self.counter(Level { missing: level.missing.saturating_add(hits.into()), ..level });
     }
@@ -123,29 +123,34 @@ impl Algorithm for SteppedBucket {
     type Counter = StepCounter;
     type Receipt = StepReceipt;
 
-    fn decide(&self, counter: &mut StepCounter, now: Timestamp, ask: Ask) -> Decision<StepReceipt> {
+    fn decide(
+        &self,
+        counter: &mut StepCounter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<StepReceipt> {
         let before = self.level(counter, now);
-        let (hits, passes, missing) = match ask {
-            Ask::Look => (1, 0 < self.left(before), before.missing),
-            Ask::Charge(hits) => {
+        let (hits, passes, missing) = match operation {
+            Operation::Peek => (1, 0 < self.left(before), before.missing),
+            Operation::Charge(hits) => {
                 let (passes, missing) = self.charge(before, hits);
                 (hits, passes, missing)
             }
-            Ask::Refund(hits) => (0, true, before.missing.saturating_sub(hits.into())),
+            Operation::Refund(hits) => (0, true, before.missing.saturating_sub(hits.into())),
         };
         let after = Level { missing, ..before };
-        if ask.changes(passes, self.excess) {
+        if operation.changes(passes, self.excess) {
             *counter = self.counter(after);
         }
         let full_after = self.back_at(after, missing).since(now);
         let remaining = self.left(after);
         if passes {
             // A charge that passed by overdraft is never taken back.
-            let receipt = match ask {
-                Ask::Charge(hits) if hits <= self.left(before) => {
-                    Some(StepReceipt { step: before.step, hits, began: before.missing == 0 })
+            let receipt = match operation {
+                Operation::Charge(hits) if hits <= self.left(before) => {
+                    Some(StepReceipt { step: before.step, hits, opened_step: before.missing == 0 })
                 }
-                Ask::Charge(_) | Ask::Look | Ask::Refund(_) => None,
+                Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => None,
             };
             return Decision { verdict: Verdict::Pass, remaining, reset_after: full_after, receipt };
         }
@@ -167,7 +172,7 @@ impl Algorithm for SteppedBucket {
         let unpaid = u128::from(receipt.hits).saturating_sub(steps * self.brought());
         let level = self.level(counter, now);
         // Without it the step would have begun with a later charge, at the latest now.
-        let step = if receipt.began { level.step.max(now) } else { level.step };
+        let step = if receipt.opened_step { level.step.max(now) } else { level.step };
         *counter = self.counter(Level { step, missing: level.missing.saturating_sub(unpaid) });
     }
 
@@ -190,7 +195,7 @@ impl Algorithm for SteppedBucket {
         });
     }
 
-    fn cut_ahead(&self, counter: &mut StepCounter, at: Timestamp, now: Timestamp) {
+    fn clamp_ahead(&self, counter: &mut StepCounter, at: Timestamp, now: Timestamp) {
         let most = self.missing_max();
         if most < self.level(counter, now).missing {
             // A step begins at `at`: the one that had begun is of another time.

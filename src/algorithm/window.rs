@@ -97,10 +97,10 @@ impl Window {
     }
 
     /// How many windows lie between two starts.
-    pub(crate) fn turns(&self, from: Timestamp, to: Timestamp) -> u64 {
+    pub(crate) fn windows_between(&self, from: Timestamp, to: Timestamp) -> u64 {
         match self {
             Self::Aligned(span) => to.nanos_since(from) / span.nanos,
-            Self::Calendar(calendar) => calendar.turns(from, to),
+            Self::Calendar(calendar) => calendar.windows_between(from, to),
         }
     }
 }
@@ -124,10 +124,15 @@ pub struct WindowReceipt {
 impl WindowCounter {
     /// Goes on to the window that starts at `start`. Of the hits counted so far, `carried(hits, turns)` still
     /// count there. A window that is later already stays: time that goes back frees nothing.
-    pub(crate) fn turn(&mut self, window: &Window, start: Timestamp, carried: impl FnOnce(u64, u64) -> u64) {
+    pub(crate) fn advance(
+        &mut self,
+        window: &Window,
+        start: Timestamp,
+        carry_over: impl FnOnce(u64, u64) -> u64,
+    ) {
         if self.start < start {
             if 0 < self.count {
-                self.count = carried(self.count, window.turns(self.start, start));
+                self.count = carry_over(self.count, window.windows_between(self.start, start));
             }
             self.start = start;
         }
@@ -152,7 +157,7 @@ impl WindowCounter {
     }
 
     /// Makes a window more than one ahead of `now` the next one after `at`.
-    pub(crate) fn cut_ahead(&mut self, window: &Window, at: Timestamp, now: Timestamp) {
+    pub(crate) fn clamp_ahead(&mut self, window: &Window, at: Timestamp, now: Timestamp) {
         if window.end(window.start(now), 0) < self.start {
             self.start = window.end(window.start(at), 0);
         }
@@ -164,12 +169,12 @@ impl WindowCounter {
         base: &Self,
         window: &Window,
         now: Timestamp,
-        carried: impl Fn(u64, u64) -> u64,
+        carry_over: impl Fn(u64, u64) -> u64,
     ) -> Self {
         let (mut since, mut base) = (*self, *base);
         let start = window.start(now).max(since.start).max(base.start);
-        since.turn(window, start, &carried);
-        base.turn(window, start, &carried);
+        since.advance(window, start, &carry_over);
+        base.advance(window, start, &carry_over);
         since.remove(base.count);
         since
     }
@@ -181,13 +186,13 @@ impl WindowCounter {
         other: &Self,
         window: &Window,
         now: Timestamp,
-        carried: impl Fn(u64, u64) -> u64,
+        carry_over: impl Fn(u64, u64) -> u64,
     ) {
         let current = window.start(now).max(self.start);
         let start = other.start.min(window.end(current, 0)).max(current);
         let mut other = *other;
-        self.turn(window, start, &carried);
-        other.turn(window, start, &carried);
+        self.advance(window, start, &carry_over);
+        other.advance(window, start, &carry_over);
         self.add(other.count);
     }
 }

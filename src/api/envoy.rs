@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use tonic::{Request, Response};
 
 use crate::{
-    algorithm::Ask,
+    algorithm::Operation,
     api::{
         Api, Error, metadata, patience,
         proto::envoy::{
@@ -22,7 +22,7 @@ use crate::{
     },
     cluster::OpenForwards,
     descriptor::Entry,
-    limiter::{self, Answer, CurrentLimit, Override, Status, Unanswered},
+    limiter::{self, Answer, CurrentLimit, LimiterError, Override, Status},
     rules::Unit,
     time::Stopwatch,
 };
@@ -102,7 +102,7 @@ impl Api {
     ) -> Result<(RateLimitResponse, Duration), Error> {
         let stopwatch = Stopwatch::start();
         let mut decided = self.decide(request, patience, resets);
-        if let Err(Error::Unanswered(Unanswered::Elsewhere)) = decided {
+        if let Err(Error::Unanswered(LimiterError::Remote)) = decided {
             decided = self.decide_afar(request, patience, resets, connection).await;
         }
         self.metrics.duration.record(stopwatch.elapsed());
@@ -121,7 +121,7 @@ impl Api {
         patience: Option<Duration>,
         resets: Resets,
     ) -> Result<(RateLimitResponse, Duration), Error> {
-        let snapshot = self.limiter.snapshot();
+        let snapshot = self.limiter.view();
         asked(request, patience, |asked| {
             let answer = snapshot.decide(asked)?;
             if let Some(denials) = &self.denials {
@@ -139,11 +139,12 @@ impl Api {
         resets: Resets,
         connection: &OpenForwards,
     ) -> Result<(RateLimitResponse, Duration), Error> {
-        let snapshot = self.limiter.snapshot();
+        let snapshot = self.limiter.view();
         let entries = entries_of(request);
         let descriptors = descriptors_of(request, &entries)?;
-        let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience };
-        let answer = snapshot.decide_afar(&asked, connection).await?;
+        let asked =
+            limiter::Request { domain: &request.domain, descriptors: &descriptors, timeout: patience };
+        let answer = snapshot.decide_remote(&asked, connection).await?;
         if let Some(denials) = &self.denials {
             denials.log(&asked, &answer, snapshot.now());
         }
@@ -174,7 +175,7 @@ pub(super) fn asked<T>(
 ) -> Result<T, Error> {
     let entries = entries_of(request);
     let descriptors = descriptors_of(request, &entries)?;
-    answer(&limiter::Request { domain: &request.domain, descriptors: &descriptors, patience })
+    answer(&limiter::Request { domain: &request.domain, descriptors: &descriptors, timeout: patience })
 }
 
 /// The entries of each descriptor.
@@ -195,7 +196,7 @@ pub(super) fn descriptors_of<'r>(
     let each = |(index, (descriptor, entries)): (usize, (&RateLimitDescriptor, &'r SmallVec<_>))| {
         let limit = descriptor.limit.as_ref().map(|limit| override_of(index, limit)).transpose()?;
         let hits = HitsAsked { own: descriptor.hits_addend, are_given_back: descriptor.is_negative_hits };
-        Ok(limiter::Descriptor { entries, ask: hits.ask(request.hits_addend), limit })
+        Ok(limiter::Descriptor { entries, operation: hits.ask(request.hits_addend), limit })
     };
     request.descriptors.iter().zip(entries).enumerate().map(each).collect()
 }
@@ -210,11 +211,11 @@ pub(super) struct HitsAsked {
 
 impl HitsAsked {
     /// A descriptor's own hits win over the request's, and 0 of them is a look; the request's 0 means 1.
-    pub(super) fn ask(self, of_request: u32) -> Ask {
+    pub(super) fn ask(self, of_request: u32) -> Operation {
         match self.own.unwrap_or_else(|| of_request.max(1).into()) {
-            0 => Ask::Look,
-            hits if self.are_given_back => Ask::Refund(hits),
-            hits => Ask::Charge(hits),
+            0 => Operation::Peek,
+            hits if self.are_given_back => Operation::Refund(hits),
+            hits => Operation::Charge(hits),
         }
     }
 }

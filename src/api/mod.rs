@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    limiter::{Bounds, Limiter, TooLarge, Unanswered},
+    limiter::{Bounds, Limiter, LimiterError, TooLarge},
     telemetry::{logs, traces::Traces},
 };
 
@@ -118,7 +118,7 @@ impl Api {
 pub enum Error {
     /// The limiter has no answer.
     #[error(transparent)]
-    Unanswered(#[from] Unanswered),
+    Unanswered(#[from] LimiterError),
     /// The request has too many descriptors or entries.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
@@ -139,9 +139,12 @@ impl Error {
     pub fn is_callers_fault(self) -> bool {
         match self {
             Self::Unanswered(
-                Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere | Unanswered::Overloaded,
+                LimiterError::NoRules
+                | LimiterError::Joining
+                | LimiterError::Remote
+                | LimiterError::Overloaded,
             ) => false,
-            Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
+            Self::Unanswered(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
             | Self::TooLarge(_)
             | Self::Unit { .. } => true,
         }
@@ -152,11 +155,11 @@ impl Error {
 impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
         match error {
-            Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
+            Error::Unanswered(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
             | Error::TooLarge(_)
             | Error::Unit { .. } => Self::invalid_argument(error.to_string()),
-            Error::Unanswered(Unanswered::Overloaded) => Self::resource_exhausted(error.to_string()),
-            Error::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => {
+            Error::Unanswered(LimiterError::Overloaded) => Self::resource_exhausted(error.to_string()),
+            Error::Unanswered(LimiterError::NoRules | LimiterError::Joining | LimiterError::Remote) => {
                 Self::unavailable(error.to_string())
             }
         }

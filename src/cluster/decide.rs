@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Decision, Limit},
+    algorithm::{Decision, Limit, Operation},
     cluster::{
         Cluster, MemberId, OpenForwards, Overloaded, Part,
         calls::{Outcomes, Then},
@@ -14,7 +14,7 @@ use crate::{
     },
     descriptor::Key,
     rules::OnOwnerUnavailable,
-    store::{Check, Decisions, Kept, OnRefusal, Replaced},
+    store::{Check, CounterState, Decisions, OnRefusal, Replacement},
     time::Timestamp,
 };
 
@@ -49,7 +49,7 @@ impl Cluster {
         patience: Option<Duration>,
         connection: &OpenForwards,
     ) -> Result<Alone, Overloaded> {
-        let deed = Deed::Ask(check.ask);
+        let deed = Deed::Ask(check.operation);
         let Outcome { decision, charged, by } =
             self.ask(check, wish, deed, self.deadline(patience), connection).await?;
         Ok(Alone { decision, charged, degraded: by == By::Degraded })
@@ -124,29 +124,29 @@ impl Cluster {
     }
 
     /// What is kept under a key, wherever it is held; `None` where its holder cannot be reached.
-    pub async fn look(&self, key: Key, limit: &Limit) -> Option<Kept> {
-        let outcome = self.by_hand(key, limit, Deed::Ask(Ask::Look)).await?;
+    pub async fn look(&self, key: Key, limit: &Limit) -> Option<CounterState> {
+        let outcome = self.by_hand(key, limit, Deed::Ask(Operation::Peek)).await?;
         Some(self.kept(limit, outcome.decision))
     }
 
     /// Makes it a counter to which `hits` are charged, wherever it is held.
-    pub async fn replace(&self, key: Key, limit: &Limit, hits: u64) -> Option<Replaced> {
+    pub async fn replace(&self, key: Key, limit: &Limit, hits: u64) -> Option<Replacement> {
         let before = self.look(key, limit).await?;
         let outcome = self.by_hand(key, limit, Deed::Set(hits)).await?;
-        Some(Replaced { before, after: self.kept(limit, outcome.decision) })
+        Some(Replacement { before, after: self.kept(limit, outcome.decision) })
     }
 
     async fn by_hand(&self, key: Key, limit: &Limit, deed: Deed) -> Option<Outcome> {
-        let check = Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::Keep };
+        let check = Check { key, limit, operation: Operation::Peek, on_refusal: OnRefusal::Keep };
         let wish = Wish { otherwise: OnOwnerUnavailable::Deny, lease: false };
         let deadline = self.0.now().after(self.0.forward_budget_max);
         let outcome = self.ask(&check, wish, deed, deadline, &OpenForwards::default()).await.ok()?;
         (outcome.by == By::Holder).then_some(outcome)
     }
 
-    fn kept(&self, limit: &Limit, look: Decision) -> Kept {
+    fn kept(&self, limit: &Limit, look: Decision) -> CounterState {
         let used = look.remaining < limit.allowance() && !look.reset_after.is_zero();
-        Kept { idle_at: used.then(|| self.0.clock.now().after(look.reset_after)), look }
+        CounterState { idle_at: used.then(|| self.0.clock.now().after(look.reset_after)), peek: look }
     }
 }
 
@@ -205,7 +205,8 @@ impl<'c> Call<'c> {
 
     /// Asks what these checks ask.
     async fn ask(&self, checks: &[usize]) -> Outcomes {
-        self.do_all(checks.iter().map(|index| (*index, Deed::Ask(self.checks[*index].ask))).collect()).await
+        self.do_all(checks.iter().map(|index| (*index, Deed::Ask(self.checks[*index].operation))).collect())
+            .await
     }
 
     /// Looks first. Where the call would be refused: the checks that would pass and be taken back, with what they would
@@ -216,8 +217,9 @@ impl<'c> Call<'c> {
         if !all.clone().any(|index| self.takes_back(index)) {
             return spared;
         }
-        let looks = self.do_all(all.map(|index| (index, Deed::Ask(Ask::Look))).collect()).await;
-        let foresee = |(check, look): (&Check<'_>, &Outcome)| check.limit.foreseen(check.ask, &look.decision);
+        let looks = self.do_all(all.map(|index| (index, Deed::Ask(Operation::Peek))).collect()).await;
+        let foresee =
+            |(check, look): (&Check<'_>, &Outcome)| check.limit.predict(check.operation, &look.decision);
         let foreseen: Vec<Decision> = self.checks.iter().zip(&looks).map(foresee).collect();
         if refused(&foreseen) {
             for (index, look) in looks.into_iter().enumerate() {

@@ -3,10 +3,10 @@
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use crate::{
-    algorithm::{Ask, Decision, Limit, Receipt},
+    algorithm::{Decision, Limit, Operation, Receipt},
     cluster::MemberId,
     descriptor::{Key, Secret},
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
 };
 
 /// How far a slot's counters are: the larger, the newer.
@@ -61,7 +61,7 @@ pub(crate) struct Hashing {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Copy {
     pub(crate) version: Version,
-    pub(crate) contents: Arc<Contents>,
+    pub(crate) contents: Arc<SlotData>,
     pub(crate) slices: Vec<Slice>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Origin {
     /// The epoch that the claim began.
     pub(crate) since: u64,
     /// That copy, for as long as it is kept.
-    pub(crate) contents: Option<Arc<Contents>>,
+    pub(crate) contents: Option<Arc<SlotData>>,
 }
 
 /// Which hand-off.
@@ -131,11 +131,11 @@ pub(crate) struct Question {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Deed {
     /// Decide.
-    Ask(Ask),
+    Ask(Operation),
     /// Take back one charge, and look.
     Undo(Receipt),
     /// Add what was consumed elsewhere.
-    Absorb(Arc<Contents>),
+    Absorb(Arc<SlotData>),
     /// Add what was consumed of a slice.
     Settle(Settlement),
     /// Put this many hits in place of whatever is counted.

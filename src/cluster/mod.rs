@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::{
     descriptor::SharedSecret,
-    store::{Lead, Memory, Slot, Stored},
+    store::{Lead, Memory, Slot, StoredSlot},
     time::{Clock, SECOND, Stopwatch, Timestamp},
 };
 
@@ -108,7 +108,7 @@ impl Cluster {
     pub async fn bind(
         settings: Settings,
         memory: Arc<Memory>,
-        stored: Vec<Stored>,
+        stored: Vec<StoredSlot>,
         secret: SharedSecret,
         clock: Clock,
     ) -> Result<(Self, Listening), link::Error> {
@@ -126,7 +126,8 @@ impl Cluster {
         let mut node = Node::new(me, links.address().to_owned(), tuning, memory, START);
         node.set_wall(clock.now());
         if !stored.is_empty() {
-            let copy = |Stored { slot, epoch, seq, contents }| (slot, Version { epoch, seq }, contents);
+            let copy =
+                |StoredSlot { slot, epoch, seq, data: contents }| (slot, Version { epoch, seq }, contents);
             node.restore(secret.get(), stored.into_iter().map(copy).collect(), START);
         }
         let part = Part { node, calls: Calls::default() };

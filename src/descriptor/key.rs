@@ -35,7 +35,7 @@ enum Part {
 /// The hash of where a [`KeyText`] begins, from which it goes on with the values that are left. So what many keys have
 /// in common is hashed once.
 #[derive(Clone, Copy, Debug)]
-pub struct Stem(
+pub struct KeyPrefix(
     // At the end of a word.
     SipHasher13,
 );
@@ -68,15 +68,15 @@ impl<'a> KeyText<'a> {
     /// The key of the counter of this kind.
     pub fn key(self, kind: &[u8], secret: &Secret) -> Key {
         let values = self.values.clone();
-        self.stem(kind, secret).key(values.into_iter())
+        self.prefix(kind, secret).key(values.into_iter())
     }
 
     /// The stem of all counters of this kind whose frame this is.
-    pub fn stem(mut self, kind: &[u8], secret: &Secret) -> Stem {
+    pub fn prefix(mut self, kind: &[u8], secret: &Secret) -> KeyPrefix {
         self.part(Part::Kind, &[kind]);
-        let mut stem = Stem(SipHasher13::new_with_key(&secret.to_bytes()));
-        stem.write(&self.frame);
-        stem
+        let mut prefix = KeyPrefix(SipHasher13::new_with_key(&secret.to_bytes()));
+        prefix.write(&self.frame);
+        prefix
     }
 
     fn part(&mut self, part: Part, texts: &[&[u8]]) {
@@ -88,7 +88,7 @@ impl<'a> KeyText<'a> {
     }
 }
 
-impl Stem {
+impl KeyPrefix {
     /// Adds a value that others follow.
     pub fn push(&mut self, value: &str) {
         self.0.write(&(value.len() as u64).to_le_bytes());
@@ -101,10 +101,10 @@ impl Stem {
         // The last one is hashed where it is: it is the only one that is left of most.
         let last = values.next_back().unwrap_or_default();
         let Some(first) = values.next() else { return self.end(last) };
-        let mut stem = *self;
-        stem.push(first);
-        values.for_each(|value| stem.push(value));
-        stem.end(last)
+        let mut prefix = *self;
+        prefix.push(first);
+        values.for_each(|value| prefix.push(value));
+        prefix.end(last)
     }
 
     #[inline]
@@ -199,9 +199,9 @@ mod tests {
             let key = text.clone().key(&kind, &secret);
             prop_assert_eq!((key.high(), key.low()), (hash.h1, hash.h2));
 
-            let (mut stem, values) = (text.stem(&kind, &secret), [&**one, three, two]);
-            values[..pushed].iter().for_each(|value| stem.push(value));
-            prop_assert_eq!(stem.key(values[pushed..].iter().copied()), key, "of a stem with {} values", pushed);
+            let (mut prefix, values) = (text.prefix(&kind, &secret), [&**one, three, two]);
+            values[..pushed].iter().for_each(|value| prefix.push(value));
+            prop_assert_eq!(prefix.key(values[pushed..].iter().copied()), key, "of a stem with {} values", pushed);
         }
 
         #[test]

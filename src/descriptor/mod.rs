@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 mod key;
 mod secret;
 
-pub use key::{KeyText, Stem};
+pub use key::{KeyPrefix, KeyText};
 pub use secret::{Secret, SharedSecret};
 
 /// One step of a descriptor: a key and the value it has in this request, which may be empty.

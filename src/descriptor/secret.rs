@@ -37,15 +37,15 @@ pub struct SharedSecret(Arc<Shared>);
 struct Shared {
     halves: [AtomicU64; 2],
     // Odd while the halves may not belong together.
-    changes: AtomicU64,
-    setting: Mutex<()>,
+    sequence: AtomicU64,
+    writer: Mutex<()>,
 }
 
 /// This one, until another is set.
 impl From<Secret> for SharedSecret {
     fn from(secret: Secret) -> Self {
         let halves = secret.0.map(AtomicU64::new);
-        Self(Arc::new(Shared { halves, changes: AtomicU64::new(0), setting: Mutex::new(()) }))
+        Self(Arc::new(Shared { halves, sequence: AtomicU64::new(0), writer: Mutex::new(()) }))
     }
 }
 
@@ -54,10 +54,10 @@ impl SharedSecret {
     #[inline]
     pub fn get(&self) -> Secret {
         loop {
-            let changes = self.0.changes.load(Ordering::Acquire);
+            let sequence = self.0.sequence.load(Ordering::Acquire);
             let halves = self.0.halves.each_ref().map(|half| half.load(Ordering::Relaxed));
             fence(Ordering::Acquire);
-            if changes.is_multiple_of(2) && changes == self.0.changes.load(Ordering::Relaxed) {
+            if sequence.is_multiple_of(2) && sequence == self.0.sequence.load(Ordering::Relaxed) {
                 return Secret(halves);
             }
             std::hint::spin_loop();
@@ -67,13 +67,13 @@ impl SharedSecret {
     /// Puts another in force.
     pub fn set(&self, secret: Secret) {
         // It guards no data, so it is whole whatever happens.
-        let _alone = self.0.setting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.changes.fetch_add(1, Ordering::Relaxed);
+        let _alone = self.0.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.sequence.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
-        for (place, half) in self.0.halves.iter().zip(secret.0) {
-            place.store(half, Ordering::Relaxed);
+        for (slot, half) in self.0.halves.iter().zip(secret.0) {
+            slot.store(half, Ordering::Relaxed);
         }
-        self.0.changes.fetch_add(1, Ordering::Release);
+        self.0.sequence.fetch_add(1, Ordering::Release);
     }
 }
 

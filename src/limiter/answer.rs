@@ -146,11 +146,11 @@ impl<'s> Status<'s> {
 pub(super) fn refuses(
     modes: Modes,
     statuses: &[Status<'_>],
-    places: &[usize],
+    status_indexes: &[usize],
     decisions: &[Decision],
 ) -> bool {
     let (mut quotas, mut exhausted) = (0, 0);
-    for (status, decision) in places.iter().map(|place| &statuses[*place]).zip(decisions) {
+    for (status, decision) in status_indexes.iter().map(|place| &statuses[*place]).zip(decisions) {
         let passes = status.in_shadow_mode() || decision.verdict.passes();
         if status.in_quota_mode(modes) {
             quotas += 1;
@@ -192,12 +192,12 @@ impl<'s> Answer<'s> {
     pub(super) fn fold(
         modes: Modes,
         mut statuses: SmallVec<[Status<'s>; 2]>,
-        places: &[usize],
+        status_indexes: &[usize],
         decisions: &[Decision],
     ) -> Self {
-        let refused = refuses(modes, &statuses, places, decisions);
+        let refused = refuses(modes, &statuses, status_indexes, decisions);
         let mut delay = Duration::ZERO;
-        for (place, decision) in places.iter().zip(decisions) {
+        for (place, decision) in status_indexes.iter().zip(decisions) {
             statuses[*place].decide(decision);
             match decision.verdict {
                 // A rule that only counts keeps nobody waiting, nor does one of a call that is refused.

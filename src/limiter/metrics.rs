@@ -1,9 +1,9 @@
 //! Counts what became of each descriptor.
 
 use crate::{
-    algorithm::{Ask, Decision},
+    algorithm::{Decision, Operation},
     descriptor::{Entry, Key},
-    limiter::{Answer, Applies, Descriptor, Modes},
+    limiter::{Answer, AppliedLimit, Descriptor, Modes},
     rules::{Code, Domain, Outcome, Tally, Usual},
     store::{Check, Decisions},
     telemetry::metrics::{Counter, Top},
@@ -46,26 +46,30 @@ impl Metrics {
     }
 
     /// Counts what became of each descriptor.
-    pub(super) fn count(&self, asked: &Asked<'_, '_>, answer: &Answer<'_>) {
+    pub(super) fn count(&self, decided: &DecidedRequest<'_, '_>, answer: &Answer<'_>) {
         if answer.passes_in_shadow {
             self.shadow_passes.increase();
         }
-        let Asked { domain, descriptors, applies, places, checks, decisions } = asked;
+        let DecidedRequest { domain, descriptors, applied, status_indexes, checks, decisions } = decided;
         let mut next = 0;
-        for (place, (descriptor, applies)) in descriptors.iter().zip(*applies).enumerate() {
+        for (place, (descriptor, applied)) in descriptors.iter().zip(*applied).enumerate() {
             let status = &answer.statuses[place];
             let mut outcome = Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() };
-            if places.get(next) == Some(&place) {
+            if status_indexes.get(next) == Some(&place) {
                 let (check, decision, charged) = (&checks[next], &decisions[next], decisions.charged()[next]);
-                let of_check =
-                    self.outcome(domain, descriptor, Checked { check, decision, charged }, status.passes);
+                let of_check = self.outcome(
+                    domain,
+                    descriptor,
+                    CheckOutcome { check, decision, charged },
+                    status.passes,
+                );
                 outcome = Outcome { candidate_denied: status.candidate_refuses, ..of_check };
                 next += 1;
             }
-            match applies {
-                Applies::Nothing => self.unmatched.increase(),
-                Applies::Override(..) => self.overrides.add(outcome),
-                Applies::Unlimited(matched) | Applies::Rule(matched, _) => {
+            match applied {
+                AppliedLimit::Nothing => self.unmatched.increase(),
+                AppliedLimit::Override(..) => self.overrides.add(outcome),
+                AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
                     if let Some(counts) = matched.rule.counts() {
                         counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
                     }
@@ -77,12 +81,12 @@ impl Metrics {
     /// The same for a call of one descriptor with one check.
     // Always, as what is counted is known where it is decided.
     #[inline(always)]
-    pub(super) fn count_alone<R>(
+    pub(super) fn count_single<R>(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
         usual: Usual<'_>,
-        checked: Checked<'_, R>,
+        checked: CheckOutcome<'_, R>,
         modes: Modes,
     ) {
         let passes = usual.rule.shadow_mode || checked.decision.verdict.passes();
@@ -104,12 +108,12 @@ impl Metrics {
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        Checked { check, decision, charged }: Checked<'_, R>,
+        CheckOutcome { check, decision, charged }: CheckOutcome<'_, R>,
         passes: bool,
     ) -> Outcome {
         // A look at an exhausted counter is no denial of anything.
-        if !passes && check.ask != Ask::Look {
-            self.note_denied(domain, descriptor, check.key);
+        if !passes && check.operation != Operation::Peek {
+            self.record_denied(domain, descriptor, check.key);
         }
         Outcome {
             code: if passes { Code::Ok } else { Code::OverLimit },
@@ -121,27 +125,27 @@ impl Metrics {
     }
 
     #[cold]
-    fn note_denied(&self, domain: &Domain, descriptor: &Descriptor<'_>, key: Key) {
+    fn record_denied(&self, domain: &Domain, descriptor: &Descriptor<'_>, key: Key) {
         let key = u128::from(key.high()) << 64 | u128::from(key.low());
-        self.denied.add(key, || text(&domain.name, descriptor.entries));
+        self.denied.add(key, || descriptor_text(&domain.name, descriptor.entries));
     }
 }
 
 /// A check and what came of it.
 #[derive(Clone, Copy)]
-pub(super) struct Checked<'a, R> {
+pub(super) struct CheckOutcome<'a, R> {
     pub(super) check: &'a Check<'a>,
     pub(super) decision: &'a Decision<R>,
     pub(super) charged: u64,
 }
 
 /// What the counters of one call were asked, and said.
-pub(super) struct Asked<'a, 's> {
+pub(super) struct DecidedRequest<'a, 's> {
     pub(super) domain: &'a Domain,
     pub(super) descriptors: &'a [Descriptor<'a>],
-    pub(super) applies: &'a [Applies<'s>],
+    pub(super) applied: &'a [AppliedLimit<'s>],
     // Which descriptor each check belongs to, in ascending order.
-    pub(super) places: &'a [usize],
+    pub(super) status_indexes: &'a [usize],
     pub(super) checks: &'a [Check<'a>],
     pub(super) decisions: &'a Decisions,
 }
@@ -161,7 +165,7 @@ fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64
 }
 
 /// A descriptor for people to read: `domain key=value,key=value`.
-fn text(domain: &str, entries: &[Entry<'_>]) -> String {
+fn descriptor_text(domain: &str, entries: &[Entry<'_>]) -> String {
     let mut text = domain.to_owned();
     for (index, entry) in entries.iter().enumerate() {
         text.push(if index == 0 { ' ' } else { ',' });
@@ -189,7 +193,7 @@ mod tests {
             let check = Check {
                 key: KeyText::new("d").key(&[], &Secret::from_bytes([0; 16])),
                 limit: &limit,
-                ask: Ask::Charge(hits),
+                operation: Operation::Charge(hits),
                 on_refusal: OnRefusal::Keep,
             };
             let (remaining, reset_after) = (limit.allowance() - after, Duration::ZERO);

@@ -12,35 +12,35 @@ use crate::{
     algorithm::{Counter, Decision, Limit, Verdict},
     descriptor::Key,
     store::{
-        Check, Contents, Decisions, OnFull, SLOTS, Slot,
+        Check, Decisions, OnFull, SLOTS, Slot, SlotData,
         budget::Budget,
-        cell::Cell,
-        table::{BYTES_FIRST, Means, Table, Tally},
+        packed_counter::PackedCounter,
+        table::{BYTES_FIRST, EventCounter, Table, TableResources},
     },
     time::{Clock, Timestamp},
 };
 
-mod alone;
-mod by_hand;
-mod caution;
-mod deeds;
-mod lending;
-mod settle;
+mod admin;
+mod check_set;
+mod edit;
+mod leases;
+mod ownership;
+mod restrictions;
 mod sharing;
-mod tenure;
+mod single;
 
-pub use alone::Alone;
-pub use by_hand::{Kept, Rehearsal, Replaced};
-pub use caution::Lead;
-pub use lending::Used;
+pub use admin::{CounterState, DryRun, Replacement};
+pub use leases::UsedHits;
+pub use restrictions::Lead;
+pub use single::SingleDecision;
 
-use caution::Caution;
-use lending::beside;
-use settle::{Deed, settle};
-use tenure::{Tenure, Tenures};
+use check_set::{Action, decide_set};
+use leases::apply_action;
+use ownership::{OwnershipTable, SlotOwnership};
+use restrictions::Restrictions;
 
 /// A sweep looks at one of so many parts of all slots at a time.
-const PARTS: usize = 64;
+const SWEEP_PARTS: usize = 64;
 /// A full round of sweeps takes about this long.
 const SWEEP_ROUND: Duration = Duration::from_secs(10);
 
@@ -48,26 +48,26 @@ const SWEEP_ROUND: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Memory {
     // One for each slot.
-    tables: Box<[Guarded]>,
+    tables: Box<[TableLock]>,
     // Where slots are shared with others.
-    tenures: Option<Tenures>,
-    caution: Caution,
-    means: Means,
+    ownerships: Option<OwnershipTable>,
+    restrictions: Restrictions,
+    resources: TableResources,
     on_full: OnFull,
-    refused_full: Tally,
+    refused_full: EventCounter,
 }
 
 /// The counters of one slot behind their lock, in a line of the processor's cache that is theirs alone: who has the
 /// lock has at hand where they are, and nobody else's lock is slowed.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Guarded(Mutex<Table>);
+struct TableLock(Mutex<Table>);
 
-const _: () = assert!(size_of::<Guarded>() == 64);
+const _: () = assert!(size_of::<TableLock>() == 64);
 
 /// What there is, and what became of the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Figures {
+pub struct StoreStats {
     /// Counters that are kept, idle ones that were not swept yet included.
     pub live: usize,
     /// The bytes that they take, and copies of others' counters with them.
@@ -84,7 +84,7 @@ pub struct Figures {
 
 /// Why a call is not decided here. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Elsewhere {
+pub enum NotLocal {
     /// The counters of a slot are not held here.
     #[error("the counters of slot {} are not held here", .0.0)]
     Slot(Slot),
@@ -102,28 +102,28 @@ impl Memory {
 
     /// The same with so many slots, a power of two from 2 to 65,536. Whatever was counted or shared is lost.
     pub fn with_slots(self, slots: usize) -> Self {
-        Self::of(self.means.budget.most() as u64, self.on_full, slots)
+        Self::of(self.resources.budget.bytes_max() as u64, self.on_full, slots)
     }
 
     /// The same, but sharing its slots with others: it holds none until it is given it.
     pub fn shared(self) -> Self {
-        Self { tenures: Some(Tenures::new(self.slots())), ..self }
+        Self { ownerships: Some(OwnershipTable::new(self.slots())), ..self }
     }
 
     fn of(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
-        let means = Means {
+        let resources = TableResources {
             budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
-            evicted_idle: Tally::default(),
-            evicted_unexpired: Tally::default(),
+            evicted_idle: EventCounter::default(),
+            evicted_unexpired: EventCounter::default(),
         };
         Self {
-            tables: (0..slots).map(|_| Guarded::default()).collect(),
-            tenures: None,
-            caution: Caution::default(),
-            means,
+            tables: (0..slots).map(|_| TableLock::default()).collect(),
+            ownerships: None,
+            restrictions: Restrictions::default(),
+            resources,
             on_full,
-            refused_full: Tally::default(),
+            refused_full: EventCounter::default(),
         }
     }
 
@@ -138,13 +138,13 @@ impl Memory {
     }
 
     /// What there is now.
-    pub fn figures(&self) -> Figures {
-        Figures {
+    pub fn stats(&self) -> StoreStats {
+        StoreStats {
             live: self.each_slot().map(|slot| self.table(slot).len()).sum(),
-            bytes: self.means.budget.taken(),
-            backup_bytes: self.means.budget.beside(),
-            evicted_idle: self.means.evicted_idle.get(),
-            evicted_unexpired: self.means.evicted_unexpired.get(),
+            bytes: self.resources.budget.used(),
+            backup_bytes: self.resources.budget.outside_tables(),
+            evicted_idle: self.resources.evicted_idle.get(),
+            evicted_unexpired: self.resources.evicted_unexpired.get(),
             refused_full: self.refused_full.get(),
         }
     }
@@ -156,10 +156,10 @@ impl Memory {
     }
 
     /// Keeps counters of a former process, as many as there is memory for.
-    pub(super) fn restore(&self, contents: Contents, now: Timestamp) {
-        self.take_in_lead(&contents, now);
-        for (key, cell) in contents.into_counters().filter(|(_, cell)| now < cell.idle_at()) {
-            self.insert(&mut self.table(self.slot(key)), key, cell, now);
+    pub(super) fn restore(&self, data: SlotData, now: Timestamp) {
+        self.take_in_lead(&data, now);
+        for (key, packed) in data.into_counters().filter(|(_, packed)| now < packed.idle_at()) {
+            self.insert(&mut self.table(self.slot(key)), key, packed, now);
         }
     }
 
@@ -176,25 +176,25 @@ impl Memory {
         checks: &[Check<'_>],
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<Decisions, Elsewhere> {
-        if self.caution.flags().distrust()
+    ) -> Result<Decisions, NotLocal> {
+        if self.restrictions.flags().is_suspended()
             && let Some(check) = checks.first()
         {
-            return Err(Elsewhere::Slot(self.slot(check.key)));
+            return Err(NotLocal::Slot(self.slot(check.key)));
         }
         let mut locked = self.lock(checks);
-        locked.are_held()?;
-        locked.absorb_extras(self, checks, now);
-        locked.call_back(self, checks, now, &refused)?;
-        let mut each = |index: usize, deed: Deed| {
+        locked.require_owned()?;
+        locked.absorb_pending(self, checks, now);
+        locked.require_unlent(self, checks, now, &refused)?;
+        let mut each = |index: usize, action: Action| {
             let check = &checks[index];
             let (place, lent) = (locked.place(self.slot(check.key)), locked.lent(self, check.key));
             let table = &mut *locked.tables[place];
-            let decide = |counter: &mut Counter| beside(lent, deed, check, counter, now).decision;
+            let decide = |counter: &mut Counter| apply_action(lent, action, check, counter, now).decision;
             self.touch(table, check.key, check.limit, now, decide)
         };
-        let decisions = settle(checks, refused, &mut each);
-        locked.note(self, checks, &decisions);
+        let decisions = decide_set(checks, refused, &mut each);
+        locked.record_changes(self, checks, &decisions);
         Ok(decisions)
     }
 
@@ -208,11 +208,11 @@ impl Memory {
         now: Timestamp,
         decide: impl FnOnce(&mut Counter) -> Decision,
     ) -> (Decision, bool) {
-        if let Some(cell) = table.get_mut(key) {
-            let before = cell.heap_bytes();
-            cell.cut_ahead(limit, self.lead_given_up_at(now), now);
-            let decision = cell.update(limit, decide);
-            self.means.budget.change(before, cell.heap_bytes());
+        if let Some(packed) = table.get_mut(key) {
+            let before = packed.heap_bytes();
+            packed.clamp_ahead(limit, self.lead_given_up_at(now), now);
+            let decision = packed.update(limit, decide);
+            self.resources.budget.change(before, packed.heap_bytes());
             return (decision, true);
         }
         let mut counter = limit.fresh();
@@ -220,15 +220,15 @@ impl Memory {
         if limit.idle_at(&counter) <= now {
             return (decision, true);
         }
-        let cell = Cell::new(limit, counter, &decision);
-        if self.insert(table, key, cell, now) {
+        let packed = PackedCounter::new(limit, counter, &decision);
+        if self.insert(table, key, packed, now) {
             return (decision, true);
         }
         (self.on_full.in_place_of(decision), false)
     }
 
-    fn insert(&self, table: &mut Table, key: Key, cell: Cell, now: Timestamp) -> bool {
-        let kept = table.insert(key, cell, now, &self.means);
+    fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
+        let kept = table.insert(key, packed, now, &self.resources);
         if !kept {
             self.refused_full.add(1);
         }
@@ -238,36 +238,37 @@ impl Memory {
     /// A clock gives up a lead: from the next decision on, each counter is cut where it lies ahead. To be called before
     /// any `now` of the clock that was put right.
     pub fn give_up_lead(&self, lead: Lead) {
-        self.caution.add_lead(lead);
+        self.restrictions.add_lead(lead);
     }
 
     /// When a lead that is in force was given up, if one is.
     fn lead_given_up_at(&self, now: Timestamp) -> Option<Timestamp> {
-        self.caution.lead().map(|lead| lead.at.min(now))
+        self.restrictions.lead().map(|lead| lead.at.min(now))
     }
 
     /// Counters may come from a replica whose clock gave up a lead.
-    fn take_in_lead(&self, contents: &Contents, now: Timestamp) {
-        if let Some(lead) = contents.lead().filter(|lead| now < lead.until) {
-            self.caution.add_lead(lead);
+    fn take_in_lead(&self, data: &SlotData, now: Timestamp) {
+        if let Some(lead) = data.lead().filter(|lead| now < lead.until) {
+            self.restrictions.add_lead(lead);
         }
     }
 
     /// A copy of what is kept in a cell, cut where it lies ahead.
-    fn copy(&self, cell: &Cell, limit: &Limit, now: Timestamp) -> Counter {
-        let mut cell = cell.clone();
-        cell.cut_ahead(limit, self.lead_given_up_at(now), now);
-        cell.counter(limit)
+    fn copy(&self, packed: &PackedCounter, limit: &Limit, now: Timestamp) -> Counter {
+        let mut packed = packed.clone();
+        packed.clamp_ahead(limit, self.lead_given_up_at(now), now);
+        packed.counter(limit)
     }
 
     /// Takes the locks of all slots that these checks need, each once and in order.
-    fn lock(&self, checks: &[Check<'_>]) -> Locked<'_> {
+    fn lock(&self, checks: &[Check<'_>]) -> LockedSlots<'_> {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
         slots.sort_unstable();
         slots.dedup();
         let tables = slots.iter().map(|slot| self.table(*slot)).collect();
-        let tenures = self.tenures.iter().flat_map(|all| slots.iter().map(|slot| all.lock(*slot))).collect();
-        Locked { slots, tables, tenures }
+        let ownerships =
+            self.ownerships.iter().flat_map(|all| slots.iter().map(|slot| all.lock(*slot))).collect();
+        LockedSlots { slots, tables, ownerships }
     }
 
     /// Takes the lock of a slot's counters.
@@ -279,67 +280,72 @@ impl Memory {
 
     /// Forgets what is idle in one of the parts, and gives memory back that it no longer needs.
     fn sweep_part(&self, number: usize, now: Timestamp) {
-        self.caution.end_lead(now);
-        for slot in self.each_slot().skip(number).step_by(PARTS) {
+        self.restrictions.end_lead(now);
+        for slot in self.each_slot().skip(number).step_by(SWEEP_PARTS) {
             self.sweep_slot(slot, now);
         }
     }
 
     fn sweep_slot(&self, slot: Slot, now: Timestamp) {
         let mut table = self.table(slot);
-        table.forget_idle(now, &self.means);
+        table.forget_idle(now, &self.resources);
         // Counters that were kept in time may have grown since.
-        if self.means.budget.is_overdrawn() {
-            table.clear(now, &self.means);
+        if self.resources.budget.is_exceeded() {
+            table.evict(now, &self.resources);
         }
-        table.shrink(&self.means);
+        table.shrink(&self.resources);
         drop(table);
-        if let Some(tenures) = &self.tenures {
-            tenures.lock(slot).forget_idle(now);
+        if let Some(ownerships) = &self.ownerships {
+            ownerships.lock(slot).forget_idle(now);
         }
     }
 }
 
 /// The slots of one call, locked.
-struct Locked<'m> {
+struct LockedSlots<'m> {
     // In order, each once. One table for each, and one tenure for each where slots are shared.
     slots: SmallVec<[Slot; 2]>,
     tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
-    tenures: SmallVec<[MutexGuard<'m, Tenure>; 0]>,
+    ownerships: SmallVec<[MutexGuard<'m, SlotOwnership>; 0]>,
 }
 
-impl Locked<'_> {
+impl LockedSlots<'_> {
     /// Where a slot of one of the checks is among them.
     fn place(&self, slot: Slot) -> usize {
         self.slots.partition_point(|other| *other < slot)
     }
 
-    fn are_held(&self) -> Result<(), Elsewhere> {
-        let missing = self.tenures.iter().zip(&self.slots).find(|(tenure, _)| !tenure.is_held());
-        missing.map_or(Ok(()), |(_, slot)| Err(Elsewhere::Slot(*slot)))
+    fn require_owned(&self) -> Result<(), NotLocal> {
+        let missing = self.ownerships.iter().zip(&self.slots).find(|(ownership, _)| !ownership.is_owned());
+        missing.map_or(Ok(()), |(_, slot)| Err(NotLocal::Slot(*slot)))
     }
 
     /// Lets the counters of the checks absorb what waits for them.
-    fn absorb_extras(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
-        let Some(tenures) = &memory.tenures else { return };
+    fn absorb_pending(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
+        let Some(ownerships) = &memory.ownerships else { return };
         for check in checks {
             let slot = memory.slot(check.key);
             let place = self.place(slot);
-            let (table, tenure) = (&mut self.tables[place], &mut self.tenures[place]);
-            if memory.absorb_extras(table, tenure, check.key, check.limit, now) {
-                tenures.note(slot, tenure, check.key, table.len());
+            let (table, ownership) = (&mut self.tables[place], &mut self.ownerships[place]);
+            if memory.absorb_pending(table, ownership, check.key, check.limit, now) {
+                ownerships.record_change(slot, ownership, check.key, table.len());
             }
         }
     }
 
     /// Notes which counters the checks have changed.
-    fn note(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
-        let Some(tenures) = &memory.tenures else { return };
+    fn record_changes(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
+        let Some(ownerships) = &memory.ownerships else { return };
         for (check, decision) in checks.iter().zip(decisions) {
-            if check.limit.is_changed_by(check.ask, decision.verdict.passes()) {
+            if check.limit.is_changed_by(check.operation, decision.verdict.passes()) {
                 let slot = memory.slot(check.key);
                 let place = self.place(slot);
-                tenures.note(slot, &mut self.tenures[place], check.key, self.tables[place].len());
+                ownerships.record_change(
+                    slot,
+                    &mut self.ownerships[place],
+                    check.key,
+                    self.tables[place].len(),
+                );
             }
         }
     }
@@ -360,8 +366,8 @@ impl OnFull {
 
 /// Forgets idle counters, a little at a time, for as long as it is polled.
 pub async fn sweep(memory: Arc<Memory>, clock: Clock) {
-    let pause = SWEEP_ROUND / PARTS as u32;
-    for part in (0..PARTS).cycle() {
+    let pause = SWEEP_ROUND / SWEEP_PARTS as u32;
+    for part in (0..SWEEP_PARTS).cycle() {
         tokio::time::sleep(pause).await;
         memory.sweep_part(part, clock.now());
     }

@@ -5,25 +5,27 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Decision, Limit},
+    algorithm::{Decision, Limit, Operation},
     descriptor::Key,
 };
 
 mod budget;
-mod cell;
-mod contents;
-mod keeping;
 mod memory;
+mod packed_counter;
+mod persistence;
 mod slot;
+mod slot_data;
 mod snapshot;
 mod table;
 
 pub use budget::BYTES_MIN;
-pub use contents::{Changes, Contents, Extras, Unreadable};
-pub use keeping::{Epochs, Keeping, Settings};
-pub use memory::{Alone, Elsewhere, Figures, Kept, Lead, Memory, Rehearsal, Replaced, Used, sweep};
+pub use memory::{
+    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, SingleDecision, StoreStats, UsedHits, sweep,
+};
+pub use persistence::{Epochs, Persistence, Settings};
 pub use slot::{SLOTS, Slot};
-pub use snapshot::{SnapshotError, Stored};
+pub use slot_data::{Changes, DecodeError, PendingUsage, SlotData};
+pub use snapshot::{SnapshotError, StoredSlot};
 
 /// One question to one counter.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +35,7 @@ pub struct Check<'a> {
     /// The limit that it is held against.
     pub limit: &'a Limit,
     /// What is wanted of it.
-    pub ask: Ask,
+    pub operation: Operation,
     /// What becomes of the charge where the call as a whole is refused for another check.
     pub on_refusal: OnRefusal,
 }

@@ -18,7 +18,7 @@ use siphasher::sip::SipHasher13;
 use crate::{
     descriptor::Secret,
     files,
-    store::{Contents, Memory, Slot},
+    store::{Memory, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -33,10 +33,10 @@ pub enum SnapshotError {
     Io(#[from] io::Error),
     /// It is of another format or version.
     #[error("this is no snapshot of this version")]
-    Foreign,
+    UnsupportedVersion,
     /// It is damaged, or was not written to its end.
     #[error("it is damaged or torn")]
-    Torn,
+    Damaged,
 }
 
 /// What comes before the slots.
@@ -60,7 +60,7 @@ struct Section {
 
 /// What a slot held when a snapshot was written.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stored {
+pub struct StoredSlot {
     /// The slot.
     pub slot: Slot,
     /// How often it had changed hands; 0 where it was not shared.
@@ -68,14 +68,14 @@ pub struct Stored {
     /// How often it had changed since.
     pub seq: u64,
     /// Its contents.
-    pub contents: Contents,
+    pub data: SlotData,
 }
 
 /// What a snapshot holds: the secret that its keys were hashed with, and of how many slots which held what.
 pub(super) struct Snapshot {
     pub(super) secret: Secret,
     pub(super) slots: usize,
-    pub(super) stored: Vec<Stored>,
+    pub(super) stored: Vec<StoredSlot>,
 }
 
 /// Writes all counters to `path`: to a temporary file beside it first, then in its place, so that there is always a
@@ -125,21 +125,21 @@ fn write_to(
     epoch: impl Fn(Slot) -> u64,
     now: Timestamp,
 ) -> Result<(), SnapshotError> {
-    let mut sealed = Sealing { file: BufWriter::new(file), hash: SipHasher13::new() };
-    sealed.write_all(&MAGIC)?;
+    let mut output = ChecksumWriter { file: BufWriter::new(file), hash: SipHasher13::new() };
+    output.write_all(&MAGIC)?;
     // A power of two up to 65,536, so it fits.
     let slots = memory.slots() as u32;
-    sealed.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
+    output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
     for slot in memory.each_slot() {
         // Asked first: what changes hands meanwhile is at most taken for older than it is.
         let epoch = epoch(slot);
         let Some(copy) = memory.snapshot(slot, now) else { continue };
-        let bytes = copy.contents.encode(now);
-        sealed.put(&Some(Section { slot, epoch, seq: copy.seq, length: bytes.len() as u64 }))?;
-        sealed.write_all(&bytes)?;
+        let bytes = copy.data.encode(now);
+        output.put(&Some(Section { slot, epoch, seq: copy.seq, length: bytes.len() as u64 }))?;
+        output.write_all(&bytes)?;
     }
-    sealed.put::<Option<Section>>(&None)?;
-    let Sealing { mut file, hash } = sealed;
+    output.put::<Option<Section>>(&None)?;
+    let ChecksumWriter { mut file, hash } = output;
     file.write_all(&hash.finish().to_le_bytes())?;
     Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?)
 }
@@ -151,23 +151,23 @@ pub(super) fn read(path: &Path, bytes_max: u64, now: Timestamp) -> Result<Option
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let rest = bytes.strip_prefix(&MAGIC).ok_or(SnapshotError::Foreign)?;
-    let (rest, sum) = rest.split_last_chunk::<8>().ok_or(SnapshotError::Torn)?;
+    let rest = bytes.strip_prefix(&MAGIC).ok_or(SnapshotError::UnsupportedVersion)?;
+    let (rest, sum) = rest.split_last_chunk::<8>().ok_or(SnapshotError::Damaged)?;
     let mut hash = SipHasher13::new();
     hash.write(&MAGIC);
     hash.write(rest);
     if hash.finish() != u64::from_le_bytes(*sum) {
-        return Err(SnapshotError::Torn);
+        return Err(SnapshotError::Damaged);
     }
     let (header, mut rest) = take::<Header>(rest)?;
-    let header = header.ok_or(SnapshotError::Torn)?;
+    let header = header.ok_or(SnapshotError::Damaged)?;
     let ahead = header.taken_at.nanos_since(now);
     let mut stored = Vec::new();
     while let (Some(Section { slot, epoch, seq, length }), after) = take::<Section>(rest)? {
-        let length = usize::try_from(length).map_err(|_| SnapshotError::Torn)?;
-        let (bytes, after) = after.split_at_checked(length).ok_or(SnapshotError::Torn)?;
-        let contents = Contents::decode(bytes, header.taken_at).map_err(|_| SnapshotError::Foreign)?;
-        stored.push(Stored { slot, epoch, seq, contents: contents.earlier(ahead) });
+        let length = usize::try_from(length).map_err(|_| SnapshotError::Damaged)?;
+        let (bytes, after) = after.split_at_checked(length).ok_or(SnapshotError::Damaged)?;
+        let data = SlotData::decode(bytes, header.taken_at).map_err(|_| SnapshotError::UnsupportedVersion)?;
+        stored.push(StoredSlot { slot, epoch, seq, data: data.shifted_back(ahead) });
         rest = after;
     }
     let (secret, slots) = (Secret::from_bytes(header.secret), header.slots as usize);
@@ -191,16 +191,16 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(Option<T>, &'b [u8]), SnapshotError> {
     // The sum was right, so only another version's records are unreadable.
-    postcard::take_from_bytes(bytes).map_err(|_| SnapshotError::Foreign)
+    postcard::take_from_bytes(bytes).map_err(|_| SnapshotError::UnsupportedVersion)
 }
 
 /// Writes, and hashes what it writes.
-struct Sealing<W> {
+struct ChecksumWriter<W> {
     file: W,
     hash: SipHasher13,
 }
 
-impl<W: Write> Sealing<W> {
+impl<W: Write> ChecksumWriter<W> {
     fn put<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
         // Not straight into the file: postcard would report a full disk as a full buffer of its own.
         let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
@@ -208,7 +208,7 @@ impl<W: Write> Sealing<W> {
     }
 }
 
-impl<W: Write> Write for Sealing<W> {
+impl<W: Write> Write for ChecksumWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.hash.write(&bytes[..written]);
@@ -274,8 +274,8 @@ mod tests {
     #[test]
     fn full_disk_is_reported_as_such() {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut sealed = Sealing { file: full, hash: SipHasher13::new() };
+        let mut output = ChecksumWriter { file: full, hash: SipHasher13::new() };
         let header = Header { taken_at: Timestamp::EPOCH, secret: [0; 16], slots: 1 };
-        assert_eq!(sealed.put(&Some(header)).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(output.put(&Some(header)).unwrap_err().kind(), ErrorKind::StorageFull);
     }
 }

@@ -27,8 +27,8 @@ fn fixed_window(limit: u64, nanos: u64) -> FixedWindow {
 }
 
 fn token_bucket(hits: u64, nanos: u64, burst: u64) -> TokenBucket {
-    let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
-    TokenBucket { pace, burst, excess: Excess::Refuse }
+    let rate = Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+    TokenBucket { rate, burst, excess: Excess::Refuse }
 }
 
 fn stepped_bucket(amount: u64, interval: u64, burst: u64) -> SteppedBucket {
@@ -37,8 +37,8 @@ fn stepped_bucket(amount: u64, interval: u64, burst: u64) -> SteppedBucket {
 }
 
 fn leaky_queue(hits: u64, nanos: u64, burst: u64) -> LeakyQueue {
-    let pace = token_bucket(hits, nanos, 0).pace;
-    LeakyQueue { pace, burst: Some(burst), max_delay: None, patience: None }
+    let rate = token_bucket(hits, nanos, 0).rate;
+    LeakyQueue { rate, burst: Some(burst), max_delay: None, timeout: None }
 }
 
 fn sliding_window(limit: u64, nanos: u64) -> SlidingWindow {
@@ -66,6 +66,6 @@ fn ten_each() -> [Limit; 8] {
 
 /// How many single hits of `asked` pass at `now`.
 fn passed<A: Algorithm>(limit: &A, counter: &mut A::Counter, now: Timestamp, asked: u64) -> u64 {
-    let hits = (0..asked).map(|_| limit.decide(counter, now, Ask::Charge(1)).verdict.passes());
+    let hits = (0..asked).map(|_| limit.decide(counter, now, Operation::Charge(1)).verdict.passes());
     hits.map(u64::from).sum()
 }

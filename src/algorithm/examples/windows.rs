@@ -33,9 +33,9 @@ fn a_fixed_window_gives_its_whole_limit_in_every_window() {
         let (limit, mut counter) = (fixed_window(hits, nanos), WindowCounter::default());
         for window in 0..1_000 {
             let now = Timestamp::from_nanos((20_000 + window) * nanos);
-            assert!(limit.decide(&mut counter, now, Ask::Charge(hits - 1)).verdict.passes());
-            assert!(limit.decide(&mut counter, now.plus(nanos - 1), Ask::Charge(1)).verdict.passes());
-            assert!(!limit.decide(&mut counter, now.plus(nanos - 1), Ask::Charge(1)).verdict.passes());
+            assert!(limit.decide(&mut counter, now, Operation::Charge(hits - 1)).verdict.passes());
+            assert!(limit.decide(&mut counter, now.plus(nanos - 1), Operation::Charge(1)).verdict.passes());
+            assert!(!limit.decide(&mut counter, now.plus(nanos - 1), Operation::Charge(1)).verdict.passes());
         }
     }
 }
@@ -44,29 +44,29 @@ fn a_fixed_window_gives_its_whole_limit_in_every_window() {
 #[test]
 fn a_classic_limit_answers_as_the_table_says() {
     let table = [
-        (10, 0, Ask::Charge(1), true, 9, 1),
-        (10, 9, Ask::Charge(1), true, 0, 10),
-        (10, 10, Ask::Charge(1), false, 0, 11),
-        (10, 8, Ask::Charge(5), false, 0, 13),
-        (10, 13, Ask::Charge(5), false, 0, 18),
-        (10, 10, Ask::Look, true, 0, 10),
-        (10, 11, Ask::Look, false, 0, 11),
-        (10, 4, Ask::Look, true, 6, 4),
-        (10, 4, Ask::Refund(3), true, 9, 1),
-        (10, 4, Ask::Refund(9), true, 10, 0),
-        (10, 50, Ask::Refund(1), true, 0, 49),
-        (0, 0, Ask::Charge(1), false, 0, 1),
-        (0, 0, Ask::Look, true, 0, 0),
-        (10, u64::MAX, Ask::Charge(u64::MAX), false, 0, u64::MAX),
+        (10, 0, Operation::Charge(1), true, 9, 1),
+        (10, 9, Operation::Charge(1), true, 0, 10),
+        (10, 10, Operation::Charge(1), false, 0, 11),
+        (10, 8, Operation::Charge(5), false, 0, 13),
+        (10, 13, Operation::Charge(5), false, 0, 18),
+        (10, 10, Operation::Peek, true, 0, 10),
+        (10, 11, Operation::Peek, false, 0, 11),
+        (10, 4, Operation::Peek, true, 6, 4),
+        (10, 4, Operation::Refund(3), true, 9, 1),
+        (10, 4, Operation::Refund(9), true, 10, 0),
+        (10, 50, Operation::Refund(1), true, 0, 49),
+        (0, 0, Operation::Charge(1), false, 0, 1),
+        (0, 0, Operation::Peek, true, 0, 0),
+        (10, u64::MAX, Operation::Charge(u64::MAX), false, 0, u64::MAX),
     ];
-    for (limit, before, ask, passes, remaining, after) in table {
+    for (limit, before, operation, passes, remaining, after) in table {
         let limit = classic(limit, MINUTE);
         let mut counter = WindowCounter { start: TWO, count: before };
-        let decision = limit.decide(&mut counter, at(24), ask);
+        let decision = limit.decide(&mut counter, at(24), operation);
         assert_eq!(
             (decision.verdict.passes(), decision.remaining, counter.count),
             (passes, remaining, after),
-            "{limit:?} after {before}: {ask:?}"
+            "{limit:?} after {before}: {operation:?}"
         );
         assert_eq!(decision.reset_after, Duration::from_secs(36));
     }
@@ -78,16 +78,16 @@ fn a_classic_window_turns_at_each_multiple_of_its_length_since_the_epoch() {
     let mut counter = WindowCounter::default();
     // The epoch was a Thursday, so that is when weeks turn.
     let wednesday_night = Timestamp::from_nanos(2_900 * 7 * DAY - 1);
-    assert!(week.decide(&mut counter, wednesday_night, Ask::Charge(1)).verdict.passes());
-    assert!(!week.decide(&mut counter, wednesday_night, Ask::Charge(1)).verdict.passes());
-    assert!(week.decide(&mut counter, wednesday_night.plus(1), Ask::Charge(1)).verdict.passes());
+    assert!(week.decide(&mut counter, wednesday_night, Operation::Charge(1)).verdict.passes());
+    assert!(!week.decide(&mut counter, wednesday_night, Operation::Charge(1)).verdict.passes());
+    assert!(week.decide(&mut counter, wednesday_night.plus(1), Operation::Charge(1)).verdict.passes());
 }
 
 #[test]
 fn raising_a_classic_limit_over_what_was_refused_admits_the_difference() {
     let mut named = WindowCounter::default();
     for _ in 0..50 {
-        fixed_window(10, 60 * MINUTE).decide(&mut named, at(0), Ask::Charge(1));
+        fixed_window(10, 60 * MINUTE).decide(&mut named, at(0), Operation::Charge(1));
     }
     assert_eq!(passed(&fixed_window(20, 60 * MINUTE), &mut named, at(1), 50), 10);
 }
@@ -96,13 +96,13 @@ fn raising_a_classic_limit_over_what_was_refused_admits_the_difference() {
 fn an_overdraft_passes_once_and_is_paid_by_the_windows_that_follow() {
     let limit = FixedWindow { excess: Excess::Overdraft(10), ..fixed_window(10, MINUTE) };
     let mut counter = WindowCounter::default();
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(9)).verdict.passes());
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(8)).verdict.passes());
-    let refused = limit.decide(&mut counter, at(10), Ask::Charge(1));
+    assert!(limit.decide(&mut counter, at(0), Operation::Charge(9)).verdict.passes());
+    assert!(limit.decide(&mut counter, at(0), Operation::Charge(8)).verdict.passes());
+    let refused = limit.decide(&mut counter, at(10), Operation::Charge(1));
     assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_secs(50)) });
-    assert_eq!(limit.decide(&mut counter, at(60), Ask::Look).remaining, 3, "seven were owed");
-    assert!(limit.decide(&mut counter, at(60), Ask::Charge(1_000_000)).verdict.passes());
-    let refused = limit.decide(&mut counter, at(60), Ask::Look);
+    assert_eq!(limit.decide(&mut counter, at(60), Operation::Peek).remaining, 3, "seven were owed");
+    assert!(limit.decide(&mut counter, at(60), Operation::Charge(1_000_000)).verdict.passes());
+    let refused = limit.decide(&mut counter, at(60), Operation::Peek);
     assert_eq!(
         refused.verdict,
         Verdict::Refuse { retry_after: Some(Duration::from_secs(120)) },
@@ -115,7 +115,7 @@ fn hits_that_were_refused_keep_a_counting_window_shut() {
     let limit = FixedWindow { excess: Excess::Count, ..fixed_window(2, MINUTE) };
     let mut counter = WindowCounter::default();
     assert_eq!(passed(&limit, &mut counter, at(0), 5), 2);
-    limit.decide(&mut counter, at(0), Ask::Refund(1));
+    limit.decide(&mut counter, at(0), Operation::Refund(1));
     assert_eq!(passed(&limit, &mut counter, at(0), 1), 0, "four are still counted");
     assert_eq!(passed(&limit, &mut counter, at(60), 5), 2);
 }
@@ -156,7 +156,7 @@ fn a_log_beyond_ten_thousand_charges_is_stricter_and_never_more_lenient() {
         assert_eq!(passed(&limit, &mut counter, instant, 1), 1);
     }
     assert_eq!(counter.entries.len(), 10_000);
-    let left = |now| limit.decide(&mut counter.clone(), now, Ask::Look).remaining;
+    let left = |now| limit.decide(&mut counter.clone(), now, Operation::Peek).remaining;
     assert_eq!(left(at(1)), 9_950, "every charge counts");
     for (index, instant) in instants.iter().enumerate().step_by(97) {
         let known = 9_950 + index as u64 + 1;
@@ -173,15 +173,15 @@ fn a_sliding_window_weighs_the_last_minute_and_rounds_down() {
     assert_eq!(passed(&limit, &mut counter, at(60), 3), 2, "all of the last minute counts");
     assert_eq!(passed(&limit, &mut counter, at(72), 1), 1);
     // 30 % into it: three of its own and 3.5 of the last one make six.
-    assert_eq!(limit.decide(&mut counter, at(78), Ask::Look).remaining, 1);
+    assert_eq!(limit.decide(&mut counter, at(78), Operation::Peek).remaining, 1);
     assert_eq!(passed(&limit, &mut counter, at(78), 3), 1);
 }
 
 #[test]
 fn a_quarter_into_the_window_the_last_one_weighs_three_quarters() {
     let (limit, mut counter) = (sliding_window(100, MINUTE), SlidingCounter::default());
-    limit.decide(&mut counter, at(59), Ask::Charge(80));
-    assert_eq!(limit.decide(&mut counter, at(75), Ask::Look).remaining, 40);
+    limit.decide(&mut counter, at(59), Operation::Charge(80));
+    assert_eq!(limit.decide(&mut counter, at(75), Operation::Peek).remaining, 40);
 }
 
 #[test]
@@ -198,10 +198,10 @@ fn five_requests_in_the_last_second_counted_in_tenths() {
 #[test]
 fn a_hundred_in_the_last_minute_counted_in_seconds() {
     let (limit, mut counter) = (sliding_log(100, MINUTE, SECOND), LogCounter::default());
-    assert!(limit.decide(&mut counter, at(0).plus(SECOND - 1), Ask::Charge(60)).verdict.passes());
+    assert!(limit.decide(&mut counter, at(0).plus(SECOND - 1), Operation::Charge(60)).verdict.passes());
     assert_eq!(passed(&limit, &mut counter, at(30), 99), 40);
-    let refused = limit.decide(&mut counter, at(59), Ask::Charge(60));
+    let refused = limit.decide(&mut counter, at(59), Operation::Charge(60));
     assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_secs(1)) });
-    assert!(limit.decide(&mut counter, at(60), Ask::Charge(60)).verdict.passes());
+    assert!(limit.decide(&mut counter, at(60), Operation::Charge(60)).verdict.passes());
     assert!(counter.entries.len() <= 60, "a count for each second and no more");
 }

@@ -3,49 +3,60 @@
 use super::*;
 
 /// The counter after a history, and the instant of its end.
-pub(super) fn after<A: Law>(limit: &A, history: &(Timestamp, Vec<(u64, Ask)>)) -> (A::Counter, Timestamp) {
+pub(super) fn after<A: Law>(
+    limit: &A,
+    history: &(Timestamp, Vec<(u64, Operation)>),
+) -> (A::Counter, Timestamp) {
     let (mut now, mut counter) = (history.0, A::Counter::default());
-    for (pause, ask) in &history.1 {
+    for (pause, operation) in &history.1 {
         now = now.plus(*pause);
-        limit.decide(&mut counter, now, *ask);
+        limit.decide(&mut counter, now, *operation);
     }
     (counter, now)
 }
 
-pub(super) fn verdict<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp, ask: Ask) -> Verdict {
-    limit.decide(&mut counter.clone(), now, ask).verdict
+pub(super) fn verdict<A: Law>(
+    limit: &A,
+    counter: &A::Counter,
+    now: Timestamp,
+    operation: Operation,
+) -> Verdict {
+    limit.decide(&mut counter.clone(), now, operation).verdict
 }
 
 pub(super) fn remaining<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp) -> u64 {
-    limit.decide(&mut counter.clone(), now, Ask::Look).remaining
+    limit.decide(&mut counter.clone(), now, Operation::Peek).remaining
 }
 
 /// The hits of a charge that passed.
-pub(super) fn admitted<R>(decision: &Decision<R>, ask: Ask) -> u64 {
-    match ask {
-        Ask::Charge(hits) if decision.verdict.passes() => hits,
-        Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
+pub(super) fn admitted<R>(decision: &Decision<R>, operation: Operation) -> u64 {
+    match operation {
+        Operation::Charge(hits) if decision.verdict.passes() => hits,
+        Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => 0,
     }
 }
 
 /// Also not for a caller that comes back at the very instant that its refusal named.
-pub(super) fn never_admits_above_its_bound<A: Law>(limit: A, (start, asks): (Timestamp, Vec<(u64, Ask)>)) {
+pub(super) fn never_admits_above_its_bound<A: Law>(
+    limit: A,
+    (start, operations): (Timestamp, Vec<(u64, Operation)>),
+) {
     if matches!(limit.excess(), Excess::Overdraft(_)) {
         return;
     }
     let (mut now, mut counter) = (start, A::Counter::default());
     let mut admissions: Vec<(Timestamp, u64)> = Vec::new();
-    for (pause, ask) in asks {
-        if matches!(ask, Ask::Refund(_)) {
+    for (pause, operation) in operations {
+        if matches!(operation, Operation::Refund(_)) {
             continue;
         }
         now = now.plus(pause);
-        let mut decision = limit.decide(&mut counter, now, ask);
+        let mut decision = limit.decide(&mut counter, now, operation);
         if let Some(wait) = named_wait(&decision.verdict) {
             now = now.plus(wait);
-            decision = limit.decide(&mut counter, now, ask);
+            decision = limit.decide(&mut counter, now, operation);
         }
-        admissions.push((now, admitted(&decision, ask)));
+        admissions.push((now, admitted(&decision, operation)));
         let mut sum = 0_u128;
         for (at, hits) in admissions.iter().rev() {
             sum += u128::from(*hits);
@@ -64,49 +75,56 @@ pub(super) fn named_wait(verdict: &Verdict) -> Option<u64> {
     }
 }
 
-pub(super) fn a_refusals_wait_is_exact<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>), hits: u64) {
+pub(super) fn a_refusals_wait_is_exact<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    hits: u64,
+) {
     let (mut counter, now) = after(&limit, &history);
-    let ask = Ask::Charge(hits);
-    let Verdict::Refuse { retry_after } = limit.decide(&mut counter, now, ask).verdict else { return };
+    let operation = Operation::Charge(hits);
+    let Verdict::Refuse { retry_after } = limit.decide(&mut counter, now, operation).verdict else { return };
     match retry_after {
         Some(wait) => {
             let then = now.plus(u64::try_from(wait.as_nanos()).unwrap());
-            assert!(verdict(&limit, &counter, then, ask).passes(), "passes after {wait:?}");
-            assert!(!verdict(&limit, &counter, then.minus(1), ask).passes(), "not a nanosecond earlier");
+            assert!(verdict(&limit, &counter, then, operation).passes(), "passes after {wait:?}");
+            assert!(
+                !verdict(&limit, &counter, then.minus(1), operation).passes(),
+                "not a nanosecond earlier"
+            );
         }
         None => {
-            let fresh = verdict(&limit, &A::Counter::default(), now, ask).passes();
+            let fresh = verdict(&limit, &A::Counter::default(), now, operation).passes();
             assert!(!fresh, "what passes on a fresh counter passes some day");
         }
     }
 }
 
-pub(super) fn remaining_is_what_would_pass<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>)) {
+pub(super) fn remaining_is_what_would_pass<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Operation)>)) {
     let (counter, now) = after(&limit, &history);
     let left = remaining(&limit, &counter, now);
     assert!(left <= limit.allowance());
     if 0 < left {
-        assert!(verdict(&limit, &counter, now, Ask::Charge(left)).passes());
+        assert!(verdict(&limit, &counter, now, Operation::Charge(left)).passes());
     }
-    assert_eq!(verdict(&limit, &counter, now, Ask::Look).passes(), 0 < left);
+    assert_eq!(verdict(&limit, &counter, now, Operation::Peek).passes(), 0 < left);
     if let (Some(more), false) =
         (left.checked_add(1), matches!(limit.excess(), Excess::Overdraft(_)) && 0 < left)
     {
-        assert!(!verdict(&limit, &counter, now, Ask::Charge(more)).passes());
+        assert!(!verdict(&limit, &counter, now, Operation::Charge(more)).passes());
     }
 }
 
 pub(super) fn a_look_and_a_refusal_change_nothing<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
-    ask: Ask,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    operation: Operation,
 ) {
     let (counter, now) = after(&limit, &history);
-    let mut looked = counter.clone();
-    limit.decide(&mut looked, now, Ask::Look);
-    assert_eq!(looked, counter);
+    let mut peeked = counter.clone();
+    limit.decide(&mut peeked, now, Operation::Peek);
+    assert_eq!(peeked, counter);
     let mut asked = counter.clone();
-    let passes = limit.decide(&mut asked, now, ask).verdict.passes();
+    let passes = limit.decide(&mut asked, now, operation).verdict.passes();
     if !passes && limit.excess() != Excess::Count {
         assert_eq!(asked, counter);
     }
@@ -115,8 +133,8 @@ pub(super) fn a_look_and_a_refusal_change_nothing<A: Law>(
 /// A counter that is idle and one that never was answer any further history alike.
 pub(super) fn idle_equals_fresh<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
-    more: Vec<(u64, Ask)>,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    more: Vec<(u64, Operation)>,
 ) {
     let (mut counter, now) = after(&limit, &history);
     let idle_at = limit.idle_at(&counter);
@@ -131,9 +149,10 @@ pub(super) fn idle_equals_fresh<A: Law>(
         );
     }
     let (mut fresh, mut now) = (A::Counter::default(), now.max(idle_at));
-    for (pause, ask) in more {
+    for (pause, operation) in more {
         now = now.plus(pause);
-        let (one, other) = (limit.decide(&mut counter, now, ask), limit.decide(&mut fresh, now, ask));
+        let (one, other) =
+            (limit.decide(&mut counter, now, operation), limit.decide(&mut fresh, now, operation));
         assert_eq!(
             (one.verdict, one.remaining, one.reset_after),
             (other.verdict, other.remaining, other.reset_after)
@@ -143,17 +162,17 @@ pub(super) fn idle_equals_fresh<A: Law>(
 
 pub(super) fn time_that_goes_back_frees_nothing<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
+    history: (Timestamp, Vec<(u64, Operation)>),
     back: u64,
-    ask: Ask,
+    operation: Operation,
 ) {
     let (counter, now) = after(&limit, &history);
     let then = now.minus(back);
     assert!(remaining(&limit, &counter, then) <= remaining(&limit, &counter, now));
     // Nor does what is asked in the past free anything afterwards.
     let mut asked = counter.clone();
-    limit.decide(&mut asked, then, ask);
-    if !matches!(ask, Ask::Refund(_)) {
+    limit.decide(&mut asked, then, operation);
+    if !matches!(operation, Operation::Refund(_)) {
         assert!(remaining(&limit, &asked, now) <= remaining(&limit, &counter, now));
     }
 }
@@ -163,7 +182,7 @@ pub(super) fn time_that_goes_back_frees_nothing<A: Law>(
 /// longer than an allowance that is used up right now, and a window.
 pub(super) fn lead_given_up_frees_nothing_and_locks_out_for_a_window<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
+    history: (Timestamp, Vec<(u64, Operation)>),
     lead: u64,
     pauses: [u64; 2],
 ) {
@@ -171,7 +190,7 @@ pub(super) fn lead_given_up_frees_nothing_and_locks_out_for_a_window<A: Law>(
     let at = shown.minus(lead);
     let (asked, later) = (at.plus(pauses[0]), at.plus(pauses[0]).plus(pauses[1]));
     let mut cut = counter.clone();
-    limit.cut_ahead(&mut cut, at, asked);
+    limit.clamp_ahead(&mut cut, at, asked);
     let on = |instant: Timestamp| shown.plus(instant.nanos_since(at));
     for now in [asked, later] {
         assert!(remaining(&limit, &cut, now) <= remaining(&limit, &counter, on(now)), "it frees nothing");
@@ -184,27 +203,27 @@ pub(super) fn lead_given_up_frees_nothing_and_locks_out_for_a_window<A: Law>(
 /// Where no time was given up there is nothing to cut.
 pub(super) fn counter_with_nothing_ahead_is_not_cut<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
+    history: (Timestamp, Vec<(u64, Operation)>),
     pauses: [u64; 2],
 ) {
     let (counter, now) = after(&limit, &history);
     let now = now.plus(pauses[0]);
     let mut cut = counter.clone();
-    limit.cut_ahead(&mut cut, now.minus(pauses[1]), now);
+    limit.clamp_ahead(&mut cut, now.minus(pauses[1]), now);
     assert_eq!(cut, counter);
 }
 
 pub(super) fn a_refund_gives_back_at_most_what_was_taken<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
+    history: (Timestamp, Vec<(u64, Operation)>),
     hits: u64,
 ) {
     let (mut counter, now) = after(&limit, &history);
     let before = remaining(&limit, &counter, now);
-    let decision = limit.decide(&mut counter, now, Ask::Refund(hits));
+    let decision = limit.decide(&mut counter, now, Operation::Refund(hits));
     assert_eq!(decision.verdict, Verdict::Pass);
     let given = decision.remaining - before;
-    assert!(given <= hits || limit.opens_at_once());
+    assert!(given <= hits || limit.can_free_several());
     assert!(decision.remaining <= limit.allowance());
 }
 
@@ -213,14 +232,14 @@ pub(super) fn a_refund_gives_back_at_most_what_was_taken<A: Law>(
 pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
     limit: A,
     start: Timestamp,
-    asks: Vec<(u64, u64, Option<u64>)>,
+    operations: Vec<(u64, u64, Option<u64>)>,
 ) {
     let (mut now, mut counter, mut without) = (start, A::Counter::default(), A::Counter::default());
     let mut receipts: Vec<(usize, A::Receipt)> = Vec::new();
-    for (index, (pause, hits, undone_after)) in asks.iter().enumerate() {
+    for (index, (pause, hits, undone_after)) in operations.iter().enumerate() {
         now = now.plus(*pause);
         let before = remaining(&limit, &counter, now);
-        let decision = limit.decide(&mut counter, now, Ask::Charge(*hits));
+        let decision = limit.decide(&mut counter, now, Operation::Charge(*hits));
         if let Some(receipt) = decision.receipt {
             let mut undone = counter.clone();
             limit.undo(&mut undone, receipt.clone(), now);
@@ -228,11 +247,11 @@ pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
             match undone_after {
                 Some(after) => receipts.push((index + *after as usize, receipt)),
                 None => {
-                    limit.decide(&mut without, now, Ask::Charge(*hits));
+                    limit.decide(&mut without, now, Operation::Charge(*hits));
                 }
             }
         } else if decision.verdict.passes() || limit.excess() == Excess::Count {
-            limit.decide(&mut without, now, Ask::Charge(*hits));
+            limit.decide(&mut without, now, Operation::Charge(*hits));
         }
         let (due, later) = receipts.into_iter().partition(|(at, _)| *at <= index);
         receipts = later;
@@ -254,13 +273,13 @@ pub(super) fn undo_takes_back_all_that_still_counts<A: Law>(
     pause: u64,
 ) {
     let (mut counter, mut without) = (A::Counter::default(), A::Counter::default());
-    let Some(receipt) = limit.decide(&mut counter, start, Ask::Charge(hits[0])).receipt else { return };
+    let Some(receipt) = limit.decide(&mut counter, start, Operation::Charge(hits[0])).receipt else { return };
     let now = start.plus(pause);
     if limit.undoes_all() {
-        if limit.decide(&mut counter, now, Ask::Charge(hits[1])).receipt.is_none() {
+        if limit.decide(&mut counter, now, Operation::Charge(hits[1])).receipt.is_none() {
             return;
         }
-        limit.decide(&mut without, now, Ask::Charge(hits[1]));
+        limit.decide(&mut without, now, Operation::Charge(hits[1]));
     }
     limit.undo(&mut counter, receipt, now);
     assert_eq!(remaining(&limit, &counter, now), remaining(&limit, &without, now));
@@ -269,17 +288,17 @@ pub(super) fn undo_takes_back_all_that_still_counts<A: Law>(
 /// What is counted here and elsewhere after a common start adds up, in any order, and frees nothing.
 pub(super) fn absorbing_adds_consumption<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
-    more: Vec<(u64, Ask)>,
-    elsewhere: u64,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    more: Vec<(u64, Operation)>,
+    remote: u64,
     later: u64,
 ) {
     let (base, start) = after(&limit, &history);
     let (mut whole, mut now) = (base.clone(), start);
-    for (pause, ask) in more {
-        if !matches!(ask, Ask::Refund(_)) {
+    for (pause, operation) in more {
+        if !matches!(operation, Operation::Refund(_)) {
             now = now.plus(pause);
-            limit.decide(&mut whole, now, ask);
+            limit.decide(&mut whole, now, operation);
         }
     }
     let since = limit.since(&whole, &base, now);
@@ -292,7 +311,7 @@ pub(super) fn absorbing_adds_consumption<A: Law>(
     );
 
     let mut other = A::Counter::default();
-    limit.decide(&mut other, now, Ask::Charge(elsewhere));
+    limit.decide(&mut other, now, Operation::Charge(remote));
     let (mut one_way, mut other_way) = (base.clone(), base);
     limit.absorb(&mut one_way, &since, now);
     limit.absorb(&mut one_way, &other, now);

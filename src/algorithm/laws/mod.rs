@@ -6,13 +6,13 @@ use proptest::prelude::*;
 
 use crate::{algorithm::*, time::SECOND};
 
-mod any;
-mod bytes;
 mod law;
-mod told;
+mod serialization;
+mod strategies;
+mod subject;
 
-use any::*;
-use told::Law;
+use strategies::*;
+use subject::Law;
 
 const HOUR: u64 = 3_600 * SECOND;
 
@@ -40,9 +40,9 @@ macro_rules! laws {
 
                 #[test]
                 fn a_look_and_a_refusal_change_nothing(
-                    limit in $limit, history in history(), ask in any_ask(),
+                    limit in $limit, history in history(), operation in any_operation(),
                 ) {
-                    law::a_look_and_a_refusal_change_nothing(limit, history, ask);
+                    law::a_look_and_a_refusal_change_nothing(limit, history, operation);
                 }
 
                 #[test]
@@ -52,9 +52,9 @@ macro_rules! laws {
 
                 #[test]
                 fn time_that_goes_back_frees_nothing(
-                    limit in $limit, history in history(), back in 0..3 * HOUR, ask in any_ask(),
+                    limit in $limit, history in history(), back in 0..3 * HOUR, operation in any_operation(),
                 ) {
-                    law::time_that_goes_back_frees_nothing(limit, history, back, ask);
+                    law::time_that_goes_back_frees_nothing(limit, history, back, operation);
                 }
 
                 #[test]
@@ -84,12 +84,12 @@ macro_rules! laws {
                 fn undo_takes_back_one_charge_and_no_more(
                     limit in $limit,
                     start in any_instant(),
-                    asks in prop::collection::vec(
+                    operations in prop::collection::vec(
                         (prop_oneof![Just(0), 0..2 * SECOND], any_hits(), prop::option::of(0..4_u64)),
                         0..30,
                     ),
                 ) {
-                    law::undo_takes_back_one_charge_and_no_more(limit, start, asks);
+                    law::undo_takes_back_one_charge_and_no_more(limit, start, operations);
                 }
 
                 #[test]
@@ -104,10 +104,10 @@ macro_rules! laws {
 
                 #[test]
                 fn absorbing_adds_consumption(
-                    limit in $limit, history in history(), more in history(), elsewhere in any_hits(),
+                    limit in $limit, history in history(), more in history(), remote in any_hits(),
                     later in prop_oneof![0..SECOND, 0..100 * SECOND, 0..50 * HOUR],
                 ) {
-                    law::absorbing_adds_consumption(limit, history, more.1, elsewhere, later);
+                    law::absorbing_adds_consumption(limit, history, more.1, remote, later);
                 }
             }
         }
@@ -125,10 +125,11 @@ laws!(of_leaky_queue, leaky_queue());
 fn a_log_whose_sum_is_all_that_64_bits_hold_absorbs_what_is_newer() {
     let span = Span::of_nanos(63_194_397_563).unwrap();
     let limit = SlidingLog { limit: 1, span, grain: NonZeroU64::MIN, excess: Excess::Count };
-    let counted = [14_645_823_269_385_218_074, 3_800_920_804_324_333_541].map(|hits| (0, Ask::Charge(hits)));
+    let counted =
+        [14_645_823_269_385_218_074, 3_800_920_804_324_333_541].map(|hits| (0, Operation::Charge(hits)));
     for before in 0..=2 {
         let history = (Timestamp::EPOCH, counted[..before].to_vec());
-        let more = [&counted[before..], &[(1, Ask::Look)]].concat();
+        let more = [&counted[before..], &[(1, Operation::Peek)]].concat();
         law::absorbing_adds_consumption(limit.clone(), history, more, 1, span.nanos() - 1);
     }
 }
@@ -140,32 +141,32 @@ proptest! {
         hits in 1..50_u64,
         burst in 0..50_u64,
         start in any_instant(),
-        asks in prop::collection::vec(
+        operations in prop::collection::vec(
             (prop_oneof![2 => Just(0), 1 => 0..SECOND], prop::option::weighted(0.3, 0..4_usize)),
             0..30,
         ),
     ) {
-        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(SECOND).unwrap());
-        let limit = LeakyQueue { pace, burst: Some(burst), max_delay: None, patience: None };
-        let (mut now, mut counter) = (start, PaceCounter::default());
-        let (mut turns, mut due) = (Vec::new(), Vec::new());
-        for (index, (pause, undone_after)) in asks.into_iter().enumerate() {
+        let rate = Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(SECOND).unwrap());
+        let limit = LeakyQueue { rate, burst: Some(burst), max_delay: None, timeout: None };
+        let (mut now, mut counter) = (start, DebtCounter::default());
+        let (mut windows_between, mut due) = (Vec::new(), Vec::new());
+        for (index, (pause, undone_after)) in operations.into_iter().enumerate() {
             now = now.plus(pause);
-            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
-            let turn = match decision.verdict {
+            let decision = limit.decide(&mut counter, now, Operation::Charge(1));
+            let advance = match decision.verdict {
                 Verdict::Pass => now,
                 Verdict::Delay(delay) => now.plus(u64::try_from(delay.as_nanos()).unwrap()),
                 Verdict::Refuse { .. } => continue,
             };
             match (undone_after, decision.receipt) {
                 (Some(after), Some(receipt)) => due.push((index + after, receipt)),
-                (Some(_) | None, _) => turns.push(turn.as_nanos()),
+                (Some(_) | None, _) => windows_between.push(advance.as_nanos()),
             }
             for (_, receipt) in due.extract_if(.., |(at, _)| *at <= index) {
                 limit.undo(&mut counter, receipt, now);
             }
         }
-        for pair in turns.windows(2) {
+        for pair in windows_between.windows(2) {
             // Turns are rounded up to whole nanoseconds.
             prop_assert!(pair[0] + SECOND / hits <= pair[1] + 1, "{:?}", pair);
         }

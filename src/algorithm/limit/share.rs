@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use crate::algorithm::{Excess, LeakyQueue, Limit, Pace, SteppedBucket, TokenBucket};
+use crate::algorithm::{Excess, LeakyQueue, Limit, Rate, SteppedBucket, TokenBucket};
 
 impl Limit {
     /// What each of so many members lets pass by itself: the limit divided by their number, rounded up, so that all
@@ -11,13 +11,13 @@ impl Limit {
     pub fn share(&self, members: u32) -> Self {
         let part = |number: u64| number.div_ceil(members.max(1).into());
         let step = |number: NonZeroU64| NonZeroU64::new(part(number.get())).unwrap_or(NonZeroU64::MIN);
-        let pace = |whole: Pace| whole.with_hits(step);
+        let rate = |whole: Rate| whole.with_hits(step);
         let excess = |whole: Excess| match whole {
             Excess::Refuse | Excess::Count => whole,
             Excess::Overdraft(debt) => Excess::Overdraft(part(debt)),
         };
         let bucket = |whole: &TokenBucket| TokenBucket {
-            pace: pace(whole.pace),
+            rate: rate(whole.rate),
             burst: part(whole.burst),
             excess: excess(whole.excess),
         };
@@ -45,7 +45,7 @@ impl Limit {
             Self::LeakyQueue(limit) => {
                 // The one that leaves at once is divided with those that wait.
                 let burst = limit.burst.map(|burst| part(burst.saturating_add(1)).saturating_sub(1));
-                *limit = LeakyQueue { pace: pace(limit.pace), burst, ..*limit };
+                *limit = LeakyQueue { rate: rate(limit.rate), burst, ..*limit };
             }
         }
         share

@@ -10,7 +10,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
-    algorithm::{Ask, Verdict},
+    algorithm::{Operation, Verdict},
     api::{
         Error,
         admin::{Desk, Refused, counters, words},
@@ -20,7 +20,7 @@ use crate::{
         },
         written,
     },
-    limiter::{self, Checked, Explanation, Part, Status, Unanswered, Uncounted},
+    limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{How, LevelTrace, NodeTrace, Rule},
     time::Timestamp,
 };
@@ -66,33 +66,37 @@ pub(super) async fn of_query(
 }
 
 async fn explain(desk: &Desk, request: &RateLimitRequest) -> Result<Json<Value>, Refused> {
-    let snapshot = desk.limiter.snapshot();
+    let snapshot = desk.limiter.view();
     let entries = envoy::entries_of(request);
     let descriptors = envoy::descriptors_of(request, &entries).map_err(unanswered)?;
-    let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, patience: None };
+    let asked = limiter::Request { domain: &request.domain, descriptors: &descriptors, timeout: None };
     let explanation = snapshot.explain(&asked).await.map_err(|error| match error {
-        Unanswered::Elsewhere => Refused::unavailable(Uncounted::Unreachable),
-        Unanswered::EmptyDomain
-        | Unanswered::NoDescriptors
-        | Unanswered::NoRules
-        | Unanswered::Joining
-        | Unanswered::Overloaded => unanswered(error.into()),
+        LimiterError::Remote => Refused::unavailable(NoCounter::Unreachable),
+        LimiterError::EmptyDomain
+        | LimiterError::NoDescriptors
+        | LimiterError::NoRules
+        | LimiterError::Joining
+        | LimiterError::Overloaded => unanswered(error.into()),
     })?;
-    Ok(Json(all(request, descriptors.iter().map(|descriptor| descriptor.ask), &explanation)))
+    Ok(Json(all(request, descriptors.iter().map(|descriptor| descriptor.operation), &explanation)))
 }
 
 fn unanswered(error: Error) -> Refused {
     if error.is_callers_fault() { Refused::bad(error) } else { Refused::unavailable(error) }
 }
 
-fn all(request: &RateLimitRequest, asks: impl Iterator<Item = Ask>, explanation: &Explanation<'_>) -> Value {
+fn all(
+    request: &RateLimitRequest,
+    asks: impl Iterator<Item = Operation>,
+    explanation: &Explanation<'_>,
+) -> Value {
     let Explanation { answer, now, .. } = explanation;
     let refusing: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).map(Status::name).collect();
     let descriptors: Vec<_> = request
         .descriptors
         .iter()
         .zip(asks)
-        .zip(explanation.told())
+        .zip(explanation.descriptors())
         .map(|((descriptor, ask), (status, part))| {
             let mut told = json!({
                 "descriptor": written::text(&descriptor.entries),
@@ -118,7 +122,7 @@ fn all(request: &RateLimitRequest, asks: impl Iterator<Item = Ask>, explanation:
 }
 
 /// Adds what is to be said of one descriptor.
-fn tell(part: &Part<'_>, status: &Status<'_>, now: Timestamp, told: &mut Value) {
+fn tell(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestamp, told: &mut Value) {
     told["why"] = why(part).into();
     told["levels"] = part.levels.iter().map(level).collect();
     if let Some(rule) = part.rule {
@@ -143,7 +147,7 @@ fn tell(part: &Part<'_>, status: &Status<'_>, now: Timestamp, told: &mut Value) 
 }
 
 /// What led to the limit that applies, or to none.
-fn why(part: &Part<'_>) -> String {
+fn why(part: &DescriptorExplanation<'_>) -> String {
     let Some(last) = part.levels.last() else {
         return "the caller brings a limit, so no rule was looked for".to_owned();
     };
@@ -228,7 +232,7 @@ fn lost(how: Option<How>, best: Option<How>) -> &'static str {
     }
 }
 
-fn of_rule(rule: &Rule, part: &Part<'_>) -> Value {
+fn of_rule(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
     let replaced_by: Vec<_> = part.replaced_by.iter().map(|rule| rule.path.as_str()).collect();
     json!({
         "path": rule.path,
@@ -243,7 +247,7 @@ fn of_rule(rule: &Rule, part: &Part<'_>) -> Value {
     })
 }
 
-fn counter(check: &Checked) -> Value {
+fn counter(check: &CheckExplanation) -> Value {
     let mut told = json!({
         "key": words::key(check.key),
         "kind": words::kind(&check.limit),
@@ -253,7 +257,7 @@ fn counter(check: &Checked) -> Value {
     told
 }
 
-fn verdict(check: &Checked, now: Timestamp) -> Value {
+fn verdict(check: &CheckExplanation, now: Timestamp) -> Value {
     let decision = &check.decision;
     let reset_after_ms = words::millis(decision.reset_after);
     match decision.verdict {
@@ -276,11 +280,11 @@ fn verdict(check: &Checked, now: Timestamp) -> Value {
     }
 }
 
-fn in_words(ask: Ask) -> String {
+fn in_words(ask: Operation) -> String {
     match ask {
-        Ask::Look => "a look".to_owned(),
-        Ask::Charge(hits) => format!("to charge {hits}"),
-        Ask::Refund(hits) => format!("to refund {hits}"),
+        Operation::Peek => "a look".to_owned(),
+        Operation::Charge(hits) => format!("to charge {hits}"),
+        Operation::Refund(hits) => format!("to refund {hits}"),
     }
 }
 

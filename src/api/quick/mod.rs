@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::{
     api::{Api, envoy, frame, patience},
     cluster::OpenForwards,
-    limiter::{self, Answer, Bounds, Override, Snapshot, Unanswered},
+    limiter::{self, ActiveView, Answer, Bounds, LimiterError, Override},
 };
 
 mod read;
@@ -63,13 +63,13 @@ impl Api {
         let asked = Asked::of(bytes, self.settings.bounds())?;
         let descriptors = asked.descriptors()?;
         let request = asked.request(&descriptors, headers);
-        let snapshot = self.limiter.snapshot();
-        let answer = snapshot.decide_afar(&request, connection).await.ok()?;
+        let snapshot = self.limiter.view();
+        let answer = snapshot.decide_remote(&request, connection).await.ok()?;
         self.metrics.duration.record(snapshot.age());
         Some(self.reply(&request, &snapshot, &answer))
     }
 
-    fn reply(&self, request: &limiter::Request<'_>, snapshot: &Snapshot<'_>, answer: &Answer<'_>) -> Reply {
+    fn reply(&self, request: &limiter::Request<'_>, snapshot: &ActiveView<'_>, answer: &Answer<'_>) -> Reply {
         if let Some(denials) = &self.denials {
             denials.log(request, answer, snapshot.now());
         }
@@ -83,7 +83,7 @@ impl Api {
 pub struct Turn<'a> {
     api: &'a Api,
     // Taken for the first of them.
-    snapshot: Option<Snapshot<'a>>,
+    snapshot: Option<ActiveView<'a>>,
     answered: u32,
 }
 
@@ -94,19 +94,19 @@ impl Turn<'_> {
         let Some(asked) = Asked::of(bytes, bounds) else { return Framed::Unusual };
         let Some(descriptors) = asked.descriptors() else { return Framed::Unusual };
         let request = asked.request(&descriptors, headers);
-        let snapshot = self.snapshot.get_or_insert_with(|| self.api.limiter.snapshot());
+        let snapshot = self.snapshot.get_or_insert_with(|| self.api.limiter.view());
         match snapshot.decide(&request) {
             Ok(answer) => {
                 self.answered += 1;
                 Framed::Answered(self.api.reply(&request, snapshot, &answer))
             }
-            Err(Unanswered::Elsewhere) => Framed::Afar,
+            Err(LimiterError::Remote) => Framed::Afar,
             Err(
-                Unanswered::EmptyDomain
-                | Unanswered::NoDescriptors
-                | Unanswered::NoRules
-                | Unanswered::Joining
-                | Unanswered::Overloaded,
+                LimiterError::EmptyDomain
+                | LimiterError::NoDescriptors
+                | LimiterError::NoRules
+                | LimiterError::Joining
+                | LimiterError::Overloaded,
             ) => Framed::Unusual,
         }
     }
@@ -142,7 +142,7 @@ impl<'b> Asked<'b> {
             };
             let entries = &self.entries[begin..described.end];
             let ask = described.hits.ask(self.hits_addend);
-            descriptors.push(limiter::Descriptor { entries, ask, limit });
+            descriptors.push(limiter::Descriptor { entries, operation: ask, limit });
             begin = described.end;
         }
         Some(descriptors)
@@ -153,7 +153,7 @@ impl<'b> Asked<'b> {
         descriptors: &'r [limiter::Descriptor<'r>],
         headers: &HeaderMap,
     ) -> limiter::Request<'r> {
-        limiter::Request { domain: self.domain, descriptors, patience: patience::of(headers) }
+        limiter::Request { domain: self.domain, descriptors, timeout: patience::of(headers) }
     }
 }
 

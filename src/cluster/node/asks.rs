@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    algorithm::{Ask, Decision, Verdict},
+    algorithm::{Decision, Operation, Verdict},
     cluster::{
         MemberId,
         message::{Deed, Message, Question, Reply},
@@ -15,7 +15,7 @@ use crate::{
     },
     descriptor::Key,
     rules::OnOwnerUnavailable,
-    store::{Check, Elsewhere, OnRefusal, Slot},
+    store::{Check, NotLocal, OnRefusal, Slot},
     time::Timestamp,
 };
 
@@ -283,25 +283,25 @@ impl Node {
         let mut charged = 0;
         let decision = match deed {
             Deed::Ask(ask) => {
-                let check = Check { key: *key, limit, ask: *ask, on_refusal: OnRefusal::Keep };
+                let check = Check { key: *key, limit, operation: *ask, on_refusal: OnRefusal::Keep };
                 match self.memory.apply(&[check], self.wall, |_| false) {
                     Ok(decisions) => {
                         charged = decisions.charged()[0];
                         decisions[0]
                     }
-                    Err(Elsewhere::Lent(_)) => return None,
+                    Err(NotLocal::Lent(_)) => return None,
                     // It is held, as the caller has seen; a clock that stands aside changes nothing of that.
-                    Err(Elsewhere::Slot(_)) => return Some(Reply::Unreachable),
+                    Err(NotLocal::Slot(_)) => return Some(Reply::Unreachable),
                 }
             }
             Deed::Undo(receipt) => self.memory.undo(*key, limit, *receipt, self.wall),
             Deed::Absorb(consumed) => {
                 self.memory.add(slot, consumed.difference(&Default::default()), self.wall);
-                self.memory.look(*key, limit, self.wall).look
+                self.memory.peek(*key, limit, self.wall).peek
             }
             Deed::Settle(settlement) => {
                 self.settle(*key, limit, settlement, now);
-                self.memory.look(*key, limit, self.wall).look
+                self.memory.peek(*key, limit, self.wall).peek
             }
             Deed::Set(hits) => {
                 self.forget_charged(*key);
@@ -529,7 +529,7 @@ fn matters(deed: &Deed) -> bool {
 /// Whether it leaves more than there was, so that refusals that were told are no longer true.
 fn frees(deed: &Deed) -> bool {
     match deed {
-        Deed::Ask(Ask::Refund(_)) | Deed::Undo(_) | Deed::Set(_) => true,
-        Deed::Ask(Ask::Look | Ask::Charge(_)) | Deed::Absorb(_) | Deed::Settle(_) => false,
+        Deed::Ask(Operation::Refund(_)) | Deed::Undo(_) | Deed::Set(_) => true,
+        Deed::Ask(Operation::Peek | Operation::Charge(_)) | Deed::Absorb(_) | Deed::Settle(_) => false,
     }
 }

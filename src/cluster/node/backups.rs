@@ -73,7 +73,7 @@ impl Node {
         };
         let version = Version { seq: changes.seq, ..version };
         let slices = self.lender.slices_of(slot, self.slots.len(), self.moment(now));
-        let copy = Copy { version, contents: Arc::new(changes.contents), slices };
+        let copy = Copy { version, contents: Arc::new(changes.data), slices };
         self.figures.backed_up += copy.contents.len() as u64;
         let state = self.slot_mut(slot);
         (state.sent, state.lent_changed) = (Some((version, runner_up)), false);

@@ -8,7 +8,7 @@ use crate::{
         message::{Copy, Holder, Message, Origin, Version},
         node::{Held, Node, Query, members::How},
     },
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
     time::Timestamp,
 };
 
@@ -66,7 +66,7 @@ impl Node {
         let best = self.slot_mut(slot).query.take().and_then(|query| query.best);
         let copy = best.unwrap_or_else(|| Copy {
             version: Version::default(),
-            contents: Arc::new(Contents::default()),
+            contents: Arc::new(SlotData::default()),
             slices: Vec::new(),
         });
         let heard = self.slot(slot).holder.map_or(0, |holder| holder.epoch);

@@ -8,7 +8,7 @@ use crate::{
         message::{Copy, Holder, Message, Origin, State, Transfer, TransferId, Version},
         node::{Held, Node, Pending},
     },
-    store::{Contents, Extras, Slot},
+    store::{PendingUsage, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -44,7 +44,7 @@ impl Node {
 
     pub(super) fn give(&mut self, slot: Slot, to: MemberId, now: Timestamp) {
         let Some(held) = self.slot_mut(slot).held.take() else { return };
-        let Some((contents, seq)) = self.memory.give(slot) else { return };
+        let Some((contents, seq)) = self.memory.release(slot) else { return };
         let version = Version { epoch: held.epoch, seq };
         let copy = Copy {
             version,
@@ -127,12 +127,12 @@ impl Node {
         epoch: u64,
         copy: Copy,
         origin: Origin,
-        elsewhere: Vec<Extras>,
+        elsewhere: Vec<PendingUsage>,
         now: Timestamp,
     ) {
         self.figures.changes_of_hands += 1;
         let contents = Arc::unwrap_or_clone(copy.contents);
-        self.memory.hold(slot, contents, self.wall);
+        self.memory.acquire(slot, contents, self.wall);
         for extras in elsewhere {
             self.memory.add(slot, extras, self.wall);
         }
@@ -248,7 +248,7 @@ impl Node {
 }
 
 /// What the giver's lineage has consumed that the keeper's does not know.
-fn consumed_apart(given: &Contents, giver: &Origin, keeper: &Origin) -> Option<Extras> {
+fn consumed_apart(given: &SlotData, giver: &Origin, keeper: &Origin) -> Option<PendingUsage> {
     let ancestor = if giver.since <= keeper.version.epoch {
         // The keeper started from a copy of the giver's lineage.
         keeper

@@ -106,7 +106,7 @@ impl Node {
     fn forget_counters(&mut self) {
         for slot in self.all_slots() {
             if self.slot(slot).held.is_some() {
-                drop(self.memory.give(slot));
+                drop(self.memory.release(slot));
             }
             *self.slot_mut(slot) = Default::default();
         }

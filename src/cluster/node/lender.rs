@@ -14,7 +14,7 @@ use crate::{
         node::{Node, members::How},
     },
     descriptor::Key,
-    store::{Memory, Slot, Used},
+    store::{Memory, Slot, UsedHits},
     time::Timestamp,
 };
 
@@ -147,7 +147,7 @@ impl Node {
         now: Timestamp,
     ) -> Option<Grant> {
         let Question { key, limit, wish, .. } = question;
-        if !limit.can_be_lent() || KEYS_MAX <= self.lender.lent.len() && !self.lender.lent.contains_key(key) {
+        if !limit.is_leasable() || KEYS_MAX <= self.lender.lent.len() && !self.lender.lent.contains_key(key) {
             return None;
         }
         if !decision.verdict.passes() {
@@ -202,7 +202,7 @@ impl Node {
                     // What was used is charged. How much was not is known when nothing more can be used.
                     if *end == End::Closed {
                         out.fate = Fate::Settled;
-                        let unused = Used { hits: hits.get().min(*left), at };
+                        let unused = UsedHits { hits: hits.get().min(*left), at };
                         self.give_back_unused(key, limit, unused);
                     }
                     return;
@@ -219,18 +219,18 @@ impl Node {
         }
         if 0 < hits {
             let at = self.wall.before(*age);
-            self.memory.charge_lent(key, limit, Used { hits, at }, self.wall);
+            self.memory.charge_lent(key, limit, UsedHits { hits, at }, self.wall);
         }
-        self.memory.unlend(key, rest);
+        self.memory.reclaim(key, rest);
         if *end == End::Closed {
             self.lent_changed(key);
             self.tidy(key, now);
         }
     }
 
-    fn give_back_unused(&mut self, key: Key, limit: &Limit, unused: Used) {
+    fn give_back_unused(&mut self, key: Key, limit: &Limit, unused: UsedHits) {
         if 0 < unused.hits {
-            self.memory.return_lent(key, limit, unused, self.wall);
+            self.memory.refund_lent(key, limit, unused, self.wall);
             self.revoke(key);
         }
         self.lent_changed(key);
@@ -312,7 +312,7 @@ impl Node {
                     // Hits that were lent in a window were used in it.
                     let at = self.wall.before(now.since(out.until)).before(JUST_BEFORE);
                     out.fate = Fate::Charged { hits, at };
-                    charged.push((*key, out.limit.clone(), Used { hits: hits.get(), at }));
+                    charged.push((*key, out.limit.clone(), UsedHits { hits: hits.get(), at }));
                 }
                 ended.push(*key);
             }

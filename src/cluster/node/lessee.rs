@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    algorithm::{Ask, Decision, Limit, Verdict},
+    algorithm::{Decision, Limit, Operation, Verdict},
     cluster::{
         MemberId,
         message::{Deed, End, Grant, Question, Settlement},
@@ -65,11 +65,11 @@ impl Lessee {
         &mut self,
         key: Key,
         limit: &Limit,
-        ask: Ask,
+        ask: Operation,
         now: Timestamp,
     ) -> Option<(Decision, u64)> {
         let borrowed = self.borrowed.get_mut(&key)?;
-        let Ask::Charge(hits) = ask else { return None };
+        let Operation::Charge(hits) = ask else { return None };
         if borrowed.until <= now || borrowed.limit != *limit {
             return None;
         }

@@ -262,7 +262,7 @@ impl Node {
         }
         if self.isolated != isolated {
             self.isolated = isolated;
-            self.memory.distrust(isolated);
+            self.memory.set_suspended(isolated);
             let event = if isolated { Event::Isolated } else { Event::Reunited };
             self.actions.push(Action::Tell(event));
             self.figures.isolations += u64::from(isolated);

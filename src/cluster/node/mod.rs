@@ -20,7 +20,7 @@ use crate::{
         slots::Wanted,
     },
     descriptor::Secret,
-    store::{Contents, Lead, Memory, Slot},
+    store::{Lead, Memory, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -266,7 +266,7 @@ impl Node {
     }
 
     /// Offers counters of a former process, hashed with `hashing`, as copies: they are used unless others know newer.
-    pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<(Slot, Version, Contents)>, now: Timestamp) {
+    pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<(Slot, Version, SlotData)>, now: Timestamp) {
         self.hashing = Some(Hashing { founder: self.me, secret });
         for (slot, version, contents) in copies {
             let copy = Copy { version, contents: Arc::new(contents), slices: Vec::new() };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    algorithm::Ask,
+    algorithm::Operation,
     cluster::sim::{
         Step::{
             self, Cut, Drain, DrainOwner, FreezeBorrower, Heal, Hot, Kill, Pass, Resume, Settle, Skew, Start,
@@ -156,7 +156,7 @@ fn only_a_peers_own_lateness_opens_its_breaker() {
         node.heard(owner, now);
         node.turn(now);
         for call in calls.by_ref().take(100) {
-            let question = Question { key, limit: limit.clone(), deed: Deed::Ask(Ask::Look), wish: 0 };
+            let question = Question { key, limit: limit.clone(), deed: Deed::Ask(Operation::Peek), wish: 0 };
             let wish = Wish { otherwise: OnOwnerUnavailable::Deny, lease: false };
             node.ask(Ticket { call, check: 0 }, question, wish, now.after(millis(20)), now);
         }

@@ -9,7 +9,7 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
-    algorithm::Ask,
+    algorithm::Operation,
     cluster::{
         MemberId,
         message::{Deed, Message, Question, State, Version},
@@ -18,7 +18,7 @@ use crate::{
     },
     descriptor::Secret,
     rules::OnOwnerUnavailable,
-    store::{Check, Contents, Lead, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Lead, Memory, OnFull, OnRefusal, Slot, SlotData},
     time::{SECOND, Timestamp},
 };
 
@@ -96,7 +96,7 @@ struct Process {
 }
 
 /// What a process writes before it ends, for one that comes after it.
-type Snapshot = (Secret, Vec<(Slot, Version, Contents)>);
+type Snapshot = (Secret, Vec<(Slot, Version, SlotData)>);
 
 /// One direction of a session. What is on its way arrives in order, once.
 #[derive(Default)]
@@ -285,7 +285,7 @@ impl World {
         if let Some(Process { node, memory, secret: Some(secret), .. }) = self.processes.get(&number) {
             let copy = |slot| {
                 let held = memory.whole(slot);
-                (slot, Version { epoch: node.epoch(slot), seq: held.seq }, held.contents)
+                (slot, Version { epoch: node.epoch(slot), seq: held.seq }, held.data)
             };
             let copies: Vec<_> = node.slots_held().map(copy).collect();
             if !copies.is_empty() {
@@ -569,11 +569,12 @@ impl World {
         self.open.insert((number, ticket), (key, self.now));
         let Asked { key, limit } = self.keys[key].clone();
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let check = Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
+        let check =
+            Check { key, limit: &limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
         match process.memory.apply(&[check], wall, |_| false) {
             Ok(decisions) => self.answered(number, ticket, decisions[0].verdict.passes()),
             Err(_) => {
-                let question = Question { key, limit, deed: Deed::Ask(Ask::Charge(1)), wish: 0 };
+                let question = Question { key, limit, deed: Deed::Ask(Operation::Charge(1)), wish: 0 };
                 let wish = Wish { otherwise: OnOwnerUnavailable::LocalShare, lease: true };
                 process.node.ask(Ticket { call: ticket, check: 0 }, question, wish, now.plus(BUDGET), now);
                 self.act(number);

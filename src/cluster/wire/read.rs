@@ -6,7 +6,7 @@ use prost::bytes::Bytes;
 use serde::Deserialize;
 
 use crate::{
-    algorithm::{Ask, Decision, Limit, Receipt, Verdict},
+    algorithm::{Decision, Limit, Operation, Receipt, Verdict},
     cluster::{
         MemberId,
         message::{
@@ -19,7 +19,7 @@ use crate::{
         },
     },
     descriptor::{Key, Secret},
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
     time::Timestamp,
 };
 
@@ -91,9 +91,9 @@ fn asked(ask: proto::Ask, now: Timestamp) -> Result<Message, Unread> {
 
 fn deed(deed: ask::Deed, now: Timestamp) -> Result<Deed, Unread> {
     Ok(match deed {
-        ask::Deed::Charge(hits) => Deed::Ask(Ask::Charge(hits)),
-        ask::Deed::Look(_) => Deed::Ask(Ask::Look),
-        ask::Deed::Refund(hits) => Deed::Ask(Ask::Refund(hits)),
+        ask::Deed::Charge(hits) => Deed::Ask(Operation::Charge(hits)),
+        ask::Deed::Look(_) => Deed::Ask(Operation::Peek),
+        ask::Deed::Refund(hits) => Deed::Ask(Operation::Refund(hits)),
         ask::Deed::Undo(receipt) => Deed::Undo(written(&receipt, "receipt")?),
         ask::Deed::Absorb(consumed) => Deed::Absorb(contents(&consumed, now)?),
         ask::Deed::Settle(settlement) => {
@@ -241,12 +241,12 @@ fn written<'b, T: Deserialize<'b>>(bytes: &'b [u8], part: &'static str) -> Resul
     })
 }
 
-/// Contents; without any bytes those that change nothing.
-fn contents(bytes: &[u8], now: Timestamp) -> Result<Arc<Contents>, Unread> {
+/// SlotData; without any bytes those that change nothing.
+fn contents(bytes: &[u8], now: Timestamp) -> Result<Arc<SlotData>, Unread> {
     if bytes.is_empty() {
         return Ok(Arc::default());
     }
-    Contents::decode(bytes, now).map(Arc::new).map_err(|_| Unread::Malformed("contents"))
+    SlotData::decode(bytes, now).map(Arc::new).map_err(|_| Unread::Malformed("contents"))
 }
 
 fn slot(number: u32) -> Result<Slot, Unread> {

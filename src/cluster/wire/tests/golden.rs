@@ -5,14 +5,14 @@ use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use super::any::NOW;
 use crate::{
-    algorithm::{Ask, Classic, Decision, Excess, Limit, Pace, TokenBucket, Verdict, Window},
+    algorithm::{Classic, Decision, Excess, Limit, Operation, Rate, TokenBucket, Verdict, Window},
     cluster::{
         MemberId,
         message::*,
         wire::{decode, encode},
     },
     descriptor::{Key, Secret},
-    store::{Check, Contents, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
     time::SECOND,
 };
 
@@ -40,7 +40,7 @@ fn classic() -> Limit {
 
 fn bucket() -> Limit {
     let [hits, nanos] = [5, SECOND].map(|number| NonZeroU64::new(number).unwrap());
-    Limit::TokenBucket(TokenBucket { pace: Pace::new(hits, nanos), burst: 20, excess: Excess::Refuse })
+    Limit::TokenBucket(TokenBucket { rate: Rate::new(hits, nanos), burst: 20, excess: Excess::Refuse })
 }
 
 fn ask(limit: Limit, deed: Deed) -> Message {
@@ -50,7 +50,7 @@ fn ask(limit: Limit, deed: Deed) -> Message {
 }
 
 fn answer(limit: &Limit) -> Message {
-    let decision = limit.decide(&mut limit.fresh(), NOW, Ask::Charge(1));
+    let decision = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1));
     let grant = Some(Grant::Slice { number: 1, hits: 2, life: Duration::from_nanos(3) });
     Message::Answer { ticket: 258, reply: Reply::Decided { decision, charged: 1, grant } }
 }
@@ -63,13 +63,13 @@ fn refusal() -> Message {
 }
 
 /// What is left of a bucket that was emptied a second before.
-fn contents() -> Arc<Contents> {
+fn contents() -> Arc<SlotData> {
     let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
-    memory.hold(Slot(0), Contents::default(), NOW.minus(SECOND));
-    let (limit, ask) = (bucket(), Ask::Charge(20));
-    let check = Check { key: KEY, limit: &limit, ask, on_refusal: OnRefusal::Keep };
+    memory.acquire(Slot(0), SlotData::default(), NOW.minus(SECOND));
+    let (limit, ask) = (bucket(), Operation::Charge(20));
+    let check = Check { key: KEY, limit: &limit, operation: ask, on_refusal: OnRefusal::Keep };
     memory.apply(&[check], NOW.minus(SECOND), |_| false).unwrap();
-    Arc::new(memory.whole(Slot(0)).contents)
+    Arc::new(memory.whole(Slot(0)).data)
 }
 
 fn transfer() -> Message {
@@ -99,14 +99,14 @@ fn pinned(message: Message, bytes: &str) {
 #[test]
 fn a_charge_and_a_look_are_written_so() {
     pinned(
-        ask(classic(), Deed::Ask(Ask::Charge(1))),
+        ask(classic(), Deed::Ask(Operation::Charge(1))),
         concat!(
             "0a2b0a290882021108070605040302011918171615141312112209000a0080b09dc2df012880ade2",
             "0430014001"
         ),
     );
     pinned(
-        ask(bucket(), Deed::Ask(Ask::Look)),
+        ask(bucket(), Deed::Ask(Operation::Peek)),
         concat!(
             "0a2b0a29088202110807060504030201191817161514131211220905058094ebdc0314002880ade2",
             "0430014801"
@@ -127,7 +127,7 @@ fn a_receipt_is_written_so_in_an_answer_and_in_an_undo() {
             "0042080a06080110021803"
         ),
     );
-    let receipt = bucket().decide(&mut bucket().fresh(), NOW, Ask::Charge(1)).receipt.unwrap();
+    let receipt = bucket().decide(&mut bucket().fresh(), NOW, Operation::Charge(1)).receipt.unwrap();
     pinned(
         ask(bucket(), Deed::Undo(receipt)),
         concat!(
@@ -170,7 +170,7 @@ fn a_transfer_is_written_so() {
 
 #[test]
 fn a_charge_takes_less_than_a_hundred_bytes_and_its_answer_less_than_60() {
-    let charge = encode(&[ask(bucket(), Deed::Ask(Ask::Charge(1)))], NOW).len();
+    let charge = encode(&[ask(bucket(), Deed::Ask(Operation::Charge(1)))], NOW).len();
     let answer = encode(&[answer(&bucket())], NOW).len();
     assert!(charge < 100, "{charge}");
     assert!(answer < 60, "{answer}");

@@ -10,7 +10,7 @@ use prost::{
 
 use super::any::NOW;
 use crate::{
-    algorithm::{Ask, Classic, Limit, Verdict, Window},
+    algorithm::{Classic, Limit, Operation, Verdict, Window},
     cluster::{
         MemberId,
         message::*,
@@ -20,7 +20,7 @@ use crate::{
         },
     },
     descriptor::Key,
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
     time::SECOND,
 };
 
@@ -111,7 +111,7 @@ fn an_ask_that_says_little_asks_for_the_least() {
         ..Default::default()
     };
     let question =
-        Question { key: Key::from_halves(0, 0), limit: limit(), deed: Deed::Ask(Ask::Look), wish: 0 };
+        Question { key: Key::from_halves(0, 0), limit: limit(), deed: Deed::Ask(Operation::Peek), wish: 0 };
     let expected =
         Message::Ask { ticket: 0, question: Arc::new(question), budget: Duration::ZERO, hops: u8::MAX };
     assert_eq!(heard(Kind::Ask(ask)), Ok(vec![expected]));
@@ -165,7 +165,7 @@ fn versions_are_the_least_and_contents_none_where_they_are_missing() {
     };
     let heard = heard(Kind::Transfer(Box::new(transfer))).unwrap();
     assert_eq!(heard, [Message::Transfer(Box::new(expected))]);
-    assert_eq!(Contents::default().len(), 0);
+    assert_eq!(SlotData::default().len(), 0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tracing::{error, info};
 use crate::{
     descriptor::{Secret, SharedSecret},
     store::{
-        Memory, OnFull, Slot, SnapshotError, Stored,
+        Memory, OnFull, Slot, SnapshotError, StoredSlot,
         snapshot::{self, Snapshot},
     },
     time::{Clock, Timestamp},
@@ -36,7 +36,7 @@ pub struct Settings {
 
 /// Counters with the secret of their keys, and where they are written to.
 #[derive(Clone, Debug)]
-pub struct Keeping {
+pub struct Persistence {
     /// The counters.
     pub memory: Arc<Memory>,
     /// What their keys are hashed with.
@@ -71,14 +71,14 @@ impl std::fmt::Debug for Epochs {
     }
 }
 
-impl Keeping {
+impl Persistence {
     /// The counters of the last snapshot, or none. One that cannot be used is set aside and told of; it never
     /// keeps the process from starting.
     pub fn start(settings: Settings, now: Timestamp) -> Self {
         let memory = Memory::new(settings.memory_limit, settings.on_full);
         let snapshot = Self::read(&settings, now);
         let secret = snapshot.map(|snapshot| {
-            snapshot.stored.into_iter().for_each(|stored| memory.restore(stored.contents, now));
+            snapshot.stored.into_iter().for_each(|stored| memory.restore(stored.data, now));
             snapshot.secret
         });
         Self::with(memory, secret, settings)
@@ -86,16 +86,16 @@ impl Keeping {
 
     /// A memory that shares its slots, and what each held at the last snapshot, for whoever says which of that is
     /// still of use. What there is no memory for, or is of another number of slots, is left out.
-    pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Vec<Stored>) {
+    pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
         let (mut all, mut secret) = (Vec::new(), None);
         if let Some(snapshot) = Self::read(&settings, now) {
             secret = Some(snapshot.secret);
             let of_these_slots = snapshot.slots == memory.slots();
-            for Stored { slot, epoch, seq, contents } in snapshot.stored {
-                let contents = memory.within_limit(contents.without_idle(now));
-                let contents = contents.filter(|contents| of_these_slots && !contents.is_empty());
-                all.extend(contents.map(|contents| Stored { slot, epoch, seq, contents }));
+            for StoredSlot { slot, epoch, seq, data } in snapshot.stored {
+                let data = memory.within_limit(data.without_idle(now));
+                let data = data.filter(|data| of_these_slots && !data.is_empty());
+                all.extend(data.map(|data| StoredSlot { slot, epoch, seq, data }));
             }
         }
         (Self::with(memory, secret, settings), all)
@@ -124,7 +124,7 @@ impl Keeping {
         match snapshot::read(path, bytes_max, now) {
             Ok(snapshot) => {
                 let snapshot = snapshot?;
-                let counters: usize = snapshot.stored.iter().map(|stored| stored.contents.len()).sum();
+                let counters: usize = snapshot.stored.iter().map(|stored| stored.data.len()).sum();
                 info!(path = %path.display(), counters, "restored a snapshot");
                 Some(snapshot)
             }
@@ -140,7 +140,7 @@ impl Keeping {
     }
 
     /// Writes snapshots every so often, for as long as it is polled; forever nothing where none are wanted.
-    pub async fn write_often(self, clock: Clock) {
+    pub async fn write_periodically(self, clock: Clock) {
         loop {
             sleep(self.settings.snapshot_every).await;
             self.write(&clock).await;
@@ -150,10 +150,16 @@ impl Keeping {
     /// Writes a snapshot where one is wanted. An error is logged: the counters themselves are unharmed.
     pub async fn write(&self, clock: &Clock) {
         let Some(path) = self.settings.snapshot.clone() else { return };
-        let (keeping, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
+        let (persistence, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
         let written = spawn_blocking(move || {
-            let _one_at_a_time = keeping.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            snapshot::write(&keeping.memory, &keeping.secret.get(), &*keeping.epochs.0, clock.now(), &path)
+            let _one_at_a_time = persistence.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            snapshot::write(
+                &persistence.memory,
+                &persistence.secret.get(),
+                &*persistence.epochs.0,
+                clock.now(),
+                &path,
+            )
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));
@@ -170,11 +176,11 @@ mod tests {
     use super::*;
     use crate::{
         algorithm::{
-            Ask, Classic, Excess, Limit, Pace, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket,
-            Window,
+            Classic, Excess, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket,
+            TokenBucket, Window,
         },
         descriptor::KeyText,
-        store::{Check, Contents, OnRefusal},
+        store::{Check, OnRefusal, SlotData},
         time::SECOND,
     };
 
@@ -197,25 +203,25 @@ mod tests {
             Limit::Classic(Classic { limit: 10, window: Window::Aligned(span) }),
             Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess }),
             Limit::SlidingLog(SlidingLog { limit: 10, span, grain: one, excess }),
-            Limit::TokenBucket(TokenBucket { pace: Pace::new(one, hour), burst: 10, excess }),
+            Limit::TokenBucket(TokenBucket { rate: Rate::new(one, hour), burst: 10, excess }),
             Limit::SteppedBucket(SteppedBucket { amount: one, interval: hour, burst: 10, excess }),
         ]
     }
 
-    fn left(keeping: &Keeping, limit: &Limit, ask: Ask, now: Timestamp) -> u64 {
-        let key = KeyText::new("test").key(&limit.kind().bytes(), &keeping.secret.get());
-        let check = Check { key, limit, ask, on_refusal: OnRefusal::TakeBack };
-        keeping.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
+    fn left(persistence: &Persistence, limit: &Limit, operation: Operation, now: Timestamp) -> u64 {
+        let key = KeyText::new("test").key(&limit.kind().bytes(), &persistence.secret.get());
+        let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
+        persistence.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
     }
 
     /// Four of ten hits taken of every limit, and a snapshot of that.
-    async fn written(path: &Path) -> Keeping {
-        let keeping = Keeping::start(settings(path), NOW);
+    async fn written(path: &Path) -> Persistence {
+        let persistence = Persistence::start(settings(path), NOW);
         for limit in limits() {
-            assert_eq!(left(&keeping, &limit, Ask::Charge(4), NOW), 6);
+            assert_eq!(left(&persistence, &limit, Operation::Charge(4), NOW), 6);
         }
-        keeping.write(&Clock::manual(NOW)).await;
-        keeping
+        persistence.write(&Clock::manual(NOW)).await;
+        persistence
     }
 
     #[tokio::test]
@@ -223,9 +229,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
         let before = written(&path).await;
-        let after = Keeping::start(settings(&path), NOW.plus(HOUR));
+        let after = Persistence::start(settings(&path), NOW.plus(HOUR));
         assert_eq!(after.secret.get().to_bytes(), before.secret.get().to_bytes());
-        let lefts = limits().map(|limit| left(&after, &limit, Ask::Look, NOW.plus(HOUR)));
+        let lefts = limits().map(|limit| left(&after, &limit, Operation::Peek, NOW.plus(HOUR)));
         assert_eq!(lefts, [6, 6, 6, 7, 7]);
     }
 
@@ -235,13 +241,13 @@ mod tests {
         let path = folder.path().join("counters");
         written(&path).await;
         let earlier = NOW.minus(1_000 * 24 * HOUR);
-        let after = Keeping::start(settings(&path), earlier);
+        let after = Persistence::start(settings(&path), earlier);
         let [classic, _, log, bucket, steps] = limits();
         for limit in [log, bucket, steps] {
-            assert_eq!(left(&after, &limit, Ask::Look, earlier), 6);
-            assert_eq!(left(&after, &limit, Ask::Look, earlier.plus(24 * HOUR)), 10);
+            assert_eq!(left(&after, &limit, Operation::Peek, earlier), 6);
+            assert_eq!(left(&after, &limit, Operation::Peek, earlier.plus(24 * HOUR)), 10);
         }
-        assert_eq!(left(&after, &classic, Ask::Look, earlier.plus(48 * HOUR)), 10);
+        assert_eq!(left(&after, &classic, Operation::Peek, earlier.plus(48 * HOUR)), 10);
     }
 
     #[tokio::test]
@@ -258,7 +264,7 @@ mod tests {
         });
         for bad in torn.chain(changed).chain([b"something else".to_vec()]) {
             fs::write(&path, &bad).unwrap();
-            assert_eq!(Keeping::start(settings(&path), NOW).memory.figures().live, 0);
+            assert_eq!(Persistence::start(settings(&path), NOW).memory.stats().live, 0);
             assert!(!path.exists());
             assert_eq!(fs::read(folder.path().join("counters.bad")).unwrap(), bad);
         }
@@ -269,10 +275,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
-        let keeping = written(&path).await;
+        let persistence = written(&path).await;
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::create_dir(folder.path().join("counters.new")).unwrap();
-        keeping.write(&Clock::manual(NOW)).await;
+        persistence.write(&Clock::manual(NOW)).await;
         assert!(path.exists());
     }
 
@@ -280,37 +286,37 @@ mod tests {
     async fn what_a_slot_held_is_there_after_a_restart_with_its_version() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
-        let (before, none) = Keeping::start_shared(settings(&path), NOW);
+        let (before, none) = Persistence::start_shared(settings(&path), NOW);
         assert_eq!(none, []);
         let before = before.with_epochs(Epochs::new(|slot| 7 + u64::from(slot.0)));
-        before.memory.each_slot().for_each(|slot| before.memory.hold(slot, Contents::default(), NOW));
+        before.memory.each_slot().for_each(|slot| before.memory.acquire(slot, SlotData::default(), NOW));
         for limit in limits() {
-            assert_eq!(left(&before, &limit, Ask::Charge(2), NOW), 8);
-            assert_eq!(left(&before, &limit, Ask::Charge(2), NOW), 6);
+            assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 8);
+            assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 6);
         }
         before.write(&Clock::manual(NOW)).await;
 
-        let (after, stored) = Keeping::start_shared(settings(&path), NOW.plus(HOUR));
+        let (after, stored) = Persistence::start_shared(settings(&path), NOW.plus(HOUR));
         assert_eq!(
             (after.secret.get().to_bytes(), stored.len()),
             (before.secret.get().to_bytes(), limits().len())
         );
-        assert!(0 < after.memory.figures().backup_bytes);
-        for Stored { slot, epoch, seq, contents } in stored {
+        assert!(0 < after.memory.stats().backup_bytes);
+        for StoredSlot { slot, epoch, seq, data } in stored {
             assert_eq!((epoch, seq), (7 + u64::from(slot.0), 2));
-            after.memory.hold(slot, contents, NOW.plus(HOUR));
+            after.memory.acquire(slot, data, NOW.plus(HOUR));
         }
-        let lefts = limits().map(|limit| left(&after, &limit, Ask::Look, NOW.plus(HOUR)));
+        let lefts = limits().map(|limit| left(&after, &limit, Operation::Peek, NOW.plus(HOUR)));
         assert_eq!(lefts, [6, 6, 6, 7, 7]);
         // One that shares nothing takes the same file.
-        let alone = Keeping::start(settings(&path), NOW.plus(HOUR));
-        assert_eq!(alone.memory.figures().live, limits().len());
+        let alone = Persistence::start(settings(&path), NOW.plus(HOUR));
+        assert_eq!(alone.memory.stats().live, limits().len());
     }
 
     #[test]
     fn without_a_snapshot_counters_begin_anew() {
         let folder = tempfile::tempdir().unwrap();
-        let keeping = Keeping::start(settings(&folder.path().join("none")), NOW);
-        assert_eq!(keeping.memory.figures().live, 0);
+        let persistence = Persistence::start(settings(&folder.path().join("none")), NOW);
+        assert_eq!(persistence.memory.stats().live, 0);
     }
 }

@@ -44,12 +44,12 @@ fn back<T: Serialize + DeserializeOwned>(value: &T) -> T {
 proptest! {
     #[test]
     fn a_limit_an_ask_and_an_answer_come_back_from_bytes(
-        limit in any_kind_of_limit(), ask in any_ask(), now in any_instant(),
+        limit in any_kind_of_limit(), operation in any_operation(), now in any_instant(),
     ) {
         prop_assert_eq!(&back(&limit), &limit);
         prop_assert_eq!(back(&limit).kind(), limit.kind());
-        prop_assert_eq!(back(&ask), ask);
-        let decision = limit.decide(&mut limit.fresh(), now, ask);
+        prop_assert_eq!(back(&operation), operation);
+        let decision = limit.decide(&mut limit.fresh(), now, operation);
         prop_assert_eq!(back(&decision), decision);
     }
 }
@@ -71,8 +71,8 @@ proptest! {
 #[test]
 fn a_share_of_a_bucket_comes_back_as_much_slower() {
     let number = |number| NonZeroU64::new(number).unwrap();
-    let pace = |hits| Pace::new(number(hits), number(SECOND));
-    let bucket = |hits, burst, excess| Limit::TokenBucket(TokenBucket { pace: pace(hits), burst, excess });
+    let rate = |hits| Rate::new(number(hits), number(SECOND));
+    let bucket = |hits, burst, excess| Limit::TokenBucket(TokenBucket { rate: rate(hits), burst, excess });
     let owes = |hits, burst, debt| bucket(hits, burst, Excess::Overdraft(debt));
     assert_eq!(owes(100, 20, 9).share(3), owes(34, 7, 3));
     let steps = |amount, burst| {
@@ -81,12 +81,7 @@ fn a_share_of_a_bucket_comes_back_as_much_slower() {
     };
     assert_eq!(steps(2, 10).share(4), steps(1, 3));
     let queue = |hits, burst| {
-        Limit::LeakyQueue(LeakyQueue {
-            pace: pace(hits),
-            burst: Some(burst),
-            max_delay: None,
-            patience: None,
-        })
+        Limit::LeakyQueue(LeakyQueue { rate: rate(hits), burst: Some(burst), max_delay: None, timeout: None })
     };
     assert_eq!(queue(10, 9).share(5), queue(2, 1));
 }

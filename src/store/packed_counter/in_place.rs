@@ -1,17 +1,22 @@
 //! Asking a cell where it is: the straight line through what an update does.
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Limit, PaceCounter, Window, WindowCounter},
-    store::cell::{Cell, Rough, Used},
+    algorithm::{Algorithm, DebtCounter, Decision, Excess, Limit, Operation, Window, WindowCounter},
+    store::packed_counter::{ApproxNumber, PackedCounter, UsedShare},
     time::Timestamp,
 };
 
-impl Cell {
+impl PackedCounter {
     /// Answers `ask` where the cell is, if it counts in a window that is not over and nothing is owed beyond that, or
     /// is the debt of a bucket: what [`Self::update`] would do. `None` for any other, which stays as it is.
     // Always: a decision is too large to be handed on for nothing.
     #[inline(always)]
-    pub(in crate::store) fn ask(&mut self, limit: &Limit, now: Timestamp, ask: Ask) -> Option<Decision<()>> {
+    pub(in crate::store) fn decide_in_place(
+        &mut self,
+        limit: &Limit,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Option<Decision<()>> {
         match (self, limit) {
             (Self::Window { used, count, end }, _) => {
                 let Some(Window::Aligned(span)) = limit.window() else { return None };
@@ -24,26 +29,26 @@ impl Cell {
                 let mut counter = before;
                 let decision = match limit {
                     Limit::Classic(limit) => {
-                        limit.decide_in_window(&mut counter, before, *end, now, ask).without_receipt()
+                        limit.decide_in_window(&mut counter, before, *end, now, operation).without_receipt()
                     }
                     Limit::FixedWindow(limit) if !matches!(limit.excess, Excess::Overdraft(_)) => {
-                        limit.decide_in_window(&mut counter, before, *end, now, ask).without_receipt()
+                        limit.decide_in_window(&mut counter, before, *end, now, operation).without_receipt()
                     }
                     _owing_or_of_another_kind => return None,
                 };
                 *count = u32::try_from(counter.count).ok()?;
-                *used = Used::of(limit, &decision);
+                *used = UsedShare::of(limit, &decision);
                 Some(decision)
             }
             (
-                Self::Pace { refused_from, rest, paid_at },
+                Self::Debt { passing_debt_max, rest, paid_at },
                 Limit::TokenBucket(bucket) | Limit::LeakyBucket(bucket),
             ) => {
-                let mut counter = PaceCounter { paid_at: *paid_at, rest: (*rest).into() };
-                let decision = bucket.decide(&mut counter, now, ask).without_receipt();
+                let mut counter = DebtCounter { paid_at: *paid_at, rest: (*rest).into() };
+                let decision = bucket.decide(&mut counter, now, operation).without_receipt();
                 *rest = u32::try_from(counter.rest).ok()?;
                 *paid_at = counter.paid_at;
-                *refused_from = Rough::of(bucket.refused_from());
+                *passing_debt_max = ApproxNumber::of(bucket.passing_debt_max());
                 Some(decision)
             }
             _of_another_kind => None,
@@ -58,7 +63,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::algorithm::{Classic, FixedWindow, Pace, TokenBucket};
+    use crate::algorithm::{Classic, FixedWindow, Rate, TokenBucket};
 
     proptest! {
         #[test]
@@ -69,26 +74,26 @@ mod tests {
             let window = Window::of_nanos(nanos).unwrap();
             let excess = if overdraft { Excess::Overdraft(3) } else { Excess::Refuse };
             let hits = NonZeroU64::new(if overdraft { 1 << 33 } else { 7 }).unwrap();
-            let pace = Pace::new(hits, NonZeroU64::new(nanos).unwrap());
+            let rate = Rate::new(hits, NonZeroU64::new(nanos).unwrap());
             let limit = match kind {
                 0 => Limit::Classic(Classic { limit, window }),
                 1 => Limit::FixedWindow(FixedWindow { limit, window, excess }),
-                2 => Limit::TokenBucket(TokenBucket { pace, burst: limit, excess }),
-                _leaky => Limit::LeakyBucket(TokenBucket { pace, burst: limit, excess: Excess::Count }),
+                2 => Limit::TokenBucket(TokenBucket { rate, burst: limit, excess }),
+                _leaky => Limit::LeakyBucket(TokenBucket { rate, burst: limit, excess: Excess::Count }),
             };
             let (mut now, mut counter) = (Timestamp::from_nanos(1 << 60), limit.fresh());
-            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
-            let mut cell = Cell::new(&limit, counter, &decision);
+            let decision = limit.decide(&mut counter, now, Operation::Charge(1));
+            let mut packed = PackedCounter::new(&limit, counter, &decision);
             for (kind, hits, cut, pass) in steps {
                 now = now.plus(pass);
-                let ask = [Ask::Look, Ask::Charge(hits >> cut), Ask::Refund(hits >> cut)][usize::from(kind)];
-                let mut in_place = cell.clone();
-                let told = in_place.ask(&limit, now, ask);
-                let before = format!("{cell:?}");
-                let decision = cell.update(&limit, |counter| limit.decide(counter, now, ask));
-                let expected = if told.is_some() { format!("{cell:?}") } else { before };
+                let operation = [Operation::Peek, Operation::Charge(hits >> cut), Operation::Refund(hits >> cut)][usize::from(kind)];
+                let mut in_place = packed.clone();
+                let answer = in_place.decide_in_place(&limit, now, operation);
+                let before = format!("{packed:?}");
+                let decision = packed.update(&limit, |counter| limit.decide(counter, now, operation));
+                let expected = if answer.is_some() { format!("{packed:?}") } else { before };
                 prop_assert_eq!(format!("{in_place:?}"), expected);
-                prop_assert!(told.is_none_or(|told| told == decision.without_receipt()));
+                prop_assert!(answer.is_none_or(|answer| answer == decision.without_receipt()));
             }
         }
     }

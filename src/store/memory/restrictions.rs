@@ -20,25 +20,25 @@ impl Lead {
     }
 
     /// The same, by a clock that shows `back` nanoseconds less.
-    pub(in crate::store) fn earlier(self, back: u64) -> Self {
+    pub(in crate::store) fn shifted_back(self, back: u64) -> Self {
         Self { at: self.at.minus(back), until: self.until.minus(back) }
     }
 }
 
 /// What is in force; it is read by every decision, so it is one byte.
 #[derive(Debug, Default)]
-pub(super) struct Caution {
+pub(super) struct Restrictions {
     flags: AtomicU8,
     // Of the lead, in nanoseconds. They only matter while its flag is set.
     at: AtomicU64,
     until: AtomicU64,
 }
 
-/// One reading of a [`Caution`].
+/// One reading of a [`Restrictions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flags(u8);
 
-const DISTRUSTED: u8 = 1;
+const SUSPENDED: u8 = 1;
 const LEAD: u8 = 2;
 
 impl Flags {
@@ -50,22 +50,22 @@ impl Flags {
 
     /// Whether what is held is not to be relied upon for now.
     #[inline(always)]
-    pub(super) fn distrust(self) -> bool {
-        self.0 & DISTRUSTED != 0
+    pub(super) fn is_suspended(self) -> bool {
+        self.0 & SUSPENDED != 0
     }
 }
 
-impl Caution {
+impl Restrictions {
     #[inline(always)]
     pub(super) fn flags(&self) -> Flags {
         Flags(self.flags.load(Relaxed))
     }
 
-    pub(super) fn set_distrusted(&self, distrusted: bool) {
-        if distrusted {
-            self.flags.fetch_or(DISTRUSTED, Relaxed);
+    pub(super) fn set_suspended(&self, suspended: bool) {
+        if suspended {
+            self.flags.fetch_or(SUSPENDED, Relaxed);
         } else {
-            self.flags.fetch_and(!DISTRUSTED, Relaxed);
+            self.flags.fetch_and(!SUSPENDED, Relaxed);
         }
     }
 
@@ -101,11 +101,11 @@ mod tests {
     use super::*;
     use crate::{
         algorithm::{
-            Ask, Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog, SlidingWindow,
-            Span, SteppedBucket, TokenBucket, Verdict, Window,
+            Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
+            SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
         },
         store::{
-            Check, Contents, Memory, OnFull, OnRefusal,
+            Check, Memory, OnFull, OnRefusal, SlotData,
             memory::tests::{BYTES, NOW, key},
         },
         time::SECOND,
@@ -120,9 +120,9 @@ mod tests {
     fn limits() -> [Limit; 9] {
         let (span, excess) = (Span::of_nanos(DAY).unwrap(), Excess::Refuse);
         let [one, ten, hour, day] = [1, 10, DAY / 24, DAY].map(|number| NonZeroU64::new(number).unwrap());
-        let (pace, limit) = (Pace::new(ten, day), 10);
+        let (rate, limit) = (Rate::new(ten, day), 10);
         let window = Window::Aligned(span);
-        let bucket = TokenBucket { pace, burst: 10, excess };
+        let bucket = TokenBucket { rate, burst: 10, excess };
         [
             Limit::Classic(Classic { limit, window: window.clone() }),
             Limit::FixedWindow(FixedWindow { limit, window, excess }),
@@ -132,16 +132,21 @@ mod tests {
             Limit::TokenBucket(bucket),
             Limit::LeakyBucket(bucket),
             Limit::SteppedBucket(SteppedBucket { amount: one, interval: hour, burst: 10, excess }),
-            Limit::LeakyQueue(LeakyQueue { pace, burst: Some(9), max_delay: None, patience: None }),
+            Limit::LeakyQueue(LeakyQueue { rate, burst: Some(9), max_delay: None, timeout: None }),
         ]
     }
 
-    fn check<'l>(limit: &'l Limit, name: &str, ask: Ask) -> Check<'l> {
-        Check { key: key(&format!("{name} {:?}", limit.kind())), limit, ask, on_refusal: OnRefusal::Keep }
+    fn check<'l>(limit: &'l Limit, name: &str, operation: Operation) -> Check<'l> {
+        Check {
+            key: key(&format!("{name} {:?}", limit.kind())),
+            limit,
+            operation,
+            on_refusal: OnRefusal::Keep,
+        }
     }
 
     fn alone(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<()> {
-        memory.apply_alone(check, now).unwrap().unwrap().decision
+        memory.apply_single(check, now).unwrap().unwrap().decision
     }
 
     fn among_others(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<()> {
@@ -151,12 +156,14 @@ mod tests {
     /// A memory all of whose allowances were used up while the clock was ahead.
     fn used_up() -> Memory {
         let memory = Memory::new(BYTES, OnFull::Deny).with_slots(4).shared();
-        memory.each_slot().for_each(|slot| memory.hold(slot, Contents::default(), NOW));
+        memory.each_slot().for_each(|slot| memory.acquire(slot, SlotData::default(), NOW));
         for limit in &limits() {
             for name in ["asked", "silent"] {
                 for _ in 0..10 {
                     assert!(
-                        among_others(&memory, &check(limit, name, Ask::Charge(1)), SHOWN).verdict.passes()
+                        among_others(&memory, &check(limit, name, Operation::Charge(1)), SHOWN)
+                            .verdict
+                            .passes()
                     );
                 }
             }
@@ -166,20 +173,20 @@ mod tests {
 
     /// That nothing is freed at `now`, when the clock was put right, and no key is locked out three days later, asked
     /// meanwhile or not.
-    fn holds(
+    fn owns(
         memory: &Memory,
         now: Timestamp,
         decide: impl Fn(&Memory, &Check<'_>, Timestamp) -> Decision<()>,
     ) {
         for limit in &limits() {
-            let refused = decide(memory, &check(limit, "asked", Ask::Charge(1)), now);
+            let refused = decide(memory, &check(limit, "asked", Operation::Charge(1)), now);
             let Verdict::Refuse { retry_after: Some(wait) } = refused.verdict else {
                 panic!("{limit:?} frees {refused:?}");
             };
             assert!(wait.as_nanos() <= 3 * u128::from(DAY), "{limit:?} locks out for {wait:?}");
             for name in ["asked", "silent"] {
-                let check = check(limit, name, Ask::Look);
-                assert_eq!(memory.look(check.key, limit, now.plus(3 * DAY)).look.remaining, 10, "{limit:?}");
+                let check = check(limit, name, Operation::Peek);
+                assert_eq!(memory.peek(check.key, limit, now.plus(3 * DAY)).peek.remaining, 10, "{limit:?}");
                 assert_eq!(decide(memory, &check, now.plus(3 * DAY)).remaining, 10, "{limit:?} {name}");
             }
         }
@@ -190,7 +197,7 @@ mod tests {
         for decide in [alone, among_others] {
             let memory = used_up();
             memory.give_up_lead(LEAD);
-            holds(&memory, NOW, decide);
+            owns(&memory, NOW, decide);
         }
     }
 
@@ -201,10 +208,10 @@ mod tests {
         memory.give_up_lead(LEAD);
         let other = Memory::new(BYTES, OnFull::Deny).with_slots(4).shared();
         for slot in memory.each_slot() {
-            let (contents, _) = memory.give(slot).unwrap();
-            other.hold(slot, Contents::decode(&contents.encode(NOW), there).unwrap(), there);
+            let (data, _) = memory.release(slot).unwrap();
+            other.acquire(slot, SlotData::decode(&data.encode(NOW), there).unwrap(), there);
         }
-        holds(&other, there, among_others);
+        owns(&other, there, among_others);
     }
 
     #[test]
@@ -212,9 +219,9 @@ mod tests {
         let memory = used_up();
         memory.give_up_lead(LEAD);
         memory.sweep_part(0, SHOWN.minus(1));
-        assert!(!memory.caution.flags().are_clear());
+        assert!(!memory.restrictions.flags().are_clear());
         memory.sweep_part(0, SHOWN);
-        assert!(memory.caution.flags().are_clear());
+        assert!(memory.restrictions.flags().are_clear());
     }
 
     #[test]
@@ -222,7 +229,7 @@ mod tests {
         let (memory, limits) = (used_up(), limits());
         for limit in &limits[..3] {
             let Verdict::Refuse { retry_after: Some(wait) } =
-                among_others(&memory, &check(limit, "asked", Ask::Charge(1)), NOW).verdict
+                among_others(&memory, &check(limit, "asked", Operation::Charge(1)), NOW).verdict
             else {
                 panic!("{limit:?} frees its hits");
             };

@@ -3,46 +3,46 @@
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Counter, Decision, Receipt},
+    algorithm::{Counter, Decision, Operation, Receipt},
     store::{Check, Decisions, OnRefusal},
     time::Timestamp,
 };
 
 /// What is done to the counter of a check.
 #[derive(Clone, Copy)]
-pub(super) enum Deed {
+pub(super) enum Action {
     /// It is asked what the check asks.
-    Ask,
+    Decide,
     /// A charge is taken back, and it is looked at.
     TakeBack(Receipt),
     /// It is looked at.
-    Look,
+    Peek,
 }
 
-impl Deed {
-    pub(super) fn done(self, check: &Check<'_>, counter: &mut Counter, now: Timestamp) -> Decision {
+impl Action {
+    pub(super) fn apply(self, check: &Check<'_>, counter: &mut Counter, now: Timestamp) -> Decision {
         match self {
-            Self::Ask => check.limit.decide(counter, now, check.ask),
+            Self::Decide => check.limit.decide(counter, now, check.operation),
             Self::TakeBack(receipt) => {
                 check.limit.undo(counter, receipt, now);
-                check.limit.decide(counter, now, Ask::Look)
+                check.limit.decide(counter, now, Operation::Peek)
             }
-            Self::Look => check.limit.decide(counter, now, Ask::Look),
+            Self::Peek => check.limit.decide(counter, now, Operation::Peek),
         }
     }
 }
 
 /// Decides the checks of one call one after the other, and takes charges back where the call is refused. `each` does
 /// a deed to the counter of the check at that index, and says whether that is kept.
-pub(super) fn settle(
+pub(super) fn decide_set(
     checks: &[Check<'_>],
     refused: impl FnOnce(&[Decision]) -> bool,
-    each: &mut impl FnMut(usize, Deed) -> (Decision, bool),
+    each: &mut impl FnMut(usize, Action) -> (Decision, bool),
 ) -> Decisions {
     let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
     for (index, check) in checks.iter().enumerate() {
-        let (decision, kept) = each(index, Deed::Ask);
-        charged.push(if kept { check.limit.charged(check.ask, decision.verdict.passes()) } else { 0 });
+        let (decision, kept) = each(index, Action::Decide);
+        charged.push(if kept { check.limit.charged(check.operation, decision.verdict.passes()) } else { 0 });
         decisions.push(decision);
     }
     if 1 < checks.len() && refused(&decisions) {
@@ -52,12 +52,12 @@ pub(super) fn settle(
                 && let Some(receipt) = decision.receipt.take()
             {
                 charged[index] = 0;
-                each(index, Deed::TakeBack(receipt));
+                each(index, Action::TakeBack(receipt));
             }
         }
         for (index, decision) in decisions.iter_mut().enumerate() {
             if decision.verdict.passes() {
-                let (left, _) = each(index, Deed::Look);
+                let (left, _) = each(index, Action::Peek);
                 (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
             }
         }

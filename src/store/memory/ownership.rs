@@ -12,19 +12,19 @@ use std::{
 use crate::{
     descriptor::Key,
     store::{
-        Extras, Slot,
-        budget::Taken,
-        contents::{self, Unknown},
+        PendingUsage, Slot,
+        budget::Reservation,
         memory::KeyHasher,
+        slot_data::{self, UnknownRecords},
     },
     time::Timestamp,
 };
 
 /// The tenure of each slot, for a memory that shares slots.
 #[derive(Debug)]
-pub(super) struct Tenures {
+pub(super) struct OwnershipTable {
     // One for each slot, locked alone or after the lock of its table.
-    each: Box<[Mutex<Tenure>]>,
+    each: Box<[Mutex<SlotOwnership>]>,
     // A bit for each slot that has changed; set and cleared under the lock of its tenure.
     changed: Box<[AtomicU64]>,
     pub(super) tracking: AtomicBool,
@@ -32,11 +32,11 @@ pub(super) struct Tenures {
 
 /// What is known of one slot beside its counters.
 #[derive(Debug, Default)]
-pub(super) struct Tenure {
-    held: bool,
+pub(super) struct SlotOwnership {
+    owned: bool,
     seq: u64,
     changed: Changed,
-    beside: Option<Box<Beside>>,
+    side_data: Option<Box<SideData>>,
 }
 
 /// Which counters of a slot have changed since they were last copied.
@@ -48,11 +48,11 @@ pub(super) enum Changed {
 
 /// What few slots have.
 #[derive(Debug, Default)]
-pub(super) struct Beside {
+pub(super) struct SideData {
     pub(super) lent: HashMap<Key, u64, BuildHasherDefault<KeyHasher>>,
-    pub(super) extras: Extras,
-    pub(super) unknown: Unknown,
-    pub(super) taken: Taken,
+    pub(super) pending: PendingUsage,
+    pub(super) unknown: UnknownRecords,
+    pub(super) reservation: Reservation,
 }
 
 impl Default for Changed {
@@ -61,7 +61,7 @@ impl Default for Changed {
     }
 }
 
-impl Tenures {
+impl OwnershipTable {
     pub(super) fn new(slots: usize) -> Self {
         Self {
             each: (0..slots).map(|_| Mutex::default()).collect(),
@@ -70,33 +70,33 @@ impl Tenures {
         }
     }
 
-    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, Tenure> {
+    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, SlotOwnership> {
         // A tenure is whole after each of its changes.
         self.each[slot.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that the counter of `key` has changed, in a slot that now has so many counters.
-    pub(super) fn note(&self, slot: Slot, tenure: &mut Tenure, key: Key, counters: usize) {
-        tenure.seq += 1;
+    pub(super) fn record_change(&self, slot: Slot, ownership: &mut SlotOwnership, key: Key, counters: usize) {
+        ownership.seq += 1;
         if !self.tracking.load(Ordering::Relaxed) {
             return;
         }
-        if let Changed::Some(keys) = &mut tenure.changed {
+        if let Changed::Some(keys) = &mut ownership.changed {
             if keys.is_empty() {
                 self.flag(slot);
             }
             keys.insert(key);
             // Beyond that a copy of everything is no larger than it must be.
             if counters < keys.len() * 2 {
-                tenure.changed = Changed::All;
+                ownership.changed = Changed::All;
             }
         }
     }
 
     /// Notes that everything in a slot has changed.
-    pub(super) fn note_all(&self, slot: Slot, tenure: &mut Tenure) {
+    pub(super) fn record_all_changed(&self, slot: Slot, ownership: &mut SlotOwnership) {
         if self.tracking.load(Ordering::Relaxed) {
-            tenure.changed = Changed::All;
+            ownership.changed = Changed::All;
             self.flag(slot);
         }
     }
@@ -124,16 +124,16 @@ impl Tenures {
     }
 }
 
-impl Tenure {
+impl SlotOwnership {
     /// The tenure of a slot that is held from now on.
-    pub(super) fn held(beside: Beside) -> Self {
-        let mut tenure = Self { held: true, ..Self::default() };
-        tenure.change_beside(Beside::default, |empty| *empty = beside);
-        tenure
+    pub(super) fn owned(side_data: SideData) -> Self {
+        let mut ownership = Self { owned: true, ..Self::default() };
+        ownership.update_side_data(SideData::default, |empty| *empty = side_data);
+        ownership
     }
 
-    pub(super) fn is_held(&self) -> bool {
-        self.held
+    pub(super) fn is_owned(&self) -> bool {
+        self.owned
     }
 
     pub(super) fn seq(&self) -> u64 {
@@ -142,38 +142,38 @@ impl Tenure {
 
     /// Hits of `key` that are lent out.
     pub(super) fn lent(&self, key: Key) -> u64 {
-        self.beside().and_then(|beside| beside.lent.get(&key)).copied().unwrap_or_default()
+        self.side_data().and_then(|side_data| side_data.lent.get(&key)).copied().unwrap_or_default()
     }
 
     /// Drops consumption that weighs nothing any more.
     pub(super) fn forget_idle(&mut self, now: Timestamp) {
-        if self.beside().is_some_and(|beside| !beside.extras.is_empty()) {
-            self.change_beside(Beside::default, |beside| beside.extras.forget_idle(now));
+        if self.side_data().is_some_and(|side_data| !side_data.pending.is_empty()) {
+            self.update_side_data(SideData::default, |side_data| side_data.pending.forget_idle(now));
         }
     }
 
     /// What there is beside counters.
-    pub(super) fn beside(&self) -> Option<&Beside> {
-        self.beside.as_deref()
+    pub(super) fn side_data(&self) -> Option<&SideData> {
+        self.side_data.as_deref()
     }
 
     /// Changes what there is beside counters.
-    pub(super) fn change_beside<R>(
+    pub(super) fn update_side_data<R>(
         &mut self,
-        nothing: impl FnOnce() -> Beside,
-        change: impl FnOnce(&mut Beside) -> R,
+        nothing: impl FnOnce() -> SideData,
+        change: impl FnOnce(&mut SideData) -> R,
     ) -> R {
-        let mut beside = self.beside.take().unwrap_or_else(|| Box::new(nothing()));
-        let result = change(&mut beside);
-        if !beside.is_empty() {
-            beside.account();
-            self.beside = Some(beside);
+        let mut side_data = self.side_data.take().unwrap_or_else(|| Box::new(nothing()));
+        let result = change(&mut side_data);
+        if !side_data.is_empty() {
+            side_data.account();
+            self.side_data = Some(side_data);
         }
         result
     }
 
-    pub(super) fn into_beside(self) -> Beside {
-        self.beside.map(|beside| *beside).unwrap_or_default()
+    pub(super) fn into_side_data(self) -> SideData {
+        self.side_data.map(|side_data| *side_data).unwrap_or_default()
     }
 
     /// What has changed since this was last asked.
@@ -182,7 +182,7 @@ impl Tenure {
     }
 }
 
-impl Beside {
+impl SideData {
     /// Notes that so many hits of `key` are lent out, all in all.
     pub(super) fn lend(&mut self, key: Key, hits: u64) {
         if hits == 0 {
@@ -193,16 +193,16 @@ impl Beside {
     }
 
     /// Copies of what waits to be absorbed, and of what is not known.
-    pub(super) fn copies(&self) -> (Extras, Unknown) {
-        (self.extras.clone(), self.unknown.clone())
+    pub(super) fn copies(&self) -> (PendingUsage, UnknownRecords) {
+        (self.pending.clone(), self.unknown.clone())
     }
 
     fn is_empty(&self) -> bool {
-        self.lent.is_empty() && self.extras.is_empty() && self.unknown.is_empty()
+        self.lent.is_empty() && self.pending.is_empty() && self.unknown.is_empty()
     }
 
     fn account(&mut self) {
-        let bytes = self.extras.bytes() + contents::bytes_of_unknown(&self.unknown);
-        self.taken.set(size_of::<Self>() + contents::bytes_of_map(self.lent.capacity()) + bytes);
+        let bytes = self.pending.bytes() + slot_data::bytes_of_unknown(&self.unknown);
+        self.reservation.set(size_of::<Self>() + slot_data::bytes_of_map(self.lent.capacity()) + bytes);
     }
 }

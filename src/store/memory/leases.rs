@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    algorithm::{Ask, Counter, Decision, Limit},
+    algorithm::{Counter, Decision, Limit, Operation},
     descriptor::Key,
     store::{
-        Check, Elsewhere,
+        Check, NotLocal,
         memory::{
-            Locked, Memory,
-            settle::{Deed, settle},
+            LockedSlots, Memory,
+            check_set::{Action, decide_set},
         },
     },
     time::Timestamp,
@@ -18,7 +18,7 @@ use crate::{
 
 /// Hits of a slice that were used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
+pub struct UsedHits {
     /// How many.
     pub hits: u64,
     /// When the last of them was.
@@ -30,28 +30,28 @@ impl Memory {
     /// `None` where nothing is lent: also not of limits that cannot be shared so (those that count what they
     /// refuse, owe, queue or remember each hit), nor where the slot is not held or not shared.
     pub fn lend(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Option<Decision> {
-        let tenures = self.tenures.as_ref().filter(|_| limit.can_be_lent())?;
+        let ownerships = self.ownerships.as_ref().filter(|_| limit.is_leasable())?;
         let slot = self.slot(key);
         let mut table = self.table(slot);
-        let mut tenure = tenures.lock(slot);
-        if !tenure.is_held() || self.means.budget.is_short_of(0) {
+        let mut ownership = ownerships.lock(slot);
+        if !ownership.is_owned() || self.resources.budget.is_short_of(0) {
             return None;
         }
-        if self.absorb_extras(&mut table, &mut tenure, key, limit, now) {
-            tenures.note(slot, &mut tenure, key, table.len());
+        if self.absorb_pending(&mut table, &mut ownership, key, limit, now) {
+            ownerships.record_change(slot, &mut ownership, key, table.len());
         }
-        let all = tenure.lent(key).checked_add(hits)?;
-        let mut copy = table.get(key).map_or_else(|| limit.fresh(), |cell| self.copy(cell, limit, now));
-        let decision = limit.decide(&mut copy, now, Ask::Charge(all));
+        let all = ownership.lent(key).checked_add(hits)?;
+        let mut copy = table.get(key).map_or_else(|| limit.fresh(), |packed| self.copy(packed, limit, now));
+        let decision = limit.decide(&mut copy, now, Operation::Charge(all));
         decision.verdict.passes().then(|| {
-            tenure.change_beside(|| self.nothing_beside(), |beside| beside.lend(key, all));
+            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.lend(key, all));
             Decision { receipt: None, ..decision }
         })
     }
 
     /// Hits of `key` that are lent out.
     pub fn reserved(&self, key: Key) -> u64 {
-        self.tenures.as_ref().map_or(0, |tenures| tenures.lock(self.slot(key)).lent(key))
+        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(self.slot(key)).lent(key))
     }
 
     /// Notes that so many hits of `key` are lent out, as a former holder has told. Says whether its slot is held.
@@ -60,18 +60,18 @@ impl Memory {
     }
 
     /// Takes back up to `hits` that were lent and not used. Says whether the slot is held.
-    pub fn unlend(&self, key: Key, hits: u64) -> bool {
+    pub fn reclaim(&self, key: Key, hits: u64) -> bool {
         self.change_reserved(key, |lent| lent.saturating_sub(hits))
     }
 
     fn change_reserved(&self, key: Key, change: impl FnOnce(u64) -> u64) -> bool {
-        let Some(tenures) = &self.tenures else { return false };
-        let mut tenure = tenures.lock(self.slot(key));
-        let lent = change(tenure.lent(key));
-        if tenure.is_held() {
-            tenure.change_beside(|| self.nothing_beside(), |beside| beside.lend(key, lent));
+        let Some(ownerships) = &self.ownerships else { return false };
+        let mut ownership = ownerships.lock(self.slot(key));
+        let lent = change(ownership.lent(key));
+        if ownership.is_owned() {
+            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.lend(key, lent));
         }
-        tenure.is_held()
+        ownership.is_owned()
     }
 
     /// Charges hits that were lent and are used, at the time when they were, and no longer counts them as lent: in
@@ -79,93 +79,93 @@ impl Memory {
     ///
     /// Of hits that were used one after another, the last one's instant stands for all: that is at most too
     /// strict. Those of different windows are best told apart.
-    pub fn charge_lent(&self, key: Key, limit: &Limit, used: Used, now: Timestamp) -> bool {
+    pub fn charge_lent(&self, key: Key, limit: &Limit, used: UsedHits, now: Timestamp) -> bool {
         let charged = self.with_counter(key, limit, now, |counter| {
-            limit.charge_taken(counter, used.hits, used.at.min(now), now);
+            limit.charge_at(counter, used.hits, used.at.min(now), now);
         });
-        charged && self.unlend(key, used.hits)
+        charged && self.reclaim(key, used.hits)
     }
 
     /// Takes back hits that [`Memory::charge_lent`] charged and that were not used after all, as far as they still
     /// count. Says whether the slot is held.
-    pub fn return_lent(&self, key: Key, limit: &Limit, unused: Used, now: Timestamp) -> bool {
+    pub fn refund_lent(&self, key: Key, limit: &Limit, unused: UsedHits, now: Timestamp) -> bool {
         self.with_counter(key, limit, now, |counter| {
-            limit.return_taken(counter, unused.hits, unused.at.min(now), now);
+            limit.refund_at(counter, unused.hits, unused.at.min(now), now);
         })
     }
 }
 
-impl Locked<'_> {
+impl LockedSlots<'_> {
     /// Whether the call can be decided as if what is lent were taken: not where a check would be refused only for
     /// that. Nothing is changed.
-    pub(super) fn call_back(
+    pub(super) fn require_unlent(
         &self,
         memory: &Memory,
         checks: &[Check<'_>],
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<(), Elsewhere> {
+    ) -> Result<(), NotLocal> {
         if checks.iter().all(|check| self.lent(memory, check.key) == 0) {
             return Ok(());
         }
         let (mut copies, mut wanted): (BTreeMap<Key, Counter>, _) = (BTreeMap::new(), None);
-        let mut each = |index: usize, deed: Deed| {
+        let mut each = |index: usize, action: Action| {
             let check = &checks[index];
             let copy = copies.entry(check.key).or_insert_with(|| {
                 let table = &self.tables[self.place(memory.slot(check.key))];
                 let fresh = || check.limit.fresh();
-                table.get(check.key).map_or_else(fresh, |cell| memory.copy(cell, check.limit, now))
+                table.get(check.key).map_or_else(fresh, |packed| memory.copy(packed, check.limit, now))
             });
-            let done = beside(self.lent(memory, check.key), deed, check, copy, now);
-            if done.would_pass_alone {
+            let apply = apply_action(self.lent(memory, check.key), action, check, copy, now);
+            if apply.passes_unlent {
                 wanted = wanted.or(Some(check.key));
             }
-            (done.decision, true)
+            (apply.decision, true)
         };
-        settle(checks, refused, &mut each);
-        wanted.map_or(Ok(()), |key| Err(Elsewhere::Lent(key)))
+        decide_set(checks, refused, &mut each);
+        wanted.map_or(Ok(()), |key| Err(NotLocal::Lent(key)))
     }
 
     pub(super) fn lent(&self, memory: &Memory, key: Key) -> u64 {
         // Without tenures nothing is ever lent.
-        self.tenures.get(self.place(memory.slot(key))).map_or(0, |tenure| tenure.lent(key))
+        self.ownerships.get(self.place(memory.slot(key))).map_or(0, |ownership| ownership.lent(key))
     }
 }
 
 /// What a deed has led to beside hits that are lent.
-pub(super) struct Done {
+pub(super) struct Applied {
     pub(super) decision: Decision,
     /// It was refused, but would have passed if nothing were lent.
-    would_pass_alone: bool,
+    passes_unlent: bool,
 }
 
 /// Does a deed to a counter of which so many hits are lent, as if these were taken now.
-pub(super) fn beside(
+pub(super) fn apply_action(
     lent: u64,
-    deed: Deed,
+    action: Action,
     check: &Check<'_>,
     counter: &mut Counter,
     now: Timestamp,
-) -> Done {
+) -> Applied {
     if lent == 0 {
-        return Done { decision: deed.done(check, counter, now), would_pass_alone: false };
+        return Applied { decision: action.apply(check, counter, now), passes_unlent: false };
     }
-    if let Deed::TakeBack(receipt) = deed {
+    if let Action::TakeBack(receipt) = action {
         check.limit.undo(counter, receipt, now);
     }
     let mut full = counter.clone();
-    check.limit.charge_taken(&mut full, lent, now, now);
-    match deed {
-        Deed::TakeBack(_) | Deed::Look => {
-            let decision = check.limit.decide(&mut full, now, Ask::Look);
-            Done { decision, would_pass_alone: false }
+    check.limit.charge_at(&mut full, lent, now, now);
+    match action {
+        Action::TakeBack(_) | Action::Peek => {
+            let decision = check.limit.decide(&mut full, now, Operation::Peek);
+            Applied { decision, passes_unlent: false }
         }
-        Deed::Ask => {
-            let told = check.limit.decide(&mut full, now, check.ask);
+        Action::Decide => {
+            let told = check.limit.decide(&mut full, now, check.operation);
             let mut alone = counter.clone();
-            let bare = check.limit.decide(&mut alone, now, check.ask);
+            let bare = check.limit.decide(&mut alone, now, check.operation);
             let passes = told.verdict.passes();
-            if check.limit.is_changed_by(check.ask, passes) {
+            if check.limit.is_changed_by(check.operation, passes) {
                 *counter = alone;
             }
             let decision = if passes {
@@ -173,7 +173,7 @@ pub(super) fn beside(
             } else {
                 Decision { receipt: None, ..told }
             };
-            Done { decision, would_pass_alone: !passes && bare.verdict.passes() }
+            Applied { decision, passes_unlent: !passes && bare.verdict.passes() }
         }
     }
 }

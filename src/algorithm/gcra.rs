@@ -14,7 +14,7 @@ use crate::time::Timestamp;
 
 /// So many hits in so many nanoseconds, evenly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Pace {
+pub struct Rate {
     hits: NonZeroU64,
     nanos: NonZeroU64,
 }
@@ -22,7 +22,7 @@ pub struct Pace {
 /// The longest time that a debt may take to be paid: 200 years. Longer ones are cut to that.
 const NANOS_MAX: u64 = 200 * 365 * 86_400 * crate::time::SECOND;
 
-impl Pace {
+impl Rate {
     /// `hits` every `nanos`.
     pub const fn new(hits: NonZeroU64, nanos: NonZeroU64) -> Self {
         Self { hits, nanos }
@@ -80,7 +80,7 @@ impl Pace {
 
 /// A debt, as the instant at which it is paid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PaceCounter {
+pub struct DebtCounter {
     /// The last whole nanosecond before the debt is paid.
     pub(crate) paid_at: Timestamp,
     /// Units that are then still owed: less than one nanosecond pays.
@@ -89,27 +89,27 @@ pub struct PaceCounter {
 
 /// A charge to a debt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PaceReceipt {
+pub struct DebtReceipt {
     at: Timestamp,
     hits: u64,
-    after: PaceCounter,
+    after: DebtCounter,
 }
 
-impl PaceCounter {
+impl DebtCounter {
     /// The units owed at `now`.
-    pub(crate) fn debt(&self, pace: Pace, now: Timestamp) -> u128 {
+    pub(crate) fn debt(&self, rate: Rate, now: Timestamp) -> u128 {
         if self.paid_at < now {
             return 0;
         }
         // Under another pace the rest may be worth more than a nanosecond; it never is.
-        let rest = self.rest.min(pace.hits.get() - 1);
-        u128::from(self.paid_at.nanos_since(now)) * pace.units_per_nano() + u128::from(rest)
+        let rest = self.rest.min(rate.hits.get() - 1);
+        u128::from(self.paid_at.nanos_since(now)) * rate.units_per_nano() + u128::from(rest)
     }
 
     /// Owes `units` at `now`.
-    pub(crate) fn owe(&mut self, pace: Pace, now: Timestamp, units: u128) {
-        let units = units.min(u128::from(NANOS_MAX) * pace.units_per_nano());
-        let (whole, rest) = (units / pace.units_per_nano(), units % pace.units_per_nano());
+    pub(crate) fn owe(&mut self, rate: Rate, now: Timestamp, units: u128) {
+        let units = units.min(u128::from(NANOS_MAX) * rate.units_per_nano());
+        let (whole, rest) = (units / rate.units_per_nano(), units % rate.units_per_nano());
         // Both fit: `whole` is at most NANOS_MAX and `rest` is less than the hits of a pace.
         self.paid_at = now.plus(whole as u64);
         self.rest = rest as u64;
@@ -120,52 +120,52 @@ impl PaceCounter {
         self.paid_at.plus(u64::from(0 < self.rest))
     }
 
-    /// What [`PaceCounter::undo`] needs to take back `hits` just charged at `now`.
-    pub(crate) fn receipt(&self, now: Timestamp, hits: u64) -> PaceReceipt {
-        PaceReceipt { at: now, hits, after: *self }
+    /// What [`DebtCounter::undo`] needs to take back `hits` just charged at `now`.
+    pub(crate) fn receipt(&self, now: Timestamp, hits: u64) -> DebtReceipt {
+        DebtReceipt { at: now, hits, after: *self }
     }
 
     /// Whether nothing came after that charge.
-    pub(crate) fn is_as_after(&self, receipt: PaceReceipt) -> bool {
+    pub(crate) fn is_unchanged_since(&self, receipt: DebtReceipt) -> bool {
         *self == receipt.after
     }
 
     /// Takes back what of a charge cannot have been paid since: so, whatever else was charged or taken back
     /// meanwhile, never more than that charge still weighs.
-    pub(crate) fn undo(&mut self, pace: Pace, receipt: PaceReceipt, now: Timestamp) {
-        let paid = u128::from(now.nanos_since(receipt.at)) * pace.units_per_nano();
-        self.forgive(pace, now, pace.cost(receipt.hits).saturating_sub(paid));
+    pub(crate) fn undo(&mut self, rate: Rate, receipt: DebtReceipt, now: Timestamp) {
+        let paid = u128::from(now.nanos_since(receipt.at)) * rate.units_per_nano();
+        self.forgive(rate, now, rate.cost(receipt.hits).saturating_sub(paid));
     }
 
     /// Lowers the debt by `units`, or to nothing.
-    pub(crate) fn forgive(&mut self, pace: Pace, now: Timestamp, units: u128) {
-        let debt = self.debt(pace, now);
-        self.owe(pace, now, debt.saturating_sub(units));
+    pub(crate) fn forgive(&mut self, rate: Rate, now: Timestamp, units: u128) {
+        let debt = self.debt(rate, now);
+        self.owe(rate, now, debt.saturating_sub(units));
     }
 
     /// Owes `hits` more, taken at `at`, which may be long ago.
-    pub(crate) fn charge(&mut self, pace: Pace, at: Timestamp, hits: u64) {
-        let debt = self.debt(pace, at).saturating_add(pace.cost(hits));
-        self.owe(pace, at, debt);
+    pub(crate) fn charge(&mut self, rate: Rate, at: Timestamp, hits: u64) {
+        let debt = self.debt(rate, at).saturating_add(rate.cost(hits));
+        self.owe(rate, at, debt);
     }
 
     /// Owes `most` units at `at` where more than that is owed at `now`.
-    pub(crate) fn cut_ahead(&mut self, pace: Pace, most: u128, at: Timestamp, now: Timestamp) {
-        if most < self.debt(pace, now) {
-            self.owe(pace, at, most);
+    pub(crate) fn clamp_ahead(&mut self, rate: Rate, most: u128, at: Timestamp, now: Timestamp) {
+        if most < self.debt(rate, now) {
+            self.owe(rate, at, most);
         }
     }
 
     /// What was owed more than `base` owed.
-    pub(crate) fn since(&self, base: &Self, pace: Pace, now: Timestamp) -> Self {
+    pub(crate) fn since(&self, base: &Self, rate: Rate, now: Timestamp) -> Self {
         let mut since = *self;
-        since.forgive(pace, now, base.debt(pace, now));
+        since.forgive(rate, now, base.debt(rate, now));
         since
     }
 
     /// Adds the debt of `other`.
-    pub(crate) fn absorb(&mut self, other: &Self, pace: Pace, now: Timestamp) {
-        let debt = self.debt(pace, now).saturating_add(other.debt(pace, now));
-        self.owe(pace, now, debt);
+    pub(crate) fn absorb(&mut self, other: &Self, rate: Rate, now: Timestamp) {
+        let debt = self.debt(rate, now).saturating_add(other.debt(rate, now));
+        self.owe(rate, now, debt);
     }
 }

@@ -22,15 +22,15 @@ pub(super) trait Law:
         true
     }
     /// Whether one hit given back may make room for several.
-    fn opens_at_once(&self) -> bool {
+    fn can_free_several(&self) -> bool {
         false
     }
 }
 
 impl Law for FixedWindow {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
-        let turns = self.window.turns(self.window.start(from), self.window.start(to));
-        u128::from(self.limit) * (1 + u128::from(turns))
+        let windows_between = self.window.windows_between(self.window.start(from), self.window.start(to));
+        u128::from(self.limit) * (1 + u128::from(windows_between))
     }
 
     fn allowance(&self) -> u64 {
@@ -48,8 +48,8 @@ impl Law for FixedWindow {
 
 impl Law for SlidingWindow {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
-        let turns = self.span.start(to).nanos_since(self.span.start(from)) / self.span.nanos();
-        u128::from(self.limit) * (1 + u128::from(turns))
+        let windows_between = self.span.start(to).nanos_since(self.span.start(from)) / self.span.nanos();
+        u128::from(self.limit) * (1 + u128::from(windows_between))
     }
 
     fn allowance(&self) -> u64 {
@@ -89,7 +89,7 @@ impl Law for SlidingLog {
 impl Law for TokenBucket {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
         let span = to.nanos_since(from);
-        let paid = u128::from(span) * u128::from(self.pace.hits()) / u128::from(self.pace.nanos());
+        let paid = u128::from(span) * u128::from(self.rate.hits()) / u128::from(self.rate.nanos());
         u128::from(self.burst) + paid + 1
     }
 
@@ -98,7 +98,7 @@ impl Law for TokenBucket {
     }
 
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
-        now.after(self.pace.time_for(self.pace.cost(self.burst)))
+        now.after(self.rate.time_for(self.rate.cost(self.burst)))
     }
 
     fn excess(&self) -> Excess {
@@ -141,7 +141,7 @@ impl Law for SteppedBucket {
 impl Law for LeakyQueue {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
         let span = to.nanos_since(from);
-        let paid = u128::from(span) * u128::from(self.pace.hits()) / u128::from(self.pace.nanos());
+        let paid = u128::from(span) * u128::from(self.rate.hits()) / u128::from(self.rate.nanos());
         u128::from(self.allowance()) + paid + 1
     }
 
@@ -150,7 +150,7 @@ impl Law for LeakyQueue {
     }
 
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
-        now.after(self.pace.time_for(self.pace.cost(self.allowance())))
+        now.after(self.rate.time_for(self.rate.cost(self.allowance())))
     }
 
     fn excess(&self) -> Excess {
@@ -158,7 +158,7 @@ impl Law for LeakyQueue {
     }
 
     // Nothing is let in until the delay is short enough; then all that is behind fits.
-    fn opens_at_once(&self) -> bool {
+    fn can_free_several(&self) -> bool {
         self.max_delay.is_some()
     }
 
