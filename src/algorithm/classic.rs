@@ -1,7 +1,6 @@
-//! The fixed window as envoyproxy/ratelimit counts it: what a rule without an `algorithm` means.
+//! The fixed window of envoyproxy/ratelimit: the algorithm of a rule without `algorithm`.
 //!
-//! A refused hit counts; a look is over the limit only when more than the limit is counted. So a client that
-//! keeps asking sees what that server would have told it, to the letter.
+//! Refused hits count, and a peek is over the limit only when the count exceeds the limit, as in that server.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +19,7 @@ pub struct Classic {
 }
 
 impl Classic {
-    /// Answers `ask`, given the counter in the window of `now` or a later one, which ends at `end`.
+    /// Answers `operation`, given the counter in the window of `now` or a later one, which ends at `end`.
     #[inline]
     pub(crate) fn decide_in_window(
         &self,

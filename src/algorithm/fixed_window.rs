@@ -19,7 +19,7 @@ pub struct FixedWindow {
 }
 
 impl FixedWindow {
-    /// Hits of `count` that still count `turns` windows later: a debt, less what each window has paid.
+    /// The part of `count` that still counts `windows_between` windows later: a debt, less what each window has paid.
     fn carry_over(&self, count: u64, windows_between: u64) -> u64 {
         match self.excess {
             Excess::Refuse | Excess::Count => 0,
@@ -27,7 +27,7 @@ impl FixedWindow {
         }
     }
 
-    /// How many windows must turn until `hits` would pass; `None` where they never would.
+    /// The number of windows until `hits` would pass; `None` if they never pass.
     fn windows_until(&self, hits: u64, count: u64) -> Option<u64> {
         match self.excess {
             Excess::Refuse | Excess::Count => (hits <= self.limit).then_some(1),
@@ -54,7 +54,7 @@ impl FixedWindow {
         }
     }
 
-    /// Answers `ask`, given the counter in the window of `now` or a later one, which ends at `end`.
+    /// Answers `operation`, given the counter in the window of `now` or a later one, which ends at `end`.
     #[inline]
     pub(crate) fn decide_in_window(
         &self,
@@ -81,7 +81,7 @@ impl FixedWindow {
         let (verdict, reset_after) = if passes {
             (Verdict::Pass, end.since(now))
         } else {
-            // A debt is paid by whole windows: the first of them ends with this one.
+            // Whole windows pay a debt: the first of them ends with this one.
             let windows_between = self.windows_until(hits, advanced.count);
             let retry_after = windows_between.map(|windows_between| {
                 self.window.end(advanced.start, windows_between.max(1) - 1).since(now)
@@ -119,7 +119,7 @@ impl Algorithm for FixedWindow {
             return counter.start;
         }
         let windows = match (self.excess, self.limit) {
-            // A debt to a limit that lets nothing pass is never paid, and keeps nobody out who is not kept out.
+            // With a limit of 0 the debt is never paid, and evicting the counter admits nothing.
             (Excess::Refuse | Excess::Count, _) | (Excess::Overdraft(_), 0) => 1,
             (Excess::Overdraft(_), limit) => counter.count.div_ceil(limit),
         };

@@ -1,10 +1,10 @@
-//! A steady pace, and a debt that time pays off at that pace.
+//! A rate, and a debt that time pays off at that rate: the generic cell rate algorithm (ITU-T I.371).
 //!
-//! This is the generic cell rate algorithm (ITU-T I.371): what a bucket holds is written as the one instant at
-//! which it will be full again. The distance of that instant from now is a debt; an algorithm is a bound on it.
+//! The level of a bucket is stored as the instant at which the bucket will be full again. The distance of that instant
+//! from now is a debt; an algorithm is a bound on the debt.
 //!
-//! Debts are whole numbers: a hit costs as many units as the pace has nanoseconds, and each nanosecond pays as
-//! many units as the pace has hits. So an interval that is no whole number of nanoseconds loses nothing.
+//! Debts are integers: a hit costs as many units as the rate has nanoseconds, and each nanosecond pays as many units
+//! as the rate has hits. So intervals of a fractional number of nanoseconds are exact.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
 
-/// So many hits in so many nanoseconds, evenly.
+/// A number of hits in a number of nanoseconds, evenly spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rate {
     hits: NonZeroU64,
     nanos: NonZeroU64,
 }
 
-/// The longest time that a debt may take to be paid: 200 years. Longer ones are cut to that.
+/// The longest time to pay a debt: 200 years. Longer debts are cut to that.
 const NANOS_MAX: u64 = 200 * 365 * 86_400 * crate::time::SECOND;
 
 impl Rate {
@@ -101,7 +101,7 @@ impl DebtCounter {
         if self.paid_at < now {
             return 0;
         }
-        // Under another pace the rest may be worth more than a nanosecond; it never is.
+        // Under another rate the rest may be worth more than a nanosecond: it is cut to less.
         let rest = self.rest.min(rate.hits.get() - 1);
         u128::from(self.paid_at.nanos_since(now)) * rate.units_per_nano() + u128::from(rest)
     }
@@ -110,7 +110,7 @@ impl DebtCounter {
     pub(crate) fn owe(&mut self, rate: Rate, now: Timestamp, units: u128) {
         let units = units.min(u128::from(NANOS_MAX) * rate.units_per_nano());
         let (whole, rest) = (units / rate.units_per_nano(), units % rate.units_per_nano());
-        // Both fit: `whole` is at most NANOS_MAX and `rest` is less than the hits of a pace.
+        // Both fit: `whole` is at most NANOS_MAX and `rest` is less than the hits of a rate.
         self.paid_at = now.plus(whole as u64);
         self.rest = rest as u64;
     }
@@ -125,13 +125,13 @@ impl DebtCounter {
         DebtReceipt { at: now, hits, after: *self }
     }
 
-    /// Whether nothing came after that charge.
+    /// Whether the counter is unchanged since that charge.
     pub(crate) fn is_unchanged_since(&self, receipt: DebtReceipt) -> bool {
         *self == receipt.after
     }
 
-    /// Takes back what of a charge cannot have been paid since: so, whatever else was charged or taken back
-    /// meanwhile, never more than that charge still weighs.
+    /// Takes back the part of a charge that cannot have been paid since. Whatever else was charged or taken back
+    /// meanwhile, this is at most what that charge still weighs.
     pub(crate) fn undo(&mut self, rate: Rate, receipt: DebtReceipt, now: Timestamp) {
         let paid = u128::from(now.nanos_since(receipt.at)) * rate.units_per_nano();
         self.forgive(rate, now, rate.cost(receipt.hits).saturating_sub(paid));
@@ -143,20 +143,20 @@ impl DebtCounter {
         self.owe(rate, now, debt.saturating_sub(units));
     }
 
-    /// Owes `hits` more, taken at `at`, which may be long ago.
+    /// Owes `hits` more, charged at `at`, which may be in the past.
     pub(crate) fn charge(&mut self, rate: Rate, at: Timestamp, hits: u64) {
         let debt = self.debt(rate, at).saturating_add(rate.cost(hits));
         self.owe(rate, at, debt);
     }
 
-    /// Owes `most` units at `at` where more than that is owed at `now`.
+    /// Cuts a debt of more than `most` units at `now` to `most` units at `at`.
     pub(crate) fn clamp_ahead(&mut self, rate: Rate, most: u128, at: Timestamp, now: Timestamp) {
         if most < self.debt(rate, now) {
             self.owe(rate, at, most);
         }
     }
 
-    /// What was owed more than `base` owed.
+    /// The debt in excess of that of `base`.
     pub(crate) fn since(&self, base: &Self, rate: Rate, now: Timestamp) -> Self {
         let mut since = *self;
         since.forgive(rate, now, base.debt(rate, now));

@@ -1,8 +1,8 @@
-//! The leaky bucket as a queue: a hit is let through at its turn, one each interval, and turned away where the
+//! The leaky bucket as a queue: a hit passes after the delay that keeps hits one interval apart, and is refused if the
 //! queue is full.
 //!
-//! No queue is kept. The debt of a [`DebtCounter`] is how long those before are still leaving, so it is the
-//! delay of the next one; whoever is let in waits for that long outside.
+//! There is no queue in memory. The debt of a [`DebtCounter`] is the time until all admitted hits have left, so it is
+//! the delay of the next one. The caller waits for that delay.
 
 use std::time::Duration;
 
@@ -13,39 +13,39 @@ use crate::{
     time::Timestamp,
 };
 
-/// Hits leave at `pace` and no faster. The first leaves at once, `burst` more may wait behind it.
+/// Hits leave at `rate`. The first leaves at once, at most `burst` more wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeakyQueue {
     /// How fast hits leave.
     pub rate: Rate,
-    /// How many wait behind the one that leaves; `None` lets nothing pass.
+    /// How many hits wait behind the one that leaves; `None` lets nothing pass.
     pub burst: Option<u64>,
-    /// The longest that one waits; a turn after that is refused.
+    /// The longest delay; a hit with a longer one is refused.
     pub max_delay: Option<Duration>,
-    /// The longest that the caller at hand waits. Its turn after that is refused, and `retry_after` is then the
-    /// wait that it would have needed. No rule has it.
+    /// The timeout of the current caller. A hit with a longer delay is refused with that delay as `retry_after`. Rules
+    /// never set it.
     pub timeout: Option<Duration>,
 }
 
 impl LeakyQueue {
-    /// The longest time until nobody leaves any more, in nanoseconds, at which a hit is still let in.
+    /// The longest time until the queue is empty, in nanoseconds, at which a hit is still admitted.
     pub(crate) fn passing_debt_max(&self) -> u64 {
         self.rate.nanos_in(self.room(1).unwrap_or_default())
     }
 
-    /// What may be owed before `hits` so that they are let in, in units; `None` where they never are.
+    /// The largest debt, in units, at which `hits` are admitted; `None` if they never are.
     fn room(&self, hits: u64) -> Option<u128> {
         let places = self.rate.cost(self.burst?).saturating_add(self.rate.cost(1));
         let room = places.checked_sub(self.rate.cost(hits))?;
         Some(self.max_delay.map_or(room, |longest| room.min(self.rate.paid_in(longest))))
     }
 
-    /// Whether the caller at hand waits until `debt` is paid.
+    /// Whether the delay of `debt` is within the timeout of the caller.
     fn waits(&self, debt: u128) -> bool {
         self.timeout.is_none_or(|longest| self.rate.time_for(debt) <= longest)
     }
 
-    /// Hits that would be let in now, to leave at their turn.
+    /// Hits that would be admitted now, with or without delay.
     fn left(&self, debt: u128) -> u64 {
         match (self.burst, self.room(1)) {
             (Some(burst), Some(room)) if debt <= room && self.waits(debt) => {
@@ -104,7 +104,7 @@ impl Algorithm for LeakyQueue {
     }
 
     fn undo(&self, counter: &mut DebtCounter, receipt: DebtReceipt, now: Timestamp) {
-        // Those who came later were told their turns: only the last place can be given away again.
+        // Later hits were admitted with their delays, so only the last place can be given back.
         if counter.is_unchanged_since(receipt) {
             counter.undo(self.rate, receipt, now);
         }

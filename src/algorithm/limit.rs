@@ -1,4 +1,4 @@
-//! Every algorithm as one kind of limit: which it is, which counters it keeps, and the calls sent on to it.
+//! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -33,7 +33,7 @@ pub enum Limit {
     TokenBucket(TokenBucket),
     /// `token_bucket` with `refill_amount` and `refill_interval`
     SteppedBucket(SteppedBucket),
-    /// `leaky_bucket`: what a token bucket has lost is what a leaky one holds, so they are one arithmetic.
+    /// `leaky_bucket`: the level of a leaky bucket is what a token bucket lacks, so both use the same arithmetic.
     LeakyBucket(TokenBucket),
     /// `leaky_queue`
     LeakyQueue(LeakyQueue),
@@ -69,18 +69,18 @@ pub enum Receipt {
     Step(StepReceipt),
 }
 
-/// What makes two counters of one descriptor different counters: the algorithm and its window, not the limit.
+/// What distinguishes two counters of one descriptor: the algorithm and its window, not the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CounterKind {
     algorithm: u8,
-    // Its window's length, or what stands for it.
+    // The length of the window, or a code that stands for it.
     window: u64,
     // The length of a sub-window.
     grain: u64,
 }
 
 impl CounterKind {
-    /// Its bytes in the text of a key. They never change: keys outlive versions.
+    /// The bytes that are hashed into a key. They never change, because keys outlive versions.
     pub fn bytes(self) -> [u8; 17] {
         let mut bytes = [0; 17];
         bytes[0] = self.algorithm;
@@ -91,12 +91,12 @@ impl CounterKind {
 }
 
 impl Limit {
-    /// Whether it is what envoyproxy/ratelimit does, and not one of the named algorithms.
+    /// Whether this is the algorithm of envoyproxy/ratelimit and not one of the named algorithms.
     pub fn is_classic(&self) -> bool {
         matches!(self, Self::Classic(_))
     }
 
-    /// What `ask` would most likely be answered, given the answer to a look: by how much is left.
+    /// Predicts the answer to `operation` from the answer to a peek, by what is left.
     pub(crate) fn predict(&self, operation: Operation, peek: &Decision) -> Decision {
         let passes = match (operation, self.excess()) {
             (Operation::Peek, _) => peek.verdict.passes(),
@@ -121,7 +121,7 @@ impl Limit {
         }
     }
 
-    /// What happens to a charge that is larger than what is left. (A queue refuses it.)
+    /// What happens to a charge that is larger than what is left. A queue refuses it.
     fn excess(&self) -> Excess {
         match self {
             Self::Classic(_) => Excess::Count,
@@ -134,7 +134,7 @@ impl Limit {
         }
     }
 
-    /// Hits that `ask` charges, given whether it passes.
+    /// Hits that `operation` charges, given whether it passes.
     pub(crate) fn charged(&self, operation: Operation, passes: bool) -> u64 {
         match operation {
             Operation::Charge(hits) if operation.changes(passes, self.excess()) => hits,
@@ -142,13 +142,13 @@ impl Limit {
         }
     }
 
-    /// Whether `ask` changes its counter, given whether it passes.
+    /// Whether `operation` changes its counter, given whether it passes.
     pub(crate) fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
         operation.changes(passes, self.excess())
     }
 
-    /// Of a limit that keeps a debt as time: the longest time, in nanoseconds, that a debt may take to be paid
-    /// while a single hit still passes. 0 for the others.
+    /// For limits that keep a debt as time: the longest time to pay a debt, in nanoseconds, at which a single hit still
+    /// passes. 0 for all others.
     pub(crate) fn passing_debt_max(&self) -> u64 {
         match self {
             Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.passing_debt_max(),
@@ -192,7 +192,7 @@ impl Limit {
         }
     }
 
-    /// The same limit for a caller who waits so long and no longer: where it lets nobody wait, itself.
+    /// The same limit for a caller with this timeout. Only a queue depends on it.
     pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
         match self {
             Self::LeakyQueue(queue) if timeout.is_some() => {
@@ -210,8 +210,8 @@ impl Limit {
         }
     }
 
-    /// The same limit for whoever says what was consumed: a charge that is larger than what is left leaves a debt
-    /// of up to `debt` hits, where this limit can hold one. One that has an overdraft keeps its own bound.
+    /// The same limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt`
+    /// hits if the algorithm can hold one. A limit with an overdraft keeps its own bound.
     pub fn with_debt(&self, debt: u64) -> Self {
         let mut limit = self.clone();
         let excess = match &mut limit {
@@ -220,7 +220,7 @@ impl Limit {
             Self::SubWindows(limit) | Self::SlidingLog(limit) => &mut limit.excess,
             Self::TokenBucket(limit) | Self::LeakyBucket(limit) => &mut limit.excess,
             Self::SteppedBucket(limit) => &mut limit.excess,
-            // The one counts whatever it refuses, the other holds nobody but those who wait.
+            // A classic limit counts refused hits anyway; a queue holds only hits that wait.
             Self::Classic(_) | Self::LeakyQueue(_) => return limit,
         };
         match excess {
@@ -230,7 +230,7 @@ impl Limit {
         limit
     }
 
-    /// The time in which its allowance comes, where that is always the same.
+    /// The time in which the whole allowance comes back, if that is constant.
     pub fn period(&self) -> Option<Duration> {
         let nanos = match self {
             Self::Classic(Classic { window, .. }) | Self::FixedWindow(FixedWindow { window, .. }) => {
@@ -248,7 +248,7 @@ impl Limit {
         Some(Duration::from_nanos(nanos))
     }
 
-    /// Which counters it counts in.
+    /// The kind of counter that this limit uses.
     pub fn kind(&self) -> CounterKind {
         let windows = |aligned, calendar, window: &Window| match window {
             Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), grain: 0 },
@@ -272,7 +272,7 @@ impl Limit {
 }
 
 impl Counter {
-    /// The bytes that it takes besides itself.
+    /// The bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Log(log) => log.heap_bytes(),
@@ -280,7 +280,7 @@ impl Counter {
         }
     }
 
-    /// Makes all its instants `back` nanoseconds earlier, for a clock that shows that much less.
+    /// Moves all instants back by `back` nanoseconds, for a clock that shows that much less.
     pub(crate) fn shift_back(&mut self, back: u64) {
         match self {
             Self::Window(counter) => counter.start = counter.start.minus(back),
@@ -292,10 +292,10 @@ impl Counter {
     }
 }
 
-/// Sends each call on to the algorithm, given which kind of counter it keeps.
+/// Dispatches each call to the algorithm and its kind of counter.
 ///
-/// The kind is part of the key, so a counter of another kind turns up only where two hashes collide. It is then
-/// as good as none.
+/// The kind is part of the key, so a counter of another kind appears only if two hashes collide. It is then treated
+/// as a fresh one.
 macro_rules! dispatch {
     ($($limit:ident => $counter:ident),* $(,)?) => {
         impl Limit {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn asking_for_more_than_is_left_is_refused_and_changes_nothing_the_first_time_and_ever_after() {
+fn charge_above_remaining_is_refused_and_changes_nothing() {
     for limit in ten_each() {
         let mut counter = limit.fresh();
         for left in [10, 6, 2] {
@@ -20,7 +20,7 @@ fn asking_for_more_than_is_left_is_refused_and_changes_nothing_the_first_time_an
 }
 
 #[test]
-fn a_reset_is_the_true_time_also_after_several_hits() {
+fn reset_after_several_hits_is_exact() {
     for limit in ten_each() {
         let mut counter = limit.fresh();
         let first = limit.decide(&mut counter, at(0), Operation::Charge(1));
@@ -29,7 +29,7 @@ fn a_reset_is_the_true_time_also_after_several_hits() {
         assert!(first.reset_after <= second.reset_after && !first.reset_after.is_zero(), "{limit:?}");
         let left =
             |counter: &Counter, now| limit.decide(&mut counter.clone(), now, Operation::Peek).remaining;
-        // The two counts of a sliding window are within sight a while longer; its window has ended.
+        // The counts of a sliding window still weigh something when its window has ended.
         let all = if matches!(limit, Limit::SlidingWindow(_)) { 0 } else { 10 };
         assert_eq!(left(&counter, full), all, "{limit:?}");
         assert!(left(&counter, full.minus(1)) < 10);
@@ -41,7 +41,7 @@ fn a_reset_is_the_true_time_also_after_several_hits() {
 }
 
 #[test]
-fn a_refund_of_what_was_never_taken_is_answered_and_gives_nothing() {
+fn refund_of_uncharged_hits_gives_nothing() {
     for limit in ten_each() {
         let mut counter = limit.fresh();
         let refund = limit.decide(&mut counter, TWO, Operation::Refund(u64::MAX));
@@ -55,7 +55,7 @@ fn a_refund_of_what_was_never_taken_is_answered_and_gives_nothing() {
 }
 
 #[test]
-fn a_look_leaves_the_counter_as_it_was_to_the_byte() {
+fn peek_leaves_counter_unchanged() {
     for limit in ten_each() {
         let mut counter = limit.fresh();
         for (now, operation) in [

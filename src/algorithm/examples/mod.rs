@@ -1,4 +1,4 @@
-//! Worked examples: what each algorithm is known for, with its numbers.
+//! Worked examples: the known behaviour of each algorithm, in numbers.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -11,7 +11,7 @@ mod windows;
 const MINUTE: u64 = 60 * SECOND;
 const DAY: u64 = 86_400 * SECOND;
 
-/// Two o'clock on some day.
+/// 02:00 UTC on an arbitrary day.
 const TWO: Timestamp = Timestamp::from_nanos(20_000 * DAY + 2 * 60 * MINUTE);
 
 fn at(seconds: u64) -> Timestamp {
@@ -50,7 +50,7 @@ fn sliding_log(limit: u64, nanos: u64, grain: u64) -> SlidingLog {
     SlidingLog { limit, span, grain, excess: Excess::Refuse }
 }
 
-/// Every named algorithm, each letting ten hits pass and then none for a while.
+/// Every named algorithm, each with an allowance of ten hits.
 fn ten_each() -> [Limit; 8] {
     [
         Limit::FixedWindow(fixed_window(10, MINUTE)),
@@ -64,7 +64,7 @@ fn ten_each() -> [Limit; 8] {
     ]
 }
 
-/// How many single hits of `asked` pass at `now`.
+/// The number of single hits that pass at `now`, of `asked` attempts.
 fn passed<A: Algorithm>(limit: &A, counter: &mut A::Counter, now: Timestamp, asked: u64) -> u64 {
     let hits = (0..asked).map(|_| limit.decide(counter, now, Operation::Charge(1)).verdict.passes());
     hits.map(u64::from).sum()

@@ -1,8 +1,8 @@
-//! The laws themselves.
+//! The laws: one function for each property.
 
 use super::*;
 
-/// The counter after a history, and the instant of its end.
+/// The counter after a history, and the time at its end.
 pub(super) fn after<A: Law>(
     limit: &A,
     history: &(Timestamp, Vec<(u64, Operation)>),
@@ -28,7 +28,7 @@ pub(super) fn remaining<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp)
     limit.decide(&mut counter.clone(), now, Operation::Peek).remaining
 }
 
-/// The hits of a charge that passed.
+/// The hits of a charge that passed, 0 for anything else.
 pub(super) fn admitted<R>(decision: &Decision<R>, operation: Operation) -> u64 {
     match operation {
         Operation::Charge(hits) if decision.verdict.passes() => hits,
@@ -36,7 +36,7 @@ pub(super) fn admitted<R>(decision: &Decision<R>, operation: Operation) -> u64 {
     }
 }
 
-/// Also not for a caller that comes back at the very instant that its refusal named.
+/// The bound also holds for a caller that retries exactly at the instant that `retry_after` names.
 pub(super) fn never_admits_above_its_bound<A: Law>(
     limit: A,
     (start, operations): (Timestamp, Vec<(u64, Operation)>),
@@ -65,7 +65,7 @@ pub(super) fn never_admits_above_its_bound<A: Law>(
     }
 }
 
-/// The wait that a refusal names, in nanoseconds, if a history has the time for it.
+/// The wait that a refusal names, in nanoseconds, unless it is too long for a history.
 pub(super) fn named_wait(verdict: &Verdict) -> Option<u64> {
     match verdict {
         Verdict::Refuse { retry_after: Some(wait) } => {
@@ -75,7 +75,7 @@ pub(super) fn named_wait(verdict: &Verdict) -> Option<u64> {
     }
 }
 
-pub(super) fn a_refusals_wait_is_exact<A: Law>(
+pub(super) fn retry_after_of_refusal_is_exact<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Operation)>),
     hits: u64,
@@ -94,12 +94,15 @@ pub(super) fn a_refusals_wait_is_exact<A: Law>(
         }
         None => {
             let fresh = verdict(&limit, &A::Counter::default(), now, operation).passes();
-            assert!(!fresh, "what passes on a fresh counter passes some day");
+            assert!(!fresh, "a charge that passes on a fresh counter has a `retry_after`");
         }
     }
 }
 
-pub(super) fn remaining_is_what_would_pass<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Operation)>)) {
+pub(super) fn remaining_equals_what_would_pass<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Operation)>),
+) {
     let (counter, now) = after(&limit, &history);
     let left = remaining(&limit, &counter, now);
     assert!(left <= limit.allowance());
@@ -114,7 +117,7 @@ pub(super) fn remaining_is_what_would_pass<A: Law>(limit: A, history: (Timestamp
     }
 }
 
-pub(super) fn a_look_and_a_refusal_change_nothing<A: Law>(
+pub(super) fn peek_and_refusal_change_nothing<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Operation)>),
     operation: Operation,
@@ -130,7 +133,7 @@ pub(super) fn a_look_and_a_refusal_change_nothing<A: Law>(
     }
 }
 
-/// A counter that is idle and one that never was answer any further history alike.
+/// An idle counter and a fresh one answer every further history alike.
 pub(super) fn idle_equals_fresh<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Operation)>),
@@ -145,7 +148,7 @@ pub(super) fn idle_equals_fresh<A: Law>(
         let before = idle_at.minus(1).max(now);
         assert!(
             remaining(&limit, &counter, before) < limit.allowance() || limit.allowance() == 0,
-            "forgetting it any earlier would free something"
+            "`idle_at` is the first instant at which eviction is free"
         );
     }
     let (mut fresh, mut now) = (A::Counter::default(), now.max(idle_at));
@@ -169,7 +172,7 @@ pub(super) fn time_that_goes_back_frees_nothing<A: Law>(
     let (counter, now) = after(&limit, &history);
     let then = now.minus(back);
     assert!(remaining(&limit, &counter, then) <= remaining(&limit, &counter, now));
-    // Nor does what is asked in the past free anything afterwards.
+    // A charge at an earlier time frees nothing afterwards either.
     let mut asked = counter.clone();
     limit.decide(&mut asked, then, operation);
     if !matches!(operation, Operation::Refund(_)) {
@@ -177,10 +180,10 @@ pub(super) fn time_that_goes_back_frees_nothing<A: Law>(
     }
 }
 
-/// A clock was ahead when a history happened, and went on from `at` when it gave up that lead. Then a counter that is
-/// cut lets no more pass, at any time later, than one of a clock that went on as before; and it locks no key out for
-/// longer than an allowance that is used up right now, and a window.
-pub(super) fn lead_given_up_frees_nothing_and_locks_out_for_a_window<A: Law>(
+/// A clock was ahead during a history and went on from `at` when it gave up its lead. A clamped counter never admits
+/// more than one of a clock that kept its lead, and it refuses no longer than an allowance that is used up now, plus a
+/// window.
+pub(super) fn lead_given_up_frees_nothing_and_refuses_at_most_a_window<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Operation)>),
     lead: u64,
@@ -193,15 +196,18 @@ pub(super) fn lead_given_up_frees_nothing_and_locks_out_for_a_window<A: Law>(
     limit.clamp_ahead(&mut cut, at, asked);
     let on = |instant: Timestamp| shown.plus(instant.nanos_since(at));
     for now in [asked, later] {
-        assert!(remaining(&limit, &cut, now) <= remaining(&limit, &counter, on(now)), "it frees nothing");
+        assert!(
+            remaining(&limit, &cut, now) <= remaining(&limit, &counter, on(now)),
+            "clamping frees nothing"
+        );
     }
     if !matches!(limit.excess(), Excess::Overdraft(_) | Excess::Count) {
-        assert!(limit.idle_at(&cut) <= limit.refilled_at(asked), "it locks out for no longer");
+        assert!(limit.idle_at(&cut) <= limit.refilled_at(asked), "clamping refuses no longer than a window");
     }
 }
 
-/// Where no time was given up there is nothing to cut.
-pub(super) fn counter_with_nothing_ahead_is_not_cut<A: Law>(
+/// Without a lead, clamping changes nothing.
+pub(super) fn counter_without_lead_is_not_clamped<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Operation)>),
     pauses: [u64; 2],
@@ -213,7 +219,7 @@ pub(super) fn counter_with_nothing_ahead_is_not_cut<A: Law>(
     assert_eq!(cut, counter);
 }
 
-pub(super) fn a_refund_gives_back_at_most_what_was_taken<A: Law>(
+pub(super) fn refund_gives_back_at_most_what_was_charged<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Operation)>),
     hits: u64,
@@ -227,8 +233,8 @@ pub(super) fn a_refund_gives_back_at_most_what_was_taken<A: Law>(
     assert!(decision.remaining <= limit.allowance());
 }
 
-/// Charges some of which are taken back leave at least what the others alone would have left counted, and a
-/// charge taken back at once leaves no trace.
+/// With some charges taken back, at least the remaining charges stay counted. A charge that is taken back at once
+/// leaves no trace.
 pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
     limit: A,
     start: Timestamp,
@@ -243,7 +249,11 @@ pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
         if let Some(receipt) = decision.receipt {
             let mut undone = counter.clone();
             limit.undo(&mut undone, receipt.clone(), now);
-            assert_eq!(remaining(&limit, &undone, now), before, "taken back at once");
+            assert_eq!(
+                remaining(&limit, &undone, now),
+                before,
+                "a charge taken back at once leaves no trace"
+            );
             match undone_after {
                 Some(after) => receipts.push((index + *after as usize, receipt)),
                 None => {
@@ -265,7 +275,7 @@ pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
     }
 }
 
-/// What still counts of a charge is taken back, also from another window than it was counted in.
+/// Undo takes back what still counts of a charge, also after its window has ended.
 pub(super) fn undo_takes_back_all_that_still_counts<A: Law>(
     limit: A,
     start: Timestamp,
@@ -285,7 +295,7 @@ pub(super) fn undo_takes_back_all_that_still_counts<A: Law>(
     assert_eq!(remaining(&limit, &counter, now), remaining(&limit, &without, now));
 }
 
-/// What is counted here and elsewhere after a common start adds up, in any order, and frees nothing.
+/// Local and remote consumption since a common state add up in any order and free nothing.
 pub(super) fn absorbing_adds_consumption<A: Law>(
     limit: A,
     history: (Timestamp, Vec<(u64, Operation)>),
@@ -307,7 +317,7 @@ pub(super) fn absorbing_adds_consumption<A: Law>(
     assert_eq!(
         remaining(&limit, &rebuilt, now),
         remaining(&limit, &whole, now),
-        "base and since are the whole"
+        "base plus difference is the whole"
     );
 
     let mut other = A::Counter::default();
@@ -322,6 +332,6 @@ pub(super) fn absorbing_adds_consumption<A: Law>(
     for now in [now, now.plus(later)] {
         let left = remaining(&limit, &one_way, now);
         let apart = remaining(&limit, &whole, now).min(remaining(&limit, &other, now));
-        assert!(left <= apart, "never frees, not even later");
+        assert!(left <= apart, "merging frees nothing, now or later");
     }
 }

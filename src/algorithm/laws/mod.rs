@@ -1,4 +1,4 @@
-//! Properties that every named algorithm keeps, and the table that is the law of classic rules.
+//! Properties that every named algorithm keeps.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -16,7 +16,7 @@ use subject::Law;
 
 const HOUR: u64 = 3_600 * SECOND;
 
-/// Every law, for one algorithm.
+/// All laws, for one algorithm.
 macro_rules! laws {
     ($module:ident, $limit:expr) => {
         mod $module {
@@ -29,20 +29,20 @@ macro_rules! laws {
                 }
 
                 #[test]
-                fn a_refusals_wait_is_exact(limit in $limit, history in history(), hits in any_hits()) {
-                    law::a_refusals_wait_is_exact(limit, history, hits);
+                fn retry_after_of_refusal_is_exact(limit in $limit, history in history(), hits in any_hits()) {
+                    law::retry_after_of_refusal_is_exact(limit, history, hits);
                 }
 
                 #[test]
-                fn remaining_is_what_would_pass(limit in $limit, history in history()) {
-                    law::remaining_is_what_would_pass(limit, history);
+                fn remaining_equals_what_would_pass(limit in $limit, history in history()) {
+                    law::remaining_equals_what_would_pass(limit, history);
                 }
 
                 #[test]
-                fn a_look_and_a_refusal_change_nothing(
+                fn peek_and_refusal_change_nothing(
                     limit in $limit, history in history(), operation in any_operation(),
                 ) {
-                    law::a_look_and_a_refusal_change_nothing(limit, history, operation);
+                    law::peek_and_refusal_change_nothing(limit, history, operation);
                 }
 
                 #[test]
@@ -58,26 +58,26 @@ macro_rules! laws {
                 }
 
                 #[test]
-                fn lead_given_up_frees_nothing_and_locks_out_for_a_window(
+                fn lead_given_up_frees_nothing_and_refuses_at_most_a_window(
                     limit in $limit, history in history(),
                     lead in any_pause(),
                     pauses in [any_pause(), any_pause()],
                 ) {
-                    law::lead_given_up_frees_nothing_and_locks_out_for_a_window(limit, history, lead, pauses);
+                    law::lead_given_up_frees_nothing_and_refuses_at_most_a_window(limit, history, lead, pauses);
                 }
 
                 #[test]
-                fn counter_with_nothing_ahead_is_not_cut(
+                fn counter_without_lead_is_not_clamped(
                     limit in $limit, history in history(), pauses in [any_pause(), any_pause()],
                 ) {
-                    law::counter_with_nothing_ahead_is_not_cut(limit, history, pauses);
+                    law::counter_without_lead_is_not_clamped(limit, history, pauses);
                 }
 
                 #[test]
-                fn a_refund_gives_back_at_most_what_was_taken(
+                fn refund_gives_back_at_most_what_was_charged(
                     limit in $limit, history in history(), hits in any_hits(),
                 ) {
-                    law::a_refund_gives_back_at_most_what_was_taken(limit, history, hits);
+                    law::refund_gives_back_at_most_what_was_charged(limit, history, hits);
                 }
 
                 #[test]
@@ -122,7 +122,7 @@ laws!(of_stepped_bucket, stepped_bucket());
 laws!(of_leaky_queue, leaky_queue());
 
 #[test]
-fn a_log_whose_sum_is_all_that_64_bits_hold_absorbs_what_is_newer() {
+fn full_log_sum_of_64_bits_absorbs_newer_entries() {
     let span = Span::of_nanos(63_194_397_563).unwrap();
     let limit = SlidingLog { limit: 1, span, grain: NonZeroU64::MIN, excess: Excess::Count };
     let counted =
@@ -135,9 +135,9 @@ fn a_log_whose_sum_is_all_that_64_bits_hold_absorbs_what_is_newer() {
 }
 
 proptest! {
-    /// Whatever is taken back meanwhile, those who were told a turn leave one after another and not faster.
+    /// Admitted hits leave the queue at its rate and no faster, whatever is taken back meanwhile.
     #[test]
-    fn turns_of_a_queue_that_were_told_are_kept(
+    fn announced_queue_delays_are_kept(
         hits in 1..50_u64,
         burst in 0..50_u64,
         start in any_instant(),
@@ -167,7 +167,7 @@ proptest! {
             }
         }
         for pair in windows_between.windows(2) {
-            // Turns are rounded up to whole nanoseconds.
+            // Delays are rounded up to whole nanoseconds.
             prop_assert!(pair[0] + SECOND / hits <= pair[1] + 1, "{:?}", pair);
         }
     }
