@@ -41,7 +41,7 @@ impl FixedWindow {
             return (true, Some(counter.add(hits)));
         }
         match self.excess {
-            Excess::Overdraft(debt) if 0 < left => {
+            Excess::Overdraft(debt) if left > 0 => {
                 counter.add(hits);
                 counter.count = counter.count.min(self.limit.saturating_add(debt));
                 (true, None)

@@ -117,7 +117,7 @@ impl DebtCounter {
 
     /// The instant from which nothing is owed.
     pub(crate) fn idle_at(&self) -> Timestamp {
-        self.paid_at.plus(u64::from(0 < self.rest))
+        self.paid_at.plus(u64::from(self.rest > 0))
     }
 
     /// What [`DebtCounter::undo`] needs to take back `hits` just charged at `now`.

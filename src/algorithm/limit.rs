@@ -102,7 +102,7 @@ impl Limit {
             (Operation::Peek, _) => peek.verdict.passes(),
             (Operation::Refund(_), _) => true,
             (Operation::Charge(hits), Excess::Refuse | Excess::Count) => hits <= peek.remaining,
-            (Operation::Charge(_), Excess::Overdraft(_)) => 0 < peek.remaining,
+            (Operation::Charge(_), Excess::Overdraft(_)) => peek.remaining > 0,
         };
         let verdict = if passes { Verdict::Pass } else { Verdict::Refuse { retry_after: None } };
         Decision { verdict, ..*peek }
@@ -299,14 +299,14 @@ impl Counter {
 macro_rules! dispatch {
     ($($limit:ident => $counter:ident),* $(,)?) => {
         impl Limit {
-            /// The counter of a key never seen.
+            /// A fresh counter.
             pub fn fresh(&self) -> Counter {
                 match self {
                     $(Self::$limit(_) => Counter::$counter(Default::default()),)*
                 }
             }
 
-            /// Answers `ask`, and charges or refunds `counter` accordingly.
+            /// Answers `operation`, and charges or refunds `counter` accordingly.
             pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
                 match (self, &mut *counter) {
                     $((Self::$limit(limit), Counter::$counter(counter)) => {
@@ -329,7 +329,7 @@ macro_rules! dispatch {
                 }
             }
 
-            /// The instant from which `counter` may be forgotten without changing any answer.
+            /// The instant from which `counter` may be evicted without changing any answer.
             pub fn idle_at(&self, counter: &Counter) -> Timestamp {
                 match (self, counter) {
                     $((Self::$limit(limit), Counter::$counter(counter)) => limit.idle_at(counter),)*
@@ -347,8 +347,7 @@ macro_rules! dispatch {
                 }
             }
 
-            /// Cuts what `counter` has of a time that a clock gave up at `at`, not after `now`: see
-            /// [`Algorithm::cut_ahead`].
+            /// Clamps `counter` after a clock gave up a lead at `at`, not after `now`: see [`Algorithm::clamp_ahead`].
             pub fn clamp_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
                 match (self, counter) {
                     $((Self::$limit(limit), Counter::$counter(counter)) => limit.clamp_ahead(counter, at, now),)*
@@ -356,7 +355,7 @@ macro_rules! dispatch {
                 }
             }
 
-            /// Adds what was consumed elsewhere.
+            /// Adds what was consumed on another replica.
             pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
                 match (self, counter, other) {
                     $((Self::$limit(limit), Counter::$counter(counter), Counter::$counter(other)) => {

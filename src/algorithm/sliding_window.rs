@@ -1,5 +1,5 @@
-//! The sliding window that two counts stand for: this window's, and the last one's by the share of it that is
-//! still within sight.
+//! The sliding window by two counts: the current window and the previous one, weighted by the part of it that lies
+//! within one window length before now.
 //!
 //! The estimate is rounded down, as in the article that made this algorithm known ("How we built rate limiting
 //! capable of scaling to millions of domains", Cloudflare, 2017); that formula is its bound.
@@ -11,15 +11,14 @@ use crate::{
     time::Timestamp,
 };
 
-/// At most `limit` hits by the estimate: the hits of this window, and those of the last one weighed by how much
-/// of it lies within one window's length before now.
+/// At most `limit` hits by the estimate: the hits of the current window plus the weighted hits of the previous one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingWindow {
-    /// Hits within one window's length; 0 lets none pass.
+    /// Hits within the length of the window; 0 lets none pass.
     pub limit: u64,
-    /// The window's length.
+    /// The length of the window.
     pub span: Span,
-    /// What happens to a charge larger than what is left. A debt slides out of sight like hits that passed.
+    /// What happens to a charge larger than what is left. A debt expires like hits that passed.
     pub excess: Excess,
 }
 
@@ -44,7 +43,7 @@ impl SlidingWindow {
         counter.advanced(self.span, self.span.start(now))
     }
 
-    /// How long before the end of its window `now` is, at most the whole window.
+    /// The time from `now` to the end of its window, at most the whole window.
     fn ahead(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
         self.length() - now.nanos_since(counter.start).min(self.length())
     }
@@ -57,7 +56,7 @@ impl SlidingWindow {
         start.plus(self.length())
     }
 
-    /// What the last window's hits still weigh.
+    /// The weighted hits of the previous window.
     fn weight(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
         let weighed = u128::from(counter.previous) * u128::from(self.ahead(counter, now));
         // At most `previous`, so it fits.
@@ -99,19 +98,20 @@ impl SlidingWindow {
         }
     }
 
-    /// The instant at which at most `weight` is left of `hits` counted in the window that ends at `end`.
+    /// The instant at which `hits` of the window that ends at `end` weigh at most `weight`.
     fn decayed_at(&self, hits: u64, weight: u64, end: Timestamp) -> Timestamp {
         if hits <= weight {
             return end;
         }
-        // The largest distance to the end of the next window at which hits x distance / length rounds down to it.
+        // The largest distance to the end of the next window at which hits * distance / length rounds down to
+        // `weight`.
         let length = u128::from(self.length());
         let ahead = ((u128::from(weight) + 1) * length - 1) / u128::from(hits);
         // Less than the length, as `weight` is less than `hits`.
         end.plus(self.length() - ahead as u64)
     }
 
-    /// The first instant at which `hits` would pass if nobody else came; `None` where they never would.
+    /// The first instant at which `hits` would pass without further charges; `None` if they never pass.
     fn passes_at(&self, counter: &SlidingCounter, hits: u64) -> Option<Timestamp> {
         let hits = match self.excess {
             Excess::Refuse | Excess::Count => hits,
@@ -137,7 +137,7 @@ impl Algorithm for SlidingWindow {
     ) -> Decision<SlidingReceipt> {
         let mut advanced = self.advanced(counter, now);
         let (hits, passes, receipt) = match operation {
-            Operation::Peek => (1, 0 < self.left(&advanced, now), None),
+            Operation::Peek => (1, self.left(&advanced, now) > 0, None),
             Operation::Charge(hits) => {
                 let (passes, receipt) = self.charge(&mut advanced, now, hits);
                 (hits, passes, receipt)
@@ -188,7 +188,7 @@ impl Algorithm for SlidingWindow {
 
     fn absorb(&self, counter: &mut SlidingCounter, other: &SlidingCounter, now: Timestamp) {
         let current = self.span.start(now).max(counter.start);
-        // Where another clock is ahead, at most one window.
+        // The other clock may be ahead; at most one window of that is kept.
         let start = other.start.min(self.end(current)).max(current);
         let other = if other.start < start { other.advanced(self.span, start) } else { *other };
         let advanced = counter.advanced(self.span, start);
@@ -207,7 +207,7 @@ impl Algorithm for SlidingWindow {
 }
 
 impl SlidingCounter {
-    /// As it is in the window that starts at `start`; a later window stays.
+    /// The counter in the window that starts at `start`; a later window stays.
     fn advanced(&self, span: Span, start: Timestamp) -> Self {
         if start <= self.start {
             return *self;
@@ -216,7 +216,7 @@ impl SlidingCounter {
         Self { start, previous, current: 0 }
     }
 
-    /// Takes `hits` off, the newest first, or as many as there are.
+    /// Removes `hits`, the newest first, or as many as there are.
     fn remove(&mut self, hits: u64) {
         let rest = hits.saturating_sub(self.current);
         self.current = self.current.saturating_sub(hits);

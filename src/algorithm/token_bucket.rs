@@ -1,4 +1,4 @@
-//! The token bucket: hits take tokens, time brings them back evenly, a full bucket holds the burst.
+//! The token bucket: hits take tokens, time adds them evenly, a full bucket holds the burst.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,11 +7,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// At most `burst` hits at once and `pace` in the long run: in any span, at most the burst plus what the pace
-/// brings in that span.
+/// At most `burst` hits at once and `rate` in the long run: in any span, at most the burst plus what the rate adds in
+/// that span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenBucket {
-    /// How fast tokens come back.
+    /// The refill rate.
     pub rate: Rate,
     /// How many tokens a full bucket holds; 0 lets nothing pass.
     pub burst: u64,
@@ -20,7 +20,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// The longest time until it is full, in nanoseconds, at which a hit still passes.
+    /// The longest time until the bucket is full, in nanoseconds, at which a hit still passes.
     pub(crate) fn passing_debt_max(&self) -> u64 {
         self.rate.nanos_in(self.left(self.rate.cost(1)))
     }
@@ -30,17 +30,17 @@ impl TokenBucket {
         self.rate.cost(self.burst).saturating_sub(debt)
     }
 
-    /// The largest debt that charges lead to, in units.
+    /// The largest debt that charges can make, in units.
     fn debt_max(&self) -> u128 {
         match self.excess {
             Excess::Refuse => self.rate.cost(self.burst),
-            // Bounded, so that who stops asking is let in again: a second burst at most.
+            // Bounded by a second burst, so that a client that stops is admitted again.
             Excess::Count => self.rate.cost(self.burst).saturating_mul(2),
             Excess::Overdraft(most) => self.rate.cost(self.burst.saturating_add(most)),
         }
     }
 
-    /// Whether `hits` pass when `debt` is owed, and what is owed then.
+    /// Whether `hits` pass with this `debt`, and the debt afterwards.
     fn charge(&self, debt: u128, hits: u64) -> (bool, u128) {
         let owed = debt.saturating_add(self.rate.cost(hits));
         if owed <= self.rate.cost(self.burst) || hits == 0 {
@@ -54,11 +54,11 @@ impl TokenBucket {
         }
     }
 
-    /// The units that must be paid before `hits` pass; `None` where they never would.
+    /// The units to be paid before `hits` pass; `None` if they never pass.
     fn missing(&self, debt: u128, hits: u64) -> Option<u128> {
         let needed = match self.excess {
             Excess::Refuse | Excess::Count => hits,
-            // Any charge passes once there is a whole token.
+            // With an overdraft, any charge passes once there is a whole token.
             Excess::Overdraft(_) => hits.min(1),
         };
         let owed = debt.saturating_add(self.rate.cost(needed));
@@ -91,7 +91,7 @@ impl Algorithm for TokenBucket {
         let full_after = self.rate.time_for(debt);
         let remaining = self.rate.hits_in(self.left(debt));
         if passes {
-            // A charge that passed by overdraft is never taken back.
+            // An overdraft charge is never taken back.
             let receipt = match operation {
                 Operation::Charge(hits) if self.rate.cost(hits) <= self.left(before) => {
                     Some(counter.receipt(now, hits))

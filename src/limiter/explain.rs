@@ -1,4 +1,4 @@
-//! The same decision without its consequences, told at length; and single counters, for operators.
+//! Explanations of decisions without charging them, and access to single counters, for operators.
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -16,90 +16,90 @@ use crate::{
     time::Timestamp,
 };
 
-/// What a request would be answered, and why.
+/// The answer that a request would get, and the reasons.
 #[derive(Clone, Debug)]
 pub struct Explanation<'s> {
     /// The answer.
     pub answer: Answer<'s>,
-    /// The instant that it is for.
+    /// The instant of the answer.
     pub now: Timestamp,
-    /// One for each descriptor; empty where the domain has no rules.
+    /// One for each descriptor; empty if the domain has no rules.
     pub parts: Vec<DescriptorExplanation<'s>>,
 }
 
-/// Why a descriptor gets its answer.
+/// The reasons for the answer to one descriptor.
 #[derive(Clone, Debug)]
 pub struct DescriptorExplanation<'s> {
-    /// How its rule was looked for; empty where the caller brought a limit, so that none was.
+    /// The steps of the rule lookup; empty for an override, which needs none.
     pub levels: Vec<LevelTrace<'s>>,
-    /// The rule that was found, whether it applies or not.
+    /// The rule that was found, even if it does not apply.
     pub rule: Option<&'s Rule>,
-    /// The rules of the same request that replace it, so that it does not apply.
+    /// The rules of the same request that replace this one, so that it does not apply.
     pub replaced_by: Vec<&'s Rule>,
     /// The check that decides, if any.
     pub check: Option<CheckExplanation>,
-    /// The check of the rule's candidate, if it has one.
+    /// The check of the candidate of the rule, if there is one.
     pub candidate: Option<CheckExplanation>,
 }
 
-/// A check and its answer.
+/// A check and its decision.
 #[derive(Clone, Debug)]
 pub struct CheckExplanation {
-    /// Which counter.
+    /// The counter.
     pub key: Key,
-    /// The limit that it is held against.
+    /// The limit.
     pub limit: Limit,
-    /// Its counter as it is.
+    /// The counter before the check.
     pub before: CounterState,
-    /// The answer.
+    /// The decision.
     pub decision: Decision,
 }
 
-/// The counter of a descriptor under the rules in force.
+/// The counter of a descriptor under the active rules.
 #[derive(Clone, Debug)]
 pub struct CounterRef<'s> {
     /// The rule.
     pub rule: &'s Rule,
     /// Its limit.
     pub limit: &'s Limit,
-    /// Which counter.
+    /// The counter.
     pub key: Key,
-    /// The time now.
+    /// The instant of the view.
     pub now: Timestamp,
 }
 
-/// Why nothing is counted for a descriptor.
+/// Why a descriptor has no counter to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCounter {
-    /// No rules were ever good.
+    /// No valid rules have been loaded.
     #[error("no valid rules are loaded yet")]
     NoRules,
-    /// The domain is not known.
+    /// The domain has no rules.
     #[error("no rules for this domain")]
     NoDomain,
-    /// No rule matches.
-    #[error("no rule matches this descriptor; /explain tells why")]
+    /// No rule matches the descriptor.
+    #[error("no rule matches this descriptor; see /explain")]
     NoRule,
-    /// A rule says that nothing is limited.
-    #[error("the rule for this descriptor is unlimited, so nothing is counted")]
+    /// The rule is unlimited.
+    #[error("the rule for this descriptor is unlimited: it has no counter")]
     Unlimited,
-    /// Another replica counts, and it cannot be reached.
-    #[error("no replica that holds this counter can be reached from here; /cluster tells who is heard")]
+    /// The owner of the counter cannot be reached.
+    #[error("the owner of this counter cannot be reached; see /cluster")]
     Unreachable,
 }
 
 impl Limiter {
-    /// Those that keys are shared with, if any.
+    /// The cluster, if this replica is part of one.
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
     }
 }
 
 impl ActiveView<'_> {
-    /// What [`ActiveView::decide`] would answer now, and why. Nothing is charged.
+    /// The answer that [`ActiveView::decide`] would give now, with reasons. Charges nothing.
     ///
-    /// Of counters that other replicas hold, what passes and what is left are foreseen from a look at them, and a
-    /// refusal's wait is the look's time until reset. [`LimiterError::Remote`] where one cannot be reached.
+    /// For counters of other owners the verdict is predicted from a peek, and `retry_after` is the time until reset.
+    /// Returns [`LimiterError::Remote`] if an owner cannot be reached.
     pub async fn explain(&self, request: &Request<'_>) -> Result<Explanation<'_>, LimiterError> {
         request.validate()?;
         let rules = self.rules.as_deref().ok_or(LimiterError::NoRules)?;
@@ -150,7 +150,7 @@ impl ActiveView<'_> {
         Ok(Explanation { answer, now: self.now(), parts })
     }
 
-    /// The counter of a descriptor under the rule in force.
+    /// The counter of a descriptor under the active rule.
     pub fn counter_ref(&self, domain: &str, entries: &[Entry<'_>]) -> Result<CounterRef<'_>, NoCounter> {
         let rules = self.rules.as_deref().ok_or(NoCounter::NoRules)?;
         let domain = rules.domain(domain).ok_or(NoCounter::NoDomain)?;
@@ -164,7 +164,7 @@ impl ActiveView<'_> {
         }
     }
 
-    /// What is kept in it, wherever it is.
+    /// The state of a counter, on this replica or another.
     pub async fn peek(&self, counter_ref: &CounterRef<'_>) -> Result<CounterState, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         match &self.limiter.cluster {
@@ -173,7 +173,7 @@ impl ActiveView<'_> {
         }
     }
 
-    /// Makes it a fresh counter to which `hits` are charged, beyond the limit too where it can hold a debt.
+    /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
     pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         match &self.limiter.cluster {
@@ -193,7 +193,7 @@ impl ActiveView<'_> {
                 State::Joining => return Err(LimiterError::Joining),
                 State::Serving | State::Draining => {}
             }
-            // Also of counters that are held here: where nothing is left, a look calls back what was lent.
+            // Also for owned counters: a peek at an exhausted counter recalls its leases.
             let peeks = join_all(checks.iter().map(|check| cluster.look(check.key, check.limit))).await;
             let before: Option<SmallVec<[CounterState; 2]>> = peeks.into_iter().collect();
             let before = before.ok_or(LimiterError::Remote)?;
@@ -205,7 +205,7 @@ impl ActiveView<'_> {
     }
 }
 
-/// What the checks of one call would be answered, as far as looks at their counters tell.
+/// Predicts the decisions of a check set from peeks at the counters.
 fn predict(
     checks: &[Check<'_>],
     before: &[CounterState],
@@ -220,7 +220,7 @@ fn predict(
         }
         each.push(predict_one(check, &peek));
     }
-    let is_refused = 1 < checks.len() && refused(&each);
+    let is_refused = checks.len() > 1 && refused(&each);
     let charged = checks.iter().zip(&mut each).zip(before).map(|((check, decision), before)| {
         let passes = decision.verdict.passes();
         if is_refused && passes && check.on_refusal == OnRefusal::TakeBack {
@@ -240,7 +240,7 @@ fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
     let unused = Decision { verdict: Verdict::Pass, remaining: limit.allowance(), ..*peek };
     let verdict = match (operation, limit) {
         (Operation::Peek, _) => peek.verdict,
-        // Its turn comes when all before it have left.
+        // The delay is the time until all earlier hits have left.
         (Operation::Charge(_), Limit::LeakyQueue(_)) if passes && !peek.reset_after.is_zero() => {
             Verdict::Delay(peek.reset_after)
         }
@@ -258,7 +258,7 @@ fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
     Decision { verdict, remaining, ..decision }
 }
 
-/// The rules of the request that replace the one found.
+/// The rules of the request that replace the given one.
 fn replacing<'s>(found: &AppliedLimit<'s>, all: &[AppliedLimit<'s>]) -> Vec<&'s Rule> {
     let Some(name) = found.matched().and_then(|matched| matched.rule.name.as_ref()) else {
         return Vec::new();
@@ -274,7 +274,7 @@ fn replacing<'s>(found: &AppliedLimit<'s>, all: &[AppliedLimit<'s>]) -> Vec<&'s 
 }
 
 impl Explanation<'_> {
-    /// The statuses with why they are so, one for each descriptor.
+    /// The statuses with their explanations, one for each descriptor.
     pub fn descriptors(&self) -> impl Iterator<Item = (&Status<'_>, Option<&DescriptorExplanation<'_>>)> {
         self.answer.statuses.iter().enumerate().map(|(index, status)| (status, self.parts.get(index)))
     }

@@ -1,4 +1,4 @@
-//! Counts what became of each descriptor.
+//! Counts the outcome of each descriptor.
 
 use crate::{
     algorithm::{Decision, Operation},
@@ -9,19 +9,19 @@ use crate::{
     telemetry::metrics::{Counter, Top},
 };
 
-/// How many keys are listed as denied most often, unless another number is asked for.
+/// The default length of the list of most denied keys.
 const TOP_KEYS: usize = 1_000;
 
-/// What the limiter counts besides what each rule does.
+/// Metrics of the limiter other than those of each rule.
 #[derive(Debug)]
 pub struct Metrics {
     /// Requests for a domain without rules.
     pub unknown_domains: Counter,
-    /// Descriptors of a domain with rules that none of them is for.
+    /// Descriptors that match no rule of their domain.
     pub unmatched: Counter,
     /// Requests that passed only because of the shadow mode of all rules.
     pub shadow_passes: Counter,
-    /// What became of descriptors with a limit of the caller's.
+    /// Outcomes of descriptors with an override.
     pub overrides: Tally,
     /// The keys denied most often.
     pub denied: Top,
@@ -34,7 +34,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Nothing counted yet; lists of `top_keys` keys that are denied most often.
+    /// Empty metrics; the list of most denied keys has `top_keys` entries.
     pub fn new(top_keys: usize) -> Self {
         Self {
             unknown_domains: Counter::default(),
@@ -45,7 +45,7 @@ impl Metrics {
         }
     }
 
-    /// Counts what became of each descriptor.
+    /// Counts the outcome of each descriptor.
     pub(super) fn count(&self, decided: &DecidedRequest<'_, '_>, answer: &Answer<'_>) {
         if answer.passes_in_shadow {
             self.shadow_passes.increase();
@@ -78,8 +78,8 @@ impl Metrics {
         }
     }
 
-    /// The same for a call of one descriptor with one check.
-    // Always, as what is counted is known where it is decided.
+    /// The same for one descriptor with one check.
+    // `inline(always)`: the caller knows most of the values.
     #[inline(always)]
     pub(super) fn count_single<R>(
         &self,
@@ -102,7 +102,7 @@ impl Metrics {
         }
     }
 
-    /// What became of a descriptor with a check, of a rule without a candidate; lists its key where it was denied.
+    /// The outcome of a descriptor with a check, without candidates. Records its key if it was denied.
     #[inline(always)]
     fn outcome<R>(
         &self,
@@ -111,7 +111,7 @@ impl Metrics {
         CheckOutcome { check, decision, charged }: CheckOutcome<'_, R>,
         passes: bool,
     ) -> Outcome {
-        // A look at an exhausted counter is no denial of anything.
+        // A peek at an exhausted counter is not a denial.
         if !passes && check.operation != Operation::Peek {
             self.record_denied(domain, descriptor, check.key);
         }
@@ -131,7 +131,7 @@ impl Metrics {
     }
 }
 
-/// A check and what came of it.
+/// A check and its decision.
 #[derive(Clone, Copy)]
 pub(super) struct CheckOutcome<'a, R> {
     pub(super) check: &'a Check<'a>,
@@ -139,12 +139,12 @@ pub(super) struct CheckOutcome<'a, R> {
     pub(super) charged: u64,
 }
 
-/// What the counters of one call were asked, and said.
+/// A request with its checks and decisions.
 pub(super) struct DecidedRequest<'a, 's> {
     pub(super) domain: &'a Domain,
     pub(super) descriptors: &'a [Descriptor<'a>],
     pub(super) applied: &'a [AppliedLimit<'s>],
-    // Which descriptor each check belongs to, in ascending order.
+    // The index of the descriptor of each check, in ascending order.
     pub(super) status_indexes: &'a [usize],
     pub(super) checks: &'a [Check<'a>],
     pub(super) decisions: &'a Decisions,
@@ -156,7 +156,7 @@ fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64
         return 0;
     }
     let most = check.limit.allowance();
-    // Most are nowhere near.
+    // Early return for the common case.
     if most / 2 < decision.remaining {
         return 0;
     }
@@ -164,7 +164,7 @@ fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64
     most.saturating_sub(decision.remaining).saturating_sub(near).min(charged)
 }
 
-/// A descriptor for people to read: `domain key=value,key=value`.
+/// A descriptor as text: `domain key=value,key=value`.
 fn descriptor_text(domain: &str, entries: &[Entry<'_>]) -> String {
     let mut text = domain.to_owned();
     for (index, entry) in entries.iter().enumerate() {
@@ -187,7 +187,7 @@ mod tests {
     };
 
     #[test]
-    fn hits_beyond_80_percent_of_the_limit_are_near_it() {
+    fn hits_above_80_percent_of_limit_count_as_near_limit() {
         let near = |limit: u64, after: u64, hits: u64| {
             let limit = Limit::Classic(Classic { limit, window: Unit::Hour.window() });
             let check = Check {

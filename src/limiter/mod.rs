@@ -1,4 +1,4 @@
-//! The path of a request: find each descriptor's rule, ask its counter, fold the decisions into one answer.
+//! Decides requests: finds the rule of each descriptor, checks its counter, combines the decisions into one answer.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -33,26 +33,26 @@ use plan::Plan;
 /// One request: descriptors of one domain, decided together.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Which set of rules applies.
+    /// The domain of the rules.
     pub domain: &'a str,
-    /// What is asked about, at least one.
+    /// The descriptors, at least one.
     pub descriptors: &'a [Descriptor<'a>],
-    /// The longest that the caller waits for the answer; `None` where it did not say.
+    /// The time until the deadline of the caller; `None` without a deadline.
     pub timeout: Option<Duration>,
 }
 
 /// One descriptor of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor<'a> {
-    /// Matched one level of the rules each.
+    /// The entries; each matches one level of the rules.
     pub entries: &'a [Entry<'a>],
-    /// What is wanted of its counter.
+    /// The operation on the counter.
     pub operation: Operation,
-    /// The limit that the caller wants in place of the configured one.
+    /// A limit that replaces the configured one.
     pub limit: Option<Override>,
 }
 
-/// A limit that a caller brings along. It is classic, whatever the rules say.
+/// A limit in the request itself. Its algorithm is classic, whatever the rules say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Override {
     /// Hits that pass in one unit; 0 lets none pass.
@@ -61,26 +61,26 @@ pub struct Override {
     pub unit: Unit,
 }
 
-/// Why a request has no answer.
+/// Why a request is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimiterError {
     /// The request names no domain.
     #[error("the domain of the request is empty")]
     EmptyDomain,
-    /// The request asks about nothing.
+    /// The request has no descriptors.
     #[error("the request has no descriptors")]
     NoDescriptors,
-    /// No rules were ever good, so nothing can be said.
+    /// No valid rules have been loaded.
     #[error("no valid rules are loaded yet")]
     NoRules,
-    /// This replica does not know yet who holds which counters.
+    /// This replica does not know the slot owners yet.
     #[error("still joining the cluster")]
     Joining,
-    /// The counters are held by other replicas: [`ActiveView::decide_afar`] asks them.
-    #[error("the counters are held by another replica")]
+    /// Other replicas own the counters: use [`ActiveView::decide_remote`].
+    #[error("the counters are owned by another replica")]
     Remote,
-    /// Too many checks of the call, of its connection or of this replica wait for other replicas. Nothing is charged.
-    #[error("too many checks wait for other replicas: nothing was charged, try again later")]
+    /// Too many checks of the call, its connection or this replica are being forwarded. Nothing is charged.
+    #[error("too many forwarded checks: nothing was charged, try again later")]
     Overloaded,
 }
 
@@ -90,7 +90,7 @@ impl From<Overloaded> for LimiterError {
     }
 }
 
-/// Decides requests by the rules in force.
+/// Decides requests by the active rules.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     book: Arc<Book>,
@@ -102,7 +102,7 @@ pub struct Limiter {
     metrics: Arc<Metrics>,
 }
 
-/// The rules, the secret and the instant that one request, or one batch of them, is decided by.
+/// The active view: rules, secret and time that decide one request or one read batch.
 #[derive(Debug)]
 pub struct ActiveView<'l> {
     limiter: &'l Limiter,
@@ -111,9 +111,9 @@ pub struct ActiveView<'l> {
     reading: Reading,
 }
 
-/// What applies to one descriptor, before any counter is read.
+/// The limit that applies to one descriptor, before any counter is read.
 enum AppliedLimit<'s> {
-    /// No rule, or one that another descriptor's rule replaces.
+    /// No rule matches, or another descriptor's rule replaces it.
     Nothing,
     Unlimited(Match<'s>),
     Rule(Match<'s>, Cow<'s, Limit>),
@@ -121,33 +121,33 @@ enum AppliedLimit<'s> {
 }
 
 impl Limiter {
-    /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
+    /// A limiter with the rules in `book` and the counters in `memory`, whose keys are hashed with `secret`.
     pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: impl Into<SharedSecret>) -> Self {
         let (secret, modes, metrics) = (secret.into(), Modes::default(), Arc::default());
         Self { book, memory, clock, secret, cluster: None, modes, metrics }
     }
 
-    /// The same limiter, sharing keys with the other replicas of a cluster.
+    /// The same limiter as part of a cluster.
     pub fn with_cluster(self, cluster: Option<Cluster>) -> Self {
         Self { cluster, ..self }
     }
 
-    /// The same limiter, folding decisions in these modes.
+    /// The same limiter with these modes.
     pub fn with_modes(self, modes: Modes) -> Self {
         Self { modes, ..self }
     }
 
-    /// The same limiter, counting in `metrics`.
+    /// The same limiter with these metrics.
     pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics, ..self }
     }
 
-    /// How decisions are folded.
+    /// The modes.
     pub fn modes(&self) -> Modes {
         self.modes
     }
 
-    /// The rules and the secret now in force, and the time now.
+    /// A view of the active rules, secret and time.
     pub fn view(&self) -> ActiveView<'_> {
         let (rules, secret) = (self.book.snapshot(), self.secret.get());
         ActiveView { limiter: self, rules, secret, reading: self.clock.read() }
@@ -155,17 +155,17 @@ impl Limiter {
 }
 
 impl ActiveView<'_> {
-    /// The instant by which requests are decided.
+    /// The instant at which requests are decided.
     pub fn now(&self) -> Timestamp {
         self.reading.now
     }
 
-    /// How long ago it was taken.
+    /// The time since the view was taken.
     pub fn age(&self) -> Duration {
         self.reading.elapsed()
     }
 
-    /// Answers `request`, charging what it asks to charge, if all that it asks for is counted in this process.
+    /// Decides and charges `request` if this replica decides all its counters.
     pub fn decide(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
         let Some(domain) = self.domain_of(request)? else {
             return Ok(Answer::without_limits(request.descriptors.len()));
@@ -179,7 +179,7 @@ impl ActiveView<'_> {
         self.decide_set(domain, request)
     }
 
-    // Never: what it needs room for would be made room for in the usual call, too.
+    // `inline(never)`: keeps the stack frame of the common path small.
     #[inline(never)]
     fn decide_set<'s>(
         &'s self,
@@ -214,7 +214,7 @@ impl ActiveView<'_> {
         }
     }
 
-    /// The answer that `decisions` make, counted. `degraded` says which of them were made without their holder.
+    /// Combines the decisions into an answer and counts it. `degraded` marks decisions made without the owner.
     fn counted_answer<'s>(
         &'s self,
         domain: &Domain,
@@ -247,12 +247,12 @@ impl ActiveView<'_> {
 }
 
 impl Request<'_> {
-    /// Whether it gives anything back: whoever holds the counter may have told others that nothing is left.
+    /// Whether the request refunds hits: the owner may have reported the counter as exhausted to other replicas.
     fn has_refund(&self) -> bool {
         self.descriptors.iter().any(|descriptor| matches!(descriptor.operation, Operation::Refund(_)))
     }
 
-    /// Whether it asks about anything.
+    /// Refuses a request without domain or descriptors.
     #[inline]
     fn validate(&self) -> Result<(), LimiterError> {
         if self.domain.is_empty() {
@@ -265,7 +265,7 @@ impl Request<'_> {
     }
 }
 
-/// What applies to each descriptor, once those that `replaces` names are dropped.
+/// The limit of each descriptor, after `replaces` has been applied.
 fn applied_limits<'s>(domain: &'s Domain, request: &Request<'_>) -> SmallVec<[AppliedLimit<'s>; 2]> {
     let each = |descriptor| applied_limit(domain, descriptor, request.timeout);
     let mut applied: SmallVec<[AppliedLimit<'s>; 2]> = request.descriptors.iter().map(each).collect();
@@ -280,7 +280,7 @@ fn drop_replaced(applied: &mut [AppliedLimit<'_>]) {
         .flat_map(|matched| matched.rule.replaces.iter().map(String::as_str))
         .collect();
     if !replaced.is_empty() {
-        // A call may hold many descriptors, and their rules name each other.
+        // Sorted, because a request may have many descriptors that name each other.
         replaced.sort_unstable();
         replaced.dedup();
         for each in applied.iter_mut() {
@@ -321,7 +321,7 @@ impl<'s> AppliedLimit<'s> {
     }
 }
 
-/// The text of a key whose entries all count as they were sent.
+/// The key text of a descriptor with all its values.
 fn key_text_as_sent<'e>(domain: &Domain, entries: &[Entry<'e>]) -> KeyText<'e> {
     let mut text = KeyText::new(&domain.name);
     for entry in entries {

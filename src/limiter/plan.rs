@@ -1,4 +1,4 @@
-//! What a request asks of which counters, before any is asked.
+//! The checks of a request.
 
 use smallvec::SmallVec;
 
@@ -10,14 +10,14 @@ use crate::{
     store::{Check, OnRefusal},
 };
 
-/// The statuses of a request's descriptors, still undecided, and the checks that decide them.
+/// The undecided statuses of the descriptors of a request, and the checks that decide them.
 pub(super) struct Plan<'a, 's> {
     pub(super) statuses: SmallVec<[Status<'s>; 2]>,
-    /// Those that decide, then those of candidates.
+    /// The deciding checks, followed by those of candidates.
     pub(super) checks: SmallVec<[Check<'a>; 2]>,
-    /// Which status each check that decides is on.
+    /// The status index of each deciding check.
     pub(super) status_indexes: SmallVec<[usize; 2]>,
-    /// Which status each check of a candidate is on.
+    /// The status index of each candidate check.
     pub(super) candidate_indexes: SmallVec<[usize; 0]>,
 }
 
@@ -70,7 +70,7 @@ impl<'a, 's> Plan<'a, 's> {
     }
 }
 
-/// What is asked of the counter of this key.
+/// The check of `operation` on the counter of `key`.
 pub(super) fn check<'a>(domain: &Domain, operation: Operation, key: Key, limit: &'a Limit) -> Check<'a> {
     let on_refusal = match domain.on_denied(limit) {
         OnDenied::ChargeAll => OnRefusal::Keep,

@@ -1,4 +1,4 @@
-//! Requests whose counters other replicas hold.
+//! Requests with counters of other owners.
 
 use smallvec::SmallVec;
 
@@ -12,8 +12,7 @@ use crate::{
 };
 
 impl ActiveView<'_> {
-    /// The same as [`ActiveView::decide`] for a request whose counters other replicas hold, and that came over
-    /// `connection`.
+    /// The same as [`ActiveView::decide`] for a request with counters of other owners, received over `connection`.
     pub async fn decide_remote(
         &self,
         request: &Request<'_>,
@@ -36,7 +35,7 @@ impl ActiveView<'_> {
             answer.statuses[0].degraded = degraded;
             return Ok(answer);
         }
-        // On the heap, so that the usual call has no room for it.
+        // Boxed, so that the future of the common path stays small.
         Box::pin(self.decide_remote_set(cluster, domain, request, connection)).await
     }
 

@@ -1,4 +1,4 @@
-//! One descriptor with one counter, the usual request: the straight line through what `decide` does for several.
+//! One descriptor with one check: the common case of `decide`, without the steps that only several checks need.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -10,9 +10,8 @@ use crate::{
 };
 
 impl ActiveView<'_> {
-    /// Decides and counts a request where nothing but one counter has a say; `None` where more has, and then nothing
-    /// has happened.
-    // Always: what is known of its parts where they are used need not be written down and read again.
+    /// Decides and counts a request with exactly one check; `None`, without any effect, for all others.
+    // `inline(always)`: the values stay in registers.
     #[inline(always)]
     pub(super) fn decide_single<'s>(
         &'s self,
@@ -32,8 +31,8 @@ impl ActiveView<'_> {
         Ok(Some((usual, decision)))
     }
 
-    /// What is asked of the one counter that has a say where `descriptor` is alone, and whose it is; `None` where none
-    /// has, or more, or the way to its rule is unusual.
+    /// The check of the only descriptor of a request and its rule; `None` if there is no check or more than one, or if
+    /// the rule needs the general lookup.
     #[inline(always)]
     pub(super) fn single_check<'s>(
         &self,
@@ -42,7 +41,7 @@ impl ActiveView<'_> {
         timeout: Option<Duration>,
     ) -> Option<(Usual<'s>, Check<'s>)> {
         let usual = domain.usual(descriptor.entries, &self.secret)?;
-        // (What the rule replaces is of no account: never itself, and there is nothing else.)
+        // `replaces` cannot apply here: there is only one descriptor.
         if usual.rule.candidate.is_some() {
             return None;
         }
@@ -93,15 +92,15 @@ descriptors:
         Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), secret).with_modes(modes)
     }
 
-    /// What an answer says, and of which rule.
-    fn told(answer: Answer<'_>) -> String {
+    /// The answer and its rules as text.
+    fn answer_text(answer: Answer<'_>) -> String {
         let rules = answer.statuses.iter().map(|status| status.rule.map(|rule| &rule.path));
         let rules: Vec<_> = rules.collect();
         let statuses = answer.statuses.iter().map(|status| Status { rule: None, ..*status }).collect();
         format!("{:?} {rules:?}", Answer { statuses, ..answer })
     }
 
-    fn counter_ref(limiter: &Limiter) -> String {
+    fn metrics_text(limiter: &Limiter) -> String {
         let Metrics { unknown_domains, unmatched, shadow_passes, overrides, denied } = &*limiter.metrics;
         let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
         let rules = limiter.book.ledger().totals();
@@ -118,26 +117,26 @@ descriptors:
 
     proptest! {
         #[test]
-        fn a_descriptor_alone_is_decided_and_counted_as_it_is_among_others(
+        fn single_descriptor_is_decided_and_counted_as_in_a_set(
             (quota, shadow) in any::<(bool, bool)>(),
             steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_operation(), 0..SECOND, any::<bool>()), 1..60),
         ) {
-            let [alone, together] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
+            let [single, set] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
             let mut now = NOW;
             for (key, value, operation, pass, patient) in steps {
                 now = now.plus(pass);
-                [&alone, &together].into_iter().for_each(|limiter| limiter.clock.set(now));
+                [&single, &set].into_iter().for_each(|limiter| limiter.clock.set(now));
                 let entries = [Entry { key: KEYS[key], value: &value }];
                 let descriptors = [Descriptor { entries: &entries, operation, limit: None }];
                 let timeout = patient.then_some(std::time::Duration::from_millis(700));
                 let request = Request { domain: "d", descriptors: &descriptors, timeout };
-                let (one, other) = (alone.view(), together.view());
+                let (one, other) = (single.view(), set.view());
                 let domain = other.domain_of(&request).unwrap().unwrap();
-                let expected = told(other.decide_set(domain, &request).unwrap());
-                prop_assert_eq!(told(one.decide(&request).unwrap()), expected);
+                let expected = answer_text(other.decide_set(domain, &request).unwrap());
+                prop_assert_eq!(answer_text(one.decide(&request).unwrap()), expected);
             }
-            prop_assert_eq!(counter_ref(&alone), counter_ref(&together));
-            prop_assert_eq!(alone.memory.stats(), together.memory.stats());
+            prop_assert_eq!(metrics_text(&single), metrics_text(&set));
+            prop_assert_eq!(single.memory.stats(), set.memory.stats());
         }
     }
 }

@@ -1,30 +1,31 @@
-//! How much memory counters may take.
+//! The memory budget of counters.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-/// The least that a budget may be, in bytes.
+/// The minimum of a budget, in bytes.
 pub const BYTES_MIN: u64 = 1024 * 1024;
 
-/// Bytes that may be taken, and that are.
+/// The bytes in use, and their maximum.
 #[derive(Debug)]
 pub(super) struct Budget {
     bytes_max: usize,
     used: AtomicUsize,
-    // CounterState free for the tables that are still to come, so that none comes too late for its first counter.
+    // Bytes reserved for the first allocation of each table that is still empty, so that no slot is left without
+    // memory.
     reserved: AtomicUsize,
     first_table_bytes: usize,
-    // Of those taken, what is no table: copies, and what waits beside tables.
+    // The part of `used` outside of tables: copies, and side data of slots.
     outside_tables: AtomicUsize,
 }
 
 impl Budget {
-    /// At most `most` bytes, for so many tables that begin with `first_table` bytes.
+    /// A budget of `bytes_max`, for this many tables whose first allocation takes `first_table_bytes`.
     pub(super) fn new(bytes_max: u64, tables: usize, first_table_bytes: usize) -> Self {
         let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
-        // A budget that is smaller goes to whoever comes first.
+        // A budget that is too small for this reserves nothing.
         let first_table_bytes =
             if tables * first_table_bytes <= bytes_max / 4 * 3 { first_table_bytes } else { 0 };
         Self {
@@ -40,38 +41,38 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Of that, what is no table.
+    /// The part that is used outside of tables.
     pub(super) fn outside_tables(&self) -> usize {
         self.outside_tables.load(Ordering::Relaxed)
     }
 
-    /// The most that there may be.
+    /// The maximum, in bytes.
     pub(super) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// Whether more is taken than may be.
+    /// Whether more is used than the maximum.
     pub(super) fn is_exceeded(&self) -> bool {
         self.bytes_max < self.used()
     }
 
-    /// Whether that many more would be too many.
+    /// Whether `bytes` more would exceed the maximum.
     pub(super) fn is_short_of(&self, bytes: usize) -> bool {
         let spoken_for = self.reserved.load(Ordering::Relaxed);
         self.bytes_max < self.used().saturating_add(spoken_for).saturating_add(bytes)
     }
 
-    /// Whether `bytes` more would be too many for a table that has none yet.
+    /// Whether `bytes` more would exceed the maximum, for a table that is still empty.
     pub(super) fn is_short_of_first(&self, bytes: usize) -> bool {
         self.is_short_of(bytes.saturating_sub(self.first_table_bytes))
     }
 
-    /// Notes that what took `before` bytes now takes `after`.
+    /// Records that an allocation of `before` bytes now takes `after`.
     pub(super) fn change(&self, before: usize, after: usize) {
         change(&self.used, before, after);
     }
 
-    /// Notes that a table that took `before` bytes now takes `after`.
+    /// Records that a table of `before` bytes now takes `after`.
     pub(super) fn change_table(&self, before: usize, after: usize) {
         match (before, after) {
             (0, 0) => {}
@@ -84,7 +85,7 @@ impl Budget {
 }
 
 fn change(counter: &AtomicUsize, before: usize, after: usize) {
-    // Most often nothing changes; then the number's line stays in the caches of all.
+    // Usually nothing changes: without a write the cache line stays shared.
     if before < after {
         counter.fetch_add(after - before, Ordering::Relaxed);
     } else if after < before {
@@ -92,7 +93,7 @@ fn change(counter: &AtomicUsize, before: usize, after: usize) {
     }
 }
 
-/// Bytes beside the tables, taken for as long as this lives; without a budget, of none.
+/// Bytes outside of tables, used until this is dropped. Without a budget they are not counted.
 #[derive(Debug, Default)]
 pub(super) struct Reservation {
     budget: Option<Arc<Budget>>,
@@ -104,7 +105,7 @@ impl Reservation {
         Self { budget: Some(budget.clone()), bytes: 0 }
     }
 
-    /// Takes so many from now on.
+    /// Sets the number of bytes.
     pub(super) fn set(&mut self, bytes: usize) {
         if let Some(budget) = &self.budget {
             budget.change(self.bytes, bytes);

@@ -1,4 +1,4 @@
-//! Counters in the memory of this process.
+//! Counters in memory, in one table for each slot.
 
 use std::{
     hash::Hasher,
@@ -39,17 +39,17 @@ use leases::apply_action;
 use ownership::{OwnershipTable, SlotOwnership};
 use restrictions::Restrictions;
 
-/// A sweep looks at one of so many parts of all slots at a time.
+/// A sweep visits one of this many parts of the slots at a time.
 const SWEEP_PARTS: usize = 64;
-/// A full round of sweeps takes about this long.
+/// The duration of a full round of sweeps.
 const SWEEP_ROUND: Duration = Duration::from_secs(10);
 
-/// Counters of this process, each under the lock of its slot, within a budget of bytes.
+/// The counters of this process, each under the lock of its slot, within a memory budget.
 #[derive(Debug)]
 pub struct Memory {
     // One for each slot.
     tables: Box<[TableLock]>,
-    // Where slots are shared with others.
+    // `None` if this replica owns all slots.
     ownerships: Option<OwnershipTable>,
     restrictions: Restrictions,
     resources: TableResources,
@@ -57,55 +57,56 @@ pub struct Memory {
     refused_full: EventCounter,
 }
 
-/// The counters of one slot behind their lock, in a line of the processor's cache that is theirs alone: who has the
-/// lock has at hand where they are, and nobody else's lock is slowed.
+/// The table of one slot behind its lock, alone in its cache line: the lock and the pointer to the table are loaded
+/// together, and locks do not share a line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct TableLock(Mutex<Table>);
 
 const _: () = assert!(size_of::<TableLock>() == 64);
 
-/// What there is, and what became of the rest.
+/// Statistics of counters in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Counters that are kept, idle ones that were not swept yet included.
+    /// Counters in memory, including idle ones that have not been swept.
     pub live: usize,
-    /// The bytes that they take, and copies of others' counters with them.
+    /// The bytes of counters, including copies of other owners' counters.
     pub bytes: usize,
-    /// Of these bytes, those of copies.
+    /// The part of these bytes that copies take.
     pub backup_bytes: usize,
-    /// Counters forgotten because they were idle, since the start.
+    /// Idle counters that were evicted, since the start.
     pub evicted_idle: u64,
-    /// Counters forgotten for want of memory although they were not idle.
+    /// Counters that were evicted for lack of memory before they were idle.
     pub evicted_unexpired: u64,
-    /// Charges to keys for which there was no memory.
+    /// Charges to new keys for which there was no memory.
     pub refused_full: u64,
 }
 
-/// Why a call is not decided here. Nothing was charged.
+/// Why a check set is not decided on this replica. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotLocal {
-    /// The counters of a slot are not held here.
-    #[error("the counters of slot {} are not held here", .0.0)]
+    /// This replica does not own the slot.
+    #[error("this replica does not own slot {}", .0.0)]
     Slot(Slot),
-    /// A check would be refused only because hits of its key are lent out.
-    #[error("what is left of a limit is lent out")]
+    /// A check would be refused only because hits of its key are leased out.
+    #[error("the rest of a limit is leased out")]
     Lent(Key),
 }
 
 impl Memory {
-    /// No counters yet; at most `bytes_max` for them, and what becomes of new keys when that is not enough. All
+    /// An empty store of at most `bytes_max` bytes, which owns all slots. `on_full` decides on new keys without
+    /// memory.
     /// slots are held.
     pub fn new(bytes_max: u64, on_full: OnFull) -> Self {
         Self::of(bytes_max, on_full, SLOTS)
     }
 
-    /// The same with so many slots, a power of two from 2 to 65,536. Whatever was counted or shared is lost.
+    /// The same with this many slots, a power of two from 2 to 65,536. Drops all counters.
     pub fn with_slots(self, slots: usize) -> Self {
         Self::of(self.resources.budget.bytes_max() as u64, self.on_full, slots)
     }
 
-    /// The same, but sharing its slots with others: it holds none until it is given it.
+    /// The same as part of a cluster: it owns no slot until [`Memory::acquire`].
     pub fn shared(self) -> Self {
         Self { ownerships: Some(OwnershipTable::new(self.slots())), ..self }
     }
@@ -127,7 +128,7 @@ impl Memory {
         }
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn slots(&self) -> usize {
         self.tables.len()
     }
@@ -137,7 +138,7 @@ impl Memory {
         Slot::of(key, self.slots())
     }
 
-    /// What there is now.
+    /// Current statistics.
     pub fn stats(&self) -> StoreStats {
         StoreStats {
             live: self.each_slot().map(|slot| self.table(slot).len()).sum(),
@@ -149,13 +150,13 @@ impl Memory {
         }
     }
 
-    /// All slots there are, held or not.
+    /// All slots, owned or not.
     pub fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
         // At most 65,536, so they fit.
         (0..self.slots()).map(|slot| Slot(slot as u16))
     }
 
-    /// Keeps counters of a former process, as many as there is memory for.
+    /// Restores counters from a snapshot, as many as the memory allows.
     pub(super) fn restore(&self, data: SlotData, now: Timestamp) {
         self.take_in_lead(&data, now);
         for (key, packed) in data.into_counters().filter(|(_, packed)| now < packed.idle_at()) {
@@ -163,14 +164,13 @@ impl Memory {
         }
     }
 
-    /// Answers all checks of one call as one: nobody else's check falls between them.
+    /// Decides a check set atomically.
     ///
-    /// Where `refused` says that the call as a whole is refused for what was decided, the charges that passed are
-    /// taken back before anybody sees them, if their checks say so; their decisions then tell what is left without
-    /// them.
+    /// If `refused` returns that the decisions refuse the call, the charges that passed are taken back before other
+    /// calls can see them, if their checks say so; their decisions then report what is left without them.
     ///
-    /// A memory of its own always answers. One that shares its slots answers where it holds those of all checks,
-    /// and where nothing depends on what it has lent.
+    /// In a cluster this fails unless this replica owns the slots of all checks and no decision depends on leased
+    /// hits.
     pub fn apply(
         &self,
         checks: &[Check<'_>],
@@ -198,8 +198,8 @@ impl Memory {
         Ok(decisions)
     }
 
-    /// Lets `decide` at the counter of a key, whose slot's table this is, and says whether the counter is kept. One
-    /// that is new and idle need not be.
+    /// Applies `decide` to the counter of a key in the table of its slot, and returns whether the counter is stored. A
+    /// new counter that stays idle need not be stored.
     fn touch(
         &self,
         table: &mut Table,
@@ -235,32 +235,32 @@ impl Memory {
         kept
     }
 
-    /// A clock gives up a lead: from the next decision on, each counter is cut where it lies ahead. To be called before
-    /// any `now` of the clock that was put right.
+    /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before
+    /// the first `now` of the corrected clock.
     pub fn give_up_lead(&self, lead: Lead) {
         self.restrictions.add_lead(lead);
     }
 
-    /// When a lead that is in force was given up, if one is.
+    /// When the current lead was given up, if there is one.
     fn lead_given_up_at(&self, now: Timestamp) -> Option<Timestamp> {
         self.restrictions.lead().map(|lead| lead.at.min(now))
     }
 
-    /// Counters may come from a replica whose clock gave up a lead.
+    /// Adopts the lead of counters from a replica whose clock gave one up.
     fn take_in_lead(&self, data: &SlotData, now: Timestamp) {
         if let Some(lead) = data.lead().filter(|lead| now < lead.until) {
             self.restrictions.add_lead(lead);
         }
     }
 
-    /// A copy of what is kept in a cell, cut where it lies ahead.
+    /// A clamped copy of a packed counter.
     fn copy(&self, packed: &PackedCounter, limit: &Limit, now: Timestamp) -> Counter {
         let mut packed = packed.clone();
         packed.clamp_ahead(limit, self.lead_given_up_at(now), now);
         packed.counter(limit)
     }
 
-    /// Takes the locks of all slots that these checks need, each once and in order.
+    /// Locks all slots of the checks, each once, in ascending order.
     fn lock(&self, checks: &[Check<'_>]) -> LockedSlots<'_> {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
         slots.sort_unstable();
@@ -271,14 +271,14 @@ impl Memory {
         LockedSlots { slots, tables, ownerships }
     }
 
-    /// Takes the lock of a slot's counters.
+    /// Locks the table of a slot.
     #[inline]
     fn table(&self, slot: Slot) -> MutexGuard<'_, Table> {
-        // A table is whole after each of its changes, and so is a counter in it.
+        // Every change leaves the table consistent, so a poisoned lock is harmless.
         self.tables[slot.index()].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets what is idle in one of the parts, and gives memory back that it no longer needs.
+    /// Evicts idle counters in one of the parts and releases unused memory.
     fn sweep_part(&self, number: usize, now: Timestamp) {
         self.restrictions.end_lead(now);
         for slot in self.each_slot().skip(number).step_by(SWEEP_PARTS) {
@@ -289,7 +289,7 @@ impl Memory {
     fn sweep_slot(&self, slot: Slot, now: Timestamp) {
         let mut table = self.table(slot);
         table.forget_idle(now, &self.resources);
-        // Counters that were kept in time may have grown since.
+        // Counters may have grown since they were inserted.
         if self.resources.budget.is_exceeded() {
             table.evict(now, &self.resources);
         }
@@ -301,16 +301,16 @@ impl Memory {
     }
 }
 
-/// The slots of one call, locked.
+/// The locked slots of one check set.
 struct LockedSlots<'m> {
-    // In order, each once. One table for each, and one tenure for each where slots are shared.
+    // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
     slots: SmallVec<[Slot; 2]>,
     tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
     ownerships: SmallVec<[MutexGuard<'m, SlotOwnership>; 0]>,
 }
 
 impl LockedSlots<'_> {
-    /// Where a slot of one of the checks is among them.
+    /// The position of a slot among the locked ones.
     fn place(&self, slot: Slot) -> usize {
         self.slots.partition_point(|other| *other < slot)
     }
@@ -320,7 +320,7 @@ impl LockedSlots<'_> {
         missing.map_or(Ok(()), |(_, slot)| Err(NotLocal::Slot(*slot)))
     }
 
-    /// Lets the counters of the checks absorb what waits for them.
+    /// Merges pending usage into the counters of the checks.
     fn absorb_pending(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
         let Some(ownerships) = &memory.ownerships else { return };
         for check in checks {
@@ -333,7 +333,7 @@ impl LockedSlots<'_> {
         }
     }
 
-    /// Notes which counters the checks have changed.
+    /// Records which counters the checks have changed.
     fn record_changes(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
         let Some(ownerships) = &memory.ownerships else { return };
         for (check, decision) in checks.iter().zip(decisions) {
@@ -352,7 +352,7 @@ impl LockedSlots<'_> {
 }
 
 impl OnFull {
-    /// What is answered in place of `decision`, which could not be kept.
+    /// The decision in place of one whose counter could not be stored.
     fn in_place_of(self, decision: Decision) -> Decision {
         let verdict = match self {
             _ if !decision.verdict.passes() => decision.verdict,
@@ -364,7 +364,7 @@ impl OnFull {
     }
 }
 
-/// Forgets idle counters, a little at a time, for as long as it is polled.
+/// Evicts idle counters, one part of the slots at a time, for as long as it is polled.
 pub async fn sweep(memory: Arc<Memory>, clock: Clock) {
     let pause = SWEEP_ROUND / SWEEP_PARTS as u32;
     for part in (0..SWEEP_PARTS).cycle() {
@@ -373,7 +373,7 @@ pub async fn sweep(memory: Arc<Memory>, clock: Clock) {
     }
 }
 
-/// Keys are hashes already.
+/// An identity hasher: keys are hashes already.
 #[derive(Debug, Default)]
 pub struct KeyHasher(u64);
 
@@ -386,7 +386,7 @@ impl Hasher for KeyHasher {
         self.0 = hash;
     }
 
-    /// Never used: a [`Key`] hashes as one number.
+    /// Unused: a [`Key`] hashes as one number.
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);

@@ -1,4 +1,4 @@
-//! Where counters live: a check goes in, a decision comes out.
+//! The store of counters: it takes checks and returns decisions.
 
 use std::ops::Deref;
 
@@ -27,40 +27,40 @@ pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, DecodeError, PendingUsage, SlotData};
 pub use snapshot::{SnapshotError, StoredSlot};
 
-/// One question to one counter.
+/// A check of one counter.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
-    /// Which counter.
+    /// The counter.
     pub key: Key,
-    /// The limit that it is held against.
+    /// The limit.
     pub limit: &'a Limit,
-    /// What is wanted of it.
+    /// The operation on the counter.
     pub operation: Operation,
-    /// What becomes of the charge where the call as a whole is refused for another check.
+    /// What happens to the charge if another check refuses the call.
     pub on_refusal: OnRefusal,
 }
 
-/// What becomes of a charge that passed in a call that is refused.
+/// What happens to a passed charge of a refused call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnRefusal {
-    /// It stays.
+    /// The charge stays.
     Keep,
-    /// It is taken back.
+    /// The charge is taken back.
     TakeBack,
 }
 
-/// What becomes of a charge to a new key for which there is no memory.
+/// What happens to a charge to a new key without memory for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFull {
-    /// It is refused.
+    /// Refuse it.
     #[default]
     Deny,
-    /// It passes, uncounted.
+    /// Let it pass without counting it.
     Allow,
 }
 
-/// The answers to the checks of one call, in their order.
+/// The decisions on a check set, in the order of the checks.
 #[derive(Clone, Debug, Default)]
 pub struct Decisions {
     each: SmallVec<[Decision; 2]>,
@@ -69,14 +69,14 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// Decisions, and the hits that each has charged.
+    /// Decisions, with the hits that each has charged.
     pub(crate) fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
         debug_assert_eq!(each.len(), charged.len());
         Self { each, charged }
     }
 
-    /// The hits that each check has charged to its counter, in their order; 0 where they were taken back or there
-    /// was no memory for the counter.
+    /// The hits that each check has charged, in order; 0 if they were taken back or there was no memory for the
+    /// counter.
     pub fn charged(&self) -> &[u64] {
         &self.charged
     }

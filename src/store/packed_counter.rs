@@ -1,4 +1,4 @@
-//! A counter in sixteen bytes, with what the table must know of it without its limit.
+//! A counter in 16 bytes, with what eviction needs to know without its limit.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,22 +17,22 @@ pub(super) use codec::{Age, Decoded, put};
 /// Nanoseconds in a millisecond.
 const MILLISECOND: u64 = 1_000_000;
 
-/// A counter as the table keeps it. What a limit knows anyway, such as how long its window is, is left out.
+/// A counter as stored in a table. What follows from the limit, such as the length of the window, is left out.
 #[derive(Clone, Debug)]
 pub(super) enum PackedCounter {
     /// Hits in the window that ends at `end`.
     Window { used: UsedShare, count: u32, end: Timestamp },
-    /// Hits in two windows. `until` is the end of the last one in which they weigh anything.
+    /// Hits in two windows. `until` is the end of the last window in which they weigh anything.
     Sliding { used: UsedShare, until: Millis, previous: u32, current: u32 },
-    /// A debt, and from which debt on a single hit is refused.
+    /// A debt, and the largest debt at which a single hit passes.
     Debt { passing_debt_max: ApproxNumber, rest: u32, paid_at: Timestamp },
-    /// The same in steps.
+    /// A debt in steps.
     Step { passing_debt_max: ApproxNumber, spare: u32, full_at: Timestamp },
-    /// One that is too large for that.
+    /// A counter that does not fit into 16 bytes.
     Large(Box<Large>),
 }
 
-/// A counter that does not fit into a cell.
+/// A counter that does not fit into a packed counter, on the heap.
 #[derive(Clone, Debug)]
 pub(super) struct Large {
     counter: Counter,
@@ -40,23 +40,23 @@ pub(super) struct Large {
     used: UsedShare,
 }
 
-/// How much of its allowance a counter has used, in 254ths rounded down; 255 is one that refuses.
+/// The used share of the allowance, in 254ths rounded down; 255 if the counter refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct UsedShare(u8);
 
-/// Milliseconds since the Unix epoch, in six bytes: enough for 8,900 years.
+/// Milliseconds since the Unix epoch in six bytes, enough for 8,900 years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Millis([u16; 3]);
 
-/// A number to 10 bits, rounded down: an exponent of 6 bits and 9 bits that follow the leading one.
+/// A number rounded down to 10 significant bits: an exponent of 6 bits, and the 9 bits after the leading one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ApproxNumber(u16);
 
-// The table's bytes for each counter follow from this, and so does what docs/algorithms.md says of them.
+// The memory per counter follows from these sizes; docs/algorithms.md states it.
 const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 56);
 
 impl PackedCounter {
-    /// A cell for `counter` as `limit` has left it.
+    /// Packs `counter` after `decision` of `limit`.
     pub(super) fn new(limit: &Limit, counter: Counter, decision: &Decision) -> Self {
         let small = match &counter {
             Counter::Window(counter) => Self::window(limit, counter, decision),
@@ -98,19 +98,19 @@ impl PackedCounter {
         Some(Self::Sliding { used: UsedShare::of(limit, decision), until, previous, current })
     }
 
-    /// In how many windows, counted from the current one, its hits weigh anything.
+    /// The number of windows, including the current one, in which the hits weigh anything.
     fn windows(current: u32) -> u64 {
         if current == 0 { 1 } else { 2 }
     }
 
-    /// Lets `decide` at the counter, for the limit whose kind it is.
+    /// Unpacks the counter, applies `decide` and packs it again. `limit` must be of the same kind.
     pub(super) fn update(
         &mut self,
         limit: &Limit,
         decide: impl FnOnce(&mut Counter) -> Decision,
     ) -> Decision {
         match self {
-            // In its place, for it may be long.
+            // In place, because it may be long.
             Self::Large(large) => {
                 let decision = decide(&mut large.counter);
                 large.idle_at = limit.idle_at(&large.counter);
@@ -126,7 +126,7 @@ impl PackedCounter {
         }
     }
 
-    /// The counter, for the limit whose kind it is.
+    /// The unpacked counter. `limit` must be of the same kind.
     pub(super) fn counter(&self, limit: &Limit) -> Counter {
         match self {
             Self::Window { count, end, .. } => {
@@ -151,11 +151,12 @@ impl PackedCounter {
         }
     }
 
-    /// Cuts it where it lies ahead of `now`. A window may come from a replica whose clock is ahead; then it becomes the
-    /// next one. Debts and hits travel as ages, so they lie ahead only where this clock gave up a lead, at `given_up`.
+    /// Clamps the counter if it is ahead of `now`. A window may come from a replica whose clock is ahead; it then
+    /// becomes the next one. Debts and logs are transferred as ages, so they are ahead only if this clock gave up a
+    /// lead, at `given_up`.
     pub(super) fn clamp_ahead(&mut self, limit: &Limit, given_up: Option<Timestamp>, now: Timestamp) {
         let far = |end: Timestamp, nanos| nanos < end.nanos_since(now);
-        // Cheap to tell, and true of all that are ahead.
+        // A cheap test that holds for every counter that is ahead.
         let may_be_ahead = match self {
             Self::Window { end, .. } => limit.window().is_some_and(|window| far(*end, window.nanos_max())),
             Self::Sliding { until, .. } => {
@@ -176,23 +177,23 @@ impl PackedCounter {
         }
     }
 
-    /// The instant from which it may be forgotten without changing any answer.
+    /// The instant from which the counter may be evicted without changing any answer.
     pub(super) fn idle_at(&self) -> Timestamp {
         match self {
             Self::Window { end, .. } => *end,
             Self::Sliding { until, .. } => until.timestamp(),
-            Self::Debt { rest, paid_at, .. } => paid_at.plus(u64::from(0 < *rest)),
+            Self::Debt { rest, paid_at, .. } => paid_at.plus(u64::from(*rest > 0)),
             Self::Step { full_at, .. } => *full_at,
             Self::Large(large) => large.idle_at,
         }
     }
 
-    /// How much forgetting it would give away, from 0 to 254; `None` where it refuses now, so that forgetting it
-    /// would let someone in who is kept out.
+    /// How much an eviction would give away, from 0 to 254; `None` if the counter refuses now, because eviction would
+    /// admit a refused key.
     pub(super) fn eviction_cost(&self, now: Timestamp) -> Option<u8> {
         let owed = |until: Timestamp, passing_debt_max: ApproxNumber| {
             let (debt, most) = (until.nanos_since(now), passing_debt_max.number());
-            // The share is below 254, as the debt is at most `most`.
+            // The share is at most 254, as the debt is at most `most`.
             (debt <= most).then(|| (u128::from(debt) * 254 / u128::from(most.max(1))) as u8)
         };
         let counted = |used: UsedShare| (used.0 < u8::MAX).then_some(used.0);
@@ -204,7 +205,7 @@ impl PackedCounter {
         }
     }
 
-    /// The bytes that it takes outside of the table.
+    /// The bytes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => 0,
@@ -212,14 +213,14 @@ impl PackedCounter {
         }
     }
 
-    /// The same, with all its instants `back` nanoseconds earlier.
+    /// The same with all instants `back` nanoseconds earlier.
     pub(super) fn shifted_back(mut self, back: u64) -> Self {
         match &mut self {
             Self::Window { end: instant, .. }
             | Self::Debt { paid_at: instant, .. }
             | Self::Step { full_at: instant, .. } => *instant = instant.minus(back),
             Self::Sliding { until, .. } => {
-                // Whole milliseconds stay whole, and in range.
+                // Whole milliseconds stay whole and in range.
                 *until =
                     Millis::of(until.timestamp().minus(back / MILLISECOND * MILLISECOND)).unwrap_or(*until);
             }
@@ -232,7 +233,7 @@ impl PackedCounter {
     }
 }
 
-/// Whether they count the same. How much of its allowance one has used, the last limit has said.
+/// Compares counters without the used share, which depends on the last limit.
 impl PartialEq for PackedCounter {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -276,7 +277,7 @@ impl UsedShare {
 }
 
 impl Millis {
-    /// `None` where it is no whole number of milliseconds.
+    /// `None` if `instant` is not a whole number of milliseconds.
     fn of(instant: Timestamp) -> Option<Self> {
         let millis = instant.as_nanos() / MILLISECOND;
         let parts = [millis, millis >> 16, millis >> 32].map(|part| (part & 0xffff) as u16);
@@ -305,7 +306,7 @@ impl ApproxNumber {
         if exponent == 0 {
             return rest;
         }
-        // An exponent beyond 64 bits is never written, but may be read.
+        // Larger exponents are never written, but may be received.
         (rest | 1 << Self::BITS).checked_shl(u32::from(exponent) - 1).unwrap_or(u64::MAX)
     }
 }
@@ -318,20 +319,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rough_number_is_at_most_one_part_in_512_too_small(number: u64) {
+        fn approx_number_is_low_by_at_most_one_in_512(number: u64) {
             let approx = ApproxNumber::of(number).number();
             prop_assert!(approx <= number && number - approx <= number / 512);
         }
 
         #[test]
-        fn a_share_is_rounded_down_whatever_the_size_of_the_numbers(left in 1_u64.., all in 1_u64.., cut in 0_u32..64) {
+        fn used_share_is_rounded_down_for_all_magnitudes(left in 1_u64.., all in 1_u64.., cut in 0_u32..64) {
             let [left, all] = [left, all].map(|number: u64| (number >> cut).max(1));
             let exact = u128::from(all.saturating_sub(left)) * 254 / u128::from(all);
             prop_assert_eq!(u128::from(UsedShare::share(left, all).0), exact);
         }
 
         #[test]
-        fn whole_milliseconds_come_back_from_six_bytes(millis in 0..u64::MAX / MILLISECOND) {
+        fn whole_milliseconds_round_trip_in_six_bytes(millis in 0..u64::MAX / MILLISECOND) {
             let instant = Timestamp::from_nanos(millis * MILLISECOND);
             prop_assert_eq!(Millis::of(instant).unwrap().timestamp(), instant);
             prop_assert_eq!(Millis::of(instant.plus(1)), None);

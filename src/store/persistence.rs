@@ -1,4 +1,4 @@
-//! How counters are kept: how many, and whether they outlive the process.
+//! Persistence of counters: the store, its secret and its snapshot file.
 
 use std::{
     path::PathBuf,
@@ -18,48 +18,48 @@ use crate::{
     time::{Clock, Timestamp},
 };
 
-/// The bytes of a snapshot of no counters, rounded up.
+/// An upper bound of the size of an empty snapshot.
 const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;
 
-/// How counters are kept.
+/// Settings of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The most bytes that they may take.
+    /// The memory limit, in bytes.
     pub memory_limit: u64,
-    /// What becomes of new keys when that is not enough.
+    /// What happens to new keys at the memory limit.
     pub on_full: OnFull,
-    /// Where they are written to, if anywhere.
+    /// The path of the snapshot, if there is one.
     pub snapshot: Option<PathBuf>,
-    /// How often.
+    /// The interval between snapshots.
     pub snapshot_every: Duration,
 }
 
-/// Counters with the secret of their keys, and where they are written to.
+/// The counters with the secret of their keys, and their snapshot file.
 #[derive(Clone, Debug)]
 pub struct Persistence {
     /// The counters.
     pub memory: Arc<Memory>,
-    /// What their keys are hashed with.
+    /// The secret of the key hash.
     pub secret: SharedSecret,
     settings: Settings,
     epochs: Epochs,
-    // Held while a snapshot is written: two at a time would write into one file.
+    // Locked while a snapshot is written, because the temporary file is shared.
     writing: Arc<Mutex<()>>,
 }
 
-/// Says how often a slot has changed hands.
+/// Returns how often the owner of a slot has changed.
 #[derive(Clone)]
 pub struct Epochs(Arc<dyn Fn(Slot) -> u64 + Send + Sync>);
 
 impl Epochs {
-    /// By this function.
+    /// Epochs from a function.
     pub fn new(epoch: impl Fn(Slot) -> u64 + Send + Sync + 'static) -> Self {
         Self(Arc::new(epoch))
     }
 }
 
 impl Default for Epochs {
-    /// None ever has.
+    /// Zero for all slots.
     fn default() -> Self {
         Self::new(|_| 0)
     }
@@ -72,8 +72,8 @@ impl std::fmt::Debug for Epochs {
 }
 
 impl Persistence {
-    /// The counters of the last snapshot, or none. One that cannot be used is set aside and told of; it never
-    /// keeps the process from starting.
+    /// Starts with the counters of the snapshot, or none. An unusable snapshot is set aside and logged; it never
+    /// prevents the start.
     pub fn start(settings: Settings, now: Timestamp) -> Self {
         let memory = Memory::new(settings.memory_limit, settings.on_full);
         let snapshot = Self::read(&settings, now);
@@ -84,8 +84,8 @@ impl Persistence {
         Self::with(memory, secret, settings)
     }
 
-    /// A memory that shares its slots, and what each held at the last snapshot, for whoever says which of that is
-    /// still of use. What there is no memory for, or is of another number of slots, is left out.
+    /// Starts as part of a cluster: returns the store and the stored slots, for the cluster to select from. Slots that
+    /// do not fit into memory, or are of another number of slots, are left out.
     pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
         let (mut all, mut secret) = (Vec::new(), None);
@@ -101,7 +101,7 @@ impl Persistence {
         (Self::with(memory, secret, settings), all)
     }
 
-    /// The same, with snapshots that tell how often each slot has changed hands.
+    /// The same, with epochs for its snapshots.
     pub fn with_epochs(self, epochs: Epochs) -> Self {
         Self { epochs, ..self }
     }
@@ -119,7 +119,7 @@ impl Persistence {
 
     fn read(settings: &Settings, now: Timestamp) -> Option<Snapshot> {
         let path = settings.snapshot.as_deref()?;
-        // Twice the memory limit: a process with a larger one may have written it.
+        // Twice the memory limit, because the limit may have been larger before.
         let bytes_max = settings.memory_limit.saturating_mul(2).saturating_add(EMPTY_SNAPSHOT_BYTES);
         match snapshot::read(path, bytes_max, now) {
             Ok(snapshot) => {
@@ -133,13 +133,13 @@ impl Persistence {
                     Ok(aside) => format!("moved to {}", aside.display()),
                     Err(error) => format!("left where it is: {error}"),
                 };
-                error!(path = %path.display(), %problem, aside, "cannot use the snapshot; counters begin anew");
+                error!(path = %path.display(), %problem, aside, "unusable snapshot: counters start empty");
                 None
             }
         }
     }
 
-    /// Writes snapshots every so often, for as long as it is polled; forever nothing where none are wanted.
+    /// Writes snapshots periodically, for as long as it is polled. Without a path it never writes.
     pub async fn write_periodically(self, clock: Clock) {
         loop {
             sleep(self.settings.snapshot_every).await;
@@ -147,7 +147,7 @@ impl Persistence {
         }
     }
 
-    /// Writes a snapshot where one is wanted. An error is logged: the counters themselves are unharmed.
+    /// Writes a snapshot if there is a path. Errors are logged: the counters in memory are not affected.
     pub async fn write(&self, clock: &Clock) {
         let Some(path) = self.settings.snapshot.clone() else { return };
         let (persistence, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
@@ -214,7 +214,7 @@ mod tests {
         persistence.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
     }
 
-    /// Four of ten hits taken of every limit, and a snapshot of that.
+    /// Charges four of ten hits of every limit and writes a snapshot.
     async fn written(path: &Path) -> Persistence {
         let persistence = Persistence::start(settings(path), NOW);
         for limit in limits() {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_counted_is_counted_after_a_restart_and_time_has_passed_meanwhile() {
+    async fn counts_survive_restart_and_age_meanwhile() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
         let before = written(&path).await;
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clock_that_shows_less_than_the_snapshot_locks_nobody_out() {
+    async fn clock_behind_snapshot_locks_no_key_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
         written(&path).await;
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_snapshot_that_is_torn_or_changed_anywhere_is_set_aside() {
+    async fn truncated_or_modified_snapshot_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
         written(&path).await;
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_snapshot_is_the_owners_alone_and_a_failure_to_write_harms_nothing() {
+    async fn snapshot_is_private_and_failed_write_keeps_old_one() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_slot_held_is_there_after_a_restart_with_its_version() {
+    async fn stored_slots_survive_restart_with_their_version() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
         let (before, none) = Persistence::start_shared(settings(&path), NOW);
@@ -301,20 +301,20 @@ mod tests {
             (after.secret.get().to_bytes(), stored.len()),
             (before.secret.get().to_bytes(), limits().len())
         );
-        assert!(0 < after.memory.stats().backup_bytes);
+        assert!(after.memory.stats().backup_bytes > 0);
         for StoredSlot { slot, epoch, seq, data } in stored {
             assert_eq!((epoch, seq), (7 + u64::from(slot.0), 2));
             after.memory.acquire(slot, data, NOW.plus(HOUR));
         }
         let lefts = limits().map(|limit| left(&after, &limit, Operation::Peek, NOW.plus(HOUR)));
         assert_eq!(lefts, [6, 6, 6, 7, 7]);
-        // One that shares nothing takes the same file.
-        let alone = Persistence::start(settings(&path), NOW.plus(HOUR));
-        assert_eq!(alone.memory.stats().live, limits().len());
+        // A store without a cluster reads the same file.
+        let standalone = Persistence::start(settings(&path), NOW.plus(HOUR));
+        assert_eq!(standalone.memory.stats().live, limits().len());
     }
 
     #[test]
-    fn without_a_snapshot_counters_begin_anew() {
+    fn missing_snapshot_starts_with_no_counters() {
         let folder = tempfile::tempdir().unwrap();
         let persistence = Persistence::start(settings(&folder.path().join("none")), NOW);
         assert_eq!(persistence.memory.stats().live, 0);

@@ -1,4 +1,4 @@
-//! What one slot holds, apart from any lock: on its way to another replica, or kept as a copy.
+//! Slot data: the content of a slot during a hand-off, or as a copy.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,58 +24,58 @@ pub use codec::DecodeError;
 
 type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 
-/// What one slot holds. Copies that a memory makes or takes in count in its budget for as long as they live.
+/// The content of a slot. Copies that a store makes or accepts count in its budget until they are dropped.
 #[derive(Clone, Debug, Default)]
 pub struct SlotData {
     extent: Extent,
     counters: ByKey<PackedCounter>,
-    // Keys that had a counter and now have none, or one that is as good as none.
+    // Keys whose counter was removed or is idle.
     removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
     pending: PendingUsage,
     unknown: UnknownRecords,
-    // Of the clock that its instants are of: some may lie ahead of it.
+    // The lead of the sender's clock: some instants may be ahead of it.
     lead: Option<Lead>,
     reservation: Reservation,
 }
 
-/// What contents are, compared with the slot.
+/// How much of the slot the data covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Extent {
-    /// A part of what it holds.
+    /// Some counters.
     #[default]
     Some,
-    /// All that it holds.
+    /// All counters.
     All,
 }
 
-/// Counters of kinds that this version does not know, as they came, by their tags.
+/// Records with tags that this version does not know, unchanged.
 pub(super) type UnknownRecords = BTreeMap<(Key, u8), Vec<Box<[u8]>>>;
 
-/// Consumption that a counter has still to absorb. What it weighs is known only with the counter's limit, so it
-/// waits for the next check of its key.
+/// Usage that is still to be merged into counters. Its weight depends on the limit, so it waits for the next check of
+/// its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PendingUsage {
     by_key: ByKey<Vec<Usage>>,
 }
 
-/// What was consumed elsewhere: a counter there, less what it started from.
+/// Usage on another replica: a counter, less the counter that it started from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Usage {
     pub(super) packed: PackedCounter,
     pub(super) base: Option<PackedCounter>,
 }
 
-/// Copies of what has changed in a slot.
+/// A copy of the changes of a slot.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
-    /// The changes of the slot since it is held, those in here included.
+    /// The number of changes since the slot was acquired, including these.
     pub seq: u64,
-    /// What has changed.
+    /// The changed counters.
     pub data: SlotData,
 }
 
 impl SlotData {
-    /// All that a slot holds.
+    /// The whole slot.
     pub(super) fn all(
         counters: impl Iterator<Item = (Key, PackedCounter)>,
         pending: PendingUsage,
@@ -85,7 +85,7 @@ impl SlotData {
         Self { extent, counters, pending, unknown, ..Self::default() }
     }
 
-    /// What a slot holds under some keys.
+    /// The counters of some keys; `None` for removed ones.
     pub(super) fn some(
         cells: impl Iterator<Item = (Key, Option<PackedCounter>)>,
         pending: PendingUsage,
@@ -93,8 +93,12 @@ impl SlotData {
         let mut data = Self { pending, ..Self::default() };
         for (key, packed) in cells {
             match packed {
-                Some(packed) => drop(data.counters.insert(key, packed)),
-                None => drop(data.removed.insert(key)),
+                Some(packed) => {
+                    data.counters.insert(key, packed);
+                }
+                None => {
+                    data.removed.insert(key);
+                }
             }
         }
         data
@@ -104,7 +108,7 @@ impl SlotData {
         (Table::of(self.counters.into_iter()), self.pending, self.unknown)
     }
 
-    /// What `counter` has counted of `limit`, to be absorbed by the counter of `key`.
+    /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
     pub fn of_usage(key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) -> Self {
         let peek = limit.decide(&mut counter, now, Operation::Peek);
         let mut data = Self::default();
@@ -112,33 +116,33 @@ impl SlotData {
         data
     }
 
-    /// How many counters there are, those included that this version does not know.
+    /// The number of counters, including unknown records.
     pub fn len(&self) -> usize {
         self.counters.len() + self.unknown.len()
     }
 
-    /// How much consumption of elsewhere its counters have still to absorb.
+    /// The number of pending usages.
     pub fn pending_len(&self) -> usize {
         self.pending.len()
     }
 
-    /// Whether there is nothing in it at all.
+    /// Whether there is nothing in the data.
     pub fn is_empty(&self) -> bool {
         self.len() == 0 && self.pending.is_empty() && self.removed.is_empty()
     }
 
-    /// The same, from a memory with this lead in force.
+    /// The same with the current lead of the store.
     pub(super) fn with_lead(self, lead: Option<Lead>) -> Self {
         Self { lead, ..self }
     }
 
-    /// The lead because of which some of its instants may lie ahead.
+    /// The lead because of which some instants may be ahead.
     pub(super) fn lead(&self) -> Option<Lead> {
         self.lead
     }
 
-    /// Takes in what has changed: a counter that is in `changes` replaces the one here, with all that it has still
-    /// to absorb, and one that is gone goes. A copy of everything replaces everything.
+    /// Applies changes: a counter in `changes` replaces the counter here with its pending usage, a removed one is
+    /// removed. A copy of the whole slot replaces everything.
     pub fn merge(&mut self, changes: Self) {
         match changes.extent {
             Extent::Some => {}
@@ -168,7 +172,7 @@ impl SlotData {
         self.account();
     }
 
-    /// What was consumed here since `ancestor`, an earlier state of the same slot.
+    /// The usage since `ancestor`, an earlier state of the same slot.
     pub fn difference(&self, ancestor: &Self) -> PendingUsage {
         let mut pending = self.pending.clone();
         for (key, each) in &mut pending.by_key {
@@ -186,7 +190,7 @@ impl SlotData {
         pending
     }
 
-    /// The same without what is idle, which is as good as not there. (Of a part, what is idle is told to be gone.)
+    /// The same without idle counters. In a partial copy they become removed keys.
     pub fn without_idle(mut self, now: Timestamp) -> Self {
         self.counters.retain(|key, packed| {
             let stays = now < packed.idle_at();
@@ -200,7 +204,7 @@ impl SlotData {
         self
     }
 
-    /// The same, with all instants of its counters `back` nanoseconds earlier.
+    /// The same with all instants `back` nanoseconds earlier.
     pub(super) fn shifted_back(mut self, back: u64) -> Self {
         let earlier = |packed: PackedCounter| packed.shifted_back(back);
         self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
@@ -212,19 +216,19 @@ impl SlotData {
         self
     }
 
-    /// Its counters by their keys.
+    /// The counters by key.
     pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, PackedCounter)> {
         self.counters.into_iter()
     }
 
-    /// Counts in `budget` from now on.
+    /// The same, counted in `budget`.
     pub(super) fn charged_to(mut self, budget: &Arc<Budget>) -> Self {
         self.reservation = Reservation::of(budget);
         self.account();
         self
     }
 
-    /// The bytes that it takes.
+    /// The memory of the data, in bytes.
     pub(super) fn bytes(&self) -> usize {
         bytes_of_map(self.counters.capacity())
             + self.heap_bytes()
@@ -233,7 +237,7 @@ impl SlotData {
             + bytes_of_unknown(&self.unknown)
     }
 
-    /// The bytes that its counters take outside of their table.
+    /// The bytes that the counters take on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         self.counters.values().map(PackedCounter::heap_bytes).sum()
     }
@@ -243,7 +247,7 @@ impl SlotData {
     }
 }
 
-/// Whether they hold the same, wherever that is counted.
+/// Compares the content, not the budget.
 impl PartialEq for SlotData {
     fn eq(&self, other: &Self) -> bool {
         (&self.counters, &self.pending, &self.unknown) == (&other.counters, &other.pending, &other.unknown)
@@ -251,12 +255,12 @@ impl PartialEq for SlotData {
 }
 
 impl PendingUsage {
-    /// How many there are.
+    /// The number of pending usages.
     pub fn len(&self) -> usize {
         self.by_key.values().map(Vec::len).sum()
     }
 
-    /// Whether there are none.
+    /// Whether nothing is pending.
     pub fn is_empty(&self) -> bool {
         self.by_key.is_empty()
     }
@@ -269,7 +273,7 @@ impl PendingUsage {
         self.by_key.get(&key).map_or(&[], Vec::as_slice)
     }
 
-    /// Copies of those of some keys.
+    /// Copies for some keys.
     pub(super) fn only<'k>(&self, keys: impl IntoIterator<Item = &'k Key>) -> Self {
         let some = keys.into_iter().filter_map(|key| Some((*key, self.by_key.get(key)?.clone())));
         Self { by_key: some.collect() }
@@ -289,7 +293,7 @@ impl PendingUsage {
         }
     }
 
-    /// Drops what weighs nothing any more.
+    /// Drops expired usage.
     pub(super) fn forget_idle(&mut self, now: Timestamp) {
         self.by_key.retain(|_, each| {
             each.retain(|usage| now < usage.packed.idle_at());
@@ -297,7 +301,7 @@ impl PendingUsage {
         });
     }
 
-    /// The bytes that they take, as nearly as is worth it.
+    /// The approximate memory, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let heap = |packed: &PackedCounter| packed.heap_bytes();
         let of =
@@ -307,13 +311,13 @@ impl PendingUsage {
     }
 }
 
-/// The bytes of a map of the standard library that holds up to so many counters: of eight places it leaves one free,
-/// and each has a byte more that tells about it.
+/// The memory of a standard hash map of this capacity, in bytes: one of eight buckets stays free, and each takes one
+/// byte of metadata.
 pub(super) fn bytes_of_map(capacity: usize) -> usize {
     if capacity == 0 { 0 } else { (capacity * 8 / 7 + 1) * (size_of::<(Key, PackedCounter)>() + 1) + 16 }
 }
 
-/// The bytes that they take, as nearly as is worth it.
+/// The approximate memory, in bytes.
 pub(super) fn bytes_of_unknown(unknown: &UnknownRecords) -> usize {
     let of = |bytes: &[u8]| size_of::<Box<[u8]>>() + bytes.len();
     unknown.values().map(|each| 64 + each.iter().map(|bytes| of(bytes)).sum::<usize>()).sum()

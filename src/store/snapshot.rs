@@ -1,8 +1,8 @@
-//! Counters on disk, so that they outlive their process.
+//! Snapshots: counters on disk, so that they survive a restart.
 //!
-//! A snapshot is a header, the contents of each slot with their version, and a checksum over all. Its instants are
-//! those of the clock that wrote it; one that is read on a machine whose clock shows less is moved back with it, so
-//! that nobody is locked out.
+//! A snapshot consists of a header, the data of each slot with its version, and a checksum. Its instants are those of
+//! the clock that wrote it. If the clock shows less when the snapshot is read, all instants are moved back with it, so
+//! that no key is locked out.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -22,33 +22,33 @@ use crate::{
     time::Timestamp,
 };
 
-/// What a snapshot begins with: its format and the version of it.
+/// The first bytes: the format and its version.
 const MAGIC: [u8; 16] = *b"tollgate snap 04";
 
-/// Why a snapshot is not used.
+/// Why a snapshot is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// It cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is of another format or version.
-    #[error("this is no snapshot of this version")]
+    /// The format or version is not supported.
+    #[error("unsupported format or version")]
     UnsupportedVersion,
-    /// It is damaged, or was not written to its end.
-    #[error("it is damaged or torn")]
+    /// It is damaged or truncated.
+    #[error("damaged or truncated")]
     Damaged,
 }
 
-/// What comes before the slots.
+/// The header of a snapshot.
 #[derive(Serialize, Deserialize)]
 struct Header {
     taken_at: Timestamp,
     secret: [u8; 16],
-    // How many there are; those that hold nothing are left out.
+    // The number of all slots; empty ones are left out.
     slots: u32,
 }
 
-/// What comes before the contents of a slot. The last is followed by none.
+/// The header of a slot's data. `None` follows the last one.
 #[derive(Serialize, Deserialize)]
 struct Section {
     slot: Slot,
@@ -58,28 +58,28 @@ struct Section {
     length: u64,
 }
 
-/// What a slot held when a snapshot was written.
+/// The stored data of one slot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredSlot {
     /// The slot.
     pub slot: Slot,
-    /// How often it had changed hands; 0 where it was not shared.
+    /// How often its owner had changed; 0 without a cluster.
     pub epoch: u64,
-    /// How often it had changed since.
+    /// The number of changes since.
     pub seq: u64,
-    /// Its contents.
+    /// The counters.
     pub data: SlotData,
 }
 
-/// What a snapshot holds: the secret that its keys were hashed with, and of how many slots which held what.
+/// A snapshot: the secret of its keys, the number of slots and the stored slots.
 pub(super) struct Snapshot {
     pub(super) secret: Secret,
     pub(super) slots: usize,
     pub(super) stored: Vec<StoredSlot>,
 }
 
-/// Writes all counters to `path`: to a temporary file beside it first, then in its place, so that there is always a
-/// whole one. `epoch` says how often a slot has changed hands.
+/// Writes all counters to a temporary file beside `path` and renames it to `path`, so that there is always a complete
+/// snapshot. `epoch` returns how often the owner of a slot has changed.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
@@ -92,14 +92,14 @@ pub(super) fn write(
     let written = write_to(create(&temporary)?, memory, secret, epoch, now)
         .and_then(|()| Ok(fs::rename(&temporary, path)?));
     if written.is_err() {
-        // Half a snapshot is of no use and takes room. If it cannot be removed, the next write says so.
+        // A partial snapshot only takes space. If it cannot be removed, the next write reports it.
         let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-/// A new and empty file that only its owner can read: a snapshot holds the secret of the hash. A file that a former
-/// process has left is removed first; a symbolic link is removed and never followed.
+/// Creates an empty file that only its owner can read, because a snapshot contains the secret. An existing file or
+/// symbolic link is removed, never followed.
 fn create(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -108,7 +108,7 @@ fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// A snapshot takes the place of a regular file or of a symbolic link, never of a device or a pipe.
+/// A snapshot replaces a regular file or a symbolic link, never a device or a pipe.
 fn require_replaceable(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(about) if about.is_symlink() => Ok(()),
@@ -131,7 +131,7 @@ fn write_to(
     let slots = memory.slots() as u32;
     output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
     for slot in memory.each_slot() {
-        // Asked first: what changes hands meanwhile is at most taken for older than it is.
+        // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is.
         let epoch = epoch(slot);
         let Some(copy) = memory.snapshot(slot, now) else { continue };
         let bytes = copy.data.encode(now);
@@ -144,7 +144,7 @@ fn write_to(
     Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?)
 }
 
-/// Reads a snapshot of at most `bytes_max` bytes as of `now`; `None` where there is no file.
+/// Reads a snapshot of at most `bytes_max` bytes at `now`; `None` if there is no file.
 pub(super) fn read(path: &Path, bytes_max: u64, now: Timestamp) -> Result<Option<Snapshot>, SnapshotError> {
     let bytes = match files::read(path, bytes_max) {
         Ok(bytes) => bytes,
@@ -174,7 +174,7 @@ pub(super) fn read(path: &Path, bytes_max: u64, now: Timestamp) -> Result<Option
     Ok(Some(Snapshot { secret, slots, stored }))
 }
 
-/// Moves a snapshot that cannot be used out of the way, for whoever wants to look at it; where it is now.
+/// Renames an unusable snapshot for inspection and returns the new path.
 pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     require_replaceable(path)?;
     let aside = with_suffix(path, "bad");
@@ -190,11 +190,11 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(Option<T>, &'b [u8]), SnapshotError> {
-    // The sum was right, so only another version's records are unreadable.
+    // The checksum is right, so the record is of another version.
     postcard::take_from_bytes(bytes).map_err(|_| SnapshotError::UnsupportedVersion)
 }
 
-/// Writes, and hashes what it writes.
+/// A writer that computes a checksum.
 struct ChecksumWriter<W> {
     file: W,
     hash: SipHasher13,
@@ -202,7 +202,7 @@ struct ChecksumWriter<W> {
 
 impl<W: Write> ChecksumWriter<W> {
     fn put<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
-        // Not straight into the file: postcard would report a full disk as a full buffer of its own.
+        // Not directly into the file: postcard would report a full disk as a full buffer of its own.
         let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
         self.write_all(&bytes)
     }

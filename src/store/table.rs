@@ -1,4 +1,4 @@
-//! The table behind one lock: what it takes, and how it makes room when it may not grow.
+//! The table of one slot: its memory, and eviction when it may not grow.
 
 use std::sync::{
     Arc,
@@ -15,26 +15,26 @@ mod hash_table;
 
 use hash_table::{HashTable, buckets_for, bytes_of, capacity_of, next_after};
 
-/// One eighth of a table is cleared at a time, so that clearing is rare.
+/// An eviction frees one eighth of the table, so that evictions are rare.
 const EVICT_DIVISOR: usize = 8;
-/// Where clearing frees less than this share, the next is put off.
+/// If an eviction frees less than this fraction, the next one is delayed.
 const WORTHWHILE_DIVISOR: usize = 64;
-/// For how long, in nanoseconds.
+/// The delay, in nanoseconds.
 const EVICTION_PAUSE_NANOS: u64 = 50_000_000;
-/// How many harms there are, as a byte tells them.
+/// The number of distinct eviction costs, one byte.
 const EVICTION_COSTS: usize = 1 << u8::BITS;
-/// The bytes of the first places that a table has.
+/// The bytes of the first allocation of a table.
 pub(super) const BYTES_FIRST: usize = bytes_of(next_after(0));
 
-/// Counters by their keys.
+/// Counters by key.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     buckets: HashTable,
-    // Until then it need not be cleared again, because that would free too little.
+    // No eviction before this instant: the last one freed too little.
     no_eviction_until: Timestamp,
 }
 
-/// What all tables share.
+/// The resources that all tables share.
 #[derive(Debug)]
 pub(super) struct TableResources {
     pub(super) budget: Arc<Budget>,
@@ -42,7 +42,7 @@ pub(super) struct TableResources {
     pub(super) evicted_unexpired: EventCounter,
 }
 
-/// Counts what happens.
+/// A counter of events.
 #[derive(Debug, Default)]
 pub(super) struct EventCounter(AtomicU64);
 
@@ -64,12 +64,12 @@ impl Table {
         Self { buckets, ..Self::default() }
     }
 
-    /// How many counters there are.
+    /// The number of counters.
     pub(super) fn len(&self) -> usize {
         self.buckets.len()
     }
 
-    /// The bytes that it takes, besides what its cells take elsewhere.
+    /// The bytes of the table, without the heap of its counters.
     pub(super) fn bytes(&self) -> usize {
         bytes_of(self.buckets.bucket_count())
     }
@@ -96,14 +96,14 @@ impl Table {
         self.buckets.into_counters()
     }
 
-    /// Forgets a counter, if there is one.
+    /// Removes a counter, if there is one.
     pub(super) fn remove(&mut self, key: Key, resources: &TableResources) {
         if let Some(packed) = self.buckets.remove(key) {
             resources.budget.change(packed.heap_bytes(), 0);
         }
     }
 
-    /// Keeps a new counter if it can: within the budget, or in the place of others that are missed less.
+    /// Inserts a new counter if there is memory, or if counters with a lower eviction cost can be evicted.
     pub(super) fn insert(
         &mut self,
         key: Key,
@@ -129,7 +129,7 @@ impl Table {
         true
     }
 
-    /// Whether there is too little memory for one more counter that takes so much elsewhere.
+    /// Whether there is too little memory for one more counter with `heap` bytes on the heap.
     fn is_short(&self, heap: usize, resources: &TableResources) -> bool {
         let buckets = self.buckets.bucket_count();
         let more = if self.buckets.is_full() { bytes_of(next_after(buckets)) } else { 0 };
@@ -140,8 +140,7 @@ impl Table {
         }
     }
 
-    /// Forgets what is idle in a full table, so that it does not grow for that. Where it was not worth the while, it
-    /// grows if it may.
+    /// Evicts idle counters from a full table before it grows. If this frees too little, the table grows if it may.
     fn forget_idle_or_grow(&mut self, now: Timestamp, resources: &TableResources) {
         let all = self.len();
         let forgotten = self.forget_idle(now, resources);
@@ -151,15 +150,15 @@ impl Table {
         }
     }
 
-    /// Forgets what is idle, and says how many counters that were.
+    /// Evicts idle counters and returns their number.
     pub(super) fn forget_idle(&mut self, now: Timestamp, resources: &TableResources) -> usize {
         let forgotten = self.remove_where(resources, |packed| packed.idle_at() <= now);
         resources.evicted_idle.add(forgotten);
         forgotten
     }
 
-    /// Makes room without growing: what is idle goes, then what is missed least, until an eighth is free. Those that
-    /// refuse now stay.
+    /// Makes room without growing: evicts idle counters, then those with the lowest eviction cost, until an eighth is
+    /// free. Counters that refuse now stay.
     pub(super) fn evict(&mut self, now: Timestamp, resources: &TableResources) {
         if now < self.no_eviction_until {
             return;
@@ -174,18 +173,18 @@ impl Table {
         }
     }
 
-    /// Forgets so many counters, those that are missed least, but none that refuses now. Says how many.
+    /// Evicts `number` counters with the lowest eviction cost, except those that refuse now. Returns their number.
     fn evict_cheapest(&mut self, number: usize, now: Timestamp, resources: &TableResources) -> usize {
         let cost = |packed: &PackedCounter| packed.eviction_cost(now).map(usize::from);
         let mut by_cost = [0; EVICTION_COSTS];
         self.buckets.iter().filter_map(|(_, packed)| cost(packed)).for_each(|cost| by_cost[cost] += 1);
-        // All go that do less harm than `bound`, and `left` of those that do as much.
+        // Evicts all with a cost below `bound`, and `left` of those with that cost.
         let (mut bound, mut left) = (0, number);
         while bound < EVICTION_COSTS && by_cost[bound] <= left {
             left -= by_cost[bound];
             bound += 1;
         }
-        // These are taken evenly from the whole table: were always the first to go, its end would fill up.
+        // Spread over the table: if the first ones were evicted every time, the end of the table would fill up.
         let mut due = 0;
         self.remove_where(resources, |packed| match cost(packed) {
             Some(cost) if cost == bound => {
@@ -199,7 +198,7 @@ impl Table {
         })
     }
 
-    /// Forgets those for which `goes` says so, and says how many they were.
+    /// Removes all counters for which `goes` returns true, and returns their number.
     fn remove_where(
         &mut self,
         resources: &TableResources,
@@ -215,7 +214,7 @@ impl Table {
         before - self.len()
     }
 
-    /// Gives memory back where it has become much too large.
+    /// Shrinks a table that has become much too large.
     pub(super) fn shrink(&mut self, resources: &TableResources) {
         if self.len() * 4 < capacity_of(self.buckets.bucket_count()) {
             self.resize(buckets_for(self.len() * 2), resources);
@@ -243,16 +242,16 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
-    /// One of many keys, with an upper half that tells which.
+    /// A key with `index` as its upper half.
     pub(super) fn key(index: u64) -> Key {
-        // A step of SplitMix64, so that the lower halves are spread as those of a hash.
+        // A step of SplitMix64 spreads the lower halves like a hash.
         let mut low = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         low = (low ^ low >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         low = (low ^ low >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         Key::from_halves(index, low ^ low >> 31)
     }
 
-    /// A bucket that is full at that instant, in nanoseconds.
+    /// A bucket that is full at `idle_at`, in nanoseconds.
     pub(super) fn packed(idle_at: u64) -> PackedCounter {
         let hour = NonZeroU64::new(3_600 * SECOND).unwrap();
         let rate = Rate::new(NonZeroU64::MIN, hour);
@@ -261,7 +260,7 @@ mod tests {
         packed_after_peek(&limit, Counter::Debt(counter))
     }
 
-    /// One that keeps bytes elsewhere.
+    /// A counter with bytes on the heap.
     fn log(now: Timestamp) -> PackedCounter {
         let (span, grain) = (Span::of_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
         let limit = Limit::SlidingLog(SlidingLog { limit: 100, span, grain, excess: Excess::Refuse });
@@ -283,7 +282,7 @@ mod tests {
         }
     }
 
-    /// A bucket that is full in so many hours. With more than ten to go it refuses.
+    /// A bucket that is full in this many hours. It refuses with more than ten to go.
     fn bucket(hours: u64) -> PackedCounter {
         packed(NOW.plus(hours * 3_600 * SECOND).as_nanos())
     }
@@ -294,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_bytes_that_are_told_are_those_that_are_taken(
+        fn budget_equals_bytes_of_table_and_heap(
             bytes_max in 200..6_000_usize,
             steps in prop::collection::vec((0..4_u8, 0..200_u64, 0..13_u64), 1..200),
         ) {
@@ -308,8 +307,12 @@ mod tests {
                         table.shrink(&resources);
                     }
                     _ if table.get(key(index)).is_some() => {}
-                    2 => drop(table.insert(key(index), log(now), NOW, &resources)),
-                    _ => drop(table.insert(key(index), bucket(hour), NOW, &resources)),
+                    2 => {
+                        table.insert(key(index), log(now), NOW, &resources);
+                    }
+                    _ => {
+                        table.insert(key(index), bucket(hour), NOW, &resources);
+                    }
                 }
                 let heap: usize = table.buckets.iter().map(|(_, packed)| packed.heap_bytes()).sum();
                 prop_assert_eq!(resources.budget.used(), table.bytes() + heap);
@@ -318,7 +321,7 @@ mod tests {
         }
 
         #[test]
-        fn a_clearing_frees_an_eighth_of_those_that_are_missed_least(
+        fn eviction_frees_the_eighth_with_the_lowest_cost(
             all in prop::collection::vec(0..13_u64, 1..400),
         ) {
             let (mut table, resources) = (Table::default(), resources(1 << 20));
@@ -340,16 +343,16 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_cleared_again_and_again_has_room_everywhere() {
+    fn table_after_many_evictions_keeps_short_probes() {
         let (mut table, resources) = (Table::default(), resources(bytes_of(2_000)));
         for index in 0..20_000 {
             assert!(table.insert(key(index), bucket(5), NOW, &resources));
         }
-        assert!(10_000 < resources.evicted_unexpired.get());
+        assert!(resources.evicted_unexpired.get() > 10_000);
         let (all, longest) = table.buckets.probe_lengths();
         assert!(
             all <= 3 * table.len() && longest <= 100,
-            "{all} places for {}, {longest} for one",
+            "{all} buckets probed for {}, {longest} for one",
             table.len()
         );
     }

@@ -106,12 +106,12 @@ pub(super) fn remaining_equals_what_would_pass<A: Law>(
     let (counter, now) = after(&limit, &history);
     let left = remaining(&limit, &counter, now);
     assert!(left <= limit.allowance());
-    if 0 < left {
+    if left > 0 {
         assert!(verdict(&limit, &counter, now, Operation::Charge(left)).passes());
     }
-    assert_eq!(verdict(&limit, &counter, now, Operation::Peek).passes(), 0 < left);
+    assert_eq!(verdict(&limit, &counter, now, Operation::Peek).passes(), left > 0);
     if let (Some(more), false) =
-        (left.checked_add(1), matches!(limit.excess(), Excess::Overdraft(_)) && 0 < left)
+        (left.checked_add(1), matches!(limit.excess(), Excess::Overdraft(_)) && left > 0)
     {
         assert!(!verdict(&limit, &counter, now, Operation::Charge(more)).passes());
     }

@@ -1,27 +1,27 @@
-//! What the laws are told of each algorithm.
+//! Parameters of the laws for each algorithm.
 
 use super::*;
 
-/// What the laws are told of an algorithm besides its own functions.
+/// What the laws need of an algorithm besides its own functions.
 pub(super) trait Law:
     Algorithm<Counter: Clone + PartialEq + std::fmt::Debug, Receipt: Clone> + std::fmt::Debug
 {
-    /// The most hits that may be admitted between two instants, both included (overdrafts aside).
+    /// The most hits that may be admitted between two instants, both included, without overdrafts.
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128;
     /// Hits that pass when nothing was counted.
     fn allowance(&self) -> u64;
     fn excess(&self) -> Excess;
-    /// The latest instant until which hits that a lead was given up with may keep others out (overdrafts aside).
+    /// The latest instant until which hits charged under a lead may refuse others, without overdrafts.
     fn refilled_at(&self, now: Timestamp) -> Timestamp;
-    /// Hits that may have come back too early because of a charge that was then taken back.
+    /// Hits that may have come back too early because of a charge that was taken back.
     fn early(&self) -> u64 {
         0
     }
-    /// Whether a charge taken back is as if it had never been. A debt keeps what others may have paid meanwhile.
+    /// Whether undo restores the state before the charge. With a debt, other charges may have been paid meanwhile.
     fn undoes_all(&self) -> bool {
         true
     }
-    /// Whether one hit given back may make room for several.
+    /// Whether the refund of one hit may make room for several.
     fn can_free_several(&self) -> bool {
         false
     }
@@ -68,7 +68,7 @@ impl Law for SlidingWindow {
 impl Law for SlidingLog {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
         let span = to.nanos_since(from);
-        // Hits a grain less than a window apart never exceed the limit together; each such span adds one.
+        // Hits less than a window minus a grain apart never exceed the limit together; each such span adds one limit.
         let exact = self.span.nanos() - (self.grain.get() - 1);
         u128::from(self.limit) * (1 + u128::from(span / exact))
     }
@@ -128,7 +128,7 @@ impl Law for SteppedBucket {
     fn excess(&self) -> Excess {
         self.excess
     }
-    // The step that a charge began has passed for those behind it, too.
+    // The step that the charge opened has passed for later charges, too.
     fn early(&self) -> u64 {
         self.amount.get()
     }
@@ -157,7 +157,7 @@ impl Law for LeakyQueue {
         Excess::Refuse
     }
 
-    // Nothing is let in until the delay is short enough; then all that is behind fits.
+    // Nothing is admitted until the delay is short enough; then everything behind it fits.
     fn can_free_several(&self) -> bool {
         self.max_delay.is_some()
     }

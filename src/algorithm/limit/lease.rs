@@ -1,4 +1,4 @@
-//! Counters and charges that come from another replica, whose clock may show another time.
+//! Charges made on another replica, whose clock may show another time.
 
 use crate::{
     algorithm::{Counter, Excess, FixedWindow, Limit, Operation, SlidingWindow, SteppedBucket, TokenBucket},
@@ -6,8 +6,8 @@ use crate::{
 };
 
 impl Limit {
-    /// Whether a part of what is left may be given to others to charge by themselves: where a hit that does not
-    /// pass leaves no trace that they would have to tell of, and none waits.
+    /// Whether a part of what is left may be leased to another replica. This requires that a refused hit leaves no
+    /// trace and that no hit waits.
     pub fn is_leasable(&self) -> bool {
         match self {
             Self::Classic(_) => true,
@@ -20,11 +20,11 @@ impl Limit {
         }
     }
 
-    /// Charges `hits` that were taken at `at`, whether they would pass or not. Those that do not count any more
-    /// change nothing.
+    /// Charges `hits` that were consumed at `at`, whether they would pass or not. Hits that have expired change
+    /// nothing.
     pub(crate) fn charge_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
         match (self, &mut *counter) {
-            // What was owed meanwhile is owed after these hits instead of before, which takes as long.
+            // A debt from meanwhile is owed after these hits instead of before them, which takes as long.
             (Self::TokenBucket(limit) | Self::LeakyBucket(limit), Counter::Debt(counter)) => {
                 counter.charge(limit.rate, at, hits);
             }
@@ -38,7 +38,7 @@ impl Limit {
         }
     }
 
-    /// Takes back `hits` that [`Limit::charge_taken`] charged at `at`, as far as they still count.
+    /// Takes back `hits` that [`Limit::charge_at`] charged at `at`, as far as they still count.
     pub(crate) fn refund_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
         let mut taken = self.fresh();
         self.charge_at(&mut taken, hits, at, now);

@@ -1,13 +1,13 @@
-//! A limit cut into equal shares, for replicas that count by themselves because they cannot reach each other.
+//! A limit divided into equal shares, for replicas that decide locally during a partition.
 
 use std::num::NonZeroU64;
 
 use crate::algorithm::{Excess, LeakyQueue, Limit, Rate, SteppedBucket, TokenBucket};
 
 impl Limit {
-    /// What each of so many members lets pass by itself: the limit divided by their number, rounded up, so that all
-    /// together let at most one hit too many pass for each member. Bursts, queues, steps and debts are divided
-    /// likewise; windows stay, so that it counts in the same counters.
+    /// The share of each of `members` replicas: the limit divided by their number, rounded up, so that all shares
+    /// together exceed the limit by at most one hit for each member. Bursts, queues, steps and debts are divided
+    /// likewise. Windows stay the same, so that the share uses the same counters.
     pub fn share(&self, members: u32) -> Self {
         let part = |number: u64| number.div_ceil(members.max(1).into());
         let step = |number: NonZeroU64| NonZeroU64::new(part(number.get())).unwrap_or(NonZeroU64::MIN);
@@ -43,7 +43,7 @@ impl Limit {
                 };
             }
             Self::LeakyQueue(limit) => {
-                // The one that leaves at once is divided with those that wait.
+                // The hit that leaves at once is divided together with those that wait.
                 let burst = limit.burst.map(|burst| part(burst.saturating_add(1)).saturating_sub(1));
                 *limit = LeakyQueue { rate: rate(limit.rate), burst, ..*limit };
             }

@@ -1,4 +1,4 @@
-//! What operators do: try a call without charging it, look at one counter, replace one.
+//! Operations of operators: dry runs, and access to single counters.
 
 use smallvec::SmallVec;
 
@@ -14,25 +14,25 @@ use crate::{
     time::Timestamp,
 };
 
-/// What a call would be answered, and what it would find.
+/// The decisions that a check set would get, with the state of its counters.
 #[derive(Clone, Debug)]
 pub struct DryRun {
-    /// The answers to its checks, in their order.
+    /// The decisions, in the order of the checks.
     pub decisions: Decisions,
-    /// Their counters as they are.
+    /// The states of the counters, in the order of the checks.
     pub before: SmallVec<[CounterState; 2]>,
 }
 
-/// What is kept under a key.
+/// The state of one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterState {
-    /// From when on the counter may be forgotten; `None` where there is none, which is the same as an unused one.
+    /// The instant from which the counter may be evicted; `None` if there is no counter, or an idle one.
     pub idle_at: Option<Timestamp>,
-    /// The answer to a look.
+    /// The answer to a peek.
     pub peek: Decision,
 }
 
-/// A counter before and after it was replaced.
+/// A counter before and after its replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replacement {
     /// Before.
@@ -42,8 +42,8 @@ pub struct Replacement {
 }
 
 impl Memory {
-    /// What [`Memory::apply`] would answer now, without changing anything. It does not foresee that there would be
-    /// no memory for a new key.
+    /// The decisions that [`Memory::apply`] would return now. Changes nothing, and does not predict a lack of memory
+    /// for a new key.
     pub fn dry_run(
         &self,
         checks: &[Check<'_>],
@@ -69,7 +69,7 @@ impl Memory {
         DryRun { decisions: decide_set(checks, refused, &mut each), before }
     }
 
-    /// Copies of the counters that there are, all of one moment.
+    /// Consistent copies of the stored counters of the checks.
     fn copies(&self, checks: &[Check<'_>], now: Timestamp) -> Vec<(Key, Counter)> {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
         slots.sort_unstable();
@@ -78,7 +78,7 @@ impl Memory {
         let mut copies: Vec<(Key, Counter)> = Vec::new();
         for check in checks {
             let slot = self.slot(check.key);
-            // Every slot is among the locked ones.
+            // The slots of all checks are locked.
             let table = &*tables[slots.partition_point(|other| *other < slot)];
             if let Some(packed) = table.get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
@@ -89,14 +89,13 @@ impl Memory {
         copies
     }
 
-    /// What is kept under a key of `limit`'s kind.
+    /// The state of the counter of `key`, of the kind of `limit`.
     pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
         self.state(&self.table(self.slot(key)), key, limit, now)
     }
 
-    /// Forgets what is kept under a key of `limit`'s kind, and charges `hits` to a fresh counter instead. What is
-    /// more than the limit lets pass is kept as a debt where the limit can hold one. Where its slot is not held,
-    /// nothing is done.
+    /// Replaces the counter of `key` by a fresh one with `hits` charged. Hits above the limit become a debt if the
+    /// algorithm can hold one. Does nothing if this replica does not own the slot.
     pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replacement {
         let slot = self.slot(key);
         let table = &mut *self.table(slot);
@@ -131,11 +130,11 @@ impl CounterState {
     }
 }
 
-/// A fresh counter to which `hits` are charged, beyond the limit too where it can hold a debt.
+/// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt.
 pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
     let mut counter = limit.fresh();
-    if 0 < hits {
-        // A queue takes as many as it holds.
+    if hits > 0 {
+        // A queue holds no more than its allowance.
         let most = limit.allowance();
         let hits = if matches!(limit, Limit::LeakyQueue(_)) { hits.min(most) } else { hits };
         limit.with_debt(hits).decide(&mut counter, now, Operation::Charge(hits));

@@ -1,4 +1,4 @@
-//! Several checks of one call, decided as one.
+//! Decides several checks of one call as one.
 
 use smallvec::SmallVec;
 
@@ -8,14 +8,14 @@ use crate::{
     time::Timestamp,
 };
 
-/// What is done to the counter of a check.
+/// An action on the counter of a check.
 #[derive(Clone, Copy)]
 pub(super) enum Action {
-    /// It is asked what the check asks.
+    /// Apply the operation of the check.
     Decide,
-    /// A charge is taken back, and it is looked at.
+    /// Take a charge back, then peek.
     TakeBack(Receipt),
-    /// It is looked at.
+    /// Peek.
     Peek,
 }
 
@@ -32,8 +32,8 @@ impl Action {
     }
 }
 
-/// Decides the checks of one call one after the other, and takes charges back where the call is refused. `each` does
-/// a deed to the counter of the check at that index, and says whether that is kept.
+/// Decides the checks of one call in order, and takes charges back if the call is refused. `each` applies an action to
+/// the counter of the check at an index, and returns whether the counter is stored.
 pub(super) fn decide_set(
     checks: &[Check<'_>],
     refused: impl FnOnce(&[Decision]) -> bool,
@@ -45,8 +45,8 @@ pub(super) fn decide_set(
         charged.push(if kept { check.limit.charged(check.operation, decision.verdict.passes()) } else { 0 });
         decisions.push(decision);
     }
-    if 1 < checks.len() && refused(&decisions) {
-        // Newest first, so that two charges to one counter come off in turn.
+    if checks.len() > 1 && refused(&decisions) {
+        // Newest first, so that two charges to one counter are undone in reverse order.
         for (index, decision) in decisions.iter_mut().enumerate().rev() {
             if checks[index].on_refusal == OnRefusal::TakeBack
                 && let Some(receipt) = decision.receipt.take()

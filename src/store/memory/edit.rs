@@ -1,4 +1,4 @@
-//! Deeds to one counter that is held here, beside asking it: what another replica's caller wants done.
+//! Changes to one owned counter on behalf of another replica.
 
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation, Receipt},
@@ -8,13 +8,12 @@ use crate::{
 };
 
 impl Memory {
-    /// Takes back what still counts of one charge, and looks.
+    /// Takes back what still counts of one charge, then peeks.
     pub fn undo(&self, key: Key, limit: &Limit, receipt: Receipt, now: Timestamp) -> Decision {
         self.edit(key, limit, now, |counter| limit.undo(counter, receipt, now))
     }
 
-    /// Puts `hits` that are charged now in place of what was counted, beyond the limit too where it can hold a debt,
-    /// and looks.
+    /// Replaces the count by `hits` charged now, above the limit if the algorithm can hold a debt, then peeks.
     pub fn set(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Decision {
         self.edit(key, limit, now, |counter| *counter = charged_counter(limit, hits, now))
     }

@@ -1,5 +1,5 @@
-//! Hits that are lent to other replicas: they are kept apart from the counter, and counted as if they were taken
-//! at every moment until they are used or back.
+//! Hits that are leased to other replicas. They are stored beside the counter and count as charged until they are used
+//! or returned.
 
 use std::collections::BTreeMap;
 
@@ -16,19 +16,19 @@ use crate::{
     time::Timestamp,
 };
 
-/// Hits of a slice that were used.
+/// Used hits of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsedHits {
-    /// How many.
+    /// The number of hits.
     pub hits: u64,
-    /// When the last of them was.
+    /// When the last one was used.
     pub at: Timestamp,
 }
 
 impl Memory {
-    /// Lends `hits` of `key`, if they would pass now with all that is lent already. Says what would be left then;
-    /// `None` where nothing is lent: also not of limits that cannot be shared so (those that count what they
-    /// refuse, owe, queue or remember each hit), nor where the slot is not held or not shared.
+    /// Leases `hits` of `key` if they would pass on top of all leased hits, and returns what would be left. `None` if
+    /// nothing is leased: also if the algorithm does not support it (see [`Limit::is_leasable`]), or this replica does
+    /// not own the slot.
     pub fn lend(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Option<Decision> {
         let ownerships = self.ownerships.as_ref().filter(|_| limit.is_leasable())?;
         let slot = self.slot(key);
@@ -49,17 +49,17 @@ impl Memory {
         })
     }
 
-    /// Hits of `key` that are lent out.
+    /// The leased hits of `key`.
     pub fn reserved(&self, key: Key) -> u64 {
         self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(self.slot(key)).lent(key))
     }
 
-    /// Notes that so many hits of `key` are lent out, as a former holder has told. Says whether its slot is held.
+    /// Sets the leased hits of `key`, as reported by the former owner. Returns whether this replica owns the slot.
     pub fn set_reserved(&self, key: Key, hits: u64) -> bool {
         self.change_reserved(key, |_| hits)
     }
 
-    /// Takes back up to `hits` that were lent and not used. Says whether the slot is held.
+    /// Takes back up to `hits` leased and unused hits. Returns whether this replica owns the slot.
     pub fn reclaim(&self, key: Key, hits: u64) -> bool {
         self.change_reserved(key, |lent| lent.saturating_sub(hits))
     }
@@ -74,11 +74,11 @@ impl Memory {
         ownership.is_owned()
     }
 
-    /// Charges hits that were lent and are used, at the time when they were, and no longer counts them as lent: in
-    /// one step, so that nobody finds them free between. Says whether the slot is held.
+    /// Charges used hits of a lease at the time of their use and removes them from the leased hits, in one step, so
+    /// that they are never free in between. Returns whether this replica owns the slot.
     ///
-    /// Of hits that were used one after another, the last one's instant stands for all: that is at most too
-    /// strict. Those of different windows are best told apart.
+    /// The time of the last hit stands for all of them, which is at most too strict. Report hits of different windows
+    /// separately.
     pub fn charge_lent(&self, key: Key, limit: &Limit, used: UsedHits, now: Timestamp) -> bool {
         let charged = self.with_counter(key, limit, now, |counter| {
             limit.charge_at(counter, used.hits, used.at.min(now), now);
@@ -86,8 +86,8 @@ impl Memory {
         charged && self.reclaim(key, used.hits)
     }
 
-    /// Takes back hits that [`Memory::charge_lent`] charged and that were not used after all, as far as they still
-    /// count. Says whether the slot is held.
+    /// Takes back hits that [`Memory::charge_lent`] charged and that turned out to be unused, as far as they still
+    /// count. Returns whether this replica owns the slot.
     pub fn refund_lent(&self, key: Key, limit: &Limit, unused: UsedHits, now: Timestamp) -> bool {
         self.with_counter(key, limit, now, |counter| {
             limit.refund_at(counter, unused.hits, unused.at.min(now), now);
@@ -96,8 +96,8 @@ impl Memory {
 }
 
 impl LockedSlots<'_> {
-    /// Whether the call can be decided as if what is lent were taken: not where a check would be refused only for
-    /// that. Nothing is changed.
+    /// Checks that no decision depends on leased hits: that no check would be refused only because of them. Changes
+    /// nothing.
     pub(super) fn require_unlent(
         &self,
         memory: &Memory,
@@ -127,19 +127,19 @@ impl LockedSlots<'_> {
     }
 
     pub(super) fn lent(&self, memory: &Memory, key: Key) -> u64 {
-        // Without tenures nothing is ever lent.
+        // Without a cluster nothing is leased.
         self.ownerships.get(self.place(memory.slot(key))).map_or(0, |ownership| ownership.lent(key))
     }
 }
 
-/// What a deed has led to beside hits that are lent.
+/// The effect of an action on a counter with leased hits.
 pub(super) struct Applied {
     pub(super) decision: Decision,
-    /// It was refused, but would have passed if nothing were lent.
+    /// Whether it was refused and would have passed without leased hits.
     passes_unlent: bool,
 }
 
-/// Does a deed to a counter of which so many hits are lent, as if these were taken now.
+/// Applies an action to a counter, with `lent` hits counted as charged now.
 pub(super) fn apply_action(
     lent: u64,
     action: Action,
@@ -161,17 +161,17 @@ pub(super) fn apply_action(
             Applied { decision, passes_unlent: false }
         }
         Action::Decide => {
-            let told = check.limit.decide(&mut full, now, check.operation);
-            let mut alone = counter.clone();
-            let bare = check.limit.decide(&mut alone, now, check.operation);
-            let passes = told.verdict.passes();
+            let with_leases = check.limit.decide(&mut full, now, check.operation);
+            let mut unlent = counter.clone();
+            let bare = check.limit.decide(&mut unlent, now, check.operation);
+            let passes = with_leases.verdict.passes();
             if check.limit.is_changed_by(check.operation, passes) {
-                *counter = alone;
+                *counter = unlent;
             }
             let decision = if passes {
-                Decision { remaining: told.remaining, ..bare }
+                Decision { remaining: with_leases.remaining, ..bare }
             } else {
-                Decision { receipt: None, ..told }
+                Decision { receipt: None, ..with_leases }
             };
             Applied { decision, passes_unlent: !passes && bare.verdict.passes() }
         }

@@ -1,4 +1,4 @@
-//! Which slots are held here, and what has changed in them: what replicas that share slots need to know.
+//! Ownership of slots, and the changes of each slot since its last copy.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,17 +20,17 @@ use crate::{
     time::Timestamp,
 };
 
-/// The tenure of each slot, for a memory that shares slots.
+/// The ownership state of all slots, for a replica in a cluster.
 #[derive(Debug)]
 pub(super) struct OwnershipTable {
-    // One for each slot, locked alone or after the lock of its table.
+    // One for each slot. Lock order: after the table of the same slot.
     each: Box<[Mutex<SlotOwnership>]>,
-    // A bit for each slot that has changed; set and cleared under the lock of its tenure.
+    // One bit for each slot with changes, written under the lock of its ownership.
     changed: Box<[AtomicU64]>,
     pub(super) tracking: AtomicBool,
 }
 
-/// What is known of one slot beside its counters.
+/// The state of one slot other than its counters.
 #[derive(Debug, Default)]
 pub(super) struct SlotOwnership {
     owned: bool,
@@ -39,14 +39,14 @@ pub(super) struct SlotOwnership {
     side_data: Option<Box<SideData>>,
 }
 
-/// Which counters of a slot have changed since they were last copied.
+/// Which counters of a slot have changed since their last copy.
 #[derive(Debug)]
 pub(super) enum Changed {
     Some(HashSet<Key, BuildHasherDefault<KeyHasher>>),
     All,
 }
 
-/// What few slots have.
+/// State that only few slots have.
 #[derive(Debug, Default)]
 pub(super) struct SideData {
     pub(super) lent: HashMap<Key, u64, BuildHasherDefault<KeyHasher>>,
@@ -71,11 +71,11 @@ impl OwnershipTable {
     }
 
     pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, SlotOwnership> {
-        // A tenure is whole after each of its changes.
+        // Every change leaves the state consistent, so a poisoned lock is harmless.
         self.each[slot.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the counter of `key` has changed, in a slot that now has so many counters.
+    /// Records a change of the counter of `key`, in a slot with this many counters.
     pub(super) fn record_change(&self, slot: Slot, ownership: &mut SlotOwnership, key: Key, counters: usize) {
         ownership.seq += 1;
         if !self.tracking.load(Ordering::Relaxed) {
@@ -86,14 +86,14 @@ impl OwnershipTable {
                 self.flag(slot);
             }
             keys.insert(key);
-            // Beyond that a copy of everything is no larger than it must be.
+            // With more changes than this, a copy of the whole slot is cheaper.
             if counters < keys.len() * 2 {
                 ownership.changed = Changed::All;
             }
         }
     }
 
-    /// Notes that everything in a slot has changed.
+    /// Records that the whole slot has changed.
     pub(super) fn record_all_changed(&self, slot: Slot, ownership: &mut SlotOwnership) {
         if self.tracking.load(Ordering::Relaxed) {
             ownership.changed = Changed::All;
@@ -101,7 +101,7 @@ impl OwnershipTable {
         }
     }
 
-    /// Slots that have changed.
+    /// The slots with changes.
     pub(super) fn flagged(&self) -> Vec<Slot> {
         let mut slots = Vec::new();
         for (word, bits) in self.changed.iter().enumerate() {
@@ -125,7 +125,7 @@ impl OwnershipTable {
 }
 
 impl SlotOwnership {
-    /// The tenure of a slot that is held from now on.
+    /// The state of a slot that was just acquired.
     pub(super) fn owned(side_data: SideData) -> Self {
         let mut ownership = Self { owned: true, ..Self::default() };
         ownership.update_side_data(SideData::default, |empty| *empty = side_data);
@@ -140,24 +140,24 @@ impl SlotOwnership {
         self.seq
     }
 
-    /// Hits of `key` that are lent out.
+    /// The leased hits of `key`.
     pub(super) fn lent(&self, key: Key) -> u64 {
         self.side_data().and_then(|side_data| side_data.lent.get(&key)).copied().unwrap_or_default()
     }
 
-    /// Drops consumption that weighs nothing any more.
+    /// Drops pending usage that has expired.
     pub(super) fn forget_idle(&mut self, now: Timestamp) {
         if self.side_data().is_some_and(|side_data| !side_data.pending.is_empty()) {
             self.update_side_data(SideData::default, |side_data| side_data.pending.forget_idle(now));
         }
     }
 
-    /// What there is beside counters.
+    /// The side data, if there is any.
     pub(super) fn side_data(&self) -> Option<&SideData> {
         self.side_data.as_deref()
     }
 
-    /// Changes what there is beside counters.
+    /// Updates the side data and its memory reservation.
     pub(super) fn update_side_data<R>(
         &mut self,
         nothing: impl FnOnce() -> SideData,
@@ -176,14 +176,14 @@ impl SlotOwnership {
         self.side_data.map(|side_data| *side_data).unwrap_or_default()
     }
 
-    /// What has changed since this was last asked.
+    /// Takes the changes since the last call.
     pub(super) fn take_changed(&mut self) -> Changed {
         std::mem::take(&mut self.changed)
     }
 }
 
 impl SideData {
-    /// Notes that so many hits of `key` are lent out, all in all.
+    /// Sets the leased hits of `key`.
     pub(super) fn lend(&mut self, key: Key, hits: u64) {
         if hits == 0 {
             self.lent.remove(&key);
@@ -192,7 +192,7 @@ impl SideData {
         }
     }
 
-    /// Copies of what waits to be absorbed, and of what is not known.
+    /// Copies of pending usage and unknown records.
     pub(super) fn copies(&self) -> (PendingUsage, UnknownRecords) {
         (self.pending.clone(), self.unknown.clone())
     }

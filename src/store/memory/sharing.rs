@@ -1,4 +1,4 @@
-//! Slots that change hands, and copies of what has changed in them.
+//! Transfer of slots between replicas, and copies of their changes.
 
 use std::sync::atomic::Ordering;
 
@@ -17,20 +17,20 @@ use crate::{
     time::Timestamp,
 };
 
-/// Sharing slots. A memory of its own holds all of them, and none of this changes it.
+/// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
 impl Memory {
-    /// Whether the counters of `slot` are held here.
+    /// Whether this replica owns `slot`.
     pub fn owns(&self, slot: Slot) -> bool {
         self.ownerships.as_ref().is_none_or(|ownerships| ownerships.lock(slot).is_owned())
     }
 
-    /// How often a counter of `slot` has changed since it is held; 0 where it is not.
+    /// The number of changes to `slot` since it was acquired; 0 if it is not owned.
     pub fn version_seq(&self, slot: Slot) -> u64 {
         self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(slot).seq())
     }
 
-    /// Takes everything out of `slot`, with how often it has changed; it is not held from then on. What was lent of
-    /// it is forgotten. `None` where it was not held.
+    /// Releases `slot` and returns its data with the number of changes. Its leases are dropped. `None` if it was not
+    /// owned.
     pub fn release(&self, slot: Slot) -> Option<(SlotData, u64)> {
         let ownerships = self.ownerships.as_ref()?;
         let (table, ownership) = {
@@ -50,7 +50,7 @@ impl Memory {
         Some((data.charged_to(&self.resources.budget), seq))
     }
 
-    /// Holds `slot` from now on, with these counters. It was not held. (One that is stays as it is.)
+    /// Acquires `slot` with this data. Does nothing if the slot is owned already.
     pub fn acquire(&self, slot: Slot, data: SlotData, now: Timestamp) {
         let Some(ownerships) = &self.ownerships else { return };
         self.take_in_lead(&data, now);
@@ -60,7 +60,7 @@ impl Memory {
         let side_data = SideData { pending, unknown, ..self.empty_side_data() };
         let mut table = self.table(slot);
         let mut ownership = ownerships.lock(slot);
-        debug_assert!(!ownership.is_owned(), "{slot:?} is held already");
+        debug_assert!(!ownership.is_owned(), "{slot:?} is owned already");
         if ownership.is_owned() {
             return;
         }
@@ -71,8 +71,8 @@ impl Memory {
         ownerships.record_all_changed(slot, &mut ownership);
     }
 
-    /// Adds consumption of elsewhere to `slot`; each counter absorbs its part at the next check of its key. Says
-    /// whether it was added: not where the slot is not held, nor where there is no memory for it.
+    /// Adds usage from other replicas to `slot`; each counter merges its part at the next check of its key. Returns
+    /// whether it was added: not if the slot is not owned, nor if there is no memory.
     pub fn add(&self, slot: Slot, mut pending: PendingUsage, now: Timestamp) -> bool {
         let Some(ownerships) = &self.ownerships else { return false };
         pending.forget_idle(now);
@@ -92,31 +92,30 @@ impl Memory {
         true
     }
 
-    /// Answers nothing while it is `distrusted`, whatever it holds: too few others are heard to rely on it.
+    /// Suspends all decisions, whatever this replica owns, while it hears too few members.
     pub fn set_suspended(&self, suspended: bool) {
         self.restrictions.set_suspended(suspended);
     }
 
-    /// Nothing yet, but what there will be counts in the budget.
+    /// Empty side data that counts in the budget.
     pub(super) fn empty_side_data(&self) -> SideData {
         SideData { reservation: Reservation::of(&self.resources.budget), ..SideData::default() }
     }
 
-    /// From now on, notes which counters change.
+    /// Starts to record which counters change.
     pub fn track_changes(&self) {
         if let Some(ownerships) = &self.ownerships {
             ownerships.tracking.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The slots in which anything has changed since [`Memory::changes`] or [`Memory::whole`] told of them. It
-    /// takes no lock.
+    /// The slots that have changed since [`Memory::changes`] or [`Memory::whole`] copied them. Takes no lock.
     pub fn changed_slots(&self) -> Vec<Slot> {
         self.ownerships.as_ref().map(|ownerships| ownerships.flagged()).unwrap_or_default()
     }
 
-    /// Copies of the counters of `slot` that have changed since this or [`Memory::whole`] was last called, and which
-    /// of them are gone. Nothing where the slot is not held.
+    /// Copies of the counters of `slot` that were changed or removed since the last call of this or [`Memory::whole`].
+    /// Empty if the slot is not owned.
     pub fn changes(&self, slot: Slot) -> Changes {
         self.copies_of(slot, SlotOwnership::take_changed)
     }
@@ -130,8 +129,8 @@ impl Memory {
         self.copies_of(slot, all)
     }
 
-    /// Copies of all counters of `slot`, also of one that is not shared, for whoever takes no part in the copying of
-    /// changes. `None` where there are none.
+    /// Copies of all counters of `slot`, with or without a cluster. Does not affect [`Memory::changes`]. `None` if
+    /// there are none.
     pub(in crate::store) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
         let table = self.table(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
@@ -172,7 +171,7 @@ impl Memory {
         Changes { seq, data: data.charged_to(&self.resources.budget) }
     }
 
-    /// Does a deed to the counter of `key` and notes it as changed; says whether its slot is held.
+    /// Applies an action to the counter of `key` and records the change; returns whether this replica owns the slot.
     pub(super) fn with_counter(
         &self,
         key: Key,
@@ -196,7 +195,7 @@ impl Memory {
         true
     }
 
-    /// Lets the counter of `key` absorb what waits for it, where anything does.
+    /// Merges pending usage into the counter of `key`, if there is any.
     pub(super) fn absorb_pending(
         &self,
         table: &mut Table,
@@ -221,8 +220,7 @@ impl Memory {
         true
     }
 
-    /// The same contents, counted in the memory limit for as long as they live; `None` where there is no memory for
-    /// them.
+    /// The same data, counted in the memory limit until it is dropped; `None` if there is no memory for it.
     pub fn within_limit(&self, data: SlotData) -> Option<SlotData> {
         let short = self.resources.budget.is_short_of(data.bytes());
         (!short).then(|| data.charged_to(&self.resources.budget))

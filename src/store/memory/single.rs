@@ -1,4 +1,4 @@
-//! One check by itself, the usual call: the straight line through what `apply` does to several.
+//! Decides a single check: the common case of `apply`, without the steps that only several checks need.
 
 use crate::{
     algorithm::Decision,
@@ -6,19 +6,19 @@ use crate::{
     time::Timestamp,
 };
 
-/// The answer to a check that was alone in its call.
+/// The decision of a single check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SingleDecision {
-    /// What was decided. Nobody takes it back.
+    /// The decision. It is never taken back.
     pub decision: Decision<()>,
-    /// The hits that were charged to its counter; 0 where there was no memory for it.
+    /// The hits that were charged; 0 if there was no memory for the counter.
     pub charged: u64,
 }
 
 impl Memory {
-    /// What [`Memory::apply`] answers to one check. `None` where something of its slot is lent or waits to be absorbed:
-    /// then nothing has happened, and it is for [`Memory::apply`].
-    // Always: there is one caller that counts, and what it knows of the check need not be looked at again.
+    /// The same as [`Memory::apply`] for one check. `None`, without any effect, if the slot has leases or pending
+    /// usage: use [`Memory::apply`] then.
+    // `inline(always)`: single hot caller.
     #[inline(always)]
     pub fn apply_single(
         &self,
@@ -59,7 +59,7 @@ impl Memory {
         }))
     }
 
-    // Never: a new counter, or one whose window has turned, is the rarer case, and needs much more room.
+    // `inline(never)`: new counters and new windows are rare and need a larger stack frame.
     #[inline(never)]
     fn touch_single(&self, table: &mut Table, check: &Check<'_>, now: Timestamp) -> (Decision<()>, bool) {
         let Check { key, limit, operation, .. } = *check;
@@ -83,7 +83,7 @@ mod tests {
         time::SECOND,
     };
 
-    /// Two slots, of which one is held.
+    /// Two slots, of which the first is owned.
     fn memory(shared: bool) -> Memory {
         let memory = Memory::new(BYTES, OnFull::Deny).with_slots(2);
         if !shared {
@@ -102,8 +102,8 @@ mod tests {
         [Limit::Classic(classic), window(5), Limit::FixedWindow(debt), bucket(5)]
     }
 
-    /// The same by the other path.
-    fn among_others(memory: &Memory, check: Check<'_>, now: Timestamp) -> Result<SingleDecision, NotLocal> {
+    /// The same check through `apply`.
+    fn apply_as_set(memory: &Memory, check: Check<'_>, now: Timestamp) -> Result<SingleDecision, NotLocal> {
         let decisions = memory.apply(&[check], now, |_| false)?;
         Ok(SingleDecision { decision: decisions[0].without_receipt(), charged: decisions.charged()[0] })
     }
@@ -119,17 +119,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_check_by_itself_is_answered_and_leaves_what_it_would_among_others(
+        fn single_check_equals_check_set_of_one(
             shared: bool,
             steps in prop::collection::vec((0..6_usize, 0..4_usize, any_operation(), 0..2 * SECOND, 0..12_u8), 1..60),
         ) {
-            let (alone, together, limits) = (memory(shared), memory(shared), limits());
+            let (single, set, limits) = (memory(shared), memory(shared), limits());
             let mut now = NOW;
             for (name, limit, operation, pass, other) in steps {
                 now = now.plus(pass);
-                // A key has one kind of counter.
+                // All checks of a key use one kind of counter.
                 let (key, limit) = (key(&format!("{name} {limit}")), &limits[limit]);
-                for memory in [&alone, &together] {
+                for memory in [&single, &set] {
                     match other {
                         0 => assert!(memory.lend(key, limit, 1, now).is_none_or(|left| left.verdict.passes())),
                         1 => assert_eq!(memory.reclaim(key, 1), shared && memory.owns(memory.slot(key))),
@@ -137,18 +137,18 @@ mod tests {
                     }
                 }
                 let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep };
-                let answer = match alone.apply_single(&check, now) {
+                let answer = match single.apply_single(&check, now) {
                     Ok(Some(answer)) => Ok(answer),
-                    Ok(None) => among_others(&alone, check, now),
+                    Ok(None) => apply_as_set(&single, check, now),
                     Err(not_local) => Err(not_local),
                 };
-                prop_assert_eq!(answer, among_others(&together, check, now));
+                prop_assert_eq!(answer, apply_as_set(&set, check, now));
             }
-            prop_assert_eq!(alone.stats(), together.stats());
-            prop_assert_eq!(alone.changed_slots(), together.changed_slots());
-            for slot in alone.each_slot() {
-                prop_assert_eq!(alone.version_seq(slot), together.version_seq(slot));
-                prop_assert_eq!(alone.whole(slot).data, together.whole(slot).data);
+            prop_assert_eq!(single.stats(), set.stats());
+            prop_assert_eq!(single.changed_slots(), set.changed_slots());
+            for slot in single.each_slot() {
+                prop_assert_eq!(single.version_seq(slot), set.version_seq(slot));
+                prop_assert_eq!(single.whole(slot).data, set.whole(slot).data);
             }
         }
     }

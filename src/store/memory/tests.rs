@@ -1,4 +1,4 @@
-//! What the table promises: exactness under races, all or nothing, and a bound on its memory.
+//! Tests of the store: exactness under concurrency, atomicity of check sets, and the memory limit.
 
 use std::{
     num::NonZeroU64,
@@ -65,7 +65,7 @@ fn race(callers: u64, call: impl Fn(u64) -> bool + Sync) -> u64 {
 }
 
 #[test]
-fn of_racing_callers_exactly_the_limit_pass() {
+fn concurrent_callers_admit_exactly_the_limit() {
     for limit in [window(100), bucket(100)] {
         let memory = Memory::new(BYTES, OnFull::Deny);
         let check = Check {
@@ -80,7 +80,7 @@ fn of_racing_callers_exactly_the_limit_pass() {
 }
 
 #[test]
-fn of_racing_callers_of_several_counters_exactly_the_tightest_limit_pass_and_the_others_lose_nothing() {
+fn concurrent_check_sets_admit_exactly_the_tightest_limit() {
     let (memory, group, user) = (Memory::new(BYTES, OnFull::Deny), window(100), bucket(30));
     let passed = race(300, |caller| {
         let user_key = key(&format!("user {}", caller % 5));
@@ -110,7 +110,7 @@ fn of_racing_callers_of_several_counters_exactly_the_tightest_limit_pass_and_the
 }
 
 #[test]
-fn a_refused_call_tells_what_is_left_without_it() {
+fn refused_call_reports_remaining_without_its_charges() {
     let (memory, wide, narrow) = (Memory::new(BYTES, OnFull::Deny), window(10), window(1));
     let checks = [
         Check {
@@ -134,7 +134,7 @@ fn a_refused_call_tells_what_is_left_without_it() {
 }
 
 #[test]
-fn two_checks_of_one_counter_charge_it_twice_or_not_at_all() {
+fn two_checks_of_one_counter_charge_twice_or_not_at_all() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(3));
     let twice = [Check {
         key: key("one"),
@@ -148,7 +148,7 @@ fn two_checks_of_one_counter_charge_it_twice_or_not_at_all() {
 }
 
 #[test]
-fn a_call_may_involve_every_lock_there_is() {
+fn check_set_may_lock_every_slot() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1));
     let checks: Vec<_> = (0..10_000)
         .map(|index| Check {
@@ -165,14 +165,14 @@ fn a_call_may_involve_every_lock_there_is() {
 }
 
 #[test]
-fn a_look_keeps_no_counter() {
+fn peek_stores_no_counter() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1));
     assert_eq!(left(&memory, key("one"), &limit), 1);
     assert_eq!(memory.stats().live, 0);
 }
 
 #[test]
-fn a_sweep_forgets_what_is_idle_and_nothing_else() {
+fn sweep_evicts_idle_counters_only() {
     let (memory, window, bucket) = (Memory::new(BYTES, OnFull::Deny), window(1), bucket(4));
     for index in 0..1_000 {
         let key = key(&index.to_string());
@@ -186,10 +186,10 @@ fn a_sweep_forgets_what_is_idle_and_nothing_else() {
     sweep(0);
     assert_eq!(memory.stats().live, 1_000);
     sweep(1);
-    assert_eq!(memory.stats().live, 500, "buckets take four hours to fill");
+    assert_eq!(memory.stats().live, 500, "the buckets are full after four hours");
     sweep(4);
     assert_eq!(memory.stats().live, 0);
-    assert_eq!(memory.stats().bytes, 0, "and their memory is given back");
+    assert_eq!(memory.stats().bytes, 0, "the memory of evicted counters is released");
 }
 
 pub(super) fn second_of(index: u64) -> Limit {
@@ -232,7 +232,7 @@ pub(super) fn second_of(index: u64) -> Limit {
 
 proptest! {
     #[test]
-    fn a_counter_in_the_table_answers_as_the_algorithm_does(
+    fn stored_counter_answers_like_the_algorithm(
         index in 0..15_u64,
         operations in prop::collection::vec(
             (prop_oneof![Just(0), 0..SECOND, 0..4 * SECOND], prop_oneof![
@@ -272,7 +272,7 @@ fn number(number: u64) -> Key {
 }
 
 #[test]
-fn a_million_counters_take_at_most_64_bytes_each() {
+fn million_counters_take_at_most_64_bytes_each() {
     let sliding =
         SlidingWindow { limit: 10, span: Span::of_nanos(SECOND * 60).unwrap(), excess: Excess::Refuse };
     for limit in [window(10), bucket(10), Limit::SlidingWindow(sliding)] {
@@ -280,7 +280,7 @@ fn a_million_counters_take_at_most_64_bytes_each() {
         let mut worst = 0.0_f64;
         for index in 0..1_000_000 {
             assert!(charge(&memory, number(index), &limit, NOW));
-            if index % 10_000 == 0 && 100_000 < index {
+            if index % 10_000 == 0 && index > 100_000 {
                 worst = worst.max(memory.stats().bytes as f64 / (index + 1) as f64);
             }
         }
@@ -290,7 +290,7 @@ fn a_million_counters_take_at_most_64_bytes_each() {
 }
 
 #[test]
-fn a_flood_of_new_keys_stays_within_the_budget_and_frees_nobody_who_is_refused() {
+fn flood_of_new_keys_stays_in_budget_and_admits_no_refused_key() {
     let bytes_max = 2 * BYTES_MIN;
     for limit in [window(3), bucket(3)] {
         let memory = Memory::new(bytes_max, OnFull::Deny);
@@ -299,34 +299,34 @@ fn a_flood_of_new_keys_stays_within_the_budget_and_frees_nobody_who_is_refused()
         }
         assert!(!charge(&memory, key("exhausted"), &limit, NOW));
         for index in 0..200_000 {
-            assert!(charge(&memory, number(index), &limit, NOW), "there is always one to forget");
+            assert!(charge(&memory, number(index), &limit, NOW), "there is always a counter to evict");
             assert!(memory.resources.budget.used() as u64 <= bytes_max);
         }
         let stats = memory.stats();
         assert!(!charge(&memory, key("exhausted"), &limit, NOW));
-        assert!(0 < stats.evicted_unexpired && stats.evicted_idle == 0 && stats.refused_full == 0);
-        assert!(bytes_max / 80 < stats.live as u64, "the budget is used: {stats:?}");
+        assert!(stats.evicted_unexpired > 0 && stats.evicted_idle == 0 && stats.refused_full == 0);
+        assert!(bytes_max / 80 < stats.live as u64, "most of the budget is in use: {stats:?}");
     }
 }
 
 #[test]
-fn idle_counters_go_before_any_other() {
+fn idle_counters_are_evicted_first() {
     let (memory, short, long) = (Memory::new(BYTES_MIN, OnFull::Deny), second_of(2), window(1_000));
     for index in 0..5_000 {
         charge(&memory, number(index), &long, NOW);
     }
-    // The flood's counters are idle a second later, when the next thousand come.
+    // The counters of the flood are idle a second later, when the next thousand arrive.
     for second in 0..100 {
         for index in 0..1_000 {
             charge(&memory, key(&format!("{second} {index}")), &short, NOW.plus(second * SECOND));
         }
     }
     let stats = memory.stats();
-    assert!(0 < stats.evicted_idle && stats.evicted_unexpired == 0, "{stats:?}");
+    assert!(stats.evicted_idle > 0 && stats.evicted_unexpired == 0, "{stats:?}");
 }
 
 #[test]
-fn where_nothing_may_go_new_keys_get_what_is_set_and_the_others_live_on() {
+fn new_keys_without_evictable_counters_follow_on_full() {
     for (on_full, passes) in [(OnFull::Deny, false), (OnFull::Allow, true)] {
         let (memory, tight, other) = (Memory::new(BYTES_MIN, on_full), window(1), window(100));
         charge(&memory, key("other"), &other, NOW);
@@ -335,9 +335,9 @@ fn where_nothing_may_go_new_keys_get_what_is_set_and_the_others_live_on() {
             kept += u64::from(charge(&memory, number(index), &tight, NOW));
         }
         let stats = memory.stats();
-        assert!(0 < stats.refused_full && stats.live < 60_000, "{stats:?}");
+        assert!(stats.refused_full > 0 && stats.live < 60_000, "{stats:?}");
         assert_eq!(kept == 60_000, passes);
-        // Who was let in once is refused, whether there was memory for the key or not.
+        // An admitted key is refused later, whether or not there was memory for it.
         assert!(!charge(&memory, number(0), &tight, NOW));
         assert_eq!(charge(&memory, key("new"), &tight, NOW), passes);
         assert!(stats.bytes as u64 <= BYTES_MIN);
@@ -345,7 +345,7 @@ fn where_nothing_may_go_new_keys_get_what_is_set_and_the_others_live_on() {
 }
 
 #[test]
-fn logs_count_in_the_budget() {
+fn logs_count_in_the_memory_budget() {
     let span = Span::of_nanos(3_600 * SECOND).unwrap();
     let limit =
         Limit::SlidingLog(SlidingLog { limit: 1_000, span, grain: NonZeroU64::MIN, excess: Excess::Refuse });
@@ -357,7 +357,7 @@ fn logs_count_in_the_budget() {
     }
     (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, NOW));
     let stats = memory.stats();
-    assert!(0 < stats.evicted_unexpired && stats.bytes as u64 <= BYTES_MIN, "{stats:?}");
+    assert!(stats.evicted_unexpired > 0 && stats.bytes as u64 <= BYTES_MIN, "{stats:?}");
     (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(3_601 * SECOND)));
     assert_eq!(memory.stats().bytes, 0);
 }

@@ -1,7 +1,7 @@
-//! A cell in bytes, for another replica: a tag that says of which kind it is, and what that kind needs.
+//! The wire format of packed counters: a tag for the kind, then its fields.
 //!
-//! Instants that are counted from go as ages, for the other replica's clock shows another time. Windows keep their
-//! place in the calendar.
+//! Debts and logs are sent as ages, because the clock of the other replica may differ. Windows keep their absolute
+//! times.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -13,7 +13,7 @@ use crate::{
     time::Timestamp,
 };
 
-// They never change their meaning; a cell of another shape gets another tag.
+// Tags never change their meaning; a new layout gets a new tag.
 const WINDOW: u8 = 1;
 const SLIDING: u8 = 2;
 const DEBT: u8 = 3;
@@ -24,17 +24,17 @@ const LARGE_DEBT: u8 = 7;
 const LARGE_STEP: u8 = 8;
 const LOG: u8 = 9;
 
-/// What the bytes of a cell hold.
+/// The result of decoding a packed counter.
 pub(in crate::store) enum Decoded {
     Counter(PackedCounter),
-    /// A kind that this version does not know.
+    /// The tag is unknown to this version.
     Unknown,
-    /// A kind that is known, but not so.
+    /// The tag is known, but the fields are invalid.
     Malformed,
 }
 
 impl PackedCounter {
-    /// Its tag and its bytes.
+    /// The tag and the encoded fields.
     pub(in crate::store) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
         let age = |instant| Age::of(instant, now);
         match self {
@@ -72,14 +72,14 @@ impl PackedCounter {
         }
     }
 
-    /// The cell of that tag and those bytes.
+    /// Decodes the fields of a tag.
     pub(in crate::store) fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Decoded {
         let packed = match tag {
             WINDOW => take(bytes).map(|(used, count, end)| Self::Window { used, count, end }),
             SLIDING => take(bytes).map(|(used, until, previous, current)| {
                 let until: Timestamp = until;
                 let whole = until.minus(until.as_nanos() % MILLISECOND);
-                // It was cut to whole milliseconds, so it fits.
+                // A whole number of milliseconds, so it fits.
                 let until = Millis::of(whole).unwrap_or(Millis([0; 3]));
                 Self::Sliding { used, until, previous, current }
             }),
@@ -114,7 +114,7 @@ impl PackedCounter {
 
     fn read_log(bytes: &[u8], now: Timestamp) -> Option<Self> {
         let (used, idle_at, entries): (UsedShare, Age, Vec<(Age, u64)>) = take(bytes)?;
-        if LOG_ENTRIES_MAX < entries.len() {
+        if entries.len() > LOG_ENTRIES_MAX {
             return None;
         }
         let log = LogCounter::of(entries.into_iter().map(|(age, hits)| (age.instant(now), hits)));
@@ -126,7 +126,7 @@ impl PackedCounter {
     }
 }
 
-/// How long after now an instant is, in nanoseconds; at most 292 years.
+/// An instant relative to now, in nanoseconds, within 292 years.
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 pub(in crate::store) struct Age(i64);
 
@@ -146,7 +146,7 @@ pub(in crate::store) fn put<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("numbers in memory are always written")
 }
 
-/// All of `bytes` as one value.
+/// Decodes all of `bytes` as one value.
 fn take<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)

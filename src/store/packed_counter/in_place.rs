@@ -1,4 +1,4 @@
-//! Asking a cell where it is: the straight line through what an update does.
+//! Decides on a packed counter in place: the common case of `update`, without unpacking.
 
 use crate::{
     algorithm::{Algorithm, DebtCounter, Decision, Excess, Limit, Operation, Window, WindowCounter},
@@ -7,9 +7,9 @@ use crate::{
 };
 
 impl PackedCounter {
-    /// Answers `ask` where the cell is, if it counts in a window that is not over and nothing is owed beyond that, or
-    /// is the debt of a bucket: what [`Self::update`] would do. `None` for any other, which stays as it is.
-    // Always: a decision is too large to be handed on for nothing.
+    /// The same as [`Self::update`] for a counter in its current window without an overdraft, and for a debt of a
+    /// bucket. `None` for any other, which stays unchanged.
+    // `inline(always)`: a decision is too large to move.
     #[inline(always)]
     pub(in crate::store) fn decide_in_place(
         &mut self,
@@ -20,7 +20,7 @@ impl PackedCounter {
         match (self, limit) {
             (Self::Window { used, count, end }, _) => {
                 let Some(Window::Aligned(span)) = limit.window() else { return None };
-                // Its end is one of the limit's: the span is part of the key. So nothing need be divided.
+                // The span is part of the key, so `end` is a window end of this limit: no division is needed.
                 let start = end.minus(span.nanos());
                 if now < start || *end <= now {
                     return None;
@@ -67,7 +67,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_cell_that_is_asked_in_its_place_is_as_one_that_is_updated(
+        fn decision_in_place_equals_update(
             (kind, overdraft, limit, nanos) in (0..4_u8, any::<bool>(), 0..20_u64, 1_000_000..9_000_000_u64),
             steps in prop::collection::vec((0..3_u8, 0..1_u64 << 33, 0_u32..33, 0..5_000_000_u64), 1..20),
         ) {

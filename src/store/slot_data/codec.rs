@@ -1,8 +1,7 @@
-//! SlotData in bytes, for another replica.
+//! The wire format of slot data.
 //!
-//! A byte for the version, one that says whether it is all that the slot holds, and the lead that the clock of its
-//! instants gave up, if one is in force; then records until the end: the key in 16 bytes, a tag for what is kept under it, a
-//! length and so many bytes. A record with a tag that is not known is kept as it is and written again as it was.
+//! A version byte, a byte for the extent and the lead of the sender's clock, if any; then records until the end: the
+//! key in 16 bytes, a tag, a length and the fields. Records with unknown tags are kept and written unchanged.
 
 use crate::{
     descriptor::Key,
@@ -15,29 +14,29 @@ use crate::{
     time::Timestamp,
 };
 
-/// What contents begin with.
+/// The first byte.
 const VERSION: u8 = 2;
-/// The tag of consumption that is still to be absorbed: a cell, and perhaps the one that it started from. Tags below
-/// are those of cells.
+/// The tag of pending usage: a packed counter, and optionally the one that it started from. Smaller tags are those of
+/// packed counters.
 const PENDING: u8 = 128;
-/// The tag of a key that has no counter any more: nothing.
+/// The tag of a removed key, without fields.
 const REMOVED: u8 = 129;
-/// The most bytes that a length takes: seven bits in each.
+/// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 
-/// Why bytes are no contents.
+/// Why slot data cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// They are of another version, or something else altogether.
-    #[error("these are no contents of this version")]
+    /// The version is not supported.
+    #[error("unsupported version of slot data")]
     UnsupportedVersion,
-    /// They are cut off or damaged.
-    #[error("these contents are damaged")]
+    /// The data is truncated or damaged.
+    #[error("damaged slot data")]
     Malformed,
 }
 
 impl SlotData {
-    /// All of it in bytes, but for what is idle. Instants are told by their distance from `now`.
+    /// Encodes everything that is not idle. Instants are relative to `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
         let mut bytes = vec![VERSION, self.extent as u8];
         let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
@@ -63,7 +62,7 @@ impl SlotData {
         bytes
     }
 
-    /// What was encoded, with its instants at their distance from `now`. It counts in no memory limit yet: see
+    /// Decodes slot data, with its instants relative to `now`. It is not counted in a memory limit yet: see
     /// [`Memory::within_limit`](crate::store::Memory::within_limit).
     pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, DecodeError> {
         let rest = bytes.strip_prefix(&[VERSION]).ok_or(DecodeError::UnsupportedVersion)?;
@@ -93,8 +92,12 @@ impl SlotData {
             _ => Record::counter(tag, body, now),
         };
         match record {
-            Record::Removed => drop(self.removed.insert(key)),
-            Record::Counter(packed) => drop(self.counters.insert(key, packed)),
+            Record::Removed => {
+                self.removed.insert(key);
+            }
+            Record::Counter(packed) => {
+                self.counters.insert(key, packed);
+            }
             Record::Usage(usage) => self.pending.push(key, usage),
             Record::Unknown => self.unknown.entry((key, tag)).or_default().push(body.into()),
             Record::Malformed => return Err(DecodeError::Malformed),
@@ -103,7 +106,7 @@ impl SlotData {
     }
 }
 
-/// What a record holds.
+/// The content of a record.
 enum Record {
     Counter(PackedCounter),
     Usage(Usage),
@@ -141,12 +144,12 @@ impl Record {
 }
 
 impl PendingUsage {
-    /// All of them in bytes, as [`SlotData::encode`] has it.
+    /// Encodes pending usage as [`SlotData::encode`] does.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
         SlotData { pending: self.clone(), ..SlotData::default() }.encode(now)
     }
 
-    /// What was encoded.
+    /// Decodes pending usage.
     pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, DecodeError> {
         SlotData::decode(bytes, now).map(|data| data.pending)
     }
@@ -169,16 +172,17 @@ fn put_record(bytes: &mut Vec<u8>, key: Key, tag: u8, body: &[u8]) {
     put_tagged(bytes, tag, body);
 }
 
-/// A tag, a length and as many bytes.
+/// Writes a tag, a length and the fields.
 fn put_tagged(bytes: &mut Vec<u8>, tag: u8, body: &[u8]) {
     let mut length = [0; LENGTH_MAX];
-    let length = postcard::to_slice(&body.len(), &mut length).expect("a length fits where the longest does");
+    let length =
+        postcard::to_slice(&body.len(), &mut length).expect("the buffer has the maximum size of a length");
     bytes.push(tag);
     bytes.extend_from_slice(length);
     bytes.extend_from_slice(body);
 }
 
-/// What [`put_tagged`] has put, and what follows it.
+/// Splits off what [`put_tagged`] has written.
 fn tagged(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = bytes.split_first()?;
     let (length, rest) = postcard::take_from_bytes(rest).ok()?;
@@ -197,14 +201,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_decode_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = SlotData::decode(&bytes, NOW);
             let with_version: Vec<u8> = [VERSION, 1, 0].into_iter().chain(bytes).collect();
             let _ = SlotData::decode(&with_version, NOW);
         }
 
         #[test]
-        fn a_record_of_a_kind_that_is_not_known_is_written_as_it_was_read(
+        fn record_with_unknown_tag_is_written_unchanged(
             halves in any::<(u64, u64)>(), tag in 10..PENDING, body in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let mut bytes = vec![VERSION, 1, 0];
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_of_another_version_are_told_from_damaged_ones() {
+    fn unsupported_version_is_distinguished_from_damage() {
         assert_eq!(SlotData::decode(&[], NOW), Err(DecodeError::UnsupportedVersion));
         assert_eq!(SlotData::decode(&[VERSION + 1], NOW), Err(DecodeError::UnsupportedVersion));
         for damaged in [&[VERSION][..], &[VERSION, 2], &[VERSION, 0], &[VERSION, 0, 2], &[VERSION, 0, 0, 0]] {

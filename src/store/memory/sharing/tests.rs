@@ -1,4 +1,4 @@
-//! What is promised of slots that change hands, and of copies of them.
+//! Tests of slot transfer and copies.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ use crate::{
 
 const SLOTS: u16 = 4;
 
-/// A memory that holds these slots.
+/// A store that owns these slots.
 fn sharing(held: impl IntoIterator<Item = u16>) -> Memory {
     let memory = Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared();
     memory.track_changes();
@@ -37,13 +37,13 @@ fn operation(
     memory.apply(&[check], now, |_| false).map(|decisions| decisions[0])
 }
 
-/// Over the wire, to a replica whose clock shows `there`.
+/// Slot data after a transfer to a replica whose clock shows `there`.
 fn sent(data: &SlotData, here: Timestamp, there: Timestamp) -> SlotData {
     SlotData::decode(&data.encode(here), there).unwrap()
 }
 
 #[test]
-fn a_call_that_needs_a_slot_of_another_charges_nothing() {
+fn call_that_needs_unowned_slot_charges_nothing() {
     let (memory, limit) = (sharing(1..SLOTS), window(10));
     let missing = (0..).map(number).find(|key| memory.slot(*key) == Slot(0)).unwrap();
     let here = (0..).map(number).find(|key| memory.slot(*key) == Slot(1)).unwrap();
@@ -61,7 +61,7 @@ fn a_call_that_needs_a_slot_of_another_charges_nothing() {
 }
 
 #[test]
-fn a_slot_is_given_once_and_then_not_held() {
+fn released_slot_is_no_longer_owned() {
     let memory = sharing(0..SLOTS);
     let slot = memory.slot(key("one"));
     assert!(charge(&memory, key("one"), &window(10), NOW));
@@ -72,7 +72,7 @@ fn a_slot_is_given_once_and_then_not_held() {
 }
 
 #[test]
-fn a_memory_of_its_own_holds_all_and_gives_none() {
+fn store_without_cluster_owns_all_slots_and_releases_none() {
     let memory = Memory::new(BYTES, OnFull::Deny);
     assert!(memory.owns(Slot(17)) && memory.release(Slot(17)).is_none());
     assert!(charge(&memory, key("one"), &window(1), NOW));
@@ -80,7 +80,7 @@ fn a_memory_of_its_own_holds_all_and_gives_none() {
 }
 
 #[test]
-fn what_is_out_of_its_slot_counts_in_the_budget_until_it_is_dropped() {
+fn released_slot_data_counts_in_budget_until_dropped() {
     let (memory, limit) = (sharing(0..1), window(10));
     let keys: Vec<_> = (0..).map(number).filter(|key| memory.slot(*key) == Slot(0)).take(1_000).collect();
     keys.iter().for_each(|key| assert!(charge(&memory, *key, &limit, NOW)));
@@ -103,7 +103,7 @@ fn what_is_out_of_its_slot_counts_in_the_budget_until_it_is_dropped() {
 }
 
 #[test]
-fn what_has_no_room_in_the_budget_is_not_taken_in() {
+fn slot_data_beyond_the_budget_is_rejected() {
     let (rich, poor) = (sharing(0..1), Memory::new(20_000, OnFull::Deny).with_slots(2).shared());
     let keys: Vec<_> = (0..).map(number).filter(|key| rich.slot(*key) == Slot(0)).take(1_000).collect();
     keys.iter().for_each(|key| assert!(charge(&rich, *key, &window(10), NOW)));
@@ -111,19 +111,19 @@ fn what_has_no_room_in_the_budget_is_not_taken_in() {
     assert!(poor.within_limit(data.clone()).is_none());
     let counted = rich.within_limit(data).unwrap();
     assert_eq!(counted.len(), 1_000);
-    assert!(0 < rich.stats().backup_bytes);
+    assert!(rich.stats().backup_bytes > 0);
 }
 
 #[test]
-fn slots_with_changes_are_listed_until_they_are_told() {
+fn slots_with_changes_are_listed_until_copied() {
     let (memory, limit) = (sharing(0..SLOTS), window(10));
     let all: Vec<_> = (0..SLOTS).map(Slot).collect();
-    assert_eq!(memory.changed_slots(), all, "a slot that is new here is all changes");
+    assert_eq!(memory.changed_slots(), all, "an acquired slot has changed as a whole");
     all.iter().for_each(|slot| drop(memory.changes(*slot)));
     assert_eq!(memory.changed_slots(), []);
     let one = number(1);
     assert_eq!(left(&memory, one, &limit), 10);
-    assert_eq!(memory.changed_slots(), [], "a look is no change");
+    assert_eq!(memory.changed_slots(), [], "a peek is not a change");
     charge(&memory, one, &limit, NOW);
     assert_eq!(memory.changed_slots(), [memory.slot(one)]);
     let changes = memory.changes(memory.slot(one));
@@ -132,7 +132,7 @@ fn slots_with_changes_are_listed_until_they_are_told() {
 }
 
 #[test]
-fn a_counter_whose_window_is_far_ahead_is_cut_to_the_next() {
+fn counter_whose_window_is_far_ahead_is_clamped_to_next() {
     let hour = 3_600 * SECOND;
     for limit in [window(10), second_of(1), second_of(5), second_of(4)] {
         let (ahead, memory) = (sharing(0..SLOTS), sharing([]));
@@ -143,7 +143,7 @@ fn a_counter_whose_window_is_far_ahead_is_cut_to_the_next() {
         memory.acquire(slot, sent(&data, then, NOW), NOW);
         let now = operation(&memory, key("one"), &limit, Operation::Peek, NOW).unwrap();
         assert_eq!(now.remaining, limit.allowance() - 5);
-        // It is one of the next window, and fades in the one after that.
+        // The hits are in the next window and expire in the one after it.
         let period = limit.period().map_or(31 * 24 * hour, |period| period.as_nanos() as u64);
         let later = operation(&memory, key("one"), &limit, Operation::Peek, NOW.plus(3 * period)).unwrap();
         assert_eq!(later.remaining, limit.allowance());
@@ -151,7 +151,7 @@ fn a_counter_whose_window_is_far_ahead_is_cut_to_the_next() {
 }
 
 #[test]
-fn of_two_holders_the_keeper_adds_what_the_other_consumed_after_they_parted() {
+fn owner_adds_usage_of_other_owner_since_they_parted() {
     for limit in [window(20), bucket(20), second_of(9)] {
         let (first, second, name) = (sharing(0..SLOTS), sharing([]), key("one"));
         let slot = first.slot(name);
@@ -166,23 +166,23 @@ fn of_two_holders_the_keeper_adds_what_the_other_consumed_after_they_parted() {
         assert_eq!(pending.len(), 1);
         let pending = PendingUsage::decode(&pending.encode(NOW), NOW).unwrap();
         assert!(first.add(slot, pending, NOW));
-        // Also while nobody asks, and over another hand-off.
+        // Also without further checks, and over another hand-off.
         let (with_extras, seq) = first.release(slot).unwrap();
         assert_eq!(seq, 3);
         second.acquire(slot, sent(&with_extras, NOW, NOW), NOW);
         let peek = operation(&second, name, &limit, Operation::Peek, NOW).unwrap();
         assert_eq!(peek.remaining, limit.allowance() - 7);
-        assert_eq!(second.version_seq(slot), 1, "what is absorbed is a change");
+        assert_eq!(second.version_seq(slot), 1, "merged usage is a change");
     }
 }
 
 #[test]
-fn a_copy_forgets_what_was_reset_and_what_was_given_back() {
+fn copy_drops_counters_that_were_reset_or_refunded() {
     let (memory, limit, name) = (sharing(0..SLOTS), window(20), key("one"));
     let slot = memory.slot(name);
     for reset in [true, false] {
         operation(&memory, name, &limit, Operation::Charge(3), NOW).unwrap();
-        // So that it is one counter among many.
+        // A second counter, so that the change is a partial copy.
         (0..40).for_each(|other| assert!(charge(&memory, number(other), &limit, NOW)));
         let mut copy = memory.whole(slot).data;
         if reset {
@@ -196,7 +196,7 @@ fn a_copy_forgets_what_was_reset_and_what_was_given_back() {
 }
 
 #[test]
-fn a_copy_forgets_what_was_absorbed() {
+fn copy_drops_usage_that_was_merged() {
     let (memory, limit, name) = (sharing(0..SLOTS), window(20), key("one"));
     let slot = memory.slot(name);
     operation(&memory, name, &limit, Operation::Charge(3), NOW).unwrap();
@@ -211,7 +211,7 @@ fn a_copy_forgets_what_was_absorbed() {
 }
 
 #[test]
-fn consumption_that_waits_is_forgotten_when_it_weighs_nothing_any_more() {
+fn pending_usage_is_dropped_when_expired() {
     let (memory, limit, name) = (sharing(0..SLOTS), window(20), key("one"));
     let slot = memory.slot(name);
     operation(&memory, name, &limit, Operation::Charge(3), NOW).unwrap();
@@ -219,13 +219,13 @@ fn consumption_that_waits_is_forgotten_when_it_weighs_nothing_any_more() {
     assert!(memory.add(slot, consumed, NOW));
     let sweep = |now: Timestamp| (0..4).for_each(|part| memory.sweep_part(part, now));
     sweep(NOW);
-    assert!(0 < memory.stats().backup_bytes);
+    assert!(memory.stats().backup_bytes > 0);
     sweep(NOW.plus(3_600 * SECOND));
     assert_eq!((memory.stats().bytes, memory.stats().backup_bytes), (0, 0));
 }
 
 #[test]
-fn consumption_is_added_where_it_is_held_and_nowhere_else() {
+fn pending_usage_is_added_only_to_owned_slots() {
     let (memory, limit) = (sharing([]), window(20));
     let mut consumed = limit.fresh();
     limit.decide(&mut consumed, NOW, Operation::Charge(5));
@@ -247,7 +247,7 @@ fn any_operation() -> impl Strategy<Value = Operation> {
 
 proptest! {
     #[test]
-    fn a_counter_that_changes_hands_answers_as_one_that_stays(
+    fn transferred_counter_answers_like_one_that_stays(
         index in 0..15_u64,
         operations in prop::collection::vec((prop_oneof![Just(0), 0..SECOND, 0..4 * SECOND], any_operation()), 1..40),
     ) {
@@ -257,8 +257,8 @@ proptest! {
         let mut counter = limit.fresh();
         for (pause, next) in operations {
             now = now.plus(pause);
-            let (told, expected) = (operation(&here, name, &limit, next, now).unwrap(), limit.decide(&mut counter, now, next));
-            prop_assert_eq!((told.verdict, told.remaining), (expected.verdict, expected.remaining));
+            let (decision, expected) = (operation(&here, name, &limit, next, now).unwrap(), limit.decide(&mut counter, now, next));
+            prop_assert_eq!((decision.verdict, decision.remaining), (expected.verdict, expected.remaining));
             let (data, _) = here.release(slot).unwrap();
             let arrived = sent(&data, now, now);
             prop_assert_eq!(&arrived, &data.without_idle(now));
@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn ages_are_the_same_by_another_clock(
+    fn ages_are_independent_of_the_clock(
         index in 8..15_u64, hits in 1..5_u64, pause in 0..2 * SECOND, behind: bool, offset in 0..1_000 * SECOND,
     ) {
         let (limit, here, there) = (second_of(index), sharing(0..SLOTS), sharing([]));
@@ -278,12 +278,12 @@ proptest! {
         let by_the_other = if behind { then.minus(offset) } else { then.plus(offset) };
         there.acquire(slot, sent(&here.whole(slot).data, then, by_the_other), by_the_other);
         let expected = operation(&here, key("one"), &limit, Operation::Peek, then).unwrap();
-        let told = operation(&there, key("one"), &limit, Operation::Peek, by_the_other).unwrap();
-        prop_assert_eq!((told.verdict, told.remaining), (expected.verdict, expected.remaining));
+        let decision = operation(&there, key("one"), &limit, Operation::Peek, by_the_other).unwrap();
+        prop_assert_eq!((decision.verdict, decision.remaining), (expected.verdict, expected.remaining));
     }
 
     #[test]
-    fn a_copy_that_takes_in_all_changes_is_the_whole(
+    fn copy_with_all_changes_merged_equals_whole_slot(
         steps in prop::collection::vec((0..12_u64, any_operation(), 0..SECOND / 2, prop::bool::weighted(0.3)), 1..80),
     ) {
         let memory = Memory::new(BYTES, OnFull::Deny).with_slots(2).shared();
@@ -291,10 +291,10 @@ proptest! {
         memory.acquire(Slot(1), SlotData::default(), NOW);
         memory.track_changes();
         let (mut copy, mut now) = (SlotData::default(), NOW);
-        for (index, next, pause, told) in steps {
+        for (index, next, pause, copy_now) in steps {
             now = now.plus(pause);
             operation(&memory, number(index), &second_of(index), next, now).unwrap();
-            if told {
+            if copy_now {
                 let changes = memory.changes(Slot(0));
                 prop_assert_eq!(changes.seq, memory.version_seq(Slot(0)));
                 copy.merge(sent(&changes.data, now, now));
@@ -305,7 +305,7 @@ proptest! {
     }
 
     #[test]
-    fn contents_that_are_damaged_on_the_way_never_panic(
+    fn damaged_slot_data_never_panics(
         operations in prop::collection::vec((0..15_u64, 1..9_u64), 1..30),
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         later in prop_oneof![0..SECOND, any::<u64>()],
