@@ -150,7 +150,7 @@ pub(super) fn refuses(
     decisions: &[Decision],
 ) -> bool {
     let (mut quotas, mut exhausted) = (0, 0);
-    for (status, decision) in status_indexes.iter().map(|place| &statuses[*place]).zip(decisions) {
+    for (status, decision) in status_indexes.iter().map(|index| &statuses[*index]).zip(decisions) {
         let passes = status.in_shadow_mode() || decision.verdict.passes();
         if status.in_quota_mode(modes) {
             quotas += 1;
@@ -197,11 +197,11 @@ impl<'s> Answer<'s> {
     ) -> Self {
         let refused = refuses(modes, &statuses, status_indexes, decisions);
         let mut delay = Duration::ZERO;
-        for (place, decision) in status_indexes.iter().zip(decisions) {
-            statuses[*place].decide(decision);
+        for (index, decision) in status_indexes.iter().zip(decisions) {
+            statuses[*index].decide(decision);
             match decision.verdict {
                 // Neither a shadow rule nor a refused request delays the answer.
-                Verdict::Delay(turn) if !refused && !statuses[*place].in_shadow_mode() => {
+                Verdict::Delay(turn) if !refused && !statuses[*index].in_shadow_mode() => {
                     delay = delay.max(turn);
                 }
                 Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => {}

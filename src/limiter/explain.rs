@@ -138,13 +138,13 @@ impl ActiveView<'_> {
             let (before, decision) = (dry_run.before[index], dry_run.decisions[index]);
             CheckExplanation { key, limit: limit.clone(), before, decision }
         };
-        for (index, place) in status_indexes.iter().enumerate() {
-            parts[*place].check = Some(checked(index));
+        for (check, index) in status_indexes.iter().enumerate() {
+            parts[*index].check = Some(checked(check));
         }
-        for (index, place) in candidate_indexes.iter().enumerate() {
-            let checked = checked(status_indexes.len() + index);
-            statuses[*place].candidate_refuses = !checked.decision.verdict.passes();
-            parts[*place].candidate = Some(checked);
+        for (check, index) in candidate_indexes.iter().enumerate() {
+            let checked = checked(status_indexes.len() + check);
+            statuses[*index].candidate_refuses = !checked.decision.verdict.passes();
+            parts[*index].candidate = Some(checked);
         }
         let answer = Answer::fold(modes, statuses, &status_indexes, &dry_run.decisions);
         Ok(Explanation { answer, now: self.now(), parts })

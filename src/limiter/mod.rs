@@ -225,11 +225,11 @@ impl ActiveView<'_> {
         degraded: &[bool],
     ) -> Answer<'s> {
         let Plan { mut statuses, checks, status_indexes, candidate_indexes } = plan;
-        for (place, decision) in candidate_indexes.iter().zip(&decisions[status_indexes.len()..]) {
-            statuses[*place].candidate_refuses = !decision.verdict.passes();
+        for (index, decision) in candidate_indexes.iter().zip(&decisions[status_indexes.len()..]) {
+            statuses[*index].candidate_refuses = !decision.verdict.passes();
         }
-        for (place, degraded) in status_indexes.iter().zip(degraded) {
-            statuses[*place].degraded = *degraded;
+        for (index, degraded) in status_indexes.iter().zip(degraded) {
+            statuses[*index].degraded = *degraded;
         }
         let answer = Answer::fold(self.limiter.modes, statuses, &status_indexes, decisions);
         let descriptors = request.descriptors;

@@ -38,7 +38,7 @@ impl<'a, 's> Plan<'a, 's> {
             candidate_indexes: SmallVec::new(),
         };
         let mut candidates: SmallVec<[Check<'a>; 0]> = SmallVec::new();
-        for (place, (descriptor, applied)) in descriptors.iter().zip(applied).enumerate() {
+        for (index, (descriptor, applied)) in descriptors.iter().zip(applied).enumerate() {
             let entries = descriptor.entries;
             let check = |key, limit: &'a Limit| check(domain, descriptor.operation, key, limit);
             let hashed = |text: KeyText<'_>, limit: &'a Limit| text.key(&limit.kind().bytes(), secret);
@@ -47,19 +47,19 @@ impl<'a, 's> Plan<'a, 's> {
             {
                 let text = matched.key_text(&domain.name, entries).of_candidate();
                 candidates.push(check(hashed(text, candidate), candidate));
-                plan.candidate_indexes.push(place);
+                plan.candidate_indexes.push(index);
             }
             let status = match applied {
                 AppliedLimit::Nothing => Status::without_limit(),
                 AppliedLimit::Unlimited(matched) => Status::unlimited(matched.rule),
                 AppliedLimit::Rule(matched, limit) => {
                     plan.checks.push(check(matched.key(domain, entries, limit.kind(), secret), limit));
-                    plan.status_indexes.push(place);
+                    plan.status_indexes.push(index);
                     Status::of_rule(matched.rule)
                 }
                 AppliedLimit::Override(current, limit) => {
                     plan.checks.push(check(hashed(key_text_as_sent(domain, entries), limit), limit));
-                    plan.status_indexes.push(place);
+                    plan.status_indexes.push(index);
                     Status::of_override(*current)
                 }
             };

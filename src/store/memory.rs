@@ -96,7 +96,6 @@ pub enum NotLocal {
 impl Memory {
     /// An empty store of at most `bytes_max` bytes, which owns all slots. `on_full` decides on new keys without
     /// memory.
-    /// slots are held.
     pub fn new(bytes_max: u64, on_full: OnFull) -> Self {
         Self::of(bytes_max, on_full, SLOTS)
     }
@@ -158,7 +157,7 @@ impl Memory {
 
     /// Restores counters from a snapshot, as many as the memory allows.
     pub(super) fn restore(&self, data: SlotData, now: Timestamp) {
-        self.take_in_lead(&data, now);
+        self.adopt_lead(&data, now);
         for (key, packed) in data.into_counters().filter(|(_, packed)| now < packed.idle_at()) {
             self.insert(&mut self.table(self.slot(key)), key, packed, now);
         }
@@ -188,8 +187,8 @@ impl Memory {
         locked.require_unlent(self, checks, now, &refused)?;
         let mut each = |index: usize, action: Action| {
             let check = &checks[index];
-            let (place, lent) = (locked.place(self.slot(check.key)), locked.lent(self, check.key));
-            let table = &mut *locked.tables[place];
+            let (position, lent) = (locked.position(self.slot(check.key)), locked.lent(self, check.key));
+            let table = &mut *locked.tables[position];
             let decide = |counter: &mut Counter| apply_action(lent, action, check, counter, now).decision;
             self.touch(table, check.key, check.limit, now, decide)
         };
@@ -224,7 +223,7 @@ impl Memory {
         if self.insert(table, key, packed, now) {
             return (decision, true);
         }
-        (self.on_full.in_place_of(decision), false)
+        (self.on_full.without_memory(decision), false)
     }
 
     fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
@@ -247,7 +246,7 @@ impl Memory {
     }
 
     /// Adopts the lead of counters from a replica whose clock gave one up.
-    fn take_in_lead(&self, data: &SlotData, now: Timestamp) {
+    fn adopt_lead(&self, data: &SlotData, now: Timestamp) {
         if let Some(lead) = data.lead().filter(|lead| now < lead.until) {
             self.restrictions.add_lead(lead);
         }
@@ -311,7 +310,7 @@ struct LockedSlots<'m> {
 
 impl LockedSlots<'_> {
     /// The position of a slot among the locked ones.
-    fn place(&self, slot: Slot) -> usize {
+    fn position(&self, slot: Slot) -> usize {
         self.slots.partition_point(|other| *other < slot)
     }
 
@@ -325,8 +324,8 @@ impl LockedSlots<'_> {
         let Some(ownerships) = &memory.ownerships else { return };
         for check in checks {
             let slot = memory.slot(check.key);
-            let place = self.place(slot);
-            let (table, ownership) = (&mut self.tables[place], &mut self.ownerships[place]);
+            let position = self.position(slot);
+            let (table, ownership) = (&mut self.tables[position], &mut self.ownerships[position]);
             if memory.absorb_pending(table, ownership, check.key, check.limit, now) {
                 ownerships.record_change(slot, ownership, check.key, table.len());
             }
@@ -339,12 +338,12 @@ impl LockedSlots<'_> {
         for (check, decision) in checks.iter().zip(decisions) {
             if check.limit.is_changed_by(check.operation, decision.verdict.passes()) {
                 let slot = memory.slot(check.key);
-                let place = self.place(slot);
+                let position = self.position(slot);
                 ownerships.record_change(
                     slot,
-                    &mut self.ownerships[place],
+                    &mut self.ownerships[position],
                     check.key,
-                    self.tables[place].len(),
+                    self.tables[position].len(),
                 );
             }
         }
@@ -353,7 +352,7 @@ impl LockedSlots<'_> {
 
 impl OnFull {
     /// The decision in place of one whose counter could not be stored.
-    fn in_place_of(self, decision: Decision) -> Decision {
+    fn without_memory(self, decision: Decision) -> Decision {
         let verdict = match self {
             _ if !decision.verdict.passes() => decision.verdict,
             Self::Allow => Verdict::Pass,

@@ -60,11 +60,11 @@ impl Memory {
             .collect();
         let mut each = |index: usize, action: Action| {
             let check = &checks[index];
-            let place = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
+            let position = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
                 copies.push((check.key, check.limit.fresh()));
                 copies.len() - 1
             });
-            (action.apply(check, &mut copies[place].1, now), true)
+            (action.apply(check, &mut copies[position].1, now), true)
         };
         DryRun { decisions: decide_set(checks, refused, &mut each), before }
     }

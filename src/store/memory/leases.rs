@@ -112,7 +112,7 @@ impl LockedSlots<'_> {
         let mut each = |index: usize, action: Action| {
             let check = &checks[index];
             let copy = copies.entry(check.key).or_insert_with(|| {
-                let table = &self.tables[self.place(memory.slot(check.key))];
+                let table = &self.tables[self.position(memory.slot(check.key))];
                 let fresh = || check.limit.fresh();
                 table.get(check.key).map_or_else(fresh, |packed| memory.copy(packed, check.limit, now))
             });
@@ -128,7 +128,7 @@ impl LockedSlots<'_> {
 
     pub(super) fn lent(&self, memory: &Memory, key: Key) -> u64 {
         // Without a cluster nothing is leased.
-        self.ownerships.get(self.place(memory.slot(key))).map_or(0, |ownership| ownership.lent(key))
+        self.ownerships.get(self.position(memory.slot(key))).map_or(0, |ownership| ownership.lent(key))
     }
 }
 

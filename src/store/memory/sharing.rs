@@ -53,7 +53,7 @@ impl Memory {
     /// Acquires `slot` with this data. Does nothing if the slot is owned already.
     pub fn acquire(&self, slot: Slot, data: SlotData, now: Timestamp) {
         let Some(ownerships) = &self.ownerships else { return };
-        self.take_in_lead(&data, now);
+        self.adopt_lead(&data, now);
         let data = data.without_idle(now);
         let heap = data.heap_bytes();
         let (counters, pending, unknown) = data.into_parts();
