@@ -19,11 +19,11 @@ pub struct FixedWindow {
 }
 
 impl FixedWindow {
-    /// The part of `count` that still counts `windows_between` windows later: a debt, less what each window has paid.
-    fn carry_over(&self, count: u64, windows_between: u64) -> u64 {
+    /// The part of `count` that still counts `windows` windows later: a debt, less what each window has paid.
+    fn carry_over(&self, count: u64, windows: u64) -> u64 {
         match self.excess {
             Excess::Refuse | Excess::Count => 0,
-            Excess::Overdraft(_) => count.saturating_sub(self.limit.saturating_mul(windows_between)),
+            Excess::Overdraft(_) => count.saturating_sub(self.limit.saturating_mul(windows)),
         }
     }
 
@@ -82,10 +82,9 @@ impl FixedWindow {
             (Verdict::Pass, end.since(now))
         } else {
             // Whole windows pay a debt: the first of them ends with this one.
-            let windows_between = self.windows_until(hits, advanced.count);
-            let retry_after = windows_between.map(|windows_between| {
-                self.window.end(advanced.start, windows_between.max(1) - 1).since(now)
-            });
+            let windows = self.windows_until(hits, advanced.count);
+            let retry_after =
+                windows.map(|windows| self.window.end(advanced.start, windows.max(1) - 1).since(now));
             (Verdict::Refuse { retry_after }, retry_after.unwrap_or(end.since(now)))
         };
         Decision { verdict, remaining: self.limit.saturating_sub(advanced.count), reset_after, receipt }

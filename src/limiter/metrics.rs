@@ -52,10 +52,10 @@ impl Metrics {
         }
         let DecidedRequest { domain, descriptors, applied, status_indexes, checks, decisions } = decided;
         let mut next = 0;
-        for (place, (descriptor, applied)) in descriptors.iter().zip(*applied).enumerate() {
-            let status = &answer.statuses[place];
+        for (index, (descriptor, applied)) in descriptors.iter().zip(*applied).enumerate() {
+            let status = &answer.statuses[index];
             let mut outcome = Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() };
-            if status_indexes.get(next) == Some(&place) {
+            if status_indexes.get(next) == Some(&index) {
                 let (check, decision, charged) = (&checks[next], &decisions[next], decisions.charged()[next]);
                 let of_check = self.outcome(
                     domain,

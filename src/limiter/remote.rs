@@ -55,7 +55,7 @@ impl ActiveView<'_> {
             .status_indexes
             .iter()
             .chain(&plan.candidate_indexes)
-            .map(|place| plan.statuses[*place].wish())
+            .map(|index| plan.statuses[*index].wish())
             .collect();
         let Afar { decisions, degraded } =
             cluster.decide(&plan.checks, &wishes, request.timeout, connection, refused).await?;

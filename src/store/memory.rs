@@ -227,11 +227,11 @@ impl Memory {
     }
 
     fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
-        let kept = table.insert(key, packed, now, &self.resources);
-        if !kept {
+        let stored = table.insert(key, packed, now, &self.resources);
+        if !stored {
             self.refused_full.add(1);
         }
-        kept
+        stored
     }
 
     /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before

@@ -41,8 +41,12 @@ pub(super) fn decide_set(
 ) -> Decisions {
     let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
     for (index, check) in checks.iter().enumerate() {
-        let (decision, kept) = each(index, Action::Decide);
-        charged.push(if kept { check.limit.charged(check.operation, decision.verdict.passes()) } else { 0 });
+        let (decision, stored) = each(index, Action::Decide);
+        charged.push(if stored {
+            check.limit.charged(check.operation, decision.verdict.passes())
+        } else {
+            0
+        });
         decisions.push(decision);
     }
     if checks.len() > 1 && refused(&decisions) {

@@ -43,7 +43,7 @@ impl Memory {
         }
         let packed = if restrictions.are_clear() { table.get_mut(key) } else { None };
         let in_place = packed.and_then(|packed| packed.decide_in_place(limit, now, operation));
-        let (decision, kept) = match in_place {
+        let (decision, stored) = match in_place {
             Some(decision) => (decision, true),
             None => self.touch_single(&mut table, check, now),
         };
@@ -55,7 +55,7 @@ impl Memory {
         }
         Ok(Some(SingleDecision {
             decision,
-            charged: if kept { limit.charged(operation, passes) } else { 0 },
+            charged: if stored { limit.charged(operation, passes) } else { 0 },
         }))
     }
 
@@ -63,9 +63,9 @@ impl Memory {
     #[inline(never)]
     fn touch_single(&self, table: &mut Table, check: &Check<'_>, now: Timestamp) -> (Decision<()>, bool) {
         let Check { key, limit, operation, .. } = *check;
-        let (decision, kept) =
+        let (decision, stored) =
             self.touch(table, key, limit, now, |counter| limit.decide(counter, now, operation));
-        (decision.without_receipt(), kept)
+        (decision.without_receipt(), stored)
     }
 }
 
