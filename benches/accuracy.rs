@@ -9,7 +9,7 @@
 use std::{collections::VecDeque, fmt::Write, num::NonZeroU64};
 
 use tollgate::{
-    algorithm::{Ask, Excess, FixedWindow, Limit, SlidingLog, SlidingWindow, Span, Window},
+    algorithm::{Excess, FixedWindow, Limit, Operation, SlidingLog, SlidingWindow, Span, Window},
     time::{SECOND, Timestamp},
 };
 
@@ -246,8 +246,8 @@ impl Contest {
         let most = self.limit.allowance() as usize;
         for &instant in instants {
             let now = START.plus(instant);
-            let passes = self.limit.decide(&mut counter, now, Ask::Charge(1)).verdict.passes();
-            let should = self.truth.decide(&mut known, now, Ask::Charge(1)).verdict.passes();
+            let passes = self.limit.decide(&mut counter, now, Operation::Charge(1)).verdict.passes();
+            let should = self.truth.decide(&mut known, now, Operation::Charge(1)).verdict.passes();
             while inside.front().is_some_and(|oldest| oldest + MINUTE <= instant) {
                 inside.pop_front();
             }

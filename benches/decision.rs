@@ -6,9 +6,9 @@ use std::{hint::black_box, sync::Arc};
 
 use criterion::{Criterion, Throughput};
 use tollgate::{
-    algorithm::{Ask, Limit},
+    algorithm::{Limit, Operation},
     descriptor::{Entry, Key, Secret},
-    limiter::{Descriptor, Limiter, Request, Snapshot},
+    limiter::{ActiveView, Descriptor, Limiter, Request},
     rules::{Allowance, Book, Domain, Rule, Rules},
     store::{Check, Memory, OnFull, OnRefusal},
     time::{Clock, SECOND, Timestamp},
@@ -49,16 +49,16 @@ fn decide(domain: &Domain, memory: &Memory, secret: &Secret, user: &str) -> bool
     let entries = [Entry { key: "user", value: user }];
     let usual = domain.usual(&entries, secret).unwrap();
     let (key, limit) = (usual.key(&entries), usual.limit);
-    let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
-    memory.apply_alone(&check, NOW).unwrap().unwrap().decision.verdict.passes()
+    let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
+    memory.apply_single(&check, NOW).unwrap().unwrap().decision.verdict.passes()
 }
 
 /// The same, counted and answered. (The server takes a snapshot for all calls that it reads together, so that is no part
 /// of it.)
-fn answer(snapshot: &Snapshot<'_>, user: &str) -> bool {
+fn answer(snapshot: &ActiveView<'_>, user: &str) -> bool {
     let entries = [Entry { key: "user", value: user }];
-    let descriptors = [Descriptor { entries: &entries, ask: Ask::Charge(1), limit: None }];
-    snapshot.decide(&Request { domain: "d", descriptors: &descriptors, patience: None }).unwrap().passes
+    let descriptors = [Descriptor { entries: &entries, operation: Operation::Charge(1), limit: None }];
+    snapshot.decide(&Request { domain: "d", descriptors: &descriptors, timeout: None }).unwrap().passes
 }
 
 fn hot_and_cold(
@@ -77,7 +77,7 @@ fn hot_and_cold(
     for user in 0..KEYS {
         assert!(ask(name(&mut buffer, user)));
     }
-    assert_eq!(memory.figures().live, KEYS);
+    assert_eq!(memory.stats().live, KEYS);
     let mut next = 0;
     group.bench_function(format!("{kind}/1M cold keys"), |bencher| {
         bencher.iter(|| {
@@ -98,7 +98,7 @@ fn whole(criterion: &mut Criterion) {
 
         let (book, counted) = (Arc::new(Book::of(rules, NOW)), memory());
         let limiter = Limiter::new(book, counted.clone(), Clock::manual(NOW), secret);
-        let snapshot = limiter.snapshot();
+        let snapshot = limiter.view();
         hot_and_cold(criterion, "answer", kind, &counted, |user| answer(&snapshot, user));
     }
 }
@@ -122,8 +122,8 @@ fn parts(criterion: &mut Criterion) {
     let keys: Vec<Key> = (0..KEYS).map(|user| key_of(&rules, &secret, name(&mut buffer, user))).collect();
     let memory = Memory::new(1 << 30, OnFull::Deny);
     let charge = |key: Key| {
-        let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
-        memory.apply_alone(&check, NOW).unwrap().unwrap().decision.remaining
+        let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
+        memory.apply_single(&check, NOW).unwrap().unwrap().decision.remaining
     };
     let mut group = criterion.benchmark_group("part of a classic decision");
     group.throughput(Throughput::Elements(1));
@@ -158,7 +158,9 @@ fn alone(criterion: &mut Criterion) {
         let limit = limit_of(rules.domain("d").unwrap().rules().next().unwrap());
         let mut counter = limit.fresh();
         group.bench_function(name, |bencher| {
-            bencher.iter(|| black_box(limit).decide(&mut counter, black_box(NOW), Ask::Charge(1)).remaining);
+            bencher.iter(|| {
+                black_box(limit).decide(&mut counter, black_box(NOW), Operation::Charge(1)).remaining
+            });
         });
     }
 }

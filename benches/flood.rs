@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 
 use peak_alloc::PeakAlloc;
 use tollgate::{
-    algorithm::{Ask, Excess, FixedWindow, Limit, Pace, SlidingWindow, Span, TokenBucket, Window},
+    algorithm::{Excess, FixedWindow, Limit, Operation, Rate, SlidingWindow, Span, TokenBucket, Window},
     descriptor::{Entry, Key, KeyText, Secret},
     store::{Check, Memory, OnFull, OnRefusal},
     time::Timestamp,
@@ -27,19 +27,24 @@ fn key(limit: &Limit, value: u64) -> Key {
 }
 
 fn passes(memory: &Memory, limit: &Limit, value: u64) -> bool {
-    let check = Check { key: key(limit, value), limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
+    let check = Check {
+        key: key(limit, value),
+        limit,
+        operation: Operation::Charge(1),
+        on_refusal: OnRefusal::TakeBack,
+    };
     memory.apply(&[check], NOW, |_| false).expect("it holds all slots")[0].verdict.passes()
 }
 
 fn limits() -> [(&'static str, Limit); 3] {
     let span = Span::of_nanos(3_600 * SECOND).expect("an hour is a span");
     let hour = NonZeroU64::new(span.nanos()).expect("an hour is not 0");
-    let pace = Pace::new(NonZeroU64::MIN, hour);
+    let pace = Rate::new(NonZeroU64::MIN, hour);
     let excess = Excess::Refuse;
     [
         ("fixed_window", Limit::FixedWindow(FixedWindow { limit: 3, window: Window::Aligned(span), excess })),
         ("sliding_window", Limit::SlidingWindow(SlidingWindow { limit: 3, span, excess })),
-        ("token_bucket", Limit::TokenBucket(TokenBucket { pace, burst: 3, excess })),
+        ("token_bucket", Limit::TokenBucket(TokenBucket { rate: pace, burst: 3, excess })),
     ]
 }
 
@@ -63,7 +68,7 @@ fn main() {
         for value in 0..10_000_000 {
             passes(&memory, &limit, value);
         }
-        let (figures, allocated) = (memory.figures(), PeakAlloc.current_usage() - before);
+        let (figures, allocated) = (memory.stats(), PeakAlloc.current_usage() - before);
         assert!(!passes(&memory, &limit, exhausted), "who was refused is refused still");
         assert!(figures.bytes as u64 <= BUDGET);
         let share = 100.0 * allocated as f64 / BUDGET as f64;

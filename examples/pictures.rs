@@ -9,8 +9,8 @@ use std::{fmt::Write, fs, num::NonZeroU64, path::Path};
 
 use tollgate::{
     algorithm::{
-        Ask, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog, SlidingWindow, Span, SteppedBucket,
-        TokenBucket, Verdict, Window,
+        Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span,
+        SteppedBucket, TokenBucket, Verdict, Window,
     },
     time::{SECOND, Timestamp},
 };
@@ -84,8 +84,8 @@ fn pictures() -> Vec<Picture> {
     let number = |number| NonZeroU64::new(number).unwrap();
     let (span, excess) = (Span::of_nanos(WINDOW).unwrap(), Excess::Refuse);
     let log = |grain| SlidingLog { limit: LIMIT, span, grain: number(grain), excess };
-    let pace = Pace::new(number(LIMIT), number(WINDOW));
-    let bucket = TokenBucket { pace, burst: LIMIT, excess };
+    let pace = Rate::new(number(LIMIT), number(WINDOW));
+    let bucket = TokenBucket { rate: pace, burst: LIMIT, excess };
     let picture = |file, title, limit, line| Picture { file, title, limit, line };
     vec![
         picture(
@@ -133,7 +133,7 @@ fn pictures() -> Vec<Picture> {
         picture(
             "leaky_queue",
             "leaky_queue: one leaves every 2 s; 4 wait",
-            Limit::LeakyQueue(LeakyQueue { pace, burst: Some(4), max_delay: None, patience: None }),
+            Limit::LeakyQueue(LeakyQueue { rate: pace, burst: Some(4), max_delay: None, timeout: None }),
             Line::Waiting,
         ),
     ]
@@ -145,9 +145,9 @@ fn replay(limit: &Limit) -> (Vec<Hit>, Vec<(u64, u64)>) {
     let mut asked = ASKED_MS.into_iter().peekable();
     for at in (0..=END_MS).step_by(STEP_MS) {
         let now = START.plus(at * MILLISECOND);
-        left.push((at, limit.decide(&mut counter, now, Ask::Look).remaining));
+        left.push((at, limit.decide(&mut counter, now, Operation::Peek).remaining));
         if asked.next_if_eq(&at).is_some() {
-            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
+            let decision = limit.decide(&mut counter, now, Operation::Charge(1));
             let passed = match decision.verdict {
                 Verdict::Pass => Some(at),
                 Verdict::Delay(turn) => Some(at + turn.as_millis() as u64),

@@ -1,4 +1,4 @@
-//! Instants, and the one place that reads a clock.
+//! Timestamps and clocks. The only module that reads a clock.
 
 use std::{
     sync::{
@@ -14,21 +14,21 @@ use serde::{Deserialize, Serialize};
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
 
-/// How much slower than real time a clock runs while the wall clock is behind it: 1 %.
-const SLOWER_BY: u64 = 100;
+/// The slew rate while the wall clock is behind: the clock runs slower than real time by 1/100.
+const SLEW_DIVISOR: u64 = 100;
 
-/// A larger lead over the wall clock is given up at once: no real clock is corrected by that much, so the wall had
-/// jumped ahead and was put right.
+/// A larger lead over the wall clock is given up at once: regular corrections are smaller, so the wall clock had
+/// jumped ahead and was set back.
 pub const LEAD_MAX: Duration = Duration::from_secs(60);
 
-/// An instant: nanoseconds since the Unix epoch. Reaches to the year 2554; arithmetic stops there.
+/// Nanoseconds since the Unix epoch, up to the year 2554. Arithmetic saturates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The Unix epoch, before everything that is ever counted.
+    /// The Unix epoch, before everything that is counted.
     pub const EPOCH: Self = Self(0);
-    /// The last instant there is.
+    /// The last representable instant.
     pub const MAX: Self = Self(u64::MAX);
 
     /// The instant `nanos` after the Unix epoch.
@@ -41,17 +41,17 @@ impl Timestamp {
         self.0
     }
 
-    /// The instant `nanos` later, at most the last one there is.
+    /// The instant `nanos` later, at most the last one.
     pub const fn plus(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
 
-    /// The instant this much later, at most the last one there is.
+    /// The instant `time` later, at most the last one.
     pub fn after(self, time: Duration) -> Self {
         self.plus(nanos(time))
     }
 
-    /// The instant this much earlier, at least the epoch.
+    /// The instant `time` earlier, at least the epoch.
     pub fn before(self, time: Duration) -> Self {
         self.minus(nanos(time))
     }
@@ -61,18 +61,18 @@ impl Timestamp {
         Self(self.0.saturating_sub(nanos))
     }
 
-    /// Nanoseconds from `earlier` to here; 0 where `earlier` is in fact later.
+    /// Nanoseconds from `earlier` to this instant; 0 if `earlier` is later.
     pub const fn nanos_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The time from `earlier` to here; zero where `earlier` is in fact later.
+    /// The time from `earlier` to this instant; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.nanos_since(earlier))
     }
 }
 
-/// Tells the time. Cloning gives another handle of the same clock.
+/// A source of time. Clones share one clock.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -83,12 +83,12 @@ enum Source {
 }
 
 impl Clock {
-    /// The clock of this machine: the wall's time at the start, carried on by the monotonic clock.
+    /// The clock of this machine: the wall time at the start, advanced by the monotonic clock.
     pub fn system() -> Self {
         Self(Source::System(Arc::new(SystemClock::start())))
     }
 
-    /// A clock that stands still at `now` until [`Clock::set`] moves it.
+    /// A clock that shows `now` until [`Clock::set`] moves it.
     pub fn manual(now: Timestamp) -> Self {
         Self(Source::Manual(Arc::new(AtomicU64::new(now.as_nanos()))))
     }
@@ -101,7 +101,7 @@ impl Clock {
         }
     }
 
-    /// The current instant, and the beginning of what happens from now on.
+    /// The current instant, with a monotonic reading to measure what follows.
     pub fn read(&self) -> Reading {
         match &self.0 {
             Source::System(clock) => clock.read(),
@@ -109,7 +109,7 @@ impl Clock {
         }
     }
 
-    /// What the system's clock shows. Certificates are judged and issued by it: replicas and clients judge by theirs.
+    /// The wall clock. Certificates are issued and verified by it, as replicas and clients verify by theirs.
     pub fn wall(&self) -> Timestamp {
         match &self.0 {
             Source::System(clock) => clock.wall(),
@@ -117,7 +117,7 @@ impl Clock {
         }
     }
 
-    /// Moves a manual clock to `now`; a system clock cannot be set and stays as it is.
+    /// Sets a manual clock to `now`. A system clock ignores this.
     pub fn set(&self, now: Timestamp) {
         match &self.0 {
             Source::System(_) => {}
@@ -125,8 +125,8 @@ impl Clock {
         }
     }
 
-    /// Lets a system clock take the machine's wall clock for `nanos` ahead of what it shows (behind, if negative), as
-    /// if the machine's clock were set: for tests. A manual clock stays as it is.
+    /// For tests: makes a system clock see the wall clock `nanos` ahead of (negative: behind) what it shows, as if the
+    /// clock of the machine were set. A manual clock ignores this.
     pub fn set_wall_ahead(&self, nanos: i64) {
         match &self.0 {
             Source::System(clock) => clock.wall_ahead.store(nanos, Ordering::SeqCst),
@@ -134,8 +134,8 @@ impl Clock {
         }
     }
 
-    /// Compares a system clock with the wall clock. [`Clock::follow`] is to be called with the result, about ten
-    /// times a second. `None` for a manual clock.
+    /// Compares a system clock with the wall clock. Pass the result to [`Clock::follow`], about ten times a second.
+    /// `None` for a manual clock.
     pub fn compare_with_wall(&self) -> Option<Comparison> {
         match &self.0 {
             Source::System(clock) => Some(clock.compare_with_wall()),
@@ -143,8 +143,8 @@ impl Clock {
         }
     }
 
-    /// Follows the wall clock: at once where the wall is ahead or more than [`LEAD_MAX`] behind, otherwise by running
-    /// 1 % slower.
+    /// Follows the wall clock: with a step if the wall clock is ahead or more than [`LEAD_MAX`] behind, otherwise by
+    /// running 1 % slower.
     pub fn follow(&self, comparison: &Comparison) {
         match &self.0 {
             Source::System(clock) => clock.follow(comparison),
@@ -152,7 +152,7 @@ impl Clock {
         }
     }
 
-    /// How often it has stepped by more than [`LEAD_MAX`]: forward, and back.
+    /// The number of steps longer than [`LEAD_MAX`], forward and back.
     pub fn long_steps(&self) -> LongSteps {
         match &self.0 {
             Source::System(clock) => LongSteps {
@@ -167,15 +167,15 @@ impl Clock {
 /// What a clock and the wall clock show at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
-    told: Timestamp,
+    shown: Timestamp,
     wall: Timestamp,
-    next: Line,
+    next: ClockMapping,
 }
 
 impl Comparison {
     /// What the clock shows.
-    pub fn told(&self) -> Timestamp {
-        self.told
+    pub fn shown(&self) -> Timestamp {
+        self.shown
     }
 
     /// What the wall clock shows.
@@ -183,12 +183,12 @@ impl Comparison {
         self.wall
     }
 
-    /// The step that the clock takes by following: only if it is longer than [`LEAD_MAX`].
+    /// The step that following takes, if it is longer than [`LEAD_MAX`].
     pub fn long_step(&self) -> Option<Step> {
-        let (ahead, behind) = (self.told.since(self.wall), self.wall.since(self.told));
-        if LEAD_MAX < ahead {
+        let (ahead, behind) = (self.shown.since(self.wall), self.wall.since(self.shown));
+        if ahead > LEAD_MAX {
             Some(Step::Back(ahead))
-        } else if LEAD_MAX < behind {
+        } else if behind > LEAD_MAX {
             Some(Step::Forward(behind))
         } else {
             None
@@ -196,40 +196,40 @@ impl Comparison {
     }
 }
 
-/// A step of a clock, and how long it is.
+/// A step of a clock, with its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The wall clock jumped ahead, or the machine slept.
+    /// The wall clock jumped ahead, or the machine was suspended.
     Forward(Duration),
-    /// The clock gives up its lead over a wall clock that was put right.
+    /// The clock gives up its lead over a wall clock that was set back.
     Back(Duration),
 }
 
-/// How often a clock has stepped by more than [`LEAD_MAX`].
+/// The number of clock steps longer than [`LEAD_MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LongSteps {
-    /// The wall clock jumped ahead, or the machine slept.
+    /// The wall clock jumped ahead, or the machine was suspended.
     pub forward: u64,
     /// The clock gave up a lead.
     pub back: u64,
 }
 
-/// One reading of a clock, which also tells how long ago it was.
+/// One reading of a clock, with the means to measure the time since.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// What it showed.
+    /// What the clock showed.
     pub now: Timestamp,
     at: Option<Instant>,
 }
 
 impl Reading {
-    /// The time since then, whatever clocks are set to meanwhile; none by a manual clock, which stands still.
+    /// The time since the reading, independent of clock changes; zero for a manual clock.
     pub fn elapsed(&self) -> Duration {
         self.at.map_or(Duration::ZERO, |at| Stopwatch(at).elapsed())
     }
 }
 
-/// Measures a length of time, whatever clocks are set to meanwhile.
+/// Measures elapsed time, independent of clock changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
@@ -246,30 +246,30 @@ impl Stopwatch {
     }
 }
 
-/// Which line between monotonic and told time is in force.
+/// The mapping from monotonic time to shown time that is in force.
 #[derive(Debug)]
 struct SystemClock {
-    line: ArcSwap<Line>,
-    // Nanoseconds; 0 but in tests.
+    mapping: ArcSwap<ClockMapping>,
+    // In nanoseconds; 0 except in tests.
     wall_ahead: AtomicI64,
     steps_forward: AtomicU64,
     steps_back: AtomicU64,
 }
 
-/// Told time as a function of the monotonic clock, from one point on.
+/// Shown time as a linear function of the monotonic clock, from one point on.
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct ClockMapping {
     from: Instant,
-    told: Timestamp,
-    slow: bool,
+    shown: Timestamp,
+    slewing: bool,
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the clock")]
 impl SystemClock {
     fn start() -> Self {
-        let line = Line { from: Instant::now(), told: wall(), slow: false };
+        let mapping = ClockMapping { from: Instant::now(), shown: wall(), slewing: false };
         Self {
-            line: ArcSwap::from_pointee(line),
+            mapping: ArcSwap::from_pointee(mapping),
             wall_ahead: AtomicI64::new(0),
             steps_forward: AtomicU64::new(0),
             steps_back: AtomicU64::new(0),
@@ -286,40 +286,44 @@ impl SystemClock {
 
     fn read(&self) -> Reading {
         let at = Instant::now();
-        Reading { now: self.line.load().at(at), at: Some(at) }
+        Reading { now: self.mapping.load().at(at), at: Some(at) }
     }
 
     fn follow(&self, comparison: &Comparison) {
         match comparison.long_step() {
-            Some(Step::Forward(_)) => drop(self.steps_forward.fetch_add(1, Ordering::Relaxed)),
-            Some(Step::Back(_)) => drop(self.steps_back.fetch_add(1, Ordering::Relaxed)),
+            Some(Step::Forward(_)) => {
+                self.steps_forward.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(Step::Back(_)) => {
+                self.steps_back.fetch_add(1, Ordering::Relaxed);
+            }
             None => {}
         }
-        self.line.store(Arc::new(comparison.next));
+        self.mapping.store(Arc::new(comparison.next));
     }
 
     fn compare_with_wall(&self) -> Comparison {
-        let line = **self.line.load();
+        let mapping = **self.mapping.load();
         let (at, wall) = (Instant::now(), self.wall());
-        Comparison { told: line.at(at), wall, next: line.following(at, wall) }
+        Comparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
     }
 }
 
-impl Line {
+impl ClockMapping {
     fn at(&self, monotonic: Instant) -> Timestamp {
         let passed = nanos(monotonic.saturating_duration_since(self.from));
-        self.told.plus(if self.slow { passed - passed / SLOWER_BY } else { passed })
+        self.shown.plus(if self.slewing { passed - passed / SLEW_DIVISOR } else { passed })
     }
 
-    /// The line to go on with when the wall clock shows `wall` at the instant `monotonic`.
-    fn following(&self, monotonic: Instant, wall: Timestamp) -> Self {
-        let told = self.at(monotonic);
-        if told <= wall || LEAD_MAX < told.since(wall) {
-            return Self { from: monotonic, told: wall, slow: false };
+    /// The mapping to continue with if the wall clock shows `wall` at the instant `monotonic`.
+    fn next(&self, monotonic: Instant, wall: Timestamp) -> Self {
+        let shown = self.at(monotonic);
+        if shown <= wall || shown.since(wall) > LEAD_MAX {
+            return Self { from: monotonic, shown: wall, slewing: false };
         }
-        // Being slow for one more round must not overshoot: then the clock would swing around the wall's.
+        // Slewing for one more round must not overshoot, or the clock would oscillate around the wall clock.
         let round = nanos(monotonic.saturating_duration_since(self.from));
-        Self { from: monotonic, told, slow: round / SLOWER_BY <= told.nanos_since(wall) }
+        Self { from: monotonic, shown, slewing: round / SLEW_DIVISOR <= shown.nanos_since(wall) }
     }
 }
 
@@ -334,47 +338,50 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "an arbitrary start for the lines under test")]
+#[expect(clippy::disallowed_methods, reason = "an arbitrary start for the mappings under test")]
 mod tests {
     use super::*;
 
     const HOUR: u64 = 3_600 * SECOND;
 
     #[test]
-    fn a_wall_that_steps_forward_is_followed_at_once() {
+    fn clock_follows_forward_step_of_wall_at_once() {
         let from = Instant::now();
-        let line = Line { from, told: Timestamp(10 * HOUR), slow: false };
-        let next = line.following(from + Duration::from_millis(100), Timestamp(11 * HOUR));
+        let mapping = ClockMapping { from, shown: Timestamp(10 * HOUR), slewing: false };
+        let next = mapping.next(from + Duration::from_millis(100), Timestamp(11 * HOUR));
         assert_eq!(next.at(next.from), Timestamp(11 * HOUR));
     }
 
     #[test]
-    fn a_wall_that_steps_back_slows_the_clock_by_one_percent_until_they_meet() {
+    fn clock_slews_one_percent_until_it_meets_wall() {
         let mut monotonic = Instant::now();
         let start = Timestamp(10 * HOUR);
-        let mut line = Line { from: monotonic, told: start, slow: false };
+        let mut mapping = ClockMapping { from: monotonic, shown: start, slewing: false };
         let mut wall = start.minus(SECOND / 2);
-        let mut told = line.at(monotonic);
+        let mut shown = mapping.at(monotonic);
         for _ in 0..1_000 {
-            line = line.following(monotonic, wall);
+            mapping = mapping.next(monotonic, wall);
             monotonic += Duration::from_millis(100);
             wall = wall.plus(SECOND / 10);
-            let next = line.at(monotonic);
-            assert!(next.nanos_since(told) >= SECOND / 10 * 99 / 100, "at most 1 % slower, and never back");
-            told = next;
+            let next = mapping.at(monotonic);
+            assert!(
+                next.nanos_since(shown) >= SECOND / 10 * 99 / 100,
+                "the clock slews by at most 1 % and never goes back"
+            );
+            shown = next;
         }
-        assert!(told.nanos_since(wall) <= SECOND / 100, "it has approached the wall");
-        assert!(wall.nanos_since(told) <= SECOND / 100, "and does not fall behind it");
+        assert!(shown.nanos_since(wall) <= SECOND / 100, "the lead has shrunk to 10 ms");
+        assert!(wall.nanos_since(shown) <= SECOND / 100, "the clock does not fall behind the wall clock");
     }
 
     #[test]
     fn clock_with_long_lead_gives_it_up_at_once() {
         let from = Instant::now();
-        let line = Line { from, told: Timestamp(10 * HOUR), slow: false };
+        let mapping = ClockMapping { from, shown: Timestamp(10 * HOUR), slewing: false };
         let minute = Timestamp(10 * HOUR).before(LEAD_MAX);
-        assert!(line.following(from, minute).slow, "a lead of a minute is approached");
-        let next = line.following(from, minute.minus(1));
-        assert_eq!((next.at(from), next.slow), (minute.minus(1), false));
+        assert!(mapping.next(from, minute).slewing, "a lead of a minute is slewed away");
+        let next = mapping.next(from, minute.minus(1));
+        assert_eq!((next.at(from), next.slewing), (minute.minus(1), false));
     }
 
     #[test]
@@ -388,10 +395,10 @@ mod tests {
         };
         let start = clock.now();
         clock.set_wall_ahead(DAYS);
-        assert!(clock.now().since(start) < LEAD_MAX, "the wall alone is set");
+        assert!(clock.now().since(start) < LEAD_MAX, "only the wall clock has moved");
         let (step, ahead, behind) = follow();
         assert!(matches!(step, Some(Step::Forward(_))), "{step:?}");
-        assert!(ahead < LEAD_MAX && behind < LEAD_MAX && LEAD_MAX < clock.now().since(start));
+        assert!(ahead < LEAD_MAX && behind < LEAD_MAX && clock.now().since(start) > LEAD_MAX);
         assert_eq!(follow().0, None);
         clock.set_wall_ahead(0);
         let (step, ahead, behind) = follow();
@@ -400,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manual_clock_stands_until_it_is_set() {
+    fn manual_clock_stands_still_until_set() {
         let clock = Clock::manual(Timestamp(5));
         let other = clock.clone();
         assert_eq!(clock.now(), Timestamp(5));

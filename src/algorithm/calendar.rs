@@ -1,4 +1,4 @@
-//! Windows as people count them: days, weeks, months and years of a place on earth.
+//! Calendar windows: days, weeks, months and years of a time zone.
 
 use jiff::{
     ToSpan,
@@ -10,7 +10,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::time::{SECOND, Timestamp};
 
-/// Windows that turn at midnight in a time zone, however long their days are.
+/// Windows that begin at midnight in a time zone. Their lengths differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Named", into = "Named")]
 pub struct Calendar {
@@ -32,7 +32,7 @@ pub enum CalendarUnit {
     Year,
 }
 
-/// A calendar by the name of its time zone, as it travels.
+/// The serialized form of a calendar, with the name of its time zone.
 #[derive(Serialize, Deserialize)]
 struct Named {
     unit: CalendarUnit,
@@ -51,12 +51,12 @@ impl TryFrom<Named> for Calendar {
 
     fn try_from(Named { unit, zone, code }: Named) -> Result<Self, String> {
         let found = Self::new(unit, &zone).ok_or_else(|| format!("there is no time zone {zone:?} here"))?;
-        // Of the name as it was written, which may differ from that of the zone in its letters' case.
+        // Keeps the code of the name as received: its case may differ from the canonical name of the zone.
         Ok(Self { code, ..found })
     }
 }
 
-/// A day of the week as its number, from Monday's 1 on.
+/// A day of the week as its number; Monday is 1.
 mod weekday {
     use jiff::civil::Weekday;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -84,16 +84,16 @@ impl Calendar {
 
     /// The name of its time zone.
     pub fn zone(&self) -> &str {
-        // It was found by its name, so it has one.
+        // Time zones are looked up by name, so there is always a name.
         self.zone.iana_name().unwrap_or_default()
     }
 
-    /// A number for its unit and zone, the same on all replicas.
+    /// A number that stands for the unit and the zone, the same on all replicas.
     pub(crate) fn code(&self) -> u64 {
         self.code
     }
 
-    /// More than the length of any window, and less than that of any two, in nanoseconds.
+    /// An upper bound of the length of one window, less than that of two, in nanoseconds.
     pub(crate) fn nanos_max(&self) -> u64 {
         let days = match self.unit {
             CalendarUnit::Day => 1,
@@ -101,7 +101,7 @@ impl Calendar {
             CalendarUnit::Month => 31,
             CalendarUnit::Year => 366,
         };
-        // Clocks are changed by a few hours at most.
+        // Clock changes are a few hours at most.
         (days * 24 + 6) * 3_600 * SECOND
     }
 
@@ -119,7 +119,7 @@ impl Calendar {
 
     /// The end of the window that starts at `start`, or of the one `later` windows after it.
     pub(crate) fn end(&self, start: Timestamp, later: u64) -> Timestamp {
-        // More windows than a span can say reach past the end of time anyway.
+        // Larger counts reach past the last timestamp anyway.
         let units = i32::try_from(later.saturating_add(1)).unwrap_or(i32::MAX);
         let span = match self.unit {
             CalendarUnit::Day => 1.day(),
@@ -132,36 +132,36 @@ impl Calendar {
     }
 
     /// How many windows lie between two starts.
-    pub(crate) fn turns(&self, from: Timestamp, to: Timestamp) -> u64 {
+    pub(crate) fn windows_between(&self, from: Timestamp, to: Timestamp) -> u64 {
         let (from, to) = (self.date(from), self.date(to));
         let days = || i64::from((to - from).get_days());
         let months = || {
             let years = i64::from(to.year()) - i64::from(from.year());
             years * 12 + i64::from(to.month()) - i64::from(from.month())
         };
-        let turns = match self.unit {
+        let windows_between = match self.unit {
             CalendarUnit::Day => days(),
             CalendarUnit::Week(_) => days() / 7,
             CalendarUnit::Month => months(),
             CalendarUnit::Year => months() / 12,
         };
-        turns.max(0).unsigned_abs()
+        windows_between.max(0).unsigned_abs()
     }
 
     fn date(&self, instant: Timestamp) -> Date {
         let nanos = i128::from(instant.as_nanos());
-        // The last instant there is lies in the year 2554, which is within any calendar.
+        // The last timestamp is in the year 2554, which every calendar can represent.
         jiff::Timestamp::from_nanosecond(nanos)
             .unwrap_or(jiff::Timestamp::MAX)
             .to_zoned(self.zone.clone())
             .date()
     }
 
-    /// The first instant of a day; where that day is left out, of the next.
+    /// The first instant of a day, or of the next day where the zone skips this one.
     fn midnight(&self, date: Date) -> Timestamp {
         let start = date.to_zoned(self.zone.clone()).and_then(|zoned| zoned.start_of_day());
         let nanos = start.map_or(i128::MAX, |start| start.timestamp().as_nanosecond());
-        // Before the epoch is the epoch, after the end of time its end.
+        // Clamps to the epoch and to the last timestamp.
         Timestamp::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX))
     }
 }
@@ -169,7 +169,7 @@ impl Calendar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{Algorithm, Ask, Excess, FixedWindow, Window, WindowCounter};
+    use crate::algorithm::{Algorithm, Excess, FixedWindow, Operation, Window, WindowCounter};
 
     const HOUR: u64 = 3_600 * SECOND;
 
@@ -178,7 +178,7 @@ mod tests {
         Timestamp::from_nanos(instant.as_nanosecond().try_into().unwrap())
     }
 
-    /// Of the window that holds an instant: its start, and its length in hours.
+    /// Asserts the start and the length in hours of the window that contains `now`.
     #[track_caller]
     fn assert_window(unit: CalendarUnit, zone: &str, now: &str, start: &str, hours: f64) {
         let calendar = Calendar::new(unit, zone).unwrap();
@@ -189,11 +189,11 @@ mod tests {
             assert_eq!(calendar.start(instant), begins, "{instant:?} in {zone}");
         }
         assert!(calendar.start(first.minus(1)) < first);
-        assert_eq!(calendar.turns(first, end), 1);
+        assert_eq!(calendar.windows_between(first, end), 1);
     }
 
     #[test]
-    fn a_day_is_as_long_as_the_clocks_make_it() {
+    fn calendar_day_has_the_length_of_its_local_day() {
         let new_york = "America/New_York";
         for (zone, now, start, hours) in [
             (new_york, "2026-03-07T12:00:00-05:00", "2026-03-07T00:00:00-05:00", 24.0),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_without_a_midnight_begins_with_its_first_instant() {
+    fn day_without_midnight_begins_with_its_first_instant() {
         let day = |now, start, hours| {
             assert_window(CalendarUnit::Day, "America/Sao_Paulo", now, start, hours);
         };
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_with_two_midnights_begins_with_the_first() {
+    fn day_with_two_midnights_begins_with_the_first() {
         let day = |now| {
             assert_window(CalendarUnit::Day, "America/Havana", now, "2026-11-01T00:00:00-04:00", 25.0);
         };
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_that_is_left_out_is_none() {
+    fn skipped_day_has_no_window() {
         let (now, start) = ("2011-12-29T12:00:00-10:00", "2011-12-29T00:00:00-10:00");
         let calendar = Calendar::new(CalendarUnit::Day, "Pacific/Apia").unwrap();
         assert_eq!(calendar.start(at(now)), at(start));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_month_has_as_many_days_as_it_has() {
+    fn month_window_has_28_to_31_days() {
         let month = |now, start, days| {
             assert_window(CalendarUnit::Month, "UTC", now, start, f64::from(days) * 24.0);
         };
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_year_has_365_or_366_days() {
+    fn year_window_has_365_or_366_days() {
         let year = |zone, now, start, days| {
             assert_window(CalendarUnit::Year, zone, now, start, f64::from(days) * 24.0);
         };
@@ -264,16 +264,16 @@ mod tests {
     }
 
     #[test]
-    fn a_week_begins_on_the_day_that_is_given() {
+    fn week_begins_on_the_given_weekday() {
         let week = |first, now, start| {
             assert_window(CalendarUnit::Week(first), "UTC", now, start, 168.0);
         };
-        // The first of July 2026 is a Wednesday.
+        // The 1st of July 2026 is a Wednesday.
         week(Weekday::Monday, "2026-07-01T12:00:00Z", "2026-06-29T00:00:00Z");
         week(Weekday::Sunday, "2026-07-01T12:00:00Z", "2026-06-28T00:00:00Z");
         week(Weekday::Wednesday, "2026-07-01T00:00:00Z", "2026-07-01T00:00:00Z");
         week(Weekday::Thursday, "2026-07-01T23:59:59Z", "2026-06-25T00:00:00Z");
-        // Over the turn of the year, and one that is an hour short.
+        // Weeks across the new year, and across a clock change that removes an hour.
         week(Weekday::Monday, "2027-01-01T12:00:00Z", "2026-12-28T00:00:00Z");
         assert_window(
             CalendarUnit::Week(Weekday::Sunday),
@@ -285,37 +285,38 @@ mod tests {
     }
 
     #[test]
-    fn the_reset_of_a_calendar_window_is_exact() {
+    fn calendar_window_reset_is_exact() {
         let calendar = Calendar::new(CalendarUnit::Day, "America/New_York").unwrap();
         let limit = FixedWindow { limit: 2, window: Window::Calendar(calendar), excess: Excess::Refuse };
         let mut counter = WindowCounter::default();
         let before_the_change = at("2026-03-08T01:59:59-05:00");
-        let decision = limit.decide(&mut counter, before_the_change, Ask::Charge(2));
+        let decision = limit.decide(&mut counter, before_the_change, Operation::Charge(2));
         assert_eq!(decision.reset_after.as_secs(), 21 * 3_600 + 1);
         let midnight = at("2026-03-09T00:00:00-04:00");
-        assert!(!limit.decide(&mut counter, midnight.minus(1), Ask::Charge(1)).verdict.passes());
-        let next = limit.decide(&mut counter, midnight, Ask::Charge(1));
+        assert!(!limit.decide(&mut counter, midnight.minus(1), Operation::Charge(1)).verdict.passes());
+        let next = limit.decide(&mut counter, midnight, Operation::Charge(1));
         assert!(next.verdict.passes());
         assert_eq!(next.reset_after.as_secs(), 24 * 3_600);
     }
 
     #[test]
-    fn a_debt_is_paid_by_the_true_months_that_follow() {
+    fn calendar_debt_is_paid_by_the_following_months() {
         let calendar = Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap();
         let window = Window::Calendar(calendar);
         let limit = FixedWindow { limit: 10, window, excess: Excess::Overdraft(25) };
         let mut counter = WindowCounter::default();
-        limit.decide(&mut counter, at("2027-12-15T00:00:00+01:00"), Ask::Charge(100));
-        // 35 are counted: December and January pay ten each, February has five left.
-        let left =
-            |counter: &mut WindowCounter, now: &str| limit.decide(counter, at(now), Ask::Look).remaining;
+        limit.decide(&mut counter, at("2027-12-15T00:00:00+01:00"), Operation::Charge(100));
+        // 35 hits are counted: December and January pay ten each, which leaves five for February.
+        let left = |counter: &mut WindowCounter, now: &str| {
+            limit.decide(counter, at(now), Operation::Peek).remaining
+        };
         assert_eq!(left(&mut counter, "2028-02-29T12:00:00+01:00"), 0);
         assert_eq!(left(&mut counter, "2028-03-01T00:00:00+01:00"), 5);
         assert_eq!(limit.idle_at(&counter), at("2028-04-01T00:00:00+02:00"));
     }
 
     #[test]
-    fn calendars_end_with_time_and_do_not_panic() {
+    fn calendar_at_the_last_timestamp_does_not_panic() {
         for zone in ["UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"] {
             for unit in [CalendarUnit::Day, CalendarUnit::Week(Weekday::Monday), CalendarUnit::Year] {
                 let calendar = Calendar::new(unit, zone).unwrap();
@@ -324,7 +325,7 @@ mod tests {
                     assert!(start <= now && now <= calendar.end(start, 0));
                     calendar.end(start, u64::MAX);
                 }
-                assert!(calendar.turns(Timestamp::EPOCH, Timestamp::MAX) >= 580);
+                assert!(calendar.windows_between(Timestamp::EPOCH, Timestamp::MAX) >= 580);
             }
         }
         assert_eq!(Calendar::new(CalendarUnit::Day, "Europe/Atlantis"), None);

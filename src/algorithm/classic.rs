@@ -1,12 +1,11 @@
-//! The fixed window as envoyproxy/ratelimit counts it: what a rule without an `algorithm` means.
+//! The fixed window of envoyproxy/ratelimit: the algorithm of a rule without `algorithm`.
 //!
-//! A refused hit counts; a look is over the limit only when more than the limit is counted. So a client that
-//! keeps asking sees what that server would have told it, to the letter.
+//! Refused hits count, and a peek is over the limit only when the count exceeds the limit, as in that server.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Verdict, Window, WindowCounter, WindowReceipt},
+    algorithm::{Algorithm, Decision, Operation, Verdict, Window, WindowCounter, WindowReceipt},
     time::Timestamp,
 };
 
@@ -20,30 +19,30 @@ pub struct Classic {
 }
 
 impl Classic {
-    /// Answers `ask`, given the counter in the window of `now` or a later one, which ends at `end`.
+    /// Answers `operation`, given the counter in the window of `now` or a later one, which ends at `end`.
     #[inline]
     pub(crate) fn decide_in_window(
         &self,
         counter: &mut WindowCounter,
-        mut turned: WindowCounter,
+        mut advanced: WindowCounter,
         end: Timestamp,
         now: Timestamp,
-        ask: Ask,
+        operation: Operation,
     ) -> Decision<WindowReceipt> {
-        let (hits, charged) = match ask {
-            Ask::Look => (1, None),
-            Ask::Charge(hits) => (hits, Some(turned.add(hits))),
-            Ask::Refund(hits) => {
-                turned.remove(hits);
+        let (hits, charged) = match operation {
+            Operation::Peek => (1, None),
+            Operation::Charge(hits) => (hits, Some(advanced.add(hits))),
+            Operation::Refund(hits) => {
+                advanced.remove(hits);
                 (0, None)
             }
         };
-        if ask != Ask::Look {
-            *counter = turned;
+        if operation != Operation::Peek {
+            *counter = advanced;
         }
         let reset_after = end.since(now);
-        let remaining = self.limit.saturating_sub(turned.count);
-        if turned.count <= self.limit || matches!(ask, Ask::Refund(_)) {
+        let remaining = self.limit.saturating_sub(advanced.count);
+        if advanced.count <= self.limit || matches!(operation, Operation::Refund(_)) {
             return Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: charged };
         }
         let retry_after = (hits <= self.limit).then_some(reset_after);
@@ -55,11 +54,16 @@ impl Algorithm for Classic {
     type Counter = WindowCounter;
     type Receipt = WindowReceipt;
 
-    fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
-        let mut turned = *counter;
-        turned.turn(&self.window, self.window.start(now), |_, _| 0);
-        let end = self.window.end(turned.start, 0);
-        self.decide_in_window(counter, turned, end, now, ask)
+    fn decide(
+        &self,
+        counter: &mut WindowCounter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<WindowReceipt> {
+        let mut advanced = *counter;
+        advanced.advance(&self.window, self.window.start(now), |_, _| 0);
+        let end = self.window.end(advanced.start, 0);
+        self.decide_in_window(counter, advanced, end, now, operation)
     }
 
     fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {
@@ -78,7 +82,7 @@ impl Algorithm for Classic {
         counter.absorb(other, &self.window, now, |_, _| 0);
     }
 
-    fn cut_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
-        counter.cut_ahead(&self.window, at, now);
+    fn clamp_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
+        counter.clamp_ahead(&self.window, at, now);
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Verdict, Window, WindowCounter, WindowReceipt},
+    algorithm::{Algorithm, Decision, Excess, Operation, Verdict, Window, WindowCounter, WindowReceipt},
     time::Timestamp,
 };
 
@@ -19,16 +19,16 @@ pub struct FixedWindow {
 }
 
 impl FixedWindow {
-    /// Hits of `count` that still count `turns` windows later: a debt, less what each window has paid.
-    fn carried(&self, count: u64, turns: u64) -> u64 {
+    /// The part of `count` that still counts `windows` windows later: a debt, less what each window has paid.
+    fn carry_over(&self, count: u64, windows: u64) -> u64 {
         match self.excess {
             Excess::Refuse | Excess::Count => 0,
-            Excess::Overdraft(_) => count.saturating_sub(self.limit.saturating_mul(turns)),
+            Excess::Overdraft(_) => count.saturating_sub(self.limit.saturating_mul(windows)),
         }
     }
 
-    /// How many windows must turn until `hits` would pass; `None` where they never would.
-    fn turns_until(&self, hits: u64, count: u64) -> Option<u64> {
+    /// The number of windows until `hits` would pass; `None` if they never pass.
+    fn windows_until(&self, hits: u64, count: u64) -> Option<u64> {
         match self.excess {
             Excess::Refuse | Excess::Count => (hits <= self.limit).then_some(1),
             Excess::Overdraft(_) => count.checked_div(self.limit),
@@ -41,7 +41,7 @@ impl FixedWindow {
             return (true, Some(counter.add(hits)));
         }
         match self.excess {
-            Excess::Overdraft(debt) if 0 < left => {
+            Excess::Overdraft(debt) if left > 0 => {
                 counter.add(hits);
                 counter.count = counter.count.min(self.limit.saturating_add(debt));
                 (true, None)
@@ -54,39 +54,40 @@ impl FixedWindow {
         }
     }
 
-    /// Answers `ask`, given the counter in the window of `now` or a later one, which ends at `end`.
+    /// Answers `operation`, given the counter in the window of `now` or a later one, which ends at `end`.
     #[inline]
     pub(crate) fn decide_in_window(
         &self,
         counter: &mut WindowCounter,
-        mut turned: WindowCounter,
+        mut advanced: WindowCounter,
         end: Timestamp,
         now: Timestamp,
-        ask: Ask,
+        operation: Operation,
     ) -> Decision<WindowReceipt> {
-        let (hits, passes, receipt) = match ask {
-            Ask::Look => (1, turned.count < self.limit, None),
-            Ask::Charge(hits) => {
-                let (passes, receipt) = self.charge(&mut turned, hits);
+        let (hits, passes, receipt) = match operation {
+            Operation::Peek => (1, advanced.count < self.limit, None),
+            Operation::Charge(hits) => {
+                let (passes, receipt) = self.charge(&mut advanced, hits);
                 (hits, passes, receipt)
             }
-            Ask::Refund(hits) => {
-                turned.remove(hits);
+            Operation::Refund(hits) => {
+                advanced.remove(hits);
                 (0, true, None)
             }
         };
-        if ask.changes(passes, self.excess) {
-            *counter = turned;
+        if operation.changes(passes, self.excess) {
+            *counter = advanced;
         }
         let (verdict, reset_after) = if passes {
             (Verdict::Pass, end.since(now))
         } else {
-            // A debt is paid by whole windows: the first of them ends with this one.
-            let turns = self.turns_until(hits, turned.count);
-            let retry_after = turns.map(|turns| self.window.end(turned.start, turns.max(1) - 1).since(now));
+            // Whole windows pay a debt: the first of them ends with this one.
+            let windows = self.windows_until(hits, advanced.count);
+            let retry_after =
+                windows.map(|windows| self.window.end(advanced.start, windows.max(1) - 1).since(now));
             (Verdict::Refuse { retry_after }, retry_after.unwrap_or(end.since(now)))
         };
-        Decision { verdict, remaining: self.limit.saturating_sub(turned.count), reset_after, receipt }
+        Decision { verdict, remaining: self.limit.saturating_sub(advanced.count), reset_after, receipt }
     }
 }
 
@@ -94,11 +95,18 @@ impl Algorithm for FixedWindow {
     type Counter = WindowCounter;
     type Receipt = WindowReceipt;
 
-    fn decide(&self, counter: &mut WindowCounter, now: Timestamp, ask: Ask) -> Decision<WindowReceipt> {
-        let mut turned = *counter;
-        turned.turn(&self.window, self.window.start(now), |count, turns| self.carried(count, turns));
-        let end = self.window.end(turned.start, 0);
-        self.decide_in_window(counter, turned, end, now, ask)
+    fn decide(
+        &self,
+        counter: &mut WindowCounter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<WindowReceipt> {
+        let mut advanced = *counter;
+        advanced.advance(&self.window, self.window.start(now), |count, windows_between| {
+            self.carry_over(count, windows_between)
+        });
+        let end = self.window.end(advanced.start, 0);
+        self.decide_in_window(counter, advanced, end, now, operation)
     }
 
     fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {
@@ -110,7 +118,7 @@ impl Algorithm for FixedWindow {
             return counter.start;
         }
         let windows = match (self.excess, self.limit) {
-            // A debt to a limit that lets nothing pass is never paid, and keeps nobody out who is not kept out.
+            // With a limit of 0 the debt is never paid, and evicting the counter admits nothing.
             (Excess::Refuse | Excess::Count, _) | (Excess::Overdraft(_), 0) => 1,
             (Excess::Overdraft(_), limit) => counter.count.div_ceil(limit),
         };
@@ -118,14 +126,17 @@ impl Algorithm for FixedWindow {
     }
 
     fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {
-        counter.since(base, &self.window, now, |count, turns| self.carried(count, turns))
+        counter
+            .since(base, &self.window, now, |count, windows_between| self.carry_over(count, windows_between))
     }
 
     fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
-        counter.absorb(other, &self.window, now, |count, turns| self.carried(count, turns));
+        counter.absorb(other, &self.window, now, |count, windows_between| {
+            self.carry_over(count, windows_between)
+        });
     }
 
-    fn cut_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
-        counter.cut_ahead(&self.window, at, now);
+    fn clamp_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
+        counter.clamp_ahead(&self.window, at, now);
     }
 }

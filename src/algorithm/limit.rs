@@ -1,4 +1,4 @@
-//! Every algorithm as one kind of limit: which it is, which counters it keeps, and the calls sent on to it.
+//! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Ask, Classic, Decision, Excess, FixedWindow, LeakyQueue, LogCounter, LogReceipt,
-        PaceCounter, PaceReceipt, SlidingCounter, SlidingLog, SlidingReceipt, SlidingWindow, Span,
-        StepCounter, StepReceipt, SteppedBucket, TokenBucket, Verdict, Window, WindowCounter, WindowReceipt,
+        Algorithm, Classic, DebtCounter, DebtReceipt, Decision, Excess, FixedWindow, LeakyQueue, LogCounter,
+        LogReceipt, Operation, SlidingCounter, SlidingLog, SlidingReceipt, SlidingWindow, Span, StepCounter,
+        StepReceipt, SteppedBucket, TokenBucket, Verdict, Window, WindowCounter, WindowReceipt,
     },
     time::Timestamp,
 };
 
-mod elsewhere;
+mod lease;
 mod share;
 
 /// A limit in force: an algorithm with its parameters.
@@ -33,7 +33,7 @@ pub enum Limit {
     TokenBucket(TokenBucket),
     /// `token_bucket` with `refill_amount` and `refill_interval`
     SteppedBucket(SteppedBucket),
-    /// `leaky_bucket`: what a token bucket has lost is what a leaky one holds, so they are one arithmetic.
+    /// `leaky_bucket`: the level of a leaky bucket is what a token bucket lacks, so both use the same arithmetic.
     LeakyBucket(TokenBucket),
     /// `leaky_queue`
     LeakyQueue(LeakyQueue),
@@ -49,7 +49,7 @@ pub enum Counter {
     /// Charges and their instants.
     Log(LogCounter),
     /// A debt that time pays off.
-    Pace(PaceCounter),
+    Debt(DebtCounter),
     /// Tokens that are missing.
     Step(StepCounter),
 }
@@ -64,23 +64,23 @@ pub enum Receipt {
     /// Of a charge that is remembered.
     Log(LogReceipt),
     /// Of a charge to a debt.
-    Pace(PaceReceipt),
+    Debt(DebtReceipt),
     /// Of a charge in a step.
     Step(StepReceipt),
 }
 
-/// What makes two counters of one descriptor different counters: the algorithm and its window, not the limit.
+/// What distinguishes two counters of one descriptor: the algorithm and its window, not the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kind {
+pub struct CounterKind {
     algorithm: u8,
-    // Its window's length, or what stands for it.
+    // The length of the window, or a code that stands for it.
     window: u64,
     // The length of a sub-window.
     grain: u64,
 }
 
-impl Kind {
-    /// Its bytes in the text of a key. They never change: keys outlive versions.
+impl CounterKind {
+    /// The bytes that are hashed into a key. They never change, because keys outlive versions.
     pub fn bytes(self) -> [u8; 17] {
         let mut bytes = [0; 17];
         bytes[0] = self.algorithm;
@@ -91,21 +91,21 @@ impl Kind {
 }
 
 impl Limit {
-    /// Whether it is what envoyproxy/ratelimit does, and not one of the named algorithms.
+    /// Whether this is the algorithm of envoyproxy/ratelimit and not one of the named algorithms.
     pub fn is_classic(&self) -> bool {
         matches!(self, Self::Classic(_))
     }
 
-    /// What `ask` would most likely be answered, given the answer to a look: by how much is left.
-    pub(crate) fn foreseen(&self, ask: Ask, look: &Decision) -> Decision {
-        let passes = match (ask, self.excess()) {
-            (Ask::Look, _) => look.verdict.passes(),
-            (Ask::Refund(_), _) => true,
-            (Ask::Charge(hits), Excess::Refuse | Excess::Count) => hits <= look.remaining,
-            (Ask::Charge(_), Excess::Overdraft(_)) => 0 < look.remaining,
+    /// Predicts the answer to `operation` from the answer to a peek, by what is left.
+    pub(crate) fn predict(&self, operation: Operation, peek: &Decision) -> Decision {
+        let passes = match (operation, self.excess()) {
+            (Operation::Peek, _) => peek.verdict.passes(),
+            (Operation::Refund(_), _) => true,
+            (Operation::Charge(hits), Excess::Refuse | Excess::Count) => hits <= peek.remaining,
+            (Operation::Charge(_), Excess::Overdraft(_)) => peek.remaining > 0,
         };
         let verdict = if passes { Verdict::Pass } else { Verdict::Refuse { retry_after: None } };
-        Decision { verdict, ..*look }
+        Decision { verdict, ..*peek }
     }
 
     /// Hits that pass when nothing was counted.
@@ -121,7 +121,7 @@ impl Limit {
         }
     }
 
-    /// What happens to a charge that is larger than what is left. (A queue refuses it.)
+    /// What happens to a charge that is larger than what is left. A queue refuses it.
     fn excess(&self) -> Excess {
         match self {
             Self::Classic(_) => Excess::Count,
@@ -134,26 +134,26 @@ impl Limit {
         }
     }
 
-    /// Hits that `ask` charges, given whether it passes.
-    pub(crate) fn charged(&self, ask: Ask, passes: bool) -> u64 {
-        match ask {
-            Ask::Charge(hits) if ask.changes(passes, self.excess()) => hits,
-            Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
+    /// Hits that `operation` charges, given whether it passes.
+    pub(crate) fn charged(&self, operation: Operation, passes: bool) -> u64 {
+        match operation {
+            Operation::Charge(hits) if operation.changes(passes, self.excess()) => hits,
+            Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => 0,
         }
     }
 
-    /// Whether `ask` changes its counter, given whether it passes.
-    pub(crate) fn is_changed_by(&self, ask: Ask, passes: bool) -> bool {
-        ask.changes(passes, self.excess())
+    /// Whether `operation` changes its counter, given whether it passes.
+    pub(crate) fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
+        operation.changes(passes, self.excess())
     }
 
-    /// Of a limit that keeps a debt as time: the longest time, in nanoseconds, that a debt may take to be paid
-    /// while a single hit still passes. 0 for the others.
-    pub(crate) fn refused_from(&self) -> u64 {
+    /// For limits that keep a debt as time: the longest time to pay a debt, in nanoseconds, at which a single hit still
+    /// passes. 0 for all others.
+    pub(crate) fn passing_debt_max(&self) -> u64 {
         match self {
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.refused_from(),
-            Self::SteppedBucket(limit) => limit.refused_from(),
-            Self::LeakyQueue(limit) => limit.refused_from(),
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.passing_debt_max(),
+            Self::SteppedBucket(limit) => limit.passing_debt_max(),
+            Self::LeakyQueue(limit) => limit.passing_debt_max(),
             Self::Classic(_)
             | Self::FixedWindow(_)
             | Self::SlidingWindow(_)
@@ -192,11 +192,11 @@ impl Limit {
         }
     }
 
-    /// The same limit for a caller who waits so long and no longer: where it lets nobody wait, itself.
-    pub fn within(&self, patience: Option<Duration>) -> Cow<'_, Self> {
+    /// The same limit for a caller with this timeout. Only a queue depends on it.
+    pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
         match self {
-            Self::LeakyQueue(queue) if patience.is_some() => {
-                Cow::Owned(Self::LeakyQueue(LeakyQueue { patience, ..*queue }))
+            Self::LeakyQueue(queue) if timeout.is_some() => {
+                Cow::Owned(Self::LeakyQueue(LeakyQueue { timeout, ..*queue }))
             }
             Self::LeakyQueue(_)
             | Self::Classic(_)
@@ -210,8 +210,8 @@ impl Limit {
         }
     }
 
-    /// The same limit for whoever says what was consumed: a charge that is larger than what is left leaves a debt
-    /// of up to `debt` hits, where this limit can hold one. One that has an overdraft keeps its own bound.
+    /// The same limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt`
+    /// hits if the algorithm can hold one. A limit with an overdraft keeps its own bound.
     pub fn with_debt(&self, debt: u64) -> Self {
         let mut limit = self.clone();
         let excess = match &mut limit {
@@ -220,7 +220,7 @@ impl Limit {
             Self::SubWindows(limit) | Self::SlidingLog(limit) => &mut limit.excess,
             Self::TokenBucket(limit) | Self::LeakyBucket(limit) => &mut limit.excess,
             Self::SteppedBucket(limit) => &mut limit.excess,
-            // The one counts whatever it refuses, the other holds nobody but those who wait.
+            // A classic limit counts refused hits anyway; a queue holds only hits that wait.
             Self::Classic(_) | Self::LeakyQueue(_) => return limit,
         };
         match excess {
@@ -230,7 +230,7 @@ impl Limit {
         limit
     }
 
-    /// The time in which its allowance comes, where that is always the same.
+    /// The time in which the whole allowance comes back, if that is constant.
     pub fn period(&self) -> Option<Duration> {
         let nanos = match self {
             Self::Classic(Classic { window, .. }) | Self::FixedWindow(FixedWindow { window, .. }) => {
@@ -241,80 +241,80 @@ impl Limit {
             }
             Self::SlidingWindow(limit) => limit.span.nanos(),
             Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.span.nanos(),
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.pace.nanos(),
-            Self::LeakyQueue(limit) => limit.pace.nanos(),
+            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.rate.nanos(),
+            Self::LeakyQueue(limit) => limit.rate.nanos(),
             Self::SteppedBucket(_) => return None,
         };
         Some(Duration::from_nanos(nanos))
     }
 
-    /// Which counters it counts in.
-    pub fn kind(&self) -> Kind {
+    /// The kind of counter that this limit uses.
+    pub fn kind(&self) -> CounterKind {
         let windows = |aligned, calendar, window: &Window| match window {
-            Window::Aligned(span) => Kind { algorithm: aligned, window: span.nanos(), grain: 0 },
-            Window::Calendar(each) => Kind { algorithm: calendar, window: each.code(), grain: 0 },
+            Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), grain: 0 },
+            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code(), grain: 0 },
         };
-        let plain = |algorithm, window| Kind { algorithm, window, grain: 0 };
+        let plain = |algorithm, window| CounterKind { algorithm, window, grain: 0 };
         match self {
             Self::Classic(limit) => windows(0, 1, &limit.window),
             Self::FixedWindow(limit) => windows(2, 3, &limit.window),
             Self::SlidingWindow(limit) => plain(4, limit.span.nanos()),
             Self::SubWindows(limit) => {
-                Kind { algorithm: 5, window: limit.span.nanos(), grain: limit.grain.get() }
+                CounterKind { algorithm: 5, window: limit.span.nanos(), grain: limit.grain.get() }
             }
             Self::SlidingLog(limit) => plain(6, limit.span.nanos()),
-            Self::TokenBucket(limit) => plain(7, limit.pace.nanos()),
+            Self::TokenBucket(limit) => plain(7, limit.rate.nanos()),
             Self::SteppedBucket(limit) => plain(8, limit.interval.get()),
-            Self::LeakyBucket(limit) => plain(9, limit.pace.nanos()),
-            Self::LeakyQueue(limit) => plain(10, limit.pace.nanos()),
+            Self::LeakyBucket(limit) => plain(9, limit.rate.nanos()),
+            Self::LeakyQueue(limit) => plain(10, limit.rate.nanos()),
         }
     }
 }
 
 impl Counter {
-    /// The bytes that it takes besides itself.
+    /// The bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Log(log) => log.heap_bytes(),
-            Self::Window(_) | Self::Sliding(_) | Self::Pace(_) | Self::Step(_) => 0,
+            Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => 0,
         }
     }
 
-    /// Makes all its instants `back` nanoseconds earlier, for a clock that shows that much less.
+    /// Moves all instants back by `back` nanoseconds, for a clock that shows that much less.
     pub(crate) fn shift_back(&mut self, back: u64) {
         match self {
             Self::Window(counter) => counter.start = counter.start.minus(back),
             Self::Sliding(counter) => counter.start = counter.start.minus(back),
             Self::Log(counter) => counter.shift_back(back),
-            Self::Pace(counter) => counter.paid_at = counter.paid_at.minus(back),
+            Self::Debt(counter) => counter.paid_at = counter.paid_at.minus(back),
             Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
         }
     }
 }
 
-/// Sends each call on to the algorithm, given which kind of counter it keeps.
+/// Dispatches each call to the algorithm and its kind of counter.
 ///
-/// The kind is part of the key, so a counter of another kind turns up only where two hashes collide. It is then
-/// as good as none.
+/// The kind is part of the key, so a counter of another kind appears only if two hashes collide. It is then treated
+/// as a fresh one.
 macro_rules! dispatch {
     ($($limit:ident => $counter:ident),* $(,)?) => {
         impl Limit {
-            /// The counter of a key never seen.
+            /// A fresh counter.
             pub fn fresh(&self) -> Counter {
                 match self {
                     $(Self::$limit(_) => Counter::$counter(Default::default()),)*
                 }
             }
 
-            /// Answers `ask`, and charges or refunds `counter` accordingly.
-            pub fn decide(&self, counter: &mut Counter, now: Timestamp, ask: Ask) -> Decision {
+            /// Answers `operation`, and charges or refunds `counter` accordingly.
+            pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
                 match (self, &mut *counter) {
                     $((Self::$limit(limit), Counter::$counter(counter)) => {
-                        limit.decide(counter, now, ask).map(Receipt::$counter)
+                        limit.decide(counter, now, operation).map(Receipt::$counter)
                     })*
                     (limit, other) => {
                         *other = limit.fresh();
-                        limit.decide(other, now, ask)
+                        limit.decide(other, now, operation)
                     }
                 }
             }
@@ -329,7 +329,7 @@ macro_rules! dispatch {
                 }
             }
 
-            /// The instant from which `counter` may be forgotten without changing any answer.
+            /// The instant from which `counter` may be evicted without changing any answer.
             pub fn idle_at(&self, counter: &Counter) -> Timestamp {
                 match (self, counter) {
                     $((Self::$limit(limit), Counter::$counter(counter)) => limit.idle_at(counter),)*
@@ -347,16 +347,15 @@ macro_rules! dispatch {
                 }
             }
 
-            /// Cuts what `counter` has of a time that a clock gave up at `at`, not after `now`: see
-            /// [`Algorithm::cut_ahead`].
-            pub fn cut_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
+            /// Clamps `counter` after a clock gave up a lead at `at`, not after `now`: see [`Algorithm::clamp_ahead`].
+            pub fn clamp_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
                 match (self, counter) {
-                    $((Self::$limit(limit), Counter::$counter(counter)) => limit.cut_ahead(counter, at, now),)*
+                    $((Self::$limit(limit), Counter::$counter(counter)) => limit.clamp_ahead(counter, at, now),)*
                     _another_limits_counter => {}
                 }
             }
 
-            /// Adds what was consumed elsewhere.
+            /// Adds what was consumed on another replica.
             pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
                 match (self, counter, other) {
                     $((Self::$limit(limit), Counter::$counter(counter), Counter::$counter(other)) => {
@@ -375,8 +374,8 @@ dispatch! {
     SlidingWindow => Sliding,
     SubWindows => Log,
     SlidingLog => Log,
-    TokenBucket => Pace,
+    TokenBucket => Debt,
     SteppedBucket => Step,
-    LeakyBucket => Pace,
-    LeakyQueue => Pace,
+    LeakyBucket => Debt,
+    LeakyQueue => Debt,
 }

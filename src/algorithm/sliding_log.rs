@@ -1,40 +1,39 @@
-//! The sliding log: every charge is remembered until it is one window old.
+//! The sliding log: every charge is stored until it is one window old.
 //!
-//! With a grain, charges of one sub-window are remembered together and leave together: a sliding window of
-//! counts per second, say, of which the old seconds are dropped.
+//! With a grain, the charges of one sub-window are stored as one entry and expire together.
 
 use std::{collections::VecDeque, num::NonZeroU64};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Span, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Operation, Span, Verdict},
     time::Timestamp,
 };
 
-/// The most charges that are remembered apart. Beyond them the two oldest become one, of the later instant: then
-/// it is stricter by a little, never more lenient.
+/// The maximum number of entries. Beyond it the two oldest are merged at the later instant, which makes the limit
+/// slightly stricter, never more lenient.
 pub const ENTRIES_MAX: usize = 10_000;
 
-/// At most `limit` hits within any span as long as the window (with a grain: as the window less one grain).
+/// At most `limit` hits within any span of the window's length (with a grain: of the window less one grain).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingLog {
-    /// Hits within one window's length; 0 lets none pass.
+    /// Hits within the length of the window; 0 lets none pass.
     pub limit: u64,
-    /// The window's length.
+    /// The length of the window.
     pub span: Span,
-    /// Instants are remembered as the multiple of this many nanoseconds before them; it divides the window.
+    /// Instants are rounded down to a multiple of this many nanoseconds, which divides the window.
     pub grain: NonZeroU64,
-    /// What happens to a charge larger than what is left. A debt leaves when the charge that made it does.
+    /// What happens to a charge larger than what is left. A debt expires with the charge that made it.
     pub excess: Excess,
 }
 
-/// Charges within one window's length, oldest first, and their sum.
+/// Charges within the length of the window, oldest first, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogCounter {
     // Invariant: instants increase; no hits are 0.
     pub(crate) entries: VecDeque<LogEntry>,
-    // Invariant: the sum of all entries' hits; where 64 bits do not hold it, the oldest are left out.
+    // Invariant: the sum of the hits of all entries; if 64 bits cannot hold it, the oldest hits are left out.
     total: u64,
 }
 
@@ -45,15 +44,15 @@ pub struct LogEntry {
     pub(crate) hits: u64,
 }
 
-/// A charge of one instant.
+/// A charge at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogReceipt(LogEntry);
 
 impl SlidingLog {
-    /// The instant under which a charge at `now` is remembered.
+    /// The instant at which a charge at `now` is stored.
     fn instant(&self, counter: &LogCounter, now: Timestamp) -> Timestamp {
         let grain = now.minus(now.as_nanos() % self.grain);
-        // Time that goes back adds to the newest entry.
+        // If time goes back, the charge is added to the newest entry.
         counter.entries.back().map_or(grain, |newest| newest.at.max(grain))
     }
 
@@ -61,7 +60,7 @@ impl SlidingLog {
         entry.at.plus(self.span.nanos())
     }
 
-    /// Those that still count.
+    /// The entries that still count.
     fn live<'c>(&self, counter: &'c LogCounter, now: Timestamp) -> impl Iterator<Item = &'c LogEntry> {
         counter.entries.iter().skip_while(move |entry| self.leaves_at(entry) <= now)
     }
@@ -82,7 +81,7 @@ impl SlidingLog {
             Excess::Overdraft(debt) => (true, hits.min(left.saturating_add(debt))),
         };
         let entry = LogEntry { at: self.instant(counter, now), hits: taken };
-        if 0 < taken {
+        if taken > 0 {
             self.forget(counter, now);
             counter.add(entry);
             self.bound(counter);
@@ -90,7 +89,7 @@ impl SlidingLog {
         (passes, (passes && hits <= left).then_some(LogReceipt(entry)))
     }
 
-    /// Drops what no longer counts.
+    /// Drops expired entries.
     fn forget(&self, counter: &mut LogCounter, now: Timestamp) {
         while let Some(oldest) = counter.entries.front()
             && self.leaves_at(oldest) <= now
@@ -103,8 +102,8 @@ impl SlidingLog {
         }
     }
 
-    /// Keeps no more entries than needed: of more than the limit the oldest is passed by only when the one after
-    /// it is, so they may as well be one.
+    /// Merges entries beyond the bound. With more entries than the limit, the oldest entry alone never decides, so it
+    /// can be merged with the next one.
     fn bound(&self, counter: &mut LogCounter) {
         let most = usize::try_from(self.limit).unwrap_or(usize::MAX).clamp(1, ENTRIES_MAX);
         while most < counter.entries.len() {
@@ -116,14 +115,14 @@ impl SlidingLog {
         }
     }
 
-    /// The first instant at which `hits` would pass if nobody else came; `None` where they never would.
+    /// The first instant at which `hits` would pass without further charges; `None` if they never pass.
     fn passes_at(&self, counter: &LogCounter, now: Timestamp, hits: u64) -> Option<Timestamp> {
         let hits = match self.excess {
             Excess::Refuse | Excess::Count => hits,
             Excess::Overdraft(_) => hits.min(1),
         };
         let room = self.limit.checked_sub(hits)?;
-        // Oldest first they leave, until the rest leaves room.
+        // Entries expire oldest first until there is room.
         let mut kept = 0_u64;
         let keeps = |entry: &&LogEntry| {
             kept = kept.saturating_add(entry.hits);
@@ -139,14 +138,14 @@ impl Algorithm for SlidingLog {
     type Counter = LogCounter;
     type Receipt = LogReceipt;
 
-    fn decide(&self, counter: &mut LogCounter, now: Timestamp, ask: Ask) -> Decision<LogReceipt> {
-        let (hits, passes, receipt) = match ask {
-            Ask::Look => (1, self.sum(counter, now) < self.limit, None),
-            Ask::Charge(hits) => {
+    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
+        let (hits, passes, receipt) = match operation {
+            Operation::Peek => (1, self.sum(counter, now) < self.limit, None),
+            Operation::Charge(hits) => {
                 let (passes, receipt) = self.charge(counter, now, hits);
                 (hits, passes, receipt)
             }
-            Ask::Refund(hits) => {
+            Operation::Refund(hits) => {
                 self.forget(counter, now);
                 counter.remove_newest(hits);
                 (0, true, None)
@@ -182,14 +181,14 @@ impl Algorithm for SlidingLog {
     fn since(&self, counter: &LogCounter, base: &LogCounter, now: Timestamp) -> LogCounter {
         let mut since = counter.clone();
         self.forget(&mut since, now);
-        // Not by their instants: what came by way of other clocks shows others.
+        // Not by instants: entries that came through other clocks have other ones.
         since.remove_oldest(self.sum(base, now));
         since
     }
 
     fn absorb(&self, counter: &mut LogCounter, other: &LogCounter, now: Timestamp) {
         self.forget(counter, now);
-        // Where another clock is ahead, at most one window.
+        // The other clock may be ahead; at most one window of that is kept.
         let latest = now.plus(self.span.nanos());
         for entry in self.live(other, now) {
             counter.add(LogEntry { at: entry.at.min(latest), hits: entry.hits });
@@ -197,8 +196,8 @@ impl Algorithm for SlidingLog {
         self.bound(counter);
     }
 
-    fn cut_ahead(&self, counter: &mut LogCounter, at: Timestamp, now: Timestamp) {
-        // The newest are the last.
+    fn clamp_ahead(&self, counter: &mut LogCounter, at: Timestamp, now: Timestamp) {
+        // The last entries are the newest.
         if counter.entries.back().is_some_and(|newest| now < newest.at) {
             let moved = |(instant, hits)| (if now < instant { at } else { instant }, hits);
             *counter = LogCounter::of(counter.hits().map(moved));
@@ -207,14 +206,14 @@ impl Algorithm for SlidingLog {
 }
 
 impl LogCounter {
-    /// The log of these hits, whatever their order.
+    /// A log of these hits, in any order.
     pub(crate) fn of(hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
         let mut log = Self::default();
         hits.for_each(|(at, hits)| log.add(LogEntry { at, hits }));
         log
     }
 
-    /// Its hits with their instants, oldest first.
+    /// The hits with their instants, oldest first.
     pub(crate) fn hits(&self) -> impl Iterator<Item = (Timestamp, u64)> {
         self.entries.iter().map(|entry| (entry.at, entry.hits))
     }
@@ -241,11 +240,12 @@ impl LogCounter {
         }
     }
 
-    /// Where 64 bits do not hold the sum with those of `new`, takes older ones off, the oldest first, and says how many
-    /// of the new ones are still too many. So what is left whenever some have left is right, or the most there can be.
+    /// If 64 bits cannot hold the sum with the hits of `new`, removes older hits, the oldest first, and returns how
+    /// many of the new hits are still too many. So after some hits have expired the sum is exact, or the largest
+    /// possible.
     fn make_room(&mut self, new: LogEntry) -> u64 {
         let mut over = new.hits.saturating_sub(u64::MAX - self.total);
-        while 0 < over
+        while over > 0
             && let Some(oldest) = self.entries.front_mut()
             && oldest.at < new.at
         {
@@ -260,28 +260,28 @@ impl LogCounter {
         over
     }
 
-    /// Takes `hits` off, the oldest first, or as many as there are.
+    /// Removes `hits`, the oldest first, or as many as there are.
     fn remove_oldest(&mut self, mut hits: u64) {
         while let Some(oldest) = self.entries.front_mut() {
             let taken = oldest.hits.min(hits);
             oldest.hits -= taken;
             hits -= taken;
             self.total -= taken;
-            if 0 < oldest.hits {
+            if oldest.hits > 0 {
                 return;
             }
             self.entries.pop_front();
         }
     }
 
-    /// Takes `hits` off, the newest first, or as many as there are.
+    /// Removes `hits`, the newest first, or as many as there are.
     fn remove_newest(&mut self, mut hits: u64) {
         while let Some(newest) = self.entries.back_mut() {
             let taken = newest.hits.min(hits);
             newest.hits -= taken;
             hits -= taken;
             self.total -= taken;
-            if 0 < newest.hits {
+            if newest.hits > 0 {
                 return;
             }
             self.entries.pop_back();

@@ -1,5 +1,5 @@
-//! The sliding window that two counts stand for: this window's, and the last one's by the share of it that is
-//! still within sight.
+//! The sliding window by two counts: the current window and the previous one, weighted by the part of it that lies
+//! within one window length before now.
 //!
 //! The estimate is rounded down, as in the article that made this algorithm known ("How we built rate limiting
 //! capable of scaling to millions of domains", Cloudflare, 2017); that formula is its bound.
@@ -7,19 +7,18 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Span, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Operation, Span, Verdict},
     time::Timestamp,
 };
 
-/// At most `limit` hits by the estimate: the hits of this window, and those of the last one weighed by how much
-/// of it lies within one window's length before now.
+/// At most `limit` hits by the estimate: the hits of the current window plus the weighted hits of the previous one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingWindow {
-    /// Hits within one window's length; 0 lets none pass.
+    /// Hits within the length of the window; 0 lets none pass.
     pub limit: u64,
-    /// The window's length.
+    /// The length of the window.
     pub span: Span,
-    /// What happens to a charge larger than what is left. A debt slides out of sight like hits that passed.
+    /// What happens to a charge larger than what is left. A debt expires like hits that passed.
     pub excess: Excess,
 }
 
@@ -40,11 +39,11 @@ pub struct SlidingReceipt {
 }
 
 impl SlidingWindow {
-    fn turned(&self, counter: &SlidingCounter, now: Timestamp) -> SlidingCounter {
-        counter.turned(self.span, self.span.start(now))
+    fn advanced(&self, counter: &SlidingCounter, now: Timestamp) -> SlidingCounter {
+        counter.advanced(self.span, self.span.start(now))
     }
 
-    /// How long before the end of its window `now` is, at most the whole window.
+    /// The time from `now` to the end of its window, at most the whole window.
     fn ahead(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
         self.length() - now.nanos_since(counter.start).min(self.length())
     }
@@ -57,7 +56,7 @@ impl SlidingWindow {
         start.plus(self.length())
     }
 
-    /// What the last window's hits still weigh.
+    /// The weighted hits of the previous window.
     fn weight(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
         let weighed = u128::from(counter.previous) * u128::from(self.ahead(counter, now));
         // At most `previous`, so it fits.
@@ -99,19 +98,20 @@ impl SlidingWindow {
         }
     }
 
-    /// The instant at which at most `weight` is left of `hits` counted in the window that ends at `end`.
-    fn faded(&self, hits: u64, weight: u64, end: Timestamp) -> Timestamp {
+    /// The instant at which `hits` of the window that ends at `end` weigh at most `weight`.
+    fn decayed_at(&self, hits: u64, weight: u64, end: Timestamp) -> Timestamp {
         if hits <= weight {
             return end;
         }
-        // The largest distance to the end of the next window at which hits x distance / length rounds down to it.
+        // The largest distance to the end of the next window at which hits * distance / length rounds down to
+        // `weight`.
         let length = u128::from(self.length());
         let ahead = ((u128::from(weight) + 1) * length - 1) / u128::from(hits);
         // Less than the length, as `weight` is less than `hits`.
         end.plus(self.length() - ahead as u64)
     }
 
-    /// The first instant at which `hits` would pass if nobody else came; `None` where they never would.
+    /// The first instant at which `hits` would pass without further charges; `None` if they never pass.
     fn passes_at(&self, counter: &SlidingCounter, hits: u64) -> Option<Timestamp> {
         let hits = match self.excess {
             Excess::Refuse | Excess::Count => hits,
@@ -119,8 +119,8 @@ impl SlidingWindow {
         };
         let room = self.limit.checked_sub(hits)?;
         Some(match room.checked_sub(counter.current) {
-            Some(weight) => self.faded(counter.previous, weight, counter.start),
-            None => self.faded(counter.current, room, self.end(counter.start)),
+            Some(weight) => self.decayed_at(counter.previous, weight, counter.start),
+            None => self.decayed_at(counter.current, room, self.end(counter.start)),
         })
     }
 }
@@ -129,28 +129,33 @@ impl Algorithm for SlidingWindow {
     type Counter = SlidingCounter;
     type Receipt = SlidingReceipt;
 
-    fn decide(&self, counter: &mut SlidingCounter, now: Timestamp, ask: Ask) -> Decision<SlidingReceipt> {
-        let mut turned = self.turned(counter, now);
-        let (hits, passes, receipt) = match ask {
-            Ask::Look => (1, 0 < self.left(&turned, now), None),
-            Ask::Charge(hits) => {
-                let (passes, receipt) = self.charge(&mut turned, now, hits);
+    fn decide(
+        &self,
+        counter: &mut SlidingCounter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<SlidingReceipt> {
+        let mut advanced = self.advanced(counter, now);
+        let (hits, passes, receipt) = match operation {
+            Operation::Peek => (1, self.left(&advanced, now) > 0, None),
+            Operation::Charge(hits) => {
+                let (passes, receipt) = self.charge(&mut advanced, now, hits);
                 (hits, passes, receipt)
             }
-            Ask::Refund(hits) => {
-                turned.remove(hits);
+            Operation::Refund(hits) => {
+                advanced.remove(hits);
                 (0, true, None)
             }
         };
-        if ask.changes(passes, self.excess) {
-            *counter = turned;
+        if operation.changes(passes, self.excess) {
+            *counter = advanced;
         }
-        let end = self.end(turned.start).since(now);
-        let remaining = self.left(&turned, now);
+        let end = self.end(advanced.start).since(now);
+        let remaining = self.left(&advanced, now);
         if passes {
             return Decision { verdict: Verdict::Pass, remaining, reset_after: end, receipt };
         }
-        let retry_after = self.passes_at(&turned, hits).map(|then| then.since(now));
+        let retry_after = self.passes_at(&advanced, hits).map(|then| then.since(now));
         let reset_after = retry_after.unwrap_or(end);
         Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt }
     }
@@ -165,15 +170,15 @@ impl Algorithm for SlidingWindow {
 
     fn idle_at(&self, counter: &SlidingCounter) -> Timestamp {
         if counter.current == 0 {
-            self.faded(counter.previous, 0, counter.start)
+            self.decayed_at(counter.previous, 0, counter.start)
         } else {
-            self.faded(counter.current, 0, self.end(counter.start))
+            self.decayed_at(counter.current, 0, self.end(counter.start))
         }
     }
 
     fn since(&self, counter: &SlidingCounter, base: &SlidingCounter, now: Timestamp) -> SlidingCounter {
         let start = self.span.start(now).max(counter.start).max(base.start);
-        let (counter, base) = (counter.turned(self.span, start), base.turned(self.span, start));
+        let (counter, base) = (counter.advanced(self.span, start), base.advanced(self.span, start));
         SlidingCounter {
             start,
             previous: counter.previous.saturating_sub(base.previous),
@@ -183,18 +188,18 @@ impl Algorithm for SlidingWindow {
 
     fn absorb(&self, counter: &mut SlidingCounter, other: &SlidingCounter, now: Timestamp) {
         let current = self.span.start(now).max(counter.start);
-        // Where another clock is ahead, at most one window.
+        // The other clock may be ahead; at most one window of that is kept.
         let start = other.start.min(self.end(current)).max(current);
-        let other = if other.start < start { other.turned(self.span, start) } else { *other };
-        let turned = counter.turned(self.span, start);
+        let other = if other.start < start { other.advanced(self.span, start) } else { *other };
+        let advanced = counter.advanced(self.span, start);
         *counter = SlidingCounter {
             start,
-            previous: turned.previous.saturating_add(other.previous),
-            current: turned.current.saturating_add(other.current),
+            previous: advanced.previous.saturating_add(other.previous),
+            current: advanced.current.saturating_add(other.current),
         };
     }
 
-    fn cut_ahead(&self, counter: &mut SlidingCounter, at: Timestamp, now: Timestamp) {
+    fn clamp_ahead(&self, counter: &mut SlidingCounter, at: Timestamp, now: Timestamp) {
         if self.end(self.span.start(now)) < counter.start {
             counter.start = self.end(self.span.start(at));
         }
@@ -202,8 +207,8 @@ impl Algorithm for SlidingWindow {
 }
 
 impl SlidingCounter {
-    /// As it is in the window that starts at `start`; a later window stays.
-    fn turned(&self, span: Span, start: Timestamp) -> Self {
+    /// The counter in the window that starts at `start`; a later window stays.
+    fn advanced(&self, span: Span, start: Timestamp) -> Self {
         if start <= self.start {
             return *self;
         }
@@ -211,7 +216,7 @@ impl SlidingCounter {
         Self { start, previous, current: 0 }
     }
 
-    /// Takes `hits` off, the newest first, or as many as there are.
+    /// Removes `hits`, the newest first, or as many as there are.
     fn remove(&mut self, hits: u64) {
         let rest = hits.saturating_sub(self.current);
         self.current = self.current.saturating_sub(hits);

@@ -1,19 +1,19 @@
-//! The token bucket whose tokens come back in steps: so many at once, every so often.
+//! The token bucket with stepwise refill: `amount` tokens every `interval`.
 
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Operation, Verdict},
     time::Timestamp,
 };
 
-/// At most `burst` hits at once, and `amount` more with each `interval` that passes. A part of an interval that
-/// has passed is kept; but a full bucket begins its next interval at its next charge.
+/// At most `burst` hits at once, and `amount` more with each `interval` that passes. A partial interval is kept, but a
+/// full bucket begins its next interval at its next charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteppedBucket {
-    /// Tokens that come back at once.
+    /// Tokens added in each step.
     pub amount: NonZeroU64,
     /// Nanoseconds from one step to the next.
     pub interval: NonZeroU64,
@@ -23,12 +23,12 @@ pub struct SteppedBucket {
     pub excess: Excess,
 }
 
-/// A debt of whole steps, as the instant of the last of them.
+/// A debt of whole steps, stored as the instant of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepCounter {
-    /// The step at which the bucket will be full again.
+    /// The step at which the bucket is full again.
     pub(crate) full_at: Timestamp,
-    /// Tokens that this last step will bring in vain.
+    /// Tokens of the last step that do not fit into the bucket.
     pub(crate) spare: u64,
 }
 
@@ -37,28 +37,28 @@ pub struct StepCounter {
 pub struct StepReceipt {
     step: Timestamp,
     hits: u64,
-    // Whether the bucket was full, so that this charge began its step.
-    began: bool,
+    // Whether the bucket was full, so that this charge opened the step.
+    opened_step: bool,
 }
 
-/// What a [`StepCounter`] means at one instant.
+/// The state of a [`StepCounter`] at one instant.
 #[derive(Clone, Copy)]
 struct Level {
     /// The start of the current step.
     step: Timestamp,
-    /// Wider than the tokens of any bucket: seen from a time long before, many steps are still to come.
+    /// Wider than any bucket: at a time long before the charges, many steps are still to come.
     missing: u128,
 }
 
 impl SteppedBucket {
-    /// The longest time until it is full, in nanoseconds, at which a hit surely passes.
-    pub(crate) fn refused_from(&self) -> u64 {
+    /// The longest time until the bucket is full, in nanoseconds, at which a hit is sure to pass.
+    pub(crate) fn passing_debt_max(&self) -> u64 {
         let steps = self.burst.div_ceil(self.amount.get()).saturating_sub(1);
         self.interval.get().saturating_mul(steps)
     }
 
-    /// Misses `hits` more, taken at `at`, which may be long ago.
-    pub(crate) fn charge_taken(&self, counter: &mut StepCounter, at: Timestamp, hits: u64) {
+    /// Charges `hits` more at `at`, which may be in the past.
+    pub(crate) fn charge_at(&self, counter: &mut StepCounter, at: Timestamp, hits: u64) {
         let level = self.level(counter, at);
         *counter = self.counter(Level { missing: level.missing.saturating_add(hits.into()), ..level });
     }
@@ -69,25 +69,25 @@ impl SteppedBucket {
             return Level { step: now, missing: 0 };
         }
         let step = counter.full_at.minus(steps.saturating_mul(self.interval.get()));
-        // With another amount the spare tokens may be more than a step brings; they never are.
+        // After a change of `amount`, spare tokens may exceed one step: they are cut to less.
         let spare = counter.spare.min(self.amount.get() - 1);
         Level { step, missing: u128::from(steps) * self.brought() - u128::from(spare) }
     }
 
     fn counter(&self, level: Level) -> StepCounter {
         let brought = level.missing.div_ceil(self.brought()).saturating_mul(self.brought());
-        // Less than one step brings, so it fits.
+        // Less than one step adds, so it fits.
         let spare = (brought - level.missing) as u64;
         StepCounter { full_at: self.back_at(level, level.missing), spare }
     }
 
-    /// The instant at which `tokens` have come back.
+    /// The instant at which `tokens` have been added.
     fn back_at(&self, level: Level, tokens: u128) -> Timestamp {
         let steps = u64::try_from(tokens.div_ceil(self.brought())).unwrap_or(u64::MAX);
         level.step.plus(self.interval.get().saturating_mul(steps))
     }
 
-    /// What one step brings.
+    /// Tokens that one step adds.
     fn brought(&self) -> u128 {
         self.amount.get().into()
     }
@@ -96,17 +96,17 @@ impl SteppedBucket {
         u64::try_from(level.missing).map_or(0, |missing| self.burst.saturating_sub(missing))
     }
 
-    /// The most tokens that are missing because of charges.
+    /// The largest number of tokens that charges can take.
     fn missing_max(&self) -> u128 {
         match self.excess {
             Excess::Refuse => self.burst.into(),
-            // Bounded, so that who stops asking is let in again: a second burst at most.
+            // Bounded by a second burst, so that a client that stops is admitted again.
             Excess::Count => u128::from(self.burst) * 2,
             Excess::Overdraft(debt) => u128::from(self.burst) + u128::from(debt),
         }
     }
 
-    /// Whether `hits` pass, and how many tokens are missing then.
+    /// Whether `hits` pass, and the number of missing tokens afterwards.
     fn charge(&self, level: Level, hits: u64) -> (bool, u128) {
         let (left, missing) = (self.left(level), level.missing.saturating_add(hits.into()));
         match self.excess {
@@ -123,29 +123,34 @@ impl Algorithm for SteppedBucket {
     type Counter = StepCounter;
     type Receipt = StepReceipt;
 
-    fn decide(&self, counter: &mut StepCounter, now: Timestamp, ask: Ask) -> Decision<StepReceipt> {
+    fn decide(
+        &self,
+        counter: &mut StepCounter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<StepReceipt> {
         let before = self.level(counter, now);
-        let (hits, passes, missing) = match ask {
-            Ask::Look => (1, 0 < self.left(before), before.missing),
-            Ask::Charge(hits) => {
+        let (hits, passes, missing) = match operation {
+            Operation::Peek => (1, self.left(before) > 0, before.missing),
+            Operation::Charge(hits) => {
                 let (passes, missing) = self.charge(before, hits);
                 (hits, passes, missing)
             }
-            Ask::Refund(hits) => (0, true, before.missing.saturating_sub(hits.into())),
+            Operation::Refund(hits) => (0, true, before.missing.saturating_sub(hits.into())),
         };
         let after = Level { missing, ..before };
-        if ask.changes(passes, self.excess) {
+        if operation.changes(passes, self.excess) {
             *counter = self.counter(after);
         }
         let full_after = self.back_at(after, missing).since(now);
         let remaining = self.left(after);
         if passes {
-            // A charge that passed by overdraft is never taken back.
-            let receipt = match ask {
-                Ask::Charge(hits) if hits <= self.left(before) => {
-                    Some(StepReceipt { step: before.step, hits, began: before.missing == 0 })
+            // An overdraft charge is never taken back.
+            let receipt = match operation {
+                Operation::Charge(hits) if hits <= self.left(before) => {
+                    Some(StepReceipt { step: before.step, hits, opened_step: before.missing == 0 })
                 }
-                Ask::Charge(_) | Ask::Look | Ask::Refund(_) => None,
+                Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => None,
             };
             return Decision { verdict: Verdict::Pass, remaining, reset_after: full_after, receipt };
         }
@@ -162,12 +167,12 @@ impl Algorithm for SteppedBucket {
     }
 
     fn undo(&self, counter: &mut StepCounter, receipt: StepReceipt, now: Timestamp) {
-        // Whatever else was charged, all steps since may have paid for this charge alone.
+        // All steps since may have paid for this charge alone.
         let steps = u128::from(now.nanos_since(receipt.step) / self.interval);
         let unpaid = u128::from(receipt.hits).saturating_sub(steps * self.brought());
         let level = self.level(counter, now);
-        // Without it the step would have begun with a later charge, at the latest now.
-        let step = if receipt.began { level.step.max(now) } else { level.step };
+        // Without this charge, a later one would have opened the step, at the latest now.
+        let step = if receipt.opened_step { level.step.max(now) } else { level.step };
         *counter = self.counter(Level { step, missing: level.missing.saturating_sub(unpaid) });
     }
 
@@ -185,15 +190,15 @@ impl Algorithm for SteppedBucket {
         *counter = self.counter(match (one.missing, other.missing) {
             (_, 0) => one,
             (0, _) => other,
-            // The later step: nothing comes back before it would have.
+            // The later step: no token is added earlier than on either side.
             (here, there) => Level { step: one.step.max(other.step), missing: here.saturating_add(there) },
         });
     }
 
-    fn cut_ahead(&self, counter: &mut StepCounter, at: Timestamp, now: Timestamp) {
+    fn clamp_ahead(&self, counter: &mut StepCounter, at: Timestamp, now: Timestamp) {
         let most = self.missing_max();
         if most < self.level(counter, now).missing {
-            // A step begins at `at`: the one that had begun is of another time.
+            // A new step begins at `at`: the open one belongs to the time that was given up.
             *counter = self.counter(Level { step: at, missing: most });
         }
     }

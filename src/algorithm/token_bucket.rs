@@ -1,18 +1,18 @@
-//! The token bucket: hits take tokens, time brings them back evenly, a full bucket holds the burst.
+//! The token bucket: hits take tokens, time adds them evenly, a full bucket holds the burst.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Ask, Decision, Excess, Pace, PaceCounter, PaceReceipt, Verdict},
+    algorithm::{Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Operation, Rate, Verdict},
     time::Timestamp,
 };
 
-/// At most `burst` hits at once and `pace` in the long run: in any span, at most the burst plus what the pace
-/// brings in that span.
+/// At most `burst` hits at once and `rate` in the long run: in any span, at most the burst plus what the rate adds in
+/// that span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenBucket {
-    /// How fast tokens come back.
-    pub pace: Pace,
+    /// The refill rate.
+    pub rate: Rate,
     /// How many tokens a full bucket holds; 0 lets nothing pass.
     pub burst: u64,
     /// What happens to a charge larger than what is left. A debt is paid before any token comes back.
@@ -20,103 +20,108 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// The longest time until it is full, in nanoseconds, at which a hit still passes.
-    pub(crate) fn refused_from(&self) -> u64 {
-        self.pace.nanos_in(self.left(self.pace.cost(1)))
+    /// The longest time until the bucket is full, in nanoseconds, at which a hit still passes.
+    pub(crate) fn passing_debt_max(&self) -> u64 {
+        self.rate.nanos_in(self.left(self.rate.cost(1)))
     }
 
     /// What is left when `debt` is owed, in units.
     fn left(&self, debt: u128) -> u128 {
-        self.pace.cost(self.burst).saturating_sub(debt)
+        self.rate.cost(self.burst).saturating_sub(debt)
     }
 
-    /// The largest debt that charges lead to, in units.
+    /// The largest debt that charges can make, in units.
     fn debt_max(&self) -> u128 {
         match self.excess {
-            Excess::Refuse => self.pace.cost(self.burst),
-            // Bounded, so that who stops asking is let in again: a second burst at most.
-            Excess::Count => self.pace.cost(self.burst).saturating_mul(2),
-            Excess::Overdraft(most) => self.pace.cost(self.burst.saturating_add(most)),
+            Excess::Refuse => self.rate.cost(self.burst),
+            // Bounded by a second burst, so that a client that stops is admitted again.
+            Excess::Count => self.rate.cost(self.burst).saturating_mul(2),
+            Excess::Overdraft(most) => self.rate.cost(self.burst.saturating_add(most)),
         }
     }
 
-    /// Whether `hits` pass when `debt` is owed, and what is owed then.
+    /// Whether `hits` pass with this `debt`, and the debt afterwards.
     fn charge(&self, debt: u128, hits: u64) -> (bool, u128) {
-        let owed = debt.saturating_add(self.pace.cost(hits));
-        if owed <= self.pace.cost(self.burst) || hits == 0 {
+        let owed = debt.saturating_add(self.rate.cost(hits));
+        if owed <= self.rate.cost(self.burst) || hits == 0 {
             return (true, owed);
         }
         match self.excess {
             Excess::Refuse => (false, debt),
             Excess::Count => (false, owed.min(self.debt_max()).max(debt)),
-            Excess::Overdraft(_) if self.left(debt) < self.pace.cost(1) => (false, debt),
+            Excess::Overdraft(_) if self.left(debt) < self.rate.cost(1) => (false, debt),
             Excess::Overdraft(_) => (true, owed.min(self.debt_max())),
         }
     }
 
-    /// The units that must be paid before `hits` pass; `None` where they never would.
+    /// The units to be paid before `hits` pass; `None` if they never pass.
     fn missing(&self, debt: u128, hits: u64) -> Option<u128> {
         let needed = match self.excess {
             Excess::Refuse | Excess::Count => hits,
-            // Any charge passes once there is a whole token.
+            // With an overdraft, any charge passes once there is a whole token.
             Excess::Overdraft(_) => hits.min(1),
         };
-        let owed = debt.saturating_add(self.pace.cost(needed));
-        (needed <= self.burst).then(|| owed.saturating_sub(self.pace.cost(self.burst)))
+        let owed = debt.saturating_add(self.rate.cost(needed));
+        (needed <= self.burst).then(|| owed.saturating_sub(self.rate.cost(self.burst)))
     }
 }
 
 impl Algorithm for TokenBucket {
-    type Counter = PaceCounter;
-    type Receipt = PaceReceipt;
+    type Counter = DebtCounter;
+    type Receipt = DebtReceipt;
 
-    fn decide(&self, counter: &mut PaceCounter, now: Timestamp, ask: Ask) -> Decision<PaceReceipt> {
-        let before = counter.debt(self.pace, now);
-        let (hits, passes, debt) = match ask {
-            Ask::Look => (1, self.pace.cost(1) <= self.left(before), before),
-            Ask::Charge(hits) => {
+    fn decide(
+        &self,
+        counter: &mut DebtCounter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<DebtReceipt> {
+        let before = counter.debt(self.rate, now);
+        let (hits, passes, debt) = match operation {
+            Operation::Peek => (1, self.rate.cost(1) <= self.left(before), before),
+            Operation::Charge(hits) => {
                 let (passes, debt) = self.charge(before, hits);
                 (hits, passes, debt)
             }
-            Ask::Refund(hits) => (0, true, before.saturating_sub(self.pace.cost(hits))),
+            Operation::Refund(hits) => (0, true, before.saturating_sub(self.rate.cost(hits))),
         };
         if debt != before {
-            counter.owe(self.pace, now, debt);
+            counter.owe(self.rate, now, debt);
         }
-        let full_after = self.pace.time_for(debt);
-        let remaining = self.pace.hits_in(self.left(debt));
+        let full_after = self.rate.time_for(debt);
+        let remaining = self.rate.hits_in(self.left(debt));
         if passes {
-            // A charge that passed by overdraft is never taken back.
-            let receipt = match ask {
-                Ask::Charge(hits) if self.pace.cost(hits) <= self.left(before) => {
+            // An overdraft charge is never taken back.
+            let receipt = match operation {
+                Operation::Charge(hits) if self.rate.cost(hits) <= self.left(before) => {
                     Some(counter.receipt(now, hits))
                 }
-                Ask::Charge(_) | Ask::Look | Ask::Refund(_) => None,
+                Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => None,
             };
             return Decision { verdict: Verdict::Pass, remaining, reset_after: full_after, receipt };
         }
-        let retry_after = self.missing(debt, hits).map(|units| self.pace.time_for(units));
+        let retry_after = self.missing(debt, hits).map(|units| self.rate.time_for(units));
         let reset_after = retry_after.unwrap_or(full_after);
         Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt: None }
     }
 
-    fn undo(&self, counter: &mut PaceCounter, receipt: PaceReceipt, now: Timestamp) {
-        counter.undo(self.pace, receipt, now);
+    fn undo(&self, counter: &mut DebtCounter, receipt: DebtReceipt, now: Timestamp) {
+        counter.undo(self.rate, receipt, now);
     }
 
-    fn idle_at(&self, counter: &PaceCounter) -> Timestamp {
+    fn idle_at(&self, counter: &DebtCounter) -> Timestamp {
         counter.idle_at()
     }
 
-    fn since(&self, counter: &PaceCounter, base: &PaceCounter, now: Timestamp) -> PaceCounter {
-        counter.since(base, self.pace, now)
+    fn since(&self, counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter {
+        counter.since(base, self.rate, now)
     }
 
-    fn absorb(&self, counter: &mut PaceCounter, other: &PaceCounter, now: Timestamp) {
-        counter.absorb(other, self.pace, now);
+    fn absorb(&self, counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp) {
+        counter.absorb(other, self.rate, now);
     }
 
-    fn cut_ahead(&self, counter: &mut PaceCounter, at: Timestamp, now: Timestamp) {
-        counter.cut_ahead(self.pace, self.debt_max(), at, now);
+    fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
+        counter.clamp_ahead(self.rate, self.debt_max(), at, now);
     }
 }

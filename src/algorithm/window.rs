@@ -1,4 +1,4 @@
-//! Windows of time and the count of hits in one.
+//! Time windows, and the count of hits in one window.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,29 +12,29 @@ pub struct Span {
     nanos: u64,
 }
 
-/// Time cut into pieces, each of which begins anew.
+/// Consecutive time windows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Window {
-    /// Pieces of one length, beginning at its multiples since the Unix epoch.
+    /// Windows of one length that begin at its multiples since the Unix epoch.
     Aligned(Span),
     /// Days, weeks, months or years of a time zone.
     Calendar(Calendar),
 }
 
 impl Span {
-    /// The shortest: a millisecond.
+    /// The minimum: a millisecond.
     pub const NANOS_MIN: u64 = 1_000_000;
-    /// The longest: a hundred years of 365 days.
+    /// The maximum: a hundred years of 365 days.
     pub const NANOS_MAX: u64 = 100 * 365 * 86_400 * crate::time::SECOND;
 
     /// A span of `nanos`, or `None` where that is out of bounds.
     pub const fn of_nanos(nanos: u64) -> Option<Self> {
-        if nanos < Self::NANOS_MIN || Self::NANOS_MAX < nanos { None } else { Some(Self { nanos }) }
+        if nanos < Self::NANOS_MIN || nanos > Self::NANOS_MAX { None } else { Some(Self { nanos }) }
     }
 
     /// A span of a number of seconds, known to be within bounds.
     pub(crate) const fn of_seconds(seconds: u32) -> Self {
-        assert!(0 < seconds && seconds as u64 <= Self::NANOS_MAX / crate::time::SECOND);
+        assert!(seconds > 0 && seconds as u64 <= Self::NANOS_MAX / crate::time::SECOND);
         Self { nanos: seconds as u64 * crate::time::SECOND }
     }
 
@@ -59,7 +59,7 @@ impl TryFrom<u64> for Span {
     type Error = String;
 
     fn try_from(nanos: u64) -> Result<Self, String> {
-        Self::of_nanos(nanos).ok_or_else(|| format!("no span is {nanos} ns long"))
+        Self::of_nanos(nanos).ok_or_else(|| format!("a span of {nanos} ns is out of bounds"))
     }
 }
 
@@ -72,7 +72,7 @@ impl Window {
         }
     }
 
-    /// At least the length of any of them, and less than that of any two, in nanoseconds.
+    /// An upper bound of the length of one window, less than that of two, in nanoseconds.
     pub(crate) fn nanos_max(&self) -> u64 {
         match self {
             Self::Aligned(span) => span.nanos,
@@ -97,10 +97,10 @@ impl Window {
     }
 
     /// How many windows lie between two starts.
-    pub(crate) fn turns(&self, from: Timestamp, to: Timestamp) -> u64 {
+    pub(crate) fn windows_between(&self, from: Timestamp, to: Timestamp) -> u64 {
         match self {
             Self::Aligned(span) => to.nanos_since(from) / span.nanos,
-            Self::Calendar(calendar) => calendar.turns(from, to),
+            Self::Calendar(calendar) => calendar.windows_between(from, to),
         }
     }
 }
@@ -122,12 +122,17 @@ pub struct WindowReceipt {
 }
 
 impl WindowCounter {
-    /// Goes on to the window that starts at `start`. Of the hits counted so far, `carried(hits, turns)` still
-    /// count there. A window that is later already stays: time that goes back frees nothing.
-    pub(crate) fn turn(&mut self, window: &Window, start: Timestamp, carried: impl FnOnce(u64, u64) -> u64) {
+    /// Advances to the window that starts at `start`, where `carry_over(hits, windows)` of the hits still count. A
+    /// window that is already later stays: time that goes back frees nothing.
+    pub(crate) fn advance(
+        &mut self,
+        window: &Window,
+        start: Timestamp,
+        carry_over: impl FnOnce(u64, u64) -> u64,
+    ) {
         if self.start < start {
-            if 0 < self.count {
-                self.count = carried(self.count, window.turns(self.start, start));
+            if self.count > 0 {
+                self.count = carry_over(self.count, window.windows_between(self.start, start));
             }
             self.start = start;
         }
@@ -139,55 +144,55 @@ impl WindowCounter {
         WindowReceipt { start: self.start, hits }
     }
 
-    /// Takes `hits` off, or as many as there are.
+    /// Removes `hits`, or as many as there are.
     pub(crate) fn remove(&mut self, hits: u64) {
         self.count = self.count.saturating_sub(hits);
     }
 
-    /// Takes one charge back if its window is still the one that counts.
+    /// Takes one charge back if its window is still the current one.
     pub(crate) fn undo(&mut self, receipt: WindowReceipt) {
         if receipt.start == self.start {
             self.remove(receipt.hits);
         }
     }
 
-    /// Makes a window more than one ahead of `now` the next one after `at`.
-    pub(crate) fn cut_ahead(&mut self, window: &Window, at: Timestamp, now: Timestamp) {
+    /// Replaces a window more than one ahead of `now` by the next one after `at`.
+    pub(crate) fn clamp_ahead(&mut self, window: &Window, at: Timestamp, now: Timestamp) {
         if window.end(window.start(now), 0) < self.start {
             self.start = window.end(window.start(at), 0);
         }
     }
 
-    /// What counts now and came after `base`.
+    /// What still counts now and was charged after `base`.
     pub(crate) fn since(
         &self,
         base: &Self,
         window: &Window,
         now: Timestamp,
-        carried: impl Fn(u64, u64) -> u64,
+        carry_over: impl Fn(u64, u64) -> u64,
     ) -> Self {
         let (mut since, mut base) = (*self, *base);
         let start = window.start(now).max(since.start).max(base.start);
-        since.turn(window, start, &carried);
-        base.turn(window, start, &carried);
+        since.advance(window, start, &carry_over);
+        base.advance(window, start, &carry_over);
         since.remove(base.count);
         since
     }
 
-    /// Adds what of `other` still counts. It may be of a later window, where another clock is ahead, but is cut
-    /// to the one after that of `now`.
+    /// Adds what still counts of `other`. Its window may be later, if another clock is ahead, and is then cut to the
+    /// one after that of `now`.
     pub(crate) fn absorb(
         &mut self,
         other: &Self,
         window: &Window,
         now: Timestamp,
-        carried: impl Fn(u64, u64) -> u64,
+        carry_over: impl Fn(u64, u64) -> u64,
     ) {
         let current = window.start(now).max(self.start);
         let start = other.start.min(window.end(current, 0)).max(current);
         let mut other = *other;
-        self.turn(window, start, &carried);
-        other.turn(window, start, &carried);
+        self.advance(window, start, &carry_over);
+        other.advance(window, start, &carry_over);
         self.add(other.count);
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     api::Error,
-    limiter::Unanswered,
+    limiter::LimiterError,
     telemetry::metrics::{Counter, Histogram},
 };
 
@@ -79,10 +79,10 @@ impl Metrics {
 
     pub(super) fn unanswered(&self, error: Error) {
         match error {
-            Error::Unanswered(Unanswered::NoRules) => self.no_rules.increase(),
-            Error::Unanswered(Unanswered::Joining | Unanswered::Elsewhere) => self.joining.increase(),
-            Error::Unanswered(Unanswered::Overloaded) => self.overloaded.increase(),
-            Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
+            Error::LimiterError(LimiterError::NoRules) => self.no_rules.increase(),
+            Error::LimiterError(LimiterError::Joining | LimiterError::Remote) => self.joining.increase(),
+            Error::LimiterError(LimiterError::Overloaded) => self.overloaded.increase(),
+            Error::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
             | Error::Undecodable(_)
             | Error::Unit { .. } => self.invalid.increase(),
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    limiter::{Bounds, Limiter, Unanswered},
+    limiter::{Bounds, Limiter, LimiterError},
     telemetry::{logs, traces::Traces},
 };
 
@@ -110,7 +110,7 @@ impl Api {
 pub enum Error {
     /// The limiter has no answer.
     #[error(transparent)]
-    Unanswered(#[from] Unanswered),
+    LimiterError(#[from] LimiterError),
     /// The bytes are no request within the bounds.
     #[error(transparent)]
     Undecodable(#[from] Undecodable),
@@ -130,10 +130,13 @@ impl Error {
     /// Whether the request itself is at fault, so that sending it again is of no use.
     pub fn is_callers_fault(self) -> bool {
         match self {
-            Self::Unanswered(
-                Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere | Unanswered::Overloaded,
+            Self::LimiterError(
+                LimiterError::NoRules
+                | LimiterError::Joining
+                | LimiterError::Remote
+                | LimiterError::Overloaded,
             ) => false,
-            Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
+            Self::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
             | Self::Undecodable(_)
             | Self::Unit { .. } => true,
         }
@@ -144,11 +147,11 @@ impl Error {
 impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
         match error {
-            Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
+            Error::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
             | Error::Undecodable(_)
             | Error::Unit { .. } => Self::invalid_argument(error.to_string()),
-            Error::Unanswered(Unanswered::Overloaded) => Self::resource_exhausted(error.to_string()),
-            Error::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => {
+            Error::LimiterError(LimiterError::Overloaded) => Self::resource_exhausted(error.to_string()),
+            Error::LimiterError(LimiterError::NoRules | LimiterError::Joining | LimiterError::Remote) => {
                 Self::unavailable(error.to_string())
             }
         }

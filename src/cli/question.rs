@@ -34,7 +34,10 @@ pub(super) fn of(command: Command) -> Command {
         .value_name("N")
         .value_parser(value_parser!(u64).range(1..))
         .help("How many hits to take [default: 1]");
-    let look = Arg::new("look").long("look").action(ArgAction::SetTrue).help("Take nothing, only look");
+    let peek = Arg::new("peek")
+        .long("peek")
+        .action(ArgAction::SetTrue)
+        .help("Charge nothing, only read what is left");
     let refund = Arg::new("refund")
         .long("refund")
         .value_name("N")
@@ -42,16 +45,16 @@ pub(super) fn of(command: Command) -> Command {
         .help("How many hits to give back");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
     command
-        .args([domain(), descriptors, hits, look, refund, json])
-        .group(ArgGroup::new("what").args(["hits", "look", "refund"]))
+        .args([domain(), descriptors, hits, peek, refund, json])
+        .group(ArgGroup::new("what").args(["hits", "peek", "refund"]))
 }
 
 /// The question that the arguments are.
 pub(super) fn request(matches: &ArgMatches) -> RateLimitRequest {
     let domain = matches.get_one::<String>("domain").cloned().unwrap_or_default();
     let refund = matches.get_one::<u64>("refund").copied();
-    let look = matches.get_flag("look").then_some(0);
-    let hits = refund.or(look).or(matches.get_one::<u64>("hits").copied());
+    let peek = matches.get_flag("peek").then_some(0);
+    let hits = refund.or(peek).or(matches.get_one::<u64>("hits").copied());
     let entries = matches.get_many::<Vec<Entry>>("descriptor").into_iter().flatten();
     let descriptors = entries.map(|entries| RateLimitDescriptor {
         entries: entries.clone(),

@@ -3,10 +3,10 @@
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use crate::{
-    algorithm::{Ask, Decision, Limit, Receipt},
+    algorithm::{Decision, Limit, Operation, Receipt},
     cluster::MemberId,
     descriptor::{Key, Secret},
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
 };
 
 /// The version of a slot's counters. The larger one is the newer.
@@ -62,7 +62,7 @@ pub(crate) struct HashSecret {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SlotCopy {
     pub(crate) version: Version,
-    pub(crate) contents: Arc<Contents>,
+    pub(crate) contents: Arc<SlotData>,
     pub(crate) grants: Vec<Grant>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Origin {
     /// The epoch that began with the recovery.
     pub(crate) since: u64,
     /// The data of that copy, while it is kept.
-    pub(crate) contents: Option<Arc<Contents>>,
+    pub(crate) contents: Option<Arc<SlotData>>,
 }
 
 /// The id of a hand-off.
@@ -132,11 +132,11 @@ pub(crate) struct RemoteCheck {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RemoteOperation {
     /// Decide an operation of a caller.
-    Decide(Ask),
+    Decide(Operation),
     /// Take back one charge, and peek.
     Undo(Receipt),
     /// Add consumption that was admitted elsewhere.
-    Absorb(Arc<Contents>),
+    Absorb(Arc<SlotData>),
     /// Add consumption from a grant.
     Settle(Settlement),
     /// Replace the counter by one with this many hits.

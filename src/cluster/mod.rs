@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::{
     descriptor::SharedSecret,
-    store::{Lead, Memory, Slot, Stored},
+    store::{Lead, Memory, Slot, StoredSlot},
     time::{Clock, SECOND, Stopwatch, Timestamp},
 };
 
@@ -109,7 +109,7 @@ impl Cluster {
     pub async fn bind(
         settings: Settings,
         memory: Arc<Memory>,
-        stored: Vec<Stored>,
+        stored: Vec<StoredSlot>,
         secret: SharedSecret,
         clock: Clock,
     ) -> Result<(Self, LinkListener), link::Error> {
@@ -128,7 +128,7 @@ impl Cluster {
             Node::new(local_id, links.address().to_owned(), node_settings, memory, MONOTONIC_START);
         node.set_wall(clock.now());
         if !stored.is_empty() {
-            let copy = |Stored { slot, epoch, seq, contents }| (slot, Version { epoch, seq }, contents);
+            let copy = |StoredSlot { slot, epoch, seq, data }| (slot, Version { epoch, seq }, data);
             node.restore(secret.get(), stored.into_iter().map(copy).collect(), MONOTONIC_START);
         }
         let core = Core { node, calls: Calls::default() };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Decision, Limit},
+    algorithm::{Decision, Limit, Operation},
     cluster::{
         Cluster, Core, MemberId, OpenForwards, Overloaded,
         calls::{AfterRound, Outcomes},
@@ -14,7 +14,7 @@ use crate::{
     },
     descriptor::Key,
     rules::OnOwnerUnavailable,
-    store::{Check, Decisions, Kept, OnRefusal, Replaced},
+    store::{Check, CounterState, Decisions, OnRefusal, Replacement},
     time::Timestamp,
 };
 
@@ -49,7 +49,7 @@ impl Cluster {
         timeout: Option<Duration>,
         connection: &OpenForwards,
     ) -> Result<RemoteDecision, Overloaded> {
-        let operation = RemoteOperation::Decide(check.ask);
+        let operation = RemoteOperation::Decide(check.operation);
         let Outcome { decision, charged, decided_by } =
             self.submit(check, policy, operation, self.deadline(timeout), connection).await?;
         Ok(RemoteDecision { decision, charged, degraded: decided_by == DecidedBy::Degraded })
@@ -124,20 +124,20 @@ impl Cluster {
     }
 
     /// Reads the counter of `key`, wherever its owner is; `None` if the owner is unreachable.
-    pub async fn peek(&self, key: Key, limit: &Limit) -> Option<Kept> {
-        let outcome = self.admin_check(key, limit, RemoteOperation::Decide(Ask::Look)).await?;
+    pub async fn peek(&self, key: Key, limit: &Limit) -> Option<CounterState> {
+        let outcome = self.admin_check(key, limit, RemoteOperation::Decide(Operation::Peek)).await?;
         Some(self.kept(limit, outcome.decision))
     }
 
     /// Replaces the counter of `key` by one with `hits` charged, wherever its owner is.
-    pub async fn replace(&self, key: Key, limit: &Limit, hits: u64) -> Option<Replaced> {
+    pub async fn replace(&self, key: Key, limit: &Limit, hits: u64) -> Option<Replacement> {
         let before = self.peek(key, limit).await?;
         let outcome = self.admin_check(key, limit, RemoteOperation::Set(hits)).await?;
-        Some(Replaced { before, after: self.kept(limit, outcome.decision) })
+        Some(Replacement { before, after: self.kept(limit, outcome.decision) })
     }
 
     async fn admin_check(&self, key: Key, limit: &Limit, operation: RemoteOperation) -> Option<Outcome> {
-        let check = Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::Keep };
+        let check = Check { key, limit, operation: Operation::Peek, on_refusal: OnRefusal::Keep };
         let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
         let deadline = self.0.now().after(self.0.forward_budget_max);
         let outcome =
@@ -145,9 +145,9 @@ impl Cluster {
         (outcome.decided_by == DecidedBy::Owner).then_some(outcome)
     }
 
-    fn kept(&self, limit: &Limit, peek: Decision) -> Kept {
+    fn kept(&self, limit: &Limit, peek: Decision) -> CounterState {
         let used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
-        Kept { idle_at: used.then(|| self.0.clock.now().after(peek.reset_after)), look: peek }
+        CounterState { idle_at: used.then(|| self.0.clock.now().after(peek.reset_after)), peek }
     }
 }
 
@@ -207,7 +207,10 @@ impl<'c> Call<'c> {
     /// Submits the operations of these checks.
     async fn submit(&self, checks: &[usize]) -> Outcomes {
         self.submit_all(
-            checks.iter().map(|index| (*index, RemoteOperation::Decide(self.checks[*index].ask))).collect(),
+            checks
+                .iter()
+                .map(|index| (*index, RemoteOperation::Decide(self.checks[*index].operation)))
+                .collect(),
         )
         .await
     }
@@ -220,9 +223,11 @@ impl<'c> Call<'c> {
         if !all.clone().any(|index| self.takes_back(index)) {
             return skipped;
         }
-        let peeks =
-            self.submit_all(all.map(|index| (index, RemoteOperation::Decide(Ask::Look))).collect()).await;
-        let predict = |(check, peek): (&Check<'_>, &Outcome)| check.limit.foreseen(check.ask, &peek.decision);
+        let peeks = self
+            .submit_all(all.map(|index| (index, RemoteOperation::Decide(Operation::Peek))).collect())
+            .await;
+        let predict =
+            |(check, peek): (&Check<'_>, &Outcome)| check.limit.predict(check.operation, &peek.decision);
         let predicted: Vec<Decision> = self.checks.iter().zip(&peeks).map(predict).collect();
         if refused(&predicted) {
             for (index, peek) in peeks.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What a key is the hash of.
+//! Keys of counters: the text of a descriptor and its hash.
 
 use std::hash::Hasher;
 
@@ -7,59 +7,59 @@ use smallvec::SmallVec;
 
 use crate::descriptor::{Entry, Key, Secret};
 
-/// The hash takes eight bytes at a time.
+/// The word size of the hash, in bytes.
 const WORD: usize = 8;
 
-/// The text that a key is the hash of: a frame, which is the same for all counters of a rule, and then the values
-/// that tell them apart. No two descriptors share one: every part of the frame carries its length, the frame says how
-/// many values follow, and so does every value but the last how long it is.
+/// The text that is hashed into a key: a frame, which is the same for all counters of a rule, then the values that
+/// differ. The encoding is injective: every part of the frame carries its length, the frame determines the number of
+/// values, and every value but the last carries its length.
 #[derive(Clone, Debug)]
 pub struct KeyText<'a> {
     frame: SmallVec<[u8; 128]>,
     values: SmallVec<[&'a str; 4]>,
 }
 
-/// The first byte of each part of a frame.
+/// The first byte of each part of the frame.
 #[derive(Clone, Copy)]
 enum Part {
     Domain = 0,
-    /// An entry whose value is sent.
+    /// An entry whose value follows the frame.
     Sent = 1,
-    /// An entry that counts together with all others of its pattern.
+    /// An entry that shares its counter with all entries that match the same pattern.
     Shared = 2,
     Kind = 3,
-    /// Of a limit that is only tried.
+    /// The counter of a candidate limit.
     Candidate = 4,
 }
 
-/// The hash of where a [`KeyText`] begins, from which it goes on with the values that are left. So what many keys have
-/// in common is hashed once.
+/// The hash state after the first part of a [`KeyText`], to be continued with the remaining values. What many keys
+/// have in common is hashed once.
 #[derive(Clone, Copy, Debug)]
-pub struct Stem(
-    // At the end of a word.
+pub struct KeyPrefix(
+    // Always at a word boundary.
     SipHasher13,
 );
 
 impl<'a> KeyText<'a> {
-    /// Begins the text of a counter in `domain`.
+    /// Starts the text of a counter in `domain`.
     pub fn new(domain: &str) -> Self {
         let mut text = Self { frame: SmallVec::new(), values: SmallVec::new() };
         text.part(Part::Domain, &[domain.as_bytes()]);
         text
     }
 
-    /// Adds an entry as it was sent.
+    /// Adds an entry with its value.
     pub fn entry(&mut self, entry: Entry<'a>) {
         self.part(Part::Sent, &[entry.key.as_bytes()]);
         self.values.push(entry.value);
     }
 
-    /// Adds the pattern that stands for an entry, so that all entries which match it share the counter.
+    /// Adds an entry by its pattern, so that all entries that match it share the counter.
     pub fn pattern(&mut self, pattern: Entry<'_>) {
         self.part(Part::Shared, &[pattern.key.as_bytes(), pattern.value.as_bytes()]);
     }
 
-    /// Tells the counter from that of the limit in force.
+    /// Distinguishes the counter of a candidate from that of the active limit.
     pub fn of_candidate(mut self) -> Self {
         self.part(Part::Candidate, &[]);
         self
@@ -68,15 +68,15 @@ impl<'a> KeyText<'a> {
     /// The key of the counter of this kind.
     pub fn key(self, kind: &[u8], secret: &Secret) -> Key {
         let values = self.values.clone();
-        self.stem(kind, secret).key(values.into_iter())
+        self.prefix(kind, secret).key(values.into_iter())
     }
 
-    /// The stem of all counters of this kind whose frame this is.
-    pub fn stem(mut self, kind: &[u8], secret: &Secret) -> Stem {
+    /// The hash state of this frame, for counters of this kind.
+    pub fn prefix(mut self, kind: &[u8], secret: &Secret) -> KeyPrefix {
         self.part(Part::Kind, &[kind]);
-        let mut stem = Stem(SipHasher13::new_with_key(&secret.to_bytes()));
-        stem.write(&self.frame);
-        stem
+        let mut prefix = KeyPrefix(SipHasher13::new_with_key(&secret.to_bytes()));
+        prefix.write(&self.frame);
+        prefix
     }
 
     fn part(&mut self, part: Part, texts: &[&[u8]]) {
@@ -88,23 +88,23 @@ impl<'a> KeyText<'a> {
     }
 }
 
-impl Stem {
-    /// Adds a value that others follow.
+impl KeyPrefix {
+    /// Adds a value that is not the last.
     pub fn push(&mut self, value: &str) {
         self.0.write(&(value.len() as u64).to_le_bytes());
         self.write(value.as_bytes());
     }
 
-    /// The key of the text that goes on with these values.
+    /// The key of this prefix and the remaining values.
     #[inline]
     pub fn key<'v>(&self, mut values: impl DoubleEndedIterator<Item = &'v str>) -> Key {
-        // The last one is hashed where it is: it is the only one that is left of most.
+        // The last value is hashed in place: most keys have only one left.
         let last = values.next_back().unwrap_or_default();
         let Some(first) = values.next() else { return self.end(last) };
-        let mut stem = *self;
-        stem.push(first);
-        values.for_each(|value| stem.push(value));
-        stem.end(last)
+        let mut prefix = *self;
+        prefix.push(first);
+        values.for_each(|value| prefix.push(value));
+        prefix.end(last)
     }
 
     #[inline]
@@ -113,7 +113,7 @@ impl Stem {
         Key { high: hash.h1, low: hash.h2 }
     }
 
-    /// Adds bytes, and zeros up to the end of a word.
+    /// Hashes `bytes`, padded with zeros to a word boundary.
     fn write(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
         self.0.write(&[0; WORD][..bytes.len().wrapping_neg() % WORD]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_of_a_key_never_changes() {
+    fn key_hash_is_stable() {
         let mut text = KeyText::new("shop");
         text.entry(Entry { key: "user", value: "alice" });
         text.pattern(Entry { key: "path", value: "/api/*" });
@@ -143,19 +143,19 @@ mod tests {
         assert_eq!(format!("{:016x}{:016x}", key.high(), key.low()), "a7c6834b8059d60a2599760def47560d");
     }
 
-    /// With zeros up to the end of a word.
+    /// Pads with zeros to a word boundary.
     fn words(mut bytes: Vec<u8>) -> Vec<u8> {
         bytes.resize(bytes.len().next_multiple_of(WORD), 0);
         bytes
     }
 
-    /// A text behind its length.
+    /// A text with its length in front.
     fn long(text: &str) -> Vec<u8> {
         [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
     }
 
     #[test]
-    fn another_secret_gives_another_key() {
+    fn different_secrets_give_different_keys() {
         let text = KeyText::new("shop");
         let one = text.clone().key(&[], &Secret::from_bytes([1; 16]));
         let other = text.key(&[], &Secret::from_bytes([2; 16]));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_reads_like_a_pattern_does_not_share_its_counter() {
+    fn value_equal_to_pattern_does_not_share_its_counter() {
         let secret = Secret::from_bytes([7; 16]);
         let entry = Entry { key: "path", value: "/api/*" };
         let (mut sent, mut shared) = (KeyText::new("shop"), KeyText::new("shop"));
@@ -178,13 +178,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_key_is_the_hash_of_the_frame_and_then_of_all_values(
+        fn key_is_hash_of_frame_and_values_for_any_prefix(
             texts in prop::collection::vec("x{0,40}", 4),
             pushed in 0..3_usize,
             kind in prop::collection::vec(any::<u8>(), 0..20),
         ) {
             let secret = Secret::from_bytes([5; 16]);
-            let [domain, one, two, three] = &texts[..] else { unreachable!("four are drawn") };
+            let [domain, one, two, three] = &texts[..] else { unreachable!("the strategy yields four texts") };
             let mut frame = [vec![0], long(domain), vec![1], long(two), vec![2], long(three), long(one)].concat();
             frame.extend([vec![1], long(""), vec![1], long(one), vec![3]].concat());
             frame.extend([&(kind.len() as u64).to_le_bytes(), &*kind].concat());
@@ -199,9 +199,9 @@ mod tests {
             let key = text.clone().key(&kind, &secret);
             prop_assert_eq!((key.high(), key.low()), (hash.h1, hash.h2));
 
-            let (mut stem, values) = (text.stem(&kind, &secret), [&**one, three, two]);
-            values[..pushed].iter().for_each(|value| stem.push(value));
-            prop_assert_eq!(stem.key(values[pushed..].iter().copied()), key, "of a stem with {} values", pushed);
+            let (mut prefix, values) = (text.prefix(&kind, &secret), [&**one, three, two]);
+            values[..pushed].iter().for_each(|value| prefix.push(value));
+            prop_assert_eq!(prefix.key(values[pushed..].iter().copied()), key, "of a prefix with {} values", pushed);
         }
 
         #[test]

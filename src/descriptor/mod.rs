@@ -1,23 +1,23 @@
-//! What is asked about, and the key of its counter.
+//! Descriptors and the keys of their counters.
 
 use std::hash::{Hash, Hasher};
 
 mod key;
 mod secret;
 
-pub use key::{KeyText, Stem};
+pub use key::{KeyPrefix, KeyText};
 pub use secret::{Secret, SharedSecret};
 
-/// One step of a descriptor: a key and the value it has in this request, which may be empty.
+/// One entry of a descriptor: a key and its value in this request, which may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The name of the step.
+    /// The key of the entry.
     pub key: &'a str,
     /// Its value, possibly empty.
     pub value: &'a str,
 }
 
-/// Which counter: 128 bits that stand for a domain, a descriptor and a kind of counter.
+/// The identity of a counter: a 128-bit hash of a domain, a descriptor and a kind of counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     high: u64,
@@ -25,23 +25,23 @@ pub struct Key {
 }
 
 impl Key {
-    /// The key of these halves.
+    /// A key from its halves.
     pub(crate) const fn from_halves(high: u64, low: u64) -> Self {
         Self { high, low }
     }
 
-    /// The upper half, evenly spread over all its bits.
+    /// The upper half, uniformly distributed.
     pub const fn high(self) -> u64 {
         self.high
     }
 
-    /// The lower half, evenly spread over all its bits and independent of the upper one.
+    /// The lower half, uniformly distributed and independent of the upper one.
     pub const fn low(self) -> u64 {
         self.low
     }
 }
 
-/// Hashes as its lower half: the bits are as good as any hash would make them.
+/// Hashes to its lower half, which is uniformly distributed already.
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.low);

@@ -1,11 +1,11 @@
-//! The secret that keys are hashed with.
+//! The secret of the key hash.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
     atomic::{AtomicU64, Ordering, fence},
 };
 
-/// The secret that the hash of keys is keyed with, so that nobody can choose descriptors that collide.
+/// The secret of the key hash. It prevents clients from choosing descriptors that collide.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u64; 2]);
 
@@ -16,64 +16,64 @@ impl Secret {
         Self([all as u64, (all >> 64) as u64])
     }
 
-    /// Its bytes, for whoever may know them.
+    /// The bytes of the secret, for storage and for other replicas.
     pub(crate) const fn to_bytes(&self) -> [u8; 16] {
         let [low, high] = self.0;
         ((high as u128) << 64 | low as u128).to_le_bytes()
     }
 
-    /// A fresh secret from the operating system's randomness.
+    /// A fresh secret from the random source of the operating system.
     pub fn random() -> Self {
         Self::from_bytes(rand::random())
     }
 }
 
-/// The secret in force, which another may take the place of: replicas that meet go on with one.
+/// The active secret. Replicas that join a cluster replace theirs by the secret of the cluster.
 ///
-/// Every decision reads it and hardly anything sets it, so reading takes no lock: whoever meets a change reads again.
+/// A sequence lock: every decision reads the secret and almost nothing writes it. A reader that meets a write retries.
 #[derive(Clone)]
 pub struct SharedSecret(Arc<Shared>);
 
 struct Shared {
     halves: [AtomicU64; 2],
-    // Odd while the halves may not belong together.
-    changes: AtomicU64,
-    setting: Mutex<()>,
+    // Odd during a write.
+    sequence: AtomicU64,
+    writer: Mutex<()>,
 }
 
-/// This one, until another is set.
+/// The initial secret.
 impl From<Secret> for SharedSecret {
     fn from(secret: Secret) -> Self {
         let halves = secret.0.map(AtomicU64::new);
-        Self(Arc::new(Shared { halves, changes: AtomicU64::new(0), setting: Mutex::new(()) }))
+        Self(Arc::new(Shared { halves, sequence: AtomicU64::new(0), writer: Mutex::new(()) }))
     }
 }
 
 impl SharedSecret {
-    /// The one in force.
+    /// The active secret.
     #[inline]
     pub fn get(&self) -> Secret {
         loop {
-            let changes = self.0.changes.load(Ordering::Acquire);
+            let sequence = self.0.sequence.load(Ordering::Acquire);
             let halves = self.0.halves.each_ref().map(|half| half.load(Ordering::Relaxed));
             fence(Ordering::Acquire);
-            if changes.is_multiple_of(2) && changes == self.0.changes.load(Ordering::Relaxed) {
+            if sequence.is_multiple_of(2) && sequence == self.0.sequence.load(Ordering::Relaxed) {
                 return Secret(halves);
             }
             std::hint::spin_loop();
         }
     }
 
-    /// Puts another in force.
+    /// Replaces the active secret.
     pub fn set(&self, secret: Secret) {
-        // It guards no data, so it is whole whatever happens.
-        let _alone = self.0.setting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.changes.fetch_add(1, Ordering::Relaxed);
+        // The mutex guards no data, so a poisoned lock is harmless.
+        let _alone = self.0.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.sequence.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
-        for (place, half) in self.0.halves.iter().zip(secret.0) {
-            place.store(half, Ordering::Relaxed);
+        for (slot, half) in self.0.halves.iter().zip(secret.0) {
+            slot.store(half, Ordering::Relaxed);
         }
-        self.0.changes.fetch_add(1, Ordering::Release);
+        self.0.sequence.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_reads_the_secret_while_it_changes_reads_one_that_was_set() {
+    fn read_during_change_returns_a_secret_that_was_set() {
         let shared = SharedSecret::from(Secret::from_bytes([0; 16]));
         std::thread::scope(|scope| {
             for first in [1, 2] {

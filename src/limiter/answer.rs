@@ -1,4 +1,4 @@
-//! Folds the decisions on each descriptor into the answer to the request.
+//! Combines the decisions on the descriptors of a request into one answer.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::{
     rules::{OnOwnerUnavailable, Rule, Unit},
 };
 
-/// How decisions are folded, for all rules alike.
+/// Modes that apply to all rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Modes {
     /// Every descriptor is in quota mode, whatever its rule says.
     #[serde(rename = "quota_mode")]
     pub quota: bool,
-    /// A request that would be refused passes all the same.
+    /// A request that would be refused passes nevertheless.
     #[serde(rename = "shadow_mode")]
     pub shadow: bool,
 }
@@ -29,7 +29,7 @@ pub struct Answer<'s> {
     pub passes: bool,
     /// Whether it passes only because of the shadow mode of all rules.
     pub passes_in_shadow: bool,
-    /// How long the caller has to be kept waiting for this answer.
+    /// The delay before the answer may be sent.
     pub delay: Duration,
     /// One for each descriptor, in order.
     pub statuses: SmallVec<[Status<'s>; 2]>,
@@ -40,30 +40,30 @@ pub struct Answer<'s> {
 pub struct Status<'s> {
     /// Whether this descriptor is within its limit.
     pub passes: bool,
-    /// The limit it was held against, if any.
+    /// The limit that was applied, if any.
     pub limit: Option<CurrentLimit<'s>>,
-    /// Hits that are left; `u64::MAX` where there is no end of them.
+    /// Hits that are left; `u64::MAX` if unlimited.
     pub remaining: u64,
     /// See [`Decision::reset_after`]; `None` without a limit.
     pub reset_after: Option<Duration>,
-    /// Of a refusal: when the same would pass; `None` where it never would.
+    /// After a refusal: the time until the same request would pass; `None` if it never would.
     pub retry_after: Option<Duration>,
-    /// The rule that decided. An override has none.
+    /// The rule that was applied; `None` for an override.
     pub rule: Option<&'s Rule>,
-    /// Whether the rule's candidate would have refused. It has no say in anything else.
+    /// Whether the candidate of the rule would have refused. It influences nothing else.
     pub candidate_refuses: bool,
-    /// Whether it was decided without the replica that holds the counter, which could not be reached.
+    /// Whether it was decided without the owner of the counter, which could not be reached.
     pub degraded: bool,
 }
 
-/// What a status says of the limit in force.
+/// The description of the limit in a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurrentLimit<'s> {
     /// The rule's name.
     pub name: Option<&'s str>,
     /// Hits in one unit.
     pub requests_per_unit: u64,
-    /// The unit; `None` for a length of time that has no name.
+    /// The unit; `None` if the window has no unit.
     pub unit: Option<Unit>,
 }
 
@@ -82,12 +82,12 @@ impl<'s> Status<'s> {
         }
     }
 
-    /// A rule says that nothing is limited.
+    /// The rule is unlimited.
     pub(super) fn unlimited(rule: &'s Rule) -> Self {
         Self { remaining: u64::MAX, rule: Some(rule), ..Self::without_limit() }
     }
 
-    /// A rule applies, and is yet to be decided.
+    /// A rule applies; not decided yet.
     pub(super) fn of_rule(rule: &'s Rule) -> Self {
         let shown = &rule.shown;
         let limit = CurrentLimit {
@@ -98,22 +98,22 @@ impl<'s> Status<'s> {
         Self { limit: Some(limit), rule: Some(rule), ..Self::without_limit() }
     }
 
-    /// The caller's own limit applies, and is yet to be decided.
+    /// The override of the caller applies; not decided yet.
     pub(super) fn of_override(limit: CurrentLimit<'s>) -> Self {
         Self { limit: Some(limit), ..Self::without_limit() }
     }
 
-    /// Whether its refusal refuses the request only together with all others in quota mode.
+    /// Whether a refusal refuses the request only if all other descriptors in quota mode are refused too.
     pub fn in_quota_mode(&self, modes: Modes) -> bool {
         modes.quota || self.rule.is_some_and(|rule| rule.quota_mode)
     }
 
-    /// What to call whoever decided: the rule by its name, or by its path; `override` where there was none.
+    /// The name of the rule, or its path if it has none; `override` without a rule.
     pub fn name(&self) -> &'s str {
         self.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
     }
 
-    /// What its rule says of a counter that another replica holds.
+    /// The settings of the rule for a counter of another owner.
     pub(super) fn wish(&self) -> ForwardPolicy {
         match self.rule {
             Some(rule) => {
@@ -123,7 +123,7 @@ impl<'s> Status<'s> {
         }
     }
 
-    /// Whether its rule lets everything pass.
+    /// Whether the rule is unlimited.
     fn is_unlimited(&self) -> bool {
         self.rule.is_some() && self.limit.is_none()
     }
@@ -143,16 +143,16 @@ impl<'s> Status<'s> {
     }
 }
 
-/// Whether decisions refuse the request as a whole: one refusal is enough, but of the descriptors in quota mode
-/// all have to be refused. `places` says which of the statuses each decision is on.
+/// Whether the decisions refuse the request: one refusal suffices, except that descriptors in quota mode refuse only
+/// if all of them are refused. `status_indexes` assigns each decision to a status.
 pub(super) fn refuses(
     modes: Modes,
     statuses: &[Status<'_>],
-    places: &[usize],
+    status_indexes: &[usize],
     decisions: &[Decision],
 ) -> bool {
     let (mut quotas, mut exhausted) = (0, 0);
-    for (status, decision) in places.iter().map(|place| &statuses[*place]).zip(decisions) {
+    for (status, decision) in status_indexes.iter().map(|index| &statuses[*index]).zip(decisions) {
         let passes = status.in_shadow_mode() || decision.verdict.passes();
         if status.in_quota_mode(modes) {
             quotas += 1;
@@ -161,25 +161,25 @@ pub(super) fn refuses(
             return true;
         }
     }
-    // A descriptor without a limit is never exhausted; one that is unlimited does not take part.
+    // A descriptor without a limit is never exhausted; an unlimited one is ignored.
     let endless = || statuses.iter().any(|status| status.limit.is_none() && !status.is_unlimited());
-    0 < quotas && quotas == exhausted && !(modes.quota && endless())
+    quotas > 0 && quotas == exhausted && !(modes.quota && endless())
 }
 
 impl<'s> Answer<'s> {
-    /// The answer where no limit applies to any of the descriptors.
+    /// The answer if no limit applies to any descriptor.
     pub(super) fn without_limits(descriptors: usize) -> Self {
         let statuses = SmallVec::from_elem(Status::without_limit(), descriptors);
         Self { passes: true, passes_in_shadow: false, delay: Duration::ZERO, statuses }
     }
 
-    /// What [`Self::fold`] makes of one decision, on the only descriptor that there is.
-    // Always: an answer is too large to be handed on from place to place.
+    /// The same as [`Self::fold`] for the only descriptor of a request.
+    // `inline(always)`: an answer is too large to move.
     #[inline(always)]
     pub(super) fn of_one<R>(modes: Modes, rule: &'s Rule, decision: &Decision<R>) -> Self {
         let mut status = Status::of_rule(rule);
         status.decide(decision);
-        // In quota mode it is all that there is, too.
+        // The only descriptor is also the only one in quota mode.
         let refused = !status.passes;
         let delay = match decision.verdict {
             Verdict::Delay(turn) if !rule.shadow_mode => turn,
@@ -190,20 +190,20 @@ impl<'s> Answer<'s> {
         Self { passes: !refused || modes.shadow, passes_in_shadow: refused && modes.shadow, delay, statuses }
     }
 
-    /// The answer made of `decisions`, each on the status at the same position of `places`.
+    /// The answer from `decisions`, each on the status at the same position of `status_indexes`.
     pub(super) fn fold(
         modes: Modes,
         mut statuses: SmallVec<[Status<'s>; 2]>,
-        places: &[usize],
+        status_indexes: &[usize],
         decisions: &[Decision],
     ) -> Self {
-        let refused = refuses(modes, &statuses, places, decisions);
+        let refused = refuses(modes, &statuses, status_indexes, decisions);
         let mut delay = Duration::ZERO;
-        for (place, decision) in places.iter().zip(decisions) {
-            statuses[*place].decide(decision);
+        for (index, decision) in status_indexes.iter().zip(decisions) {
+            statuses[*index].decide(decision);
             match decision.verdict {
-                // A rule that only counts keeps nobody waiting, nor does one of a call that is refused.
-                Verdict::Delay(turn) if !refused && !statuses[*place].in_shadow_mode() => {
+                // Neither a shadow rule nor a refused request delays the answer.
+                Verdict::Delay(turn) if !refused && !statuses[*index].in_shadow_mode() => {
                     delay = delay.max(turn);
                 }
                 Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => {}

@@ -1,265 +1,271 @@
-//! The same decision without its consequences, told at length; and single counters, for operators.
+//! Explanations of decisions without charging them, and access to single counters, for operators.
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Decision, Limit, Verdict},
+    algorithm::{Decision, Limit, Operation, Verdict},
     cluster::{Cluster, MemberState},
     descriptor::{Entry, Key},
     limiter::{
-        Answer, Applies, Limiter, Request, Snapshot, Status, Unanswered, answer, drop_replaced, plan::Plan,
-        what_applies,
+        ActiveView, Answer, AppliedLimit, Limiter, LimiterError, Request, Status, answer, applied_limit,
+        drop_replaced, plan::Plan,
     },
     rules::{Allowance, LevelTrace, Rule},
-    store::{Check, Decisions, Kept, OnRefusal, Rehearsal, Replaced},
+    store::{Check, CounterState, Decisions, DryRun, OnRefusal, Replacement},
     time::Timestamp,
 };
 
-/// What a request would be answered, and why.
+/// The answer that a request would get, and the reasons.
 #[derive(Clone, Debug)]
 pub struct Explanation<'s> {
     /// The answer.
     pub answer: Answer<'s>,
-    /// The instant that it is for.
+    /// The instant of the answer.
     pub now: Timestamp,
-    /// One for each descriptor; empty where the domain has no rules.
-    pub parts: Vec<Part<'s>>,
+    /// One for each descriptor; empty if the domain has no rules.
+    pub parts: Vec<DescriptorExplanation<'s>>,
 }
 
-/// Why a descriptor gets its answer.
+/// The reasons for the answer to one descriptor.
 #[derive(Clone, Debug)]
-pub struct Part<'s> {
-    /// How its rule was looked for; empty where the caller brought a limit, so that none was.
+pub struct DescriptorExplanation<'s> {
+    /// The steps of the rule lookup; empty for an override, which needs none.
     pub levels: Vec<LevelTrace<'s>>,
-    /// The rule that was found, whether it applies or not.
+    /// The rule that was found, even if it does not apply.
     pub rule: Option<&'s Rule>,
-    /// The rules of the same request that replace it, so that it does not apply.
+    /// The rules of the same request that replace this one, so that it does not apply.
     pub replaced_by: Vec<&'s Rule>,
     /// The check that decides, if any.
-    pub check: Option<Checked>,
-    /// The check of the rule's candidate, if it has one.
-    pub candidate: Option<Checked>,
+    pub check: Option<CheckExplanation>,
+    /// The check of the candidate of the rule, if there is one.
+    pub candidate: Option<CheckExplanation>,
 }
 
-/// A check and its answer.
+/// A check and its decision.
 #[derive(Clone, Debug)]
-pub struct Checked {
-    /// Which counter.
+pub struct CheckExplanation {
+    /// The counter.
     pub key: Key,
-    /// The limit that it is held against.
+    /// The limit.
     pub limit: Limit,
-    /// Its counter as it is.
-    pub before: Kept,
-    /// The answer.
+    /// The counter before the check.
+    pub before: CounterState,
+    /// The decision.
     pub decision: Decision,
 }
 
-/// The counter of a descriptor under the rules in force.
+/// The counter of a descriptor under the active rules.
 #[derive(Clone, Debug)]
-pub struct Counted<'s> {
+pub struct CounterRef<'s> {
     /// The rule.
     pub rule: &'s Rule,
     /// Its limit.
     pub limit: &'s Limit,
-    /// Which counter.
+    /// The counter.
     pub key: Key,
-    /// The time now.
+    /// The instant of the view.
     pub now: Timestamp,
 }
 
-/// Why nothing is counted for a descriptor.
+/// Why a descriptor has no counter to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Uncounted {
-    /// No rules were ever good.
+pub enum NoCounter {
+    /// No valid rules have been loaded.
     #[error("no valid rules are loaded yet")]
     NoRules,
-    /// The domain is not known.
+    /// The domain has no rules.
     #[error("no rules for this domain")]
     NoDomain,
-    /// No rule matches.
-    #[error("no rule matches this descriptor; /explain tells why")]
+    /// No rule matches the descriptor.
+    #[error("no rule matches this descriptor; see /explain")]
     NoRule,
-    /// A rule says that nothing is limited.
-    #[error("the rule for this descriptor is unlimited, so nothing is counted")]
+    /// The rule is unlimited.
+    #[error("the rule for this descriptor is unlimited: it has no counter")]
     Unlimited,
-    /// Another replica counts, and it cannot be reached.
-    #[error("no replica that holds this counter can be reached from here; /cluster tells who is heard")]
+    /// The owner of the counter cannot be reached.
+    #[error("the owner of this counter cannot be reached; see /cluster")]
     Unreachable,
 }
 
 impl Limiter {
-    /// Those that keys are shared with, if any.
+    /// The cluster, if this replica is part of one.
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
     }
 }
 
-impl Snapshot<'_> {
-    /// What [`Snapshot::decide`] would answer now, and why. Nothing is charged.
+impl ActiveView<'_> {
+    /// The answer that [`ActiveView::decide`] would give now, with reasons. Charges nothing.
     ///
-    /// Of counters that other replicas hold, what passes and what is left are foreseen from a look at them, and a
-    /// refusal's wait is the look's time until reset. [`Unanswered::Elsewhere`] where one cannot be reached.
-    pub async fn explain(&self, request: &Request<'_>) -> Result<Explanation<'_>, Unanswered> {
-        request.is_sound()?;
-        let rules = self.rules.as_deref().ok_or(Unanswered::NoRules)?;
+    /// For counters of other owners the verdict is predicted from a peek, and `retry_after` is the time until reset.
+    /// Returns [`LimiterError::Remote`] if an owner cannot be reached.
+    pub async fn explain(&self, request: &Request<'_>) -> Result<Explanation<'_>, LimiterError> {
+        request.validate()?;
+        let rules = self.rules.as_deref().ok_or(LimiterError::NoRules)?;
         let Some(domain) = rules.domain(request.domain) else {
             let answer = Answer::without_limits(request.descriptors.len());
             return Ok(Explanation { answer, now: self.now(), parts: Vec::new() });
         };
-        let each = |descriptor| what_applies(domain, descriptor, request.patience);
-        let mut applies: SmallVec<[Applies<'_>; 2]> = request.descriptors.iter().map(each).collect();
-        let mut parts: Vec<Part<'_>> = request
+        let each = |descriptor| applied_limit(domain, descriptor, request.timeout);
+        let mut applied: SmallVec<[AppliedLimit<'_>; 2]> = request.descriptors.iter().map(each).collect();
+        let mut parts: Vec<DescriptorExplanation<'_>> = request
             .descriptors
             .iter()
-            .zip(&applies)
-            .map(|(descriptor, found)| Part {
+            .zip(&applied)
+            .map(|(descriptor, found)| DescriptorExplanation {
                 levels: match found {
-                    Applies::Override(..) => Vec::new(),
-                    Applies::Nothing | Applies::Unlimited(_) | Applies::Rule(..) => {
+                    AppliedLimit::Override(..) => Vec::new(),
+                    AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..) => {
                         domain.trace(descriptor.entries)
                     }
                 },
                 rule: found.matched().map(|matched| &**matched.rule),
-                replaced_by: replacing(found, &applies),
+                replaced_by: replacing(found, &applied),
                 check: None,
                 candidate: None,
             })
             .collect();
-        drop_replaced(&mut applies);
+        drop_replaced(&mut applied);
 
-        let Plan { mut statuses, checks, places, tried } =
-            Plan::draw(domain, request.descriptors, &applies, &self.secret);
+        let Plan { mut statuses, checks, status_indexes, candidate_indexes } =
+            Plan::new(domain, request.descriptors, &applied, &self.secret);
         let modes = self.limiter.modes;
-        let refused = |decisions: &[Decision]| answer::refuses(modes, &statuses, &places, decisions);
-        let rehearsal = self.rehearse(&checks, refused).await?;
+        let refused = |decisions: &[Decision]| answer::refuses(modes, &statuses, &status_indexes, decisions);
+        let dry_run = self.dry_run(&checks, refused).await?;
         let checked = |index: usize| {
             let Check { key, limit, .. } = checks[index];
-            let (before, decision) = (rehearsal.before[index], rehearsal.decisions[index]);
-            Checked { key, limit: limit.clone(), before, decision }
+            let (before, decision) = (dry_run.before[index], dry_run.decisions[index]);
+            CheckExplanation { key, limit: limit.clone(), before, decision }
         };
-        for (index, place) in places.iter().enumerate() {
-            parts[*place].check = Some(checked(index));
+        for (check, index) in status_indexes.iter().enumerate() {
+            parts[*index].check = Some(checked(check));
         }
-        for (index, place) in tried.iter().enumerate() {
-            let checked = checked(places.len() + index);
-            statuses[*place].candidate_refuses = !checked.decision.verdict.passes();
-            parts[*place].candidate = Some(checked);
+        for (check, index) in candidate_indexes.iter().enumerate() {
+            let checked = checked(status_indexes.len() + check);
+            statuses[*index].candidate_refuses = !checked.decision.verdict.passes();
+            parts[*index].candidate = Some(checked);
         }
-        let answer = Answer::fold(modes, statuses, &places, &rehearsal.decisions);
+        let answer = Answer::fold(modes, statuses, &status_indexes, &dry_run.decisions);
         Ok(Explanation { answer, now: self.now(), parts })
     }
 
-    /// The counter of a descriptor under the rule in force.
-    pub fn counted(&self, domain: &str, entries: &[Entry<'_>]) -> Result<Counted<'_>, Uncounted> {
-        let rules = self.rules.as_deref().ok_or(Uncounted::NoRules)?;
-        let domain = rules.domain(domain).ok_or(Uncounted::NoDomain)?;
-        let matched = domain.find(entries).ok_or(Uncounted::NoRule)?;
+    /// The counter of a descriptor under the active rule.
+    pub fn counter_ref(&self, domain: &str, entries: &[Entry<'_>]) -> Result<CounterRef<'_>, NoCounter> {
+        let rules = self.rules.as_deref().ok_or(NoCounter::NoRules)?;
+        let domain = rules.domain(domain).ok_or(NoCounter::NoDomain)?;
+        let matched = domain.find(entries).ok_or(NoCounter::NoRule)?;
         match &matched.rule.allowance {
-            Allowance::Unlimited => Err(Uncounted::Unlimited),
+            Allowance::Unlimited => Err(NoCounter::Unlimited),
             Allowance::Limited(limit) => {
                 let key = matched.key(domain, entries, limit.kind(), &self.secret);
-                Ok(Counted { rule: matched.rule, limit, key, now: self.now() })
+                Ok(CounterRef { rule: matched.rule, limit, key, now: self.now() })
             }
         }
     }
 
-    /// What is kept in it, wherever it is.
-    pub async fn look(&self, counted: &Counted<'_>) -> Result<Kept, Uncounted> {
-        let Counted { key, limit, now, .. } = counted;
+    /// The state of a counter, on this replica or another.
+    pub async fn peek(&self, counter_ref: &CounterRef<'_>) -> Result<CounterState, NoCounter> {
+        let CounterRef { key, limit, now, .. } = counter_ref;
         match &self.limiter.cluster {
-            None => Ok(self.limiter.memory.look(*key, limit, *now)),
-            Some(cluster) => cluster.peek(*key, limit).await.ok_or(Uncounted::Unreachable),
+            None => Ok(self.limiter.memory.peek(*key, limit, *now)),
+            Some(cluster) => cluster.peek(*key, limit).await.ok_or(NoCounter::Unreachable),
         }
     }
 
-    /// Makes it a fresh counter to which `hits` are charged, beyond the limit too where it can hold a debt.
-    pub async fn replace(&self, counted: &Counted<'_>, hits: u64) -> Result<Replaced, Uncounted> {
-        let Counted { key, limit, now, .. } = counted;
+    /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
+    pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
+        let CounterRef { key, limit, now, .. } = counter_ref;
         match &self.limiter.cluster {
             None => Ok(self.limiter.memory.replace(*key, limit, *now, hits)),
-            Some(cluster) => cluster.replace(*key, limit, hits).await.ok_or(Uncounted::Unreachable),
+            Some(cluster) => cluster.replace(*key, limit, hits).await.ok_or(NoCounter::Unreachable),
         }
     }
 
-    async fn rehearse(
+    async fn dry_run(
         &self,
         checks: &[Check<'_>],
         refused: impl FnOnce(&[Decision]) -> bool,
-    ) -> Result<Rehearsal, Unanswered> {
+    ) -> Result<DryRun, LimiterError> {
         let memory = &self.limiter.memory;
         if let Some(cluster) = &self.limiter.cluster {
             match cluster.state() {
-                MemberState::Joining => return Err(Unanswered::Joining),
+                MemberState::Joining => return Err(LimiterError::Joining),
                 MemberState::Serving | MemberState::Draining => {}
             }
-            // Also of counters that are held here: where nothing is left, a look calls back what was lent.
-            let looks = join_all(checks.iter().map(|check| cluster.peek(check.key, check.limit))).await;
-            let before: Option<SmallVec<[Kept; 2]>> = looks.into_iter().collect();
-            let before = before.ok_or(Unanswered::Elsewhere)?;
-            if !checks.iter().all(|check| memory.holds(memory.slot(check.key))) {
-                return Ok(Rehearsal { decisions: foreseen(checks, &before, refused), before });
+            // Also for owned counters: a peek at an exhausted counter recalls its leases.
+            let peeks = join_all(checks.iter().map(|check| cluster.peek(check.key, check.limit))).await;
+            let before: Option<SmallVec<[CounterState; 2]>> = peeks.into_iter().collect();
+            let before = before.ok_or(LimiterError::Remote)?;
+            if !checks.iter().all(|check| memory.owns(memory.slot(check.key))) {
+                return Ok(DryRun { decisions: predict(checks, &before, refused), before });
             }
         }
-        Ok(memory.rehearse(checks, self.now(), refused))
+        Ok(memory.dry_run(checks, self.now(), refused))
     }
 }
 
-/// What the checks of one call would be answered, as far as looks at their counters tell.
-fn foreseen(checks: &[Check<'_>], before: &[Kept], refused: impl FnOnce(&[Decision]) -> bool) -> Decisions {
+/// Predicts the decisions of a check set from peeks at the counters.
+fn predict(
+    checks: &[Check<'_>],
+    before: &[CounterState],
+    refused: impl FnOnce(&[Decision]) -> bool,
+) -> Decisions {
     let mut each: SmallVec<[Decision; 2]> = SmallVec::new();
     for (index, check) in checks.iter().enumerate() {
-        let mut look = before[index].look;
+        let mut peek = before[index].peek;
         // Two checks of one counter charge it twice.
         if let Some(earlier) = checks[..index].iter().rposition(|earlier| earlier.key == check.key) {
-            look.remaining = each[earlier].remaining;
+            peek.remaining = each[earlier].remaining;
         }
-        each.push(foreseen_of_one(check, &look));
+        each.push(predict_one(check, &peek));
     }
-    let is_refused = 1 < checks.len() && refused(&each);
+    let is_refused = checks.len() > 1 && refused(&each);
     let charged = checks.iter().zip(&mut each).zip(before).map(|((check, decision), before)| {
         let passes = decision.verdict.passes();
         if is_refused && passes && check.on_refusal == OnRefusal::TakeBack {
-            decision.remaining = before.look.remaining;
+            decision.remaining = before.peek.remaining;
             return 0;
         }
-        check.limit.charged(check.ask, passes)
+        check.limit.charged(check.operation, passes)
     });
     let charged = charged.collect();
     Decisions::new(each, charged)
 }
 
-fn foreseen_of_one(check: &Check<'_>, look: &Decision) -> Decision {
-    let Check { limit, ask, .. } = check;
-    let decision = limit.foreseen(*ask, look);
+fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
+    let Check { limit, operation, .. } = check;
+    let decision = limit.predict(*operation, peek);
     let passes = decision.verdict.passes();
-    let unused = Decision { verdict: Verdict::Pass, remaining: limit.allowance(), ..*look };
-    let verdict = match (ask, limit) {
-        (Ask::Look, _) => look.verdict,
-        // Its turn comes when all before it have left.
-        (Ask::Charge(_), Limit::LeakyQueue(_)) if passes && !look.reset_after.is_zero() => {
-            Verdict::Delay(look.reset_after)
+    let unused = Decision { verdict: Verdict::Pass, remaining: limit.allowance(), ..*peek };
+    let verdict = match (operation, limit) {
+        (Operation::Peek, _) => peek.verdict,
+        // The delay is the time until all earlier hits have left.
+        (Operation::Charge(_), Limit::LeakyQueue(_)) if passes && !peek.reset_after.is_zero() => {
+            Verdict::Delay(peek.reset_after)
         }
-        (Ask::Charge(_), _) if !passes && limit.foreseen(*ask, &unused).verdict.passes() => {
-            Verdict::Refuse { retry_after: Some(look.reset_after) }
+        (Operation::Charge(_), _) if !passes && limit.predict(*operation, &unused).verdict.passes() => {
+            Verdict::Refuse { retry_after: Some(peek.reset_after) }
         }
-        (Ask::Charge(_) | Ask::Refund(_), _) => decision.verdict,
+        (Operation::Charge(_) | Operation::Refund(_), _) => decision.verdict,
     };
-    let remaining = match ask {
-        Ask::Refund(hits) => look.remaining.saturating_add(*hits).min(limit.allowance()),
-        Ask::Look | Ask::Charge(_) => look.remaining.saturating_sub(limit.charged(*ask, passes)),
+    let remaining = match operation {
+        Operation::Refund(hits) => peek.remaining.saturating_add(*hits).min(limit.allowance()),
+        Operation::Peek | Operation::Charge(_) => {
+            peek.remaining.saturating_sub(limit.charged(*operation, passes))
+        }
     };
     Decision { verdict, remaining, ..decision }
 }
 
-/// The rules of the request that replace the one found.
-fn replacing<'s>(found: &Applies<'s>, all: &[Applies<'s>]) -> Vec<&'s Rule> {
+/// The rules of the request that replace the given one.
+fn replacing<'s>(found: &AppliedLimit<'s>, all: &[AppliedLimit<'s>]) -> Vec<&'s Rule> {
     let Some(name) = found.matched().and_then(|matched| matched.rule.name.as_ref()) else {
         return Vec::new();
     };
     let mut by: Vec<&'s Rule> = all
         .iter()
-        .filter_map(Applies::matched)
+        .filter_map(AppliedLimit::matched)
         .map(|matched| &**matched.rule)
         .filter(|rule| rule.replaces.contains(name))
         .collect();
@@ -268,8 +274,8 @@ fn replacing<'s>(found: &Applies<'s>, all: &[Applies<'s>]) -> Vec<&'s Rule> {
 }
 
 impl Explanation<'_> {
-    /// The statuses with why they are so, one for each descriptor.
-    pub fn told(&self) -> impl Iterator<Item = (&Status<'_>, Option<&Part<'_>>)> {
+    /// The statuses with their explanations, one for each descriptor.
+    pub fn descriptors(&self) -> impl Iterator<Item = (&Status<'_>, Option<&DescriptorExplanation<'_>>)> {
         self.answer.statuses.iter().enumerate().map(|(index, status)| (status, self.parts.get(index)))
     }
 }

@@ -1,27 +1,27 @@
-//! Counts what became of each descriptor.
+//! Counts the outcome of each descriptor.
 
 use crate::{
-    algorithm::{Ask, Decision},
+    algorithm::{Decision, Operation},
     descriptor::{Entry, Key},
-    limiter::{Answer, Applies, Descriptor, Modes},
+    limiter::{Answer, AppliedLimit, Descriptor, Modes},
     rules::{Code, Domain, Outcome, Tally, Usual},
     store::{Check, Decisions},
     telemetry::metrics::{Counter, Top},
 };
 
-/// How many keys are listed as denied most often, unless another number is asked for.
+/// The default length of the list of most denied keys.
 const TOP_KEYS: usize = 1_000;
 
-/// What the limiter counts besides what each rule does.
+/// Metrics of the limiter other than those of each rule.
 #[derive(Debug)]
 pub struct Metrics {
     /// Requests for a domain without rules.
     pub unknown_domains: Counter,
-    /// Descriptors of a domain with rules that none of them is for.
+    /// Descriptors that match no rule of their domain.
     pub unmatched: Counter,
     /// Requests that passed only because of the shadow mode of all rules.
     pub shadow_passes: Counter,
-    /// What became of descriptors with a limit of the caller's.
+    /// Outcomes of descriptors with an override.
     pub overrides: Tally,
     /// The keys denied most often.
     pub denied: Top,
@@ -34,7 +34,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Nothing counted yet; lists of `top_keys` keys that are denied most often.
+    /// Empty metrics; the list of most denied keys has `top_keys` entries.
     pub fn new(top_keys: usize) -> Self {
         Self {
             unknown_domains: Counter::default(),
@@ -45,27 +45,31 @@ impl Metrics {
         }
     }
 
-    /// Counts what became of each descriptor.
-    pub(super) fn count(&self, asked: &Asked<'_, '_>, answer: &Answer<'_>) {
+    /// Counts the outcome of each descriptor.
+    pub(super) fn count(&self, decided: &DecidedRequest<'_, '_>, answer: &Answer<'_>) {
         if answer.passes_in_shadow {
             self.shadow_passes.increase();
         }
-        let Asked { domain, descriptors, applies, places, checks, decisions } = asked;
+        let DecidedRequest { domain, descriptors, applied, status_indexes, checks, decisions } = decided;
         let mut next = 0;
-        for (place, (descriptor, applies)) in descriptors.iter().zip(*applies).enumerate() {
-            let status = &answer.statuses[place];
+        for (index, (descriptor, applied)) in descriptors.iter().zip(*applied).enumerate() {
+            let status = &answer.statuses[index];
             let mut outcome = Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() };
-            if places.get(next) == Some(&place) {
+            if status_indexes.get(next) == Some(&index) {
                 let (check, decision, charged) = (&checks[next], &decisions[next], decisions.charged()[next]);
-                let of_check =
-                    self.outcome(domain, descriptor, Checked { check, decision, charged }, status.passes);
+                let of_check = self.outcome(
+                    domain,
+                    descriptor,
+                    CheckOutcome { check, decision, charged },
+                    status.passes,
+                );
                 outcome = Outcome { candidate_denied: status.candidate_refuses, ..of_check };
                 next += 1;
             }
-            match applies {
-                Applies::Nothing => self.unmatched.increase(),
-                Applies::Override(..) => self.overrides.add(outcome),
-                Applies::Unlimited(matched) | Applies::Rule(matched, _) => {
+            match applied {
+                AppliedLimit::Nothing => self.unmatched.increase(),
+                AppliedLimit::Override(..) => self.overrides.add(outcome),
+                AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
                     if let Some(counts) = matched.rule.counts() {
                         counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
                     }
@@ -74,15 +78,15 @@ impl Metrics {
         }
     }
 
-    /// The same for a call of one descriptor with one check.
-    // Always, as what is counted is known where it is decided.
+    /// The same for one descriptor with one check.
+    // `inline(always)`: the caller knows most of the values.
     #[inline(always)]
-    pub(super) fn count_alone<R>(
+    pub(super) fn count_single<R>(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
         usual: Usual<'_>,
-        checked: Checked<'_, R>,
+        checked: CheckOutcome<'_, R>,
         modes: Modes,
     ) {
         let passes = usual.rule.shadow_mode || checked.decision.verdict.passes();
@@ -98,18 +102,18 @@ impl Metrics {
         }
     }
 
-    /// What became of a descriptor with a check, of a rule without a candidate; lists its key where it was denied.
+    /// The outcome of a descriptor with a check, without candidates. Records its key if it was denied.
     #[inline(always)]
     fn outcome<R>(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        Checked { check, decision, charged }: Checked<'_, R>,
+        CheckOutcome { check, decision, charged }: CheckOutcome<'_, R>,
         passes: bool,
     ) -> Outcome {
-        // A look at an exhausted counter is no denial of anything.
-        if !passes && check.ask != Ask::Look {
-            self.note_denied(domain, descriptor, check.key);
+        // A peek at an exhausted counter is not a denial.
+        if !passes && check.operation != Operation::Peek {
+            self.record_denied(domain, descriptor, check.key);
         }
         Outcome {
             code: if passes { Code::Ok } else { Code::OverLimit },
@@ -121,27 +125,27 @@ impl Metrics {
     }
 
     #[cold]
-    fn note_denied(&self, domain: &Domain, descriptor: &Descriptor<'_>, key: Key) {
+    fn record_denied(&self, domain: &Domain, descriptor: &Descriptor<'_>, key: Key) {
         let key = u128::from(key.high()) << 64 | u128::from(key.low());
-        self.denied.add(key, || text(&domain.name, descriptor.entries));
+        self.denied.add(key, || descriptor_text(&domain.name, descriptor.entries));
     }
 }
 
-/// A check and what came of it.
+/// A check and its decision.
 #[derive(Clone, Copy)]
-pub(super) struct Checked<'a, R> {
+pub(super) struct CheckOutcome<'a, R> {
     pub(super) check: &'a Check<'a>,
     pub(super) decision: &'a Decision<R>,
     pub(super) charged: u64,
 }
 
-/// What the counters of one call were asked, and said.
-pub(super) struct Asked<'a, 's> {
+/// A request with its checks and decisions.
+pub(super) struct DecidedRequest<'a, 's> {
     pub(super) domain: &'a Domain,
     pub(super) descriptors: &'a [Descriptor<'a>],
-    pub(super) applies: &'a [Applies<'s>],
-    // Which descriptor each check belongs to, in ascending order.
-    pub(super) places: &'a [usize],
+    pub(super) applied: &'a [AppliedLimit<'s>],
+    // The index of the descriptor of each check, in ascending order.
+    pub(super) status_indexes: &'a [usize],
     pub(super) checks: &'a [Check<'a>],
     pub(super) decisions: &'a Decisions,
 }
@@ -152,7 +156,7 @@ fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64
         return 0;
     }
     let most = check.limit.allowance();
-    // Most are nowhere near.
+    // Early return for the common case.
     if most / 2 < decision.remaining {
         return 0;
     }
@@ -160,8 +164,8 @@ fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64
     most.saturating_sub(decision.remaining).saturating_sub(near).min(charged)
 }
 
-/// A descriptor for people to read: `domain key=value,key=value`.
-fn text(domain: &str, entries: &[Entry<'_>]) -> String {
+/// A descriptor as text: `domain key=value,key=value`.
+fn descriptor_text(domain: &str, entries: &[Entry<'_>]) -> String {
     let mut text = domain.to_owned();
     for (index, entry) in entries.iter().enumerate() {
         text.push(if index == 0 { ' ' } else { ',' });
@@ -183,13 +187,13 @@ mod tests {
     };
 
     #[test]
-    fn hits_beyond_80_percent_of_the_limit_are_near_it() {
+    fn hits_above_80_percent_of_limit_count_as_near_limit() {
         let near = |limit: u64, after: u64, hits: u64| {
             let limit = Limit::Classic(Classic { limit, window: Unit::Hour.window() });
             let check = Check {
                 key: KeyText::new("d").key(&[], &Secret::from_bytes([0; 16])),
                 limit: &limit,
-                ask: Ask::Charge(hits),
+                operation: Operation::Charge(hits),
                 on_refusal: OnRefusal::Keep,
             };
             let (remaining, reset_after) = (limit.allowance() - after, Duration::ZERO);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Kind, Limit},
+    algorithm::{CounterKind, Limit},
     descriptor::{Entry, Key, KeyText, Secret},
 };
 
@@ -193,7 +193,7 @@ impl<'r> Match<'r> {
     }
 
     /// The key that this text is hashed to, for a counter of the rule's own kind.
-    pub fn key(&self, domain: &Domain, entries: &[Entry<'_>], kind: Kind, secret: &Secret) -> Key {
+    pub fn key(&self, domain: &Domain, entries: &[Entry<'_>], kind: CounterKind, secret: &Secret) -> Key {
         match domain.usual(entries, secret) {
             Some(usual) => usual.key(entries),
             None => self.key_text(&domain.name, entries).key(&kind.bytes(), secret),

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::Limit,
-    descriptor::{Entry, Key, Secret, Stem},
+    descriptor::{Entry, Key, KeyPrefix, Secret},
     rules::{Allowance, Domain, Match, Rule, tree::Node},
 };
 
@@ -31,7 +31,7 @@ pub struct Usual<'r> {
 #[derive(Debug)]
 pub(super) struct Trunk {
     secret: Secret,
-    stem: Stem,
+    stem: KeyPrefix,
     // Of which entries the values are still to be hashed.
     places: SmallVec<[usize; 4]>,
     // Whether its name in metrics is its path.
@@ -88,7 +88,7 @@ impl Trunk {
     #[cold]
     fn new(domain: &Domain, limit: &Limit, entries: &[Entry<'_>], secret: &Secret) -> Option<Self> {
         let found = domain.find(entries)?;
-        let mut stem = found.key_text(&domain.name, entries).stem(&limit.kind().bytes(), secret);
+        let mut stem = found.key_text(&domain.name, entries).prefix(&limit.kind().bytes(), secret);
         let sent = found.hops.iter().enumerate().filter(|(_, hop)| !hop.is_shared());
         let mut places: SmallVec<[usize; 4]> = sent.map(|(place, _)| place).collect();
         let known = places.iter().take_while(|place| found.hops[**place].is_exact()).count();

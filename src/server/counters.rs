@@ -61,7 +61,7 @@ pub struct ListenerFigures {
     pub cut: u64,
     /// Times that certificates were taken, the one at the start included.
     pub certificates_loaded: u64,
-    /// Contents of certificate files that were refused; the old ones stayed in force.
+    /// SlotData of certificate files that were refused; the old ones stayed in force.
     pub certificate_errors: u64,
     /// When the certificate in force ends.
     pub certificate_ends: Option<Timestamp>,

@@ -76,7 +76,7 @@ impl Sources {
         if let Some(figures) = cluster {
             cluster_state(figures, &mut page);
             calls(figures, &mut page);
-            page.single(shared::COPY_BYTES, self.memory.figures().backup_bytes);
+            page.single(shared::COPY_BYTES, self.memory.stats().backup_bytes);
             links(figures, &mut page);
         }
         page.finish()
@@ -121,7 +121,7 @@ impl Sources {
     }
 
     fn counters(&self, page: &mut Page) {
-        let figures = self.memory.figures();
+        let figures = self.memory.stats();
         page.single(metrics::COUNTERS, figures.live);
         page.single(metrics::COUNTER_BYTES, figures.bytes);
         let mut evicted = page.family(metrics::COUNTERS_EVICTED);

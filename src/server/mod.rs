@@ -289,7 +289,7 @@ impl Server {
         let mut chores = JoinSet::new();
         chores.spawn(Watcher::new(settings.rules, clock.clone(), book.clone()).run(std::future::pending()));
         chores.spawn(store::sweep(memory.clone(), clock.clone()));
-        chores.spawn(keeping.clone().write_often(clock.clone()));
+        chores.spawn(keeping.clone().write_periodically(clock.clone()));
         chores.spawn(follow_wall(clock.clone(), memory.clone(), cluster.clone()));
         if let Some(cluster) = cluster.clone() {
             chores.spawn(replica::tell_rules(cluster, book.clone()));
@@ -373,7 +373,7 @@ async fn follow_wall(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>
         let Some(comparison) = clock.compare_with_wall() else { continue };
         match comparison.long_step() {
             Some(Step::Back(lead)) => {
-                let given_up = Lead { at: comparison.wall(), until: comparison.told() };
+                let given_up = Lead { at: comparison.wall(), until: comparison.shown() };
                 memory.give_up_lead(given_up);
                 if let Some(cluster) = &cluster {
                     cluster.give_up_lead(given_up);

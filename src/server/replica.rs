@@ -12,7 +12,7 @@ use crate::{
     },
     rules::Book,
     server::Error,
-    store::{self, Epochs, Keeping},
+    store::{self, Epochs, Persistence},
     time::Clock,
 };
 
@@ -34,9 +34,9 @@ impl Replica {
         settings: Option<cluster::Settings>,
         store: store::Settings,
         clock: &Clock,
-    ) -> Result<(Keeping, Option<Self>), Error> {
-        let Some(settings) = settings else { return Ok((Keeping::start(store, clock.now()), None)) };
-        let (keeping, stored) = Keeping::start_shared(store, clock.now());
+    ) -> Result<(Persistence, Option<Self>), Error> {
+        let Some(settings) = settings else { return Ok((Persistence::start(store, clock.now()), None)) };
+        let (keeping, stored) = Persistence::start_shared(store, clock.now());
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let (cluster, listening) = Cluster::bind(settings, memory, stored, secret, clock.clone()).await?;
         info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");

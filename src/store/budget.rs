@@ -1,119 +1,121 @@
-//! How much memory counters may take.
+//! The memory budget of counters.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-/// The least that a budget may be, in bytes.
+/// The minimum of a budget, in bytes.
 pub const BYTES_MIN: u64 = 1024 * 1024;
 
-/// Bytes that may be taken, and that are.
+/// The bytes in use, and their maximum.
 #[derive(Debug)]
 pub(super) struct Budget {
-    most: usize,
-    taken: AtomicUsize,
-    // Kept free for the tables that are still to come, so that none comes too late for its first counter.
-    first_tables: AtomicUsize,
-    first_table: usize,
-    // Of those taken, what is no table: copies, and what waits beside tables.
-    beside: AtomicUsize,
+    bytes_max: usize,
+    used: AtomicUsize,
+    // Bytes reserved for the first allocation of each table that is still empty, so that no slot is left without
+    // memory.
+    reserved: AtomicUsize,
+    first_table_bytes: usize,
+    // The part of `used` outside of tables: copies, and side data of slots.
+    outside_tables: AtomicUsize,
 }
 
 impl Budget {
-    /// At most `most` bytes, for so many tables that begin with `first_table` bytes.
-    pub(super) fn new(most: u64, tables: usize, first_table: usize) -> Self {
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        // A budget that is smaller goes to whoever comes first.
-        let first_table = if tables * first_table <= most / 4 * 3 { first_table } else { 0 };
+    /// A budget of `bytes_max`, for this many tables whose first allocation takes `first_table_bytes`.
+    pub(super) fn new(bytes_max: u64, tables: usize, first_table_bytes: usize) -> Self {
+        let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+        // A budget that is too small for this reserves nothing.
+        let first_table_bytes =
+            if tables * first_table_bytes <= bytes_max / 4 * 3 { first_table_bytes } else { 0 };
         Self {
-            most,
-            taken: AtomicUsize::new(0),
-            first_tables: AtomicUsize::new(tables * first_table),
-            first_table,
-            beside: AtomicUsize::new(0),
+            bytes_max,
+            used: AtomicUsize::new(0),
+            reserved: AtomicUsize::new(tables * first_table_bytes),
+            first_table_bytes,
+            outside_tables: AtomicUsize::new(0),
         }
     }
 
-    pub(super) fn taken(&self) -> usize {
-        self.taken.load(Ordering::Relaxed)
+    pub(super) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
     }
 
-    /// Of that, what is no table.
-    pub(super) fn beside(&self) -> usize {
-        self.beside.load(Ordering::Relaxed)
+    /// The part that is used outside of tables.
+    pub(super) fn outside_tables(&self) -> usize {
+        self.outside_tables.load(Ordering::Relaxed)
     }
 
-    /// The most that there may be.
-    pub(super) fn most(&self) -> usize {
-        self.most
+    /// The maximum, in bytes.
+    pub(super) fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 
-    /// Whether more is taken than may be.
-    pub(super) fn is_overdrawn(&self) -> bool {
-        self.most < self.taken()
+    /// Whether more is used than the maximum.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.bytes_max < self.used()
     }
 
-    /// Whether that many more would be too many.
+    /// Whether `bytes` more would exceed the maximum.
     pub(super) fn is_short_of(&self, bytes: usize) -> bool {
-        let spoken_for = self.first_tables.load(Ordering::Relaxed);
-        self.most < self.taken().saturating_add(spoken_for).saturating_add(bytes)
+        let spoken_for = self.reserved.load(Ordering::Relaxed);
+        self.bytes_max < self.used().saturating_add(spoken_for).saturating_add(bytes)
     }
 
-    /// Whether `bytes` more would be too many for a table that has none yet.
+    /// Whether `bytes` more would exceed the maximum, for a table that is still empty.
     pub(super) fn is_short_of_first(&self, bytes: usize) -> bool {
-        self.is_short_of(bytes.saturating_sub(self.first_table))
+        self.is_short_of(bytes.saturating_sub(self.first_table_bytes))
     }
 
-    /// Notes that what took `before` bytes now takes `after`.
+    /// Records that an allocation of `before` bytes now takes `after`.
     pub(super) fn change(&self, before: usize, after: usize) {
-        change(&self.taken, before, after);
+        change(&self.used, before, after);
     }
 
-    /// Notes that a table that took `before` bytes now takes `after`.
+    /// Records that a table of `before` bytes now takes `after`.
     pub(super) fn change_table(&self, before: usize, after: usize) {
         match (before, after) {
             (0, 0) => {}
-            (0, _) => change(&self.first_tables, self.first_table, 0),
-            (_, 0) => change(&self.first_tables, 0, self.first_table),
+            (0, _) => change(&self.reserved, self.first_table_bytes, 0),
+            (_, 0) => change(&self.reserved, 0, self.first_table_bytes),
             (_, _) => {}
         }
         self.change(before, after);
     }
 }
 
-fn change(number: &AtomicUsize, before: usize, after: usize) {
-    // Most often nothing changes; then the number's line stays in the caches of all.
+fn change(counter: &AtomicUsize, before: usize, after: usize) {
+    // Usually nothing changes: without a write the cache line stays shared.
     if before < after {
-        number.fetch_add(after - before, Ordering::Relaxed);
+        counter.fetch_add(after - before, Ordering::Relaxed);
     } else if after < before {
-        number.fetch_sub(before - after, Ordering::Relaxed);
+        counter.fetch_sub(before - after, Ordering::Relaxed);
     }
 }
 
-/// Bytes beside the tables, taken for as long as this lives; without a budget, of none.
+/// Bytes outside of tables, used until this is dropped. Without a budget they are not counted.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct Reservation {
     budget: Option<Arc<Budget>>,
     bytes: usize,
 }
 
-impl Taken {
+impl Reservation {
     pub(super) fn of(budget: &Arc<Budget>) -> Self {
         Self { budget: Some(budget.clone()), bytes: 0 }
     }
 
-    /// Takes so many from now on.
+    /// Sets the number of bytes.
     pub(super) fn set(&mut self, bytes: usize) {
         if let Some(budget) = &self.budget {
             budget.change(self.bytes, bytes);
-            change(&budget.beside, self.bytes, bytes);
+            change(&budget.outside_tables, self.bytes, bytes);
         }
         self.bytes = bytes;
     }
 }
 
-impl Clone for Taken {
+impl Clone for Reservation {
     fn clone(&self) -> Self {
         let mut clone = Self { budget: self.budget.clone(), bytes: 0 };
         clone.set(self.bytes);
@@ -121,7 +123,7 @@ impl Clone for Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.set(0);
     }

@@ -1,4 +1,4 @@
-//! Counters in the memory of this process.
+//! Counters in memory, in one table for each slot.
 
 use std::{
     hash::Hasher,
@@ -12,122 +12,122 @@ use crate::{
     algorithm::{Counter, Decision, Limit, Verdict},
     descriptor::Key,
     store::{
-        Check, Contents, Decisions, OnFull, SLOTS, Slot,
+        Check, Decisions, OnFull, SLOTS, Slot, SlotData,
         budget::Budget,
-        cell::Cell,
-        table::{BYTES_FIRST, Means, Table, Tally},
+        packed_counter::PackedCounter,
+        table::{BYTES_FIRST, EventCounter, Table, TableResources},
     },
     time::{Clock, Timestamp},
 };
 
-mod alone;
-mod by_hand;
-mod caution;
-mod deeds;
-mod lending;
-mod settle;
+mod admin;
+mod check_set;
+mod edit;
+mod leases;
+mod ownership;
+mod restrictions;
 mod sharing;
-mod tenure;
+mod single;
 
-pub use alone::Alone;
-pub use by_hand::{Kept, Rehearsal, Replaced};
-pub use caution::Lead;
-pub use lending::Used;
+pub use admin::{CounterState, DryRun, Replacement};
+pub use leases::UsedHits;
+pub use restrictions::Lead;
+pub use single::SingleDecision;
 
-use caution::Caution;
-use lending::beside;
-use settle::{Deed, settle};
-use tenure::{Tenure, Tenures};
+use check_set::{Action, decide_set};
+use leases::apply_action;
+use ownership::{OwnershipTable, SlotOwnership};
+use restrictions::Restrictions;
 
-/// A sweep looks at one of so many parts of all slots at a time.
-const PARTS: usize = 64;
-/// A full round of sweeps takes about this long.
+/// A sweep visits one of this many parts of the slots at a time.
+const SWEEP_PARTS: usize = 64;
+/// The duration of a full round of sweeps.
 const SWEEP_ROUND: Duration = Duration::from_secs(10);
 
-/// Counters of this process, each under the lock of its slot, within a budget of bytes.
+/// The counters of this process, each under the lock of its slot, within a memory budget.
 #[derive(Debug)]
 pub struct Memory {
     // One for each slot.
-    tables: Box<[Guarded]>,
-    // Where slots are shared with others.
-    tenures: Option<Tenures>,
-    caution: Caution,
-    means: Means,
+    tables: Box<[TableLock]>,
+    // `None` if this replica owns all slots.
+    ownerships: Option<OwnershipTable>,
+    restrictions: Restrictions,
+    resources: TableResources,
     on_full: OnFull,
-    refused_full: Tally,
+    refused_full: EventCounter,
 }
 
-/// The counters of one slot behind their lock, in a line of the processor's cache that is theirs alone: who has the
-/// lock has at hand where they are, and nobody else's lock is slowed.
+/// The table of one slot behind its lock, alone in its cache line: the lock and the pointer to the table are loaded
+/// together, and locks do not share a line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Guarded(Mutex<Table>);
+struct TableLock(Mutex<Table>);
 
-const _: () = assert!(size_of::<Guarded>() == 64);
+const _: () = assert!(size_of::<TableLock>() == 64);
 
-/// What there is, and what became of the rest.
+/// Statistics of counters in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Figures {
-    /// Counters that are kept, idle ones that were not swept yet included.
+pub struct StoreStats {
+    /// Counters in memory, including idle ones that have not been swept.
     pub live: usize,
-    /// The bytes that they take, and copies of others' counters with them.
+    /// The bytes of counters, including copies of other owners' counters.
     pub bytes: usize,
-    /// Of these bytes, those of copies.
+    /// The part of these bytes that copies take.
     pub backup_bytes: usize,
-    /// Counters forgotten because they were idle, since the start.
+    /// Idle counters that were evicted, since the start.
     pub evicted_idle: u64,
-    /// Counters forgotten for want of memory although they were not idle.
+    /// Counters that were evicted for lack of memory before they were idle.
     pub evicted_unexpired: u64,
-    /// Charges to keys for which there was no memory.
+    /// Charges to new keys for which there was no memory.
     pub refused_full: u64,
 }
 
-/// Why a call is not decided here. Nothing was charged.
+/// Why a check set is not decided on this replica. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Elsewhere {
-    /// The counters of a slot are not held here.
-    #[error("the counters of slot {} are not held here", .0.0)]
+pub enum NotLocal {
+    /// This replica does not own the slot.
+    #[error("this replica does not own slot {}", .0.0)]
     Slot(Slot),
-    /// A check would be refused only because hits of its key are lent out.
-    #[error("what is left of a limit is lent out")]
+    /// A check would be refused only because hits of its key are leased out.
+    #[error("the rest of a limit is leased out")]
     Lent(Key),
 }
 
 impl Memory {
-    /// No counters yet; at most `bytes_max` for them, and what becomes of new keys when that is not enough. All
-    /// slots are held.
+    /// An empty store of at most `bytes_max` bytes, which owns all slots. `on_full` decides on new keys without
+    /// memory.
     pub fn new(bytes_max: u64, on_full: OnFull) -> Self {
         Self::of(bytes_max, on_full, SLOTS)
     }
 
-    /// The same with so many slots, a power of two from 2 to 65,536. Whatever was counted or shared is lost.
+    /// The same with this many slots, a power of two from 2 to 65,536. Drops all counters.
     pub fn with_slots(self, slots: usize) -> Self {
-        Self::of(self.means.budget.most() as u64, self.on_full, slots)
+        Self::of(self.resources.budget.bytes_max() as u64, self.on_full, slots)
     }
 
-    /// The same, but sharing its slots with others: it holds none until it is given it.
+    /// The same as part of a cluster: it owns no slot until [`Memory::acquire`].
     pub fn shared(self) -> Self {
-        Self { tenures: Some(Tenures::new(self.slots())), ..self }
+        Self { ownerships: Some(OwnershipTable::new(self.slots())), ..self }
     }
 
     fn of(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
-        let means = Means {
+        let resources = TableResources {
             budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
-            evicted_idle: Tally::default(),
-            evicted_unexpired: Tally::default(),
+            evicted_idle: EventCounter::default(),
+            evicted_unexpired: EventCounter::default(),
         };
         Self {
-            tables: (0..slots).map(|_| Guarded::default()).collect(),
-            tenures: None,
-            caution: Caution::default(),
-            means,
+            tables: (0..slots).map(|_| TableLock::default()).collect(),
+            ownerships: None,
+            restrictions: Restrictions::default(),
+            resources,
             on_full,
-            refused_full: Tally::default(),
+            refused_full: EventCounter::default(),
         }
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn slots(&self) -> usize {
         self.tables.len()
     }
@@ -137,69 +137,68 @@ impl Memory {
         Slot::of(key, self.slots())
     }
 
-    /// What there is now.
-    pub fn figures(&self) -> Figures {
-        Figures {
+    /// Current statistics.
+    pub fn stats(&self) -> StoreStats {
+        StoreStats {
             live: self.each_slot().map(|slot| self.table(slot).len()).sum(),
-            bytes: self.means.budget.taken(),
-            backup_bytes: self.means.budget.beside(),
-            evicted_idle: self.means.evicted_idle.get(),
-            evicted_unexpired: self.means.evicted_unexpired.get(),
+            bytes: self.resources.budget.used(),
+            backup_bytes: self.resources.budget.outside_tables(),
+            evicted_idle: self.resources.evicted_idle.get(),
+            evicted_unexpired: self.resources.evicted_unexpired.get(),
             refused_full: self.refused_full.get(),
         }
     }
 
-    /// All slots there are, held or not.
+    /// All slots, owned or not.
     pub fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
         // At most 65,536, so they fit.
         (0..self.slots()).map(|slot| Slot(slot as u16))
     }
 
-    /// Keeps counters of a former process, as many as there is memory for.
-    pub(super) fn restore(&self, contents: Contents, now: Timestamp) {
-        self.take_in_lead(&contents, now);
-        for (key, cell) in contents.into_counters().filter(|(_, cell)| now < cell.idle_at()) {
-            self.insert(&mut self.table(self.slot(key)), key, cell, now);
+    /// Restores counters from a snapshot, as many as the memory allows.
+    pub(super) fn restore(&self, data: SlotData, now: Timestamp) {
+        self.adopt_lead(&data, now);
+        for (key, packed) in data.into_counters().filter(|(_, packed)| now < packed.idle_at()) {
+            self.insert(&mut self.table(self.slot(key)), key, packed, now);
         }
     }
 
-    /// Answers all checks of one call as one: nobody else's check falls between them.
+    /// Decides a check set atomically.
     ///
-    /// Where `refused` says that the call as a whole is refused for what was decided, the charges that passed are
-    /// taken back before anybody sees them, if their checks say so; their decisions then tell what is left without
-    /// them.
+    /// If `refused` returns that the decisions refuse the call, the charges that passed are taken back before other
+    /// calls can see them, if their checks say so; their decisions then report what is left without them.
     ///
-    /// A memory of its own always answers. One that shares its slots answers where it holds those of all checks,
-    /// and where nothing depends on what it has lent.
+    /// In a cluster this fails unless this replica owns the slots of all checks and no decision depends on leased
+    /// hits.
     pub fn apply(
         &self,
         checks: &[Check<'_>],
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<Decisions, Elsewhere> {
-        if self.caution.flags().distrust()
+    ) -> Result<Decisions, NotLocal> {
+        if self.restrictions.flags().is_suspended()
             && let Some(check) = checks.first()
         {
-            return Err(Elsewhere::Slot(self.slot(check.key)));
+            return Err(NotLocal::Slot(self.slot(check.key)));
         }
         let mut locked = self.lock(checks);
-        locked.are_held()?;
-        locked.absorb_extras(self, checks, now);
-        locked.call_back(self, checks, now, &refused)?;
-        let mut each = |index: usize, deed: Deed| {
+        locked.require_owned()?;
+        locked.absorb_pending(self, checks, now);
+        locked.require_unlent(self, checks, now, &refused)?;
+        let mut each = |index: usize, action: Action| {
             let check = &checks[index];
-            let (place, lent) = (locked.place(self.slot(check.key)), locked.lent(self, check.key));
-            let table = &mut *locked.tables[place];
-            let decide = |counter: &mut Counter| beside(lent, deed, check, counter, now).decision;
+            let (position, lent) = (locked.position(self.slot(check.key)), locked.lent(self, check.key));
+            let table = &mut *locked.tables[position];
+            let decide = |counter: &mut Counter| apply_action(lent, action, check, counter, now).decision;
             self.touch(table, check.key, check.limit, now, decide)
         };
-        let decisions = settle(checks, refused, &mut each);
-        locked.note(self, checks, &decisions);
+        let decisions = decide_set(checks, refused, &mut each);
+        locked.record_changes(self, checks, &decisions);
         Ok(decisions)
     }
 
-    /// Lets `decide` at the counter of a key, whose slot's table this is, and says whether the counter is kept. One
-    /// that is new and idle need not be.
+    /// Applies `decide` to the counter of a key in the table of its slot, and returns whether the counter is stored. A
+    /// new counter that stays idle need not be stored.
     fn touch(
         &self,
         table: &mut Table,
@@ -208,11 +207,11 @@ impl Memory {
         now: Timestamp,
         decide: impl FnOnce(&mut Counter) -> Decision,
     ) -> (Decision, bool) {
-        if let Some(cell) = table.get_mut(key) {
-            let before = cell.heap_bytes();
-            cell.cut_ahead(limit, self.lead_given_up_at(now), now);
-            let decision = cell.update(limit, decide);
-            self.means.budget.change(before, cell.heap_bytes());
+        if let Some(packed) = table.get_mut(key) {
+            let before = packed.heap_bytes();
+            packed.clamp_ahead(limit, self.lead_given_up_at(now), now);
+            let decision = packed.update(limit, decide);
+            self.resources.budget.change(before, packed.heap_bytes());
             return (decision, true);
         }
         let mut counter = limit.fresh();
@@ -220,134 +219,140 @@ impl Memory {
         if limit.idle_at(&counter) <= now {
             return (decision, true);
         }
-        let cell = Cell::new(limit, counter, &decision);
-        if self.insert(table, key, cell, now) {
+        let packed = PackedCounter::new(limit, counter, &decision);
+        if self.insert(table, key, packed, now) {
             return (decision, true);
         }
-        (self.on_full.in_place_of(decision), false)
+        (self.on_full.without_memory(decision), false)
     }
 
-    fn insert(&self, table: &mut Table, key: Key, cell: Cell, now: Timestamp) -> bool {
-        let kept = table.insert(key, cell, now, &self.means);
-        if !kept {
+    fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
+        let stored = table.insert(key, packed, now, &self.resources);
+        if !stored {
             self.refused_full.add(1);
         }
-        kept
+        stored
     }
 
-    /// A clock gives up a lead: from the next decision on, each counter is cut where it lies ahead. To be called before
-    /// any `now` of the clock that was put right.
+    /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before
+    /// the first `now` of the corrected clock.
     pub fn give_up_lead(&self, lead: Lead) {
-        self.caution.add_lead(lead);
+        self.restrictions.add_lead(lead);
     }
 
-    /// When a lead that is in force was given up, if one is.
+    /// When the current lead was given up, if there is one.
     fn lead_given_up_at(&self, now: Timestamp) -> Option<Timestamp> {
-        self.caution.lead().map(|lead| lead.at.min(now))
+        self.restrictions.lead().map(|lead| lead.at.min(now))
     }
 
-    /// Counters may come from a replica whose clock gave up a lead.
-    fn take_in_lead(&self, contents: &Contents, now: Timestamp) {
-        if let Some(lead) = contents.lead().filter(|lead| now < lead.until) {
-            self.caution.add_lead(lead);
+    /// Adopts the lead of counters from a replica whose clock gave one up.
+    fn adopt_lead(&self, data: &SlotData, now: Timestamp) {
+        if let Some(lead) = data.lead().filter(|lead| now < lead.until) {
+            self.restrictions.add_lead(lead);
         }
     }
 
-    /// A copy of what is kept in a cell, cut where it lies ahead.
-    fn copy(&self, cell: &Cell, limit: &Limit, now: Timestamp) -> Counter {
-        let mut cell = cell.clone();
-        cell.cut_ahead(limit, self.lead_given_up_at(now), now);
-        cell.counter(limit)
+    /// A clamped copy of a packed counter.
+    fn copy(&self, packed: &PackedCounter, limit: &Limit, now: Timestamp) -> Counter {
+        let mut packed = packed.clone();
+        packed.clamp_ahead(limit, self.lead_given_up_at(now), now);
+        packed.counter(limit)
     }
 
-    /// Takes the locks of all slots that these checks need, each once and in order.
-    fn lock(&self, checks: &[Check<'_>]) -> Locked<'_> {
+    /// Locks all slots of the checks, each once, in ascending order.
+    fn lock(&self, checks: &[Check<'_>]) -> LockedSlots<'_> {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
         slots.sort_unstable();
         slots.dedup();
         let tables = slots.iter().map(|slot| self.table(*slot)).collect();
-        let tenures = self.tenures.iter().flat_map(|all| slots.iter().map(|slot| all.lock(*slot))).collect();
-        Locked { slots, tables, tenures }
+        let ownerships =
+            self.ownerships.iter().flat_map(|all| slots.iter().map(|slot| all.lock(*slot))).collect();
+        LockedSlots { slots, tables, ownerships }
     }
 
-    /// Takes the lock of a slot's counters.
+    /// Locks the table of a slot.
     #[inline]
     fn table(&self, slot: Slot) -> MutexGuard<'_, Table> {
-        // A table is whole after each of its changes, and so is a counter in it.
+        // Every change leaves the table consistent, so a poisoned lock is harmless.
         self.tables[slot.index()].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets what is idle in one of the parts, and gives memory back that it no longer needs.
+    /// Evicts idle counters in one of the parts and releases unused memory.
     fn sweep_part(&self, number: usize, now: Timestamp) {
-        self.caution.end_lead(now);
-        for slot in self.each_slot().skip(number).step_by(PARTS) {
+        self.restrictions.end_lead(now);
+        for slot in self.each_slot().skip(number).step_by(SWEEP_PARTS) {
             self.sweep_slot(slot, now);
         }
     }
 
     fn sweep_slot(&self, slot: Slot, now: Timestamp) {
         let mut table = self.table(slot);
-        table.forget_idle(now, &self.means);
-        // Counters that were kept in time may have grown since.
-        if self.means.budget.is_overdrawn() {
-            table.clear(now, &self.means);
+        table.forget_idle(now, &self.resources);
+        // Counters may have grown since they were inserted.
+        if self.resources.budget.is_exceeded() {
+            table.evict(now, &self.resources);
         }
-        table.shrink(&self.means);
+        table.shrink(&self.resources);
         drop(table);
-        if let Some(tenures) = &self.tenures {
-            tenures.lock(slot).forget_idle(now);
+        if let Some(ownerships) = &self.ownerships {
+            ownerships.lock(slot).forget_idle(now);
         }
     }
 }
 
-/// The slots of one call, locked.
-struct Locked<'m> {
-    // In order, each once. One table for each, and one tenure for each where slots are shared.
+/// The locked slots of one check set.
+struct LockedSlots<'m> {
+    // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
     slots: SmallVec<[Slot; 2]>,
     tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
-    tenures: SmallVec<[MutexGuard<'m, Tenure>; 0]>,
+    ownerships: SmallVec<[MutexGuard<'m, SlotOwnership>; 0]>,
 }
 
-impl Locked<'_> {
-    /// Where a slot of one of the checks is among them.
-    fn place(&self, slot: Slot) -> usize {
+impl LockedSlots<'_> {
+    /// The position of a slot among the locked ones.
+    fn position(&self, slot: Slot) -> usize {
         self.slots.partition_point(|other| *other < slot)
     }
 
-    fn are_held(&self) -> Result<(), Elsewhere> {
-        let missing = self.tenures.iter().zip(&self.slots).find(|(tenure, _)| !tenure.is_held());
-        missing.map_or(Ok(()), |(_, slot)| Err(Elsewhere::Slot(*slot)))
+    fn require_owned(&self) -> Result<(), NotLocal> {
+        let missing = self.ownerships.iter().zip(&self.slots).find(|(ownership, _)| !ownership.is_owned());
+        missing.map_or(Ok(()), |(_, slot)| Err(NotLocal::Slot(*slot)))
     }
 
-    /// Lets the counters of the checks absorb what waits for them.
-    fn absorb_extras(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
-        let Some(tenures) = &memory.tenures else { return };
+    /// Merges pending usage into the counters of the checks.
+    fn absorb_pending(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
+        let Some(ownerships) = &memory.ownerships else { return };
         for check in checks {
             let slot = memory.slot(check.key);
-            let place = self.place(slot);
-            let (table, tenure) = (&mut self.tables[place], &mut self.tenures[place]);
-            if memory.absorb_extras(table, tenure, check.key, check.limit, now) {
-                tenures.note(slot, tenure, check.key, table.len());
+            let position = self.position(slot);
+            let (table, ownership) = (&mut self.tables[position], &mut self.ownerships[position]);
+            if memory.absorb_pending(table, ownership, check.key, check.limit, now) {
+                ownerships.record_change(slot, ownership, check.key, table.len());
             }
         }
     }
 
-    /// Notes which counters the checks have changed.
-    fn note(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
-        let Some(tenures) = &memory.tenures else { return };
+    /// Records which counters the checks have changed.
+    fn record_changes(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
+        let Some(ownerships) = &memory.ownerships else { return };
         for (check, decision) in checks.iter().zip(decisions) {
-            if check.limit.is_changed_by(check.ask, decision.verdict.passes()) {
+            if check.limit.is_changed_by(check.operation, decision.verdict.passes()) {
                 let slot = memory.slot(check.key);
-                let place = self.place(slot);
-                tenures.note(slot, &mut self.tenures[place], check.key, self.tables[place].len());
+                let position = self.position(slot);
+                ownerships.record_change(
+                    slot,
+                    &mut self.ownerships[position],
+                    check.key,
+                    self.tables[position].len(),
+                );
             }
         }
     }
 }
 
 impl OnFull {
-    /// What is answered in place of `decision`, which could not be kept.
-    fn in_place_of(self, decision: Decision) -> Decision {
+    /// The decision in place of one whose counter could not be stored.
+    fn without_memory(self, decision: Decision) -> Decision {
         let verdict = match self {
             _ if !decision.verdict.passes() => decision.verdict,
             Self::Allow => Verdict::Pass,
@@ -358,16 +363,16 @@ impl OnFull {
     }
 }
 
-/// Forgets idle counters, a little at a time, for as long as it is polled.
+/// Evicts idle counters, one part of the slots at a time, for as long as it is polled.
 pub async fn sweep(memory: Arc<Memory>, clock: Clock) {
-    let pause = SWEEP_ROUND / PARTS as u32;
-    for part in (0..PARTS).cycle() {
+    let pause = SWEEP_ROUND / SWEEP_PARTS as u32;
+    for part in (0..SWEEP_PARTS).cycle() {
         tokio::time::sleep(pause).await;
         memory.sweep_part(part, clock.now());
     }
 }
 
-/// Keys are hashes already.
+/// An identity hasher: keys are hashes already.
 #[derive(Debug, Default)]
 pub struct KeyHasher(u64);
 
@@ -380,7 +385,7 @@ impl Hasher for KeyHasher {
         self.0 = hash;
     }
 
-    /// Never used: a [`Key`] hashes as one number.
+    /// Unused: a [`Key`] hashes as one number.
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);

@@ -1,64 +1,66 @@
-//! Where counters live: a check goes in, a decision comes out.
+//! The store of counters: it takes checks and returns decisions.
 
 use std::ops::Deref;
 
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Ask, Decision, Limit},
+    algorithm::{Decision, Limit, Operation},
     descriptor::Key,
 };
 
 mod budget;
-mod cell;
-mod contents;
-mod keeping;
 mod memory;
+mod packed_counter;
+mod persistence;
 mod slot;
+mod slot_data;
 mod snapshot;
 mod table;
 
 pub use budget::BYTES_MIN;
-pub use contents::{Changes, Contents, Extras, Unreadable};
-pub use keeping::{Epochs, Keeping, Settings};
-pub use memory::{Alone, Elsewhere, Figures, Kept, Lead, Memory, Rehearsal, Replaced, Used, sweep};
+pub use memory::{
+    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, SingleDecision, StoreStats, UsedHits, sweep,
+};
+pub use persistence::{Epochs, Persistence, Settings};
 pub use slot::{SLOTS, Slot};
-pub use snapshot::{SnapshotError, Stored};
+pub use slot_data::{Changes, DecodeError, PendingUsage, SlotData};
+pub use snapshot::{SnapshotError, StoredSlot};
 
-/// One question to one counter.
+/// A check of one counter.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
-    /// Which counter.
+    /// The counter.
     pub key: Key,
-    /// The limit that it is held against.
+    /// The limit.
     pub limit: &'a Limit,
-    /// What is wanted of it.
-    pub ask: Ask,
-    /// What becomes of the charge where the call as a whole is refused for another check.
+    /// The operation on the counter.
+    pub operation: Operation,
+    /// What happens to the charge if another check refuses the call.
     pub on_refusal: OnRefusal,
 }
 
-/// What becomes of a charge that passed in a call that is refused.
+/// What happens to a passed charge of a refused call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnRefusal {
-    /// It stays.
+    /// The charge stays.
     Keep,
-    /// It is taken back.
+    /// The charge is taken back.
     TakeBack,
 }
 
-/// What becomes of a charge to a new key for which there is no memory.
+/// What happens to a charge to a new key without memory for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFull {
-    /// It is refused.
+    /// Refuse it.
     #[default]
     Deny,
-    /// It passes, uncounted.
+    /// Let it pass without counting it.
     Allow,
 }
 
-/// The answers to the checks of one call, in their order.
+/// The decisions on a check set, in the order of the checks.
 #[derive(Clone, Debug, Default)]
 pub struct Decisions {
     each: SmallVec<[Decision; 2]>,
@@ -67,14 +69,14 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// Decisions, and the hits that each has charged.
+    /// Decisions, with the hits that each has charged.
     pub(crate) fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
         debug_assert_eq!(each.len(), charged.len());
         Self { each, charged }
     }
 
-    /// The hits that each check has charged to its counter, in their order; 0 where they were taken back or there
-    /// was no memory for the counter.
+    /// The hits that each check has charged, in order; 0 if they were taken back or there was no memory for the
+    /// counter.
     pub fn charged(&self) -> &[u64] {
         &self.charged
     }

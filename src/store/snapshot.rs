@@ -1,8 +1,8 @@
-//! Counters on disk, so that they outlive their process.
+//! Snapshots: counters on disk, so that they survive a restart.
 //!
-//! A snapshot is a header, the contents of each slot with their version, and a checksum over all. Its instants are
-//! those of the clock that wrote it; one that is read on a machine whose clock shows less is moved back with it, so
-//! that nobody is locked out.
+//! A snapshot consists of a header, the data of each slot with its version, and a checksum. Its instants are those of
+//! the clock that wrote it. If the clock shows less when the snapshot is read, all instants are moved back with it, so
+//! that no key is locked out.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -18,37 +18,37 @@ use siphasher::sip::SipHasher13;
 use crate::{
     descriptor::Secret,
     files,
-    store::{Contents, Memory, Slot},
+    store::{Memory, Slot, SlotData},
     time::Timestamp,
 };
 
-/// What a snapshot begins with: its format and the version of it.
+/// The first bytes: the format and its version.
 const MAGIC: [u8; 16] = *b"tollgate snap 04";
 
-/// Why a snapshot is not used.
+/// Why a snapshot is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// It cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is of another format or version.
-    #[error("this is no snapshot of this version")]
-    Foreign,
-    /// It is damaged, or was not written to its end.
-    #[error("it is damaged or torn")]
-    Torn,
+    /// The format or version is not supported.
+    #[error("unsupported format or version")]
+    UnsupportedVersion,
+    /// It is damaged or truncated.
+    #[error("damaged or truncated")]
+    Damaged,
 }
 
-/// What comes before the slots.
+/// The header of a snapshot.
 #[derive(Serialize, Deserialize)]
 struct Header {
     taken_at: Timestamp,
     secret: [u8; 16],
-    // How many there are; those that hold nothing are left out.
+    // The number of all slots; empty ones are left out.
     slots: u32,
 }
 
-/// What comes before the contents of a slot. The last is followed by none.
+/// The header of a slot's data. `None` follows the last one.
 #[derive(Serialize, Deserialize)]
 struct Section {
     slot: Slot,
@@ -58,28 +58,28 @@ struct Section {
     length: u64,
 }
 
-/// What a slot held when a snapshot was written.
+/// The stored data of one slot.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stored {
+pub struct StoredSlot {
     /// The slot.
     pub slot: Slot,
-    /// How often it had changed hands; 0 where it was not shared.
+    /// How often its owner had changed; 0 without a cluster.
     pub epoch: u64,
-    /// How often it had changed since.
+    /// The number of changes since.
     pub seq: u64,
-    /// Its contents.
-    pub contents: Contents,
+    /// The counters.
+    pub data: SlotData,
 }
 
-/// What a snapshot holds: the secret that its keys were hashed with, and of how many slots which held what.
+/// A snapshot: the secret of its keys, the number of slots and the stored slots.
 pub(super) struct Snapshot {
     pub(super) secret: Secret,
     pub(super) slots: usize,
-    pub(super) stored: Vec<Stored>,
+    pub(super) stored: Vec<StoredSlot>,
 }
 
-/// Writes all counters to `path`: to a temporary file beside it first, then in its place, so that there is always a
-/// whole one. `epoch` says how often a slot has changed hands.
+/// Writes all counters to a temporary file beside `path` and renames it to `path`, so that there is always a complete
+/// snapshot. `epoch` returns how often the owner of a slot has changed.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
@@ -92,14 +92,14 @@ pub(super) fn write(
     let written = write_to(create(&temporary)?, memory, secret, epoch, now)
         .and_then(|()| Ok(fs::rename(&temporary, path)?));
     if written.is_err() {
-        // Half a snapshot is of no use and takes room. If it cannot be removed, the next write says so.
+        // A partial snapshot only takes space. If it cannot be removed, the next write reports it.
         let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-/// A new and empty file that only its owner can read: a snapshot holds the secret of the hash. A file that a former
-/// process has left is removed first; a symbolic link is removed and never followed.
+/// Creates an empty file that only its owner can read, because a snapshot contains the secret. An existing file or
+/// symbolic link is removed, never followed.
 fn create(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -108,7 +108,7 @@ fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// A snapshot takes the place of a regular file or of a symbolic link, never of a device or a pipe.
+/// A snapshot replaces a regular file or a symbolic link, never a device or a pipe.
 fn require_replaceable(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(about) if about.is_symlink() => Ok(()),
@@ -125,56 +125,56 @@ fn write_to(
     epoch: impl Fn(Slot) -> u64,
     now: Timestamp,
 ) -> Result<(), SnapshotError> {
-    let mut sealed = Sealing { file: BufWriter::new(file), hash: SipHasher13::new() };
-    sealed.write_all(&MAGIC)?;
+    let mut output = ChecksumWriter { file: BufWriter::new(file), hash: SipHasher13::new() };
+    output.write_all(&MAGIC)?;
     // A power of two up to 65,536, so it fits.
     let slots = memory.slots() as u32;
-    sealed.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
+    output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
     for slot in memory.each_slot() {
-        // Asked first: what changes hands meanwhile is at most taken for older than it is.
+        // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is.
         let epoch = epoch(slot);
         let Some(copy) = memory.snapshot(slot, now) else { continue };
-        let bytes = copy.contents.encode(now);
-        sealed.put(&Some(Section { slot, epoch, seq: copy.seq, length: bytes.len() as u64 }))?;
-        sealed.write_all(&bytes)?;
+        let bytes = copy.data.encode(now);
+        output.put(&Some(Section { slot, epoch, seq: copy.seq, length: bytes.len() as u64 }))?;
+        output.write_all(&bytes)?;
     }
-    sealed.put::<Option<Section>>(&None)?;
-    let Sealing { mut file, hash } = sealed;
+    output.put::<Option<Section>>(&None)?;
+    let ChecksumWriter { mut file, hash } = output;
     file.write_all(&hash.finish().to_le_bytes())?;
     Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?)
 }
 
-/// Reads a snapshot of at most `bytes_max` bytes as of `now`; `None` where there is no file.
+/// Reads a snapshot of at most `bytes_max` bytes at `now`; `None` if there is no file.
 pub(super) fn read(path: &Path, bytes_max: u64, now: Timestamp) -> Result<Option<Snapshot>, SnapshotError> {
     let bytes = match files::read(path, bytes_max) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let rest = bytes.strip_prefix(&MAGIC).ok_or(SnapshotError::Foreign)?;
-    let (rest, sum) = rest.split_last_chunk::<8>().ok_or(SnapshotError::Torn)?;
+    let rest = bytes.strip_prefix(&MAGIC).ok_or(SnapshotError::UnsupportedVersion)?;
+    let (rest, sum) = rest.split_last_chunk::<8>().ok_or(SnapshotError::Damaged)?;
     let mut hash = SipHasher13::new();
     hash.write(&MAGIC);
     hash.write(rest);
     if hash.finish() != u64::from_le_bytes(*sum) {
-        return Err(SnapshotError::Torn);
+        return Err(SnapshotError::Damaged);
     }
     let (header, mut rest) = take::<Header>(rest)?;
-    let header = header.ok_or(SnapshotError::Torn)?;
+    let header = header.ok_or(SnapshotError::Damaged)?;
     let ahead = header.taken_at.nanos_since(now);
     let mut stored = Vec::new();
     while let (Some(Section { slot, epoch, seq, length }), after) = take::<Section>(rest)? {
-        let length = usize::try_from(length).map_err(|_| SnapshotError::Torn)?;
-        let (bytes, after) = after.split_at_checked(length).ok_or(SnapshotError::Torn)?;
-        let contents = Contents::decode(bytes, header.taken_at).map_err(|_| SnapshotError::Foreign)?;
-        stored.push(Stored { slot, epoch, seq, contents: contents.earlier(ahead) });
+        let length = usize::try_from(length).map_err(|_| SnapshotError::Damaged)?;
+        let (bytes, after) = after.split_at_checked(length).ok_or(SnapshotError::Damaged)?;
+        let data = SlotData::decode(bytes, header.taken_at).map_err(|_| SnapshotError::UnsupportedVersion)?;
+        stored.push(StoredSlot { slot, epoch, seq, data: data.shifted_back(ahead) });
         rest = after;
     }
     let (secret, slots) = (Secret::from_bytes(header.secret), header.slots as usize);
     Ok(Some(Snapshot { secret, slots, stored }))
 }
 
-/// Moves a snapshot that cannot be used out of the way, for whoever wants to look at it; where it is now.
+/// Renames an unusable snapshot for inspection and returns the new path.
 pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     require_replaceable(path)?;
     let aside = with_suffix(path, "bad");
@@ -190,25 +190,25 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(Option<T>, &'b [u8]), SnapshotError> {
-    // The sum was right, so only another version's records are unreadable.
-    postcard::take_from_bytes(bytes).map_err(|_| SnapshotError::Foreign)
+    // The checksum is right, so the record is of another version.
+    postcard::take_from_bytes(bytes).map_err(|_| SnapshotError::UnsupportedVersion)
 }
 
-/// Writes, and hashes what it writes.
-struct Sealing<W> {
+/// A writer that computes a checksum.
+struct ChecksumWriter<W> {
     file: W,
     hash: SipHasher13,
 }
 
-impl<W: Write> Sealing<W> {
+impl<W: Write> ChecksumWriter<W> {
     fn put<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
-        // Not straight into the file: postcard would report a full disk as a full buffer of its own.
+        // Not directly into the file: postcard would report a full disk as a full buffer of its own.
         let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
         self.write_all(&bytes)
     }
 }
 
-impl<W: Write> Write for Sealing<W> {
+impl<W: Write> Write for ChecksumWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.hash.write(&bytes[..written]);
@@ -274,8 +274,8 @@ mod tests {
     #[test]
     fn full_disk_is_reported_as_such() {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut sealed = Sealing { file: full, hash: SipHasher13::new() };
+        let mut output = ChecksumWriter { file: full, hash: SipHasher13::new() };
         let header = Header { taken_at: Timestamp::EPOCH, secret: [0; 16], slots: 1 };
-        assert_eq!(sealed.put(&Some(header)).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(output.put(&Some(header)).unwrap_err().kind(), ErrorKind::StorageFull);
     }
 }

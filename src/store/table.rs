@@ -1,4 +1,4 @@
-//! The table behind one lock: what it takes, and how it makes room when it may not grow.
+//! The table of one slot: its memory, and eviction when it may not grow.
 
 use std::sync::{
     Arc,
@@ -7,46 +7,46 @@ use std::sync::{
 
 use crate::{
     descriptor::Key,
-    store::{budget::Budget, cell::Cell},
+    store::{budget::Budget, packed_counter::PackedCounter},
     time::Timestamp,
 };
 
-mod places;
+mod hash_table;
 
-use places::{Places, bytes_of, capacity_of, next_after, places_for};
+use hash_table::{HashTable, buckets_for, bytes_of, capacity_of, next_after};
 
-/// One eighth of a table is cleared at a time, so that clearing is rare.
-const ROOM_SHARE: usize = 8;
-/// Where clearing frees less than this share, the next is put off.
-const WORTH_SHARE: usize = 64;
-/// For how long, in nanoseconds.
-const REST: u64 = 50_000_000;
-/// How many harms there are, as a byte tells them.
-const HARMS: usize = 1 << u8::BITS;
-/// The bytes of the first places that a table has.
+/// An eviction frees one eighth of the table, so that evictions are rare.
+const EVICT_DIVISOR: usize = 8;
+/// If an eviction frees less than this fraction, the next one is delayed.
+const WORTHWHILE_DIVISOR: usize = 64;
+/// The delay, in nanoseconds.
+const EVICTION_PAUSE_NANOS: u64 = 50_000_000;
+/// The number of distinct eviction costs, one byte.
+const EVICTION_COSTS: usize = 1 << u8::BITS;
+/// The bytes of the first allocation of a table.
 pub(super) const BYTES_FIRST: usize = bytes_of(next_after(0));
 
-/// Counters by their keys.
+/// Counters by key.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    places: Places,
-    // Until then it need not be cleared again, because that would free too little.
-    rests_until: Timestamp,
+    buckets: HashTable,
+    // No eviction before this instant: the last one freed too little.
+    no_eviction_until: Timestamp,
 }
 
-/// What all tables share.
+/// The resources that all tables share.
 #[derive(Debug)]
-pub(super) struct Means {
+pub(super) struct TableResources {
     pub(super) budget: Arc<Budget>,
-    pub(super) evicted_idle: Tally,
-    pub(super) evicted_unexpired: Tally,
+    pub(super) evicted_idle: EventCounter,
+    pub(super) evicted_unexpired: EventCounter,
 }
 
-/// Counts what happens.
+/// A counter of events.
 #[derive(Debug, Default)]
-pub(super) struct Tally(AtomicU64);
+pub(super) struct EventCounter(AtomicU64);
 
-impl Tally {
+impl EventCounter {
     pub(super) fn add(&self, number: usize) {
         self.0.fetch_add(number as u64, Ordering::Relaxed);
     }
@@ -58,164 +58,173 @@ impl Tally {
 
 impl Table {
     /// A table of these counters.
-    pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, Cell)>) -> Self {
-        let mut places = Places::new(places_for(cells.len()));
-        cells.for_each(|(key, cell)| places.put(key, cell));
-        Self { places, ..Self::default() }
+    pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, PackedCounter)>) -> Self {
+        let mut buckets = HashTable::new(buckets_for(cells.len()));
+        cells.for_each(|(key, packed)| buckets.put(key, packed));
+        Self { buckets, ..Self::default() }
     }
 
-    /// How many counters there are.
+    /// The number of counters.
     pub(super) fn len(&self) -> usize {
-        self.places.len()
+        self.buckets.len()
     }
 
-    /// The bytes that it takes, besides what its cells take elsewhere.
+    /// The bytes of the table, without the heap of its counters.
     pub(super) fn bytes(&self) -> usize {
-        bytes_of(self.places.number())
+        bytes_of(self.buckets.bucket_count())
     }
 
     #[inline]
-    pub(super) fn get(&self, key: Key) -> Option<&Cell> {
-        self.places.get(key)
+    pub(super) fn get(&self, key: Key) -> Option<&PackedCounter> {
+        self.buckets.get(key)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Cell> {
-        self.places.get_mut(key)
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut PackedCounter> {
+        self.buckets.get_mut(key)
     }
 
     /// Copies of all counters.
-    pub(super) fn copies(&self) -> Vec<(Key, Cell)> {
+    pub(super) fn copies(&self) -> Vec<(Key, PackedCounter)> {
         let mut copies = Vec::with_capacity(self.len());
-        copies.extend(self.places.iter().cloned());
+        copies.extend(self.buckets.iter().cloned());
         copies
     }
 
     /// All counters.
-    pub(super) fn into_cells(self) -> impl Iterator<Item = (Key, Cell)> {
-        self.places.into_cells()
+    pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, PackedCounter)> {
+        self.buckets.into_counters()
     }
 
-    /// Forgets a counter, if there is one.
-    pub(super) fn remove(&mut self, key: Key, means: &Means) {
-        if let Some(cell) = self.places.remove(key) {
-            means.budget.change(cell.heap_bytes(), 0);
+    /// Removes a counter, if there is one.
+    pub(super) fn remove(&mut self, key: Key, resources: &TableResources) {
+        if let Some(packed) = self.buckets.remove(key) {
+            resources.budget.change(packed.heap_bytes(), 0);
         }
     }
 
-    /// Keeps a new counter if it can: within the budget, or in the place of others that are missed less.
-    pub(super) fn insert(&mut self, key: Key, cell: Cell, now: Timestamp, means: &Means) -> bool {
-        let heap = cell.heap_bytes();
-        if self.places.is_full() {
-            self.tidy(now, means);
+    /// Inserts a new counter if there is memory, or if counters with a lower eviction cost can be evicted.
+    pub(super) fn insert(
+        &mut self,
+        key: Key,
+        packed: PackedCounter,
+        now: Timestamp,
+        resources: &TableResources,
+    ) -> bool {
+        let heap = packed.heap_bytes();
+        if self.buckets.is_full() {
+            self.forget_idle_or_grow(now, resources);
         }
-        if self.is_short(heap, means) {
-            self.clear(now, means);
-            if self.is_short(heap, means) {
+        if self.is_short(heap, resources) {
+            self.evict(now, resources);
+            if self.is_short(heap, resources) {
                 return false;
             }
         }
-        if self.places.is_full() {
-            self.resize(next_after(self.places.number()), means);
+        if self.buckets.is_full() {
+            self.resize(next_after(self.buckets.bucket_count()), resources);
         }
-        self.places.put(key, cell);
-        means.budget.change(0, heap);
+        self.buckets.put(key, packed);
+        resources.budget.change(0, heap);
         true
     }
 
-    /// Whether there is too little memory for one more counter that takes so much elsewhere.
-    fn is_short(&self, heap: usize, means: &Means) -> bool {
-        let places = self.places.number();
-        let more = if self.places.is_full() { bytes_of(next_after(places)) } else { 0 };
-        if places == 0 {
-            means.budget.is_short_of_first(more + heap)
+    /// Whether there is too little memory for one more counter with `heap` bytes on the heap.
+    fn is_short(&self, heap: usize, resources: &TableResources) -> bool {
+        let buckets = self.buckets.bucket_count();
+        let more = if self.buckets.is_full() { bytes_of(next_after(buckets)) } else { 0 };
+        if buckets == 0 {
+            resources.budget.is_short_of_first(more + heap)
         } else {
-            means.budget.is_short_of(more + heap)
+            resources.budget.is_short_of(more + heap)
         }
     }
 
-    /// Forgets what is idle in a full table, so that it does not grow for that. Where it was not worth the while, it
-    /// grows if it may.
-    fn tidy(&mut self, now: Timestamp, means: &Means) {
+    /// Evicts idle counters from a full table before it grows. If this frees too little, the table grows if it may.
+    fn forget_idle_or_grow(&mut self, now: Timestamp, resources: &TableResources) {
         let all = self.len();
-        let forgotten = self.forget_idle(now, means);
-        let larger = next_after(self.places.number());
-        if forgotten * ROOM_SHARE < all && !means.budget.is_short_of(bytes_of(larger)) {
-            self.resize(larger, means);
+        let forgotten = self.forget_idle(now, resources);
+        let larger = next_after(self.buckets.bucket_count());
+        if forgotten * EVICT_DIVISOR < all && !resources.budget.is_short_of(bytes_of(larger)) {
+            self.resize(larger, resources);
         }
     }
 
-    /// Forgets what is idle, and says how many counters that were.
-    pub(super) fn forget_idle(&mut self, now: Timestamp, means: &Means) -> usize {
-        let forgotten = self.forget(means, |cell| cell.idle_at() <= now);
-        means.evicted_idle.add(forgotten);
+    /// Evicts idle counters and returns their number.
+    pub(super) fn forget_idle(&mut self, now: Timestamp, resources: &TableResources) -> usize {
+        let forgotten = self.remove_where(resources, |packed| packed.idle_at() <= now);
+        resources.evicted_idle.add(forgotten);
         forgotten
     }
 
-    /// Makes room without growing: what is idle goes, then what is missed least, until an eighth is free. Those that
-    /// refuse now stay.
-    pub(super) fn clear(&mut self, now: Timestamp, means: &Means) {
-        if now < self.rests_until {
+    /// Makes room without growing: evicts idle counters, then those with the lowest eviction cost, until an eighth is
+    /// free. Counters that refuse now stay.
+    pub(super) fn evict(&mut self, now: Timestamp, resources: &TableResources) {
+        if now < self.no_eviction_until {
             return;
         }
         let all = self.len();
-        let idle = self.forget_idle(now, means);
-        let enough = (all / ROOM_SHARE).max(1);
-        let least = self.forget_least(enough.saturating_sub(idle), now, means);
-        means.evicted_unexpired.add(least);
-        if idle + least <= all / WORTH_SHARE {
-            self.rests_until = now.plus(REST);
+        let idle = self.forget_idle(now, resources);
+        let enough = (all / EVICT_DIVISOR).max(1);
+        let least = self.evict_cheapest(enough.saturating_sub(idle), now, resources);
+        resources.evicted_unexpired.add(least);
+        if idle + least <= all / WORTHWHILE_DIVISOR {
+            self.no_eviction_until = now.plus(EVICTION_PAUSE_NANOS);
         }
     }
 
-    /// Forgets so many counters, those that are missed least, but none that refuses now. Says how many.
-    fn forget_least(&mut self, number: usize, now: Timestamp, means: &Means) -> usize {
-        let harm = |cell: &Cell| cell.harm(now).map(usize::from);
-        let mut by_harm = [0; HARMS];
-        self.places.iter().filter_map(|(_, cell)| harm(cell)).for_each(|harm| by_harm[harm] += 1);
-        // All go that do less harm than `bound`, and `left` of those that do as much.
+    /// Evicts `number` counters with the lowest eviction cost, except those that refuse now. Returns their number.
+    fn evict_cheapest(&mut self, number: usize, now: Timestamp, resources: &TableResources) -> usize {
+        let cost = |packed: &PackedCounter| packed.eviction_cost(now).map(usize::from);
+        let mut by_cost = [0; EVICTION_COSTS];
+        self.buckets.iter().filter_map(|(_, packed)| cost(packed)).for_each(|cost| by_cost[cost] += 1);
+        // Evicts all with a cost below `bound`, and `left` of those with that cost.
         let (mut bound, mut left) = (0, number);
-        while bound < HARMS && by_harm[bound] <= left {
-            left -= by_harm[bound];
+        while bound < EVICTION_COSTS && by_cost[bound] <= left {
+            left -= by_cost[bound];
             bound += 1;
         }
-        // These are taken evenly from the whole table: were always the first to go, its end would fill up.
+        // Spread over the table: if the first ones were evicted every time, the end of the table would fill up.
         let mut due = 0;
-        self.forget(means, |cell| match harm(cell) {
-            Some(harm) if harm == bound => {
+        self.remove_where(resources, |packed| match cost(packed) {
+            Some(cost) if cost == bound => {
                 due += left;
-                let goes = by_harm[bound] <= due;
-                due -= if goes { by_harm[bound] } else { 0 };
+                let goes = by_cost[bound] <= due;
+                due -= if goes { by_cost[bound] } else { 0 };
                 goes
             }
-            Some(harm) => harm < bound,
+            Some(cost) => cost < bound,
             None => false,
         })
     }
 
-    /// Forgets those for which `goes` says so, and says how many they were.
-    fn forget(&mut self, means: &Means, mut goes: impl FnMut(&Cell) -> bool) -> usize {
+    /// Removes all counters for which `goes` returns true, and returns their number.
+    fn remove_where(
+        &mut self,
+        resources: &TableResources,
+        mut goes: impl FnMut(&PackedCounter) -> bool,
+    ) -> usize {
         let (before, mut heap) = (self.len(), 0);
-        self.places.retain(|cell| {
-            let goes = goes(cell);
-            heap += if goes { cell.heap_bytes() } else { 0 };
+        self.buckets.retain(|packed| {
+            let goes = goes(packed);
+            heap += if goes { packed.heap_bytes() } else { 0 };
             !goes
         });
-        means.budget.change(heap, 0);
+        resources.budget.change(heap, 0);
         before - self.len()
     }
 
-    /// Gives memory back where it has become much too large.
-    pub(super) fn shrink(&mut self, means: &Means) {
-        if self.len() * 4 < capacity_of(self.places.number()) {
-            self.resize(places_for(self.len() * 2), means);
+    /// Shrinks a table that has become much too large.
+    pub(super) fn shrink(&mut self, resources: &TableResources) {
+        if self.len() * 4 < capacity_of(self.buckets.bucket_count()) {
+            self.resize(buckets_for(self.len() * 2), resources);
         }
     }
 
-    fn resize(&mut self, places: usize, means: &Means) {
+    fn resize(&mut self, buckets: usize, resources: &TableResources) {
         let before = self.bytes();
-        self.places.resize(places);
-        means.budget.change_table(before, self.bytes());
+        self.buckets.resize(buckets);
+        resources.budget.change_table(before, self.bytes());
     }
 }
 
@@ -227,119 +236,123 @@ mod tests {
 
     use super::*;
     use crate::{
-        algorithm::{Ask, Counter, Excess, Limit, Pace, PaceCounter, SlidingLog, Span, TokenBucket},
+        algorithm::{Counter, DebtCounter, Excess, Limit, Operation, Rate, SlidingLog, Span, TokenBucket},
         time::SECOND,
     };
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
-    /// One of many keys, with an upper half that tells which.
+    /// A key with `index` as its upper half.
     pub(super) fn key(index: u64) -> Key {
-        // A step of SplitMix64, so that the lower halves are spread as those of a hash.
+        // A step of SplitMix64 spreads the lower halves like a hash.
         let mut low = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         low = (low ^ low >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         low = (low ^ low >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         Key::from_halves(index, low ^ low >> 31)
     }
 
-    /// A bucket that is full at that instant, in nanoseconds.
-    pub(super) fn cell(idle_at: u64) -> Cell {
+    /// A bucket that is full at `idle_at`, in nanoseconds.
+    pub(super) fn packed(idle_at: u64) -> PackedCounter {
         let hour = NonZeroU64::new(3_600 * SECOND).unwrap();
-        let pace = Pace::new(NonZeroU64::MIN, hour);
-        let counter = PaceCounter { paid_at: Timestamp::from_nanos(idle_at), rest: 0 };
-        let limit = Limit::TokenBucket(TokenBucket { pace, burst: 11, excess: Excess::Refuse });
-        told(&limit, Counter::Pace(counter))
+        let rate = Rate::new(NonZeroU64::MIN, hour);
+        let counter = DebtCounter { paid_at: Timestamp::from_nanos(idle_at), rest: 0 };
+        let limit = Limit::TokenBucket(TokenBucket { rate, burst: 11, excess: Excess::Refuse });
+        packed_after_peek(&limit, Counter::Debt(counter))
     }
 
-    /// One that keeps bytes elsewhere.
-    fn log(now: Timestamp) -> Cell {
+    /// A counter with bytes on the heap.
+    fn log(now: Timestamp) -> PackedCounter {
         let (span, grain) = (Span::of_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
         let limit = Limit::SlidingLog(SlidingLog { limit: 100, span, grain, excess: Excess::Refuse });
         let mut counter = limit.fresh();
-        limit.decide(&mut counter, now, Ask::Charge(7));
-        told(&limit, counter)
+        limit.decide(&mut counter, now, Operation::Charge(7));
+        packed_after_peek(&limit, counter)
     }
 
-    fn told(limit: &Limit, mut counter: Counter) -> Cell {
-        let look = limit.decide(&mut counter, NOW, Ask::Look);
-        Cell::new(limit, counter, &look)
+    fn packed_after_peek(limit: &Limit, mut counter: Counter) -> PackedCounter {
+        let peek = limit.decide(&mut counter, NOW, Operation::Peek);
+        PackedCounter::new(limit, counter, &peek)
     }
 
-    fn means(bytes_max: usize) -> Means {
-        Means {
+    fn resources(bytes_max: usize) -> TableResources {
+        TableResources {
             budget: Arc::new(Budget::new(bytes_max as u64, 1, BYTES_FIRST)),
-            evicted_idle: Tally::default(),
-            evicted_unexpired: Tally::default(),
+            evicted_idle: EventCounter::default(),
+            evicted_unexpired: EventCounter::default(),
         }
     }
 
-    /// A bucket that is full in so many hours. With more than ten to go it refuses.
-    fn bucket(hours: u64) -> Cell {
-        cell(NOW.plus(hours * 3_600 * SECOND).as_nanos())
+    /// A bucket that is full in this many hours. It refuses with more than ten to go.
+    fn bucket(hours: u64) -> PackedCounter {
+        packed(NOW.plus(hours * 3_600 * SECOND).as_nanos())
     }
 
-    fn hours(cell: &Cell) -> u64 {
-        cell.idle_at().nanos_since(NOW) / (3_600 * SECOND)
+    fn hours(packed: &PackedCounter) -> u64 {
+        packed.idle_at().nanos_since(NOW) / (3_600 * SECOND)
     }
 
     proptest! {
         #[test]
-        fn the_bytes_that_are_told_are_those_that_are_taken(
+        fn budget_equals_bytes_of_table_and_heap(
             bytes_max in 200..6_000_usize,
             steps in prop::collection::vec((0..4_u8, 0..200_u64, 0..13_u64), 1..200),
         ) {
-            let (mut table, means) = (Table::default(), means(bytes_max));
-            for (deed, index, hour) in steps {
+            let (mut table, resources) = (Table::default(), resources(bytes_max));
+            for (action, index, hour) in steps {
                 let now = NOW.plus(hour * 3_600 * SECOND);
-                match deed {
-                    0 => table.remove(key(index), &means),
+                match action {
+                    0 => table.remove(key(index), &resources),
                     1 => {
-                        table.forget_idle(now, &means);
-                        table.shrink(&means);
+                        table.forget_idle(now, &resources);
+                        table.shrink(&resources);
                     }
                     _ if table.get(key(index)).is_some() => {}
-                    2 => drop(table.insert(key(index), log(now), NOW, &means)),
-                    _ => drop(table.insert(key(index), bucket(hour), NOW, &means)),
+                    2 => {
+                        table.insert(key(index), log(now), NOW, &resources);
+                    }
+                    _ => {
+                        table.insert(key(index), bucket(hour), NOW, &resources);
+                    }
                 }
-                let heap: usize = table.places.iter().map(|(_, cell)| cell.heap_bytes()).sum();
-                prop_assert_eq!(means.budget.taken(), table.bytes() + heap);
-                prop_assert!(means.budget.taken() <= bytes_max);
+                let heap: usize = table.buckets.iter().map(|(_, packed)| packed.heap_bytes()).sum();
+                prop_assert_eq!(resources.budget.used(), table.bytes() + heap);
+                prop_assert!(resources.budget.used() <= bytes_max);
             }
         }
 
         #[test]
-        fn a_clearing_frees_an_eighth_of_those_that_are_missed_least(
+        fn eviction_frees_the_eighth_with_the_lowest_cost(
             all in prop::collection::vec(0..13_u64, 1..400),
         ) {
-            let (mut table, means) = (Table::default(), means(1 << 20));
+            let (mut table, resources) = (Table::default(), resources(1 << 20));
             for (index, hours) in all.iter().enumerate() {
-                table.places.resize(places_for(index + 1));
-                table.places.put(key(index as u64), bucket(*hours));
+                table.buckets.resize(buckets_for(index + 1));
+                table.buckets.put(key(index as u64), bucket(*hours));
             }
-            table.clear(NOW, &means);
-            let mut stay: Vec<u64> = table.copies().iter().map(|(_, cell)| hours(cell)).collect();
+            table.evict(NOW, &resources);
+            let mut stay: Vec<u64> = table.copies().iter().map(|(_, packed)| hours(packed)).collect();
             let mut expected = all.clone();
             expected.sort_unstable();
             stay.sort_unstable();
             let (idle, may_go) =
-                (all.iter().filter(|hours| **hours == 0).count(), all.iter().filter(|hours| bucket(**hours).harm(NOW).is_some()).count());
-            let gone = idle.max((all.len() / ROOM_SHARE).max(1)).min(may_go);
+                (all.iter().filter(|hours| **hours == 0).count(), all.iter().filter(|hours| bucket(**hours).eviction_cost(NOW).is_some()).count());
+            let gone = idle.max((all.len() / EVICT_DIVISOR).max(1)).min(may_go);
             prop_assert_eq!(stay, &expected[gone..]);
-            prop_assert_eq!(means.evicted_idle.get() + means.evicted_unexpired.get(), gone as u64);
+            prop_assert_eq!(resources.evicted_idle.get() + resources.evicted_unexpired.get(), gone as u64);
         }
     }
 
     #[test]
-    fn a_table_that_is_cleared_again_and_again_has_room_everywhere() {
-        let (mut table, means) = (Table::default(), means(bytes_of(2_000)));
+    fn table_after_many_evictions_keeps_short_probes() {
+        let (mut table, resources) = (Table::default(), resources(bytes_of(2_000)));
         for index in 0..20_000 {
-            assert!(table.insert(key(index), bucket(5), NOW, &means));
+            assert!(table.insert(key(index), bucket(5), NOW, &resources));
         }
-        assert!(10_000 < means.evicted_unexpired.get());
-        let (all, longest) = table.places.ways();
+        assert!(resources.evicted_unexpired.get() > 10_000);
+        let (all, longest) = table.buckets.probe_lengths();
         assert!(
             all <= 3 * table.len() && longest <= 100,
-            "{all} places for {}, {longest} for one",
+            "{all} buckets probed for {}, {longest} for one",
             table.len()
         );
     }

@@ -54,10 +54,10 @@ def test_hits_are_charged_at_once_or_not_at_all(tollgate):
 
 
 def test_a_look_charges_nothing_and_a_refund_gives_back(tollgate):
-    looks = [tollgate.ask("edge", "user=ann", "--look").returncode for _ in range(5)]
-    assert looks == [PASSED] * 5
+    peeks = [tollgate.ask("edge", "user=ann", "--peek").returncode for _ in range(5)]
+    assert peeks == [PASSED] * 5
     assert tollgate.ask("edge", "user=ann", "--hits", "3").returncode == PASSED
-    assert tollgate.ask("edge", "user=ann", "--look").returncode == OVER_LIMIT
+    assert tollgate.ask("edge", "user=ann", "--peek").returncode == OVER_LIMIT
 
     assert tollgate.ask("edge", "user=ann", "--refund", "2").returncode == PASSED
     assert tollgate.remaining(("user", "ann")) == 2
@@ -87,7 +87,7 @@ def test_a_value_that_yaml_takes_for_a_boolean_is_text(tollgate):
 
 
 def test_json_is_what_the_http_endpoint_answers(tollgate):
-    done = tollgate.ask("edge", "user=ann", "--look", "--json")
+    done = tollgate.ask("edge", "user=ann", "--peek", "--json")
 
     question = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ann"}], "hitsAddend": "0"}]}
     answer = http_call(tollgate.http, "/json", "POST", body=json.dumps(question)).json()
@@ -125,10 +125,10 @@ def test_an_empty_domain_is_an_error_and_no_pass(tollgate):
         ["edge"],
         ["edge", "user"],
         ["edge", "user=ann", "--hits", "many"],
-        ["edge", "user=ann", "--hits", "1", "--look"],
+        ["edge", "user=ann", "--hits", "1", "--peek"],
         ["edge", "user=ann", "--no-such-flag"],
     ],
-    ids=["no descriptor", "no value", "hits no number", "hits and look", "unknown flag"],
+    ids=["no descriptor", "no value", "hits no number", "hits and peek", "unknown flag"],
 )
 def test_bad_arguments_are_neither_a_pass_nor_a_refusal(tollgate, arguments):
     done = tollgate.ask(*arguments)

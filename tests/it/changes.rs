@@ -11,7 +11,7 @@ use std::{
 
 use proptest::prelude::*;
 use tollgate::{
-    algorithm::Ask,
+    algorithm::Operation,
     rules::{Book, Rules},
 };
 
@@ -24,11 +24,11 @@ use crate::{
 fn a_changed_limit_holds_for_the_next_request_and_what_was_counted_stays() {
     for (name, written) in KEEP_THE_COUNT {
         let counters = Counters::new();
-        assert_eq!(ask(&counters.under(&written(10)), Ask::Charge(6)).remaining, 4, "{name}");
+        assert_eq!(ask(&counters.under(&written(10)), Operation::Charge(6)).remaining, 4, "{name}");
         for (limit, left) in [(20, 14), (7, 1), (4, 0), (6, 0), (1_000, 994), (10, 4)] {
             assert_eq!(remaining(&counters.under(&written(limit))), left, "{name} of {limit}");
         }
-        assert!(!ask(&counters.under(&written(6)), Ask::Charge(1)).passes, "{name}");
+        assert!(!ask(&counters.under(&written(6)), Operation::Charge(1)).passes, "{name}");
     }
 }
 
@@ -36,12 +36,12 @@ fn a_changed_limit_holds_for_the_next_request_and_what_was_counted_stays() {
 fn a_changed_rate_holds_for_the_next_request_and_the_share_that_is_used_stays() {
     for (name, written) in KEEP_THE_SHARE {
         let counters = Counters::new();
-        assert_eq!(ask(&counters.under(&written(10)), Ask::Charge(6)).remaining, 4, "{name}");
+        assert_eq!(ask(&counters.under(&written(10)), Operation::Charge(6)).remaining, 4, "{name}");
         for (limit, left) in [(20, 8), (5, 2), (2, 0), (1_000, 400), (10, 4)] {
             assert_eq!(remaining(&counters.under(&written(limit))), left, "{name} of {limit}");
         }
-        assert!(ask(&counters.under(&written(20)), Ask::Charge(8)).passes, "{name}");
-        assert!(!ask(&counters.under(&written(10)), Ask::Charge(1)).passes, "{name}: all is used");
+        assert!(ask(&counters.under(&written(20)), Operation::Charge(8)).passes, "{name}");
+        assert!(!ask(&counters.under(&written(10)), Operation::Charge(1)).passes, "{name}: all is used");
         counters.pass(Duration::from_secs(6 * 60));
         assert_eq!(remaining(&counters.under(&written(10))), 1, "{name}: and comes back at the new rate");
     }
@@ -55,8 +55,8 @@ fn a_limit_of_0_bans_and_the_count_is_there_when_it_is_lifted() {
             continue;
         }
         let counters = Counters::new();
-        ask(&counters.under(&written(10)), Ask::Charge(6));
-        let told = ask(&counters.under(&written(0)), Ask::Charge(1));
+        ask(&counters.under(&written(10)), Operation::Charge(6));
+        let told = ask(&counters.under(&written(0)), Operation::Charge(1));
         assert_eq!((told.passes, told.remaining), (false, 0), "{name}");
         // A classic rule counts what it refuses.
         let left = if name.starts_with("classic") { 3 } else { 4 };
@@ -69,10 +69,10 @@ fn what_was_refused_does_not_use_up_a_raise() {
     for (name, written) in all() {
         let counters = Counters::new();
         let before = counters.under(&written(10));
-        let passed = (0..50).filter(|_| ask(&before, Ask::Charge(1)).passes).count();
+        let passed = (0..50).filter(|_| ask(&before, Operation::Charge(1)).passes).count();
         assert_eq!(passed, 10, "{name}");
         let after = counters.under(&written(20));
-        let passed = (0..50).filter(|_| ask(&after, Ask::Charge(1)).passes).count();
+        let passed = (0..50).filter(|_| ask(&after, Operation::Charge(1)).passes).count();
         let expected = match name {
             // Classic rules count what they refuse, as envoyproxy/ratelimit does: 50 are counted.
             "classic" | "classic by the calendar" => 0,
@@ -95,7 +95,8 @@ fn a_thousand_reloads_of_an_unchanged_rule_under_load_move_nothing() {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
-                        passed.fetch_add(ask(&limiter, Ask::Charge(1)).passes.into(), Ordering::Relaxed);
+                        passed
+                            .fetch_add(ask(&limiter, Operation::Charge(1)).passes.into(), Ordering::Relaxed);
                         thread::sleep(Duration::from_micros(100));
                     }
                 });
@@ -103,7 +104,7 @@ fn a_thousand_reloads_of_an_unchanged_rule_under_load_move_nothing() {
             for _ in 0..1_000 {
                 book.replace(rule(&written(500)), START);
             }
-            while ask(&limiter, Ask::Look).remaining != 0 {
+            while ask(&limiter, Operation::Peek).remaining != 0 {
                 thread::sleep(Duration::from_micros(100));
             }
             done.store(true, Ordering::Relaxed);
@@ -124,8 +125,8 @@ fn another_window_is_another_count_and_going_back_finds_the_old_one() {
             .replace("unit: day, calendar", "unit: year, calendar")
             .replace("refill_interval: 1h", "refill_interval: 2h");
         assert_ne!(old, other, "{name}");
-        ask(&counters.under(&old), Ask::Charge(6));
-        assert_eq!(ask(&counters.under(&other), Ask::Charge(1)).remaining, 9, "{name}");
+        ask(&counters.under(&old), Operation::Charge(6));
+        assert_eq!(ask(&counters.under(&other), Operation::Charge(1)).remaining, 9, "{name}");
         assert_eq!(remaining(&counters.under(&old)), 4, "{name}");
     }
 }
@@ -138,7 +139,7 @@ fn another_time_zone_or_first_day_of_the_week_is_another_count() {
         format!("algorithm: fixed_window, unit: week, calendar: {{{zone}}}, requests_per_unit: 10")
     };
     for (used, zone) in zones.into_iter().enumerate() {
-        ask(&counters.under(&written(zone)), Ask::Charge(used as u64 + 1));
+        ask(&counters.under(&written(zone)), Operation::Charge(used as u64 + 1));
     }
     for (used, zone) in zones.into_iter().enumerate() {
         assert_eq!(remaining(&counters.under(&written(zone))), 9 - used as u64, "{zone}");
@@ -156,8 +157,12 @@ fn another_algorithm_is_another_count_and_going_back_finds_the_old_one() {
                 continue;
             }
             let counters = Counters::new();
-            ask(&counters.under(&old(10)), Ask::Charge(6));
-            assert_eq!(ask(&counters.under(&other(10)), Ask::Charge(1)).remaining, 9, "{name}, {other_name}");
+            ask(&counters.under(&old(10)), Operation::Charge(6));
+            assert_eq!(
+                ask(&counters.under(&other(10)), Operation::Charge(1)).remaining,
+                9,
+                "{name}, {other_name}"
+            );
             assert_eq!(remaining(&counters.under(&old(10))), 4, "{name}, {other_name}");
         }
     }
@@ -169,9 +174,9 @@ fn a_rule_that_is_removed_and_put_back_finds_its_count() {
         let counters = Counters::new();
         let book = Arc::new(Book::of(rule(&written(10)), START));
         let limiter = counters.by(book.clone());
-        ask(&limiter, Ask::Charge(6));
+        ask(&limiter, Operation::Charge(6));
         book.replace(rules("domain: d\n"), START);
-        let told = ask(&limiter, Ask::Charge(1_000));
+        let told = ask(&limiter, Operation::Charge(1_000));
         assert_eq!((told.passes, told.limited), (true, false), "{name}");
         book.replace(rule(&written(10)), START);
         assert_eq!(remaining(&limiter), 4, "{name}");
@@ -187,8 +192,8 @@ fn two_versions_of_a_limit_that_ask_by_turns_share_one_count() {
         for _ in 0..30 {
             for (index, limiter) in [&old, &new].into_iter().enumerate() {
                 // Classic rules would count what the older version refuses.
-                let hits = if remaining(limiter) == 0 { Ask::Look } else { Ask::Charge(1) };
-                passed[index] += u32::from(hits != Ask::Look && ask(limiter, hits).passes);
+                let hits = if remaining(limiter) == 0 { Operation::Peek } else { Operation::Charge(1) };
+                passed[index] += u32::from(hits != Operation::Peek && ask(limiter, hits).passes);
             }
         }
         assert_eq!(passed, [5, 15], "{name}: until each has reached its own limit");
@@ -203,7 +208,7 @@ fn two_versions_of_a_rate_that_ask_by_turns_share_one_debt() {
         let mut passed = [0, 0];
         for _ in 0..30 {
             for (index, limiter) in [&old, &new].into_iter().enumerate() {
-                passed[index] += u32::from(ask(limiter, Ask::Charge(1)).passes);
+                passed[index] += u32::from(ask(limiter, Operation::Charge(1)).passes);
             }
         }
         // A tenth and a twentieth by turns: after six of each nine tenths are used, and one tenth more fits.
@@ -218,8 +223,8 @@ fn two_versions_that_count_in_another_way_do_not_disturb_each_other() {
     let old = counters.under("algorithm: fixed_window, unit: hour, requests_per_unit: 10");
     let new = counters.under("algorithm: token_bucket, unit: hour, requests_per_unit: 10");
     for left in (0..10).rev() {
-        assert_eq!(ask(&old, Ask::Charge(1)).remaining, left);
-        assert_eq!(ask(&new, Ask::Charge(1)).remaining, left);
+        assert_eq!(ask(&old, Operation::Charge(1)).remaining, left);
+        assert_eq!(ask(&new, Operation::Charge(1)).remaining, left);
     }
 }
 
@@ -251,7 +256,7 @@ proptest! {
                 };
                 let limiter = counters.by(Arc::new(Book::of(rules, START)));
                 let before = remaining(&limiter);
-                let told = ask(&limiter, Ask::Charge(*hits));
+                let told = ask(&limiter, Operation::Charge(*hits));
                 // A classic count ends at 2^64 - 1, also where it should be more.
                 if !name.starts_with("classic") {
                     prop_assert_eq!(told.passes, *hits <= before, "{} of {}", name, limit);

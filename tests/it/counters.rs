@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate::{
-    algorithm::Ask,
+    algorithm::Operation,
     descriptor::{Entry, Secret},
     limiter::{Descriptor, Limiter, Request},
     rules::{Book, Rules},
@@ -101,22 +101,21 @@ pub fn rules(text: &str) -> Rules {
 }
 
 /// Asks about the only rule that [`rule`] makes.
-pub fn ask(limiter: &Limiter, ask: Ask) -> Told {
+pub fn ask(limiter: &Limiter, ask: Operation) -> Told {
     ask_about(limiter, ("a", "x"), ask)
 }
 
 /// Asks about a descriptor of one entry in the domain `d`.
-pub fn ask_about(limiter: &Limiter, (key, value): (&str, &str), ask: Ask) -> Told {
+pub fn ask_about(limiter: &Limiter, (key, value): (&str, &str), ask: Operation) -> Told {
     let entries = [Entry { key, value }];
-    let descriptors = [Descriptor { entries: &entries, ask, limit: None }];
-    let snapshot = limiter.snapshot();
-    let answer =
-        snapshot.decide(&Request { domain: "d", descriptors: &descriptors, patience: None }).unwrap();
+    let descriptors = [Descriptor { entries: &entries, operation: ask, limit: None }];
+    let snapshot = limiter.view();
+    let answer = snapshot.decide(&Request { domain: "d", descriptors: &descriptors, timeout: None }).unwrap();
     let status = answer.statuses[0];
     Told { passes: answer.passes, remaining: status.remaining, limited: status.limit.is_some() }
 }
 
 /// What is left of the only rule that [`rule`] makes.
 pub fn remaining(limiter: &Limiter) -> u64 {
-    ask(limiter, Ask::Look).remaining
+    ask(limiter, Operation::Peek).remaining
 }

@@ -145,7 +145,7 @@ fn every_variable_and_flag_that_the_migration_page_names_exists() {
 
     let mut flags: BTreeSet<_> = CATALOG.iter().map(|setting| format!("--{}", setting.flag())).collect();
     // Those of `tollgate ask`, and the settings file of `tollgate serve`.
-    flags.extend(["--to", "--look", "--refund", "--hits", "--json", "--settings"].map(str::to_owned));
+    flags.extend(["--to", "--peek", "--refund", "--hits", "--json", "--settings"].map(str::to_owned));
     let unknown: Vec<_> = words(&page, "--", |letter| letter == '-' || letter.is_ascii_lowercase())
         .filter(|flag| !flag.trim_matches('-').is_empty() && !flags.contains(*flag))
         .collect();

@@ -13,7 +13,7 @@ use std::{
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tollgate::{
-    algorithm::{Ask, Classic, Decision, Limit, Window},
+    algorithm::{Classic, Decision, Limit, Operation, Window},
     cluster::{self, Cluster, ForwardPolicy, OpenForwards, Overloaded, Trust, link},
     descriptor::{Entry, KeyText, Secret, SharedSecret},
     rules::OnOwnerUnavailable,
@@ -89,7 +89,7 @@ impl Pair {
         let check = |number| Check {
             key: key(number),
             limit: &limit,
-            ask: Ask::Charge(1),
+            operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
         };
         let asked: Vec<Check<'_>> = (0..checks as u64).map(check).collect();
@@ -111,7 +111,7 @@ impl Pair {
     }
 
     fn counters(&self) -> usize {
-        self.memories.iter().map(|memory| memory.figures().live).sum()
+        self.memories.iter().map(|memory| memory.stats().live).sum()
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tollgate::{
-    algorithm::Ask,
+    algorithm::Operation,
     limiter::Limiter,
     rules::{Book, Rules},
 };
@@ -26,7 +26,7 @@ fn under(counters: &Counters, text: &str) -> Limiter {
 
 /// How many single hits of `asked` pass.
 fn passed(limiter: &Limiter, entry: (&str, &str), asked: usize) -> usize {
-    (0..asked).filter(|_| ask_about(limiter, entry, Ask::Charge(1)).passes).count()
+    (0..asked).filter(|_| ask_about(limiter, entry, Operation::Charge(1)).passes).count()
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn of_a_thousand_racing_calls_exactly_the_limit_pass_whatever_the_algorithm() {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..125 {
-                        let told = ask(&limiter, Ask::Charge(1));
+                        let told = ask(&limiter, Operation::Charge(1));
                         passed.fetch_add(told.passes.into(), Ordering::Relaxed);
                     }
                 });
@@ -179,14 +179,20 @@ fn answers_all(text: &str, limit: u64) {
     let counters = Counters::new();
     let limiter = counters.by(Arc::new(Book::of(rule(text), START)));
     if limit == 0 {
-        assert!(!ask(&limiter, Ask::Charge(1)).passes, "{text}");
+        assert!(!ask(&limiter, Operation::Charge(1)).passes, "{text}");
     }
     for hits in [1, u64::from(u32::MAX), u64::MAX] {
-        for what in [Ask::Look, Ask::Charge(hits), Ask::Charge(hits), Ask::Refund(hits), Ask::Look] {
+        for what in [
+            Operation::Peek,
+            Operation::Charge(hits),
+            Operation::Charge(hits),
+            Operation::Refund(hits),
+            Operation::Peek,
+        ] {
             ask(&limiter, what);
         }
         counters.pass(Duration::from_secs(40 * 365 * 86_400));
     }
-    let before = ask(&limiter, Ask::Look);
+    let before = ask(&limiter, Operation::Peek);
     assert_eq!(before.passes, 0 < before.remaining || limit == 0 && before.passes, "{text}");
 }

@@ -3,52 +3,48 @@
 use super::*;
 
 #[test]
-fn a_full_token_bucket_gives_its_burst_and_then_its_pace() {
-    let (limit, mut counter) = (token_bucket(2, SECOND, 10), PaceCounter::default());
+fn full_token_bucket_admits_burst_then_rate() {
+    let (limit, mut counter) = (token_bucket(2, SECOND, 10), DebtCounter::default());
     assert_eq!(passed(&limit, &mut counter, at(0), 20), 10);
     assert_eq!(passed(&limit, &mut counter, at(1), 20), 2);
     assert_eq!(passed(&limit, &mut counter, at(4), 20), 6);
-    assert_eq!(
-        passed(&limit, &mut counter, at(3_600), 20),
-        10,
-        "no more than the burst, however long it rested"
-    );
+    assert_eq!(passed(&limit, &mut counter, at(3_600), 20), 10, "an idle bucket holds at most the burst");
 }
 
 #[test]
-fn a_token_bucket_takes_all_hits_of_a_charge_or_none() {
-    let (limit, mut counter) = (token_bucket(1, SECOND, 4), PaceCounter::default());
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(3)).verdict.passes());
-    let refused = limit.decide(&mut counter, at(0), Ask::Charge(2));
+fn token_bucket_admits_whole_charge_or_nothing() {
+    let (limit, mut counter) = (token_bucket(1, SECOND, 4), DebtCounter::default());
+    assert!(limit.decide(&mut counter, at(0), Operation::Charge(3)).verdict.passes());
+    let refused = limit.decide(&mut counter, at(0), Operation::Charge(2));
     assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_secs(1)) });
     assert_eq!(refused.remaining, 1);
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(1)).verdict.passes());
-    let never = limit.decide(&mut counter, at(0), Ask::Charge(5));
+    assert!(limit.decide(&mut counter, at(0), Operation::Charge(1)).verdict.passes());
+    let never = limit.decide(&mut counter, at(0), Operation::Charge(5));
     assert_eq!(never.verdict, Verdict::Refuse { retry_after: None });
-    assert_eq!(never.reset_after, Duration::from_secs(4), "until it is full");
+    assert_eq!(never.reset_after, Duration::from_secs(4), "until the bucket is full");
 }
 
 #[test]
-fn a_token_bucket_refills_while_traffic_keeps_coming() {
-    let (limit, mut counter) = (token_bucket(10, 30 * SECOND, 10), PaceCounter::default());
+fn token_bucket_refills_under_constant_traffic() {
+    let (limit, mut counter) = (token_bucket(10, 30 * SECOND, 10), DebtCounter::default());
     assert_eq!(passed(&limit, &mut counter, at(0), 20), 10);
     let passes = (1..=9).filter(|second| passed(&limit, &mut counter, at(*second), 1) == 1);
     assert_eq!(passes.collect::<Vec<_>>(), [3, 6, 9]);
 }
 
 #[test]
-fn a_pace_that_is_no_whole_number_of_nanoseconds_loses_and_gains_no_hit() {
+fn fractional_rate_neither_loses_nor_gains_hits() {
     for (hits, nanos) in
         [(3, SECOND), (7, DAY), (1_000_000_000, SECOND), (999_999_937, SECOND), (7, 60 * SECOND)]
     {
-        let (limit, mut counter) = (token_bucket(hits, nanos, hits), PaceCounter::default());
-        let greedy = |counter: &mut PaceCounter, now| {
-            let left = limit.decide(counter, now, Ask::Look).remaining;
-            limit.decide(counter, now, Ask::Charge(left));
+        let (limit, mut counter) = (token_bucket(hits, nanos, hits), DebtCounter::default());
+        let greedy = |counter: &mut DebtCounter, now| {
+            let left = limit.decide(counter, now, Operation::Peek).remaining;
+            limit.decide(counter, now, Operation::Charge(left));
             left
         };
         assert_eq!(greedy(&mut counter, TWO), hits);
-        // Many steps that share no factor with the pace, ending after ten whole windows.
+        // Many steps that share no factor with the rate and end after ten whole windows.
         let steps = 10_007;
         let mut sum = 0;
         for step in 1..=steps {
@@ -60,88 +56,96 @@ fn a_pace_that_is_no_whole_number_of_nanoseconds_loses_and_gains_no_hit() {
 }
 
 #[test]
-fn an_overdraft_of_a_bucket_is_paid_at_its_pace() {
+fn bucket_overdraft_is_paid_at_the_rate() {
     let limit = TokenBucket { excess: Excess::Overdraft(10), ..token_bucket(1, SECOND, 10) };
-    let mut counter = PaceCounter::default();
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(15)).verdict.passes());
-    let refused = limit.decide(&mut counter, at(0), Ask::Look);
+    let mut counter = DebtCounter::default();
+    assert!(limit.decide(&mut counter, at(0), Operation::Charge(15)).verdict.passes());
+    let refused = limit.decide(&mut counter, at(0), Operation::Peek);
     assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_secs(6)) });
-    assert!(limit.decide(&mut counter, at(6), Ask::Charge(1)).verdict.passes());
+    assert!(limit.decide(&mut counter, at(6), Operation::Charge(1)).verdict.passes());
 }
 
 #[test]
-fn a_bucket_of_four_gets_two_each_second() {
+fn stepped_bucket_of_four_gains_two_each_second() {
     let (limit, mut counter) = (stepped_bucket(2, SECOND, 4), StepCounter::default());
     assert_eq!(passed(&limit, &mut counter, at(0), 9), 4);
     assert_eq!(passed(&limit, &mut counter, at(1).minus(1), 9), 0);
     assert_eq!(passed(&limit, &mut counter, at(1), 9), 2);
     assert_eq!(passed(&limit, &mut counter, at(2), 9), 2);
-    assert_eq!(passed(&limit, &mut counter, at(60), 9), 4, "and never holds more than four");
+    assert_eq!(passed(&limit, &mut counter, at(60), 9), 4, "at most four tokens");
 }
 
 #[test]
-fn a_bucket_of_four_gets_four_each_minute() {
+fn stepped_bucket_of_four_gains_four_each_minute() {
     let (limit, mut counter) = (stepped_bucket(4, MINUTE, 4), StepCounter::default());
     assert_eq!(passed(&limit, &mut counter, at(0), 1), 1);
     assert_eq!(passed(&limit, &mut counter, at(59), 9), 3);
-    assert_eq!(passed(&limit, &mut counter, at(60), 9), 4, "a minute after the first was taken");
+    assert_eq!(passed(&limit, &mut counter, at(60), 9), 4, "a minute after the first charge");
     assert_eq!(passed(&limit, &mut counter, at(119), 9), 0);
     assert_eq!(passed(&limit, &mut counter, at(120), 9), 4);
 }
 
 #[test]
-fn a_stepped_bucket_keeps_the_part_of_a_step_that_has_passed() {
-    // Ten at most, three every ten seconds.
+fn stepped_bucket_keeps_partial_interval() {
+    // A burst of ten, three tokens every ten seconds.
     let (limit, mut counter) = (stepped_bucket(3, 10 * SECOND, 10), StepCounter::default());
-    let look = |counter: &mut StepCounter, now| limit.decide(counter, now, Ask::Look).remaining;
-    assert!(limit.decide(&mut counter, at(0), Ask::Charge(10)).verdict.passes());
-    assert_eq!(look(&mut counter, at(25)), 6, "two whole steps");
-    assert!(limit.decide(&mut counter, at(25), Ask::Charge(4)).verdict.passes());
-    assert_eq!(look(&mut counter, at(30).minus(1)), 2);
-    assert_eq!(look(&mut counter, at(30)), 5, "the five seconds before the charge count");
-    let refused = limit.decide(&mut counter, at(33), Ask::Charge(9));
+    let peek = |counter: &mut StepCounter, now| limit.decide(counter, now, Operation::Peek).remaining;
+    assert!(limit.decide(&mut counter, at(0), Operation::Charge(10)).verdict.passes());
+    assert_eq!(peek(&mut counter, at(25)), 6, "two whole intervals");
+    assert!(limit.decide(&mut counter, at(25), Operation::Charge(4)).verdict.passes());
+    assert_eq!(peek(&mut counter, at(30).minus(1)), 2);
+    assert_eq!(
+        peek(&mut counter, at(30)),
+        5,
+        "the five seconds before the charge count towards the interval"
+    );
+    let refused = limit.decide(&mut counter, at(33), Operation::Charge(9));
     assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_secs(17)) });
-    assert_eq!(look(&mut counter, at(33)), 5, "which takes nothing");
+    assert_eq!(peek(&mut counter, at(33)), 5, "a refused charge takes nothing");
 }
 
 #[test]
-fn of_twenty_at_once_ten_are_queued_and_leave_two_a_second() {
-    // One that leaves and nine behind it are ten.
-    let (limit, mut counter) = (leaky_queue(2, SECOND, 9), PaceCounter::default());
+fn leaky_queue_admits_ten_of_twenty_at_two_per_second() {
+    // One hit leaves at once and nine wait: ten in total.
+    let (limit, mut counter) = (leaky_queue(2, SECOND, 9), DebtCounter::default());
     for place in 0..10 {
-        let turn = Duration::from_millis(500 * place);
-        let verdict = if place == 0 { Verdict::Pass } else { Verdict::Delay(turn) };
-        assert_eq!(limit.decide(&mut counter, at(0), Ask::Charge(1)).verdict, verdict);
+        let advance = Duration::from_millis(500 * place);
+        let verdict = if place == 0 { Verdict::Pass } else { Verdict::Delay(advance) };
+        assert_eq!(limit.decide(&mut counter, at(0), Operation::Charge(1)).verdict, verdict);
     }
     for _ in 0..10 {
-        let refused = limit.decide(&mut counter, at(0), Ask::Charge(1));
+        let refused = limit.decide(&mut counter, at(0), Operation::Charge(1));
         let retry_after = Some(Duration::from_millis(500));
         assert_eq!((refused.verdict, refused.remaining), (Verdict::Refuse { retry_after }, 0));
     }
-    let after = limit.decide(&mut counter, at(1), Ask::Charge(1));
-    assert_eq!(after.verdict, Verdict::Delay(Duration::from_secs(4)), "behind the eight that are left");
+    let after = limit.decide(&mut counter, at(1), Operation::Charge(1));
+    assert_eq!(
+        after.verdict,
+        Verdict::Delay(Duration::from_secs(4)),
+        "behind the eight hits that still wait"
+    );
 }
 
 #[test]
-fn a_leaky_bucket_of_ten_leaks_two_a_second() {
-    // What a token bucket has lost is what this one holds.
+fn leaky_bucket_of_ten_leaks_two_per_second() {
+    // The level of a leaky bucket is what a token bucket lacks.
     let (limit, mut counter) =
-        (Limit::LeakyBucket(token_bucket(2, SECOND, 10)), Counter::Pace(PaceCounter::default()));
+        (Limit::LeakyBucket(token_bucket(2, SECOND, 10)), Counter::Debt(DebtCounter::default()));
     let mut passed = |now, asked: u64| {
-        (0..asked).filter(|_| limit.decide(&mut counter, now, Ask::Charge(1)).verdict.passes()).count()
+        (0..asked).filter(|_| limit.decide(&mut counter, now, Operation::Charge(1)).verdict.passes()).count()
     };
     assert_eq!(passed(at(0), 20), 10);
     assert_eq!(passed(at(1), 20), 2);
     assert_eq!(passed(at(1).plus(SECOND / 2), 20), 1);
     assert_eq!(passed(at(5), 20), 7);
-    let refused = limit.decide(&mut counter, at(5), Ask::Charge(3));
+    let refused = limit.decide(&mut counter, at(5), Operation::Charge(3));
     assert_eq!(refused.verdict, Verdict::Refuse { retry_after: Some(Duration::from_millis(1_500)) });
 }
 
 #[test]
-fn a_request_sooner_than_the_interval_after_the_last_one_that_passed_is_refused() {
+fn request_before_the_interval_has_passed_is_refused() {
     for rate in [1, 3, 1_000, 999_983, 1_000_000] {
-        let (limit, mut counter) = (token_bucket(rate, SECOND, 1), PaceCounter::default());
+        let (limit, mut counter) = (token_bucket(rate, SECOND, 1), DebtCounter::default());
         let interval = SECOND.div_ceil(rate);
         let mut now = TWO;
         for _ in 0..100 {
@@ -154,27 +158,27 @@ fn a_request_sooner_than_the_interval_after_the_last_one_that_passed_is_refused(
 }
 
 #[test]
-fn whole_windows_of_buckets_give_whole_limits_over_long_spans() {
+fn buckets_over_long_spans_admit_whole_limits() {
     for (hits, nanos) in [(3, SECOND), (7, DAY), (1_000_000_000, SECOND)] {
-        let (limit, mut counter) = (token_bucket(hits, nanos, hits), PaceCounter::default());
+        let (limit, mut counter) = (token_bucket(hits, nanos, hits), DebtCounter::default());
         for window in 0..10_000 {
             let now = TWO.plus(window * nanos);
-            assert!(limit.decide(&mut counter, now, Ask::Charge(hits)).verdict.passes());
-            assert!(!limit.decide(&mut counter, now, Ask::Charge(1)).verdict.passes());
+            assert!(limit.decide(&mut counter, now, Operation::Charge(hits)).verdict.passes());
+            assert!(!limit.decide(&mut counter, now, Operation::Charge(1)).verdict.passes());
         }
     }
 }
 
 #[test]
-fn who_cannot_wait_for_a_turn_is_told_how_long_it_would_have_been() {
+fn caller_with_short_timeout_gets_the_wait_it_would_need() {
     let limit = leaky_queue(2, SECOND, 9);
-    let hurried = LeakyQueue { patience: Some(Duration::from_secs(1)), ..limit };
-    let mut counter = PaceCounter::default();
-    assert_eq!(passed(&hurried, &mut counter, at(0), 20), 3, "turns at 0, 0.5 and 1 s");
-    let refused = hurried.decide(&mut counter, at(0), Ask::Charge(1));
+    let hurried = LeakyQueue { timeout: Some(Duration::from_secs(1)), ..limit };
+    let mut counter = DebtCounter::default();
+    assert_eq!(passed(&hurried, &mut counter, at(0), 20), 3, "admitted with delays of 0, 0.5 and 1 s");
+    let refused = hurried.decide(&mut counter, at(0), Operation::Charge(1));
     let retry_after = Some(Duration::from_millis(1_500));
     assert_eq!((refused.verdict, refused.remaining), (Verdict::Refuse { retry_after }, 0));
-    assert_eq!(passed(&limit, &mut counter, at(0), 20), 7, "who can takes the turn");
-    let full = hurried.decide(&mut counter, at(0), Ask::Charge(1));
+    assert_eq!(passed(&limit, &mut counter, at(0), 20), 7, "a caller without timeout is admitted");
+    let full = hurried.decide(&mut counter, at(0), Operation::Charge(1));
     assert_eq!(full.verdict, Verdict::Refuse { retry_after: Some(Duration::from_millis(500)) });
 }

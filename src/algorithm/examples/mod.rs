@@ -1,4 +1,4 @@
-//! Worked examples: what each algorithm is known for, with its numbers.
+//! Worked examples: the known behaviour of each algorithm, in numbers.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -11,7 +11,7 @@ mod windows;
 const MINUTE: u64 = 60 * SECOND;
 const DAY: u64 = 86_400 * SECOND;
 
-/// Two o'clock on some day.
+/// 02:00 UTC on an arbitrary day.
 const TWO: Timestamp = Timestamp::from_nanos(20_000 * DAY + 2 * 60 * MINUTE);
 
 fn at(seconds: u64) -> Timestamp {
@@ -27,8 +27,8 @@ fn fixed_window(limit: u64, nanos: u64) -> FixedWindow {
 }
 
 fn token_bucket(hits: u64, nanos: u64, burst: u64) -> TokenBucket {
-    let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
-    TokenBucket { pace, burst, excess: Excess::Refuse }
+    let rate = Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+    TokenBucket { rate, burst, excess: Excess::Refuse }
 }
 
 fn stepped_bucket(amount: u64, interval: u64, burst: u64) -> SteppedBucket {
@@ -37,8 +37,8 @@ fn stepped_bucket(amount: u64, interval: u64, burst: u64) -> SteppedBucket {
 }
 
 fn leaky_queue(hits: u64, nanos: u64, burst: u64) -> LeakyQueue {
-    let pace = token_bucket(hits, nanos, 0).pace;
-    LeakyQueue { pace, burst: Some(burst), max_delay: None, patience: None }
+    let rate = token_bucket(hits, nanos, 0).rate;
+    LeakyQueue { rate, burst: Some(burst), max_delay: None, timeout: None }
 }
 
 fn sliding_window(limit: u64, nanos: u64) -> SlidingWindow {
@@ -50,7 +50,7 @@ fn sliding_log(limit: u64, nanos: u64, grain: u64) -> SlidingLog {
     SlidingLog { limit, span, grain, excess: Excess::Refuse }
 }
 
-/// Every named algorithm, each letting ten hits pass and then none for a while.
+/// Every named algorithm, each with an allowance of ten hits.
 fn ten_each() -> [Limit; 8] {
     [
         Limit::FixedWindow(fixed_window(10, MINUTE)),
@@ -64,8 +64,8 @@ fn ten_each() -> [Limit; 8] {
     ]
 }
 
-/// How many single hits of `asked` pass at `now`.
+/// The number of single hits that pass at `now`, of `asked` attempts.
 fn passed<A: Algorithm>(limit: &A, counter: &mut A::Counter, now: Timestamp, asked: u64) -> u64 {
-    let hits = (0..asked).map(|_| limit.decide(counter, now, Ask::Charge(1)).verdict.passes());
+    let hits = (0..asked).map(|_| limit.decide(counter, now, Operation::Charge(1)).verdict.passes());
     hits.map(u64::from).sum()
 }

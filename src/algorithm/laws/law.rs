@@ -1,51 +1,62 @@
-//! The laws themselves.
+//! The laws: one function for each property.
 
 use super::*;
 
-/// The counter after a history, and the instant of its end.
-pub(super) fn after<A: Law>(limit: &A, history: &(Timestamp, Vec<(u64, Ask)>)) -> (A::Counter, Timestamp) {
+/// The counter after a history, and the time at its end.
+pub(super) fn after<A: Law>(
+    limit: &A,
+    history: &(Timestamp, Vec<(u64, Operation)>),
+) -> (A::Counter, Timestamp) {
     let (mut now, mut counter) = (history.0, A::Counter::default());
-    for (pause, ask) in &history.1 {
+    for (pause, operation) in &history.1 {
         now = now.plus(*pause);
-        limit.decide(&mut counter, now, *ask);
+        limit.decide(&mut counter, now, *operation);
     }
     (counter, now)
 }
 
-pub(super) fn verdict<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp, ask: Ask) -> Verdict {
-    limit.decide(&mut counter.clone(), now, ask).verdict
+pub(super) fn verdict<A: Law>(
+    limit: &A,
+    counter: &A::Counter,
+    now: Timestamp,
+    operation: Operation,
+) -> Verdict {
+    limit.decide(&mut counter.clone(), now, operation).verdict
 }
 
 pub(super) fn remaining<A: Law>(limit: &A, counter: &A::Counter, now: Timestamp) -> u64 {
-    limit.decide(&mut counter.clone(), now, Ask::Look).remaining
+    limit.decide(&mut counter.clone(), now, Operation::Peek).remaining
 }
 
-/// The hits of a charge that passed.
-pub(super) fn admitted<R>(decision: &Decision<R>, ask: Ask) -> u64 {
-    match ask {
-        Ask::Charge(hits) if decision.verdict.passes() => hits,
-        Ask::Charge(_) | Ask::Look | Ask::Refund(_) => 0,
+/// The hits of a charge that passed, 0 for anything else.
+pub(super) fn admitted<R>(decision: &Decision<R>, operation: Operation) -> u64 {
+    match operation {
+        Operation::Charge(hits) if decision.verdict.passes() => hits,
+        Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => 0,
     }
 }
 
-/// Also not for a caller that comes back at the very instant that its refusal named.
-pub(super) fn never_admits_above_its_bound<A: Law>(limit: A, (start, asks): (Timestamp, Vec<(u64, Ask)>)) {
+/// The bound also holds for a caller that retries exactly at the instant that `retry_after` names.
+pub(super) fn never_admits_above_its_bound<A: Law>(
+    limit: A,
+    (start, operations): (Timestamp, Vec<(u64, Operation)>),
+) {
     if matches!(limit.excess(), Excess::Overdraft(_)) {
         return;
     }
     let (mut now, mut counter) = (start, A::Counter::default());
     let mut admissions: Vec<(Timestamp, u64)> = Vec::new();
-    for (pause, ask) in asks {
-        if matches!(ask, Ask::Refund(_)) {
+    for (pause, operation) in operations {
+        if matches!(operation, Operation::Refund(_)) {
             continue;
         }
         now = now.plus(pause);
-        let mut decision = limit.decide(&mut counter, now, ask);
+        let mut decision = limit.decide(&mut counter, now, operation);
         if let Some(wait) = named_wait(&decision.verdict) {
             now = now.plus(wait);
-            decision = limit.decide(&mut counter, now, ask);
+            decision = limit.decide(&mut counter, now, operation);
         }
-        admissions.push((now, admitted(&decision, ask)));
+        admissions.push((now, admitted(&decision, operation)));
         let mut sum = 0_u128;
         for (at, hits) in admissions.iter().rev() {
             sum += u128::from(*hits);
@@ -54,7 +65,7 @@ pub(super) fn never_admits_above_its_bound<A: Law>(limit: A, (start, asks): (Tim
     }
 }
 
-/// The wait that a refusal names, in nanoseconds, if a history has the time for it.
+/// The wait that a refusal names, in nanoseconds, unless it is too long for a history.
 pub(super) fn named_wait(verdict: &Verdict) -> Option<u64> {
     match verdict {
         Verdict::Refuse { retry_after: Some(wait) } => {
@@ -64,59 +75,69 @@ pub(super) fn named_wait(verdict: &Verdict) -> Option<u64> {
     }
 }
 
-pub(super) fn a_refusals_wait_is_exact<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>), hits: u64) {
+pub(super) fn retry_after_of_refusal_is_exact<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    hits: u64,
+) {
     let (mut counter, now) = after(&limit, &history);
-    let ask = Ask::Charge(hits);
-    let Verdict::Refuse { retry_after } = limit.decide(&mut counter, now, ask).verdict else { return };
+    let operation = Operation::Charge(hits);
+    let Verdict::Refuse { retry_after } = limit.decide(&mut counter, now, operation).verdict else { return };
     match retry_after {
         Some(wait) => {
             let then = now.plus(u64::try_from(wait.as_nanos()).unwrap());
-            assert!(verdict(&limit, &counter, then, ask).passes(), "passes after {wait:?}");
-            assert!(!verdict(&limit, &counter, then.minus(1), ask).passes(), "not a nanosecond earlier");
+            assert!(verdict(&limit, &counter, then, operation).passes(), "passes after {wait:?}");
+            assert!(
+                !verdict(&limit, &counter, then.minus(1), operation).passes(),
+                "not a nanosecond earlier"
+            );
         }
         None => {
-            let fresh = verdict(&limit, &A::Counter::default(), now, ask).passes();
-            assert!(!fresh, "what passes on a fresh counter passes some day");
+            let fresh = verdict(&limit, &A::Counter::default(), now, operation).passes();
+            assert!(!fresh, "a charge that passes on a fresh counter has a `retry_after`");
         }
     }
 }
 
-pub(super) fn remaining_is_what_would_pass<A: Law>(limit: A, history: (Timestamp, Vec<(u64, Ask)>)) {
+pub(super) fn remaining_equals_what_would_pass<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Operation)>),
+) {
     let (counter, now) = after(&limit, &history);
     let left = remaining(&limit, &counter, now);
     assert!(left <= limit.allowance());
-    if 0 < left {
-        assert!(verdict(&limit, &counter, now, Ask::Charge(left)).passes());
+    if left > 0 {
+        assert!(verdict(&limit, &counter, now, Operation::Charge(left)).passes());
     }
-    assert_eq!(verdict(&limit, &counter, now, Ask::Look).passes(), 0 < left);
+    assert_eq!(verdict(&limit, &counter, now, Operation::Peek).passes(), left > 0);
     if let (Some(more), false) =
-        (left.checked_add(1), matches!(limit.excess(), Excess::Overdraft(_)) && 0 < left)
+        (left.checked_add(1), matches!(limit.excess(), Excess::Overdraft(_)) && left > 0)
     {
-        assert!(!verdict(&limit, &counter, now, Ask::Charge(more)).passes());
+        assert!(!verdict(&limit, &counter, now, Operation::Charge(more)).passes());
     }
 }
 
-pub(super) fn a_look_and_a_refusal_change_nothing<A: Law>(
+pub(super) fn peek_and_refusal_change_nothing<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
-    ask: Ask,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    operation: Operation,
 ) {
     let (counter, now) = after(&limit, &history);
-    let mut looked = counter.clone();
-    limit.decide(&mut looked, now, Ask::Look);
-    assert_eq!(looked, counter);
+    let mut peeked = counter.clone();
+    limit.decide(&mut peeked, now, Operation::Peek);
+    assert_eq!(peeked, counter);
     let mut asked = counter.clone();
-    let passes = limit.decide(&mut asked, now, ask).verdict.passes();
+    let passes = limit.decide(&mut asked, now, operation).verdict.passes();
     if !passes && limit.excess() != Excess::Count {
         assert_eq!(asked, counter);
     }
 }
 
-/// A counter that is idle and one that never was answer any further history alike.
+/// An idle counter and a fresh one answer every further history alike.
 pub(super) fn idle_equals_fresh<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
-    more: Vec<(u64, Ask)>,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    more: Vec<(u64, Operation)>,
 ) {
     let (mut counter, now) = after(&limit, &history);
     let idle_at = limit.idle_at(&counter);
@@ -127,13 +148,14 @@ pub(super) fn idle_equals_fresh<A: Law>(
         let before = idle_at.minus(1).max(now);
         assert!(
             remaining(&limit, &counter, before) < limit.allowance() || limit.allowance() == 0,
-            "forgetting it any earlier would free something"
+            "`idle_at` is the first instant at which eviction is free"
         );
     }
     let (mut fresh, mut now) = (A::Counter::default(), now.max(idle_at));
-    for (pause, ask) in more {
+    for (pause, operation) in more {
         now = now.plus(pause);
-        let (one, other) = (limit.decide(&mut counter, now, ask), limit.decide(&mut fresh, now, ask));
+        let (one, other) =
+            (limit.decide(&mut counter, now, operation), limit.decide(&mut fresh, now, operation));
         assert_eq!(
             (one.verdict, one.remaining, one.reset_after),
             (other.verdict, other.remaining, other.reset_after)
@@ -143,27 +165,27 @@ pub(super) fn idle_equals_fresh<A: Law>(
 
 pub(super) fn time_that_goes_back_frees_nothing<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
+    history: (Timestamp, Vec<(u64, Operation)>),
     back: u64,
-    ask: Ask,
+    operation: Operation,
 ) {
     let (counter, now) = after(&limit, &history);
     let then = now.minus(back);
     assert!(remaining(&limit, &counter, then) <= remaining(&limit, &counter, now));
-    // Nor does what is asked in the past free anything afterwards.
+    // A charge at an earlier time frees nothing afterwards either.
     let mut asked = counter.clone();
-    limit.decide(&mut asked, then, ask);
-    if !matches!(ask, Ask::Refund(_)) {
+    limit.decide(&mut asked, then, operation);
+    if !matches!(operation, Operation::Refund(_)) {
         assert!(remaining(&limit, &asked, now) <= remaining(&limit, &counter, now));
     }
 }
 
-/// A clock was ahead when a history happened, and went on from `at` when it gave up that lead. Then a counter that is
-/// cut lets no more pass, at any time later, than one of a clock that went on as before; and it locks no key out for
-/// longer than an allowance that is used up right now, and a window.
-pub(super) fn lead_given_up_frees_nothing_and_locks_out_for_a_window<A: Law>(
+/// A clock was ahead during a history and went on from `at` when it gave up its lead. A clamped counter never admits
+/// more than one of a clock that kept its lead, and it refuses no longer than an allowance that is used up now, plus a
+/// window.
+pub(super) fn lead_given_up_frees_nothing_and_refuses_at_most_a_window<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
+    history: (Timestamp, Vec<(u64, Operation)>),
     lead: u64,
     pauses: [u64; 2],
 ) {
@@ -171,68 +193,75 @@ pub(super) fn lead_given_up_frees_nothing_and_locks_out_for_a_window<A: Law>(
     let at = shown.minus(lead);
     let (asked, later) = (at.plus(pauses[0]), at.plus(pauses[0]).plus(pauses[1]));
     let mut cut = counter.clone();
-    limit.cut_ahead(&mut cut, at, asked);
+    limit.clamp_ahead(&mut cut, at, asked);
     let on = |instant: Timestamp| shown.plus(instant.nanos_since(at));
     for now in [asked, later] {
-        assert!(remaining(&limit, &cut, now) <= remaining(&limit, &counter, on(now)), "it frees nothing");
+        assert!(
+            remaining(&limit, &cut, now) <= remaining(&limit, &counter, on(now)),
+            "clamping frees nothing"
+        );
     }
     if !matches!(limit.excess(), Excess::Overdraft(_) | Excess::Count) {
-        assert!(limit.idle_at(&cut) <= limit.refilled_at(asked), "it locks out for no longer");
+        assert!(limit.idle_at(&cut) <= limit.refilled_at(asked), "clamping refuses no longer than a window");
     }
 }
 
-/// Where no time was given up there is nothing to cut.
-pub(super) fn counter_with_nothing_ahead_is_not_cut<A: Law>(
+/// Without a lead, clamping changes nothing.
+pub(super) fn counter_without_lead_is_not_clamped<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
+    history: (Timestamp, Vec<(u64, Operation)>),
     pauses: [u64; 2],
 ) {
     let (counter, now) = after(&limit, &history);
     let now = now.plus(pauses[0]);
     let mut cut = counter.clone();
-    limit.cut_ahead(&mut cut, now.minus(pauses[1]), now);
+    limit.clamp_ahead(&mut cut, now.minus(pauses[1]), now);
     assert_eq!(cut, counter);
 }
 
-pub(super) fn a_refund_gives_back_at_most_what_was_taken<A: Law>(
+pub(super) fn refund_gives_back_at_most_what_was_charged<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
+    history: (Timestamp, Vec<(u64, Operation)>),
     hits: u64,
 ) {
     let (mut counter, now) = after(&limit, &history);
     let before = remaining(&limit, &counter, now);
-    let decision = limit.decide(&mut counter, now, Ask::Refund(hits));
+    let decision = limit.decide(&mut counter, now, Operation::Refund(hits));
     assert_eq!(decision.verdict, Verdict::Pass);
     let given = decision.remaining - before;
-    assert!(given <= hits || limit.opens_at_once());
+    assert!(given <= hits || limit.can_free_several());
     assert!(decision.remaining <= limit.allowance());
 }
 
-/// Charges some of which are taken back leave at least what the others alone would have left counted, and a
-/// charge taken back at once leaves no trace.
+/// With some charges taken back, at least the remaining charges stay counted. A charge that is taken back at once
+/// leaves no trace.
 pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
     limit: A,
     start: Timestamp,
-    asks: Vec<(u64, u64, Option<u64>)>,
+    operations: Vec<(u64, u64, Option<u64>)>,
 ) {
     let (mut now, mut counter, mut without) = (start, A::Counter::default(), A::Counter::default());
     let mut receipts: Vec<(usize, A::Receipt)> = Vec::new();
-    for (index, (pause, hits, undone_after)) in asks.iter().enumerate() {
+    for (index, (pause, hits, undone_after)) in operations.iter().enumerate() {
         now = now.plus(*pause);
         let before = remaining(&limit, &counter, now);
-        let decision = limit.decide(&mut counter, now, Ask::Charge(*hits));
+        let decision = limit.decide(&mut counter, now, Operation::Charge(*hits));
         if let Some(receipt) = decision.receipt {
             let mut undone = counter.clone();
             limit.undo(&mut undone, receipt.clone(), now);
-            assert_eq!(remaining(&limit, &undone, now), before, "taken back at once");
+            assert_eq!(
+                remaining(&limit, &undone, now),
+                before,
+                "a charge taken back at once leaves no trace"
+            );
             match undone_after {
                 Some(after) => receipts.push((index + *after as usize, receipt)),
                 None => {
-                    limit.decide(&mut without, now, Ask::Charge(*hits));
+                    limit.decide(&mut without, now, Operation::Charge(*hits));
                 }
             }
         } else if decision.verdict.passes() || limit.excess() == Excess::Count {
-            limit.decide(&mut without, now, Ask::Charge(*hits));
+            limit.decide(&mut without, now, Operation::Charge(*hits));
         }
         let (due, later) = receipts.into_iter().partition(|(at, _)| *at <= index);
         receipts = later;
@@ -246,7 +275,7 @@ pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
     }
 }
 
-/// What still counts of a charge is taken back, also from another window than it was counted in.
+/// Undo takes back what still counts of a charge, also after its window has ended.
 pub(super) fn undo_takes_back_all_that_still_counts<A: Law>(
     limit: A,
     start: Timestamp,
@@ -254,32 +283,32 @@ pub(super) fn undo_takes_back_all_that_still_counts<A: Law>(
     pause: u64,
 ) {
     let (mut counter, mut without) = (A::Counter::default(), A::Counter::default());
-    let Some(receipt) = limit.decide(&mut counter, start, Ask::Charge(hits[0])).receipt else { return };
+    let Some(receipt) = limit.decide(&mut counter, start, Operation::Charge(hits[0])).receipt else { return };
     let now = start.plus(pause);
     if limit.undoes_all() {
-        if limit.decide(&mut counter, now, Ask::Charge(hits[1])).receipt.is_none() {
+        if limit.decide(&mut counter, now, Operation::Charge(hits[1])).receipt.is_none() {
             return;
         }
-        limit.decide(&mut without, now, Ask::Charge(hits[1]));
+        limit.decide(&mut without, now, Operation::Charge(hits[1]));
     }
     limit.undo(&mut counter, receipt, now);
     assert_eq!(remaining(&limit, &counter, now), remaining(&limit, &without, now));
 }
 
-/// What is counted here and elsewhere after a common start adds up, in any order, and frees nothing.
+/// Local and remote consumption since a common state add up in any order and free nothing.
 pub(super) fn absorbing_adds_consumption<A: Law>(
     limit: A,
-    history: (Timestamp, Vec<(u64, Ask)>),
-    more: Vec<(u64, Ask)>,
-    elsewhere: u64,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    more: Vec<(u64, Operation)>,
+    remote: u64,
     later: u64,
 ) {
     let (base, start) = after(&limit, &history);
     let (mut whole, mut now) = (base.clone(), start);
-    for (pause, ask) in more {
-        if !matches!(ask, Ask::Refund(_)) {
+    for (pause, operation) in more {
+        if !matches!(operation, Operation::Refund(_)) {
             now = now.plus(pause);
-            limit.decide(&mut whole, now, ask);
+            limit.decide(&mut whole, now, operation);
         }
     }
     let since = limit.since(&whole, &base, now);
@@ -288,11 +317,11 @@ pub(super) fn absorbing_adds_consumption<A: Law>(
     assert_eq!(
         remaining(&limit, &rebuilt, now),
         remaining(&limit, &whole, now),
-        "base and since are the whole"
+        "base plus difference is the whole"
     );
 
     let mut other = A::Counter::default();
-    limit.decide(&mut other, now, Ask::Charge(elsewhere));
+    limit.decide(&mut other, now, Operation::Charge(remote));
     let (mut one_way, mut other_way) = (base.clone(), base);
     limit.absorb(&mut one_way, &since, now);
     limit.absorb(&mut one_way, &other, now);
@@ -303,6 +332,6 @@ pub(super) fn absorbing_adds_consumption<A: Law>(
     for now in [now, now.plus(later)] {
         let left = remaining(&limit, &one_way, now);
         let apart = remaining(&limit, &whole, now).min(remaining(&limit, &other, now));
-        assert!(left <= apart, "never frees, not even later");
+        assert!(left <= apart, "merging frees nothing, now or later");
     }
 }

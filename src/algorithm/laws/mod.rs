@@ -1,4 +1,4 @@
-//! Properties that every named algorithm keeps, and the table that is the law of classic rules.
+//! Properties that every named algorithm keeps.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -6,17 +6,17 @@ use proptest::prelude::*;
 
 use crate::{algorithm::*, time::SECOND};
 
-mod any;
-mod bytes;
 mod law;
-mod told;
+mod serialization;
+mod strategies;
+mod subject;
 
-use any::*;
-use told::Law;
+use strategies::*;
+use subject::Law;
 
 const HOUR: u64 = 3_600 * SECOND;
 
-/// Every law, for one algorithm.
+/// All laws, for one algorithm.
 macro_rules! laws {
     ($module:ident, $limit:expr) => {
         mod $module {
@@ -29,20 +29,20 @@ macro_rules! laws {
                 }
 
                 #[test]
-                fn a_refusals_wait_is_exact(limit in $limit, history in history(), hits in any_hits()) {
-                    law::a_refusals_wait_is_exact(limit, history, hits);
+                fn retry_after_of_refusal_is_exact(limit in $limit, history in history(), hits in any_hits()) {
+                    law::retry_after_of_refusal_is_exact(limit, history, hits);
                 }
 
                 #[test]
-                fn remaining_is_what_would_pass(limit in $limit, history in history()) {
-                    law::remaining_is_what_would_pass(limit, history);
+                fn remaining_equals_what_would_pass(limit in $limit, history in history()) {
+                    law::remaining_equals_what_would_pass(limit, history);
                 }
 
                 #[test]
-                fn a_look_and_a_refusal_change_nothing(
-                    limit in $limit, history in history(), ask in any_ask(),
+                fn peek_and_refusal_change_nothing(
+                    limit in $limit, history in history(), operation in any_operation(),
                 ) {
-                    law::a_look_and_a_refusal_change_nothing(limit, history, ask);
+                    law::peek_and_refusal_change_nothing(limit, history, operation);
                 }
 
                 #[test]
@@ -52,44 +52,44 @@ macro_rules! laws {
 
                 #[test]
                 fn time_that_goes_back_frees_nothing(
-                    limit in $limit, history in history(), back in 0..3 * HOUR, ask in any_ask(),
+                    limit in $limit, history in history(), back in 0..3 * HOUR, operation in any_operation(),
                 ) {
-                    law::time_that_goes_back_frees_nothing(limit, history, back, ask);
+                    law::time_that_goes_back_frees_nothing(limit, history, back, operation);
                 }
 
                 #[test]
-                fn lead_given_up_frees_nothing_and_locks_out_for_a_window(
+                fn lead_given_up_frees_nothing_and_refuses_at_most_a_window(
                     limit in $limit, history in history(),
                     lead in any_pause(),
                     pauses in [any_pause(), any_pause()],
                 ) {
-                    law::lead_given_up_frees_nothing_and_locks_out_for_a_window(limit, history, lead, pauses);
+                    law::lead_given_up_frees_nothing_and_refuses_at_most_a_window(limit, history, lead, pauses);
                 }
 
                 #[test]
-                fn counter_with_nothing_ahead_is_not_cut(
+                fn counter_without_lead_is_not_clamped(
                     limit in $limit, history in history(), pauses in [any_pause(), any_pause()],
                 ) {
-                    law::counter_with_nothing_ahead_is_not_cut(limit, history, pauses);
+                    law::counter_without_lead_is_not_clamped(limit, history, pauses);
                 }
 
                 #[test]
-                fn a_refund_gives_back_at_most_what_was_taken(
+                fn refund_gives_back_at_most_what_was_charged(
                     limit in $limit, history in history(), hits in any_hits(),
                 ) {
-                    law::a_refund_gives_back_at_most_what_was_taken(limit, history, hits);
+                    law::refund_gives_back_at_most_what_was_charged(limit, history, hits);
                 }
 
                 #[test]
                 fn undo_takes_back_one_charge_and_no_more(
                     limit in $limit,
                     start in any_instant(),
-                    asks in prop::collection::vec(
+                    operations in prop::collection::vec(
                         (prop_oneof![Just(0), 0..2 * SECOND], any_hits(), prop::option::of(0..4_u64)),
                         0..30,
                     ),
                 ) {
-                    law::undo_takes_back_one_charge_and_no_more(limit, start, asks);
+                    law::undo_takes_back_one_charge_and_no_more(limit, start, operations);
                 }
 
                 #[test]
@@ -104,10 +104,10 @@ macro_rules! laws {
 
                 #[test]
                 fn absorbing_adds_consumption(
-                    limit in $limit, history in history(), more in history(), elsewhere in any_hits(),
+                    limit in $limit, history in history(), more in history(), remote in any_hits(),
                     later in prop_oneof![0..SECOND, 0..100 * SECOND, 0..50 * HOUR],
                 ) {
-                    law::absorbing_adds_consumption(limit, history, more.1, elsewhere, later);
+                    law::absorbing_adds_consumption(limit, history, more.1, remote, later);
                 }
             }
         }
@@ -122,51 +122,52 @@ laws!(of_stepped_bucket, stepped_bucket());
 laws!(of_leaky_queue, leaky_queue());
 
 #[test]
-fn a_log_whose_sum_is_all_that_64_bits_hold_absorbs_what_is_newer() {
+fn full_log_sum_of_64_bits_absorbs_newer_entries() {
     let span = Span::of_nanos(63_194_397_563).unwrap();
     let limit = SlidingLog { limit: 1, span, grain: NonZeroU64::MIN, excess: Excess::Count };
-    let counted = [14_645_823_269_385_218_074, 3_800_920_804_324_333_541].map(|hits| (0, Ask::Charge(hits)));
+    let counted =
+        [14_645_823_269_385_218_074, 3_800_920_804_324_333_541].map(|hits| (0, Operation::Charge(hits)));
     for before in 0..=2 {
         let history = (Timestamp::EPOCH, counted[..before].to_vec());
-        let more = [&counted[before..], &[(1, Ask::Look)]].concat();
+        let more = [&counted[before..], &[(1, Operation::Peek)]].concat();
         law::absorbing_adds_consumption(limit.clone(), history, more, 1, span.nanos() - 1);
     }
 }
 
 proptest! {
-    /// Whatever is taken back meanwhile, those who were told a turn leave one after another and not faster.
+    /// Admitted hits leave the queue at its rate and no faster, whatever is taken back meanwhile.
     #[test]
-    fn turns_of_a_queue_that_were_told_are_kept(
+    fn announced_queue_delays_are_kept(
         hits in 1..50_u64,
         burst in 0..50_u64,
         start in any_instant(),
-        asks in prop::collection::vec(
+        operations in prop::collection::vec(
             (prop_oneof![2 => Just(0), 1 => 0..SECOND], prop::option::weighted(0.3, 0..4_usize)),
             0..30,
         ),
     ) {
-        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(SECOND).unwrap());
-        let limit = LeakyQueue { pace, burst: Some(burst), max_delay: None, patience: None };
-        let (mut now, mut counter) = (start, PaceCounter::default());
-        let (mut turns, mut due) = (Vec::new(), Vec::new());
-        for (index, (pause, undone_after)) in asks.into_iter().enumerate() {
+        let rate = Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(SECOND).unwrap());
+        let limit = LeakyQueue { rate, burst: Some(burst), max_delay: None, timeout: None };
+        let (mut now, mut counter) = (start, DebtCounter::default());
+        let (mut windows_between, mut due) = (Vec::new(), Vec::new());
+        for (index, (pause, undone_after)) in operations.into_iter().enumerate() {
             now = now.plus(pause);
-            let decision = limit.decide(&mut counter, now, Ask::Charge(1));
-            let turn = match decision.verdict {
+            let decision = limit.decide(&mut counter, now, Operation::Charge(1));
+            let advance = match decision.verdict {
                 Verdict::Pass => now,
                 Verdict::Delay(delay) => now.plus(u64::try_from(delay.as_nanos()).unwrap()),
                 Verdict::Refuse { .. } => continue,
             };
             match (undone_after, decision.receipt) {
                 (Some(after), Some(receipt)) => due.push((index + after, receipt)),
-                (Some(_) | None, _) => turns.push(turn.as_nanos()),
+                (Some(_) | None, _) => windows_between.push(advance.as_nanos()),
             }
             for (_, receipt) in due.extract_if(.., |(at, _)| *at <= index) {
                 limit.undo(&mut counter, receipt, now);
             }
         }
-        for pair in turns.windows(2) {
-            // Turns are rounded up to whole nanoseconds.
+        for pair in windows_between.windows(2) {
+            // Delays are rounded up to whole nanoseconds.
             prop_assert!(pair[0] + SECOND / hits <= pair[1] + 1, "{:?}", pair);
         }
     }

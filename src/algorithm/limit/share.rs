@@ -1,23 +1,23 @@
-//! A limit cut into equal shares, for replicas that count by themselves because they cannot reach each other.
+//! A limit divided into equal shares, for replicas that decide locally during a partition.
 
 use std::num::NonZeroU64;
 
-use crate::algorithm::{Excess, LeakyQueue, Limit, Pace, SteppedBucket, TokenBucket};
+use crate::algorithm::{Excess, LeakyQueue, Limit, Rate, SteppedBucket, TokenBucket};
 
 impl Limit {
-    /// What each of so many members lets pass by itself: the limit divided by their number, rounded up, so that all
-    /// together let at most one hit too many pass for each member. Bursts, queues, steps and debts are divided
-    /// likewise; windows stay, so that it counts in the same counters.
+    /// The share of each of `members` replicas: the limit divided by their number, rounded up, so that all shares
+    /// together exceed the limit by at most one hit for each member. Bursts, queues, steps and debts are divided
+    /// likewise. Windows stay the same, so that the share uses the same counters.
     pub fn share(&self, members: u32) -> Self {
         let part = |number: u64| number.div_ceil(members.max(1).into());
         let step = |number: NonZeroU64| NonZeroU64::new(part(number.get())).unwrap_or(NonZeroU64::MIN);
-        let pace = |whole: Pace| whole.with_hits(step);
+        let rate = |whole: Rate| whole.with_hits(step);
         let excess = |whole: Excess| match whole {
             Excess::Refuse | Excess::Count => whole,
             Excess::Overdraft(debt) => Excess::Overdraft(part(debt)),
         };
         let bucket = |whole: &TokenBucket| TokenBucket {
-            pace: pace(whole.pace),
+            rate: rate(whole.rate),
             burst: part(whole.burst),
             excess: excess(whole.excess),
         };
@@ -43,9 +43,9 @@ impl Limit {
                 };
             }
             Self::LeakyQueue(limit) => {
-                // The one that leaves at once is divided with those that wait.
+                // The hit that leaves at once is divided together with those that wait.
                 let burst = limit.burst.map(|burst| part(burst.saturating_add(1)).saturating_sub(1));
-                *limit = LeakyQueue { pace: pace(limit.pace), burst, ..*limit };
+                *limit = LeakyQueue { rate: rate(limit.rate), burst, ..*limit };
             }
         }
         share

@@ -16,8 +16,8 @@ use crate::{
         written,
     },
     descriptor::Entry,
-    limiter::{Counted, Snapshot, Uncounted},
-    store::{Kept, Replaced},
+    limiter::{ActiveView, CounterRef, NoCounter},
+    store::{CounterState, Replacement},
     telemetry::logs::UNLIMITED,
 };
 
@@ -41,9 +41,9 @@ type Asked = Result<Query<Which>, axum::extract::rejection::QueryRejection>;
 
 pub(super) async fn get(State(desk): State<Desk>, which: Asked) -> Result<Json<Value>, Refused> {
     let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let snapshot = desk.limiter.snapshot();
+    let snapshot = desk.limiter.view();
     let counted = which.find(&snapshot)?;
-    let found = snapshot.look(&counted).await.map_err(refused)?;
+    let found = snapshot.peek(&counted).await.map_err(refused)?;
     Ok(Json(which.told(&counted, kept(&found))))
 }
 
@@ -53,7 +53,7 @@ pub(super) async fn reset(
     which: Asked,
 ) -> Result<Json<Value>, Refused> {
     let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let snapshot = desk.limiter.snapshot();
+    let snapshot = desk.limiter.view();
     let counted = which.find(&snapshot)?;
     let replaced = snapshot.replace(&counted, 0).await.map_err(refused)?;
     which.audit(&peer, &counted, &replaced, "reset a counter");
@@ -69,7 +69,7 @@ pub(super) async fn set(
     let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
     let Set { used } = serde_json::from_slice(&body)
         .map_err(|error| Refused::bad(format!("the body is JSON like {{\"used\": 5}}: {error}")))?;
-    let snapshot = desk.limiter.snapshot();
+    let snapshot = desk.limiter.view();
     let counted = which.find(&snapshot)?;
     let replaced = snapshot.replace(&counted, used).await.map_err(refused)?;
     which.audit(&peer, &counted, &replaced, "set a counter");
@@ -97,14 +97,14 @@ fn beyond(limit: &Limit) -> &'static str {
 }
 
 impl Which {
-    fn find<'s>(&self, snapshot: &'s Snapshot<'_>) -> Result<Counted<'s>, Refused> {
+    fn find<'s>(&self, snapshot: &'s ActiveView<'_>) -> Result<CounterRef<'s>, Refused> {
         let entries = written::entries(&self.key).map_err(|error| Refused::bad(format!("key: {error}")))?;
         let entries: Vec<_> =
             entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
-        snapshot.counted(&self.domain, &entries).map_err(refused)
+        snapshot.counter_ref(&self.domain, &entries).map_err(refused)
     }
 
-    fn told(&self, counted: &Counted<'_>, kept: Value) -> Value {
+    fn told(&self, counted: &CounterRef<'_>, kept: Value) -> Value {
         let mut told = json!({
             "domain": self.domain,
             "key": self.key,
@@ -120,14 +120,14 @@ impl Which {
         told
     }
 
-    fn changed(&self, counted: &Counted<'_>, replaced: &Replaced) -> Value {
+    fn changed(&self, counted: &CounterRef<'_>, replaced: &Replacement) -> Value {
         let mut told = self.told(counted, kept(&replaced.after));
         told["before"] = kept(&replaced.before);
         told
     }
 
-    fn audit(&self, peer: &Peer, counted: &Counted<'_>, replaced: &Replaced, what: &str) {
-        let (before, after) = (replaced.before.look.remaining, replaced.after.look.remaining);
+    fn audit(&self, peer: &Peer, counted: &CounterRef<'_>, replaced: &Replacement, what: &str) {
+        let (before, after) = (replaced.before.peek.remaining, replaced.after.peek.remaining);
         info!(
             name: UNLIMITED,
             %peer,
@@ -141,20 +141,20 @@ impl Which {
     }
 }
 
-fn refused(error: Uncounted) -> Refused {
+fn refused(error: NoCounter) -> Refused {
     match error {
-        Uncounted::NoRules | Uncounted::Unreachable => Refused::unavailable(error),
-        Uncounted::NoDomain | Uncounted::NoRule | Uncounted::Unlimited => Refused::not_found(error),
+        NoCounter::NoRules | NoCounter::Unreachable => Refused::unavailable(error),
+        NoCounter::NoDomain | NoCounter::NoRule | NoCounter::Unlimited => Refused::not_found(error),
     }
 }
 
 /// What is kept, where nothing is the same as an unused counter.
-pub(super) fn kept(kept: &Kept) -> Value {
+pub(super) fn kept(kept: &CounterState) -> Value {
     json!({
         "kept": kept.idle_at.is_some(),
-        "remaining": kept.look.remaining,
-        "passes": kept.look.verdict.passes(),
-        "reset_after_ms": words::millis(kept.look.reset_after),
+        "remaining": kept.peek.remaining,
+        "passes": kept.peek.verdict.passes(),
+        "reset_after_ms": words::millis(kept.peek.reset_after),
         "idle_at": kept.idle_at.map(words::instant),
     })
 }

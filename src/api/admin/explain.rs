@@ -9,7 +9,7 @@ use prost::Message as _;
 use serde_json::{Value, json};
 
 use crate::{
-    algorithm::{Ask, Verdict},
+    algorithm::{Operation, Verdict},
     api::{
         Error,
         admin::{Desk, Refused, counters, words},
@@ -18,7 +18,7 @@ use crate::{
         },
         rls, written,
     },
-    limiter::{self, Checked, Explanation, Part, Status, Unanswered, Uncounted},
+    limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{How, LevelTrace, NodeTrace, Rule},
     time::Timestamp,
 };
@@ -64,17 +64,17 @@ pub(super) async fn of_query(
 }
 
 async fn explain(desk: &Desk, message: &[u8]) -> Result<Json<Value>, Refused> {
-    let snapshot = desk.limiter.snapshot();
+    let snapshot = desk.limiter.view();
     let request = rls::decode(message, desk.reader.bounds()).map_err(|error| unanswered(error.into()))?;
     let descriptors = request.descriptors().map_err(unanswered)?;
     let asked = request.limiter_request(&descriptors, None);
     let explanation = snapshot.explain(&asked).await.map_err(|error| match error {
-        Unanswered::Elsewhere => Refused::unavailable(Uncounted::Unreachable),
-        Unanswered::EmptyDomain
-        | Unanswered::NoDescriptors
-        | Unanswered::NoRules
-        | Unanswered::Joining
-        | Unanswered::Overloaded => unanswered(error.into()),
+        LimiterError::Remote => Refused::unavailable(NoCounter::Unreachable),
+        LimiterError::EmptyDomain
+        | LimiterError::NoDescriptors
+        | LimiterError::NoRules
+        | LimiterError::Joining
+        | LimiterError::Overloaded => unanswered(error.into()),
     })?;
     Ok(Json(all(&asked, &explanation)))
 }
@@ -89,11 +89,11 @@ fn all(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
     let descriptors: Vec<_> = request
         .descriptors
         .iter()
-        .zip(explanation.told())
+        .zip(explanation.descriptors())
         .map(|(descriptor, (status, part))| {
             let mut told = json!({
                 "descriptor": written::text(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
-                "asks": in_words(descriptor.ask),
+                "asks": in_words(descriptor.operation),
                 "code": code(status.passes),
             });
             match part {
@@ -115,7 +115,7 @@ fn all(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
 }
 
 /// Adds what is to be said of one descriptor.
-fn tell(part: &Part<'_>, status: &Status<'_>, now: Timestamp, told: &mut Value) {
+fn tell(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestamp, told: &mut Value) {
     told["why"] = why(part).into();
     told["levels"] = part.levels.iter().map(level).collect();
     if let Some(rule) = part.rule {
@@ -140,7 +140,7 @@ fn tell(part: &Part<'_>, status: &Status<'_>, now: Timestamp, told: &mut Value) 
 }
 
 /// What led to the limit that applies, or to none.
-fn why(part: &Part<'_>) -> String {
+fn why(part: &DescriptorExplanation<'_>) -> String {
     let Some(last) = part.levels.last() else {
         return "the caller brings a limit, so no rule was looked for".to_owned();
     };
@@ -225,7 +225,7 @@ fn lost(how: Option<How>, best: Option<How>) -> &'static str {
     }
 }
 
-fn of_rule(rule: &Rule, part: &Part<'_>) -> Value {
+fn of_rule(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
     let replaced_by: Vec<_> = part.replaced_by.iter().map(|rule| rule.path.as_str()).collect();
     json!({
         "path": rule.path,
@@ -240,7 +240,7 @@ fn of_rule(rule: &Rule, part: &Part<'_>) -> Value {
     })
 }
 
-fn counter(check: &Checked) -> Value {
+fn counter(check: &CheckExplanation) -> Value {
     let mut told = json!({
         "key": words::key(check.key),
         "kind": words::kind(&check.limit),
@@ -250,7 +250,7 @@ fn counter(check: &Checked) -> Value {
     told
 }
 
-fn verdict(check: &Checked, now: Timestamp) -> Value {
+fn verdict(check: &CheckExplanation, now: Timestamp) -> Value {
     let decision = &check.decision;
     let reset_after_ms = words::millis(decision.reset_after);
     match decision.verdict {
@@ -273,11 +273,11 @@ fn verdict(check: &Checked, now: Timestamp) -> Value {
     }
 }
 
-fn in_words(ask: Ask) -> String {
+fn in_words(ask: Operation) -> String {
     match ask {
-        Ask::Look => "a look".to_owned(),
-        Ask::Charge(hits) => format!("to charge {hits}"),
-        Ask::Refund(hits) => format!("to refund {hits}"),
+        Operation::Peek => "a look".to_owned(),
+        Operation::Charge(hits) => format!("to charge {hits}"),
+        Operation::Refund(hits) => format!("to refund {hits}"),
     }
 }
 

@@ -98,7 +98,7 @@ async fn index() -> String {
 }
 
 async fn store(State(desk): State<Desk>) -> Json<Value> {
-    let figures = desk.memory.figures();
+    let figures = desk.memory.stats();
     Json(json!({
         "live": figures.live,
         "bytes": figures.bytes,

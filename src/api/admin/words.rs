@@ -123,9 +123,9 @@ fn algorithm(limit: &Limit) -> &'static str {
 fn number(limit: &Limit) -> u64 {
     match limit {
         Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) if limit.burst == 0 => 0,
-        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => limit.pace.hits(),
+        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => limit.rate.hits(),
         Limit::LeakyQueue(limit) if limit.burst.is_none() => 0,
-        Limit::LeakyQueue(limit) => limit.pace.hits(),
+        Limit::LeakyQueue(limit) => limit.rate.hits(),
         Limit::Classic(_)
         | Limit::FixedWindow(_)
         | Limit::SlidingWindow(_)

@@ -6,7 +6,7 @@ use prost::encoding::{DecodeContext, WireType, skip_field};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::Ask,
+    algorithm::Operation,
     api::Error,
     descriptor::Entry,
     limiter::{self, Bounds, Override, TooLarge},
@@ -140,8 +140,8 @@ impl<'m> Request<'m> {
                     Some(Override { requests_per_unit, unit })
                 }
             };
-            let ask = described.operation(self.hits_addend);
-            descriptors.push(limiter::Descriptor { entries: described.entries, ask, limit });
+            let operation = described.operation(self.hits_addend);
+            descriptors.push(limiter::Descriptor { entries: described.entries, operation, limit });
         }
         Ok(descriptors)
     }
@@ -153,17 +153,17 @@ impl<'m> Request<'m> {
         descriptors: &'r [limiter::Descriptor<'r>],
         timeout: Option<std::time::Duration>,
     ) -> limiter::Request<'r> {
-        limiter::Request { domain: self.domain, descriptors, patience: timeout }
+        limiter::Request { domain: self.domain, descriptors, timeout: timeout }
     }
 }
 
 impl Described<'_, '_> {
     /// A descriptor's own hits replace the request's, and 0 of them peek; 0 hits of the request mean 1.
-    fn operation(&self, of_request: u32) -> Ask {
+    fn operation(&self, of_request: u32) -> Operation {
         match self.hits_addend.unwrap_or_else(|| of_request.max(1).into()) {
-            0 => Ask::Look,
-            hits if self.is_negative_hits => Ask::Refund(hits),
-            hits => Ask::Charge(hits),
+            0 => Operation::Peek,
+            hits if self.is_negative_hits => Operation::Refund(hits),
+            hits => Operation::Charge(hits),
         }
     }
 }

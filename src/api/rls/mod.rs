@@ -11,7 +11,7 @@ use opentelemetry_sdk::trace::Span;
 use crate::{
     api::{Api, Error},
     cluster::OpenForwards,
-    limiter::{self, Answer, Snapshot, Unanswered},
+    limiter::{self, ActiveView, Answer, LimiterError},
 };
 
 mod decode;
@@ -80,7 +80,7 @@ pub enum Handled {
 pub struct Batch<'a> {
     api: &'a Api,
     // Taken for the first of them.
-    view: Option<Snapshot<'a>>,
+    view: Option<ActiveView<'a>>,
     decided: u32,
 }
 
@@ -96,9 +96,9 @@ impl Batch<'_> {
         if self.api.traces.is_some() {
             return Ok(Handled::Remote);
         }
-        let view = self.view.get_or_insert_with(|| self.api.limiter.snapshot());
+        let view = self.view.get_or_insert_with(|| self.api.limiter.view());
         let decided = self.api.decide(call, view);
-        if let Err(Error::Unanswered(Unanswered::Elsewhere)) = decided {
+        if let Err(Error::LimiterError(LimiterError::Remote)) = decided {
             return Ok(Handled::Remote);
         }
         let reply = decided.inspect_err(|error| self.api.metrics.unanswered(*error))?;
@@ -136,13 +136,13 @@ impl Api {
         connection: &OpenForwards,
         span: Option<&mut Span>,
     ) -> Result<Reply, Error> {
-        let view = self.limiter.snapshot();
+        let view = self.limiter.view();
         let decided = match self.decide(call, &view) {
-            Err(Error::Unanswered(Unanswered::Elsewhere)) => {
+            Err(Error::LimiterError(LimiterError::Remote)) => {
                 let request = decode(call.message, self.settings.bounds())?;
                 let descriptors = request.descriptors()?;
                 let asked = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
-                let answer = view.decide_afar(&asked, connection).await?;
+                let answer = view.decide_remote(&asked, connection).await?;
                 Ok(self.reply(call, &request, &asked, &view, &answer))
             }
             decided => decided,
@@ -168,7 +168,7 @@ impl Api {
     }
 
     #[inline]
-    fn decide(&self, call: Call<'_>, view: &Snapshot<'_>) -> Result<Reply, Error> {
+    fn decide(&self, call: Call<'_>, view: &ActiveView<'_>) -> Result<Reply, Error> {
         let request = decode(call.message, self.settings.bounds())?;
         let descriptors = request.descriptors()?;
         let asked = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
@@ -181,7 +181,7 @@ impl Api {
         call: Call<'_>,
         request: &Request<'_>,
         asked: &limiter::Request<'_>,
-        view: &Snapshot<'_>,
+        view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) -> Reply {
         if let Some(denials) = &self.denials {

@@ -81,7 +81,7 @@ impl Node {
         };
         let version = Version { seq: changes.seq, ..version };
         let grants = self.lease_owner.grants_of_slot(slot, self.slots.len(), self.moment(now));
-        let copy = SlotCopy { version, contents: Arc::new(changes.contents), grants };
+        let copy = SlotCopy { version, contents: Arc::new(changes.data), grants };
         self.stats.backed_up += copy.contents.len() as u64;
         let state = self.slot_mut(slot);
         (state.last_backup, state.leases_changed) = (Some((version, backup_owner)), false);

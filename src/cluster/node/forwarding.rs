@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    algorithm::{Ask, Decision, Verdict},
+    algorithm::{Decision, Operation, Verdict},
     cluster::{
         MemberId,
         message::{Message, RemoteCheck, RemoteOperation, Reply},
@@ -15,7 +15,7 @@ use crate::{
     },
     descriptor::Key,
     rules::OnOwnerUnavailable,
-    store::{Check, Elsewhere, OnRefusal, Slot},
+    store::{Check, NotLocal, OnRefusal, Slot},
     time::Timestamp,
 };
 
@@ -222,10 +222,10 @@ impl Node {
         let mut parked = parked;
         if let Requester::Caller(ticket, policy) = parked.requester
             && policy.lease
-            && let RemoteOperation::Decide(ask) = parked.check.operation
+            && let RemoteOperation::Decide(operation) = parked.check.operation
         {
             if let Some((decision, charged)) =
-                self.lease_borrower.decide(parked.check.key, &parked.check.limit, ask, now)
+                self.lease_borrower.decide(parked.check.key, &parked.check.limit, operation, now)
             {
                 self.stats.leased += 1;
                 let outcome = Outcome { decision, charged, decided_by: DecidedBy::Lease };
@@ -285,26 +285,26 @@ impl Node {
         let slot = self.slot_of(check);
         let mut charged = 0;
         let decision = match operation {
-            RemoteOperation::Decide(ask) => {
-                let check = Check { key: *key, limit, ask: *ask, on_refusal: OnRefusal::Keep };
+            RemoteOperation::Decide(operation) => {
+                let check = Check { key: *key, limit, operation: *operation, on_refusal: OnRefusal::Keep };
                 match self.memory.apply(&[check], self.wall, |_| false) {
                     Ok(decisions) => {
                         charged = decisions.charged()[0];
                         decisions[0]
                     }
-                    Err(Elsewhere::Lent(_)) => return None,
+                    Err(NotLocal::Lent(_)) => return None,
                     // Not expected: the caller has checked that this replica owns the slot.
-                    Err(Elsewhere::Slot(_)) => return Some(Reply::Unreachable),
+                    Err(NotLocal::Slot(_)) => return Some(Reply::Unreachable),
                 }
             }
             RemoteOperation::Undo(receipt) => self.memory.undo(*key, limit, *receipt, self.wall),
             RemoteOperation::Absorb(consumed) => {
                 self.memory.add(slot, consumed.difference(&Default::default()), self.wall);
-                self.memory.look(*key, limit, self.wall).look
+                self.memory.peek(*key, limit, self.wall).peek
             }
             RemoteOperation::Settle(settlement) => {
                 self.settle(*key, limit, settlement, now);
-                self.memory.look(*key, limit, self.wall).look
+                self.memory.peek(*key, limit, self.wall).peek
             }
             RemoteOperation::Set(hits) => {
                 self.fix_charged_hits(*key);
@@ -379,10 +379,10 @@ impl Node {
             Requester::Caller(ticket, policy) => {
                 self.stats.degraded += 1;
                 let outcome = match (&check.operation, policy.on_owner_unavailable) {
-                    (RemoteOperation::Decide(ask), OnOwnerUnavailable::LocalShare) => {
+                    (RemoteOperation::Decide(operation), OnOwnerUnavailable::LocalShare) => {
                         let (RemoteCheck { key, limit, .. }, members) = (&*check, self.healthy.len());
                         let (decision, charged) =
-                            self.local_share.decide(*key, limit, *ask, members, self.wall);
+                            self.local_share.decide(*key, limit, *operation, members, self.wall);
                         Outcome { decision, charged, decided_by: DecidedBy::Degraded }
                     }
                     (RemoteOperation::Decide(_), OnOwnerUnavailable::Allow | OnOwnerUnavailable::Deny)
@@ -550,8 +550,10 @@ fn must_arrive(operation: &RemoteOperation) -> bool {
 /// Whether the operation raises what remains, so that earlier refusals are no longer true.
 fn frees_hits(operation: &RemoteOperation) -> bool {
     match operation {
-        RemoteOperation::Decide(Ask::Refund(_)) | RemoteOperation::Undo(_) | RemoteOperation::Set(_) => true,
-        RemoteOperation::Decide(Ask::Look | Ask::Charge(_))
+        RemoteOperation::Decide(Operation::Refund(_))
+        | RemoteOperation::Undo(_)
+        | RemoteOperation::Set(_) => true,
+        RemoteOperation::Decide(Operation::Peek | Operation::Charge(_))
         | RemoteOperation::Absorb(_)
         | RemoteOperation::Settle(_) => false,
     }

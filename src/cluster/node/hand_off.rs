@@ -8,7 +8,7 @@ use crate::{
         message::{HandOff, HandOffId, MemberState, Message, Origin, Owner, SlotCopy, Version},
         node::{Node, PendingHandOff, SlotOwnership},
     },
-    store::{Contents, Extras, Slot},
+    store::{PendingUsage, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -45,7 +45,7 @@ impl Node {
 
     pub(super) fn send_hand_off(&mut self, slot: Slot, to: MemberId, now: Timestamp) {
         let Some(ownership) = self.slot_mut(slot).ownership.take() else { return };
-        let Some((contents, seq)) = self.memory.give(slot) else { return };
+        let Some((contents, seq)) = self.memory.release(slot) else { return };
         let version = Version { epoch: ownership.epoch, seq };
         let copy = SlotCopy {
             version,
@@ -132,12 +132,12 @@ impl Node {
         epoch: u64,
         copy: SlotCopy,
         origin: Origin,
-        consumed_elsewhere: Vec<Extras>,
+        consumed_elsewhere: Vec<PendingUsage>,
         now: Timestamp,
     ) {
         self.stats.slots_acquired += 1;
         let contents = Arc::unwrap_or_clone(copy.contents);
-        self.memory.hold(slot, contents, self.wall);
+        self.memory.acquire(slot, contents, self.wall);
         for extras in consumed_elsewhere {
             self.memory.add(slot, extras, self.wall);
         }
@@ -254,7 +254,7 @@ impl Node {
 }
 
 /// The consumption in the sender's lineage that the lineage of the new owner lacks.
-fn diverged_consumption(given: &Contents, giver: &Origin, keeper: &Origin) -> Option<Extras> {
+fn diverged_consumption(given: &SlotData, giver: &Origin, keeper: &Origin) -> Option<PendingUsage> {
     let ancestor = if giver.since <= keeper.version.epoch {
         // The new owner started from a copy of the sender's lineage.
         keeper

@@ -110,7 +110,7 @@ impl Node {
     fn discard_counters(&mut self) {
         for slot in self.all_slots() {
             if self.slot(slot).ownership.is_some() {
-                drop(self.memory.give(slot));
+                drop(self.memory.release(slot));
             }
             *self.slot_mut(slot) = Default::default();
         }

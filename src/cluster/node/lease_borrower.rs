@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    algorithm::{Ask, Decision, Limit, Verdict},
+    algorithm::{Decision, Limit, Operation, Verdict},
     cluster::{
         MemberId,
         message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
@@ -66,11 +66,11 @@ impl LeaseBorrower {
         &mut self,
         key: Key,
         limit: &Limit,
-        ask: Ask,
+        operation: Operation,
         now: Timestamp,
     ) -> Option<(Decision, u64)> {
         let borrowed = self.borrowed.get_mut(&key)?;
-        let Ask::Charge(hits) = ask else { return None };
+        let Operation::Charge(hits) = operation else { return None };
         if borrowed.expires_at <= now || borrowed.limit != *limit {
             return None;
         }

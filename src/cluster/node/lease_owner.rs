@@ -14,7 +14,7 @@ use crate::{
         node::{Node, membership::Departure},
     },
     descriptor::Key,
-    store::{Memory, Slot, Used},
+    store::{Memory, Slot, UsedHits},
     time::Timestamp,
 };
 
@@ -156,7 +156,7 @@ impl Node {
         now: Timestamp,
     ) -> Option<LeaseReply> {
         let RemoteCheck { key, limit, lease_hits, .. } = check;
-        if !limit.can_be_lent()
+        if !limit.is_leasable()
             || self.lease_owner.keys.len() >= KEYS_MAX && !self.lease_owner.keys.contains_key(key)
         {
             return None;
@@ -221,7 +221,7 @@ impl Node {
                     // The used hits are charged already. The number of unused hits is final once the grant is closed.
                     if *state == LeaseState::Closed {
                         grant.state = GrantState::Settled;
-                        let unused = Used { hits: hits.get().min(*left), at };
+                        let unused = UsedHits { hits: hits.get().min(*left), at };
                         self.refund_unused(key, limit, unused);
                     }
                     return;
@@ -238,18 +238,18 @@ impl Node {
         }
         if hits > 0 {
             let at = self.wall.before(*age);
-            self.memory.charge_lent(key, limit, Used { hits, at }, self.wall);
+            self.memory.charge_lent(key, limit, UsedHits { hits, at }, self.wall);
         }
-        self.memory.unlend(key, unused_hits);
+        self.memory.reclaim(key, unused_hits);
         if *state == LeaseState::Closed {
             self.mark_leases_changed(key);
             self.prune_key(key, now);
         }
     }
 
-    fn refund_unused(&mut self, key: Key, limit: &Limit, unused: Used) {
+    fn refund_unused(&mut self, key: Key, limit: &Limit, unused: UsedHits) {
         if unused.hits > 0 {
-            self.memory.return_lent(key, limit, unused, self.wall);
+            self.memory.refund_lent(key, limit, unused, self.wall);
             self.revoke_refusals(key);
         }
         self.mark_leases_changed(key);
@@ -335,7 +335,7 @@ impl Node {
                     // Hits that were lent in a window count as used in that window.
                     let at = self.wall.before(now.since(grant.expires_at)).before(JUST_BEFORE);
                     grant.state = GrantState::Charged { hits, at };
-                    charged.push((*key, grant.limit.clone(), Used { hits: hits.get(), at }));
+                    charged.push((*key, grant.limit.clone(), UsedHits { hits: hits.get(), at }));
                 }
                 expired.push(*key);
             }

@@ -7,13 +7,13 @@ use std::{
 };
 
 use crate::{
-    algorithm::{Ask, Counter, Decision, Limit, Receipt, Verdict},
+    algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
     cluster::{
         message::{RemoteCheck, RemoteOperation},
         node::Node,
     },
     descriptor::Key,
-    store::{Check, Contents, Lead, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Lead, Memory, OnFull, OnRefusal, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -57,7 +57,7 @@ impl LocalShare {
     pub(super) fn give_up_lead(&mut self, lead: Lead) {
         self.memory.give_up_lead(lead);
         for Admitted { limit, counter } in self.admitted.values_mut() {
-            limit.cut_ahead(counter, lead.at, lead.at);
+            limit.clamp_ahead(counter, lead.at, lead.at);
         }
     }
 
@@ -70,15 +70,15 @@ impl LocalShare {
         &mut self,
         key: Key,
         limit: &Limit,
-        ask: Ask,
+        operation: Operation,
         members: usize,
         now: Timestamp,
     ) -> (Decision, u64) {
         let full = self.admitted.len() >= KEYS_MAX && !self.admitted.contains_key(&key);
         // Reject what cannot be reported to the owner later.
-        let ask = if full { Ask::Look } else { ask };
+        let operation = if full { Operation::Peek } else { operation };
         let share = limit.share(u32::try_from(members).unwrap_or(u32::MAX));
-        let check = Check { key, limit: &share, ask, on_refusal: OnRefusal::Keep };
+        let check = Check { key, limit: &share, operation, on_refusal: OnRefusal::Keep };
         let decisions =
             self.memory.apply(&[check], now, |_| false).expect("a memory that is not shared owns every slot");
         let (decision, charged) = (decisions[0], decisions.charged()[0]);
@@ -89,7 +89,7 @@ impl LocalShare {
         if charged > 0 {
             let fresh = || Admitted { limit: limit.clone(), counter: limit.fresh() };
             let admitted = self.admitted.entry(key).or_insert_with(fresh);
-            admitted.limit.decide(&mut admitted.counter, now, Ask::Charge(charged));
+            admitted.limit.decide(&mut admitted.counter, now, Operation::Charge(charged));
         }
         (decision, charged)
     }
@@ -106,7 +106,7 @@ impl LocalShare {
     ) -> Decision {
         let share = limit.share(u32::try_from(members).unwrap_or(u32::MAX));
         if let Some(admitted) = self.admitted.get_mut(&key) {
-            admitted.limit.decide(&mut admitted.counter, now, Ask::Refund(hits));
+            admitted.limit.decide(&mut admitted.counter, now, Operation::Refund(hits));
         }
         self.memory.undo(key, &share, receipt, now)
     }
@@ -144,7 +144,7 @@ impl Node {
         let keys: Vec<Key> = self.local_share.admitted.keys().filter(|key| reached(key)).copied().collect();
         for key in keys {
             if let Some(Admitted { limit, counter }) = self.local_share.admitted.remove(&key) {
-                let consumed = Arc::new(Contents::used(key, &limit, counter, self.wall));
+                let consumed = Arc::new(SlotData::of_usage(key, &limit, counter, self.wall));
                 self.send_to_owner(
                     RemoteCheck { key, limit, operation: RemoteOperation::Absorb(consumed), lease_hits: 0 },
                     now,

@@ -275,7 +275,7 @@ impl Node {
         }
         if self.isolated != isolated {
             self.isolated = isolated;
-            self.memory.distrust(isolated);
+            self.memory.set_suspended(isolated);
             let event = if isolated { Event::Isolated } else { Event::IsolationEnded };
             self.actions.push(Action::Report(event));
             self.stats.isolations += u64::from(isolated);

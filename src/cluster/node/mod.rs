@@ -23,7 +23,7 @@ use crate::{
         placement::Placement,
     },
     descriptor::Secret,
-    store::{Contents, Lead, Memory, Slot},
+    store::{Lead, Memory, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -273,7 +273,7 @@ impl Node {
 
     /// Offers the counters of an earlier process, whose keys are hashed with `secret`, as copies. They are used unless
     /// another member has newer ones.
-    pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<(Slot, Version, Contents)>, now: Timestamp) {
+    pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<(Slot, Version, SlotData)>, now: Timestamp) {
         self.hash_secret = Some(HashSecret { founder: self.local_id, secret });
         for (slot, version, contents) in copies {
             let copy = SlotCopy { version, contents: Arc::new(contents), grants: Vec::new() };

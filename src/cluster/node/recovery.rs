@@ -9,7 +9,7 @@ use crate::{
         message::{Message, Origin, Owner, SlotCopy, Version},
         node::{Node, Recovery, SlotOwnership, membership::Departure},
     },
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
     time::Timestamp,
 };
 
@@ -73,7 +73,7 @@ impl Node {
         let newest = self.slot_mut(slot).recovery.take().and_then(|recovery| recovery.newest);
         let copy = newest.unwrap_or_else(|| SlotCopy {
             version: Version::default(),
-            contents: Arc::new(Contents::default()),
+            contents: Arc::new(SlotData::default()),
             grants: Vec::new(),
         });
         let known_epoch = self.slot(slot).owner.map_or(0, |owner| owner.epoch);

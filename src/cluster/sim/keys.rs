@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use crate::{
     algorithm::{
-        Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog, SlidingWindow, Span,
+        Classic, Excess, FixedWindow, LeakyQueue, Limit, Rate, SlidingLog, SlidingWindow, Span,
         SteppedBucket, TokenBucket, Window,
     },
     cluster::MemberId,
@@ -40,8 +40,8 @@ fn limits() -> Vec<Limit> {
     let number = |number| NonZeroU64::new(number).expect("not 0");
     let window = Window::of_nanos(LONG).expect("a valid window length");
     let span = Span::of_nanos(LONG).expect("a valid window length");
-    let pace = Pace::new(number(1), number(LONG / 1_000));
-    let bucket = TokenBucket { pace, burst: LIMIT, excess };
+    let pace = Rate::new(number(1), number(LONG / 1_000));
+    let bucket = TokenBucket { rate: pace, burst: LIMIT, excess };
     vec![
         Limit::Classic(Classic { limit, window: window.clone() }),
         Limit::FixedWindow(FixedWindow { limit, window, excess }),
@@ -56,7 +56,7 @@ fn limits() -> Vec<Limit> {
             excess,
         }),
         Limit::LeakyBucket(bucket),
-        Limit::LeakyQueue(LeakyQueue { pace, burst: Some(LIMIT - 1), max_delay: None, patience: None }),
+        Limit::LeakyQueue(LeakyQueue { rate: pace, burst: Some(LIMIT - 1), max_delay: None, timeout: None }),
     ]
 }
 

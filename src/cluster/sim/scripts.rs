@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    algorithm::Ask,
+    algorithm::Operation,
     cluster::sim::{
         Step::{
             self, Cut, Drain, DrainOwner, FreezeBorrower, Heal, Hot, Kill, Pass, Resume, Settle, Skew, Start,
@@ -160,7 +160,7 @@ fn only_late_replies_of_a_peer_open_its_breaker() {
             let check_to_forward = RemoteCheck {
                 key,
                 limit: limit.clone(),
-                operation: RemoteOperation::Decide(Ask::Look),
+                operation: RemoteOperation::Decide(Operation::Peek),
                 lease_hits: 0,
             };
             let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };

@@ -9,7 +9,7 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
-    algorithm::Ask,
+    algorithm::Operation,
     cluster::{
         MemberId,
         message::{MemberState, Message, RemoteCheck, RemoteOperation, Version},
@@ -18,7 +18,7 @@ use crate::{
     },
     descriptor::Secret,
     rules::OnOwnerUnavailable,
-    store::{Check, Contents, Lead, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Lead, Memory, OnFull, OnRefusal, Slot, SlotData},
     time::{SECOND, Timestamp},
 };
 
@@ -97,7 +97,7 @@ struct Process {
 }
 
 /// What a process writes before it ends, for a later one.
-type Snapshot = (Secret, Vec<(Slot, Version, Contents)>);
+type Snapshot = (Secret, Vec<(Slot, Version, SlotData)>);
 
 /// One direction of a session. Messages arrive in order, once.
 #[derive(Default)]
@@ -287,7 +287,7 @@ impl World {
         if let Some(Process { node, memory, secret: Some(secret), .. }) = self.processes.get(&number) {
             let copy = |slot| {
                 let owned = memory.whole(slot);
-                (slot, Version { epoch: node.epoch(slot), seq: owned.seq }, owned.contents)
+                (slot, Version { epoch: node.epoch(slot), seq: owned.seq }, owned.data)
             };
             let copies: Vec<_> = node.owned_slots().map(copy).collect();
             if !copies.is_empty() {
@@ -573,14 +573,15 @@ impl World {
         self.open.insert((number, ticket), (key, self.now));
         let TestKey { key, limit } = self.keys[key].clone();
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let local_check = Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
+        let local_check =
+            Check { key, limit: &limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
         match process.memory.apply(&[local_check], wall, |_| false) {
             Ok(decisions) => self.finish_call(number, ticket, decisions[0].verdict.passes()),
             Err(_) => {
                 let check = RemoteCheck {
                     key,
                     limit,
-                    operation: RemoteOperation::Decide(Ask::Charge(1)),
+                    operation: RemoteOperation::Decide(Operation::Charge(1)),
                     lease_hits: 0,
                 };
                 let policy =

@@ -6,7 +6,7 @@ use prost::bytes::Bytes;
 use serde::Deserialize;
 
 use crate::{
-    algorithm::{Ask, Decision, Limit, Receipt, Verdict},
+    algorithm::{Decision, Limit, Operation, Receipt, Verdict},
     cluster::{
         MemberId,
         message::{
@@ -19,7 +19,7 @@ use crate::{
         },
     },
     descriptor::{Key, Secret},
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
     time::Timestamp,
 };
 
@@ -91,9 +91,9 @@ fn asked(ask: proto::Ask, now: Timestamp) -> Result<Message, Unread> {
 
 fn deed(deed: ask::Deed, now: Timestamp) -> Result<RemoteOperation, Unread> {
     Ok(match deed {
-        ask::Deed::Charge(hits) => RemoteOperation::Decide(Ask::Charge(hits)),
-        ask::Deed::Look(_) => RemoteOperation::Decide(Ask::Look),
-        ask::Deed::Refund(hits) => RemoteOperation::Decide(Ask::Refund(hits)),
+        ask::Deed::Charge(hits) => RemoteOperation::Decide(Operation::Charge(hits)),
+        ask::Deed::Look(_) => RemoteOperation::Decide(Operation::Peek),
+        ask::Deed::Refund(hits) => RemoteOperation::Decide(Operation::Refund(hits)),
         ask::Deed::Undo(receipt) => RemoteOperation::Undo(written(&receipt, "receipt")?),
         ask::Deed::Absorb(consumed) => RemoteOperation::Absorb(contents(&consumed, now)?),
         ask::Deed::Settle(settlement) => {
@@ -242,11 +242,11 @@ fn written<'b, T: Deserialize<'b>>(bytes: &'b [u8], part: &'static str) -> Resul
 }
 
 /// Decodes contents; no bytes are empty contents.
-fn contents(bytes: &[u8], now: Timestamp) -> Result<Arc<Contents>, Unread> {
+fn contents(bytes: &[u8], now: Timestamp) -> Result<Arc<SlotData>, Unread> {
     if bytes.is_empty() {
         return Ok(Arc::default());
     }
-    Contents::decode(bytes, now).map(Arc::new).map_err(|_| Unread::Malformed("contents"))
+    SlotData::decode(bytes, now).map(Arc::new).map_err(|_| Unread::Malformed("contents"))
 }
 
 fn slot(number: u32) -> Result<Slot, Unread> {

@@ -6,7 +6,7 @@ use prost::bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 
 use crate::{
-    algorithm::{Ask, Decision, Verdict},
+    algorithm::{Decision, Operation, Verdict},
     cluster::{
         MemberId,
         message::{
@@ -18,7 +18,7 @@ use crate::{
             proto::{self, ask, item::Kind},
         },
     },
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
     time::Timestamp,
 };
 
@@ -89,9 +89,9 @@ impl Writer {
 
     fn deed(&mut self, operation: &RemoteOperation) -> ask::Deed {
         match operation {
-            RemoteOperation::Decide(Ask::Look) => ask::Deed::Look(true),
-            RemoteOperation::Decide(Ask::Charge(hits)) => ask::Deed::Charge(*hits),
-            RemoteOperation::Decide(Ask::Refund(hits)) => ask::Deed::Refund(*hits),
+            RemoteOperation::Decide(Operation::Peek) => ask::Deed::Look(true),
+            RemoteOperation::Decide(Operation::Charge(hits)) => ask::Deed::Charge(*hits),
+            RemoteOperation::Decide(Operation::Refund(hits)) => ask::Deed::Refund(*hits),
             RemoteOperation::Undo(receipt) => ask::Deed::Undo(self.put(receipt)),
             RemoteOperation::Absorb(consumed) => ask::Deed::Absorb(self.contents(consumed)),
             RemoteOperation::Settle(settlement) => ask::Deed::Settle(Box::new(self.settlement(settlement))),
@@ -182,7 +182,7 @@ impl Writer {
         }
     }
 
-    fn contents(&self, contents: &Arc<Contents>) -> Bytes {
+    fn contents(&self, contents: &Arc<SlotData>) -> Bytes {
         contents.encode(self.now).into()
     }
 

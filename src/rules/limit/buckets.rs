@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use crate::{
-    algorithm::{Excess, Limit, Pace, Span, SteppedBucket, TokenBucket},
+    algorithm::{Excess, Limit, Rate, Span, SteppedBucket, TokenBucket},
     rules::{
         Allowance, Shown,
         file::RateLimit,
@@ -27,8 +27,8 @@ pub(super) fn even(
     report: &mut Report<'_>,
 ) -> Option<TokenBucket> {
     let Some(hits) = NonZeroU64::new(requests) else {
-        let pace = Pace::new(NonZeroU64::MIN, length.nanos());
-        return Some(TokenBucket { pace, burst: 0, excess: Excess::Refuse });
+        let pace = Rate::new(NonZeroU64::MIN, length.nanos());
+        return Some(TokenBucket { rate: pace, burst: 0, excess: Excess::Refuse });
     };
     let burst = match (&draft.burst, draft.given("burst")) {
         (None, None) => requests,
@@ -39,9 +39,9 @@ pub(super) fn even(
         }
         (Some(burst), _) => burst.value,
     };
-    let pace = Pace::new(hits, length.nanos());
+    let pace = Rate::new(hits, length.nanos());
     let most = burst.saturating_add(debt(excess));
-    comes_back(pace.nanos_for(most), draft, report).then_some(TokenBucket { pace, burst, excess })
+    comes_back(pace.nanos_for(most), draft, report).then_some(TokenBucket { rate: pace, burst, excess })
 }
 
 /// A bucket whose tokens come back in steps.

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use crate::{
-    algorithm::{LeakyQueue, Limit, Pace, Span},
+    algorithm::{LeakyQueue, Limit, Rate, Span},
     rules::{
         file::RateLimit,
         limit::{Length, length},
@@ -31,14 +31,14 @@ pub(super) fn leaky(
     };
     let burst = draft.burst.as_ref()?.value;
     let Some(hits) = NonZeroU64::new(requests) else {
-        let pace = Pace::new(NonZeroU64::MIN, length.nanos());
-        return Some(Limit::LeakyQueue(LeakyQueue { pace, burst: None, max_delay, patience: None }));
+        let pace = Rate::new(NonZeroU64::MIN, length.nanos());
+        return Some(Limit::LeakyQueue(LeakyQueue { rate: pace, burst: None, max_delay, timeout: None }));
     };
-    let pace = Pace::new(hits, length.nanos());
+    let pace = Rate::new(hits, length.nanos());
     if u128::from(Span::NANOS_MAX) < pace.nanos_for(burst.saturating_add(1)) {
         let mark = draft.given("burst").unwrap_or(draft.mark);
         report.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
         return None;
     }
-    Some(Limit::LeakyQueue(LeakyQueue { pace, burst: Some(burst), max_delay, patience: None }))
+    Some(Limit::LeakyQueue(LeakyQueue { rate: pace, burst: Some(burst), max_delay, timeout: None }))
 }

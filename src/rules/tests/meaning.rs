@@ -6,7 +6,7 @@ use serde_json::json;
 use super::rules;
 use crate::{
     algorithm::{
-        Ask, Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog,
+        Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     rules::{Allowance, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Shown, Unit},
@@ -32,8 +32,8 @@ fn window(seconds: u64) -> Window {
     Window::of_nanos(seconds * SECOND).unwrap()
 }
 
-fn pace(hits: u64, seconds: u64) -> Pace {
-    Pace::new(hits.try_into().unwrap(), (seconds * SECOND).try_into().unwrap())
+fn pace(hits: u64, seconds: u64) -> Rate {
+    Rate::new(hits.try_into().unwrap(), (seconds * SECOND).try_into().unwrap())
 }
 
 fn warnings(rules: &Rules) -> Vec<String> {
@@ -85,7 +85,7 @@ fn a_named_rule_has_its_algorithm_and_its_excess() {
     let fixed =
         |excess| limited(Limit::FixedWindow(FixedWindow { limit: 10, window: window(3_600), excess }));
     let bucket =
-        |burst, excess| limited(Limit::TokenBucket(TokenBucket { pace: pace(10, 3_600), burst, excess }));
+        |burst, excess| limited(Limit::TokenBucket(TokenBucket { rate: pace(10, 3_600), burst, excess }));
     for (more, allowance) in [
         ("algorithm: fixed_window", fixed(Excess::Refuse)),
         ("algorithm: fixed_window, count_denied: true", fixed(Excess::Count)),
@@ -129,7 +129,7 @@ fn nothing_ever_passes_a_limit_of_0_whatever_the_algorithm() {
         let rule = limit(&format!("unit: day, requests_per_unit: 0, algorithm: {algorithm}, {more}"));
         let Allowance::Limited(limit) = rule.allowance else { panic!("{algorithm} limits") };
         let now = Timestamp::from_nanos(1_790_000_000 * SECOND);
-        let decision = limit.decide(&mut limit.fresh(), now, Ask::Charge(1));
+        let decision = limit.decide(&mut limit.fresh(), now, Operation::Charge(1));
         assert_eq!(decision.verdict, Verdict::Refuse { retry_after: None }, "{algorithm} {more}");
         assert_eq!(decision.remaining, 0);
     }
@@ -142,10 +142,10 @@ fn every_algorithm_can_be_named() {
         let grain = grain.try_into().unwrap();
         SlidingLog { limit: 10, span, grain, excess }
     };
-    let bucket = |burst, excess| TokenBucket { pace: pace(10, 60), burst, excess };
+    let bucket = |burst, excess| TokenBucket { rate: pace(10, 60), burst, excess };
     let sliding = |excess| Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess });
     let queue = |burst, max_delay| {
-        Limit::LeakyQueue(LeakyQueue { pace: pace(10, 60), burst: Some(burst), max_delay, patience: None })
+        Limit::LeakyQueue(LeakyQueue { rate: pace(10, 60), burst: Some(burst), max_delay, timeout: None })
     };
     for (text, expected) in [
         ("sliding_window", sliding(Excess::Refuse)),

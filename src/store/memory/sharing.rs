@@ -1,229 +1,229 @@
-//! Slots that change hands, and copies of what has changed in them.
+//! Transfer of slots between replicas, and copies of their changes.
 
 use std::sync::atomic::Ordering;
 
 use crate::{
-    algorithm::{Ask, Counter, Limit},
+    algorithm::{Counter, Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, Contents, Extras, Slot,
-        budget::Taken,
+        Changes, PendingUsage, Slot, SlotData,
+        budget::Reservation,
         memory::{
             Memory,
-            tenure::{Beside, Changed, Tenure},
+            ownership::{Changed, SideData, SlotOwnership},
         },
         table::Table,
     },
     time::Timestamp,
 };
 
-/// Sharing slots. A memory of its own holds all of them, and none of this changes it.
+/// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
 impl Memory {
-    /// Whether the counters of `slot` are held here.
-    pub fn holds(&self, slot: Slot) -> bool {
-        self.tenures.as_ref().is_none_or(|tenures| tenures.lock(slot).is_held())
+    /// Whether this replica owns `slot`.
+    pub fn owns(&self, slot: Slot) -> bool {
+        self.ownerships.as_ref().is_none_or(|ownerships| ownerships.lock(slot).is_owned())
     }
 
-    /// How often a counter of `slot` has changed since it is held; 0 where it is not.
+    /// The number of changes to `slot` since it was acquired; 0 if it is not owned.
     pub fn version_seq(&self, slot: Slot) -> u64 {
-        self.tenures.as_ref().map_or(0, |tenures| tenures.lock(slot).seq())
+        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(slot).seq())
     }
 
-    /// Takes everything out of `slot`, with how often it has changed; it is not held from then on. What was lent of
-    /// it is forgotten. `None` where it was not held.
-    pub fn give(&self, slot: Slot) -> Option<(Contents, u64)> {
-        let tenures = self.tenures.as_ref()?;
-        let (table, tenure) = {
+    /// Releases `slot` and returns its data with the number of changes. Its leases are dropped. `None` if it was not
+    /// owned.
+    pub fn release(&self, slot: Slot) -> Option<(SlotData, u64)> {
+        let ownerships = self.ownerships.as_ref()?;
+        let (table, ownership) = {
             let mut table = self.table(slot);
-            let mut tenure = tenures.lock(slot);
-            if !tenure.is_held() {
+            let mut ownership = ownerships.lock(slot);
+            if !ownership.is_owned() {
                 return None;
             }
-            tenures.unflag(slot);
-            (std::mem::take(&mut *table), std::mem::take(&mut *tenure))
+            ownerships.unflag(slot);
+            (std::mem::take(&mut *table), std::mem::take(&mut *ownership))
         };
-        let (bytes, seq) = (table.bytes(), tenure.seq());
-        let Beside { extras, unknown, .. } = tenure.into_beside();
-        let contents = Contents::all(table.into_cells(), extras, unknown).with_lead(self.caution.lead());
-        self.means.budget.change_table(bytes, 0);
-        self.means.budget.change(contents.heap_bytes(), 0);
-        Some((contents.counted_in(&self.means.budget), seq))
+        let (bytes, seq) = (table.bytes(), ownership.seq());
+        let SideData { pending, unknown, .. } = ownership.into_side_data();
+        let data = SlotData::all(table.into_counters(), pending, unknown).with_lead(self.restrictions.lead());
+        self.resources.budget.change_table(bytes, 0);
+        self.resources.budget.change(data.heap_bytes(), 0);
+        Some((data.charged_to(&self.resources.budget), seq))
     }
 
-    /// Holds `slot` from now on, with these counters. It was not held. (One that is stays as it is.)
-    pub fn hold(&self, slot: Slot, contents: Contents, now: Timestamp) {
-        let Some(tenures) = &self.tenures else { return };
-        self.take_in_lead(&contents, now);
-        let contents = contents.without_idle(now);
-        let heap = contents.heap_bytes();
-        let (counters, extras, unknown) = contents.into_parts();
-        let beside = Beside { extras, unknown, ..self.nothing_beside() };
+    /// Acquires `slot` with this data. Does nothing if the slot is owned already.
+    pub fn acquire(&self, slot: Slot, data: SlotData, now: Timestamp) {
+        let Some(ownerships) = &self.ownerships else { return };
+        self.adopt_lead(&data, now);
+        let data = data.without_idle(now);
+        let heap = data.heap_bytes();
+        let (counters, pending, unknown) = data.into_parts();
+        let side_data = SideData { pending, unknown, ..self.empty_side_data() };
         let mut table = self.table(slot);
-        let mut tenure = tenures.lock(slot);
-        debug_assert!(!tenure.is_held(), "{slot:?} is held already");
-        if tenure.is_held() {
+        let mut ownership = ownerships.lock(slot);
+        debug_assert!(!ownership.is_owned(), "{slot:?} is owned already");
+        if ownership.is_owned() {
             return;
         }
-        self.means.budget.change_table(table.bytes(), counters.bytes());
-        self.means.budget.change(0, heap);
+        self.resources.budget.change_table(table.bytes(), counters.bytes());
+        self.resources.budget.change(0, heap);
         *table = counters;
-        *tenure = Tenure::held(beside);
-        tenures.note_all(slot, &mut tenure);
+        *ownership = SlotOwnership::owned(side_data);
+        ownerships.record_all_changed(slot, &mut ownership);
     }
 
-    /// Adds consumption of elsewhere to `slot`; each counter absorbs its part at the next check of its key. Says
-    /// whether it was added: not where the slot is not held, nor where there is no memory for it.
-    pub fn add(&self, slot: Slot, mut extras: Extras, now: Timestamp) -> bool {
-        let Some(tenures) = &self.tenures else { return false };
-        extras.forget_idle(now);
+    /// Adds usage from other replicas to `slot`; each counter merges its part at the next check of its key. Returns
+    /// whether it was added: not if the slot is not owned, nor if there is no memory.
+    pub fn add(&self, slot: Slot, mut pending: PendingUsage, now: Timestamp) -> bool {
+        let Some(ownerships) = &self.ownerships else { return false };
+        pending.forget_idle(now);
         let table = self.table(slot);
-        let mut tenure = tenures.lock(slot);
-        if !tenure.is_held() {
+        let mut ownership = ownerships.lock(slot);
+        if !ownership.is_owned() {
             return false;
         }
-        if self.means.budget.is_short_of(extras.bytes()) {
-            self.refused_full.add(extras.len());
+        if self.resources.budget.is_short_of(pending.bytes()) {
+            self.refused_full.add(pending.len());
             return false;
         }
-        for key in extras.keys() {
-            tenures.note(slot, &mut tenure, key, table.len());
+        for key in pending.keys() {
+            ownerships.record_change(slot, &mut ownership, key, table.len());
         }
-        tenure.change_beside(|| self.nothing_beside(), |beside| beside.extras.append(extras));
+        ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.append(pending));
         true
     }
 
-    /// Answers nothing while it is `distrusted`, whatever it holds: too few others are heard to rely on it.
-    pub fn distrust(&self, distrusted: bool) {
-        self.caution.set_distrusted(distrusted);
+    /// Suspends all decisions, whatever this replica owns, while it hears too few members.
+    pub fn set_suspended(&self, suspended: bool) {
+        self.restrictions.set_suspended(suspended);
     }
 
-    /// Nothing yet, but what there will be counts in the budget.
-    pub(super) fn nothing_beside(&self) -> Beside {
-        Beside { taken: Taken::of(&self.means.budget), ..Beside::default() }
+    /// Empty side data that counts in the budget.
+    pub(super) fn empty_side_data(&self) -> SideData {
+        SideData { reservation: Reservation::of(&self.resources.budget), ..SideData::default() }
     }
 
-    /// From now on, notes which counters change.
+    /// Starts to record which counters change.
     pub fn track_changes(&self) {
-        if let Some(tenures) = &self.tenures {
-            tenures.tracking.store(true, Ordering::Relaxed);
+        if let Some(ownerships) = &self.ownerships {
+            ownerships.tracking.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The slots in which anything has changed since [`Memory::changes`] or [`Memory::whole`] told of them. It
-    /// takes no lock.
+    /// The slots that have changed since [`Memory::changes`] or [`Memory::whole`] copied them. Takes no lock.
     pub fn changed_slots(&self) -> Vec<Slot> {
-        self.tenures.as_ref().map(|tenures| tenures.flagged()).unwrap_or_default()
+        self.ownerships.as_ref().map(|ownerships| ownerships.flagged()).unwrap_or_default()
     }
 
-    /// Copies of the counters of `slot` that have changed since this or [`Memory::whole`] was last called, and which
-    /// of them are gone. Nothing where the slot is not held.
+    /// Copies of the counters of `slot` that were changed or removed since the last call of this or [`Memory::whole`].
+    /// Empty if the slot is not owned.
     pub fn changes(&self, slot: Slot) -> Changes {
-        self.copies_of(slot, Tenure::take_changed)
+        self.copies_of(slot, SlotOwnership::take_changed)
     }
 
     /// Copies of all counters of `slot`.
     pub fn whole(&self, slot: Slot) -> Changes {
-        let all = |tenure: &mut Tenure| {
-            tenure.take_changed();
+        let all = |ownership: &mut SlotOwnership| {
+            ownership.take_changed();
             Changed::All
         };
         self.copies_of(slot, all)
     }
 
-    /// Copies of all counters of `slot`, also of one that is not shared, for whoever takes no part in the copying of
-    /// changes. `None` where there are none.
+    /// Copies of all counters of `slot`, with or without a cluster. Does not affect [`Memory::changes`]. `None` if
+    /// there are none.
     pub(in crate::store) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
         let table = self.table(slot);
-        let tenure = self.tenures.as_ref().map(|tenures| tenures.lock(slot));
-        let seq = tenure.as_ref().map_or(0, |tenure| tenure.seq());
-        let beside = tenure.as_ref().and_then(|tenure| tenure.beside());
-        let (extras, unknown) = beside.map(Beside::copies).unwrap_or_default();
+        let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
+        let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
+        let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
+        let (pending, unknown) = side_data.map(SideData::copies).unwrap_or_default();
         let copies = table.copies();
-        drop((tenure, table));
-        let contents = Contents::all(copies.into_iter(), extras, unknown).without_idle(now);
-        let contents = contents.with_lead(self.caution.lead());
-        (!contents.is_empty()).then_some(Changes { seq, contents })
+        drop((ownership, table));
+        let data = SlotData::all(copies.into_iter(), pending, unknown).without_idle(now);
+        let data = data.with_lead(self.restrictions.lead());
+        (!data.is_empty()).then_some(Changes { seq, data })
     }
 
-    fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut Tenure) -> Changed) -> Changes {
-        let Some(tenures) = &self.tenures else { return Changes::default() };
+    fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut SlotOwnership) -> Changed) -> Changes {
+        let Some(ownerships) = &self.ownerships else { return Changes::default() };
         let table = self.table(slot);
-        let mut tenure = tenures.lock(slot);
-        if !tenure.is_held() {
+        let mut ownership = ownerships.lock(slot);
+        if !ownership.is_owned() {
             return Changes::default();
         }
-        tenures.unflag(slot);
-        let seq = tenure.seq();
-        let contents = match which(&mut tenure) {
+        ownerships.unflag(slot);
+        let seq = ownership.seq();
+        let data = match which(&mut ownership) {
             Changed::All => {
-                let (extras, unknown) = tenure.beside().map(Beside::copies).unwrap_or_default();
+                let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
                 let copies = table.copies();
-                drop((tenure, table));
-                Contents::all(copies.into_iter(), extras, unknown)
+                drop((ownership, table));
+                SlotData::all(copies.into_iter(), pending, unknown)
             }
             Changed::Some(keys) => {
-                let cell = |key: &Key| (*key, table.get(*key).cloned());
-                let extras = tenure.beside().map(|beside| beside.extras.only(&keys)).unwrap_or_default();
-                Contents::some(keys.iter().map(cell), extras)
+                let packed = |key: &Key| (*key, table.get(*key).cloned());
+                let pending =
+                    ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
+                SlotData::some(keys.iter().map(packed), pending)
             }
         };
-        let contents = contents.with_lead(self.caution.lead());
-        Changes { seq, contents: contents.counted_in(&self.means.budget) }
+        let data = data.with_lead(self.restrictions.lead());
+        Changes { seq, data: data.charged_to(&self.resources.budget) }
     }
 
-    /// Does a deed to the counter of `key` and notes it as changed; says whether its slot is held.
+    /// Applies an action to the counter of `key` and records the change; returns whether this replica owns the slot.
     pub(super) fn with_counter(
         &self,
         key: Key,
         limit: &Limit,
         now: Timestamp,
-        deed: impl FnOnce(&mut Counter),
+        action: impl FnOnce(&mut Counter),
     ) -> bool {
         let slot = self.slot(key);
         let mut table = self.table(slot);
-        let tenure = self.tenures.as_ref().map(|tenures| (tenures, tenures.lock(slot)));
-        if tenure.as_ref().is_some_and(|(_, tenure)| !tenure.is_held()) {
+        let ownership = self.ownerships.as_ref().map(|ownerships| (ownerships, ownerships.lock(slot)));
+        if ownership.as_ref().is_some_and(|(_, ownership)| !ownership.is_owned()) {
             return false;
         }
         self.touch(&mut table, key, limit, now, |counter| {
-            deed(counter);
-            limit.decide(counter, now, Ask::Look)
+            action(counter);
+            limit.decide(counter, now, Operation::Peek)
         });
-        if let Some((tenures, mut tenure)) = tenure {
-            tenures.note(slot, &mut tenure, key, table.len());
+        if let Some((ownerships, mut ownership)) = ownership {
+            ownerships.record_change(slot, &mut ownership, key, table.len());
         }
         true
     }
 
-    /// Lets the counter of `key` absorb what waits for it, where anything does.
-    pub(super) fn absorb_extras(
+    /// Merges pending usage into the counter of `key`, if there is any.
+    pub(super) fn absorb_pending(
         &self,
         table: &mut Table,
-        tenure: &mut Tenure,
+        ownership: &mut SlotOwnership,
         key: Key,
         limit: &Limit,
         now: Timestamp,
     ) -> bool {
-        if tenure.beside().is_none_or(|beside| beside.extras.of(key).is_empty()) {
+        if ownership.side_data().is_none_or(|side_data| side_data.pending.of(key).is_empty()) {
             return false;
         }
-        let extras = tenure.change_beside(|| self.nothing_beside(), |beside| beside.extras.take(key));
+        let pending =
+            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.take(key));
         self.touch(table, key, limit, now, |counter| {
-            for extra in extras.iter().filter(|extra| now < extra.cell.idle_at()) {
-                let consumed = extra.cell.counter(limit);
-                let base = extra.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));
+            for usage in pending.iter().filter(|usage| now < usage.packed.idle_at()) {
+                let consumed = usage.packed.counter(limit);
+                let base = usage.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));
                 limit.absorb(counter, &limit.since(&consumed, &base, now), now);
             }
-            limit.decide(counter, now, Ask::Look)
+            limit.decide(counter, now, Operation::Peek)
         });
         true
     }
 
-    /// The same contents, counted in the memory limit for as long as they live; `None` where there is no memory for
-    /// them.
-    pub fn within_limit(&self, contents: Contents) -> Option<Contents> {
-        let short = self.means.budget.is_short_of(contents.bytes());
-        (!short).then(|| contents.counted_in(&self.means.budget))
+    /// The same data, counted in the memory limit until it is dropped; `None` if there is no memory for it.
+    pub fn within_limit(&self, data: SlotData) -> Option<SlotData> {
+        let short = self.resources.budget.is_short_of(data.bytes());
+        (!short).then(|| data.charged_to(&self.resources.budget))
     }
 }
 

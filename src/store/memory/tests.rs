@@ -1,4 +1,4 @@
-//! What the table promises: exactness under races, all or nothing, and a bound on its memory.
+//! Tests of the store: exactness under concurrency, atomicity of check sets, and the memory limit.
 
 use std::{
     num::NonZeroU64,
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     algorithm::{
-        Ask, Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog,
+        Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     descriptor::{Entry, KeyText, Secret},
@@ -34,8 +34,8 @@ pub(super) fn window(limit: u64) -> Limit {
 }
 
 pub(super) fn bucket(burst: u64) -> Limit {
-    let pace = Pace::new(NonZeroU64::new(1).unwrap(), NonZeroU64::new(3_600 * SECOND).unwrap());
-    Limit::TokenBucket(TokenBucket { pace, burst, excess: Excess::Refuse })
+    let rate = Rate::new(NonZeroU64::new(1).unwrap(), NonZeroU64::new(3_600 * SECOND).unwrap());
+    Limit::TokenBucket(TokenBucket { rate, burst, excess: Excess::Refuse })
 }
 
 fn any_refused(decisions: &[Decision]) -> bool {
@@ -44,7 +44,11 @@ fn any_refused(decisions: &[Decision]) -> bool {
 
 pub(super) fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
     memory
-        .apply(&[Check { key, limit, ask: Ask::Look, on_refusal: OnRefusal::TakeBack }], NOW, |_| false)
+        .apply(
+            &[Check { key, limit, operation: Operation::Peek, on_refusal: OnRefusal::TakeBack }],
+            NOW,
+            |_| false,
+        )
         .unwrap()[0]
         .remaining
 }
@@ -61,24 +65,38 @@ fn race(callers: u64, call: impl Fn(u64) -> bool + Sync) -> u64 {
 }
 
 #[test]
-fn of_racing_callers_exactly_the_limit_pass() {
+fn concurrent_callers_admit_exactly_the_limit() {
     for limit in [window(100), bucket(100)] {
         let memory = Memory::new(BYTES, OnFull::Deny);
-        let check =
-            Check { key: key("one"), limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
+        let check = Check {
+            key: key("one"),
+            limit: &limit,
+            operation: Operation::Charge(1),
+            on_refusal: OnRefusal::TakeBack,
+        };
         let passed = race(256, |_| memory.apply(&[check], NOW, |_| false).unwrap()[0].verdict.passes());
         assert_eq!(passed, 100);
     }
 }
 
 #[test]
-fn of_racing_callers_of_several_counters_exactly_the_tightest_limit_pass_and_the_others_lose_nothing() {
+fn concurrent_check_sets_admit_exactly_the_tightest_limit() {
     let (memory, group, user) = (Memory::new(BYTES, OnFull::Deny), window(100), bucket(30));
     let passed = race(300, |caller| {
         let user_key = key(&format!("user {}", caller % 5));
         let mut checks = [
-            Check { key: key("group"), limit: &group, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
-            Check { key: user_key, limit: &user, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
+            Check {
+                key: key("group"),
+                limit: &group,
+                operation: Operation::Charge(1),
+                on_refusal: OnRefusal::TakeBack,
+            },
+            Check {
+                key: user_key,
+                limit: &user,
+                operation: Operation::Charge(1),
+                on_refusal: OnRefusal::TakeBack,
+            },
         ];
         if caller % 2 == 0 {
             checks.reverse();
@@ -92,11 +110,21 @@ fn of_racing_callers_of_several_counters_exactly_the_tightest_limit_pass_and_the
 }
 
 #[test]
-fn a_refused_call_tells_what_is_left_without_it() {
+fn refused_call_reports_remaining_without_its_charges() {
     let (memory, wide, narrow) = (Memory::new(BYTES, OnFull::Deny), window(10), window(1));
     let checks = [
-        Check { key: key("wide"), limit: &wide, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
-        Check { key: key("narrow"), limit: &narrow, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack },
+        Check {
+            key: key("wide"),
+            limit: &wide,
+            operation: Operation::Charge(1),
+            on_refusal: OnRefusal::TakeBack,
+        },
+        Check {
+            key: key("narrow"),
+            limit: &narrow,
+            operation: Operation::Charge(1),
+            on_refusal: OnRefusal::TakeBack,
+        },
     ];
     assert!(!any_refused(&memory.apply(&checks, NOW, any_refused).unwrap()));
     let refused = memory.apply(&checks, NOW, any_refused).unwrap();
@@ -106,23 +134,27 @@ fn a_refused_call_tells_what_is_left_without_it() {
 }
 
 #[test]
-fn two_checks_of_one_counter_charge_it_twice_or_not_at_all() {
+fn two_checks_of_one_counter_charge_twice_or_not_at_all() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(3));
-    let twice =
-        [Check { key: key("one"), limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack }; 2];
+    let twice = [Check {
+        key: key("one"),
+        limit: &limit,
+        operation: Operation::Charge(1),
+        on_refusal: OnRefusal::TakeBack,
+    }; 2];
     assert!(!any_refused(&memory.apply(&twice, NOW, any_refused).unwrap()));
     assert!(any_refused(&memory.apply(&twice, NOW, any_refused).unwrap()));
     assert_eq!(left(&memory, key("one"), &limit), 1);
 }
 
 #[test]
-fn a_call_may_involve_every_lock_there_is() {
+fn check_set_may_lock_every_slot() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1));
     let checks: Vec<_> = (0..10_000)
         .map(|index| Check {
             key: key(&index.to_string()),
             limit: &limit,
-            ask: Ask::Charge(1),
+            operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
         })
         .collect();
@@ -133,34 +165,35 @@ fn a_call_may_involve_every_lock_there_is() {
 }
 
 #[test]
-fn a_look_keeps_no_counter() {
+fn peek_stores_no_counter() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1));
     assert_eq!(left(&memory, key("one"), &limit), 1);
-    assert_eq!(memory.figures().live, 0);
+    assert_eq!(memory.stats().live, 0);
 }
 
 #[test]
-fn a_sweep_forgets_what_is_idle_and_nothing_else() {
+fn sweep_evicts_idle_counters_only() {
     let (memory, window, bucket) = (Memory::new(BYTES, OnFull::Deny), window(1), bucket(4));
     for index in 0..1_000 {
         let key = key(&index.to_string());
         let (limit, hits) = if index % 2 == 0 { (&window, 1) } else { (&bucket, 4) };
-        let check = Check { key, limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack };
+        let check = Check { key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack };
         memory.apply(&[check], NOW, |_| false).unwrap();
     }
-    let sweep =
-        |hours: u64| (0..PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(hours * 3_600 * SECOND)));
+    let sweep = |hours: u64| {
+        (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(hours * 3_600 * SECOND)))
+    };
     sweep(0);
-    assert_eq!(memory.figures().live, 1_000);
+    assert_eq!(memory.stats().live, 1_000);
     sweep(1);
-    assert_eq!(memory.figures().live, 500, "buckets take four hours to fill");
+    assert_eq!(memory.stats().live, 500, "the buckets are full after four hours");
     sweep(4);
-    assert_eq!(memory.figures().live, 0);
-    assert_eq!(memory.figures().bytes, 0, "and their memory is given back");
+    assert_eq!(memory.stats().live, 0);
+    assert_eq!(memory.stats().bytes, 0, "the memory of evicted counters is released");
 }
 
 pub(super) fn second_of(index: u64) -> Limit {
-    let pace = |hits, nanos| Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+    let rate = |hits, nanos| Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
     let window = || Window::of_nanos(SECOND).unwrap();
     let span = Span::of_nanos(SECOND).unwrap();
     let odd = Span::of_nanos(1_234_567).unwrap();
@@ -178,20 +211,20 @@ pub(super) fn second_of(index: u64) -> Limit {
         Limit::SlidingWindow(SlidingWindow { limit: 7, span: odd, excess: owes }),
         Limit::SubWindows(SlidingLog { limit: 10, span, grain: number(SECOND / 10), excess: refuse }),
         Limit::SlidingLog(SlidingLog { limit: 10, span, grain: number(1), excess: Excess::Count }),
-        Limit::TokenBucket(TokenBucket { pace: pace(3, SECOND), burst: 10, excess: refuse }),
-        Limit::TokenBucket(TokenBucket { pace: pace(u64::MAX, SECOND), burst: 1 << 40, excess: refuse }),
+        Limit::TokenBucket(TokenBucket { rate: rate(3, SECOND), burst: 10, excess: refuse }),
+        Limit::TokenBucket(TokenBucket { rate: rate(u64::MAX, SECOND), burst: 1 << 40, excess: refuse }),
         Limit::SteppedBucket(SteppedBucket {
             amount: number(3),
             interval: number(SECOND),
             burst: 10,
             excess: owes,
         }),
-        Limit::LeakyBucket(TokenBucket { pace: pace(7, SECOND), burst: 4, excess: Excess::Count }),
+        Limit::LeakyBucket(TokenBucket { rate: rate(7, SECOND), burst: 4, excess: Excess::Count }),
         Limit::LeakyQueue(LeakyQueue {
-            pace: pace(5, SECOND),
+            rate: rate(5, SECOND),
             burst: Some(4),
             max_delay: None,
-            patience: None,
+            timeout: None,
         }),
     ];
     all[index as usize % all.len()].clone()
@@ -199,38 +232,38 @@ pub(super) fn second_of(index: u64) -> Limit {
 
 proptest! {
     #[test]
-    fn a_counter_in_the_table_answers_as_the_algorithm_does(
+    fn stored_counter_answers_like_the_algorithm(
         index in 0..15_u64,
-        asks in prop::collection::vec(
+        operations in prop::collection::vec(
             (prop_oneof![Just(0), 0..SECOND, 0..4 * SECOND], prop_oneof![
-                1 => Just(Ask::Look),
-                6 => (1..9_u64).prop_map(Ask::Charge),
-                1 => any::<u64>().prop_map(Ask::Charge),
-                1 => (1..9_u64).prop_map(Ask::Refund),
+                1 => Just(Operation::Peek),
+                6 => (1..9_u64).prop_map(Operation::Charge),
+                1 => any::<u64>().prop_map(Operation::Charge),
+                1 => (1..9_u64).prop_map(Operation::Refund),
             ]),
             1..60,
         ),
     ) {
         let (limit, memory, mut now) = (second_of(index), Memory::new(BYTES, OnFull::Deny), NOW);
         let mut counter = limit.fresh();
-        for (step, (pause, ask)) in asks.into_iter().enumerate() {
+        for (step, (pause, operation)) in operations.into_iter().enumerate() {
             now = now.plus(pause);
-            let check = Check { key: key("one"), limit: &limit, ask, on_refusal: OnRefusal::TakeBack };
+            let check = Check { key: key("one"), limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
             let kept = memory.apply(&[check], now, |_| false).unwrap()[0];
-            let expected = limit.decide(&mut counter, now, ask);
+            let expected = limit.decide(&mut counter, now, operation);
             prop_assert_eq!(kept.verdict, expected.verdict);
             prop_assert_eq!((kept.remaining, kept.reset_after), (expected.remaining, expected.reset_after));
             if step % 7 == 0 {
-                (0..PARTS).for_each(|part| memory.sweep_part(part, now));
+                (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, now));
             }
         }
-        (0..PARTS).for_each(|part| memory.sweep_part(part, Timestamp::MAX));
-        prop_assert_eq!((memory.figures().live, memory.figures().bytes), (0, 0));
+        (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, Timestamp::MAX));
+        prop_assert_eq!((memory.stats().live, memory.stats().bytes), (0, 0));
     }
 }
 
 pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> bool {
-    let check = Check { key, limit, ask: Ask::Charge(1), on_refusal: OnRefusal::TakeBack };
+    let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::TakeBack };
     memory.apply(&[check], now, |_| false).unwrap()[0].verdict.passes()
 }
 
@@ -239,7 +272,7 @@ fn number(number: u64) -> Key {
 }
 
 #[test]
-fn a_million_counters_take_at_most_64_bytes_each() {
+fn million_counters_take_at_most_64_bytes_each() {
     let sliding =
         SlidingWindow { limit: 10, span: Span::of_nanos(SECOND * 60).unwrap(), excess: Excess::Refuse };
     for limit in [window(10), bucket(10), Limit::SlidingWindow(sliding)] {
@@ -247,17 +280,17 @@ fn a_million_counters_take_at_most_64_bytes_each() {
         let mut worst = 0.0_f64;
         for index in 0..1_000_000 {
             assert!(charge(&memory, number(index), &limit, NOW));
-            if index % 10_000 == 0 && 100_000 < index {
-                worst = worst.max(memory.figures().bytes as f64 / (index + 1) as f64);
+            if index % 10_000 == 0 && index > 100_000 {
+                worst = worst.max(memory.stats().bytes as f64 / (index + 1) as f64);
             }
         }
-        assert_eq!(memory.figures().live, 1_000_000);
+        assert_eq!(memory.stats().live, 1_000_000);
         assert!(worst <= 64.0, "{worst} bytes a counter");
     }
 }
 
 #[test]
-fn a_flood_of_new_keys_stays_within_the_budget_and_frees_nobody_who_is_refused() {
+fn flood_of_new_keys_stays_in_budget_and_admits_no_refused_key() {
     let bytes_max = 2 * BYTES_MIN;
     for limit in [window(3), bucket(3)] {
         let memory = Memory::new(bytes_max, OnFull::Deny);
@@ -266,34 +299,34 @@ fn a_flood_of_new_keys_stays_within_the_budget_and_frees_nobody_who_is_refused()
         }
         assert!(!charge(&memory, key("exhausted"), &limit, NOW));
         for index in 0..200_000 {
-            assert!(charge(&memory, number(index), &limit, NOW), "there is always one to forget");
-            assert!(memory.means.budget.taken() as u64 <= bytes_max);
+            assert!(charge(&memory, number(index), &limit, NOW), "there is always a counter to evict");
+            assert!(memory.resources.budget.used() as u64 <= bytes_max);
         }
-        let figures = memory.figures();
+        let stats = memory.stats();
         assert!(!charge(&memory, key("exhausted"), &limit, NOW));
-        assert!(0 < figures.evicted_unexpired && figures.evicted_idle == 0 && figures.refused_full == 0);
-        assert!(bytes_max / 80 < figures.live as u64, "the budget is used: {figures:?}");
+        assert!(stats.evicted_unexpired > 0 && stats.evicted_idle == 0 && stats.refused_full == 0);
+        assert!(bytes_max / 80 < stats.live as u64, "most of the budget is in use: {stats:?}");
     }
 }
 
 #[test]
-fn idle_counters_go_before_any_other() {
+fn idle_counters_are_evicted_first() {
     let (memory, short, long) = (Memory::new(BYTES_MIN, OnFull::Deny), second_of(2), window(1_000));
     for index in 0..5_000 {
         charge(&memory, number(index), &long, NOW);
     }
-    // The flood's counters are idle a second later, when the next thousand come.
+    // The counters of the flood are idle a second later, when the next thousand arrive.
     for second in 0..100 {
         for index in 0..1_000 {
             charge(&memory, key(&format!("{second} {index}")), &short, NOW.plus(second * SECOND));
         }
     }
-    let figures = memory.figures();
-    assert!(0 < figures.evicted_idle && figures.evicted_unexpired == 0, "{figures:?}");
+    let stats = memory.stats();
+    assert!(stats.evicted_idle > 0 && stats.evicted_unexpired == 0, "{stats:?}");
 }
 
 #[test]
-fn where_nothing_may_go_new_keys_get_what_is_set_and_the_others_live_on() {
+fn new_keys_without_evictable_counters_follow_on_full() {
     for (on_full, passes) in [(OnFull::Deny, false), (OnFull::Allow, true)] {
         let (memory, tight, other) = (Memory::new(BYTES_MIN, on_full), window(1), window(100));
         charge(&memory, key("other"), &other, NOW);
@@ -301,18 +334,18 @@ fn where_nothing_may_go_new_keys_get_what_is_set_and_the_others_live_on() {
         for index in 0..60_000 {
             kept += u64::from(charge(&memory, number(index), &tight, NOW));
         }
-        let figures = memory.figures();
-        assert!(0 < figures.refused_full && figures.live < 60_000, "{figures:?}");
+        let stats = memory.stats();
+        assert!(stats.refused_full > 0 && stats.live < 60_000, "{stats:?}");
         assert_eq!(kept == 60_000, passes);
-        // Who was let in once is refused, whether there was memory for the key or not.
+        // An admitted key is refused later, whether or not there was memory for it.
         assert!(!charge(&memory, number(0), &tight, NOW));
         assert_eq!(charge(&memory, key("new"), &tight, NOW), passes);
-        assert!(figures.bytes as u64 <= BYTES_MIN);
+        assert!(stats.bytes as u64 <= BYTES_MIN);
     }
 }
 
 #[test]
-fn logs_count_in_the_budget() {
+fn logs_count_in_the_memory_budget() {
     let span = Span::of_nanos(3_600 * SECOND).unwrap();
     let limit =
         Limit::SlidingLog(SlidingLog { limit: 1_000, span, grain: NonZeroU64::MIN, excess: Excess::Refuse });
@@ -322,9 +355,9 @@ fn logs_count_in_the_budget() {
             charge(&memory, number(index), &limit, NOW.plus(hit));
         }
     }
-    (0..PARTS).for_each(|part| memory.sweep_part(part, NOW));
-    let figures = memory.figures();
-    assert!(0 < figures.evicted_unexpired && figures.bytes as u64 <= BYTES_MIN, "{figures:?}");
-    (0..PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(3_601 * SECOND)));
-    assert_eq!(memory.figures().bytes, 0);
+    (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, NOW));
+    let stats = memory.stats();
+    assert!(stats.evicted_unexpired > 0 && stats.bytes as u64 <= BYTES_MIN, "{stats:?}");
+    (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(3_601 * SECOND)));
+    assert_eq!(memory.stats().bytes, 0);
 }

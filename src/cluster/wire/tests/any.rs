@@ -7,12 +7,12 @@ use proptest::{prelude::*, sample::select};
 
 use crate::{
     algorithm::{
-        Ask, Calendar, CalendarUnit, Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Pace,
+        Calendar, CalendarUnit, Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate,
         Receipt, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     cluster::{MemberId, message::*},
     descriptor::{Key, Secret},
-    store::{Check, Contents, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
     time::{SECOND, Timestamp},
 };
 
@@ -65,8 +65,8 @@ fn interval() -> impl Strategy<Value = NonZeroU64> {
     nanos().prop_map(|nanos| NonZeroU64::new(nanos / BURST_MAX).unwrap())
 }
 
-fn pace() -> impl Strategy<Value = Pace> {
-    (at_least_1(), interval()).prop_map(|(hits, interval)| Pace::new(hits, interval))
+fn pace() -> impl Strategy<Value = Rate> {
+    (at_least_1(), interval()).prop_map(|(hits, interval)| Rate::new(hits, interval))
 }
 
 prop_compose! {
@@ -77,7 +77,7 @@ prop_compose! {
 
 prop_compose! {
     fn bucket()(pace in pace(), burst in 0..BURST_MAX, excess in excess()) -> TokenBucket {
-        TokenBucket { pace, burst, excess }
+        TokenBucket { rate: pace, burst, excess }
     }
 }
 
@@ -99,7 +99,7 @@ prop_compose! {
         max_delay in prop::option::of(time()),
         patience in prop::option::of(time()),
     ) -> LeakyQueue {
-        LeakyQueue { pace, burst, max_delay, patience }
+        LeakyQueue { rate: pace, burst, max_delay, timeout: patience }
     }
 }
 
@@ -124,7 +124,7 @@ pub(super) fn limit() -> BoxedStrategy<Limit> {
 /// A receipt issued by a limit of any kind.
 fn receipt() -> BoxedStrategy<Receipt> {
     let charge = (limit(), 1..10_u64)
-        .prop_map(|(limit, hits)| limit.decide(&mut limit.fresh(), NOW, Ask::Charge(hits)).receipt);
+        .prop_map(|(limit, hits)| limit.decide(&mut limit.fresh(), NOW, Operation::Charge(hits)).receipt);
     charge.prop_filter_map("it passed, and within its limit", |receipt| receipt).boxed()
 }
 
@@ -165,15 +165,15 @@ prop_compose! {
 }
 
 /// The contents of a slot after some charges and with consumption to absorb, whole or changes only.
-fn contents() -> BoxedStrategy<Arc<Contents>> {
+fn contents() -> BoxedStrategy<Arc<SlotData>> {
     let charges = || prop::collection::vec((any::<u64>(), limit(), 1..10_u64), 0..4);
     (charges(), charges(), any::<bool>())
         .prop_map(|(here, elsewhere, all)| {
-            let elsewhere = held(&elsewhere).whole(Slot(0)).contents;
+            let elsewhere = held(&elsewhere).whole(Slot(0)).data;
             let memory = held(&here);
-            memory.add(Slot(0), elsewhere.difference(&Contents::default()), NOW);
+            memory.add(Slot(0), elsewhere.difference(&SlotData::default()), NOW);
             let copied = if all { memory.whole(Slot(0)) } else { memory.changes(Slot(0)) };
-            Arc::new(copied.contents.without_idle(NOW))
+            Arc::new(copied.data.without_idle(NOW))
         })
         .boxed()
 }
@@ -181,12 +181,14 @@ fn contents() -> BoxedStrategy<Arc<Contents>> {
 fn held(charges: &[(u64, Limit, u64)]) -> Memory {
     let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
     memory.track_changes();
-    memory.hold(Slot(0), Contents::default(), NOW);
+    memory.acquire(Slot(0), SlotData::default(), NOW);
     // A new slot counts as changed as a whole until it is first copied.
     memory.whole(Slot(0));
     for (low, limit, hits) in charges {
-        let (key, ask) = (Key::from_halves(0, *low), Ask::Charge(*hits));
-        memory.apply(&[Check { key, limit, ask, on_refusal: OnRefusal::Keep }], NOW, |_| false).unwrap();
+        let (key, ask) = (Key::from_halves(0, *low), Operation::Charge(*hits));
+        memory
+            .apply(&[Check { key, limit, operation: ask, on_refusal: OnRefusal::Keep }], NOW, |_| false)
+            .unwrap();
     }
     memory
 }
@@ -243,9 +245,9 @@ prop_compose! {
 
 fn operation() -> BoxedStrategy<RemoteOperation> {
     prop_oneof![
-        Just(RemoteOperation::Decide(Ask::Look)),
-        number().prop_map(|hits| RemoteOperation::Decide(Ask::Charge(hits))),
-        number().prop_map(|hits| RemoteOperation::Decide(Ask::Refund(hits))),
+        Just(RemoteOperation::Decide(Operation::Peek)),
+        number().prop_map(|hits| RemoteOperation::Decide(Operation::Charge(hits))),
+        number().prop_map(|hits| RemoteOperation::Decide(Operation::Refund(hits))),
         receipt().prop_map(RemoteOperation::Undo),
         contents().prop_map(RemoteOperation::Absorb),
         settlement().boxed().prop_map(RemoteOperation::Settle),

@@ -5,14 +5,14 @@ use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use super::any::NOW;
 use crate::{
-    algorithm::{Ask, Classic, Decision, Excess, Limit, Pace, TokenBucket, Verdict, Window},
+    algorithm::{Classic, Decision, Excess, Limit, Operation, Rate, TokenBucket, Verdict, Window},
     cluster::{
         MemberId,
         message::*,
         wire::{decode, encode},
     },
     descriptor::{Key, Secret},
-    store::{Check, Contents, Memory, OnFull, OnRefusal, Slot},
+    store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
     time::SECOND,
 };
 
@@ -45,7 +45,7 @@ fn classic() -> Limit {
 
 fn bucket() -> Limit {
     let [hits, nanos] = [5, SECOND].map(|number| NonZeroU64::new(number).unwrap());
-    Limit::TokenBucket(TokenBucket { pace: Pace::new(hits, nanos), burst: 20, excess: Excess::Refuse })
+    Limit::TokenBucket(TokenBucket { rate: Rate::new(hits, nanos), burst: 20, excess: Excess::Refuse })
 }
 
 fn ask(limit: Limit, operation: RemoteOperation) -> Message {
@@ -55,7 +55,7 @@ fn ask(limit: Limit, operation: RemoteOperation) -> Message {
 }
 
 fn answer(limit: &Limit) -> Message {
-    let decision = limit.decide(&mut limit.fresh(), NOW, Ask::Charge(1));
+    let decision = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1));
     let lease = Some(LeaseReply::Granted { number: 1, hits: 2, ttl: Duration::from_nanos(3) });
     Message::Reply { ticket: 258, reply: Reply::Decided { decision, charged: 1, lease } }
 }
@@ -68,13 +68,13 @@ fn refusal() -> Message {
 }
 
 /// A bucket that was emptied a second ago.
-fn contents() -> Arc<Contents> {
+fn contents() -> Arc<SlotData> {
     let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
-    memory.hold(Slot(0), Contents::default(), NOW.minus(SECOND));
-    let (limit, ask) = (bucket(), Ask::Charge(20));
-    let check = Check { key: KEY, limit: &limit, ask, on_refusal: OnRefusal::Keep };
+    memory.acquire(Slot(0), SlotData::default(), NOW.minus(SECOND));
+    let (limit, ask) = (bucket(), Operation::Charge(20));
+    let check = Check { key: KEY, limit: &limit, operation: ask, on_refusal: OnRefusal::Keep };
     memory.apply(&[check], NOW.minus(SECOND), |_| false).unwrap();
-    Arc::new(memory.whole(Slot(0)).contents)
+    Arc::new(memory.whole(Slot(0)).data)
 }
 
 fn transfer() -> Message {
@@ -104,14 +104,14 @@ fn pinned(message: Message, bytes: &str) {
 #[test]
 fn encoding_of_charge_and_look_is_stable() {
     pinned(
-        ask(classic(), RemoteOperation::Decide(Ask::Charge(1))),
+        ask(classic(), RemoteOperation::Decide(Operation::Charge(1))),
         concat!(
             "0a2b0a290882021108070605040302011918171615141312112209000a0080b09dc2df012880ade2",
             "0430014001"
         ),
     );
     pinned(
-        ask(bucket(), RemoteOperation::Decide(Ask::Look)),
+        ask(bucket(), RemoteOperation::Decide(Operation::Peek)),
         concat!(
             "0a2b0a29088202110807060504030201191817161514131211220905058094ebdc0314002880ade2",
             "0430014801"
@@ -132,7 +132,7 @@ fn encoding_of_receipt_in_answer_and_undo_is_stable() {
             "0042080a06080110021803"
         ),
     );
-    let receipt = bucket().decide(&mut bucket().fresh(), NOW, Ask::Charge(1)).receipt.unwrap();
+    let receipt = bucket().decide(&mut bucket().fresh(), NOW, Operation::Charge(1)).receipt.unwrap();
     pinned(
         ask(bucket(), RemoteOperation::Undo(receipt)),
         concat!(
@@ -175,7 +175,7 @@ fn encoding_of_transfer_is_stable() {
 
 #[test]
 fn charge_has_under_100_bytes_and_answer_under_60() {
-    let charge = encode(&[ask(bucket(), RemoteOperation::Decide(Ask::Charge(1)))], NOW).len();
+    let charge = encode(&[ask(bucket(), RemoteOperation::Decide(Operation::Charge(1)))], NOW).len();
     let answer = encode(&[answer(&bucket())], NOW).len();
     assert!(charge < 100, "{charge}");
     assert!(answer < 60, "{answer}");

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::any::{NOW, limit};
 use crate::{
-    algorithm::{Ask, Decision, Limit, Receipt},
+    algorithm::{Decision, Limit, Operation, Receipt},
     cluster::{
         message::{Message, RemoteCheck, RemoteOperation, Reply},
         wire::{decode, encode},
@@ -48,13 +48,13 @@ proptest! {
         there in instant(),
     ) {
         let mut counter = limit.fresh();
-        let decision = limit.decide(&mut counter, NOW, Ask::Charge(hits));
+        let decision = limit.decide(&mut counter, NOW, Operation::Charge(hits));
         let receipt = crossed_twice(&limit, decision, there);
         prop_assert_eq!(receipt, decision.receipt);
         if let Some(receipt) = receipt {
             limit.undo(&mut counter, receipt, NOW);
-            let left = limit.decide(&mut counter, NOW, Ask::Look).remaining;
-            prop_assert_eq!(left, limit.decide(&mut limit.fresh(), NOW, Ask::Look).remaining);
+            let left = limit.decide(&mut counter, NOW, Operation::Peek).remaining;
+            prop_assert_eq!(left, limit.decide(&mut limit.fresh(), NOW, Operation::Peek).remaining);
         }
     }
 
@@ -71,15 +71,15 @@ proptest! {
         let mut receipts = Vec::new();
         for (pause, hits) in charges {
             (now, then) = (now.plus(pause), then.plus(pause));
-            let receipt = limit.decide(&mut here, now, Ask::Charge(hits)).receipt;
+            let receipt = limit.decide(&mut here, now, Operation::Charge(hits)).receipt;
             receipts.push((hits, receipt));
-            limit.decide(&mut moved, then, Ask::Charge(hits));
+            limit.decide(&mut moved, then, Operation::Charge(hits));
         }
         if let (hits, Some(receipt)) = receipts[which.index(receipts.len())] {
             let then = then.plus(later);
-            let before = limit.decide(&mut moved, then, Ask::Look).remaining;
+            let before = limit.decide(&mut moved, then, Operation::Peek).remaining;
             limit.undo(&mut moved, receipt, then);
-            let after = limit.decide(&mut moved, then, Ask::Look).remaining;
+            let after = limit.decide(&mut moved, then, Operation::Peek).remaining;
             prop_assert!(before <= after, "{} became {}", before, after);
             prop_assert!(after <= before.saturating_add(hits), "{} became {} for {}", before, after, hits);
         }

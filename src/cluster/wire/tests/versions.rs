@@ -10,7 +10,7 @@ use prost::{
 
 use super::any::NOW;
 use crate::{
-    algorithm::{Ask, Classic, Limit, Verdict, Window},
+    algorithm::{Classic, Limit, Operation, Verdict, Window},
     cluster::{
         MemberId,
         message::*,
@@ -20,7 +20,7 @@ use crate::{
         },
     },
     descriptor::Key,
-    store::{Contents, Slot},
+    store::{Slot, SlotData},
     time::SECOND,
 };
 
@@ -113,7 +113,7 @@ fn ask_without_optional_fields_gets_least_defaults() {
     let check = RemoteCheck {
         key: Key::from_halves(0, 0),
         limit: limit(),
-        operation: RemoteOperation::Decide(Ask::Look),
+        operation: RemoteOperation::Decide(Operation::Peek),
         lease_hits: 0,
     };
     let expected =
@@ -169,7 +169,7 @@ fn missing_version_is_least_and_missing_contents_are_empty() {
     };
     let heard = heard(Kind::Transfer(Box::new(transfer))).unwrap();
     assert_eq!(heard, [Message::HandOff(Box::new(expected))]);
-    assert_eq!(Contents::default().len(), 0);
+    assert_eq!(SlotData::default().len(), 0);
 }
 
 #[test]

@@ -1,92 +1,92 @@
-//! What keeps decisions from the straight line: slots that are not to be relied upon, and a lead that a clock gave up.
+//! States that exclude the fast path of decisions: suspended ownership, and a lead that a clock gave up.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use crate::time::Timestamp;
 
-/// A lead that a clock gave up: it went on from `at` although it had shown `until`.
+/// A lead that a clock gave up: the clock continued from `at` although it had shown `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lead {
-    /// The instant at which it was given up, by the clock that was put right.
+    /// When the lead was given up, by the corrected clock.
     pub at: Timestamp,
-    /// The latest instant that the clock had shown. From then on no counter lies ahead any more.
+    /// The latest instant that the clock had shown. From then on, no counter is ahead of the clock.
     pub until: Timestamp,
 }
 
 impl Lead {
-    /// One lead that stands for both.
+    /// A lead that covers both.
     pub(in crate::store) fn and(self, other: Self) -> Self {
         Self { at: self.at.max(other.at), until: self.until.max(other.until) }
     }
 
-    /// The same, by a clock that shows `back` nanoseconds less.
-    pub(in crate::store) fn earlier(self, back: u64) -> Self {
+    /// The same lead for a clock that shows `back` nanoseconds less.
+    pub(in crate::store) fn shifted_back(self, back: u64) -> Self {
         Self { at: self.at.minus(back), until: self.until.minus(back) }
     }
 }
 
-/// What is in force; it is read by every decision, so it is one byte.
+/// The restrictions in force. Every decision reads them, so the flags are one byte.
 #[derive(Debug, Default)]
-pub(super) struct Caution {
+pub(super) struct Restrictions {
     flags: AtomicU8,
-    // Of the lead, in nanoseconds. They only matter while its flag is set.
+    // The lead, in nanoseconds. Only valid while its flag is set.
     at: AtomicU64,
     until: AtomicU64,
 }
 
-/// One reading of a [`Caution`].
+/// One reading of [`Restrictions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flags(u8);
 
-const DISTRUSTED: u8 = 1;
+const SUSPENDED: u8 = 1;
 const LEAD: u8 = 2;
 
 impl Flags {
-    /// Whether nothing is in force.
+    /// Whether there are no restrictions.
     #[inline(always)]
     pub(super) fn are_clear(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether what is held is not to be relied upon for now.
+    /// Whether decisions are suspended.
     #[inline(always)]
-    pub(super) fn distrust(self) -> bool {
-        self.0 & DISTRUSTED != 0
+    pub(super) fn is_suspended(self) -> bool {
+        self.0 & SUSPENDED != 0
     }
 }
 
-impl Caution {
+impl Restrictions {
     #[inline(always)]
     pub(super) fn flags(&self) -> Flags {
         Flags(self.flags.load(Relaxed))
     }
 
-    pub(super) fn set_distrusted(&self, distrusted: bool) {
-        if distrusted {
-            self.flags.fetch_or(DISTRUSTED, Relaxed);
+    pub(super) fn set_suspended(&self, suspended: bool) {
+        if suspended {
+            self.flags.fetch_or(SUSPENDED, Relaxed);
         } else {
-            self.flags.fetch_and(!DISTRUSTED, Relaxed);
+            self.flags.fetch_and(!SUSPENDED, Relaxed);
         }
     }
 
-    /// A clock has given up a lead, or counters come from one that has.
+    /// Adds a lead of this clock or of the clock that received counters come from.
     pub(super) fn add_lead(&self, lead: Lead) {
         self.at.fetch_max(lead.at.as_nanos(), Relaxed);
         self.until.fetch_max(lead.until.as_nanos(), Relaxed);
         self.flags.fetch_or(LEAD, Relaxed);
     }
 
-    /// The lead in force.
+    /// The current lead.
     pub(super) fn lead(&self) -> Option<Lead> {
         let [at, until] = [&self.at, &self.until].map(|nanos| Timestamp::from_nanos(nanos.load(Relaxed)));
         (self.flags.load(Relaxed) & LEAD != 0).then_some(Lead { at, until })
     }
 
-    /// Ends the lead once the clock shows again what it had shown.
+    /// Ends the lead once the clock has caught up with it.
     pub(super) fn end_lead(&self, now: Timestamp) {
         if self.lead().is_some_and(|lead| lead.until <= now) {
             self.flags.fetch_and(!LEAD, Relaxed);
-            // One that was added meanwhile goes on.
+            // Restores the flag if another lead was added in between.
             if now.as_nanos() < self.until.load(Relaxed) {
                 self.flags.fetch_or(LEAD, Relaxed);
             }
@@ -101,28 +101,28 @@ mod tests {
     use super::*;
     use crate::{
         algorithm::{
-            Ask, Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog, SlidingWindow,
-            Span, SteppedBucket, TokenBucket, Verdict, Window,
+            Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
+            SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
         },
         store::{
-            Check, Contents, Memory, OnFull, OnRefusal,
+            Check, Memory, OnFull, OnRefusal, SlotData,
             memory::tests::{BYTES, NOW, key},
         },
         time::SECOND,
     };
 
     const DAY: u64 = 86_400 * SECOND;
-    /// What the clock showed that was 30 days ahead.
+    /// What the clock showed while it was 30 days ahead.
     const SHOWN: Timestamp = NOW.plus(30 * DAY);
     const LEAD: Lead = Lead { at: NOW, until: SHOWN };
 
-    /// Ten a day, by each algorithm.
+    /// A limit of ten a day for each algorithm.
     fn limits() -> [Limit; 9] {
         let (span, excess) = (Span::of_nanos(DAY).unwrap(), Excess::Refuse);
         let [one, ten, hour, day] = [1, 10, DAY / 24, DAY].map(|number| NonZeroU64::new(number).unwrap());
-        let (pace, limit) = (Pace::new(ten, day), 10);
+        let (rate, limit) = (Rate::new(ten, day), 10);
         let window = Window::Aligned(span);
-        let bucket = TokenBucket { pace, burst: 10, excess };
+        let bucket = TokenBucket { rate, burst: 10, excess };
         [
             Limit::Classic(Classic { limit, window: window.clone() }),
             Limit::FixedWindow(FixedWindow { limit, window, excess }),
@@ -132,31 +132,38 @@ mod tests {
             Limit::TokenBucket(bucket),
             Limit::LeakyBucket(bucket),
             Limit::SteppedBucket(SteppedBucket { amount: one, interval: hour, burst: 10, excess }),
-            Limit::LeakyQueue(LeakyQueue { pace, burst: Some(9), max_delay: None, patience: None }),
+            Limit::LeakyQueue(LeakyQueue { rate, burst: Some(9), max_delay: None, timeout: None }),
         ]
     }
 
-    fn check<'l>(limit: &'l Limit, name: &str, ask: Ask) -> Check<'l> {
-        Check { key: key(&format!("{name} {:?}", limit.kind())), limit, ask, on_refusal: OnRefusal::Keep }
+    fn check<'l>(limit: &'l Limit, name: &str, operation: Operation) -> Check<'l> {
+        Check {
+            key: key(&format!("{name} {:?}", limit.kind())),
+            limit,
+            operation,
+            on_refusal: OnRefusal::Keep,
+        }
     }
 
-    fn alone(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<()> {
-        memory.apply_alone(check, now).unwrap().unwrap().decision
+    fn apply_single(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<()> {
+        memory.apply_single(check, now).unwrap().unwrap().decision
     }
 
-    fn among_others(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<()> {
+    fn apply_as_set(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<()> {
         memory.apply(&[*check], now, |_| false).unwrap()[0].without_receipt()
     }
 
-    /// A memory all of whose allowances were used up while the clock was ahead.
+    /// A store whose allowances were used up while the clock was ahead.
     fn used_up() -> Memory {
         let memory = Memory::new(BYTES, OnFull::Deny).with_slots(4).shared();
-        memory.each_slot().for_each(|slot| memory.hold(slot, Contents::default(), NOW));
+        memory.each_slot().for_each(|slot| memory.acquire(slot, SlotData::default(), NOW));
         for limit in &limits() {
             for name in ["asked", "silent"] {
                 for _ in 0..10 {
                     assert!(
-                        among_others(&memory, &check(limit, name, Ask::Charge(1)), SHOWN).verdict.passes()
+                        apply_as_set(&memory, &check(limit, name, Operation::Charge(1)), SHOWN)
+                            .verdict
+                            .passes()
                     );
                 }
             }
@@ -164,22 +171,22 @@ mod tests {
         memory
     }
 
-    /// That nothing is freed at `now`, when the clock was put right, and no key is locked out three days later, asked
-    /// meanwhile or not.
-    fn holds(
+    /// Asserts that nothing is freed at `now`, when the clock is corrected, and that three days later no key is
+    /// refused, whether it was charged in between or not.
+    fn assert_clamped(
         memory: &Memory,
         now: Timestamp,
         decide: impl Fn(&Memory, &Check<'_>, Timestamp) -> Decision<()>,
     ) {
         for limit in &limits() {
-            let refused = decide(memory, &check(limit, "asked", Ask::Charge(1)), now);
+            let refused = decide(memory, &check(limit, "asked", Operation::Charge(1)), now);
             let Verdict::Refuse { retry_after: Some(wait) } = refused.verdict else {
                 panic!("{limit:?} frees {refused:?}");
             };
-            assert!(wait.as_nanos() <= 3 * u128::from(DAY), "{limit:?} locks out for {wait:?}");
+            assert!(wait.as_nanos() <= 3 * u128::from(DAY), "{limit:?} refuses for {wait:?}");
             for name in ["asked", "silent"] {
-                let check = check(limit, name, Ask::Look);
-                assert_eq!(memory.look(check.key, limit, now.plus(3 * DAY)).look.remaining, 10, "{limit:?}");
+                let check = check(limit, name, Operation::Peek);
+                assert_eq!(memory.peek(check.key, limit, now.plus(3 * DAY)).peek.remaining, 10, "{limit:?}");
                 assert_eq!(decide(memory, &check, now.plus(3 * DAY)).remaining, 10, "{limit:?} {name}");
             }
         }
@@ -187,46 +194,46 @@ mod tests {
 
     #[test]
     fn lead_given_up_frees_nothing_and_locks_no_key_out() {
-        for decide in [alone, among_others] {
+        for decide in [apply_single, apply_as_set] {
             let memory = used_up();
             memory.give_up_lead(LEAD);
-            holds(&memory, NOW, decide);
+            assert_clamped(&memory, NOW, decide);
         }
     }
 
     #[test]
-    fn slot_handed_off_after_a_lead_was_given_up_locks_no_key_out() {
-        // The other replica's clock shows an hour less, and never was ahead.
+    fn handed_off_slot_with_lead_given_up_locks_no_key_out() {
+        // The clock of the other replica is an hour behind and was never ahead.
         let (memory, there) = (used_up(), NOW.minus(DAY / 24));
         memory.give_up_lead(LEAD);
         let other = Memory::new(BYTES, OnFull::Deny).with_slots(4).shared();
         for slot in memory.each_slot() {
-            let (contents, _) = memory.give(slot).unwrap();
-            other.hold(slot, Contents::decode(&contents.encode(NOW), there).unwrap(), there);
+            let (data, _) = memory.release(slot).unwrap();
+            other.acquire(slot, SlotData::decode(&data.encode(NOW), there).unwrap(), there);
         }
-        holds(&other, there, among_others);
+        assert_clamped(&other, there, apply_as_set);
     }
 
     #[test]
-    fn lead_ends_when_the_clock_shows_again_what_it_had_shown() {
+    fn lead_ends_when_clock_catches_up() {
         let memory = used_up();
         memory.give_up_lead(LEAD);
         memory.sweep_part(0, SHOWN.minus(1));
-        assert!(!memory.caution.flags().are_clear());
+        assert!(!memory.restrictions.flags().are_clear());
         memory.sweep_part(0, SHOWN);
-        assert!(memory.caution.flags().are_clear());
+        assert!(memory.restrictions.flags().are_clear());
     }
 
     #[test]
-    fn window_that_arrives_from_a_clock_ahead_is_cut_to_the_next() {
+    fn window_from_clock_ahead_is_clamped_to_the_next() {
         let (memory, limits) = (used_up(), limits());
         for limit in &limits[..3] {
             let Verdict::Refuse { retry_after: Some(wait) } =
-                among_others(&memory, &check(limit, "asked", Ask::Charge(1)), NOW).verdict
+                apply_as_set(&memory, &check(limit, "asked", Operation::Charge(1)), NOW).verdict
             else {
                 panic!("{limit:?} frees its hits");
             };
-            assert!(wait.as_nanos() <= 3 * u128::from(DAY), "{limit:?} locks out for {wait:?}");
+            assert!(wait.as_nanos() <= 3 * u128::from(DAY), "{limit:?} refuses for {wait:?}");
         }
     }
 }

@@ -1,40 +1,40 @@
-//! A cell in bytes, for another replica: a tag that says of which kind it is, and what that kind needs.
+//! The wire format of packed counters: a tag for the kind, then its fields.
 //!
-//! Instants that are counted from go as ages, for the other replica's clock shows another time. Windows keep their
-//! place in the calendar.
+//! Debts and logs are sent as ages, because the clock of the other replica may differ. Windows keep their absolute
+//! times.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     algorithm::{
-        Counter, LOG_ENTRIES_MAX, LogCounter, PaceCounter, SlidingCounter, StepCounter, WindowCounter,
+        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, SlidingCounter, StepCounter, WindowCounter,
     },
-    store::cell::{Cell, Large, MILLISECOND, Millis, Used},
+    store::packed_counter::{Large, MILLISECOND, Millis, PackedCounter, UsedShare},
     time::Timestamp,
 };
 
-// They never change their meaning; a cell of another shape gets another tag.
+// Tags never change their meaning; a new layout gets a new tag.
 const WINDOW: u8 = 1;
 const SLIDING: u8 = 2;
-const PACE: u8 = 3;
+const DEBT: u8 = 3;
 const STEP: u8 = 4;
 const LARGE_WINDOW: u8 = 5;
 const LARGE_SLIDING: u8 = 6;
-const LARGE_PACE: u8 = 7;
+const LARGE_DEBT: u8 = 7;
 const LARGE_STEP: u8 = 8;
 const LOG: u8 = 9;
 
-/// What the bytes of a cell hold.
-pub(in crate::store) enum Read {
-    Cell(Cell),
-    /// A kind that this version does not know.
+/// The result of decoding a packed counter.
+pub(in crate::store) enum Decoded {
+    Counter(PackedCounter),
+    /// The tag is unknown to this version.
     Unknown,
-    /// A kind that is known, but not so.
+    /// The tag is known, but the fields are invalid.
     Malformed,
 }
 
-impl Cell {
-    /// Its tag and its bytes.
+impl PackedCounter {
+    /// The tag and the encoded fields.
     pub(in crate::store) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
         let age = |instant| Age::of(instant, now);
         match self {
@@ -42,8 +42,12 @@ impl Cell {
             Self::Sliding { used, until, previous, current } => {
                 (SLIDING, put(&(used, until.timestamp(), previous, current)))
             }
-            Self::Pace { refused_from, rest, paid_at } => (PACE, put(&(refused_from, rest, age(*paid_at)))),
-            Self::Step { refused_from, spare, full_at } => (STEP, put(&(refused_from, spare, age(*full_at)))),
+            Self::Debt { passing_debt_max, rest, paid_at } => {
+                (DEBT, put(&(passing_debt_max, rest, age(*paid_at))))
+            }
+            Self::Step { passing_debt_max, spare, full_at } => {
+                (STEP, put(&(passing_debt_max, spare, age(*full_at))))
+            }
             Self::Large(large) => {
                 let Large { counter, idle_at, used } = &**large;
                 match counter {
@@ -53,8 +57,8 @@ impl Cell {
                     Counter::Sliding(SlidingCounter { start, previous, current }) => {
                         (LARGE_SLIDING, put(&(used, idle_at, start, previous, current)))
                     }
-                    Counter::Pace(PaceCounter { paid_at, rest }) => {
-                        (LARGE_PACE, put(&(used, age(*idle_at), age(*paid_at), rest)))
+                    Counter::Debt(DebtCounter { paid_at, rest }) => {
+                        (LARGE_DEBT, put(&(used, age(*idle_at), age(*paid_at), rest)))
                     }
                     Counter::Step(StepCounter { full_at, spare }) => {
                         (LARGE_STEP, put(&(used, age(*idle_at), age(*full_at), spare)))
@@ -68,24 +72,24 @@ impl Cell {
         }
     }
 
-    /// The cell of that tag and those bytes.
-    pub(in crate::store) fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Read {
-        let cell = match tag {
+    /// Decodes the fields of a tag.
+    pub(in crate::store) fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Decoded {
+        let packed = match tag {
             WINDOW => take(bytes).map(|(used, count, end)| Self::Window { used, count, end }),
             SLIDING => take(bytes).map(|(used, until, previous, current)| {
                 let until: Timestamp = until;
                 let whole = until.minus(until.as_nanos() % MILLISECOND);
-                // It was cut to whole milliseconds, so it fits.
+                // A whole number of milliseconds, so it fits.
                 let until = Millis::of(whole).unwrap_or(Millis([0; 3]));
                 Self::Sliding { used, until, previous, current }
             }),
-            PACE => take(bytes).map(|(refused_from, rest, age): (_, _, Age)| {
+            DEBT => take(bytes).map(|(passing_debt_max, rest, age): (_, _, Age)| {
                 let paid_at = age.instant(now);
-                Self::Pace { refused_from, rest, paid_at }
+                Self::Debt { passing_debt_max, rest, paid_at }
             }),
-            STEP => take(bytes).map(|(refused_from, spare, age): (_, _, Age)| {
+            STEP => take(bytes).map(|(passing_debt_max, spare, age): (_, _, Age)| {
                 let full_at = age.instant(now);
-                Self::Step { refused_from, spare, full_at }
+                Self::Step { passing_debt_max, spare, full_at }
             }),
             LARGE_WINDOW => take(bytes).map(|(used, idle_at, start, count)| {
                 Self::large(used, idle_at, Counter::Window(WindowCounter { start, count }))
@@ -94,35 +98,35 @@ impl Cell {
                 let counter = SlidingCounter { start, previous, current };
                 Self::large(used, idle_at, Counter::Sliding(counter))
             }),
-            LARGE_PACE => take(bytes).map(|(used, idle_at, paid_at, rest): (_, Age, Age, _)| {
-                let counter = PaceCounter { paid_at: paid_at.instant(now), rest };
-                Self::large(used, idle_at.instant(now), Counter::Pace(counter))
+            LARGE_DEBT => take(bytes).map(|(used, idle_at, paid_at, rest): (_, Age, Age, _)| {
+                let counter = DebtCounter { paid_at: paid_at.instant(now), rest };
+                Self::large(used, idle_at.instant(now), Counter::Debt(counter))
             }),
             LARGE_STEP => take(bytes).map(|(used, idle_at, full_at, spare): (_, Age, Age, _)| {
                 let counter = StepCounter { full_at: full_at.instant(now), spare };
                 Self::large(used, idle_at.instant(now), Counter::Step(counter))
             }),
             LOG => Self::read_log(bytes, now),
-            _ => return Read::Unknown,
+            _ => return Decoded::Unknown,
         };
-        cell.map_or(Read::Malformed, Read::Cell)
+        packed.map_or(Decoded::Malformed, Decoded::Counter)
     }
 
     fn read_log(bytes: &[u8], now: Timestamp) -> Option<Self> {
-        let (used, idle_at, entries): (Used, Age, Vec<(Age, u64)>) = take(bytes)?;
-        if LOG_ENTRIES_MAX < entries.len() {
+        let (used, idle_at, entries): (UsedShare, Age, Vec<(Age, u64)>) = take(bytes)?;
+        if entries.len() > LOG_ENTRIES_MAX {
             return None;
         }
         let log = LogCounter::of(entries.into_iter().map(|(age, hits)| (age.instant(now), hits)));
         Some(Self::large(used, idle_at.instant(now), Counter::Log(log)))
     }
 
-    fn large(used: Used, idle_at: Timestamp, counter: Counter) -> Self {
+    fn large(used: UsedShare, idle_at: Timestamp, counter: Counter) -> Self {
         Self::Large(Box::new(Large { counter, idle_at, used }))
     }
 }
 
-/// How long after now an instant is, in nanoseconds; at most 292 years.
+/// An instant relative to now, in nanoseconds, within 292 years.
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 pub(in crate::store) struct Age(i64);
 
@@ -142,7 +146,7 @@ pub(in crate::store) fn put<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("numbers in memory are always written")
 }
 
-/// All of `bytes` as one value.
+/// Decodes all of `bytes` as one value.
 fn take<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)

@@ -1,53 +1,52 @@
-//! One descriptor with one counter, the usual request: the straight line through what `decide` does for several.
+//! One descriptor with one check: the common case of `decide`, without the steps that only several checks need.
 
 use std::{borrow::Cow, time::Duration};
 
 use crate::{
     algorithm::Decision,
-    limiter::{Descriptor, Request, Snapshot, Unanswered, metrics::Checked, plan},
+    limiter::{ActiveView, Descriptor, LimiterError, Request, metrics::CheckOutcome, plan},
     rules::{Domain, Usual},
-    store::{Alone, Check},
+    store::{Check, SingleDecision},
 };
 
-impl Snapshot<'_> {
-    /// Decides and counts a request where nothing but one counter has a say; `None` where more has, and then nothing
-    /// has happened.
-    // Always: what is known of its parts where they are used need not be written down and read again.
+impl ActiveView<'_> {
+    /// Decides and counts a request with exactly one check; `None`, without any effect, for all others.
+    // `inline(always)`: the values stay in registers.
     #[inline(always)]
-    pub(super) fn decide_alone<'s>(
+    pub(super) fn decide_single<'s>(
         &'s self,
         domain: &'s Domain,
         request: &Request<'_>,
-    ) -> Result<Option<(Usual<'s>, Decision<()>)>, Unanswered> {
+    ) -> Result<Option<(Usual<'s>, Decision<()>)>, LimiterError> {
         let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors else { return Ok(None) };
-        let Some((usual, check)) = self.check_alone(domain, descriptor, request.patience) else {
+        let Some((usual, check)) = self.single_check(domain, descriptor, request.timeout) else {
             return Ok(None);
         };
-        let applied = self.limiter.memory.apply_alone(&check, self.now());
-        let Some(Alone { decision, charged }) = applied.map_err(|_| self.why_not_here())? else {
+        let applied = self.limiter.memory.apply_single(&check, self.now());
+        let Some(SingleDecision { decision, charged }) = applied.map_err(|_| self.not_local_error())? else {
             return Ok(None);
         };
-        let checked = Checked { check: &check, decision: &decision, charged };
-        self.limiter.metrics.count_alone(domain, descriptor, usual, checked, self.limiter.modes);
+        let checked = CheckOutcome { check: &check, decision: &decision, charged };
+        self.limiter.metrics.count_single(domain, descriptor, usual, checked, self.limiter.modes);
         Ok(Some((usual, decision)))
     }
 
-    /// What is asked of the one counter that has a say where `descriptor` is alone, and whose it is; `None` where none
-    /// has, or more, or the way to its rule is unusual.
+    /// The check of the only descriptor of a request and its rule; `None` if there is no check or more than one, or if
+    /// the rule needs the general lookup.
     #[inline(always)]
-    pub(super) fn check_alone<'s>(
+    pub(super) fn single_check<'s>(
         &self,
         domain: &'s Domain,
         descriptor: &Descriptor<'_>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Option<(Usual<'s>, Check<'s>)> {
         let usual = domain.usual(descriptor.entries, &self.secret)?;
-        // (What the rule replaces is of no account: never itself, and there is nothing else.)
+        // `replaces` cannot apply here: there is only one descriptor.
         if usual.rule.candidate.is_some() {
             return None;
         }
-        let Cow::Borrowed(limit) = usual.limit.within(patience) else { return None };
-        Some((usual, plan::check(domain, descriptor.ask, usual.key(descriptor.entries), limit)))
+        let Cow::Borrowed(limit) = usual.limit.within(timeout) else { return None };
+        Some((usual, plan::check(domain, descriptor.operation, usual.key(descriptor.entries), limit)))
     }
 }
 
@@ -59,7 +58,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        algorithm::Ask,
+        algorithm::Operation,
         descriptor::{Entry, Secret},
         limiter::{Answer, Descriptor, Limiter, Metrics, Modes, Status},
         rules::{Book, Rules},
@@ -81,7 +80,7 @@ descriptors:
   - {key: shadow, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
   - {key: quota, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
   - {key: late, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 3, algorithm: leaky_queue, burst: 3}}
-  - {key: tried, rate_limit: {unit: minute, requests_per_unit: 3, candidate: {unit: minute, requests_per_unit: 2}}}
+  - {key: candidate_indexes, rate_limit: {unit: minute, requests_per_unit: 3, candidate: {unit: minute, requests_per_unit: 2}}}
   - {key: gold, rate_limit: {name: gold, replaces: [{name: basic}], unit: minute, requests_per_unit: 3}}
   - {key: free, rate_limit: {unlimited: true}}
 ";
@@ -93,47 +92,51 @@ descriptors:
         Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), secret).with_modes(modes)
     }
 
-    /// What an answer says, and of which rule.
-    fn told(answer: Answer<'_>) -> String {
+    /// The answer and its rules as text.
+    fn answer_text(answer: Answer<'_>) -> String {
         let rules = answer.statuses.iter().map(|status| status.rule.map(|rule| &rule.path));
         let rules: Vec<_> = rules.collect();
         let statuses = answer.statuses.iter().map(|status| Status { rule: None, ..*status }).collect();
         format!("{:?} {rules:?}", Answer { statuses, ..answer })
     }
 
-    fn counted(limiter: &Limiter) -> String {
+    fn metrics_text(limiter: &Limiter) -> String {
         let Metrics { unknown_domains, unmatched, shadow_passes, overrides, denied } = &*limiter.metrics;
         let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
         let rules = limiter.book.ledger().totals();
         format!("{plain:?} {:?} {:?} {rules:?}", overrides.totals(), denied.entries(99))
     }
 
-    fn any_ask() -> impl Strategy<Value = Ask> {
-        prop_oneof![Just(Ask::Look), (0..5_u64).prop_map(Ask::Charge), (0..3_u64).prop_map(Ask::Refund),]
+    fn any_operation() -> impl Strategy<Value = Operation> {
+        prop_oneof![
+            Just(Operation::Peek),
+            (0..5_u64).prop_map(Operation::Charge),
+            (0..3_u64).prop_map(Operation::Refund),
+        ]
     }
 
     proptest! {
         #[test]
-        fn a_descriptor_alone_is_decided_and_counted_as_it_is_among_others(
+        fn single_descriptor_is_decided_and_counted_as_in_a_set(
             (quota, shadow) in any::<(bool, bool)>(),
-            steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_ask(), 0..SECOND, any::<bool>()), 1..60),
+            steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_operation(), 0..SECOND, any::<bool>()), 1..60),
         ) {
-            let [alone, together] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
+            let [single, set] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
             let mut now = NOW;
-            for (key, value, ask, pass, patient) in steps {
+            for (key, value, operation, pass, patient) in steps {
                 now = now.plus(pass);
-                [&alone, &together].into_iter().for_each(|limiter| limiter.clock.set(now));
+                [&single, &set].into_iter().for_each(|limiter| limiter.clock.set(now));
                 let entries = [Entry { key: KEYS[key], value: &value }];
-                let descriptors = [Descriptor { entries: &entries, ask, limit: None }];
-                let patience = patient.then_some(std::time::Duration::from_millis(700));
-                let request = Request { domain: "d", descriptors: &descriptors, patience };
-                let (one, other) = (alone.snapshot(), together.snapshot());
+                let descriptors = [Descriptor { entries: &entries, operation, limit: None }];
+                let timeout = patient.then_some(std::time::Duration::from_millis(700));
+                let request = Request { domain: "d", descriptors: &descriptors, timeout };
+                let (one, other) = (single.view(), set.view());
                 let domain = other.domain_of(&request).unwrap().unwrap();
-                let expected = told(other.decide_together(domain, &request).unwrap());
-                prop_assert_eq!(told(one.decide(&request).unwrap()), expected);
+                let expected = answer_text(other.decide_set(domain, &request).unwrap());
+                prop_assert_eq!(answer_text(one.decide(&request).unwrap()), expected);
             }
-            prop_assert_eq!(counted(&alone), counted(&together));
-            prop_assert_eq!(alone.memory.figures(), together.memory.figures());
+            prop_assert_eq!(metrics_text(&single), metrics_text(&set));
+            prop_assert_eq!(single.memory.stats(), set.memory.stats());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How counters are kept: how many, and whether they outlive the process.
+//! Persistence of counters: the store, its secret and its snapshot file.
 
 use std::{
     path::PathBuf,
@@ -12,54 +12,54 @@ use tracing::{error, info};
 use crate::{
     descriptor::{Secret, SharedSecret},
     store::{
-        Memory, OnFull, Slot, SnapshotError, Stored,
+        Memory, OnFull, Slot, SnapshotError, StoredSlot,
         snapshot::{self, Snapshot},
     },
     time::{Clock, Timestamp},
 };
 
-/// The bytes of a snapshot of no counters, rounded up.
+/// An upper bound of the size of an empty snapshot.
 const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;
 
-/// How counters are kept.
+/// Settings of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The most bytes that they may take.
+    /// The memory limit, in bytes.
     pub memory_limit: u64,
-    /// What becomes of new keys when that is not enough.
+    /// What happens to new keys at the memory limit.
     pub on_full: OnFull,
-    /// Where they are written to, if anywhere.
+    /// The path of the snapshot, if there is one.
     pub snapshot: Option<PathBuf>,
-    /// How often.
+    /// The interval between snapshots.
     pub snapshot_every: Duration,
 }
 
-/// Counters with the secret of their keys, and where they are written to.
+/// The counters with the secret of their keys, and their snapshot file.
 #[derive(Clone, Debug)]
-pub struct Keeping {
+pub struct Persistence {
     /// The counters.
     pub memory: Arc<Memory>,
-    /// What their keys are hashed with.
+    /// The secret of the key hash.
     pub secret: SharedSecret,
     settings: Settings,
     epochs: Epochs,
-    // Held while a snapshot is written: two at a time would write into one file.
+    // Locked while a snapshot is written, because the temporary file is shared.
     writing: Arc<Mutex<()>>,
 }
 
-/// Says how often a slot has changed hands.
+/// Returns how often the owner of a slot has changed.
 #[derive(Clone)]
 pub struct Epochs(Arc<dyn Fn(Slot) -> u64 + Send + Sync>);
 
 impl Epochs {
-    /// By this function.
+    /// Epochs from a function.
     pub fn new(epoch: impl Fn(Slot) -> u64 + Send + Sync + 'static) -> Self {
         Self(Arc::new(epoch))
     }
 }
 
 impl Default for Epochs {
-    /// None ever has.
+    /// Zero for all slots.
     fn default() -> Self {
         Self::new(|_| 0)
     }
@@ -71,37 +71,37 @@ impl std::fmt::Debug for Epochs {
     }
 }
 
-impl Keeping {
-    /// The counters of the last snapshot, or none. One that cannot be used is set aside and told of; it never
-    /// keeps the process from starting.
+impl Persistence {
+    /// Starts with the counters of the snapshot, or none. An unusable snapshot is set aside and logged; it never
+    /// prevents the start.
     pub fn start(settings: Settings, now: Timestamp) -> Self {
         let memory = Memory::new(settings.memory_limit, settings.on_full);
         let snapshot = Self::read(&settings, now);
         let secret = snapshot.map(|snapshot| {
-            snapshot.stored.into_iter().for_each(|stored| memory.restore(stored.contents, now));
+            snapshot.stored.into_iter().for_each(|stored| memory.restore(stored.data, now));
             snapshot.secret
         });
         Self::with(memory, secret, settings)
     }
 
-    /// A memory that shares its slots, and what each held at the last snapshot, for whoever says which of that is
-    /// still of use. What there is no memory for, or is of another number of slots, is left out.
-    pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Vec<Stored>) {
+    /// Starts as part of a cluster: returns the store and the stored slots, for the cluster to select from. Slots that
+    /// do not fit into memory, or are of another number of slots, are left out.
+    pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
         let (mut all, mut secret) = (Vec::new(), None);
         if let Some(snapshot) = Self::read(&settings, now) {
             secret = Some(snapshot.secret);
             let of_these_slots = snapshot.slots == memory.slots();
-            for Stored { slot, epoch, seq, contents } in snapshot.stored {
-                let contents = memory.within_limit(contents.without_idle(now));
-                let contents = contents.filter(|contents| of_these_slots && !contents.is_empty());
-                all.extend(contents.map(|contents| Stored { slot, epoch, seq, contents }));
+            for StoredSlot { slot, epoch, seq, data } in snapshot.stored {
+                let data = memory.within_limit(data.without_idle(now));
+                let data = data.filter(|data| of_these_slots && !data.is_empty());
+                all.extend(data.map(|data| StoredSlot { slot, epoch, seq, data }));
             }
         }
         (Self::with(memory, secret, settings), all)
     }
 
-    /// The same, with snapshots that tell how often each slot has changed hands.
+    /// The same, with epochs for its snapshots.
     pub fn with_epochs(self, epochs: Epochs) -> Self {
         Self { epochs, ..self }
     }
@@ -119,12 +119,12 @@ impl Keeping {
 
     fn read(settings: &Settings, now: Timestamp) -> Option<Snapshot> {
         let path = settings.snapshot.as_deref()?;
-        // Twice the memory limit: a process with a larger one may have written it.
+        // Twice the memory limit, because the limit may have been larger before.
         let bytes_max = settings.memory_limit.saturating_mul(2).saturating_add(EMPTY_SNAPSHOT_BYTES);
         match snapshot::read(path, bytes_max, now) {
             Ok(snapshot) => {
                 let snapshot = snapshot?;
-                let counters: usize = snapshot.stored.iter().map(|stored| stored.contents.len()).sum();
+                let counters: usize = snapshot.stored.iter().map(|stored| stored.data.len()).sum();
                 info!(path = %path.display(), counters, "restored a snapshot");
                 Some(snapshot)
             }
@@ -133,27 +133,33 @@ impl Keeping {
                     Ok(aside) => format!("moved to {}", aside.display()),
                     Err(error) => format!("left where it is: {error}"),
                 };
-                error!(path = %path.display(), %problem, aside, "cannot use the snapshot; counters begin anew");
+                error!(path = %path.display(), %problem, aside, "unusable snapshot: counters start empty");
                 None
             }
         }
     }
 
-    /// Writes snapshots every so often, for as long as it is polled; forever nothing where none are wanted.
-    pub async fn write_often(self, clock: Clock) {
+    /// Writes snapshots periodically, for as long as it is polled. Without a path it never writes.
+    pub async fn write_periodically(self, clock: Clock) {
         loop {
             sleep(self.settings.snapshot_every).await;
             self.write(&clock).await;
         }
     }
 
-    /// Writes a snapshot where one is wanted. An error is logged: the counters themselves are unharmed.
+    /// Writes a snapshot if there is a path. Errors are logged: the counters in memory are not affected.
     pub async fn write(&self, clock: &Clock) {
         let Some(path) = self.settings.snapshot.clone() else { return };
-        let (keeping, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
+        let (persistence, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
         let written = spawn_blocking(move || {
-            let _one_at_a_time = keeping.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            snapshot::write(&keeping.memory, &keeping.secret.get(), &*keeping.epochs.0, clock.now(), &path)
+            let _one_at_a_time = persistence.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            snapshot::write(
+                &persistence.memory,
+                &persistence.secret.get(),
+                &*persistence.epochs.0,
+                clock.now(),
+                &path,
+            )
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));
@@ -170,11 +176,11 @@ mod tests {
     use super::*;
     use crate::{
         algorithm::{
-            Ask, Classic, Excess, Limit, Pace, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket,
-            Window,
+            Classic, Excess, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket,
+            TokenBucket, Window,
         },
         descriptor::KeyText,
-        store::{Check, Contents, OnRefusal},
+        store::{Check, OnRefusal, SlotData},
         time::SECOND,
     };
 
@@ -197,55 +203,55 @@ mod tests {
             Limit::Classic(Classic { limit: 10, window: Window::Aligned(span) }),
             Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess }),
             Limit::SlidingLog(SlidingLog { limit: 10, span, grain: one, excess }),
-            Limit::TokenBucket(TokenBucket { pace: Pace::new(one, hour), burst: 10, excess }),
+            Limit::TokenBucket(TokenBucket { rate: Rate::new(one, hour), burst: 10, excess }),
             Limit::SteppedBucket(SteppedBucket { amount: one, interval: hour, burst: 10, excess }),
         ]
     }
 
-    fn left(keeping: &Keeping, limit: &Limit, ask: Ask, now: Timestamp) -> u64 {
-        let key = KeyText::new("test").key(&limit.kind().bytes(), &keeping.secret.get());
-        let check = Check { key, limit, ask, on_refusal: OnRefusal::TakeBack };
-        keeping.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
+    fn left(persistence: &Persistence, limit: &Limit, operation: Operation, now: Timestamp) -> u64 {
+        let key = KeyText::new("test").key(&limit.kind().bytes(), &persistence.secret.get());
+        let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
+        persistence.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
     }
 
-    /// Four of ten hits taken of every limit, and a snapshot of that.
-    async fn written(path: &Path) -> Keeping {
-        let keeping = Keeping::start(settings(path), NOW);
+    /// Charges four of ten hits of every limit and writes a snapshot.
+    async fn written(path: &Path) -> Persistence {
+        let persistence = Persistence::start(settings(path), NOW);
         for limit in limits() {
-            assert_eq!(left(&keeping, &limit, Ask::Charge(4), NOW), 6);
+            assert_eq!(left(&persistence, &limit, Operation::Charge(4), NOW), 6);
         }
-        keeping.write(&Clock::manual(NOW)).await;
-        keeping
+        persistence.write(&Clock::manual(NOW)).await;
+        persistence
     }
 
     #[tokio::test]
-    async fn what_was_counted_is_counted_after_a_restart_and_time_has_passed_meanwhile() {
+    async fn counts_survive_restart_and_age_meanwhile() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
         let before = written(&path).await;
-        let after = Keeping::start(settings(&path), NOW.plus(HOUR));
+        let after = Persistence::start(settings(&path), NOW.plus(HOUR));
         assert_eq!(after.secret.get().to_bytes(), before.secret.get().to_bytes());
-        let lefts = limits().map(|limit| left(&after, &limit, Ask::Look, NOW.plus(HOUR)));
+        let lefts = limits().map(|limit| left(&after, &limit, Operation::Peek, NOW.plus(HOUR)));
         assert_eq!(lefts, [6, 6, 6, 7, 7]);
     }
 
     #[tokio::test]
-    async fn a_clock_that_shows_less_than_the_snapshot_locks_nobody_out() {
+    async fn clock_behind_snapshot_locks_no_key_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
         written(&path).await;
         let earlier = NOW.minus(1_000 * 24 * HOUR);
-        let after = Keeping::start(settings(&path), earlier);
+        let after = Persistence::start(settings(&path), earlier);
         let [classic, _, log, bucket, steps] = limits();
         for limit in [log, bucket, steps] {
-            assert_eq!(left(&after, &limit, Ask::Look, earlier), 6);
-            assert_eq!(left(&after, &limit, Ask::Look, earlier.plus(24 * HOUR)), 10);
+            assert_eq!(left(&after, &limit, Operation::Peek, earlier), 6);
+            assert_eq!(left(&after, &limit, Operation::Peek, earlier.plus(24 * HOUR)), 10);
         }
-        assert_eq!(left(&after, &classic, Ask::Look, earlier.plus(48 * HOUR)), 10);
+        assert_eq!(left(&after, &classic, Operation::Peek, earlier.plus(48 * HOUR)), 10);
     }
 
     #[tokio::test]
-    async fn a_snapshot_that_is_torn_or_changed_anywhere_is_set_aside() {
+    async fn truncated_or_modified_snapshot_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
         written(&path).await;
@@ -258,59 +264,59 @@ mod tests {
         });
         for bad in torn.chain(changed).chain([b"something else".to_vec()]) {
             fs::write(&path, &bad).unwrap();
-            assert_eq!(Keeping::start(settings(&path), NOW).memory.figures().live, 0);
+            assert_eq!(Persistence::start(settings(&path), NOW).memory.stats().live, 0);
             assert!(!path.exists());
             assert_eq!(fs::read(folder.path().join("counters.bad")).unwrap(), bad);
         }
     }
 
     #[tokio::test]
-    async fn a_snapshot_is_the_owners_alone_and_a_failure_to_write_harms_nothing() {
+    async fn snapshot_is_private_and_failed_write_keeps_old_one() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
-        let keeping = written(&path).await;
+        let persistence = written(&path).await;
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::create_dir(folder.path().join("counters.new")).unwrap();
-        keeping.write(&Clock::manual(NOW)).await;
+        persistence.write(&Clock::manual(NOW)).await;
         assert!(path.exists());
     }
 
     #[tokio::test]
-    async fn what_a_slot_held_is_there_after_a_restart_with_its_version() {
+    async fn stored_slots_survive_restart_with_their_version() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
-        let (before, none) = Keeping::start_shared(settings(&path), NOW);
+        let (before, none) = Persistence::start_shared(settings(&path), NOW);
         assert_eq!(none, []);
         let before = before.with_epochs(Epochs::new(|slot| 7 + u64::from(slot.0)));
-        before.memory.each_slot().for_each(|slot| before.memory.hold(slot, Contents::default(), NOW));
+        before.memory.each_slot().for_each(|slot| before.memory.acquire(slot, SlotData::default(), NOW));
         for limit in limits() {
-            assert_eq!(left(&before, &limit, Ask::Charge(2), NOW), 8);
-            assert_eq!(left(&before, &limit, Ask::Charge(2), NOW), 6);
+            assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 8);
+            assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 6);
         }
         before.write(&Clock::manual(NOW)).await;
 
-        let (after, stored) = Keeping::start_shared(settings(&path), NOW.plus(HOUR));
+        let (after, stored) = Persistence::start_shared(settings(&path), NOW.plus(HOUR));
         assert_eq!(
             (after.secret.get().to_bytes(), stored.len()),
             (before.secret.get().to_bytes(), limits().len())
         );
-        assert!(0 < after.memory.figures().backup_bytes);
-        for Stored { slot, epoch, seq, contents } in stored {
+        assert!(after.memory.stats().backup_bytes > 0);
+        for StoredSlot { slot, epoch, seq, data } in stored {
             assert_eq!((epoch, seq), (7 + u64::from(slot.0), 2));
-            after.memory.hold(slot, contents, NOW.plus(HOUR));
+            after.memory.acquire(slot, data, NOW.plus(HOUR));
         }
-        let lefts = limits().map(|limit| left(&after, &limit, Ask::Look, NOW.plus(HOUR)));
+        let lefts = limits().map(|limit| left(&after, &limit, Operation::Peek, NOW.plus(HOUR)));
         assert_eq!(lefts, [6, 6, 6, 7, 7]);
-        // One that shares nothing takes the same file.
-        let alone = Keeping::start(settings(&path), NOW.plus(HOUR));
-        assert_eq!(alone.memory.figures().live, limits().len());
+        // A store without a cluster reads the same file.
+        let standalone = Persistence::start(settings(&path), NOW.plus(HOUR));
+        assert_eq!(standalone.memory.stats().live, limits().len());
     }
 
     #[test]
-    fn without_a_snapshot_counters_begin_anew() {
+    fn missing_snapshot_starts_with_no_counters() {
         let folder = tempfile::tempdir().unwrap();
-        let keeping = Keeping::start(settings(&folder.path().join("none")), NOW);
-        assert_eq!(keeping.memory.figures().live, 0);
+        let persistence = Persistence::start(settings(&folder.path().join("none")), NOW);
+        assert_eq!(persistence.memory.stats().live, 0);
     }
 }

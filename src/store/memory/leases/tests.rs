@@ -1,4 +1,4 @@
-//! What is promised of hits that are lent: whatever happens to them, no more passes than the limit lets pass.
+//! Tests of leased hits: no more passes than the limit allows, whatever happens to a lease.
 
 use std::num::NonZeroU64;
 
@@ -7,10 +7,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     algorithm::{
-        Classic, Excess, FixedWindow, Pace, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        Classic, Excess, FixedWindow, Rate, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     store::{
-        Contents, OnFull, OnRefusal, Slot,
+        OnFull, OnRefusal, Slot, SlotData,
         memory::tests::{BYTES, NOW, bucket, key, second_of, window},
     },
     time::SECOND,
@@ -19,54 +19,56 @@ use crate::{
 fn sharing() -> Memory {
     let memory = Memory::new(BYTES, OnFull::Deny).with_slots(2).shared();
     for slot in [0, 1] {
-        memory.hold(Slot(slot), Contents::default(), NOW);
+        memory.acquire(Slot(slot), SlotData::default(), NOW);
     }
     memory
 }
 
-fn charge(memory: &Memory, limit: &Limit, hits: u64, now: Timestamp) -> Result<Decision, Elsewhere> {
-    let check = Check { key: key("one"), limit, ask: Ask::Charge(hits), on_refusal: OnRefusal::TakeBack };
+fn charge(memory: &Memory, limit: &Limit, hits: u64, now: Timestamp) -> Result<Decision, NotLocal> {
+    let check =
+        Check { key: key("one"), limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack };
     memory.apply(&[check], now, |_| false).map(|decisions| decisions[0])
 }
 
 #[test]
-fn what_is_lent_is_taken_until_it_is_back() {
+fn leased_hits_count_as_charged_until_returned() {
     for limit in [window(10), bucket(10)] {
         let (memory, name) = (sharing(), key("one"));
         assert_eq!(memory.lend(name, &limit, 6, NOW).unwrap().remaining, 4);
         assert!(memory.lend(name, &limit, 5, NOW).is_none());
         assert_eq!(charge(&memory, &limit, 1, NOW).unwrap().remaining, 3);
-        assert_eq!(charge(&memory, &limit, 4, NOW), Err(Elsewhere::Lent(name)));
+        assert_eq!(charge(&memory, &limit, 4, NOW), Err(NotLocal::Lent(name)));
         let never = charge(&memory, &limit, 11, NOW).unwrap();
         assert_eq!(never.verdict, Verdict::Refuse { retry_after: None });
 
-        assert!(memory.charge_lent(name, &limit, Used { hits: 2, at: NOW }, NOW));
+        assert!(memory.charge_lent(name, &limit, UsedHits { hits: 2, at: NOW }, NOW));
         assert_eq!(memory.reserved(name), 4);
-        assert!(memory.unlend(name, 4));
-        assert_eq!((memory.reserved(name), memory.figures().backup_bytes), (0, 0));
+        assert!(memory.reclaim(name, 4));
+        assert_eq!((memory.reserved(name), memory.stats().backup_bytes), (0, 0));
         assert_eq!(charge(&memory, &limit, 4, NOW).unwrap().remaining, 3);
     }
 }
 
 #[test]
-fn a_call_that_fails_only_for_what_is_lent_charges_none_of_its_limits() {
+fn call_refused_only_for_leased_hits_charges_nothing() {
     let (memory, limit, name) = (sharing(), window(10), key("one"));
     memory.lend(name, &limit, 10, NOW).unwrap();
-    let check = |key| Check { key, limit: &limit, ask: Ask::Charge(1), on_refusal: OnRefusal::Keep };
+    let check =
+        |key| Check { key, limit: &limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
     let any_refused = |decisions: &[Decision]| decisions.iter().any(|decision| !decision.verdict.passes());
     let checks = [check(key("other")), check(name)];
-    assert_eq!(memory.apply(&checks, NOW, any_refused).unwrap_err(), Elsewhere::Lent(name));
-    assert_eq!(memory.figures().live, 0);
+    assert_eq!(memory.apply(&checks, NOW, any_refused).unwrap_err(), NotLocal::Lent(name));
+    assert_eq!(memory.stats().live, 0);
 }
 
 #[test]
-fn who_gives_a_slot_away_has_lent_nothing_of_it_and_the_next_holder_is_told() {
+fn released_slot_drops_leases_and_next_owner_sets_them() {
     let (memory, limit, name) = (sharing(), window(10), key("one"));
     let slot = memory.slot(name);
     memory.lend(name, &limit, 6, NOW).unwrap();
-    let (contents, _) = memory.give(slot).unwrap();
+    let (data, _) = memory.release(slot).unwrap();
     assert!(!memory.set_reserved(name, 6));
-    memory.hold(slot, contents, NOW);
+    memory.acquire(slot, data, NOW);
     assert_eq!(memory.reserved(name), 0);
     assert!(memory.set_reserved(name, 6));
     assert!(memory.lend(name, &limit, 5, NOW).is_none());
@@ -74,9 +76,9 @@ fn who_gives_a_slot_away_has_lent_nothing_of_it_and_the_next_holder_is_told() {
 }
 
 #[test]
-fn limits_that_cannot_be_shared_and_memories_that_share_nothing_lend_nothing() {
+fn unleasable_limits_and_stores_without_cluster_lease_nothing() {
     let memory = sharing();
-    // Overdraft, count_denied, sub-windows, a log, steps that owe, a queue.
+    // Overdraft, count_denied, sub-windows, a log, steps with a debt, a queue.
     for index in [3, 5, 8, 9, 12, 14] {
         assert!(memory.lend(key("one"), &second_of(index), 1, NOW).is_none(), "{:?}", second_of(index));
     }
@@ -85,7 +87,7 @@ fn limits_that_cannot_be_shared_and_memories_that_share_nothing_lend_nothing() {
 
 proptest! {
     #[test]
-    fn returned_hits_leave_at_most_what_was_never_charged(
+    fn refunded_lease_frees_at_most_what_was_charged(
         limit in any_limit(),
         before in 0..10_u64,
         lent in 1..20_u64,
@@ -96,10 +98,10 @@ proptest! {
         let left_after = |charged: u64, returned: u64| {
             let (memory, name) = (sharing(), key("one"));
             charge(&memory, &limit, before, NOW).unwrap();
-            memory.charge_lent(name, &limit, Used { hits: charged, at: NOW }, NOW);
+            memory.charge_lent(name, &limit, UsedHits { hits: charged, at: NOW }, NOW);
             let then = NOW.plus(pause);
-            memory.return_lent(name, &limit, Used { hits: returned, at: NOW }, then);
-            memory.look(name, &limit, then).look.remaining
+            memory.refund_lent(name, &limit, UsedHits { hits: returned, at: NOW }, then);
+            memory.peek(name, &limit, then).peek.remaining
         };
         let (returned, never_charged) = (left_after(lent, lent - used), left_after(used, 0));
         prop_assert!(returned <= never_charged);
@@ -111,23 +113,23 @@ proptest! {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Ask(u64),
+    Charge(u64),
     Lend(u64),
-    /// The other uses hits, and tells of them at once.
-    UseAndTell(u64),
-    /// The other uses hits, and tells of them later.
+    /// The borrower uses hits and reports them at once.
+    UseAndReport(u64),
+    /// The borrower uses hits and reports them later.
     Use(u64),
-    Tell,
+    Report,
     Return(u64),
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (1..6_u64).prop_map(Step::Ask),
+        4 => (1..6_u64).prop_map(Step::Charge),
         3 => (1..8_u64).prop_map(Step::Lend),
-        2 => (1..6_u64).prop_map(Step::UseAndTell),
+        2 => (1..6_u64).prop_map(Step::UseAndReport),
         3 => (1..6_u64).prop_map(Step::Use),
-        2 => Just(Step::Tell),
+        2 => Just(Step::Report),
         1 => (1..6_u64).prop_map(Step::Return),
     ]
 }
@@ -137,7 +139,7 @@ fn any_limit() -> impl Strategy<Value = Limit> {
     let excess = Excess::Refuse;
     (0..6_usize, 1..30_u64, 1..10_u64).prop_map(move |(which, limit, amount)| {
         let window = Window::of_nanos(SECOND).unwrap();
-        let evenly = TokenBucket { pace: Pace::new(number(amount), number(SECOND)), burst: limit, excess };
+        let evenly = TokenBucket { rate: Rate::new(number(amount), number(SECOND)), burst: limit, excess };
         match which {
             0 => Limit::Classic(Classic { limit, window }),
             1 => Limit::FixedWindow(FixedWindow { limit, window, excess }),
@@ -152,50 +154,50 @@ fn any_limit() -> impl Strategy<Value = Limit> {
     })
 }
 
-/// All that was admitted, here and by the other, when it was.
+/// All admitted hits of the owner and the borrower, with their times.
 fn admitted(limit: &Limit, steps: Vec<(u64, Step)>) -> Vec<(Timestamp, u64)> {
     let (memory, name, mut now) = (sharing(), key("one"), NOW);
-    let (mut unused, mut untold, mut admitted) = (0, Used { hits: 0, at: NOW }, Vec::new());
+    let (mut unused, mut unreported, mut admitted) = (0, UsedHits { hits: 0, at: NOW }, Vec::new());
     for (pause, step) in steps {
         now = now.plus(pause);
         match step {
-            Step::Ask(hits) => {
-                if charge(&memory, limit, hits, now).is_ok_and(|told| told.verdict.passes()) {
+            Step::Charge(hits) => {
+                if charge(&memory, limit, hits, now).is_ok_and(|decision| decision.verdict.passes()) {
                     admitted.push((now, hits));
                 }
             }
             Step::Lend(hits) => unused += memory.lend(name, limit, hits, now).map_or(0, |_| hits),
-            Step::UseAndTell(hits) if 0 < unused => {
+            Step::UseAndReport(hits) if unused > 0 => {
                 let hits = hits.min(unused);
                 unused -= hits;
                 admitted.push((now, hits));
-                assert!(memory.charge_lent(name, limit, Used { hits, at: now }, now));
+                assert!(memory.charge_lent(name, limit, UsedHits { hits, at: now }, now));
             }
-            Step::Use(hits) if 0 < unused => {
+            Step::Use(hits) if unused > 0 => {
                 let hits = hits.min(unused);
                 unused -= hits;
-                untold = Used { hits: untold.hits + hits, at: now };
+                unreported = UsedHits { hits: unreported.hits + hits, at: now };
                 admitted.push((now, hits));
             }
-            Step::Tell => {
-                assert!(memory.charge_lent(name, limit, untold, now));
-                untold.hits = 0;
+            Step::Report => {
+                assert!(memory.charge_lent(name, limit, unreported, now));
+                unreported.hits = 0;
             }
             Step::Return(hits) => {
                 let hits = hits.min(unused);
                 unused -= hits;
-                assert!(memory.unlend(name, hits));
+                assert!(memory.reclaim(name, hits));
             }
-            Step::Use(_) | Step::UseAndTell(_) => {}
+            Step::Use(_) | Step::UseAndReport(_) => {}
         }
-        assert_eq!(memory.reserved(name), unused + untold.hits);
+        assert_eq!(memory.reserved(name), unused + unreported.hits);
     }
     admitted
 }
 
 proptest! {
     #[test]
-    fn lending_lets_no_more_pass_than_the_limit_does(
+    fn leases_admit_no_more_than_the_limit(
         limit in any_limit(),
         steps in prop::collection::vec(
             (prop_oneof![3 => Just(0), 3 => 0..SECOND / 2, 1 => 0..3 * SECOND], any_step()),
@@ -204,7 +206,7 @@ proptest! {
     ) {
         let admitted = admitted(&limit, steps);
         if let Limit::SteppedBucket(SteppedBucket { amount, interval, burst, .. }) = limit {
-            // Whose steps begin when depends on who came first, so it is held against what it promises of any span.
+            // Its steps begin at the first charge, so the bound for any span is checked instead.
             for (index, (from, _)) in admitted.iter().enumerate() {
                 let mut sum = 0;
                 for (to, hits) in &admitted[index..] {
@@ -214,9 +216,9 @@ proptest! {
                 }
             }
         } else {
-            let mut alone = limit.fresh();
+            let mut fresh = limit.fresh();
             for (now, hits) in &admitted {
-                prop_assert!(limit.decide(&mut alone, *now, Ask::Charge(*hits)).verdict.passes(), "{:?}", admitted);
+                prop_assert!(limit.decide(&mut fresh, *now, Operation::Charge(*hits)).verdict.passes(), "{:?}", admitted);
             }
         }
     }

@@ -1,36 +1,36 @@
-//! What the laws are told of each algorithm.
+//! Parameters of the laws for each algorithm.
 
 use super::*;
 
-/// What the laws are told of an algorithm besides its own functions.
+/// What the laws need of an algorithm besides its own functions.
 pub(super) trait Law:
     Algorithm<Counter: Clone + PartialEq + std::fmt::Debug, Receipt: Clone> + std::fmt::Debug
 {
-    /// The most hits that may be admitted between two instants, both included (overdrafts aside).
+    /// The most hits that may be admitted between two instants, both included, without overdrafts.
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128;
     /// Hits that pass when nothing was counted.
     fn allowance(&self) -> u64;
     fn excess(&self) -> Excess;
-    /// The latest instant until which hits that a lead was given up with may keep others out (overdrafts aside).
+    /// The latest instant until which hits charged under a lead may refuse others, without overdrafts.
     fn refilled_at(&self, now: Timestamp) -> Timestamp;
-    /// Hits that may have come back too early because of a charge that was then taken back.
+    /// Hits that may have come back too early because of a charge that was taken back.
     fn early(&self) -> u64 {
         0
     }
-    /// Whether a charge taken back is as if it had never been. A debt keeps what others may have paid meanwhile.
+    /// Whether undo restores the state before the charge. With a debt, other charges may have been paid meanwhile.
     fn undoes_all(&self) -> bool {
         true
     }
-    /// Whether one hit given back may make room for several.
-    fn opens_at_once(&self) -> bool {
+    /// Whether the refund of one hit may make room for several.
+    fn can_free_several(&self) -> bool {
         false
     }
 }
 
 impl Law for FixedWindow {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
-        let turns = self.window.turns(self.window.start(from), self.window.start(to));
-        u128::from(self.limit) * (1 + u128::from(turns))
+        let windows_between = self.window.windows_between(self.window.start(from), self.window.start(to));
+        u128::from(self.limit) * (1 + u128::from(windows_between))
     }
 
     fn allowance(&self) -> u64 {
@@ -48,8 +48,8 @@ impl Law for FixedWindow {
 
 impl Law for SlidingWindow {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
-        let turns = self.span.start(to).nanos_since(self.span.start(from)) / self.span.nanos();
-        u128::from(self.limit) * (1 + u128::from(turns))
+        let windows_between = self.span.start(to).nanos_since(self.span.start(from)) / self.span.nanos();
+        u128::from(self.limit) * (1 + u128::from(windows_between))
     }
 
     fn allowance(&self) -> u64 {
@@ -68,7 +68,7 @@ impl Law for SlidingWindow {
 impl Law for SlidingLog {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
         let span = to.nanos_since(from);
-        // Hits a grain less than a window apart never exceed the limit together; each such span adds one.
+        // Hits less than a window minus a grain apart never exceed the limit together; each such span adds one limit.
         let exact = self.span.nanos() - (self.grain.get() - 1);
         u128::from(self.limit) * (1 + u128::from(span / exact))
     }
@@ -89,7 +89,7 @@ impl Law for SlidingLog {
 impl Law for TokenBucket {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
         let span = to.nanos_since(from);
-        let paid = u128::from(span) * u128::from(self.pace.hits()) / u128::from(self.pace.nanos());
+        let paid = u128::from(span) * u128::from(self.rate.hits()) / u128::from(self.rate.nanos());
         u128::from(self.burst) + paid + 1
     }
 
@@ -98,7 +98,7 @@ impl Law for TokenBucket {
     }
 
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
-        now.after(self.pace.time_for(self.pace.cost(self.burst)))
+        now.after(self.rate.time_for(self.rate.cost(self.burst)))
     }
 
     fn excess(&self) -> Excess {
@@ -128,7 +128,7 @@ impl Law for SteppedBucket {
     fn excess(&self) -> Excess {
         self.excess
     }
-    // The step that a charge began has passed for those behind it, too.
+    // The step that the charge opened has passed for later charges, too.
     fn early(&self) -> u64 {
         self.amount.get()
     }
@@ -141,7 +141,7 @@ impl Law for SteppedBucket {
 impl Law for LeakyQueue {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
         let span = to.nanos_since(from);
-        let paid = u128::from(span) * u128::from(self.pace.hits()) / u128::from(self.pace.nanos());
+        let paid = u128::from(span) * u128::from(self.rate.hits()) / u128::from(self.rate.nanos());
         u128::from(self.allowance()) + paid + 1
     }
 
@@ -150,15 +150,15 @@ impl Law for LeakyQueue {
     }
 
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
-        now.after(self.pace.time_for(self.pace.cost(self.allowance())))
+        now.after(self.rate.time_for(self.rate.cost(self.allowance())))
     }
 
     fn excess(&self) -> Excess {
         Excess::Refuse
     }
 
-    // Nothing is let in until the delay is short enough; then all that is behind fits.
-    fn opens_at_once(&self) -> bool {
+    // Nothing is admitted until the delay is short enough; then everything behind it fits.
+    fn can_free_several(&self) -> bool {
         self.max_delay.is_some()
     }
 

@@ -1,76 +1,84 @@
-//! A counter in sixteen bytes, with what the table must know of it without its limit.
+//! A counter in 16 bytes, with what eviction needs to know without its limit.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Ask, Counter, Decision, Limit, PaceCounter, SlidingCounter, Span, StepCounter, WindowCounter,
+        Counter, DebtCounter, Decision, Limit, Operation, SlidingCounter, Span, StepCounter, WindowCounter,
     },
     time::Timestamp,
 };
 
-mod ask;
-mod wire;
+mod codec;
+mod in_place;
 
-pub(super) use wire::{Age, Read, put};
+pub(super) use codec::{Age, Decoded, put};
 
 /// Nanoseconds in a millisecond.
 const MILLISECOND: u64 = 1_000_000;
 
-/// A counter as the table keeps it. What a limit knows anyway, such as how long its window is, is left out.
+/// A counter as stored in a table. What follows from the limit, such as the length of the window, is left out.
 #[derive(Clone, Debug)]
-pub(super) enum Cell {
+pub(super) enum PackedCounter {
     /// Hits in the window that ends at `end`.
-    Window { used: Used, count: u32, end: Timestamp },
-    /// Hits in two windows. `until` is the end of the last one in which they weigh anything.
-    Sliding { used: Used, until: Millis, previous: u32, current: u32 },
-    /// A debt, and from which debt on a single hit is refused.
-    Pace { refused_from: Rough, rest: u32, paid_at: Timestamp },
-    /// The same in steps.
-    Step { refused_from: Rough, spare: u32, full_at: Timestamp },
-    /// One that is too large for that.
+    Window { used: UsedShare, count: u32, end: Timestamp },
+    /// Hits in two windows. `until` is the end of the last window in which they weigh anything.
+    Sliding { used: UsedShare, until: Millis, previous: u32, current: u32 },
+    /// A debt, and the largest debt at which a single hit passes.
+    Debt { passing_debt_max: ApproxNumber, rest: u32, paid_at: Timestamp },
+    /// A debt in steps.
+    Step { passing_debt_max: ApproxNumber, spare: u32, full_at: Timestamp },
+    /// A counter that does not fit into 16 bytes.
     Large(Box<Large>),
 }
 
-/// A counter that does not fit into a cell.
+/// A counter that does not fit into a packed counter, on the heap.
 #[derive(Clone, Debug)]
 pub(super) struct Large {
     counter: Counter,
     idle_at: Timestamp,
-    used: Used,
+    used: UsedShare,
 }
 
-/// How much of its allowance a counter has used, in 254ths rounded down; 255 is one that refuses.
+/// The used share of the allowance, in 254ths rounded down; 255 if the counter refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Used(u8);
+pub(super) struct UsedShare(u8);
 
-/// Milliseconds since the Unix epoch, in six bytes: enough for 8,900 years.
+/// Milliseconds since the Unix epoch in six bytes, enough for 8,900 years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Millis([u16; 3]);
 
-/// A number to 10 bits, rounded down: an exponent of 6 bits and 9 bits that follow the leading one.
+/// A number rounded down to 10 significant bits: an exponent of 6 bits, and the 9 bits after the leading one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Rough(u16);
+pub(super) struct ApproxNumber(u16);
 
-// The table's bytes for each counter follow from this, and so does what docs/algorithms.md says of them.
-const _: () = assert!(size_of::<Cell>() == 16 && size_of::<Large>() == 56);
+// The memory per counter follows from these sizes; docs/algorithms.md states it.
+const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 56);
 
-impl Cell {
-    /// A cell for `counter` as `limit` has left it.
+impl PackedCounter {
+    /// Packs `counter` after `decision` of `limit`.
     pub(super) fn new(limit: &Limit, counter: Counter, decision: &Decision) -> Self {
         let small = match &counter {
             Counter::Window(counter) => Self::window(limit, counter, decision),
             Counter::Sliding(counter) => Self::sliding(limit, counter, decision),
-            Counter::Pace(PaceCounter { paid_at, rest }) => u32::try_from(*rest).ok().map(|rest| {
-                Self::Pace { refused_from: Rough::of(limit.refused_from()), rest, paid_at: *paid_at }
-            }),
-            Counter::Step(StepCounter { full_at, spare }) => u32::try_from(*spare).ok().map(|spare| {
-                Self::Step { refused_from: Rough::of(limit.refused_from()), spare, full_at: *full_at }
-            }),
+            Counter::Debt(DebtCounter { paid_at, rest }) => {
+                u32::try_from(*rest).ok().map(|rest| Self::Debt {
+                    passing_debt_max: ApproxNumber::of(limit.passing_debt_max()),
+                    rest,
+                    paid_at: *paid_at,
+                })
+            }
+            Counter::Step(StepCounter { full_at, spare }) => {
+                u32::try_from(*spare).ok().map(|spare| Self::Step {
+                    passing_debt_max: ApproxNumber::of(limit.passing_debt_max()),
+                    spare,
+                    full_at: *full_at,
+                })
+            }
             Counter::Log(_) => None,
         };
         small.unwrap_or_else(|| {
-            let (idle_at, used) = (limit.idle_at(&counter), Used::of(limit, decision));
+            let (idle_at, used) = (limit.idle_at(&counter), UsedShare::of(limit, decision));
             Self::Large(Box::new(Large { counter, idle_at, used }))
         })
     }
@@ -80,36 +88,36 @@ impl Cell {
         let count = u32::try_from(counter.count).ok()?;
         // A debt lasts longer than its window.
         let pays_off = limit.idle_at(&Counter::Window(*counter)) <= end;
-        pays_off.then(|| Self::Window { used: Used::of(limit, decision), count, end })
+        pays_off.then(|| Self::Window { used: UsedShare::of(limit, decision), count, end })
     }
 
     fn sliding(limit: &Limit, counter: &SlidingCounter, decision: &Decision) -> Option<Self> {
         let (previous, current) =
             (u32::try_from(counter.previous).ok()?, u32::try_from(counter.current).ok()?);
         let until = Millis::of(counter.start.plus(limit.span()?.nanos() * Self::windows(current)))?;
-        Some(Self::Sliding { used: Used::of(limit, decision), until, previous, current })
+        Some(Self::Sliding { used: UsedShare::of(limit, decision), until, previous, current })
     }
 
-    /// In how many windows, counted from the current one, its hits weigh anything.
+    /// The number of windows, including the current one, in which the hits weigh anything.
     fn windows(current: u32) -> u64 {
         if current == 0 { 1 } else { 2 }
     }
 
-    /// Lets `decide` at the counter, for the limit whose kind it is.
+    /// Unpacks the counter, applies `decide` and packs it again. `limit` must be of the same kind.
     pub(super) fn update(
         &mut self,
         limit: &Limit,
         decide: impl FnOnce(&mut Counter) -> Decision,
     ) -> Decision {
         match self {
-            // In its place, for it may be long.
+            // In place, because it may be long.
             Self::Large(large) => {
                 let decision = decide(&mut large.counter);
                 large.idle_at = limit.idle_at(&large.counter);
-                large.used = Used::of(limit, &decision);
+                large.used = UsedShare::of(limit, &decision);
                 decision
             }
-            Self::Window { .. } | Self::Sliding { .. } | Self::Pace { .. } | Self::Step { .. } => {
+            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
                 let mut counter = self.counter(limit);
                 let decision = decide(&mut counter);
                 *self = Self::new(limit, counter, &decision);
@@ -118,7 +126,7 @@ impl Cell {
         }
     }
 
-    /// The counter, for the limit whose kind it is.
+    /// The unpacked counter. `limit` must be of the same kind.
     pub(super) fn counter(&self, limit: &Limit) -> Counter {
         match self {
             Self::Window { count, end, .. } => {
@@ -133,8 +141,8 @@ impl Cell {
                     current: (*current).into(),
                 })
             }
-            Self::Pace { rest, paid_at, .. } => {
-                Counter::Pace(PaceCounter { paid_at: *paid_at, rest: (*rest).into() })
+            Self::Debt { rest, paid_at, .. } => {
+                Counter::Debt(DebtCounter { paid_at: *paid_at, rest: (*rest).into() })
             }
             Self::Step { spare, full_at, .. } => {
                 Counter::Step(StepCounter { full_at: *full_at, spare: (*spare).into() })
@@ -143,75 +151,76 @@ impl Cell {
         }
     }
 
-    /// Cuts it where it lies ahead of `now`. A window may come from a replica whose clock is ahead; then it becomes the
-    /// next one. Debts and hits travel as ages, so they lie ahead only where this clock gave up a lead, at `given_up`.
-    pub(super) fn cut_ahead(&mut self, limit: &Limit, given_up: Option<Timestamp>, now: Timestamp) {
+    /// Clamps the counter if it is ahead of `now`. A window may come from a replica whose clock is ahead; it then
+    /// becomes the next one. Debts and logs are transferred as ages, so they are ahead only if this clock gave up a
+    /// lead, at `given_up`.
+    pub(super) fn clamp_ahead(&mut self, limit: &Limit, given_up: Option<Timestamp>, now: Timestamp) {
         let far = |end: Timestamp, nanos| nanos < end.nanos_since(now);
-        // Cheap to tell, and true of all that are ahead.
+        // A cheap test that holds for every counter that is ahead.
         let may_be_ahead = match self {
             Self::Window { end, .. } => limit.window().is_some_and(|window| far(*end, window.nanos_max())),
             Self::Sliding { until, .. } => {
                 limit.span().is_some_and(|span| far(until.timestamp(), 2 * span.nanos()))
             }
-            Self::Pace { .. } | Self::Step { .. } => given_up.is_some(),
+            Self::Debt { .. } | Self::Step { .. } => given_up.is_some(),
             Self::Large(large) => match &large.counter {
                 Counter::Window(counter) => far(counter.start, 0),
                 Counter::Sliding(counter) => far(counter.start, 0),
-                Counter::Log(_) | Counter::Pace(_) | Counter::Step(_) => given_up.is_some(),
+                Counter::Log(_) | Counter::Debt(_) | Counter::Step(_) => given_up.is_some(),
             },
         };
         if may_be_ahead {
             self.update(limit, |counter| {
-                limit.cut_ahead(counter, given_up.unwrap_or(now), now);
-                limit.decide(counter, now, Ask::Look)
+                limit.clamp_ahead(counter, given_up.unwrap_or(now), now);
+                limit.decide(counter, now, Operation::Peek)
             });
         }
     }
 
-    /// The instant from which it may be forgotten without changing any answer.
+    /// The instant from which the counter may be evicted without changing any answer.
     pub(super) fn idle_at(&self) -> Timestamp {
         match self {
             Self::Window { end, .. } => *end,
             Self::Sliding { until, .. } => until.timestamp(),
-            Self::Pace { rest, paid_at, .. } => paid_at.plus(u64::from(0 < *rest)),
+            Self::Debt { rest, paid_at, .. } => paid_at.plus(u64::from(*rest > 0)),
             Self::Step { full_at, .. } => *full_at,
             Self::Large(large) => large.idle_at,
         }
     }
 
-    /// How much forgetting it would give away, from 0 to 254; `None` where it refuses now, so that forgetting it
-    /// would let someone in who is kept out.
-    pub(super) fn harm(&self, now: Timestamp) -> Option<u8> {
-        let owed = |until: Timestamp, refused_from: Rough| {
-            let (debt, most) = (until.nanos_since(now), refused_from.number());
-            // The share is below 254, as the debt is at most `most`.
+    /// How much an eviction would give away, from 0 to 254; `None` if the counter refuses now, because eviction would
+    /// admit a refused key.
+    pub(super) fn eviction_cost(&self, now: Timestamp) -> Option<u8> {
+        let owed = |until: Timestamp, passing_debt_max: ApproxNumber| {
+            let (debt, most) = (until.nanos_since(now), passing_debt_max.number());
+            // The share is at most 254, as the debt is at most `most`.
             (debt <= most).then(|| (u128::from(debt) * 254 / u128::from(most.max(1))) as u8)
         };
-        let counted = |used: Used| (used.0 < u8::MAX).then_some(used.0);
+        let counted = |used: UsedShare| (used.0 < u8::MAX).then_some(used.0);
         match self {
             Self::Window { used, .. } | Self::Sliding { used, .. } => counted(*used),
-            Self::Pace { refused_from, paid_at, .. } => owed(*paid_at, *refused_from),
-            Self::Step { refused_from, full_at, .. } => owed(*full_at, *refused_from),
+            Self::Debt { passing_debt_max, paid_at, .. } => owed(*paid_at, *passing_debt_max),
+            Self::Step { passing_debt_max, full_at, .. } => owed(*full_at, *passing_debt_max),
             Self::Large(large) => counted(large.used),
         }
     }
 
-    /// The bytes that it takes outside of the table.
+    /// The bytes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
-            Self::Window { .. } | Self::Sliding { .. } | Self::Pace { .. } | Self::Step { .. } => 0,
+            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => 0,
             Self::Large(large) => size_of::<Large>() + large.counter.heap_bytes(),
         }
     }
 
-    /// The same, with all its instants `back` nanoseconds earlier.
-    pub(super) fn earlier(mut self, back: u64) -> Self {
+    /// The same with all instants `back` nanoseconds earlier.
+    pub(super) fn shifted_back(mut self, back: u64) -> Self {
         match &mut self {
             Self::Window { end: instant, .. }
-            | Self::Pace { paid_at: instant, .. }
+            | Self::Debt { paid_at: instant, .. }
             | Self::Step { full_at: instant, .. } => *instant = instant.minus(back),
             Self::Sliding { until, .. } => {
-                // Whole milliseconds stay whole, and in range.
+                // Whole milliseconds stay whole and in range.
                 *until =
                     Millis::of(until.timestamp().minus(back / MILLISECOND * MILLISECOND)).unwrap_or(*until);
             }
@@ -224,8 +233,8 @@ impl Cell {
     }
 }
 
-/// Whether they count the same. How much of its allowance one has used, the last limit has said.
-impl PartialEq for Cell {
+/// Compares counters without the used share, which depends on the last limit.
+impl PartialEq for PackedCounter {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Window { count, end, .. }, Self::Window { count: counted, end: ends, .. }) => {
@@ -235,7 +244,7 @@ impl PartialEq for Cell {
                 Self::Sliding { until, previous, current, .. },
                 Self::Sliding { until: ends, previous: before, current: counted, .. },
             ) => (until, previous, current) == (ends, before, counted),
-            (Self::Pace { rest, paid_at, .. }, Self::Pace { rest: owed, paid_at: paid, .. }) => {
+            (Self::Debt { rest, paid_at, .. }, Self::Debt { rest: owed, paid_at: paid, .. }) => {
                 (rest, paid_at) == (owed, paid)
             }
             (Self::Step { spare, full_at, .. }, Self::Step { spare: left, full_at: full, .. }) => {
@@ -247,9 +256,9 @@ impl PartialEq for Cell {
     }
 }
 
-impl Eq for Cell {}
+impl Eq for PackedCounter {}
 
-impl Used {
+impl UsedShare {
     fn of<R>(limit: &Limit, decision: &Decision<R>) -> Self {
         if decision.remaining == 0 || !decision.verdict.passes() {
             return Self(u8::MAX);
@@ -258,17 +267,17 @@ impl Used {
     }
 
     fn share(left: u64, all: u64) -> Self {
-        let gone = all.saturating_sub(left);
+        let used = all.saturating_sub(left);
         // The share is below 254, as something is left.
-        match gone.checked_mul(254) {
+        match used.checked_mul(254) {
             Some(parts) => Self((parts / all) as u8),
-            None => Self((u128::from(gone) * 254 / u128::from(all)) as u8),
+            None => Self((u128::from(used) * 254 / u128::from(all)) as u8),
         }
     }
 }
 
 impl Millis {
-    /// `None` where it is no whole number of milliseconds.
+    /// `None` if `instant` is not a whole number of milliseconds.
     fn of(instant: Timestamp) -> Option<Self> {
         let millis = instant.as_nanos() / MILLISECOND;
         let parts = [millis, millis >> 16, millis >> 32].map(|part| (part & 0xffff) as u16);
@@ -281,7 +290,7 @@ impl Millis {
     }
 }
 
-impl Rough {
+impl ApproxNumber {
     const BITS: u32 = 9;
 
     fn of(number: u64) -> Self {
@@ -297,7 +306,7 @@ impl Rough {
         if exponent == 0 {
             return rest;
         }
-        // An exponent beyond 64 bits is never written, but may be read.
+        // Larger exponents are never written, but may be received.
         (rest | 1 << Self::BITS).checked_shl(u32::from(exponent) - 1).unwrap_or(u64::MAX)
     }
 }
@@ -310,20 +319,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rough_number_is_at_most_one_part_in_512_too_small(number: u64) {
-            let rough = Rough::of(number).number();
-            prop_assert!(rough <= number && number - rough <= number / 512);
+        fn approx_number_is_low_by_at_most_one_in_512(number: u64) {
+            let approx = ApproxNumber::of(number).number();
+            prop_assert!(approx <= number && number - approx <= number / 512);
         }
 
         #[test]
-        fn a_share_is_rounded_down_whatever_the_size_of_the_numbers(left in 1_u64.., all in 1_u64.., cut in 0_u32..64) {
+        fn used_share_is_rounded_down_for_all_magnitudes(left in 1_u64.., all in 1_u64.., cut in 0_u32..64) {
             let [left, all] = [left, all].map(|number: u64| (number >> cut).max(1));
             let exact = u128::from(all.saturating_sub(left)) * 254 / u128::from(all);
-            prop_assert_eq!(u128::from(Used::share(left, all).0), exact);
+            prop_assert_eq!(u128::from(UsedShare::share(left, all).0), exact);
         }
 
         #[test]
-        fn whole_milliseconds_come_back_from_six_bytes(millis in 0..u64::MAX / MILLISECOND) {
+        fn whole_milliseconds_round_trip_in_six_bytes(millis in 0..u64::MAX / MILLISECOND) {
             let instant = Timestamp::from_nanos(millis * MILLISECOND);
             prop_assert_eq!(Millis::of(instant).unwrap().timestamp(), instant);
             prop_assert_eq!(Millis::of(instant.plus(1)), None);

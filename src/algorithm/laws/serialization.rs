@@ -1,4 +1,4 @@
-//! Limits and answers come back from bytes as they were.
+//! Round trips of limits and decisions through their serialized form; shares of limits.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -19,7 +19,7 @@ fn any_window() -> impl Strategy<Value = Window> {
 }
 
 pub(super) fn any_kind_of_limit() -> impl Strategy<Value = Limit> {
-    // In boxes, as together they are large for a stack.
+    // Boxed: together the strategies are large for a stack.
     prop_oneof![
         (any_limit(), any_window())
             .prop_map(|(limit, window)| Limit::Classic(Classic { limit, window }))
@@ -43,20 +43,20 @@ fn back<T: Serialize + DeserializeOwned>(value: &T) -> T {
 
 proptest! {
     #[test]
-    fn a_limit_an_ask_and_an_answer_come_back_from_bytes(
-        limit in any_kind_of_limit(), ask in any_ask(), now in any_instant(),
+    fn limit_operation_and_decision_round_trip(
+        limit in any_kind_of_limit(), operation in any_operation(), now in any_instant(),
     ) {
         prop_assert_eq!(&back(&limit), &limit);
         prop_assert_eq!(back(&limit).kind(), limit.kind());
-        prop_assert_eq!(back(&ask), ask);
-        let decision = limit.decide(&mut limit.fresh(), now, ask);
+        prop_assert_eq!(back(&operation), operation);
+        let decision = limit.decide(&mut limit.fresh(), now, operation);
         prop_assert_eq!(back(&decision), decision);
     }
 }
 
 proptest! {
     #[test]
-    fn shares_are_the_limit_and_at_most_one_more_for_each_member(
+    fn shares_exceed_limit_by_at_most_one_per_member(
         limit in any_kind_of_limit(), members in 1..100_u32,
     ) {
         let share = limit.share(members);
@@ -69,10 +69,10 @@ proptest! {
 }
 
 #[test]
-fn a_share_of_a_bucket_comes_back_as_much_slower() {
+fn share_of_bucket_refills_proportionally_slower() {
     let number = |number| NonZeroU64::new(number).unwrap();
-    let pace = |hits| Pace::new(number(hits), number(SECOND));
-    let bucket = |hits, burst, excess| Limit::TokenBucket(TokenBucket { pace: pace(hits), burst, excess });
+    let rate = |hits| Rate::new(number(hits), number(SECOND));
+    let bucket = |hits, burst, excess| Limit::TokenBucket(TokenBucket { rate: rate(hits), burst, excess });
     let owes = |hits, burst, debt| bucket(hits, burst, Excess::Overdraft(debt));
     assert_eq!(owes(100, 20, 9).share(3), owes(34, 7, 3));
     let steps = |amount, burst| {
@@ -81,18 +81,13 @@ fn a_share_of_a_bucket_comes_back_as_much_slower() {
     };
     assert_eq!(steps(2, 10).share(4), steps(1, 3));
     let queue = |hits, burst| {
-        Limit::LeakyQueue(LeakyQueue {
-            pace: pace(hits),
-            burst: Some(burst),
-            max_delay: None,
-            patience: None,
-        })
+        Limit::LeakyQueue(LeakyQueue { rate: rate(hits), burst: Some(burst), max_delay: None, timeout: None })
     };
     assert_eq!(queue(10, 9).share(5), queue(2, 1));
 }
 
 #[test]
-fn a_calendar_of_a_zone_that_is_not_known_here_is_an_error() {
+fn calendar_of_unknown_zone_is_an_error() {
     let calendar = Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap();
     let mut bytes = postcard::to_stdvec(&Window::Calendar(calendar)).unwrap();
     let place = bytes.iter().position(|byte| *byte == b'B').unwrap();
@@ -101,7 +96,7 @@ fn a_calendar_of_a_zone_that_is_not_known_here_is_an_error() {
 }
 
 #[test]
-fn a_span_that_is_out_of_bounds_is_an_error() {
+fn span_out_of_bounds_is_an_error() {
     let bytes = postcard::to_stdvec(&(Span::NANOS_MIN - 1)).unwrap();
     assert!(postcard::from_bytes::<Span>(&bytes).is_err());
 }

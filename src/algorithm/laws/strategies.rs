@@ -16,11 +16,11 @@ pub(super) fn any_hits() -> impl Strategy<Value = u64> {
     prop_oneof![4 => 1..5_u64, 2 => 1..200_u64, 1 => Just(u64::from(u32::MAX)), 1 => any::<u64>()]
 }
 
-pub(super) fn any_ask() -> impl Strategy<Value = Ask> {
+pub(super) fn any_operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        1 => Just(Ask::Look),
-        6 => any_hits().prop_map(Ask::Charge),
-        1 => any_hits().prop_map(Ask::Refund),
+        1 => Just(Operation::Peek),
+        6 => any_hits().prop_map(Operation::Charge),
+        1 => any_hits().prop_map(Operation::Refund),
     ]
 }
 
@@ -98,9 +98,9 @@ prop_compose! {
         burst in prop_oneof![1 => Just(None), 4 => prop_oneof![0..50_u64, any_limit()].prop_map(Some)],
         max_delay in prop::option::of((0..100 * SECOND).prop_map(Duration::from_nanos)),
     ) -> LeakyQueue {
-        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
-        let fits = |burst: &u64| pace.nanos_for(burst.saturating_add(1)) <= u128::from(Span::NANOS_MAX);
-        LeakyQueue { pace, burst: burst.map(|burst| Some(burst).filter(fits).unwrap_or(1)), max_delay, patience: None }
+        let rate = Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+        let fits = |burst: &u64| rate.nanos_for(burst.saturating_add(1)) <= u128::from(Span::NANOS_MAX);
+        LeakyQueue { rate, burst: burst.map(|burst| Some(burst).filter(fits).unwrap_or(1)), max_delay, timeout: None }
     }
 }
 
@@ -112,9 +112,9 @@ prop_compose! {
         burst in prop_oneof![0..50_u64, any_limit()],
         excess in any_excess(),
     ) -> TokenBucket {
-        let pace = Pace::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
-        let burst = if pace.nanos_for(burst) <= u128::from(Span::NANOS_MAX) { burst } else { 1 };
-        TokenBucket { pace, burst, excess }
+        let rate = Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
+        let burst = if rate.nanos_for(burst) <= u128::from(Span::NANOS_MAX) { burst } else { 1 };
+        TokenBucket { rate, burst, excess }
     }
 }
 
@@ -124,7 +124,7 @@ pub(super) fn any_pause() -> impl Strategy<Value = u64> {
 }
 
 /// Asks one after another, each some time after the one before.
-pub(super) fn history() -> impl Strategy<Value = (Timestamp, Vec<(u64, Ask)>)> {
+pub(super) fn history() -> impl Strategy<Value = (Timestamp, Vec<(u64, Operation)>)> {
     let pause = prop_oneof![3 => Just(0), 3 => 0..SECOND, 2 => 0..100 * SECOND, 1 => 0..50 * HOUR];
-    (any_instant(), prop::collection::vec((pause, any_ask()), 0..40))
+    (any_instant(), prop::collection::vec((pause, any_operation()), 0..40))
 }

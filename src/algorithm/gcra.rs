@@ -1,0 +1,171 @@
+//! A rate, and a debt that time pays off at that rate: the generic cell rate algorithm (ITU-T I.371).
+//!
+//! The level of a bucket is stored as the instant at which the bucket will be full again. The distance of that instant
+//! from now is a debt; an algorithm is a bound on the debt.
+//!
+//! Debts are integers: a hit costs as many units as the rate has nanoseconds, and each nanosecond pays as many units
+//! as the rate has hits. So intervals of a fractional number of nanoseconds are exact.
+
+use std::{num::NonZeroU64, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::time::Timestamp;
+
+/// A number of hits in a number of nanoseconds, evenly spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rate {
+    hits: NonZeroU64,
+    nanos: NonZeroU64,
+}
+
+/// The longest time to pay a debt: 200 years. Longer debts are cut to that.
+const NANOS_MAX: u64 = 200 * 365 * 86_400 * crate::time::SECOND;
+
+impl Rate {
+    /// `hits` every `nanos`.
+    pub const fn new(hits: NonZeroU64, nanos: NonZeroU64) -> Self {
+        Self { hits, nanos }
+    }
+
+    /// Its hits.
+    pub const fn hits(self) -> u64 {
+        self.hits.get()
+    }
+
+    /// The same with other hits in its nanoseconds.
+    pub(crate) fn with_hits(self, change: impl FnOnce(NonZeroU64) -> NonZeroU64) -> Self {
+        Self { hits: change(self.hits), ..self }
+    }
+
+    /// Nanoseconds in which its hits come.
+    pub const fn nanos(self) -> u64 {
+        self.nanos.get()
+    }
+
+    /// The time it takes to pay for `hits`, in nanoseconds, rounded up.
+    pub const fn nanos_for(self, hits: u64) -> u128 {
+        self.cost(hits).div_ceil(self.hits.get() as u128)
+    }
+
+    /// What `hits` cost, in units.
+    pub(crate) const fn cost(self, hits: u64) -> u128 {
+        hits as u128 * self.nanos.get() as u128
+    }
+
+    /// The whole hits that `units` pay for.
+    pub(crate) fn hits_in(self, units: u128) -> u64 {
+        u64::try_from(units / u128::from(self.nanos.get())).unwrap_or(u64::MAX)
+    }
+
+    /// The units that are paid in that time.
+    pub(crate) fn paid_in(self, time: Duration) -> u128 {
+        time.as_nanos().saturating_mul(self.units_per_nano())
+    }
+
+    /// The whole nanoseconds in which at most `units` are paid.
+    pub(crate) fn nanos_in(self, units: u128) -> u64 {
+        u64::try_from(units / self.units_per_nano()).unwrap_or(u64::MAX)
+    }
+
+    /// The time after which `units` are paid, rounded up to whole nanoseconds.
+    pub(crate) fn time_for(self, units: u128) -> Duration {
+        Duration::from_nanos(u64::try_from(units.div_ceil(self.units_per_nano())).unwrap_or(u64::MAX))
+    }
+
+    fn units_per_nano(self) -> u128 {
+        u128::from(self.hits.get())
+    }
+}
+
+/// A debt, as the instant at which it is paid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DebtCounter {
+    /// The last whole nanosecond before the debt is paid.
+    pub(crate) paid_at: Timestamp,
+    /// Units that are then still owed: less than one nanosecond pays.
+    pub(crate) rest: u64,
+}
+
+/// A charge to a debt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DebtReceipt {
+    at: Timestamp,
+    hits: u64,
+    after: DebtCounter,
+}
+
+impl DebtCounter {
+    /// The units owed at `now`.
+    pub(crate) fn debt(&self, rate: Rate, now: Timestamp) -> u128 {
+        if self.paid_at < now {
+            return 0;
+        }
+        // Under another rate the rest may be worth more than a nanosecond: it is cut to less.
+        let rest = self.rest.min(rate.hits.get() - 1);
+        u128::from(self.paid_at.nanos_since(now)) * rate.units_per_nano() + u128::from(rest)
+    }
+
+    /// Owes `units` at `now`.
+    pub(crate) fn owe(&mut self, rate: Rate, now: Timestamp, units: u128) {
+        let units = units.min(u128::from(NANOS_MAX) * rate.units_per_nano());
+        let (whole, rest) = (units / rate.units_per_nano(), units % rate.units_per_nano());
+        // Both fit: `whole` is at most NANOS_MAX and `rest` is less than the hits of a rate.
+        self.paid_at = now.plus(whole as u64);
+        self.rest = rest as u64;
+    }
+
+    /// The instant from which nothing is owed.
+    pub(crate) fn idle_at(&self) -> Timestamp {
+        self.paid_at.plus(u64::from(self.rest > 0))
+    }
+
+    /// What [`DebtCounter::undo`] needs to take back `hits` just charged at `now`.
+    pub(crate) fn receipt(&self, now: Timestamp, hits: u64) -> DebtReceipt {
+        DebtReceipt { at: now, hits, after: *self }
+    }
+
+    /// Whether the counter is unchanged since that charge.
+    pub(crate) fn is_unchanged_since(&self, receipt: DebtReceipt) -> bool {
+        *self == receipt.after
+    }
+
+    /// Takes back the part of a charge that cannot have been paid since. Whatever else was charged or taken back
+    /// meanwhile, this is at most what that charge still weighs.
+    pub(crate) fn undo(&mut self, rate: Rate, receipt: DebtReceipt, now: Timestamp) {
+        let paid = u128::from(now.nanos_since(receipt.at)) * rate.units_per_nano();
+        self.forgive(rate, now, rate.cost(receipt.hits).saturating_sub(paid));
+    }
+
+    /// Lowers the debt by `units`, or to nothing.
+    pub(crate) fn forgive(&mut self, rate: Rate, now: Timestamp, units: u128) {
+        let debt = self.debt(rate, now);
+        self.owe(rate, now, debt.saturating_sub(units));
+    }
+
+    /// Owes `hits` more, charged at `at`, which may be in the past.
+    pub(crate) fn charge(&mut self, rate: Rate, at: Timestamp, hits: u64) {
+        let debt = self.debt(rate, at).saturating_add(rate.cost(hits));
+        self.owe(rate, at, debt);
+    }
+
+    /// Cuts a debt of more than `most` units at `now` to `most` units at `at`.
+    pub(crate) fn clamp_ahead(&mut self, rate: Rate, most: u128, at: Timestamp, now: Timestamp) {
+        if most < self.debt(rate, now) {
+            self.owe(rate, at, most);
+        }
+    }
+
+    /// The debt in excess of that of `base`.
+    pub(crate) fn since(&self, base: &Self, rate: Rate, now: Timestamp) -> Self {
+        let mut since = *self;
+        since.forgive(rate, now, base.debt(rate, now));
+        since
+    }
+
+    /// Adds the debt of `other`.
+    pub(crate) fn absorb(&mut self, other: &Self, rate: Rate, now: Timestamp) {
+        let debt = self.debt(rate, now).saturating_add(other.debt(rate, now));
+        self.owe(rate, now, debt);
+    }
+}

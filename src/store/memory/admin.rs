@@ -1,0 +1,143 @@
+//! Operations of operators: dry runs, and access to single counters.
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::{Counter, Decision, Limit, Operation},
+    descriptor::Key,
+    store::{
+        Check, Decisions, Slot,
+        memory::{Action, Memory, decide_set},
+        packed_counter::PackedCounter,
+        table::Table,
+    },
+    time::Timestamp,
+};
+
+/// The decisions that a check set would get, with the state of its counters.
+#[derive(Clone, Debug)]
+pub struct DryRun {
+    /// The decisions, in the order of the checks.
+    pub decisions: Decisions,
+    /// The states of the counters, in the order of the checks.
+    pub before: SmallVec<[CounterState; 2]>,
+}
+
+/// The state of one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterState {
+    /// The instant from which the counter may be evicted; `None` if there is no counter, or an idle one.
+    pub idle_at: Option<Timestamp>,
+    /// The answer to a peek.
+    pub peek: Decision,
+}
+
+/// A counter before and after its replacement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    /// Before.
+    pub before: CounterState,
+    /// After.
+    pub after: CounterState,
+}
+
+impl Memory {
+    /// The decisions that [`Memory::apply`] would return now. Changes nothing, and does not predict a lack of memory
+    /// for a new key.
+    pub fn dry_run(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+        refused: impl FnOnce(&[Decision]) -> bool,
+    ) -> DryRun {
+        let mut copies = self.copies(checks, now);
+        let before = checks
+            .iter()
+            .map(|check| {
+                let copy = copies.iter().find(|(key, _)| *key == check.key);
+                CounterState::of(copy.map(|(_, counter)| counter), check.limit, now)
+            })
+            .collect();
+        let mut each = |index: usize, action: Action| {
+            let check = &checks[index];
+            let position = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
+                copies.push((check.key, check.limit.fresh()));
+                copies.len() - 1
+            });
+            (action.apply(check, &mut copies[position].1, now), true)
+        };
+        DryRun { decisions: decide_set(checks, refused, &mut each), before }
+    }
+
+    /// Consistent copies of the stored counters of the checks.
+    fn copies(&self, checks: &[Check<'_>], now: Timestamp) -> Vec<(Key, Counter)> {
+        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let tables: SmallVec<[_; 2]> = slots.iter().map(|slot| self.table(*slot)).collect();
+        let mut copies: Vec<(Key, Counter)> = Vec::new();
+        for check in checks {
+            let slot = self.slot(check.key);
+            // The slots of all checks are locked.
+            let table = &*tables[slots.partition_point(|other| *other < slot)];
+            if let Some(packed) = table.get(check.key)
+                && copies.iter().all(|(key, _)| *key != check.key)
+            {
+                copies.push((check.key, self.copy(packed, check.limit, now)));
+            }
+        }
+        copies
+    }
+
+    /// The state of the counter of `key`, of the kind of `limit`.
+    pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
+        self.state(&self.table(self.slot(key)), key, limit, now)
+    }
+
+    /// Replaces the counter of `key` by a fresh one with `hits` charged. Hits above the limit become a debt if the
+    /// algorithm can hold one. Does nothing if this replica does not own the slot.
+    pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replacement {
+        let slot = self.slot(key);
+        let table = &mut *self.table(slot);
+        let before = self.state(table, key, limit, now);
+        let mut ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
+        if ownership.as_ref().is_some_and(|ownership| !ownership.is_owned()) {
+            return Replacement { before, after: before };
+        }
+        table.remove(key, &self.resources);
+        let mut counter = charged_counter(limit, hits, now);
+        if now < limit.idle_at(&counter) {
+            let peek = limit.decide(&mut counter, now, Operation::Peek);
+            let packed = PackedCounter::new(limit, counter, &peek);
+            self.insert(table, key, packed, now);
+        }
+        if let (Some(ownerships), Some(ownership)) = (&self.ownerships, &mut ownership) {
+            ownerships.record_change(slot, ownership, key, table.len());
+        }
+        Replacement { before, after: self.state(table, key, limit, now) }
+    }
+
+    fn state(&self, table: &Table, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
+        CounterState::of(table.get(key).map(|packed| self.copy(packed, limit, now)).as_ref(), limit, now)
+    }
+}
+
+impl CounterState {
+    fn of(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
+        let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
+        let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
+        Self { idle_at, peek: limit.decide(&mut copy, now, Operation::Peek) }
+    }
+}
+
+/// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt.
+pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
+    let mut counter = limit.fresh();
+    if hits > 0 {
+        // A queue holds no more than its allowance.
+        let most = limit.allowance();
+        let hits = if matches!(limit, Limit::LeakyQueue(_)) { hits.min(most) } else { hits };
+        limit.with_debt(hits).decide(&mut counter, now, Operation::Charge(hits));
+    }
+    counter
+}

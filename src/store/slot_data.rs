@@ -1,0 +1,324 @@
+//! Slot data: the content of a slot during a hand-off, or as a copy.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    hash::BuildHasherDefault,
+    sync::Arc,
+};
+
+use crate::{
+    algorithm::{Counter, Limit, Operation},
+    descriptor::Key,
+    store::{
+        budget::{Budget, Reservation},
+        memory::{KeyHasher, Lead},
+        packed_counter::PackedCounter,
+        table::Table,
+    },
+    time::Timestamp,
+};
+
+mod codec;
+
+pub use codec::DecodeError;
+
+type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
+
+/// The content of a slot. Copies that a store makes or accepts count in its budget until they are dropped.
+#[derive(Clone, Debug, Default)]
+pub struct SlotData {
+    extent: Extent,
+    counters: ByKey<PackedCounter>,
+    // Keys whose counter was removed or is idle.
+    removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
+    pending: PendingUsage,
+    unknown: UnknownRecords,
+    // The lead of the sender's clock: some instants may be ahead of it.
+    lead: Option<Lead>,
+    reservation: Reservation,
+}
+
+/// How much of the slot the data covers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Extent {
+    /// Some counters.
+    #[default]
+    Some,
+    /// All counters.
+    All,
+}
+
+/// Records with tags that this version does not know, unchanged.
+pub(super) type UnknownRecords = BTreeMap<(Key, u8), Vec<Box<[u8]>>>;
+
+/// Usage that is still to be merged into counters. Its weight depends on the limit, so it waits for the next check of
+/// its key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PendingUsage {
+    by_key: ByKey<Vec<Usage>>,
+}
+
+/// Usage on another replica: a counter, less the counter that it started from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub(super) packed: PackedCounter,
+    pub(super) base: Option<PackedCounter>,
+}
+
+/// A copy of the changes of a slot.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    /// The number of changes since the slot was acquired, including these.
+    pub seq: u64,
+    /// The changed counters.
+    pub data: SlotData,
+}
+
+impl SlotData {
+    /// The whole slot.
+    pub(super) fn all(
+        counters: impl Iterator<Item = (Key, PackedCounter)>,
+        pending: PendingUsage,
+        unknown: UnknownRecords,
+    ) -> Self {
+        let (extent, counters) = (Extent::All, counters.collect());
+        Self { extent, counters, pending, unknown, ..Self::default() }
+    }
+
+    /// The counters of some keys; `None` for removed ones.
+    pub(super) fn some(
+        cells: impl Iterator<Item = (Key, Option<PackedCounter>)>,
+        pending: PendingUsage,
+    ) -> Self {
+        let mut data = Self { pending, ..Self::default() };
+        for (key, packed) in cells {
+            match packed {
+                Some(packed) => {
+                    data.counters.insert(key, packed);
+                }
+                None => {
+                    data.removed.insert(key);
+                }
+            }
+        }
+        data
+    }
+
+    pub(super) fn into_parts(self) -> (Table, PendingUsage, UnknownRecords) {
+        (Table::of(self.counters.into_iter()), self.pending, self.unknown)
+    }
+
+    /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
+    pub fn of_usage(key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) -> Self {
+        let peek = limit.decide(&mut counter, now, Operation::Peek);
+        let mut data = Self::default();
+        data.pending.push(key, Usage { packed: PackedCounter::new(limit, counter, &peek), base: None });
+        data
+    }
+
+    /// The number of counters, including unknown records.
+    pub fn len(&self) -> usize {
+        self.counters.len() + self.unknown.len()
+    }
+
+    /// The number of pending usages.
+    pub fn pending_len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether there is nothing in the data.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0 && self.pending.is_empty() && self.removed.is_empty()
+    }
+
+    /// The same with the current lead of the store.
+    pub(super) fn with_lead(self, lead: Option<Lead>) -> Self {
+        Self { lead, ..self }
+    }
+
+    /// The lead because of which some instants may be ahead.
+    pub(super) fn lead(&self) -> Option<Lead> {
+        self.lead
+    }
+
+    /// Applies changes: a counter in `changes` replaces the counter here with its pending usage, a removed one is
+    /// removed. A copy of the whole slot replaces everything.
+    pub fn merge(&mut self, changes: Self) {
+        match changes.extent {
+            Extent::Some => {}
+            Extent::All => {
+                let reservation = std::mem::take(&mut self.reservation);
+                *self = Self { reservation, ..changes };
+                return self.account();
+            }
+        }
+        for key in changes.counters.keys().chain(changes.pending.by_key.keys()).chain(&changes.removed) {
+            self.pending.by_key.remove(key);
+            self.removed.remove(key);
+        }
+        for key in &changes.removed {
+            self.counters.remove(key);
+        }
+        self.counters.extend(changes.counters);
+        self.pending.by_key.extend(changes.pending.by_key);
+        self.unknown.extend(changes.unknown);
+        self.lead = match (self.lead, changes.lead) {
+            (Some(one), Some(other)) => Some(one.and(other)),
+            (one, other) => one.or(other),
+        };
+        if self.extent == Extent::Some {
+            self.removed.extend(changes.removed);
+        }
+        self.account();
+    }
+
+    /// The usage since `ancestor`, an earlier state of the same slot.
+    pub fn difference(&self, ancestor: &Self) -> PendingUsage {
+        let mut pending = self.pending.clone();
+        for (key, each) in &mut pending.by_key {
+            if let Some(known) = ancestor.pending.by_key.get(key) {
+                each.retain(|usage| !known.contains(usage));
+            }
+        }
+        for (key, packed) in &self.counters {
+            let base = ancestor.counters.get(key);
+            if base != Some(packed) {
+                pending.push(*key, Usage { packed: packed.clone(), base: base.cloned() });
+            }
+        }
+        pending.by_key.retain(|_, each| !each.is_empty());
+        pending
+    }
+
+    /// The same without idle counters. In a partial copy they become removed keys.
+    pub fn without_idle(mut self, now: Timestamp) -> Self {
+        self.counters.retain(|key, packed| {
+            let stays = now < packed.idle_at();
+            if !stays && self.extent == Extent::Some {
+                self.removed.insert(*key);
+            }
+            stays
+        });
+        self.pending.forget_idle(now);
+        self.account();
+        self
+    }
+
+    /// The same with all instants `back` nanoseconds earlier.
+    pub(super) fn shifted_back(mut self, back: u64) -> Self {
+        let earlier = |packed: PackedCounter| packed.shifted_back(back);
+        self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
+        for usage in self.pending.by_key.values_mut().flatten() {
+            usage.packed = earlier(usage.packed.clone());
+            usage.base = usage.base.take().map(earlier);
+        }
+        self.lead = self.lead.map(|lead| lead.shifted_back(back));
+        self
+    }
+
+    /// The counters by key.
+    pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, PackedCounter)> {
+        self.counters.into_iter()
+    }
+
+    /// The same, counted in `budget`.
+    pub(super) fn charged_to(mut self, budget: &Arc<Budget>) -> Self {
+        self.reservation = Reservation::of(budget);
+        self.account();
+        self
+    }
+
+    /// The memory of the data, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        bytes_of_map(self.counters.capacity())
+            + self.heap_bytes()
+            + self.removed.capacity() * size_of::<Key>()
+            + self.pending.bytes()
+            + bytes_of_unknown(&self.unknown)
+    }
+
+    /// The bytes that the counters take on the heap.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.counters.values().map(PackedCounter::heap_bytes).sum()
+    }
+
+    fn account(&mut self) {
+        self.reservation.set(self.bytes());
+    }
+}
+
+/// Compares the content, not the budget.
+impl PartialEq for SlotData {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.counters, &self.pending, &self.unknown) == (&other.counters, &other.pending, &other.unknown)
+    }
+}
+
+impl PendingUsage {
+    /// The number of pending usages.
+    pub fn len(&self) -> usize {
+        self.by_key.values().map(Vec::len).sum()
+    }
+
+    /// Whether nothing is pending.
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = Key> {
+        self.by_key.keys().copied()
+    }
+
+    pub(super) fn of(&self, key: Key) -> &[Usage] {
+        self.by_key.get(&key).map_or(&[], Vec::as_slice)
+    }
+
+    /// Copies for some keys.
+    pub(super) fn only<'k>(&self, keys: impl IntoIterator<Item = &'k Key>) -> Self {
+        let some = keys.into_iter().filter_map(|key| Some((*key, self.by_key.get(key)?.clone())));
+        Self { by_key: some.collect() }
+    }
+
+    pub(super) fn take(&mut self, key: Key) -> Vec<Usage> {
+        self.by_key.remove(&key).unwrap_or_default()
+    }
+
+    pub(super) fn push(&mut self, key: Key, usage: Usage) {
+        self.by_key.entry(key).or_default().push(usage);
+    }
+
+    pub(super) fn append(&mut self, others: Self) {
+        for (key, each) in others.by_key {
+            self.by_key.entry(key).or_default().extend(each);
+        }
+    }
+
+    /// Drops expired usage.
+    pub(super) fn forget_idle(&mut self, now: Timestamp) {
+        self.by_key.retain(|_, each| {
+            each.retain(|usage| now < usage.packed.idle_at());
+            !each.is_empty()
+        });
+    }
+
+    /// The approximate memory, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let heap = |packed: &PackedCounter| packed.heap_bytes();
+        let of =
+            |usage: &Usage| size_of::<Usage>() + heap(&usage.packed) + usage.base.as_ref().map_or(0, heap);
+        let each: usize = self.by_key.values().flatten().map(of).sum();
+        bytes_of_map(self.by_key.capacity()) * 5 / 4 + each
+    }
+}
+
+/// The memory of a standard hash map of this capacity, in bytes: one of eight buckets stays free, and each takes one
+/// byte of metadata.
+pub(super) fn bytes_of_map(capacity: usize) -> usize {
+    if capacity == 0 { 0 } else { (capacity * 8 / 7 + 1) * (size_of::<(Key, PackedCounter)>() + 1) + 16 }
+}
+
+/// The approximate memory, in bytes.
+pub(super) fn bytes_of_unknown(unknown: &UnknownRecords) -> usize {
+    let of = |bytes: &[u8]| size_of::<Box<[u8]>>() + bytes.len();
+    unknown.values().map(|each| 64 + each.iter().map(|bytes| of(bytes)).sum::<usize>()).sum()
+}

@@ -1,0 +1,230 @@
+//! The wire format of slot data.
+//!
+//! A version byte, a byte for the extent and the lead of the sender's clock, if any; then records until the end: the
+//! key in 16 bytes, a tag, a length and the fields. Records with unknown tags are kept and written unchanged.
+
+use crate::{
+    descriptor::Key,
+    store::{
+        PendingUsage, SlotData,
+        memory::Lead,
+        packed_counter::{Age, Decoded, PackedCounter, put},
+        slot_data::{Extent, Usage},
+    },
+    time::Timestamp,
+};
+
+/// The first byte.
+const VERSION: u8 = 2;
+/// The tag of pending usage: a packed counter, and optionally the one that it started from. Smaller tags are those of
+/// packed counters.
+const PENDING: u8 = 128;
+/// The tag of a removed key, without fields.
+const REMOVED: u8 = 129;
+/// The maximum encoded size of a length, with seven bits in each byte.
+const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
+
+/// Why slot data cannot be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The version is not supported.
+    #[error("unsupported version of slot data")]
+    UnsupportedVersion,
+    /// The data is truncated or damaged.
+    #[error("damaged slot data")]
+    Malformed,
+}
+
+impl SlotData {
+    /// Encodes everything that is not idle. Instants are relative to `now`.
+    pub fn encode(&self, now: Timestamp) -> Vec<u8> {
+        let mut bytes = vec![VERSION, self.extent as u8];
+        let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
+        bytes.extend(put(&lead));
+        let mut removed: Vec<Key> = self.removed.iter().copied().collect();
+        for (key, packed) in &self.counters {
+            if now < packed.idle_at() {
+                let (tag, packed) = packed.write(now);
+                put_record(&mut bytes, *key, tag, &packed);
+            } else if self.extent == Extent::Some {
+                removed.push(*key);
+            }
+        }
+        removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
+        for (key, each) in &self.pending.by_key {
+            for usage in each.iter().filter(|usage| now < usage.packed.idle_at()) {
+                put_record(&mut bytes, *key, PENDING, &usage.write(now));
+            }
+        }
+        for ((key, tag), each) in &self.unknown {
+            each.iter().for_each(|unknown| put_record(&mut bytes, *key, *tag, unknown));
+        }
+        bytes
+    }
+
+    /// Decodes slot data, with its instants relative to `now`. It is not counted in a memory limit yet: see
+    /// [`Memory::within_limit`](crate::store::Memory::within_limit).
+    pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, DecodeError> {
+        let rest = bytes.strip_prefix(&[VERSION]).ok_or(DecodeError::UnsupportedVersion)?;
+        let (extent, rest) = rest.split_first().ok_or(DecodeError::Malformed)?;
+        let extents = [Extent::Some, Extent::All];
+        let extent = *extents.get(usize::from(*extent)).ok_or(DecodeError::Malformed)?;
+        let (lead, mut rest): (Option<(Age, Age)>, _) =
+            postcard::take_from_bytes(rest).map_err(|_| DecodeError::Malformed)?;
+        let lead = lead.map(|(at, until)| Lead { at: at.instant(now), until: until.instant(now) });
+        let mut data = Self { extent, lead, ..Self::default() };
+        while !rest.is_empty() {
+            let (high, after) = rest.split_first_chunk().ok_or(DecodeError::Malformed)?;
+            let (low, after) = after.split_first_chunk().ok_or(DecodeError::Malformed)?;
+            let key = Key::from_halves(u64::from_le_bytes(*high), u64::from_le_bytes(*low));
+            let (tag, body, after) = tagged(after).ok_or(DecodeError::Malformed)?;
+            data.read(key, tag, body, now)?;
+            rest = after;
+        }
+        Ok(data)
+    }
+
+    fn read(&mut self, key: Key, tag: u8, body: &[u8], now: Timestamp) -> Result<(), DecodeError> {
+        let record = match tag {
+            PENDING => Record::usage(body, now),
+            REMOVED if body.is_empty() => Record::Removed,
+            REMOVED => Record::Malformed,
+            _ => Record::counter(tag, body, now),
+        };
+        match record {
+            Record::Removed => {
+                self.removed.insert(key);
+            }
+            Record::Counter(packed) => {
+                self.counters.insert(key, packed);
+            }
+            Record::Usage(usage) => self.pending.push(key, usage),
+            Record::Unknown => self.unknown.entry((key, tag)).or_default().push(body.into()),
+            Record::Malformed => return Err(DecodeError::Malformed),
+        }
+        Ok(())
+    }
+}
+
+/// The content of a record.
+enum Record {
+    Counter(PackedCounter),
+    Usage(Usage),
+    Removed,
+    Unknown,
+    Malformed,
+}
+
+impl Record {
+    fn counter(tag: u8, body: &[u8], now: Timestamp) -> Self {
+        match PackedCounter::read(tag, body, now) {
+            Decoded::Counter(packed) => Self::Counter(packed),
+            Decoded::Unknown => Self::Unknown,
+            Decoded::Malformed => Self::Malformed,
+        }
+    }
+
+    fn usage(body: &[u8], now: Timestamp) -> Self {
+        let Some((tag, packed, rest)) = tagged(body) else { return Self::Malformed };
+        let packed = match PackedCounter::read(tag, packed, now) {
+            Decoded::Counter(packed) => packed,
+            Decoded::Unknown => return Self::Unknown,
+            Decoded::Malformed => return Self::Malformed,
+        };
+        if rest.is_empty() {
+            return Self::Usage(Usage { packed, base: None });
+        }
+        let Some((tag, base, [])) = tagged(rest) else { return Self::Malformed };
+        match PackedCounter::read(tag, base, now) {
+            Decoded::Counter(base) => Self::Usage(Usage { packed, base: Some(base) }),
+            Decoded::Unknown => Self::Unknown,
+            Decoded::Malformed => Self::Malformed,
+        }
+    }
+}
+
+impl PendingUsage {
+    /// Encodes pending usage as [`SlotData::encode`] does.
+    pub fn encode(&self, now: Timestamp) -> Vec<u8> {
+        SlotData { pending: self.clone(), ..SlotData::default() }.encode(now)
+    }
+
+    /// Decodes pending usage.
+    pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, DecodeError> {
+        SlotData::decode(bytes, now).map(|data| data.pending)
+    }
+}
+
+impl Usage {
+    fn write(&self, now: Timestamp) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for packed in [Some(&self.packed), self.base.as_ref()].into_iter().flatten() {
+            let (tag, packed) = packed.write(now);
+            put_tagged(&mut bytes, tag, &packed);
+        }
+        bytes
+    }
+}
+
+fn put_record(bytes: &mut Vec<u8>, key: Key, tag: u8, body: &[u8]) {
+    bytes.extend(key.high().to_le_bytes());
+    bytes.extend(key.low().to_le_bytes());
+    put_tagged(bytes, tag, body);
+}
+
+/// Writes a tag, a length and the fields.
+fn put_tagged(bytes: &mut Vec<u8>, tag: u8, body: &[u8]) {
+    let mut length = [0; LENGTH_MAX];
+    let length =
+        postcard::to_slice(&body.len(), &mut length).expect("the buffer has the maximum size of a length");
+    bytes.push(tag);
+    bytes.extend_from_slice(length);
+    bytes.extend_from_slice(body);
+}
+
+/// Splits off what [`put_tagged`] has written.
+fn tagged(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (tag, rest) = bytes.split_first()?;
+    let (length, rest) = postcard::take_from_bytes(rest).ok()?;
+    let (body, rest) = rest.split_at_checked(length)?;
+    Some((*tag, body, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::time::SECOND;
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = SlotData::decode(&bytes, NOW);
+            let with_version: Vec<u8> = [VERSION, 1, 0].into_iter().chain(bytes).collect();
+            let _ = SlotData::decode(&with_version, NOW);
+        }
+
+        #[test]
+        fn record_with_unknown_tag_is_written_unchanged(
+            halves in any::<(u64, u64)>(), tag in 10..PENDING, body in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut bytes = vec![VERSION, 1, 0];
+            put_record(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);
+            let data = SlotData::decode(&bytes, NOW).unwrap();
+            prop_assert_eq!(data.len(), 1);
+            prop_assert_eq!(data.encode(NOW.plus(SECOND)), bytes);
+        }
+    }
+
+    #[test]
+    fn unsupported_version_is_distinguished_from_damage() {
+        assert_eq!(SlotData::decode(&[], NOW), Err(DecodeError::UnsupportedVersion));
+        assert_eq!(SlotData::decode(&[VERSION + 1], NOW), Err(DecodeError::UnsupportedVersion));
+        for damaged in [&[VERSION][..], &[VERSION, 2], &[VERSION, 0], &[VERSION, 0, 2], &[VERSION, 0, 0, 0]] {
+            assert_eq!(SlotData::decode(damaged, NOW), Err(DecodeError::Malformed));
+        }
+    }
+}
