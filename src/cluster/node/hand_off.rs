@@ -26,12 +26,12 @@ impl Node {
             let state = self.slot(slot);
             let Some(ownership) = &state.ownership else { continue };
             // The receiver is an owner that wins over this replica, or else the intended owner.
-            let better = state.owner.filter(|owner| {
+            let winner = state.owner.filter(|owner| {
                 owner.member != self.local_id
                     && (ownership.epoch, self.local_id) < (owner.epoch, owner.member)
             });
-            let better = better.map(|owner| owner.member).filter(|member| !self.is_departed(*member));
-            let to = better.or(self.placement.owner(slot)).filter(|member| *member != self.local_id);
+            let winner = winner.map(|owner| owner.member).filter(|member| !self.is_departed(*member));
+            let to = winner.or(self.placement.owner(slot)).filter(|member| *member != self.local_id);
             if let Some(to) = to
                 && self.is_reachable(to, now)
                 && self.peers[&to].synced
@@ -206,14 +206,14 @@ impl Node {
         origin: Version,
         now: Timestamp,
     ) {
-        let theirs = Owner { epoch, member: member };
+        let announced = Owner { epoch, member };
         if let Some(ownership) = &self.slot(slot).ownership
-            && theirs < (Owner { epoch: ownership.epoch, member: self.local_id })
+            && announced < (Owner { epoch: ownership.epoch, member: self.local_id })
         {
             let ours = Message::Owns { slot, epoch: ownership.epoch, origin: ownership.origin.version };
             self.send(member, ours);
         }
-        self.learn_owner(slot, theirs, now);
+        self.learn_owner(slot, announced, now);
         // The owner may have started from an older copy than the one that is stored here.
         if let Some(kept) = &self.slot(slot).copy
             && origin < kept.copy.version
@@ -226,9 +226,9 @@ impl Node {
 
     /// Keeps the data of hand-offs to a departed member as ordinary copies.
     pub(super) fn recover_hand_offs_to(&mut self, member: MemberId, now: Timestamp) {
-        let theirs: Vec<HandOffId> =
+        let ids: Vec<HandOffId> =
             self.hand_offs.iter().filter(|(_, pending)| pending.to == member).map(|(id, _)| *id).collect();
-        for id in theirs {
+        for id in ids {
             if let Some(PendingHandOff { slot, copy, .. }) = self.hand_offs.remove(&id) {
                 self.store_newer_copy(slot, copy, now);
             }

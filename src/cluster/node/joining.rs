@@ -127,22 +127,22 @@ impl Node {
             return;
         }
         let heard = self.peers.values().filter(|peer| self.is_alive(peer, now));
-        let all_mapped = heard.clone().all(|peer| peer.synced);
+        let all_synced = heard.clone().all(|peer| peer.synced);
         let waited = now.since(self.started_at) >= self.settings.bootstrap_timeout;
-        let nobody = heard.clone().next().is_none();
+        let is_alone = heard.clone().next().is_none();
         let serves = |peer: &PeerState| peer.synced && peer.record.state != MemberState::Joining;
         // The first replica recovers every slot. If two replicas did so, each would count by itself.
-        let all_held = self.slots.iter().all(|slot| slot.owner.is_some());
-        let may = if heard.clone().any(serves) {
-            let long = now.since(self.started_at) >= 2 * self.settings.bootstrap_timeout;
-            all_mapped && self.hash_secret.is_some() && (all_held || long)
-        } else if nobody {
+        let all_slots_owned = self.slots.iter().all(|slot| slot.owner.is_some());
+        let may_serve = if heard.clone().any(serves) {
+            let waited_long = now.since(self.started_at) >= 2 * self.settings.bootstrap_timeout;
+            all_synced && self.hash_secret.is_some() && (all_slots_owned || waited_long)
+        } else if is_alone {
             self.no_seed_answered && waited
         } else {
             // If all members start together, the one with the smallest id bootstraps the cluster.
             waited && heard.clone().all(|peer| self.local_id < peer.record.id)
         };
-        if !may {
+        if !may_serve {
             return;
         }
         if self.hash_secret.is_none() {

@@ -245,8 +245,8 @@ impl World {
 
     fn thaw(&mut self) {
         for (number, lost) in std::mem::take(&mut self.frozen) {
-            for gone in lost {
-                self.lose_session(number, gone);
+            for peer in lost {
+                self.lose_session(number, peer);
             }
         }
     }
@@ -528,16 +528,16 @@ impl World {
     }
 
     /// The peer has dropped the session.
-    fn lose_session(&mut self, number: usize, gone: usize) {
+    fn lose_session(&mut self, number: usize, peer: usize) {
         if let Some(lost) = self.frozen.get_mut(&number) {
-            lost.push(gone);
+            lost.push(peer);
             return;
         }
         let now = self.time_of(number);
-        if !self.is_cut(number, gone)
+        if !self.is_cut(number, peer)
             && let Some(process) = self.processes.get_mut(&number)
         {
-            process.node.disconnected(keys::member(gone), false, now);
+            process.node.disconnected(keys::member(peer), false, now);
             self.act(number);
         }
     }
