@@ -19,7 +19,7 @@ use tollgate::{
     cluster::OpenForwards,
     descriptor::Secret,
     limiter::Limiter,
-    rules::{Book, Rules},
+    rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
@@ -34,9 +34,9 @@ descriptors:
 ";
 
 fn api() -> Api {
-    let book = Arc::new(Book::of(Rules::parse("fuzz", RULES).expect("they are right"), NOW));
+    let active_rules = Arc::new(ActiveRules::of(Rules::parse("fuzz", RULES).expect("they are right"), NOW));
     let memory = Arc::new(Memory::new(1 << 20, OnFull::Deny));
-    let limiter = Limiter::new(book, memory, Clock::manual(NOW), Secret::from_bytes([7; 16]));
+    let limiter = Limiter::new(active_rules, memory, Clock::manual(NOW), Secret::from_bytes([7; 16]));
     Api::new(limiter, Settings::default())
 }
 

@@ -17,27 +17,26 @@ use crate::{
         written,
     },
     cli::{
-        OVER_LIMIT,
-        place::{self, Place, Tls},
-        question,
+        OVER_LIMIT, request,
+        target::{self, Target, Tls},
     },
 };
 
 /// How long to wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn command() -> Command {
     let command = Command::new("ask")
         .about("Asks a server once; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer")
-        .args(place::args());
-    question::of(command)
+        .args(target::args());
+    request::of(command)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
-    let request = question::request(matches);
+    let request = request::request(matches);
     let answer = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(async { ask(place::of(matches)?, request.clone()).await }),
+        Ok(runtime) => runtime.block_on(async { ask(target::of(matches)?, request.clone()).await }),
         Err(error) => Err(error.to_string()),
     };
     let printed = answer.and_then(|answer| {
@@ -71,19 +70,19 @@ fn trust(tls: Tls) -> ClientTlsConfig {
     config
 }
 
-async fn ask(place: Place, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
-    let Place { to, tls } = place;
+async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
+    let Target { to, tls } = target;
     let uri = match &tls {
         _ if to.starts_with("unix:") => to,
         Some(_) => format!("https://{to}"),
         None => format!("http://{to}"),
     };
     let mut endpoint =
-        Endpoint::from_shared(uri).map_err(|_| "this is no HOST:PORT".to_owned())?.connect_timeout(PATIENCE);
+        Endpoint::from_shared(uri).map_err(|_| "this is no HOST:PORT".to_owned())?.connect_timeout(TIMEOUT);
     if let Some(tls) = tls {
         endpoint = endpoint.tls_config(trust(tls)).map_err(|error| causes(&error))?;
     }
-    let asked = async {
+    let answered = async {
         let channel = endpoint.connect().await.map_err(|error| causes(&error))?;
         let mut client = RateLimitServiceClient::new(channel);
         let answer = client.should_rate_limit(request).await;
@@ -91,7 +90,7 @@ async fn ask(place: Place, request: RateLimitRequest) -> Result<RateLimitRespons
             .map(tonic::Response::into_inner)
             .map_err(|status| format!("{} ({:?})", status.message(), status.code()))
     };
-    timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err(format!("none within {} s", PATIENCE.as_secs())))
+    timeout(TIMEOUT, answered).await.unwrap_or_else(|_| Err(format!("none within {} s", TIMEOUT.as_secs())))
 }
 
 /// An error with all that caused it, outermost first.

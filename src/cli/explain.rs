@@ -7,20 +7,23 @@ use serde_json::Value;
 
 use crate::{
     api::json,
-    cli::{OVER_LIMIT, desk, question},
+    cli::{OVER_LIMIT, admin_client, request},
 };
 
 pub(super) fn command() -> Command {
     let command = Command::new("explain").about(
         "Tells what a server would decide and why, charging nothing; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer",
     );
-    question::of(command.args(desk::args()))
+    request::of(command.args(admin_client::args()))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let answer =
-        json::request_text(&question::request(matches)).map_err(|error| error.to_string()).and_then(|body| {
-            desk::ask(matches, &desk::Call { method: "POST", path: "/explain".to_owned(), body })
+        json::request_text(&request::request(matches)).map_err(|error| error.to_string()).and_then(|body| {
+            admin_client::ask(
+                matches,
+                &admin_client::Call { method: "POST", path: "/explain".to_owned(), body },
+            )
         });
     match answer {
         Ok(answer) => {

@@ -2,15 +2,15 @@
 
 use std::process::ExitCode;
 
+mod admin_client;
 mod ask;
 mod bench;
 mod check;
 mod counters;
-mod desk;
 mod explain;
-mod place;
-mod question;
+mod request;
 mod serve;
+mod target;
 
 /// Exit codes that mean more than success and failure.
 const OVER_LIMIT: u8 = 2;

@@ -36,8 +36,8 @@ pub(super) fn command() -> Command {
         let default = setting.default.map(|default| format!(" [default: {default}]")).unwrap_or_default();
         Arg::new(setting.name)
             .long(setting.flag())
-            .value_name(setting.shape.value_name())
-            .action(if setting.shape.is_list() { ArgAction::Append } else { ArgAction::Set })
+            .value_name(setting.value_type.value_name())
+            .action(if setting.value_type.is_list() { ArgAction::Append } else { ArgAction::Set })
             .help(format!("{}{default}", setting.help))
     });
     Command::new("serve").about("Runs the service").arg(file).args(flags)
@@ -52,18 +52,18 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         }
     };
     let running = Stopwatch::start();
-    let dial = match logs::start(&settings.log, move || running.elapsed().as_secs()) {
-        Ok(dial) => dial,
+    let log_control = match logs::start(&settings.log, move || running.elapsed().as_secs()) {
+        Ok(log_control) => log_control,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
-    log_panics(dial.clone());
+    log_panics(log_control.clone());
     // Connections have threads of their own; the rest needs little.
     let served = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
-            let served = runtime.block_on(serve(settings, dial.clone()));
+            let served = runtime.block_on(serve(settings, log_control.clone()));
             // A blocking call that hangs, such as a read from a disk that is gone, must not keep the process.
             runtime.shutdown_timeout(SHUTDOWN_MAX);
             served
@@ -77,17 +77,17 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             ExitCode::FAILURE
         }
     };
-    dial.flush(FLUSH_MAX);
+    log_control.flush(FLUSH_MAX);
     code
 }
 
 /// Has panics logged, and written before the thread goes on: the usual hook would wait for standard error.
-fn log_panics(dial: logs::Dial) {
+fn log_panics(log_control: logs::LogControl) {
     std::panic::set_hook(Box::new(move |panic| {
         let backtrace = Backtrace::capture();
         let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
         error!(panic = panic.to_string(), backtrace, "a thread has panicked");
-        dial.flush(FLUSH_MAX);
+        log_control.flush(FLUSH_MAX);
     }));
 }
 
@@ -104,7 +104,7 @@ fn sources(matches: &ArgMatches) -> Sources {
     }
 }
 
-async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::error::Error>> {
+async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), Box<dyn std::error::Error>> {
     let (tell, leave) = mpsc::channel(2);
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     // Owned here, so that it ends with the service.
@@ -121,8 +121,10 @@ async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::
         }
     });
     let flags = flags_to_ask(settings.grpc.tls.as_ref());
-    let server =
-        Server::bind(settings, Clock::system()).await?.with_logs(dial).with_crew(Crew::for_each_core()?);
+    let server = Server::bind(settings, Clock::system())
+        .await?
+        .with_logs(log_control)
+        .with_crew(Crew::for_each_core()?);
     let addresses = server.addresses()?;
     info!(listener = "grpc", address = %addresses.grpc, "listening");
     info!(listener = "http", address = %addresses.http, "listening");

@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 use crate::{
     algorithm::Decision,
     limiter::{Descriptor, Request, Snapshot, Unanswered, metrics::Checked, plan},
-    rules::{Domain, Usual},
+    rules::{CachedMatch, Domain},
     store::{Alone, Check},
 };
 
@@ -18,7 +18,7 @@ impl Snapshot<'_> {
         &'s self,
         domain: &'s Domain,
         request: &Request<'_>,
-    ) -> Result<Option<(Usual<'s>, Decision<()>)>, Unanswered> {
+    ) -> Result<Option<(CachedMatch<'s>, Decision<()>)>, Unanswered> {
         let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors else { return Ok(None) };
         let Some((usual, check)) = self.check_alone(domain, descriptor, request.patience) else {
             return Ok(None);
@@ -40,8 +40,8 @@ impl Snapshot<'_> {
         domain: &'s Domain,
         descriptor: &Descriptor<'_>,
         patience: Option<Duration>,
-    ) -> Option<(Usual<'s>, Check<'s>)> {
-        let usual = domain.usual(descriptor.entries, &self.secret)?;
+    ) -> Option<(CachedMatch<'s>, Check<'s>)> {
+        let usual = domain.find_cached(descriptor.entries, &self.secret)?;
         // (What the rule replaces is of no account: never itself, and there is nothing else.)
         if usual.rule.candidate.is_some() {
             return None;
@@ -62,7 +62,7 @@ mod tests {
         algorithm::Ask,
         descriptor::{Entry, Secret},
         limiter::{Answer, Descriptor, Limiter, Metrics, Modes, Status},
-        rules::{Book, Rules},
+        rules::{ActiveRules, Rules},
         store::{Memory, OnFull},
         time::{Clock, SECOND, Timestamp},
     };
@@ -87,10 +87,10 @@ descriptors:
 ";
 
     fn limiter(modes: Modes) -> Limiter {
-        let book = Book::of(Rules::parse("test", RULES).unwrap(), NOW);
+        let active_rules = ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW);
         let memory = Memory::new(1 << 20, OnFull::Deny);
         let secret = Secret::from_bytes([7; 16]);
-        Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), secret).with_modes(modes)
+        Limiter::new(Arc::new(active_rules), Arc::new(memory), Clock::manual(NOW), secret).with_modes(modes)
     }
 
     /// What an answer says, and of which rule.
@@ -104,7 +104,7 @@ descriptors:
     fn counted(limiter: &Limiter) -> String {
         let Metrics { unknown_domains, unmatched, shadow_passes, overrides, denied } = &*limiter.metrics;
         let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
-        let rules = limiter.book.ledger().totals();
+        let rules = limiter.active_rules.stats().totals();
         format!("{plain:?} {:?} {:?} {rules:?}", overrides.totals(), denied.entries(99))
     }
 

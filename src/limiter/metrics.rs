@@ -4,9 +4,9 @@ use crate::{
     algorithm::{Ask, Decision},
     descriptor::{Entry, Key},
     limiter::{Answer, Applies, Descriptor, Modes},
-    rules::{Code, Domain, Outcome, Tally, Usual},
+    rules::{CachedMatch, Code, DecisionStats, Domain, Outcome},
     store::{Check, Decisions},
-    telemetry::metrics::{Counter, Top},
+    telemetry::metrics::{Counter, TopKeys},
 };
 
 /// How many keys are listed as denied most often, unless another number is asked for.
@@ -22,9 +22,9 @@ pub struct Metrics {
     /// Requests that passed only because of the shadow mode of all rules.
     pub shadow_passes: Counter,
     /// What became of descriptors with a limit of the caller's.
-    pub overrides: Tally,
+    pub overrides: DecisionStats,
     /// The keys denied most often.
-    pub denied: Top,
+    pub denied: TopKeys,
 }
 
 impl Default for Metrics {
@@ -40,8 +40,8 @@ impl Metrics {
             unknown_domains: Counter::default(),
             unmatched: Counter::default(),
             shadow_passes: Counter::default(),
-            overrides: Tally::default(),
-            denied: Top::new(top_keys),
+            overrides: DecisionStats::default(),
+            denied: TopKeys::new(top_keys),
         }
     }
 
@@ -66,7 +66,7 @@ impl Metrics {
                 Applies::Nothing => self.unmatched.increase(),
                 Applies::Override(..) => self.overrides.add(outcome),
                 Applies::Unlimited(matched) | Applies::Rule(matched, _) => {
-                    if let Some(counts) = matched.rule.counts() {
+                    if let Some(counts) = matched.rule.stats() {
                         counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
                     }
                 }
@@ -81,7 +81,7 @@ impl Metrics {
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        usual: Usual<'_>,
+        usual: CachedMatch<'_>,
         checked: Checked<'_, R>,
         modes: Modes,
     ) {
@@ -90,8 +90,8 @@ impl Metrics {
             self.shadow_passes.increase();
         }
         let outcome = self.outcome(domain, descriptor, checked, passes);
-        if let Some(counts) = usual.rule.counts() {
-            match usual.found_for_name(domain, descriptor.entries) {
+        if let Some(counts) = usual.rule.stats() {
+            match usual.match_for_name(domain, descriptor.entries) {
                 None => counts.count_plain(outcome),
                 Some(matched) => counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome),
             }

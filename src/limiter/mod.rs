@@ -9,7 +9,7 @@ use crate::{
     algorithm::{Ask, Classic, Decision, Limit},
     cluster::{Cluster, Overloaded, State},
     descriptor::{Entry, KeyText, Secret, SharedSecret},
-    rules::{Allowance, Book, Domain, Match, Rules, Unit},
+    rules::{ActiveRules, Allowance, Domain, Match, Rules, Unit},
     store::{Decisions, Memory},
     time::{Clock, Reading, Timestamp},
 };
@@ -93,7 +93,7 @@ impl From<Overloaded> for Unanswered {
 /// Decides requests by the rules in force.
 #[derive(Clone, Debug)]
 pub struct Limiter {
-    book: Arc<Book>,
+    active_rules: Arc<ActiveRules>,
     memory: Arc<Memory>,
     clock: Clock,
     secret: SharedSecret,
@@ -121,10 +121,15 @@ enum Applies<'s> {
 }
 
 impl Limiter {
-    /// A limiter by the rules in `book`, with its counters in `memory` under keys hashed with `secret`.
-    pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: impl Into<SharedSecret>) -> Self {
+    /// A limiter by the rules in `active_rules`, with its counters in `memory` under keys hashed with `secret`.
+    pub fn new(
+        active_rules: Arc<ActiveRules>,
+        memory: Arc<Memory>,
+        clock: Clock,
+        secret: impl Into<SharedSecret>,
+    ) -> Self {
         let (secret, modes, metrics) = (secret.into(), Modes::default(), Arc::default());
-        Self { book, memory, clock, secret, cluster: None, modes, metrics }
+        Self { active_rules, memory, clock, secret, cluster: None, modes, metrics }
     }
 
     /// The same limiter, sharing keys with the other replicas of a cluster.
@@ -149,7 +154,7 @@ impl Limiter {
 
     /// The rules and the secret now in force, and the time now.
     pub fn snapshot(&self) -> Snapshot<'_> {
-        let (rules, secret) = (self.book.snapshot(), self.secret.get());
+        let (rules, secret) = (self.active_rules.current(), self.secret.get());
         Snapshot { limiter: self, rules, secret, reading: self.clock.read() }
     }
 }

@@ -11,37 +11,37 @@ use crate::{
     descriptor::{Entry, Key, KeyText, Secret},
 };
 
-mod aside;
-mod book;
+mod active_rules;
+mod background;
 mod compile;
-mod counts;
+mod diagnostics;
 mod file;
+mod key_prefix;
 mod keys;
 mod limit;
 mod mount;
 mod pattern;
-mod place;
+mod prefix_tree;
 mod reader;
 mod source;
+mod stats;
 mod trace;
-mod tree;
 mod unit;
-mod usual;
 mod watch;
 
-pub use book::{Book, LoadError, Status};
+pub use active_rules::{ActiveRules, LoadError, Status};
 pub use compile::{Source, compile};
-pub use counts::{Code, Ledger, Outcome, RuleCounts, Series, Tally, Totals};
-pub use place::{Place, Problem, Problems};
+pub use diagnostics::{Location, Problem, Problems};
+pub use key_prefix::CachedMatch;
+pub use prefix_tree::MatchKind;
 pub use source::load;
+pub use stats::{Code, DecisionStats, Outcome, RuleStats, RuleStatsRegistry, Series, Totals};
 pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
-pub use tree::How;
 pub use unit::Unit;
-pub use usual::Usual;
 pub use watch::{Settings, Watcher};
 
-use counts::Counted;
-use tree::{Hop, Hops};
+use prefix_tree::{Step, Steps};
+use stats::StatsHandle;
 
 /// All rules in force at one time.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ pub struct Domain {
     pub name: String,
     /// What a refused call charges; without a word on it, each rule's family decides.
     pub on_denied: Option<OnDenied>,
-    root: tree::Level,
+    root: prefix_tree::Level,
     rules: Vec<Arc<Rule>>,
 }
 
@@ -145,10 +145,10 @@ impl Domain {
 
     /// The rule for a descriptor.
     pub fn find<'r>(&'r self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let mut hops = SmallVec::new();
-        self.root.way(entries, &mut hops);
-        let rule = hops.last()?.node.rule.as_ref()?;
-        (hops.len() == entries.len()).then_some(Match { rule, hops })
+        let mut steps = SmallVec::new();
+        self.root.walk(entries, &mut steps);
+        let rule = steps.last()?.node.rule.as_ref()?;
+        (steps.len() == entries.len()).then_some(Match { rule, steps })
     }
 
     /// How the rule for a descriptor is looked for: a level for each entry, up to the first that nothing matches.
@@ -159,7 +159,7 @@ impl Domain {
 
     /// How many tables and patterns a look-up tries. It does not grow with the number of rules.
     pub fn visits(&self, entries: &[Entry<'_>]) -> usize {
-        self.root.way(entries, &mut SmallVec::new())
+        self.root.walk(entries, &mut SmallVec::new())
     }
 
     /// All its rules, in the order of the files.
@@ -174,7 +174,7 @@ pub struct Match<'r> {
     /// The rule.
     pub rule: &'r Arc<Rule>,
     // One for each entry.
-    hops: Hops<'r>,
+    steps: Steps<'r>,
 }
 
 impl<'r> Match<'r> {
@@ -182,9 +182,9 @@ impl<'r> Match<'r> {
     /// `entries` are those that the match was found for.
     pub fn key_text<'a>(&self, domain: &str, entries: &[Entry<'a>]) -> KeyText<'a> {
         let mut text = KeyText::new(domain);
-        for (hop, entry) in self.hops.iter().zip(entries) {
-            if hop.is_shared() {
-                text.pattern(Entry { key: &hop.node.key, value: &hop.node.value });
+        for (step, entry) in self.steps.iter().zip(entries) {
+            if step.is_shared() {
+                text.pattern(Entry { key: &step.node.key, value: &step.node.value });
             } else {
                 text.entry(*entry);
             }
@@ -194,7 +194,7 @@ impl<'r> Match<'r> {
 
     /// The key that this text is hashed to, for a counter of the rule's own kind.
     pub fn key(&self, domain: &Domain, entries: &[Entry<'_>], kind: Kind, secret: &Secret) -> Key {
-        match domain.usual(entries, secret) {
+        match domain.find_cached(entries, secret) {
             Some(usual) => usual.key(entries),
             None => self.key_text(&domain.name, entries).key(&kind.bytes(), secret),
         }
@@ -204,34 +204,34 @@ impl<'r> Match<'r> {
     /// for. `entries` are those that the match was found for.
     pub fn metric_name(&self, domain: &str, entries: &[Entry<'_>]) -> Cow<'r, str> {
         let detailed = self.rule.detailed_metric;
-        if !detailed && self.hops.iter().all(|hop| !hop.node.value_to_metric) {
+        if !detailed && self.steps.iter().all(|step| !step.node.value_to_metric) {
             return Cow::Borrowed(&self.rule.path);
         }
-        let any_shared = self.hops.iter().any(Hop::is_shared);
+        let any_shared = self.steps.iter().any(Step::is_shared);
         let mut name = domain.to_owned();
-        for (hop, entry) in self.hops.iter().zip(entries) {
+        for (step, entry) in self.steps.iter().zip(entries) {
             name.push('.');
-            if hop.is_shared() || !(detailed || hop.node.value_to_metric || hop.how == How::Exact) {
-                name.push_str(&hop.node.composite());
+            if step.is_shared() || !(detailed || step.node.value_to_metric || step.kind == MatchKind::Exact) {
+                name.push_str(&step.node.composite());
             } else if detailed && !any_shared {
                 name.extend([entry.key, "_", entry.value]);
             } else {
-                name.push_str(&tree::composite(entry.key, entry.value));
+                name.push_str(&prefix_tree::composite(entry.key, entry.value));
             }
         }
         Cow::Owned(name)
     }
 }
 
-impl Hop<'_> {
+impl Step<'_> {
     /// Whether all values that match here count together.
     fn is_shared(&self) -> bool {
-        self.node.share_threshold && self.how == How::Pattern
+        self.node.share_threshold && self.kind == MatchKind::Pattern
     }
 
     /// Whether it is the one value that its node names.
     fn is_exact(&self) -> bool {
-        self.how == How::Exact
+        self.kind == MatchKind::Exact
     }
 }
 
@@ -261,16 +261,16 @@ pub struct Rule {
     /// What answers carry when it passes.
     pub metadata: Option<Map<String, Json>>,
     /// What answers say of it.
-    pub shown: Shown,
+    pub displayed_limit: DisplayedLimit,
     /// Where it is written.
-    pub place: Place,
-    pub(crate) counted: Counted,
+    pub location: Location,
+    pub(crate) stats: StatsHandle,
 }
 
 impl Rule {
     /// What is counted of it; `None` before it is in force.
-    pub fn counts(&self) -> Option<&RuleCounts> {
-        self.counted.get()
+    pub fn stats(&self) -> Option<&RuleStats> {
+        self.stats.get()
     }
 }
 
@@ -285,7 +285,7 @@ pub enum Allowance {
 
 /// What answers say of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct DisplayedLimit {
     /// As written; 0 where the rule is unlimited.
     pub requests_per_unit: u64,
     /// As written; `None` where no unit is as long as the window.

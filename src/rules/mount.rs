@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 /// Those of `files` that are mounts of their own, given `/proc/self/mountinfo`.
-pub(crate) fn mounted_alone<'f>(mountinfo: &str, files: &'f [PathBuf]) -> Vec<&'f Path> {
+pub(crate) fn individually_mounted<'f>(mountinfo: &str, files: &'f [PathBuf]) -> Vec<&'f Path> {
     let mounts: Vec<PathBuf> = mountinfo.lines().filter_map(mount_point).collect();
     let is_mount = |file: &&PathBuf| std::path::absolute(file).is_ok_and(|file| mounts.contains(&file));
     files.iter().filter(is_mount).map(PathBuf::as_path).collect()
@@ -40,6 +40,6 @@ mod tests {
     fn a_file_mounted_alone_is_told_from_one_in_a_mounted_directory() {
         let files = ["/etc/tollgate/limits.yaml", "/etc/rules/limits.yaml", "/etc/with space.yaml"]
             .map(PathBuf::from);
-        assert_eq!(mounted_alone(MOUNTS, &files), [files[0].as_path(), files[2].as_path()]);
+        assert_eq!(individually_mounted(MOUNTS, &files), [files[0].as_path(), files[2].as_path()]);
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     rules::{
         Problems, Rules, Source,
         compile::compile_with,
-        place::{Place, Problem},
+        diagnostics::{Location, Problem},
     },
     yaml,
 };
@@ -34,33 +34,33 @@ pub fn load(path: &Path) -> Result<Rules, Problems> {
 
 /// What was found under a path at one time.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Reading {
+pub(crate) struct RuleFiles {
     pub(crate) sources: Vec<Source>,
     problems: Problems,
 }
 
 /// Reads what is under `path`.
-pub(crate) fn read(path: &Path) -> Reading {
-    let mut reading = Reading { sources: Vec::new(), problems: Problems::default() };
-    let files = Search::of(path, &mut reading.problems);
+pub(crate) fn read(path: &Path) -> RuleFiles {
+    let mut rule_files = RuleFiles { sources: Vec::new(), problems: Problems::default() };
+    let files = DirectoryWalk::walk(path, &mut rule_files.problems);
     let mut bytes_left = BYTES_MAX;
     for file in &files {
         match bytes_of(file, bytes_left) {
             Ok(bytes) => {
                 bytes_left -= bytes.len();
-                reading.sources.push(Source { path: shown(file), bytes });
+                rule_files.sources.push(Source { path: shown(file), bytes });
             }
-            Err(error) => reading.problems.push(unreadable(file, &error)),
+            Err(error) => rule_files.problems.push(unreadable(file, &error)),
         }
     }
-    if files.is_empty() && reading.problems.is_empty() {
+    if files.is_empty() && rule_files.problems.is_empty() {
         let what = "the directory holds no `*.yaml` or `*.yml` file; it needs at least one".into();
-        reading.problems.push(Problem { place: Place::whole(shown(path)), what });
+        rule_files.problems.push(Problem { location: Location::whole(shown(path)), what });
     }
-    reading
+    rule_files
 }
 
-impl Reading {
+impl RuleFiles {
     /// What tells it from other readings: the paths, the contents and the problems.
     pub(crate) fn fingerprint(&self) -> u128 {
         let mut hasher = SipHasher13::new();
@@ -88,27 +88,27 @@ impl Reading {
 }
 
 /// A walk through a directory: every file once, however many links lead to it, and no loop.
-struct Search<'p> {
+struct DirectoryWalk<'p> {
     problems: &'p mut Problems,
     files: Vec<PathBuf>,
     directories_seen: HashSet<PathBuf>,
     entries_left: usize,
 }
 
-impl<'p> Search<'p> {
+impl<'p> DirectoryWalk<'p> {
     /// The files under `path` in the order of their paths.
-    fn of(path: &Path, problems: &'p mut Problems) -> Vec<PathBuf> {
-        let mut search =
+    fn walk(path: &Path, problems: &'p mut Problems) -> Vec<PathBuf> {
+        let mut walk =
             Self { problems, files: Vec::new(), directories_seen: HashSet::new(), entries_left: ENTRIES_MAX };
         match fs::metadata(path) {
-            Ok(about) if about.is_dir() => search.directory(path, 0),
-            Ok(_) => search.files.push(path.to_owned()),
-            Err(error) => search.problems.push(unreadable(path, &error)),
+            Ok(about) if about.is_dir() => walk.directory(path, 0),
+            Ok(_) => walk.files.push(path.to_owned()),
+            Err(error) => walk.problems.push(unreadable(path, &error)),
         }
-        search.files.sort();
+        walk.files.sort();
         let mut seen = HashSet::new();
-        search.files.retain(|file| fs::canonicalize(file).map_or(true, |real| seen.insert(real)));
-        search.files
+        walk.files.retain(|file| fs::canonicalize(file).map_or(true, |real| seen.insert(real)));
+        walk.files
     }
 
     fn directory(&mut self, path: &Path, depth: usize) {
@@ -167,7 +167,7 @@ fn bytes_of(path: &Path, bytes_left: usize) -> io::Result<Vec<u8>> {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Problem {
-    Problem { place: Place::whole(shown(path)), what: format!("cannot be read: {error}") }
+    Problem { location: Location::whole(shown(path)), what: format!("cannot be read: {error}") }
 }
 
 fn shown(path: &Path) -> std::sync::Arc<str> {
@@ -181,12 +181,12 @@ mod tests {
     use super::*;
 
     fn names(directory: &Path) -> Vec<String> {
-        let reading = read(directory);
-        assert!(reading.problems.is_empty(), "{}", reading.problems);
+        let rule_files = read(directory);
+        assert!(rule_files.problems.is_empty(), "{}", rule_files.problems);
         let name = |source: &Source| {
             Path::new(&*source.path).strip_prefix(directory).unwrap().to_string_lossy().into_owned()
         };
-        reading.sources.iter().map(name).collect()
+        rule_files.sources.iter().map(name).collect()
     }
 
     fn write(directory: &Path, names: &[&str]) {

@@ -11,10 +11,10 @@ use tracing::{error, info, warn};
 
 use crate::{
     rules::{
-        Book, Problem, Problems, Rules,
-        aside::{Way, aside, aside_once},
+        ActiveRules, Problem, Problems, Rules,
+        background::{Priority, run_in_background, run_in_background_once},
         mount,
-        source::{self, Reading},
+        source::{self, RuleFiles},
     },
     time::Clock,
 };
@@ -56,7 +56,7 @@ impl Settings {
 pub struct Watcher {
     settings: Settings,
     clock: Clock,
-    book: Arc<Book>,
+    active_rules: Arc<ActiveRules>,
     // What was compiled last, and what is in force, by their fingerprints.
     seen: Option<u128>,
     in_force: Option<u128>,
@@ -65,30 +65,30 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// A watcher that keeps `book` up to date.
-    pub fn new(settings: Settings, clock: Clock, book: Arc<Book>) -> Self {
-        Self { settings, clock, book, seen: None, in_force: None, bytes: 0 }
+    /// A watcher that keeps `active_rules` up to date.
+    pub fn new(settings: Settings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
+        Self { settings, clock, active_rules, seen: None, in_force: None, bytes: 0 }
     }
 
     /// Watches until `shutdown` is ready.
     pub async fn run(mut self, shutdown: impl Future<Output = ()>) {
         let watch = async {
-            let mut alarm = Alarm::watching(&self.settings.path);
-            self.warn_of_mounts().await;
-            if let Err(error) = &alarm.watcher {
+            let mut events = FileEvents::watching(&self.settings.path);
+            self.warn_of_individual_mounts().await;
+            if let Err(error) = &events.watcher {
                 warn!(path = %self.settings.path.display(), %error, "no file events; rules are only polled");
             }
             loop {
-                if self.look().await {
+                if self.poll().await {
                     // The directory may be another one now. What happened before it is watched is seen by
                     // looking once more.
-                    alarm = Alarm::watching(&self.settings.path);
+                    events = FileEvents::watching(&self.settings.path);
                     continue;
                 }
-                if alarm.watcher.is_err() {
-                    alarm = Alarm::watching(&self.settings.path);
+                if events.watcher.is_err() {
+                    events = FileEvents::watching(&self.settings.path);
                 }
-                alarm.wait(self.settings.poll_interval).await;
+                events.wait(self.settings.poll_interval).await;
             }
         };
         tokio::select! {
@@ -98,29 +98,33 @@ impl Watcher {
     }
 
     /// Compares the files with what is in force, and loads them where they changed. Says whether they did.
-    pub async fn look(&mut self) -> bool {
-        let Some((reading, fingerprint)) = self.settled().await else { return false };
-        (self.seen, self.bytes) = (Some(fingerprint), reading.bytes());
+    pub async fn poll(&mut self) -> bool {
+        let Some((files, fingerprint)) = self.settled().await else { return false };
+        (self.seen, self.bytes) = (Some(fingerprint), files.bytes());
         if self.in_force == Some(fingerprint) {
-            self.book.recover();
+            self.active_rules.recover();
             info!(path = %self.settings.path.display(), "the rule files are as they were; their rules are still in force");
             return true;
         }
-        let (book, clock, recovered) =
-            (self.book.clone(), self.clock.clone(), self.book.status().last_error.is_some());
-        let way = self.way();
-        let compiled = match aside(way, move || reading.compile()).await {
-            Some(Ok(rules)) => aside_once(way, move || book.replace(rules, clock.now())).await.map(Ok),
+        let (active_rules, clock, recovered) =
+            (self.active_rules.clone(), self.clock.clone(), self.active_rules.status().last_error.is_some());
+        let priority = self.priority();
+        let compiled = match run_in_background(priority, move || files.compile()).await {
+            Some(Ok(rules)) => {
+                run_in_background_once(priority, move || active_rules.replace(rules, clock.now()))
+                    .await
+                    .map(Ok)
+            }
             Some(Err(problems)) => Some(Err(problems)),
             None => None,
         };
         match compiled {
             Some(Ok(before)) => {
                 self.in_force = Some(fingerprint);
-                self.tell_of_new(recovered);
-                aside_once(way, move || before.map(drop_unread)).await;
+                self.log_loaded(recovered);
+                run_in_background_once(priority, move || before.map(drop_unread)).await;
             }
-            Some(Err(problems)) => self.refuse(problems),
+            Some(Err(problems)) => self.reject(problems),
             // Only a panic or the end of the runtime leads here; the next look tries again.
             None => self.seen = None,
         }
@@ -128,42 +132,46 @@ impl Watcher {
     }
 
     /// Whoever is answered is not to wait for work on large files. What is done in a moment does not wait itself.
-    fn way(&self) -> Way {
-        if BYTES_AT_ONCE < self.bytes && self.book.snapshot().is_some() { Way::Given } else { Way::Kept }
+    fn priority(&self) -> Priority {
+        if BYTES_AT_ONCE < self.bytes && self.active_rules.current().is_some() {
+            Priority::Idle
+        } else {
+            Priority::Normal
+        }
     }
 
     /// What the files hold, and its fingerprint, if it is new and stays so for a moment: a file may be half written.
-    async fn settled(&self) -> Option<(Reading, u128)> {
+    async fn settled(&self) -> Option<(RuleFiles, u128)> {
         let (mut before, mut fingerprint) = self.read(None).await?;
         for _ in 0..SETTLE_READS_MAX {
             if self.seen == Some(fingerprint) {
                 return None;
             }
             sleep(SETTLE).await;
-            let (reading, next) = self.read(Some((before, fingerprint))).await?;
+            let (files, next) = self.read(Some((before, fingerprint))).await?;
             if next == fingerprint {
-                return Some((reading, fingerprint));
+                return Some((files, fingerprint));
             }
-            (before, fingerprint) = (reading, next);
+            (before, fingerprint) = (files, next);
         }
         None
     }
 
     /// What the files hold now, and its fingerprint, which is known where it is the same as `before`.
-    async fn read(&self, before: Option<(Reading, u128)>) -> Option<(Reading, u128)> {
+    async fn read(&self, before: Option<(RuleFiles, u128)>) -> Option<(RuleFiles, u128)> {
         let path = self.settings.path.clone();
         let read = move || {
-            let reading = source::read(&path);
-            let known = before.as_ref().filter(|(before, _)| *before == reading);
-            let fingerprint = known.map_or_else(|| reading.fingerprint(), |(_, fingerprint)| *fingerprint);
-            (reading, fingerprint)
+            let files = source::read(&path);
+            let known = before.as_ref().filter(|(before, _)| *before == files);
+            let fingerprint = known.map_or_else(|| files.fingerprint(), |(_, fingerprint)| *fingerprint);
+            (files, fingerprint)
         };
-        aside(self.way(), read).await
+        run_in_background(self.priority(), read).await
     }
 
-    fn tell_of_new(&self, recovered: bool) {
+    fn log_loaded(&self, recovered: bool) {
         let path = self.settings.path.display();
-        let (rules, generation) = (self.book.snapshot(), self.book.status().generation);
+        let (rules, generation) = (self.active_rules.current(), self.active_rules.status().generation);
         let Some(rules) = &*rules else { return };
         if !rules.warnings().is_empty() {
             let list = listed(rules.warnings().iter());
@@ -173,10 +181,10 @@ impl Watcher {
         info!(%path, generation, hash, rules = number, recovered, "new rules are in force");
     }
 
-    fn refuse(&self, problems: Problems) {
+    fn reject(&self, problems: Problems) {
         let path = self.settings.path.display();
         let (number, list) = (problems.len(), listed(problems.iter()));
-        match self.book.status().hash {
+        match self.active_rules.status().hash {
             Some(hash) => {
                 error!(%path, problems = number, list, hash, "the rules cannot be loaded; the old ones stay")
             }
@@ -184,16 +192,18 @@ impl Watcher {
                 error!(%path, problems = number, list, "the rules cannot be loaded; there are none in force")
             }
         }
-        self.book.fail(Arc::new(problems), self.clock.now());
+        self.active_rules.fail(Arc::new(problems), self.clock.now());
     }
 
     /// Warns of files that cannot change while this process runs.
-    async fn warn_of_mounts(&self) {
-        let Some((reading, _)) = self.read(None).await else { return };
-        let files: Vec<PathBuf> = reading.sources.iter().map(|source| PathBuf::from(&*source.path)).collect();
+    async fn warn_of_individual_mounts(&self) {
+        let Some((files, _)) = self.read(None).await else { return };
+        let files: Vec<PathBuf> = files.sources.iter().map(|source| PathBuf::from(&*source.path)).collect();
         let mounts =
-            aside(self.way(), || std::fs::read_to_string("/proc/self/mountinfo").ok()).await.flatten();
-        for path in mount::mounted_alone(&mounts.unwrap_or_default(), &files) {
+            run_in_background(self.priority(), || std::fs::read_to_string("/proc/self/mountinfo").ok())
+                .await
+                .flatten();
+        for path in mount::individually_mounted(&mounts.unwrap_or_default(), &files) {
             let hint = "mount the whole volume instead of a subPath of it";
             warn!(path = %path.display(), hint, "this rule file is mounted alone, so changes of it will not be seen");
         }
@@ -217,57 +227,58 @@ fn listed<'p>(problems: impl Iterator<Item = &'p Problem>) -> String {
 }
 
 /// Rings when something happens beside the rule files.
-struct Alarm {
-    rung: Arc<Notify>,
+struct FileEvents {
+    changed: Arc<Notify>,
     // Held, because dropping it ends the events.
     watcher: notify::Result<RecommendedWatcher>,
 }
 
-impl Alarm {
+impl FileEvents {
     /// Watches the directory of a file; of a directory also the one above, where it may be replaced.
     fn watching(path: &Path) -> Self {
-        let rung = Arc::new(Notify::new());
-        let (bell, watched) = (rung.clone(), Watched { path: path.to_owned(), is_directory: path.is_dir() });
+        let changed = Arc::new(Notify::new());
+        let (notify, watched) =
+            (changed.clone(), EventFilter { path: path.to_owned(), is_directory: path.is_dir() });
         let is_directory = watched.is_directory;
-        let ring = move |event: notify::Result<notify::Event>| {
-            if event.map_or(true, |event| watched.concerns(&event)) {
-                bell.notify_one();
+        let on_event = move |event: notify::Result<notify::Event>| {
+            if event.map_or(true, |event| watched.matches(&event)) {
+                notify.notify_one();
             }
         };
-        let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let watcher = notify::recommended_watcher(ring).and_then(|mut watcher| {
-            let nearest = if is_directory { path } else { above };
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let watcher = notify::recommended_watcher(on_event).and_then(|mut watcher| {
+            let nearest = if is_directory { path } else { parent };
             watcher.watch(nearest, RecursiveMode::NonRecursive)?;
             if is_directory {
                 // Not every process may read the directory above; then a replaced one is found by polling.
-                watcher.watch(above, RecursiveMode::NonRecursive).ok();
+                watcher.watch(parent, RecursiveMode::NonRecursive).ok();
             }
             Ok(watcher)
         });
-        Self { rung, watcher }
+        Self { changed, watcher }
     }
 
-    /// Waits until it rings, at most `most`.
-    async fn wait(&self, most: Duration) {
+    /// Waits until it rings, at most `time_max`.
+    async fn wait(&self, time_max: Duration) {
         tokio::select! {
-            () = self.rung.notified() => {
+            () = self.changed.notified() => {
                 // Events come in bunches; so a busy directory is looked at a few times a second at most.
                 sleep(SETTLE).await;
             }
-            () = sleep(most.max(SETTLE)) => {}
+            () = sleep(time_max.max(SETTLE)) => {}
         }
     }
 }
 
 /// What an alarm is about.
-struct Watched {
+struct EventFilter {
     path: PathBuf,
     is_directory: bool,
 }
 
-impl Watched {
+impl EventFilter {
     /// Whether an event may mean other rules. Of a file everything beside it counts: it may be a link.
-    fn concerns(&self, event: &notify::Event) -> bool {
+    fn matches(&self, event: &notify::Event) -> bool {
         // Our own reads raise events of access.
         if event.kind.is_access() {
             return false;
@@ -284,15 +295,21 @@ mod tests {
 
     #[tokio::test]
     async fn work_on_large_files_gives_way_once_rules_are_in_force() {
-        let (file, book) = (tempfile::NamedTempFile::new().unwrap(), Arc::new(Book::default()));
-        let mut watcher =
-            Watcher::new(Settings::of(file.path()), Clock::manual(crate::time::Timestamp::EPOCH), book);
-        for (comment, before, after) in [(BYTES_AT_ONCE, Way::Kept, Way::Given), (0, Way::Given, Way::Kept)] {
-            assert_eq!(watcher.way(), before);
+        let (file, active_rules) =
+            (tempfile::NamedTempFile::new().unwrap(), Arc::new(ActiveRules::default()));
+        let mut watcher = Watcher::new(
+            Settings::of(file.path()),
+            Clock::manual(crate::time::Timestamp::EPOCH),
+            active_rules,
+        );
+        for (comment, before, after) in
+            [(BYTES_AT_ONCE, Priority::Normal, Priority::Idle), (0, Priority::Idle, Priority::Normal)]
+        {
+            assert_eq!(watcher.priority(), before);
             let text = format!("domain: d\n#{}\n", "-".repeat(comment));
             std::fs::write(file.path(), text).unwrap();
-            assert!(watcher.look().await);
-            assert_eq!(watcher.way(), after, "{comment} bytes");
+            assert!(watcher.poll().await);
+            assert_eq!(watcher.priority(), after, "{comment} bytes");
         }
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{
     cluster::{self, Files, Trust, link},
-    settings::{CATALOG, OFF, Setting, duration, given, shape},
+    settings::{CATALOG, OFF, Setting, duration, path_or_off, value_type},
 };
 
 /// What stands for an address that the machine finds.
@@ -19,7 +19,7 @@ const AUTO: &str = "auto";
 /// The section as it is written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct RawSettings {
     #[serde(deserialize_with = "or_off")]
     listen: Option<SocketAddr>,
     advertise: String,
@@ -37,10 +37,10 @@ pub(super) struct Written {
     lease_from: Option<u64>,
 }
 
-impl Written {
+impl RawSettings {
     /// `None` for a replica that counts by itself. [`problems`] has seen to it that everything fits together.
     pub(super) fn read(self, poll_interval: Duration) -> Option<cluster::Settings> {
-        let files = match (given(self.cert), given(self.key), given(self.ca)) {
+        let files = match (path_or_off(self.cert), path_or_off(self.key), path_or_off(self.ca)) {
             (Some(cert), Some(key), Some(ca)) => Some(Files { cert, key, ca }),
             (_, _, _) => None,
         };
@@ -48,11 +48,11 @@ impl Written {
             link: link::Settings {
                 listen: self.listen?,
                 advertise: Some(self.advertise).filter(|address| address != AUTO),
-                seeds: places(&self.seed).unwrap_or_default(),
-                trust: Trust { files, secret_file: given(self.secret_file), poll_interval },
+                seeds: host_ports(&self.seed).unwrap_or_default(),
+                trust: Trust { files, secret_file: path_or_off(self.secret_file), poll_interval },
             },
             forward_budget_max: self.forward_budget_max,
-            backup_interval: shape::duration(&self.backup_interval),
+            backup_interval: value_type::duration(&self.backup_interval),
             forget_after: self.forget_after,
             lease_from: self.lease_from,
         })
@@ -80,7 +80,7 @@ pub(super) fn problems(value: impl Fn(&Setting) -> String) -> Vec<String> {
 }
 
 /// Reads a comma list of `HOST:PORT`, or `off`.
-pub(super) fn places(text: &str) -> Option<Vec<String>> {
+pub(super) fn host_ports(text: &str) -> Option<Vec<String>> {
     if text == OFF {
         return Some(Vec::new());
     }
@@ -121,7 +121,7 @@ mod tests {
         Sources { flags, ..Sources::default() }.load()
     }
 
-    fn told(given: &[(&str, &str)]) -> Vec<String> {
+    fn load_problems(given: &[(&str, &str)]) -> Vec<String> {
         match load(given) {
             Err(Error::Wrong(problems)) => problems,
             other => panic!("{other:?}"),
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_section_without_an_address_to_listen_on_is_refused_setting_by_setting() {
         assert_eq!(
-            told(&[SECRET, ("cluster.forget_after", "1m")]),
+            load_problems(&[SECRET, ("cluster.forget_after", "1m")]),
             [
                 "cluster.secret_file needs cluster.listen, which is not set",
                 "cluster.forget_after needs cluster.listen, which is not set",
@@ -187,9 +187,9 @@ mod tests {
     #[test]
     fn links_need_a_secret_or_all_parts_of_certificates() {
         let wanted = "cluster.listen: links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca";
-        assert_eq!(told(&[LISTEN]), [wanted]);
+        assert_eq!(load_problems(&[LISTEN]), [wanted]);
         assert_eq!(
-            told(&[LISTEN, SECRET, ("cluster.key", "k.pem")]),
+            load_problems(&[LISTEN, SECRET, ("cluster.key", "k.pem")]),
             [
                 "cluster.key needs cluster.cert, which is not set",
                 "cluster.key needs cluster.ca, which is not set",
@@ -215,7 +215,7 @@ mod tests {
         ] {
             let flag = name.replace(['.', '_'], "-");
             assert_eq!(
-                told(&[(name, wrong)]),
+                load_problems(&[(name, wrong)]),
                 [format!("--{flag}: `{wrong}` is not allowed; {expected} is")]
             );
         }

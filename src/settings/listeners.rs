@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::settings::{OFF, Shape, duration, given, memory::Part, shape};
+use crate::settings::{OFF, ValueType, duration, memory::MemoryShare, path_or_off, value_type};
 
 /// What stands before the path of a Unix socket.
 const UNIX: &str = "unix:";
@@ -27,7 +27,7 @@ const HTTP_CONNECTIONS_MAX: usize = 1_000;
 #[derive(Clone, Debug)]
 pub struct Grpc {
     /// Where it listens.
-    pub listen: Address,
+    pub listen: ListenAddress,
     /// Who may open a Unix socket, as in `chmod`.
     pub socket_mode: u32,
     /// Its certificates; without them it speaks plaintext.
@@ -82,13 +82,13 @@ pub struct Tls {
     /// Who signs the certificates of clients, in PEM; without it clients need none.
     pub client_ca: Option<PathBuf>,
     /// The names of which a client's certificate must have one; empty allows any.
-    pub client_san: Vec<Name>,
+    pub client_san: Vec<CertificateName>,
 }
 
 /// How often the files of certificates are compared with what is in force.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reload {
+pub struct CertificateReload {
     /// The time between two looks.
     #[serde(deserialize_with = "duration")]
     pub poll_interval: Duration,
@@ -96,7 +96,7 @@ pub struct Reload {
 
 /// A place that clients connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
+pub enum ListenAddress {
     /// A port; 0 takes any that is free.
     Tcp(SocketAddr),
     /// A socket in the file system.
@@ -105,7 +105,7 @@ pub enum Address {
 
 /// A name in a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Name {
+pub enum CertificateName {
     /// A host, in lower case.
     Dns(String),
     /// A URI, as in SPIFFE.
@@ -114,7 +114,7 @@ pub enum Name {
     Ip(IpAddr),
 }
 
-impl FromStr for Address {
+impl FromStr for ListenAddress {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -126,7 +126,7 @@ impl FromStr for Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -135,7 +135,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl FromStr for Name {
+impl FromStr for CertificateName {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -154,7 +154,7 @@ impl FromStr for Name {
 }
 
 /// Reads a comma list of names, or `off`.
-pub(super) fn names(text: &str) -> Option<Vec<Name>> {
+pub(super) fn names(text: &str) -> Option<Vec<CertificateName>> {
     if text == OFF {
         return Some(Vec::new());
     }
@@ -167,25 +167,30 @@ pub(super) fn mode(text: &str) -> Option<u32> {
 }
 
 /// The four settings of certificates as they are written.
-fn tls(cert: PathBuf, key: PathBuf, client_ca: PathBuf, client_san: Vec<Name>) -> Option<Tls> {
+fn tls(cert: PathBuf, key: PathBuf, client_ca: PathBuf, client_san: Vec<CertificateName>) -> Option<Tls> {
     // `Sources` has seen to it that there is both or neither.
-    Some(Tls { cert: given(cert)?, key: given(key)?, client_ca: given(client_ca), client_san })
+    Some(Tls {
+        cert: path_or_off(cert)?,
+        key: path_or_off(key)?,
+        client_ca: path_or_off(client_ca),
+        client_san,
+    })
 }
 
 impl<'de> Deserialize<'de> for Grpc {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Written {
+        struct RawSettings {
             #[serde(deserialize_with = "address")]
-            listen: Address,
+            listen: ListenAddress,
             #[serde(deserialize_with = "file_mode")]
             socket_mode: u32,
             tls_cert: PathBuf,
             tls_key: PathBuf,
             tls_client_ca: PathBuf,
             #[serde(deserialize_with = "list_of_names")]
-            tls_client_san: Vec<Name>,
+            tls_client_san: Vec<CertificateName>,
             #[serde(deserialize_with = "grpc_connections")]
             max_connections: usize,
             max_concurrent_streams: u32,
@@ -200,7 +205,7 @@ impl<'de> Deserialize<'de> for Grpc {
             #[serde(deserialize_with = "duration")]
             handshake_timeout: Duration,
         }
-        let written = Written::deserialize(deserializer)?;
+        let written = RawSettings::deserialize(deserializer)?;
         Ok(Self {
             listen: written.listen,
             socket_mode: written.socket_mode,
@@ -220,19 +225,19 @@ impl<'de> Deserialize<'de> for Http {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Written {
+        struct RawSettings {
             listen: SocketAddr,
             tls_cert: PathBuf,
             tls_key: PathBuf,
             tls_client_ca: PathBuf,
             #[serde(deserialize_with = "list_of_names")]
-            tls_client_san: Vec<Name>,
+            tls_client_san: Vec<CertificateName>,
             #[serde(deserialize_with = "http_connections")]
             max_connections: usize,
             #[serde(deserialize_with = "duration")]
             header_timeout: Duration,
         }
-        let written = Written::deserialize(deserializer)?;
+        let written = RawSettings::deserialize(deserializer)?;
         Ok(Self {
             listen: written.listen,
             tls: tls(written.tls_cert, written.tls_key, written.tls_client_ca, written.tls_client_san),
@@ -242,36 +247,38 @@ impl<'de> Deserialize<'de> for Http {
     }
 }
 
-fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ListenAddress, D::Error> {
     let text = String::deserialize(deserializer)?;
-    text.parse().map_err(|()| D::Error::custom(Shape::Socket.expected()))
+    text.parse().map_err(|()| D::Error::custom(ValueType::ListenAddress.expected()))
 }
 
 fn file_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     let text = String::deserialize(deserializer)?;
-    mode(&text).ok_or_else(|| D::Error::custom(Shape::Mode.expected()))
+    mode(&text).ok_or_else(|| D::Error::custom(ValueType::FileMode.expected()))
 }
 
-fn list_of_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Name>, D::Error> {
+fn list_of_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<CertificateName>, D::Error> {
     let text = String::deserialize(deserializer)?;
-    names(&text).ok_or_else(|| D::Error::custom(Shape::Names.expected()))
+    names(&text).ok_or_else(|| D::Error::custom(ValueType::CertificateNames.expected()))
 }
 
 /// Reads a number of things that there must be at least one of.
 pub(super) fn count(text: &str) -> Option<usize> {
-    text.parse().ok().filter(|number| (1..=shape::COUNT_MAX as usize).contains(number))
+    text.parse().ok().filter(|number| (1..=value_type::COUNT_MAX as usize).contains(number))
 }
 
 fn grpc_connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let connections = Part::GrpcConnections.connections(&text, GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX);
-    connections.ok_or_else(|| D::Error::custom(Shape::CountOrAuto.expected()))
+    let connections =
+        MemoryShare::GrpcConnections.connections(&text, GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX);
+    connections.ok_or_else(|| D::Error::custom(ValueType::CountOrAuto.expected()))
 }
 
 fn http_connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let connections = Part::HttpConnections.connections(&text, HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX);
-    connections.ok_or_else(|| D::Error::custom(Shape::CountOrAuto.expected()))
+    let connections =
+        MemoryShare::HttpConnections.connections(&text, HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX);
+    connections.ok_or_else(|| D::Error::custom(ValueType::CountOrAuto.expected()))
 }
 
 #[cfg(test)]
@@ -281,10 +288,10 @@ mod tests {
     #[test]
     fn an_address_is_a_port_or_a_socket_in_the_file_system() {
         for text in ["127.0.0.1:8081", "[::1]:0", "unix:/run/tollgate.sock", "unix:beside"] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
         }
         for text in ["", "unix:", "localhost:1", "/run/x"] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
+            assert!(text.parse::<ListenAddress>().is_err(), "{text}");
         }
     }
 
@@ -294,10 +301,10 @@ mod tests {
         assert_eq!(
             names(&format!("Edge.Example, {uri},10.0.0.1,::1")).unwrap(),
             [
-                Name::Dns("edge.example".to_owned()),
-                Name::Uri(uri.to_owned()),
-                Name::Ip("10.0.0.1".parse().unwrap()),
-                Name::Ip("::1".parse().unwrap()),
+                CertificateName::Dns("edge.example".to_owned()),
+                CertificateName::Uri(uri.to_owned()),
+                CertificateName::Ip("10.0.0.1".parse().unwrap()),
+                CertificateName::Ip("::1".parse().unwrap()),
             ]
         );
         for text in ["", "a,", "a b", ":x", "x:", "*.example"] {

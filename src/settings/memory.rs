@@ -18,7 +18,7 @@ const ROOT: &str = "/";
 
 /// A part of the memory that this process may use. What is left is for rules and code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum MemoryShare {
     /// Counters: half.
     Counters,
     /// Connections of the gRPC listener: 16 %.
@@ -31,7 +31,7 @@ pub enum Part {
     Replies,
 }
 
-impl Part {
+impl MemoryShare {
     fn percent(self) -> u64 {
         match self {
             Self::Counters => 50,
@@ -65,15 +65,15 @@ impl Part {
         (self.bytes_min()..=memory.total.unwrap_or(u64::MAX)).contains(&bytes).then_some(bytes)
     }
 
-    /// Reads a number of connections, or `auto`: as many as this part has room for, from 100 to `most`.
-    pub(super) fn connections(self, text: &str, bytes_each: u64, most: usize) -> Option<usize> {
+    /// Reads a number of connections, or `auto`: as many as this part has room for, from 100 to `max`.
+    pub(super) fn connections(self, text: &str, bytes_each: u64, max: usize) -> Option<usize> {
         /// Fewer are of no use.
-        const LEAST: usize = 100;
+        const CONNECTIONS_MIN: usize = 100;
         if text != AUTO {
             return count(text);
         }
         let room = self.bytes_of(Memory::of_process().usable) / bytes_each;
-        Some(usize::try_from(room).unwrap_or(usize::MAX).clamp(LEAST, most))
+        Some(usize::try_from(room).unwrap_or(usize::MAX).clamp(CONNECTIONS_MIN, max))
     }
 }
 
@@ -88,11 +88,11 @@ struct Memory {
 
 impl Memory {
     fn of_process() -> Self {
-        Self::below(Path::new(ROOT))
+        Self::under(Path::new(ROOT))
     }
 
     /// What the files below `root` say.
-    fn below(root: &Path) -> Self {
+    fn under(root: &Path) -> Self {
         let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
         let machine = |name| kibibytes(&meminfo, name);
         let group = group_limit(root);
@@ -150,7 +150,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        Memory::below(root.path())
+        Memory::under(root.path())
     }
 
     #[test]
@@ -184,8 +184,13 @@ mod tests {
 
     #[test]
     fn parts_leave_a_tenth_for_rules_and_code() {
-        let parts =
-            [Part::Counters, Part::GrpcConnections, Part::HttpConnections, Part::Requests, Part::Replies];
-        assert_eq!(parts.map(Part::percent).iter().sum::<u64>(), 90);
+        let parts = [
+            MemoryShare::Counters,
+            MemoryShare::GrpcConnections,
+            MemoryShare::HttpConnections,
+            MemoryShare::Requests,
+            MemoryShare::Replies,
+        ];
+        assert_eq!(parts.map(MemoryShare::percent).iter().sum::<u64>(), 90);
     }
 }

@@ -14,16 +14,16 @@ mod cluster;
 mod listeners;
 mod memory;
 mod otel;
-mod shape;
 mod sources;
+mod value_type;
 
 pub use catalog::CATALOG;
-pub use listeners::{Address, Admin, Grpc, Http, Name, Reload, Tls};
-pub use memory::Part;
-pub use shape::{Setting, Shape};
+pub use listeners::{Admin, CertificateName, CertificateReload, Grpc, Http, ListenAddress, Tls};
+pub use memory::MemoryShare;
 pub use sources::{Error, Sources, environment};
+pub use value_type::{Setting, ValueType};
 
-use shape::OFF;
+use value_type::OFF;
 
 /// All settings.
 #[derive(Clone, Debug, Deserialize)]
@@ -39,7 +39,7 @@ pub struct Settings {
     /// The page of metrics.
     pub metrics: Metrics,
     /// How certificates are kept up to date.
-    pub tls: Reload,
+    pub tls: CertificateReload,
     /// Where rules come from.
     #[serde(deserialize_with = "rules_settings")]
     pub rules: rules::Settings,
@@ -67,7 +67,7 @@ pub struct Settings {
     pub traces: Option<telemetry::traces::Settings>,
     /// All of these as they were given.
     #[serde(skip)]
-    pub given: Vec<api::admin::Setting>,
+    pub given: Vec<api::admin::EffectiveSetting>,
 }
 
 /// Where metrics are served, and how many there can be.
@@ -114,7 +114,7 @@ fn admin_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Admin, D
         max_connections: usize,
     }
     let Settings { listen, token_file, max_connections } = Settings::deserialize(deserializer)?;
-    let token_file = given(token_file);
+    let token_file = path_or_off(token_file);
     Ok(Admin { listen, token_file, max_connections })
 }
 
@@ -141,13 +141,13 @@ fn store_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<store::S
         snapshot_every: Duration,
     }
     let Settings { memory_limit, on_full, snapshot, snapshot_every } = Settings::deserialize(deserializer)?;
-    let memory_limit = part(Part::Counters, &memory_limit)?;
-    let snapshot = given(snapshot);
+    let memory_limit = share(MemoryShare::Counters, &memory_limit)?;
+    let snapshot = path_or_off(snapshot);
     Ok(store::Settings { memory_limit, on_full, snapshot, snapshot_every })
 }
 
-fn part<E: serde::de::Error>(part: Part, text: &str) -> Result<u64, E> {
-    part.size(text).ok_or_else(|| E::custom(Shape::Size(part).expected()))
+fn share<E: serde::de::Error>(share: MemoryShare, text: &str) -> Result<u64, E> {
+    share.size(text).ok_or_else(|| E::custom(ValueType::Size(share).expected()))
 }
 
 fn memory_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Memory, D::Error> {
@@ -158,12 +158,15 @@ fn memory_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Memory,
         replies: String,
     }
     let Settings { requests, replies } = Settings::deserialize(deserializer)?;
-    Ok(Memory { requests: part(Part::Requests, &requests)?, replies: part(Part::Replies, &replies)? })
+    Ok(Memory {
+        requests: share(MemoryShare::Requests, &requests)?,
+        replies: share(MemoryShare::Replies, &replies)?,
+    })
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
-    shape::duration(&text).ok_or_else(|| D::Error::custom(Shape::Duration.expected()))
+    value_type::duration(&text).ok_or_else(|| D::Error::custom(ValueType::Duration.expected()))
 }
 
 fn none_yet<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
@@ -171,6 +174,6 @@ fn none_yet<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, 
 }
 
 /// The path of a setting that may be `off`.
-fn given(path: PathBuf) -> Option<PathBuf> {
+fn path_or_off(path: PathBuf) -> Option<PathBuf> {
     Some(path).filter(|path| path.as_os_str() != OFF)
 }

@@ -36,7 +36,7 @@ pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::
 mod tests {
     use super::*;
 
-    fn told(variables: &[(&str, &str)]) -> Result<Option<String>, String> {
+    fn load_problems(variables: &[(&str, &str)]) -> Result<Option<String>, String> {
         let owned: Vec<_> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         traces(&owned).map(|settings| settings.map(|settings| settings.endpoint))
@@ -46,21 +46,21 @@ mod tests {
     fn without_an_endpoint_or_with_traces_switched_off_there_are_none() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
         assert_eq!(
-            told(&[("OTEL_SERVICE_NAME", "x"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]),
+            load_problems(&[("OTEL_SERVICE_NAME", "x"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]),
             Ok(None)
         );
-        assert_eq!(told(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]), Ok(None));
-        assert_eq!(told(&[endpoint, ("OTEL_SDK_DISABLED", "true")]), Ok(None));
-        assert_eq!(told(&[endpoint, ("OTEL_TRACES_EXPORTER", "none")]), Ok(None));
+        assert_eq!(load_problems(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]), Ok(None));
+        assert_eq!(load_problems(&[endpoint, ("OTEL_SDK_DISABLED", "true")]), Ok(None));
+        assert_eq!(load_problems(&[endpoint, ("OTEL_TRACES_EXPORTER", "none")]), Ok(None));
     }
 
     #[test]
     fn the_endpoint_of_traces_wins() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4317");
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317");
-        assert_eq!(told(&[all]), Ok(Some(all.1.to_owned())));
+        assert_eq!(load_problems(&[all]), Ok(Some(all.1.to_owned())));
         assert_eq!(
-            told(&[all, traces, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]),
+            load_problems(&[all, traces, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]),
             Ok(Some(traces.1.to_owned()))
         );
     }
@@ -70,11 +70,11 @@ mod tests {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         let protocol = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
         assert_eq!(
-            told(&[endpoint, protocol]),
+            load_problems(&[endpoint, protocol]),
             Err("OTEL_EXPORTER_OTLP_PROTOCOL: `http/protobuf` is not allowed; grpc is".to_owned())
         );
         for wrong in ["ftp://collector:4317", "collector:4317", "http://", "http://a b"] {
-            let error = told(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", wrong)]).unwrap_err();
+            let error = load_problems(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", wrong)]).unwrap_err();
             assert!(error.starts_with(&format!("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: `{wrong}`")), "{error}");
         }
     }

@@ -90,7 +90,7 @@ impl Sources {
         }
         problems.0.extend(cluster::problems(|setting| config.get_string(setting.name).unwrap_or_default()));
         problems.none()?;
-        let cluster = config.get::<cluster::Written>("cluster")?;
+        let cluster = config.get::<cluster::RawSettings>("cluster")?;
         let settings = Settings { traces, ..config.try_deserialize()? };
         let settings = Settings { cluster: cluster.read(settings.tls.poll_interval), ..settings };
         let Admin { listen, token_file, .. } = &settings.admin;
@@ -155,7 +155,7 @@ impl Sources {
 }
 
 /// Each setting as the last of the layers has it, or as it is by default.
-fn given(layers: &[(Origin, Layer)]) -> Vec<admin::Setting> {
+fn given(layers: &[(Origin, Layer)]) -> Vec<admin::EffectiveSetting> {
     let each = |setting: &Setting| {
         let set = |(from, layer): &(Origin, Layer)| {
             let (_, value) = layer.iter().rev().find(|(other, _)| other.name == setting.name)?;
@@ -164,7 +164,7 @@ fn given(layers: &[(Origin, Layer)]) -> Vec<admin::Setting> {
         let default = || Some((Origin::Default, setting.default?.to_owned()));
         let (from, value) = layers.iter().rev().find_map(set).or_else(default)?;
         let value = if setting.is_secret() { "(not shown)".to_owned() } else { value };
-        Some(admin::Setting { name: setting.name, value, from })
+        Some(admin::EffectiveSetting { name: setting.name, value, from })
     };
     CATALOG.iter().filter_map(each).collect()
 }
@@ -208,8 +208,8 @@ impl Problems {
             self.0.push(format!("{place}: no such setting{near}"));
             return None;
         };
-        if !setting.shape.allows(value) {
-            self.0.push(format!("{place}: `{value}` is not allowed; {} is", setting.shape.expected()));
+        if !setting.value_type.allows(value) {
+            self.0.push(format!("{place}: `{value}` is not allowed; {} is", setting.value_type.expected()));
             return None;
         }
         Some((setting, value.to_owned()))
@@ -269,7 +269,11 @@ mod tests {
         assert_eq!(settings.grpc.listen.to_string(), "0.0.0.0:8081");
         assert_eq!(settings.drain.delay, Duration::from_secs(5));
         for setting in CATALOG {
-            assert!(setting.default.is_none_or(|default| setting.shape.allows(default)), "{}", setting.name);
+            assert!(
+                setting.default.is_none_or(|default| setting.value_type.allows(default)),
+                "{}",
+                setting.name
+            );
         }
     }
 
@@ -409,7 +413,7 @@ mod tests {
         for (level, allowed) in
             [("info,tollgate::rules=debug", true), ("off", true), ("inof", false), ("", false)]
         {
-            assert_eq!(setting("log.level").shape.allows(level), allowed, "{level}");
+            assert_eq!(setting("log.level").value_type.allows(level), allowed, "{level}");
         }
     }
 

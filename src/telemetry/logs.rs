@@ -21,7 +21,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use crate::telemetry::{line_rate::LineRate, output::Output};
+use crate::telemetry::{call_site_limit::CallSiteLimit, output::Output};
 
 /// The name of events that are written however many there are, because their number is bounded elsewhere.
 pub const UNLIMITED: &str = "unlimited";
@@ -63,7 +63,7 @@ pub enum Denials {
 
 /// Tells what is logged, and changes it while running.
 #[derive(Clone, Debug)]
-pub struct Dial {
+pub struct LogControl {
     handle: Handle<EnvFilter, Registry>,
     level: Arc<Mutex<String>>,
     left_out: Arc<AtomicU64>,
@@ -72,7 +72,7 @@ pub struct Dial {
 
 /// The number of lines that were not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unwritten {
+pub struct DroppedLines {
     /// Beyond the rate of their call site.
     pub rate: u64,
     /// Because the output did not take them.
@@ -99,7 +99,7 @@ pub enum StartError {
 
 /// Why the level stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DialError {
+pub enum SetLevelError {
     /// The other one cannot be read.
     #[error(transparent)]
     Level(#[from] LevelError),
@@ -133,13 +133,13 @@ pub fn filter(level: &str) -> Result<EnvFilter, LevelError> {
 pub fn start(
     settings: &Settings,
     second: impl Fn() -> u64 + Clone + Send + Sync + 'static,
-) -> Result<Dial, StartError> {
+) -> Result<LogControl, StartError> {
     let output = Output::start(stderr(), second.clone())?;
     let writer = output.clone();
-    let (logs, dial) = logs(settings, move || writer.clone(), stderr().is_terminal(), second)?;
+    let (logs, log_control) = logs(settings, move || writer.clone(), stderr().is_terminal(), second)?;
     // An error says that logging has already begun, as it may in tests.
     let _ = logs.try_init();
-    Ok(Dial { output: Some(output), ..dial })
+    Ok(LogControl { output: Some(output), ..log_control })
 }
 
 /// What writes logs to `writer`, and the dial of it. `second` is a number that grows by one each second.
@@ -148,7 +148,7 @@ pub fn logs<W>(
     writer: W,
     colours: bool,
     second: impl Fn() -> u64 + Send + Sync + 'static,
-) -> Result<(impl Subscriber, Dial), LevelError>
+) -> Result<(impl Subscriber, LogControl), LevelError>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -159,20 +159,21 @@ where
     let lines = match settings.format {
         Format::Text => lines
             .map_event_format(|format| {
-                LineRate::new(format.with_ansi(colours), Format::Text, second, counted)
+                CallSiteLimit::new(format.with_ansi(colours), Format::Text, second, counted)
             })
             .boxed(),
         Format::Json => lines
             .json()
             .flatten_event(true)
-            .map_event_format(|format| LineRate::new(format, Format::Json, second, counted))
+            .map_event_format(|format| CallSiteLimit::new(format, Format::Json, second, counted))
             .boxed(),
     };
-    let dial = Dial { handle, level: Arc::new(Mutex::new(settings.level.clone())), left_out, output: None };
-    Ok((tracing_subscriber::registry().with(filter).with(lines), dial))
+    let log_control =
+        LogControl { handle, level: Arc::new(Mutex::new(settings.level.clone())), left_out, output: None };
+    Ok((tracing_subscriber::registry().with(filter).with(lines), log_control))
 }
 
-impl Default for Dial {
+impl Default for LogControl {
     /// One that nothing is logged through.
     fn default() -> Self {
         let (_, handle) = reload::Layer::new(EnvFilter::default());
@@ -180,23 +181,23 @@ impl Default for Dial {
     }
 }
 
-impl Dial {
+impl LogControl {
     /// What is logged.
     pub fn level(&self) -> String {
         self.level.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Logs what `level` says from now on; what was logged before.
-    pub fn turn(&self, level: &str) -> Result<String, DialError> {
+    pub fn set_level(&self, level: &str) -> Result<String, SetLevelError> {
         let filter = filter(level)?;
         let mut current = self.level.lock().unwrap_or_else(PoisonError::into_inner);
-        self.handle.reload(filter).map_err(|_| DialError::Detached)?;
+        self.handle.reload(filter).map_err(|_| SetLevelError::Detached)?;
         Ok(std::mem::replace(&mut *current, level.to_owned()))
     }
 
     /// The number of lines that were not written so far.
-    pub fn unwritten(&self) -> Unwritten {
-        Unwritten {
+    pub fn dropped_lines(&self) -> DroppedLines {
+        DroppedLines {
             rate: self.left_out.load(Relaxed),
             output: self.output.as_ref().map_or(0, Output::dropped),
         }

@@ -18,7 +18,7 @@ use std::{
 
 use tracing::error;
 
-use crate::telemetry::sample::Sample;
+use crate::telemetry::sampler::Sampler;
 
 /// The bytes of lines that may wait to be written. Each thread that logs may exceed it by one line.
 const QUEUE_BYTES_MAX: usize = 1 << 20;
@@ -101,7 +101,7 @@ struct Writer<W> {
 
 impl<W: Write> Writer<W> {
     fn run(mut self, second: impl Fn() -> u64) {
-        let reports = Sample::new(NonZeroU16::MIN);
+        let reports = Sampler::new(NonZeroU16::MIN);
         let mut reported = 0;
         loop {
             let is_news = self.stats.dropped.load(Relaxed) != reported;

@@ -15,7 +15,7 @@ use opentelemetry_sdk::{
 use tonic::transport::{Certificate, ClientTlsConfig};
 use tracing::warn;
 
-use crate::{files, telemetry::parent::Parent};
+use crate::{files, telemetry::parent_span::Parent};
 
 /// How long the last spans may take to leave.
 const FLUSH_MAX: Duration = Duration::from_secs(2);

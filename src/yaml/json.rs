@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value as Json};
 
-use crate::yaml::{Meaning, Node, Problem, Scalar, Value, quote};
+use crate::yaml::{Node, Problem, Resolved, Scalar, Value, quote};
 
 impl Node {
     /// The same value as JSON. What JSON cannot hold is left out and reported.
@@ -28,17 +28,17 @@ impl Node {
 
 impl Scalar {
     fn to_json(&self) -> Option<Json> {
-        match self.meaning() {
-            Meaning::Null => Some(Json::Null),
-            Meaning::Bool(value) => Some(Json::Bool(value)),
-            Meaning::Whole(value) => i64::try_from(value)
+        match self.resolve() {
+            Resolved::Null => Some(Json::Null),
+            Resolved::Bool(value) => Some(Json::Bool(value)),
+            Resolved::Integer(value) => i64::try_from(value)
                 .map(Number::from)
                 .or_else(|_| u64::try_from(value).map(Number::from))
                 .ok()
                 .or_else(|| Number::from_f64(value as f64))
                 .map(Json::Number),
-            Meaning::Number(value) => Number::from_f64(value).map(Json::Number),
-            Meaning::Text => Some(Json::String(self.text.to_string())),
+            Resolved::Float(value) => Number::from_f64(value).map(Json::Number),
+            Resolved::Text => Some(Json::String(self.text.to_string())),
         }
     }
 }

@@ -8,7 +8,7 @@ mod load;
 mod scalar;
 
 pub use load::{BYTES_MAX, DEPTH_MAX, PROBLEMS_MAX, WEIGHT_MAX, load};
-pub use scalar::Meaning;
+pub use scalar::Resolved;
 
 /// A position in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,7 +88,7 @@ impl Node {
     /// Whether it is nothing: absent, `~` or `null`.
     pub fn is_null(&self) -> bool {
         match &self.value {
-            Value::Scalar(scalar) => scalar.meaning() == Meaning::Null,
+            Value::Scalar(scalar) => scalar.resolve() == Resolved::Null,
             Value::List(_) | Value::Mapping(_) | Value::Unreadable => false,
         }
     }

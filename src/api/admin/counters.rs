@@ -12,7 +12,7 @@ use tracing::info;
 use crate::{
     algorithm::Limit,
     api::{
-        admin::{Desk, Peer, Refused, words},
+        admin::{AdminError, AdminState, ClientAddress, format},
         written,
     },
     descriptor::Entry,
@@ -24,7 +24,7 @@ use crate::{
 /// Which counter: `?domain=D&key=k=v[,k=v]`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct CounterQuery {
     domain: String,
     key: String,
 }
@@ -32,58 +32,62 @@ pub(super) struct Which {
 /// What a counter is set to.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Set {
+struct SetRequest {
     used: u64,
 }
 
 /// A query that was read, or why it was not.
-type Asked = Result<Query<Which>, axum::extract::rejection::QueryRejection>;
+type QueryResult = Result<Query<CounterQuery>, axum::extract::rejection::QueryRejection>;
 
-pub(super) async fn get(State(desk): State<Desk>, which: Asked) -> Result<Json<Value>, Refused> {
-    let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let snapshot = desk.limiter.snapshot();
-    let counted = which.find(&snapshot)?;
-    let found = snapshot.look(&counted).await.map_err(refused)?;
-    Ok(Json(which.told(&counted, kept(&found))))
+pub(super) async fn get(
+    State(state): State<AdminState>,
+    query: QueryResult,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let snapshot = state.limiter.snapshot();
+    let counted = query.find(&snapshot)?;
+    let found = snapshot.look(&counted).await.map_err(admin_error)?;
+    Ok(Json(query.counter_json(&counted, kept_json(&found))))
 }
 
 pub(super) async fn reset(
-    State(desk): State<Desk>,
-    peer: Peer,
-    which: Asked,
-) -> Result<Json<Value>, Refused> {
-    let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let snapshot = desk.limiter.snapshot();
-    let counted = which.find(&snapshot)?;
-    let replaced = snapshot.replace(&counted, 0).await.map_err(refused)?;
-    which.audit(&peer, &counted, &replaced, "reset a counter");
-    Ok(Json(which.changed(&counted, &replaced)))
+    State(state): State<AdminState>,
+    peer: ClientAddress,
+    query: QueryResult,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let snapshot = state.limiter.snapshot();
+    let counted = query.find(&snapshot)?;
+    let replaced = snapshot.replace(&counted, 0).await.map_err(admin_error)?;
+    query.audit(&peer, &counted, &replaced, "reset a counter");
+    Ok(Json(query.change_json(&counted, &replaced)))
 }
 
 pub(super) async fn set(
-    State(desk): State<Desk>,
-    peer: Peer,
-    which: Asked,
+    State(state): State<AdminState>,
+    peer: ClientAddress,
+    query: QueryResult,
     body: Bytes,
-) -> Result<Json<Value>, Refused> {
-    let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let Set { used } = serde_json::from_slice(&body)
-        .map_err(|error| Refused::bad(format!("the body is JSON like {{\"used\": 5}}: {error}")))?;
-    let snapshot = desk.limiter.snapshot();
-    let counted = which.find(&snapshot)?;
-    let replaced = snapshot.replace(&counted, used).await.map_err(refused)?;
-    which.audit(&peer, &counted, &replaced, "set a counter");
-    let mut told = which.changed(&counted, &replaced);
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let SetRequest { used } = serde_json::from_slice(&body).map_err(|error| {
+        AdminError::bad_request(format!("the body is JSON like {{\"used\": 5}}: {error}"))
+    })?;
+    let snapshot = state.limiter.snapshot();
+    let counted = query.find(&snapshot)?;
+    let replaced = snapshot.replace(&counted, used).await.map_err(admin_error)?;
+    query.audit(&peer, &counted, &replaced, "set a counter");
+    let mut body = query.change_json(&counted, &replaced);
     if used != 0 && replaced.after.idle_at.is_none() {
-        told["note"] = "nothing is kept: there is no memory for it, or the limit holds nothing".into();
+        body["note"] = "nothing is kept: there is no memory for it, or the limit holds nothing".into();
     } else if counted.limit.allowance() < used {
-        told["note"] = beyond(counted.limit).into();
+        body["note"] = note_beyond_limit(counted.limit).into();
     }
-    Ok(Json(told))
+    Ok(Json(body))
 }
 
 /// What becomes of hits beyond the limit.
-fn beyond(limit: &Limit) -> &'static str {
+fn note_beyond_limit(limit: &Limit) -> &'static str {
     match limit {
         Limit::Classic(_) | Limit::FixedWindow(_) => "all hits are held; this window refuses to its end",
         Limit::SlidingWindow(_) | Limit::SubWindows(_) | Limit::SlidingLog(_) => {
@@ -96,37 +100,38 @@ fn beyond(limit: &Limit) -> &'static str {
     }
 }
 
-impl Which {
-    fn find<'s>(&self, snapshot: &'s Snapshot<'_>) -> Result<Counted<'s>, Refused> {
-        let entries = written::entries(&self.key).map_err(|error| Refused::bad(format!("key: {error}")))?;
+impl CounterQuery {
+    fn find<'s>(&self, snapshot: &'s Snapshot<'_>) -> Result<Counted<'s>, AdminError> {
+        let entries =
+            written::entries(&self.key).map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
         let entries: Vec<_> =
             entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
-        snapshot.counted(&self.domain, &entries).map_err(refused)
+        snapshot.counted(&self.domain, &entries).map_err(admin_error)
     }
 
-    fn told(&self, counted: &Counted<'_>, kept: Value) -> Value {
-        let mut told = json!({
+    fn counter_json(&self, counted: &Counted<'_>, kept: Value) -> Value {
+        let mut body = json!({
             "domain": self.domain,
             "key": self.key,
             "rule": counted.rule.path,
-            "limit": words::limit(counted.limit, counted.rule.shown.unit),
-            "counter": words::key(counted.key),
-            "kind": words::kind(counted.limit),
+            "limit": format::limit(counted.limit, counted.rule.displayed_limit.unit),
+            "counter": format::key(counted.key),
+            "kind": format::kind(counted.limit),
             "allowance": counted.limit.allowance(),
         });
-        if let (Value::Object(all), Value::Object(kept)) = (&mut told, kept) {
+        if let (Value::Object(all), Value::Object(kept)) = (&mut body, kept) {
             all.extend(kept);
         }
-        told
+        body
     }
 
-    fn changed(&self, counted: &Counted<'_>, replaced: &Replaced) -> Value {
-        let mut told = self.told(counted, kept(&replaced.after));
-        told["before"] = kept(&replaced.before);
-        told
+    fn change_json(&self, counted: &Counted<'_>, replaced: &Replaced) -> Value {
+        let mut body = self.counter_json(counted, kept_json(&replaced.after));
+        body["before"] = kept_json(&replaced.before);
+        body
     }
 
-    fn audit(&self, peer: &Peer, counted: &Counted<'_>, replaced: &Replaced, what: &str) {
+    fn audit(&self, peer: &ClientAddress, counted: &Counted<'_>, replaced: &Replaced, what: &str) {
         let (before, after) = (replaced.before.look.remaining, replaced.after.look.remaining);
         info!(
             name: UNLIMITED,
@@ -141,20 +146,20 @@ impl Which {
     }
 }
 
-fn refused(error: Uncounted) -> Refused {
+fn admin_error(error: Uncounted) -> AdminError {
     match error {
-        Uncounted::NoRules | Uncounted::Unreachable => Refused::unavailable(error),
-        Uncounted::NoDomain | Uncounted::NoRule | Uncounted::Unlimited => Refused::not_found(error),
+        Uncounted::NoRules | Uncounted::Unreachable => AdminError::unavailable(error),
+        Uncounted::NoDomain | Uncounted::NoRule | Uncounted::Unlimited => AdminError::not_found(error),
     }
 }
 
 /// What is kept, where nothing is the same as an unused counter.
-pub(super) fn kept(kept: &Kept) -> Value {
+pub(super) fn kept_json(kept: &Kept) -> Value {
     json!({
         "kept": kept.idle_at.is_some(),
         "remaining": kept.look.remaining,
         "passes": kept.look.verdict.passes(),
-        "reset_after_ms": words::millis(kept.look.reset_after),
-        "idle_at": kept.idle_at.map(words::instant),
+        "reset_after_ms": format::millis(kept.look.reset_after),
+        "idle_at": kept.idle_at.map(format::instant),
     })
 }

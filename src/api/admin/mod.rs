@@ -15,21 +15,21 @@ use serde_json::{Value, json};
 use crate::{
     api::{cross_site, reader::RequestReader},
     limiter::Limiter,
-    rules::Book,
+    rules::ActiveRules,
     store::Memory,
-    telemetry::logs::Dial,
+    telemetry::logs::LogControl,
 };
 
 mod cluster;
+mod config;
 mod counters;
 mod explain;
+mod format;
 mod log;
 mod rules;
-mod setting;
 mod token;
-mod words;
 
-pub use setting::{Origin, Setting};
+pub use config::{EffectiveSetting, Origin};
 pub use token::{Token, TokenError};
 
 /// The pages, each with a line of help.
@@ -55,9 +55,9 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// What operators look at.
 #[derive(Clone, Debug)]
-pub struct Desk {
+pub struct AdminState {
     /// The rules.
-    pub book: Arc<Book>,
+    pub active_rules: Arc<ActiveRules>,
     /// The counters.
     pub memory: Arc<Memory>,
     /// Who decides.
@@ -65,31 +65,33 @@ pub struct Desk {
     /// Reads requests that are to be explained.
     pub reader: RequestReader,
     /// The settings in force.
-    pub settings: Arc<[Setting]>,
+    pub settings: Arc<[EffectiveSetting]>,
     /// What is logged.
-    pub logs: Dial,
+    pub logs: LogControl,
 }
 
 /// All pages, and `more` ones. With a token file every request needs the token in it, which no page of another site
 /// knows. Without one, requests that such a page can cause are refused.
-pub fn router(desk: Desk, token_file: Option<PathBuf>, more: Router) -> Router {
+pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> Router {
     let pages = Router::new()
         .route("/", get(index))
         .route("/cluster", get(cluster::view))
         .route("/cluster/declare-dead", post(cluster::declare_dead))
-        .route("/config", get(setting::all))
+        .route("/config", get(config::get))
         .route("/counters", get(counters::get).delete(counters::reset).put(counters::set))
         .route("/explain", post(explain::of_message).get(explain::of_query))
         .route("/log", get(log::get).put(log::put))
         .route("/rlconfig", get(rules::lines))
         .route("/rules", get(rules::status))
         .route("/store", get(store))
-        .with_state(desk)
+        .with_state(state)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .merge(more);
     match token_file {
         None => pages.layer(middleware::from_fn(cross_site::refuse_unless_loopback)),
-        Some(path) => pages.layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::guard)),
+        Some(path) => {
+            pages.layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::require_token))
+        }
     }
 }
 
@@ -97,8 +99,8 @@ async fn index() -> String {
     PAGES.iter().map(|(path, help)| format!("{path}: {help}\n")).collect()
 }
 
-async fn store(State(desk): State<Desk>) -> Json<Value> {
-    let figures = desk.memory.figures();
+async fn store(State(state): State<AdminState>) -> Json<Value> {
+    let figures = state.memory.figures();
     Json(json!({
         "live": figures.live,
         "bytes": figures.bytes,
@@ -109,10 +111,10 @@ async fn store(State(desk): State<Desk>) -> Json<Value> {
 }
 
 /// Why a page has no answer: a code, and a line of text.
-struct Refused(StatusCode, String);
+struct AdminError(StatusCode, String);
 
-impl Refused {
-    fn bad(why: impl fmt::Display) -> Self {
+impl AdminError {
+    fn bad_request(why: impl fmt::Display) -> Self {
         Self(StatusCode::BAD_REQUEST, why.to_string())
     }
 
@@ -125,22 +127,22 @@ impl Refused {
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         (self.0, format!("{}\n", self.1)).into_response()
     }
 }
 
 /// Who asks.
-struct Peer(Option<SocketAddr>);
+struct ClientAddress(Option<SocketAddr>);
 
-impl Peer {
+impl ClientAddress {
     fn of(parts: &request::Parts) -> Self {
         Self(parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
     }
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for ClientAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(address) => address.fmt(f),
@@ -149,7 +151,7 @@ impl fmt::Display for Peer {
     }
 }
 
-impl<S: Sync> axum::extract::FromRequestParts<S> for Peer {
+impl<S: Sync> axum::extract::FromRequestParts<S> for ClientAddress {
     type Rejection = std::convert::Infallible;
 
     async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Self::Rejection> {

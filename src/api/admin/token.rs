@@ -12,7 +12,7 @@ use siphasher::sip128::SipHasher13;
 use tracing::{debug, error};
 
 use crate::{
-    api::admin::{Peer, Refused},
+    api::admin::{AdminError, ClientAddress},
     files,
 };
 
@@ -65,15 +65,15 @@ impl Token {
         if fits { Ok(token.to_vec()) } else { Err(TokenError::Unfit { path }) }
     }
 
-    fn is(&self, token: &[u8], shown: &[u8]) -> bool {
+    fn is(&self, token: &[u8], presented: &[u8]) -> bool {
         let hash = |text: &[u8]| SipHasher13::new_with_key(&self.seed).hash(text).as_u128();
-        hash(token) == hash(shown)
+        hash(token) == hash(presented)
     }
 }
 
 /// Lets pass whoever shows the token. The file is read each time: so a new token is in force at once, and an old one
 /// no longer.
-pub(super) async fn guard(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
+pub(super) async fn require_token(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let kept = token.clone();
     let read = tokio::task::spawn_blocking(move || kept.read()).await;
@@ -82,23 +82,23 @@ pub(super) async fn guard(State(token): State<Arc<Token>>, request: Request, nex
         Ok(Err(error)) => return unavailable(error.to_string()),
         Err(error) => return unavailable(error.to_string()),
     };
-    if shown(&parts.headers).is_some_and(|shown| token.is(&known, shown)) {
+    if presented(&parts.headers).is_some_and(|presented| token.is(&known, presented)) {
         return next.run(Request::from_parts(parts, body)).await;
     }
-    debug!(peer = %Peer::of(&parts), path = parts.uri.path(), "turned away without the token");
+    debug!(peer = %ClientAddress::of(&parts), path = parts.uri.path(), "turned away without the token");
     let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
     let why = "these pages need `Authorization: Bearer TOKEN`, with the token of admin.token_file";
-    (wanted, Refused(StatusCode::UNAUTHORIZED, why.to_owned())).into_response()
+    (wanted, AdminError(StatusCode::UNAUTHORIZED, why.to_owned())).into_response()
 }
 
 /// Nobody passes; where the file is, only the log tells.
 fn unavailable(why: String) -> Response {
     error!(why, "nobody can be let in to the admin pages");
-    let told = "admin.token_file cannot be used; the log tells why";
-    Refused(StatusCode::SERVICE_UNAVAILABLE, told.to_owned()).into_response()
+    let body = "admin.token_file cannot be used; the log tells why";
+    AdminError(StatusCode::SERVICE_UNAVAILABLE, body.to_owned()).into_response()
 }
 
-fn shown(headers: &HeaderMap) -> Option<&[u8]> {
+fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token.trim_ascii())
 }

@@ -12,12 +12,12 @@ use crate::{
     },
     cli::{
         bench::{
-            drive::{Callers, Pace, Run, Traffic},
             frame::{PLACEHOLDER, Template},
             keys::{Hits, KEYS_MAX, Keys},
-            schedule::{Arrivals, Schedule, Span},
+            run::{Callers, LoadModel, Run, Traffic},
+            schedule::{Arrivals, MeasuredSpan, Schedule},
         },
-        place, question,
+        request, target,
     },
 };
 
@@ -31,7 +31,7 @@ const RATE_MAX: u64 = 10_000_000;
 const SKEW_MAX: f64 = 20.0;
 
 pub(super) fn command() -> Command {
-    let descriptors = question::descriptor().action(ArgAction::Append).help(
+    let descriptors = request::descriptor().action(ArgAction::Append).help(
         "What to ask about, one argument a descriptor; {} in a value stands for the number of the key; \\, and \\= \
          stand for the characters themselves",
     );
@@ -40,10 +40,10 @@ pub(super) fn command() -> Command {
             "Asks a server as fast as it answers, or at a fixed rate, and tells how it did; exits 0 if there was any \
              answer, otherwise 1",
         )
-        .args(place::args())
-        .args([question::domain(), descriptors])
+        .args(target::args())
+        .args([request::domain(), descriptors])
         .args(traffic())
-        .args(pace())
+        .args(load_model())
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print what was measured as JSON"))
 }
 
@@ -64,7 +64,7 @@ fn traffic() -> [Arg; 4] {
 }
 
 /// Who asks when, and for how long.
-fn pace() -> [Arg; 8] {
+fn load_model() -> [Arg; 8] {
     let callers = || value_parser!(u64).range(1..=CALLERS_MAX);
     let time = |name, help| Arg::new(name).long(name).value_name("TIME").value_parser(duration).help(help);
     [
@@ -128,17 +128,17 @@ pub(super) fn run(matches: &ArgMatches) -> Result<Run, String> {
     let requests = number("requests");
     // Without either there is an end all the same.
     let duration = time("duration").or(if requests.is_some() { None } else { Some(Duration::from_secs(10)) });
-    let patience = time("timeout").expect(default);
-    if duration.is_some_and(|duration| duration.is_zero()) || patience.is_zero() {
+    let request_timeout = time("timeout").expect(default);
+    if duration.is_some_and(|duration| duration.is_zero()) || request_timeout.is_zero() {
         return Err("--duration and --timeout must be longer than nothing".to_owned());
     }
-    let span = Span { warmup: time("warmup").expect(default), duration, requests };
+    let span = MeasuredSpan { warmup: time("warmup").expect(default), duration, requests };
     let arrivals = if matches.get_flag("poisson") { Arrivals::Poisson } else { Arrivals::Even };
-    let pace = match number("rate") {
-        None => Pace::Closed,
-        Some(rate) => Pace::Open(Schedule::new(rate, arrivals, span, seed)),
+    let load_model = match number("rate") {
+        None => LoadModel::Closed,
+        Some(rate) => LoadModel::Open(Schedule::new(rate, arrivals, span, seed)),
     };
-    Ok(Run { callers, span, patience, pace, traffic: asked(matches, seed)? })
+    Ok(Run { callers, span, request_timeout, load_model, traffic: answered(matches, seed)? })
 }
 
 fn callers(connections: u64, streams: u64) -> Result<Callers, String> {
@@ -150,7 +150,7 @@ fn callers(connections: u64, streams: u64) -> Result<Callers, String> {
     Ok(Callers { connections: connections as usize, streams: streams as usize })
 }
 
-fn asked(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
+fn answered(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
     let default = "it has a default";
     let keys = *matches.get_one::<u64>("keys").expect(default);
     let skew = *matches.get_one::<f64>("skew").expect(default);
@@ -188,7 +188,7 @@ mod tests {
         let run = read("").unwrap();
         assert_eq!((run.callers.connections, run.callers.streams), (1, 1));
         assert_eq!(run.span.end(), Some(Duration::from_secs(10)));
-        assert!(matches!(run.pace, Pace::Closed));
+        assert!(matches!(run.load_model, LoadModel::Closed));
     }
 
     #[test]

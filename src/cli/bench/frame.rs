@@ -44,7 +44,7 @@ impl Template {
         // Of equal length, so where they differ is a digit.
         let (bytes, others) = (filled("0"), filled("1"));
         let differing: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at] != others[*at]).collect();
-        let places = differing.chunks(digits).map(|place| place[0]).collect();
+        let places = differing.chunks(digits).map(|target| target[0]).collect();
         Self { bytes, places, digits }
     }
 
@@ -52,9 +52,9 @@ impl Template {
     pub(super) fn fill(&self, key: u64, hits: u32) -> Bytes {
         let mut bytes = BytesMut::with_capacity(self.bytes.len() + 6);
         bytes.put_slice(&self.bytes);
-        for place in &self.places {
+        for target in &self.places {
             let mut rest = key;
-            for digit in bytes[*place..place + self.digits].iter_mut().rev() {
+            for digit in bytes[*target..target + self.digits].iter_mut().rev() {
                 // Below ten, so no digit is lost.
                 *digit = b'0' + (rest % 10) as u8;
                 rest /= 10;

@@ -15,7 +15,7 @@ enum Order {
     /// Every key once before any twice, scattered, so that no cache foresees the next.
     Round { at: u64, step: u64 },
     /// The key of rank r as often as 1 / r^skew says; rank 1 is number 0.
-    Skewed { law: Zipf<f64>, dice: Box<SmallRng> },
+    Skewed { law: Zipf<f64>, rng: Box<SmallRng> },
 }
 
 impl Keys {
@@ -25,7 +25,7 @@ impl Keys {
         let order = if skew == 0.0 {
             Order::Round { at: 0, step: stride(number) }
         } else {
-            Order::Skewed { law, dice: Box::new(SmallRng::seed_from_u64(seed)) }
+            Order::Skewed { law, rng: Box::new(SmallRng::seed_from_u64(seed)) }
         };
         Ok(Self { number, order })
     }
@@ -40,7 +40,7 @@ impl Keys {
                 key
             }
             // The law's ranks are whole numbers from 1 to `number`.
-            Order::Skewed { law, dice } => law.sample(dice) as u64 - 1,
+            Order::Skewed { law, rng } => law.sample(rng) as u64 - 1,
         }
     }
 }
@@ -67,18 +67,18 @@ fn common(a: u64, b: u64) -> u64 {
 pub(super) struct Hits {
     pub least: u32,
     pub most: u32,
-    dice: Box<SmallRng>,
+    rng: Box<SmallRng>,
 }
 
 impl Hits {
     /// From `least` to `most`, both included.
     pub(super) fn new(least: u32, most: u32, seed: u64) -> Self {
-        Self { least, most, dice: Box::new(SmallRng::seed_from_u64(seed)) }
+        Self { least, most, rng: Box::new(SmallRng::seed_from_u64(seed)) }
     }
 
     /// The hits of the next request.
     pub(super) fn next(&mut self) -> u32 {
-        if self.least == self.most { self.least } else { self.dice.random_range(self.least..=self.most) }
+        if self.least == self.most { self.least } else { self.rng.random_range(self.least..=self.most) }
     }
 }
 

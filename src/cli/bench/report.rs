@@ -5,7 +5,7 @@ use std::{fmt::Write, time::Duration};
 use serde_json::{Map, Value, json};
 use tonic::Code;
 
-use crate::cli::bench::drive::{Callers, Pace, Running};
+use crate::cli::bench::run::{Callers, LoadModel, Running};
 
 /// The quantiles that are told, with their names in text and in JSON.
 const QUANTILES: [(f64, &str, &str); 4] =
@@ -62,16 +62,16 @@ struct Latency {
 
 impl Report {
     /// What `running` has measured by now.
-    pub(super) fn new(callers: Callers, pace: &Pace, running: &Running) -> Self {
+    pub(super) fn new(callers: Callers, load_model: &LoadModel, running: &Running) -> Self {
         let due = running.due();
-        let tally = running.tally();
-        let open = match pace {
-            Pace::Closed => None,
-            Pace::Open(schedule) => {
-                Some(OpenLoop { rate: schedule.rate(), due: due.unwrap_or(tally.sent), late: tally.late })
+        let stats = running.stats();
+        let open = match load_model {
+            LoadModel::Closed => None,
+            LoadModel::Open(schedule) => {
+                Some(OpenLoop { rate: schedule.rate(), due: due.unwrap_or(stats.sent), late: stats.late })
             }
         };
-        let times = &tally.latency;
+        let times = &stats.latency;
         let latency = (!times.is_empty()).then(|| Latency {
             mean: times.mean(),
             quantiles: QUANTILES.map(|(quantile, ..)| times.value_at_quantile(quantile)),
@@ -80,12 +80,12 @@ impl Report {
         Self {
             callers,
             time: running.measured(),
-            warmup: tally.warmup,
-            sent: tally.sent,
-            ended: tally.ended(),
-            ok: tally.ok,
-            over_limit: tally.over_limit,
-            errors: tally.errors.iter().map(|(code, number)| (Code::from_i32(*code), *number)).collect(),
+            warmup: stats.warmup,
+            sent: stats.sent,
+            ended: stats.ended(),
+            ok: stats.ok,
+            over_limit: stats.over_limit,
+            errors: stats.errors.iter().map(|(code, number)| (Code::from_i32(*code), *number)).collect(),
             open,
             latency,
         }

@@ -18,7 +18,7 @@ pub(super) enum Arrivals {
 
 /// What part of a run is measured.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct MeasuredSpan {
     /// What comes earlier after the start is sent and not measured.
     pub warmup: Duration,
     /// How long is measured; without it, until there are enough requests.
@@ -27,7 +27,7 @@ pub(super) struct Span {
     pub requests: Option<u64>,
 }
 
-impl Span {
+impl MeasuredSpan {
     /// When the measured part ends, from the start; `None` where only the number of requests ends it.
     pub(super) fn end(&self) -> Option<Duration> {
         self.duration.map(|duration| self.warmup.saturating_add(duration))
@@ -39,8 +39,8 @@ impl Span {
 pub(super) struct Schedule {
     rate: u64,
     arrivals: Arrivals,
-    span: Span,
-    dice: Box<SmallRng>,
+    span: MeasuredSpan,
+    rng: Box<SmallRng>,
     // How many there have been, and of these how many are measured.
     number: u64,
     measured: u64,
@@ -50,9 +50,9 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// `rate` requests a second, at least one.
-    pub(super) fn new(rate: u64, arrivals: Arrivals, span: Span, seed: u64) -> Self {
-        let dice = Box::new(SmallRng::seed_from_u64(seed));
-        Self { rate, arrivals, span, dice, number: 0, measured: 0, last: 0.0 }
+    pub(super) fn new(rate: u64, arrivals: Arrivals, span: MeasuredSpan, seed: u64) -> Self {
+        let rng = Box::new(SmallRng::seed_from_u64(seed));
+        Self { rate, arrivals, span, rng, number: 0, measured: 0, last: 0.0 }
     }
 
     /// Requests a second.
@@ -67,7 +67,7 @@ impl Schedule {
                 Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
             }
             Arrivals::Poisson => {
-                let gap: f64 = Exp1.sample(&mut self.dice);
+                let gap: f64 = Exp1.sample(&mut self.rng);
                 self.last += gap * 1e9 / self.rate as f64;
                 Duration::from_nanos(self.last as u64)
             }
@@ -98,9 +98,9 @@ mod tests {
 
     use super::*;
 
-    fn span(warmup_ms: u64, duration_ms: Option<u64>, requests: Option<u64>) -> Span {
+    fn span(warmup_ms: u64, duration_ms: Option<u64>, requests: Option<u64>) -> MeasuredSpan {
         let warmup = Duration::from_millis(warmup_ms);
-        Span { warmup, duration: duration_ms.map(Duration::from_millis), requests }
+        MeasuredSpan { warmup, duration: duration_ms.map(Duration::from_millis), requests }
     }
 
     proptest! {

@@ -10,7 +10,7 @@ use std::{
 use rustls::{AlertDescription, CertificateError, Error};
 use tracing::warn;
 
-use crate::{cluster::protocol::Mismatch, telemetry::sample::Sample, time::Stopwatch};
+use crate::{cluster::protocol::Mismatch, telemetry::sampler::Sampler, time::Stopwatch};
 
 /// One line for each reason in so many seconds.
 const LOGGED_EVERY_SECONDS: u64 = 10;
@@ -109,7 +109,7 @@ pub(super) struct Counts {
     pub(super) bytes_in: AtomicU64,
     pub(super) bytes_out: AtomicU64,
     refused: [AtomicU64; Refused::ALL.len()],
-    logged: [Sample; Refused::ALL.len()],
+    logged: [Sampler; Refused::ALL.len()],
     since: Stopwatch,
 }
 
@@ -124,7 +124,7 @@ impl Default for Counts {
             bytes_in: AtomicU64::default(),
             bytes_out: AtomicU64::default(),
             refused: array::from_fn(|_| AtomicU64::default()),
-            logged: array::from_fn(|_| Sample::new(NonZeroU16::MIN)),
+            logged: array::from_fn(|_| Sampler::new(NonZeroU16::MIN)),
             since: Stopwatch::start(),
         }
     }

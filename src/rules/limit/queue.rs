@@ -5,21 +5,21 @@ use std::{num::NonZeroU64, time::Duration};
 use crate::{
     algorithm::{LeakyQueue, Limit, Pace, Span},
     rules::{
+        diagnostics::Diagnostics,
         file::RateLimit,
-        limit::{Length, length},
-        place::Report,
+        limit::{Period, period},
     },
 };
 
 /// A queue that `requests` leave in each length.
 pub(super) fn leaky(
     draft: &RateLimit,
-    length: &Length,
+    period: &Period,
     requests: u64,
-    report: &mut Report<'_>,
+    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
     if draft.given("burst").is_none() {
-        report.add(
+        diagnostics.add(
             draft.mark,
             "`burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets nobody wait",
         );
@@ -27,17 +27,17 @@ pub(super) fn leaky(
     let max_delay = match (&draft.max_delay, draft.given("max_delay")) {
         (None, None) => None,
         (None, Some(_reported)) => return None,
-        (Some(text), _) => Some(Duration::from_nanos(length::nanos(text, "max_delay", 0, report)?)),
+        (Some(text), _) => Some(Duration::from_nanos(period::nanos(text, "max_delay", 0, diagnostics)?)),
     };
     let burst = draft.burst.as_ref()?.value;
     let Some(hits) = NonZeroU64::new(requests) else {
-        let pace = Pace::new(NonZeroU64::MIN, length.nanos());
+        let pace = Pace::new(NonZeroU64::MIN, period.nanos());
         return Some(Limit::LeakyQueue(LeakyQueue { pace, burst: None, max_delay, patience: None }));
     };
-    let pace = Pace::new(hits, length.nanos());
+    let pace = Pace::new(hits, period.nanos());
     if u128::from(Span::NANOS_MAX) < pace.nanos_for(burst.saturating_add(1)) {
         let mark = draft.given("burst").unwrap_or(draft.mark);
-        report.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
+        diagnostics.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
         return None;
     }
     Some(Limit::LeakyQueue(LeakyQueue { pace, burst: Some(burst), max_delay, patience: None }))

@@ -3,7 +3,7 @@
 use super::rules;
 use crate::rules::{
     Unit,
-    keys::{KEYS, Level, Named, Use},
+    keys::{AlgorithmName, AppliesTo, KEYS, Section},
 };
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/rules.md"));
@@ -19,33 +19,37 @@ fn rows(heading: &str) -> Vec<(&'static str, &'static str)> {
 
 #[test]
 fn every_key_has_a_row_at_its_level_and_every_row_is_a_key() {
-    for (level, heading) in [
-        (Level::Root, "The document"),
-        (Level::Descriptor, "A descriptor"),
-        (Level::RateLimit, "`rate_limit`"),
-        (Level::Replaced, "An item of `replaces`"),
-        (Level::Calendar, "`calendar`"),
+    for (section, heading) in [
+        (Section::Root, "The document"),
+        (Section::Descriptor, "A descriptor"),
+        (Section::RateLimit, "`rate_limit`"),
+        (Section::Replaced, "An item of `replaces`"),
+        (Section::Calendar, "`calendar`"),
     ] {
         let mut documented: Vec<_> = rows(heading).iter().map(|(key, _)| *key).collect();
-        let mut known: Vec<_> = KEYS.iter().filter(|key| key.level == level).map(|key| key.name).collect();
+        let mut known: Vec<_> =
+            KEYS.iter().filter(|key| key.section == section).map(|key| key.name).collect();
         documented.sort_unstable();
         known.sort_unstable();
         assert_eq!(documented, known, "{heading}");
     }
 }
 
-fn names(some: &[Named]) -> String {
+fn names(some: &[AlgorithmName]) -> String {
     some.iter().map(|named| format!("`{}`", named.name())).collect::<Vec<_>>().join(", ")
 }
 
 #[test]
 fn the_row_of_an_algorithm_names_the_keys_that_are_its_own() {
     let rows = rows("Algorithms");
-    assert_eq!(rows.iter().map(|(name, _)| *name).collect::<Vec<_>>(), Named::ALL.map(Named::name));
-    for (named, (_, row)) in Named::ALL.into_iter().zip(rows) {
-        let own = KEYS.iter().filter(|key| match key.goes_with {
-            Use::Any | Use::Limited => false,
-            Use::ClassicOr(some) | Use::Only(some) => some.contains(&named),
+    assert_eq!(
+        rows.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        AlgorithmName::ALL.map(AlgorithmName::name)
+    );
+    for (named, (_, row)) in AlgorithmName::ALL.into_iter().zip(rows) {
+        let own = KEYS.iter().filter(|key| match key.applies_to {
+            AppliesTo::Any | AppliesTo::Limited => false,
+            AppliesTo::ClassicOr(some) | AppliesTo::Only(some) => some.contains(&named),
         });
         let documented: Vec<_> = row.split('|').nth(2).unwrap().trim().split(", ").collect();
         assert_eq!(documented, own.map(|key| format!("`{}`", key.name)).collect::<Vec<_>>(), "{row}");
@@ -55,23 +59,23 @@ fn the_row_of_an_algorithm_names_the_keys_that_are_its_own() {
 #[test]
 fn the_row_of_a_key_names_the_algorithms_it_goes_with() {
     let rows = rows("`rate_limit`");
-    for key in KEYS.iter().filter(|key| key.level == Level::RateLimit) {
+    for key in KEYS.iter().filter(|key| key.section == Section::RateLimit) {
         let (_, row) = rows.iter().find(|(name, _)| *name == key.name).unwrap();
-        let goes_with = row.rsplit('|').nth(1).unwrap().trim();
-        match key.goes_with {
-            Use::Any => assert_eq!(goes_with, "any rule", "{}", key.name),
-            Use::Limited => assert_eq!(goes_with, "any rule that limits", "{}", key.name),
-            Use::ClassicOr(some) => {
-                assert_eq!(goes_with, format!("no `algorithm`, {}", names(some)), "{}", key.name)
+        let applies_to = row.rsplit('|').nth(1).unwrap().trim();
+        match key.applies_to {
+            AppliesTo::Any => assert_eq!(applies_to, "any rule", "{}", key.name),
+            AppliesTo::Limited => assert_eq!(applies_to, "any rule that limits", "{}", key.name),
+            AppliesTo::ClassicOr(some) => {
+                assert_eq!(applies_to, format!("no `algorithm`, {}", names(some)), "{}", key.name)
             }
-            Use::Only(some) => assert_eq!(goes_with, names(some), "{}", key.name),
+            AppliesTo::Only(some) => assert_eq!(applies_to, names(some), "{}", key.name),
         }
     }
 }
 
 #[test]
 fn every_algorithm_and_every_unit_is_named() {
-    let names = Named::ALL.map(Named::name).into_iter().chain(Unit::ALL.map(Unit::name));
+    let names = AlgorithmName::ALL.map(AlgorithmName::name).into_iter().chain(Unit::ALL.map(Unit::name));
     names.for_each(|name| assert!(PAGE.contains(&format!("`{name}`")), "{name}"));
 }
 

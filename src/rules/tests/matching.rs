@@ -192,16 +192,16 @@ fn a_look_up_tries_the_same_number_of_tables_however_many_rules_there_are() {
 
 /// A descriptor of the oracle below.
 #[derive(Clone, Debug)]
-struct Sketch {
+struct TestNode {
     key: String,
     value: String,
     limited: bool,
     shared: bool,
-    shown: bool,
-    children: Vec<Sketch>,
+    in_metric: bool,
+    children: Vec<TestNode>,
 }
 
-impl Sketch {
+impl TestNode {
     fn text(&self) -> String {
         if self.value.is_empty() { self.key.clone() } else { format!("{}_{}", self.key, self.value) }
     }
@@ -209,11 +209,11 @@ impl Sketch {
     fn yaml(&self) -> String {
         let limit = if self.limited { LIMIT } else { "rate_limit: " };
         let children: Vec<_> = self.children.iter().map(Self::yaml).collect();
-        let Self { key, value, shown, .. } = self;
+        let Self { key, value, in_metric, .. } = self;
         let shared = self.shared && value.ends_with('*');
         let children = children.join(", ");
         format!(
-            "{{key: '{key}', value: '{value}', {limit}, share_threshold: {shared}, value_to_metric: {shown}, \
+            "{{key: '{key}', value: '{value}', {limit}, share_threshold: {shared}, value_to_metric: {in_metric}, \
              descriptors: [{children}]}}",
         )
     }
@@ -229,74 +229,69 @@ fn matches(pattern: &str, text: &str) -> bool {
 }
 
 /// The look-up as its definition reads, one rule after the other.
-fn by_definition(level: &[Sketch], path: &str, entries: &[(&str, &str)]) -> Option<String> {
+fn by_definition(level: &[TestNode], path: &str, entries: &[(&str, &str)]) -> Option<String> {
     let ((key, value), rest) = entries.split_first()?;
     let text = format!("{key}_{value}");
-    let exact = level.iter().find(|sketch| sketch.text() == text);
-    let pattern =
-        || level.iter().find(|sketch| sketch.text().contains('*') && matches(&sketch.text(), &text));
-    let sketch = exact.or_else(pattern).or_else(|| level.iter().find(|sketch| sketch.text() == *key))?;
-    let path = format!("{path}.{}", sketch.text());
-    if rest.is_empty() {
-        sketch.limited.then_some(path)
-    } else {
-        by_definition(&sketch.children, &path, rest)
-    }
+    let exact = level.iter().find(|node| node.text() == text);
+    let pattern = || level.iter().find(|node| node.text().contains('*') && matches(&node.text(), &text));
+    let node = exact.or_else(pattern).or_else(|| level.iter().find(|node| node.text() == *key))?;
+    let path = format!("{path}.{}", node.text());
+    if rest.is_empty() { node.limited.then_some(path) } else { by_definition(&node.children, &path, rest) }
 }
 
-fn level(children: BoxedStrategy<Vec<Sketch>>) -> BoxedStrategy<Vec<Sketch>> {
-    let sketch = ("[ab*]{1,2}", "[ab_*]{0,3}", any::<[bool; 3]>(), children).prop_map(
-        |(key, value, [limited, shared, shown], children)| Sketch {
+fn level(children: BoxedStrategy<Vec<TestNode>>) -> BoxedStrategy<Vec<TestNode>> {
+    let node = ("[ab*]{1,2}", "[ab_*]{0,3}", any::<[bool; 3]>(), children).prop_map(
+        |(key, value, [limited, shared, in_metric], children)| TestNode {
             key,
             value,
             limited,
             shared,
-            shown,
+            in_metric,
             children,
         },
     );
-    let distinct = |sketches: Vec<Sketch>| {
+    let distinct = |nodes: Vec<TestNode>| {
         let mut seen = std::collections::HashSet::new();
-        sketches.into_iter().filter(|sketch| seen.insert(sketch.text())).collect()
+        nodes.into_iter().filter(|node| seen.insert(node.text())).collect()
     };
-    prop::collection::vec(sketch, 0..6).prop_map(distinct).boxed()
+    prop::collection::vec(node, 0..6).prop_map(distinct).boxed()
 }
 
 proptest! {
     #[test]
     fn a_look_up_finds_what_its_definition_says(
-        sketches in level(level(Just(Vec::new()).boxed())),
+        nodes in level(level(Just(Vec::new()).boxed())),
         entries in prop::collection::vec(("[ab]{1,2}", "[ab_*]{0,3}"), 0..4),
     ) {
-        let items: Vec<_> = sketches.iter().map(Sketch::yaml).collect();
+        let items: Vec<_> = nodes.iter().map(TestNode::yaml).collect();
         let rules = rules(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
         let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let domain: &Domain = rules.domain("d").unwrap();
         let found = with(domain, &entries, |found, _| found.map(|found| found.rule.path.clone()));
-        prop_assert_eq!(found, by_definition(&sketches, "d", &entries));
+        prop_assert_eq!(found, by_definition(&nodes, "d", &entries));
     }
 
     #[test]
     fn the_usual_way_leads_to_the_same_rule_key_and_name_in_metrics_under_any_secret(
-        sketches in level(level(Just(Vec::new()).boxed())),
+        nodes in level(level(Just(Vec::new()).boxed())),
         all in prop::collection::vec(prop::collection::vec(("[ab]{1,2}", "[ab_*]{0,3}"), 1..4), 1..8),
         secrets in prop::collection::vec(0..2_u8, 8),
     ) {
-        let items: Vec<_> = sketches.iter().map(Sketch::yaml).collect();
+        let items: Vec<_> = nodes.iter().map(TestNode::yaml).collect();
         let rules = rules(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
         let domain = rules.domain("d").unwrap();
         // What comes first to a rule leaves something for those that follow.
         for (entries, secret) in all.iter().zip(secrets) {
             let secret = Secret::from_bytes([secret; 16]);
             let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-            let usual = domain.usual(&entries, &secret);
-            prop_assert_eq!(usual.is_some(), domain.usual(&entries, &Secret::from_bytes([9; 16])).is_some());
+            let usual = domain.find_cached(&entries, &secret);
+            prop_assert_eq!(usual.is_some(), domain.find_cached(&entries, &Secret::from_bytes([9; 16])).is_some());
             let Some(usual) = usual else { continue };
             let found = domain.find(&entries).unwrap();
             prop_assert_eq!(&usual.rule.path, &found.rule.path);
             let text = found.key_text("d", &entries);
             prop_assert_eq!(usual.key(&entries), text.key(&usual.limit.kind().bytes(), &secret));
-            let of_usual = usual.found_for_name(domain, &entries);
+            let of_usual = usual.match_for_name(domain, &entries);
             let name = of_usual.map_or(usual.rule.path.clone().into(), |found| found.metric_name("d", &entries));
             prop_assert_eq!(name, found.metric_name("d", &entries));
         }

@@ -9,7 +9,7 @@ use crate::{
         Ask, Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Pace, SlidingLog,
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
-    rules::{Allowance, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Shown, Unit},
+    rules::{Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Unit},
     time::{SECOND, Timestamp},
 };
 
@@ -44,7 +44,7 @@ fn warnings(rules: &Rules) -> Vec<String> {
 fn a_rule_that_names_no_algorithm_is_classic() {
     let rule = limit("unit: Minute, requests_per_unit: 1_000");
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 1_000, window: window(60) })));
-    assert_eq!(rule.shown, Shown { requests_per_unit: 1_000, unit: Some(Unit::Minute) });
+    assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 1_000, unit: Some(Unit::Minute) });
 }
 
 #[test]
@@ -67,16 +67,19 @@ fn units_are_as_long_as_they_have_always_been() {
 fn a_multiplied_unit_and_a_window_are_shown_without_a_unit() {
     let rule = limit("unit: minute, unit_multiplier: 5, requests_per_unit: 9");
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(300) })));
-    assert_eq!(rule.shown, Shown { requests_per_unit: 9, unit: None });
+    assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 9, unit: None });
     for (text, seconds) in [("90s", 90), ("1h 30m", 5_400), ("'60s'", 60), ("PT2M", 120)] {
         let rule = limit(&format!("window: {text}, requests_per_unit: 9"));
         assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(seconds) })));
-        assert_eq!(rule.shown.unit, None);
+        assert_eq!(rule.displayed_limit.unit, None);
     }
     let millisecond = Window::of_nanos(SECOND / 1_000).unwrap();
     let rule = limit("window: 1ms, requests_per_unit: 9");
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: millisecond })));
-    assert_eq!(limit("unit: day, unit_multiplier: 1, requests_per_unit: 9").shown.unit, Some(Unit::Day));
+    assert_eq!(
+        limit("unit: day, unit_multiplier: 1, requests_per_unit: 9").displayed_limit.unit,
+        Some(Unit::Day)
+    );
 }
 
 #[test]
@@ -106,7 +109,7 @@ fn a_limit_of_0_bans() {
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 0, window: window(1) })));
     let rule = limit("unit: second, requests_per_unit: 0, algorithm: token_bucket, burst: 5");
     let Allowance::Limited(Limit::TokenBucket(bucket)) = rule.allowance else { panic!("a token bucket") };
-    assert_eq!((bucket.burst, rule.shown.requests_per_unit), (0, 0));
+    assert_eq!((bucket.burst, rule.displayed_limit.requests_per_unit), (0, 0));
     let queue = limit("unit: second, requests_per_unit: 0, algorithm: leaky_queue, burst: 5");
     let Allowance::Limited(Limit::LeakyQueue(queue)) = queue.allowance else { panic!("a leaky queue") };
     assert_eq!(queue.burst, None);
@@ -160,7 +163,7 @@ fn every_algorithm_can_be_named() {
     ] {
         let rule = limit(&format!("unit: minute, requests_per_unit: 10, algorithm: {text}"));
         assert_eq!(rule.allowance, limited(expected), "{text}");
-        assert_eq!(rule.shown, Shown { requests_per_unit: 10, unit: Some(Unit::Minute) });
+        assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 10, unit: Some(Unit::Minute) });
     }
 }
 
@@ -173,7 +176,7 @@ fn a_bucket_in_steps_is_shown_by_its_burst_and_without_a_unit() {
     };
     let rule = limit(steps);
     assert_eq!(rule.allowance, bucket(Excess::Refuse));
-    assert_eq!(rule.shown, Shown { requests_per_unit: 4, unit: None });
+    assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 4, unit: None });
     assert_eq!(limit(&format!("{steps}, overdraft: true")).allowance, bucket(Excess::Overdraft(4)));
 }
 
@@ -192,7 +195,7 @@ fn a_calendar_goes_with_classic_rules_and_fixed_windows_and_is_shown_without_a_u
         let window = Window::Calendar(Calendar::new(unit, "Europe/Berlin").unwrap());
         let rule = limit(&format!("{text}, requests_per_unit: 7"));
         assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 7, window: window.clone() })));
-        assert_eq!(rule.shown, Shown { requests_per_unit: 7, unit: None });
+        assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 7, unit: None });
         let rule = limit(&format!("{text}, requests_per_unit: 7, algorithm: fixed_window"));
         let fixed = FixedWindow { limit: 7, window, excess: Excess::Refuse };
         assert_eq!(rule.allowance, limited(Limit::FixedWindow(fixed)));
@@ -203,7 +206,7 @@ fn a_calendar_goes_with_classic_rules_and_fixed_windows_and_is_shown_without_a_u
 fn an_unlimited_rule_may_say_a_number_but_it_means_nothing() {
     let rule = limit("unlimited: yes, requests_per_unit: 5, name: free, replaces: [{name: other}]");
     assert_eq!(rule.allowance, Allowance::Unlimited);
-    assert_eq!(rule.shown, Shown { requests_per_unit: 0, unit: None });
+    assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 0, unit: None });
     assert_eq!((rule.name.as_deref(), rule.replaces), (Some("free"), vec!["other".into()]));
 }
 
@@ -227,7 +230,7 @@ fn what_stands_beside_a_limit_is_kept_with_it() {
     let rule = only_rule(text);
     assert!(rule.shadow_mode && rule.quota_mode && rule.detailed_metric);
     assert_eq!(json!(rule.metadata), json!({"tier": "gold", "cost": {"per": 16}}));
-    assert_eq!(rule.place.to_string(), "rules.yaml:9:17");
+    assert_eq!(rule.location.to_string(), "rules.yaml:9:17");
 }
 
 #[test]
@@ -295,6 +298,7 @@ fn aliases_and_merges_spare_repetition() {
     let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit: &base {unit: day, requests_per_unit: 1}\n  \
                 - {key: b, rate_limit: *base}\n  - {key: c, rate_limit: {<<: *base, requests_per_unit: 2}}\n";
     let rules = rules(text);
-    let shown: Vec<_> = rules.domain("d").unwrap().rules().map(|rule| rule.shown.requests_per_unit).collect();
-    assert_eq!(shown, [1, 1, 2]);
+    let limits: Vec<_> =
+        rules.domain("d").unwrap().rules().map(|rule| rule.displayed_limit.requests_per_unit).collect();
+    assert_eq!(limits, [1, 1, 2]);
 }

@@ -6,7 +6,7 @@ pub struct Metric {
     /// Its name, which ends with its unit, and with `_total` where it only grows.
     pub name: &'static str,
     /// What kind of number it is.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// The names of its labels. Their values come from the rules, never from a request unless the rules say so.
     pub labels: &'static [&'static str],
     /// What it says, in one sentence.
@@ -15,7 +15,7 @@ pub struct Metric {
 
 /// What kind of number a metric is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// It only grows, from 0 at the start of the process.
     Counter,
     /// It goes up and down.
@@ -24,7 +24,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// Its name in the text format.
     pub fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ macro_rules! metrics {
         $(
             #[doc = $help]
             pub const $constant: Metric =
-                Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
+                Metric { name: $name, kind: MetricKind::$kind, labels: &[$($label),*], help: $help };
         )*
 
         /// All of them, in the order of the page and of the documentation.

@@ -1,6 +1,6 @@
 //! Every metric that a replica has besides when it shares keys with others.
 
-use crate::telemetry::metrics::{Kind, Metric, catalog::metrics};
+use crate::telemetry::metrics::{Metric, MetricKind, catalog::metrics};
 
 metrics! {
     STATE: Gauge "tollgate_cluster_state" ["state"]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::telemetry::metrics::Cells;
+use crate::telemetry::metrics::ShardedCounters;
 
 /// The most bounds that a histogram can have.
 const BOUNDS_MAX: usize = 22;
@@ -15,7 +15,7 @@ pub struct Histogram {
     // In ascending order, at most `BOUNDS_MAX`.
     bounds: &'static [Duration],
     // One for each bound, one for what is above all of them, and the sum.
-    cells: Cells<{ SUM + 1 }>,
+    counters: ShardedCounters<{ SUM + 1 }>,
 }
 
 /// What a histogram has counted.
@@ -33,7 +33,7 @@ impl Histogram {
     /// A histogram with these bounds, in ascending order, of which there are at most 22.
     pub const fn new(bounds: &'static [Duration]) -> Self {
         assert!(bounds.len() <= BOUNDS_MAX, "a histogram has at most 22 bounds");
-        Self { bounds, cells: Cells::new() }
+        Self { bounds, counters: ShardedCounters::new() }
     }
 
     /// Counts one length of time.
@@ -45,14 +45,14 @@ impl Histogram {
     pub fn record_mean(&self, sum: Duration, count: u32) {
         let Some(mean) = sum.checked_div(count) else { return };
         let bucket = self.bounds.partition_point(|bound| *bound < mean);
-        let place = self.cells.place();
-        place.add(bucket, count.into());
-        place.add(SUM, u64::try_from(sum.as_nanos()).unwrap_or(u64::MAX));
+        let shard = self.counters.shard();
+        shard.add(bucket, count.into());
+        shard.add(SUM, u64::try_from(sum.as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// What was counted so far.
     pub fn buckets(&self) -> Buckets {
-        let sums = self.cells.sums();
+        let sums = self.counters.sums();
         let mut count = 0;
         let mut up_to = Vec::with_capacity(self.bounds.len());
         for (bound, number) in self.bounds.iter().zip(sums) {

@@ -85,7 +85,7 @@ fn escape(page: &mut String, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::{ALL, HITS, Kind, QUEUE_DELAY, RULES, cluster};
+    use crate::telemetry::metrics::{ALL, HITS, MetricKind, QUEUE_DELAY, RULES, cluster};
 
     #[test]
     fn a_page_is_in_the_text_format_with_hostile_values_escaped() {
@@ -116,7 +116,12 @@ mod tests {
     #[test]
     fn counters_and_only_they_end_with_total() {
         for metric in ALL.iter().chain(cluster::ALL) {
-            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert_eq!(
+                metric.kind == MetricKind::Counter,
+                metric.name.ends_with("_total"),
+                "{}",
+                metric.name
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Output};
 
 use serde_json::{Value, json};
-use tollgate::telemetry::logs::Dial;
+use tollgate::telemetry::logs::LogControl;
 
 use crate::{
     admin::{RULES, admin_with, send, start},
@@ -131,7 +131,7 @@ async fn without_a_readable_token_the_process_does_not_start() {
             fs::write(&file, text).unwrap();
         }
         let given = [("admin.token_file", file.to_str().unwrap())];
-        let error = start(tempfile::tempdir().unwrap(), &given, Dial::default()).await.err().unwrap();
+        let error = start(tempfile::tempdir().unwrap(), &given, LogControl::default()).await.err().unwrap();
         assert!(error.to_string().starts_with("admin.token_file: "), "{error}");
     }
 }

@@ -6,21 +6,21 @@ use crate::yaml::{self, Mark};
 
 /// A position in a rule file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Location {
     /// The file, by the path it was asked for.
     pub file: Arc<str>,
     /// Line and column.
     pub mark: Mark,
 }
 
-impl Place {
+impl Location {
     /// The place that stands for a file as a whole.
     pub fn whole(file: Arc<str>) -> Self {
         Self { file, mark: Mark::START }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.mark.line, self.mark.column)
     }
@@ -30,14 +30,14 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// Where.
-    pub place: Place,
+    pub location: Location,
     /// What is wrong, and what is allowed.
     pub what: String,
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.what)
+        write!(f, "{}: {}", self.location, self.what)
     }
 }
 
@@ -74,7 +74,7 @@ impl Problems {
 
     /// Brings them into the order of the files.
     pub(crate) fn sort(&mut self) {
-        self.list.sort_by(|one, other| one.place.cmp(&other.place));
+        self.list.sort_by(|one, other| one.location.cmp(&other.location));
     }
 }
 
@@ -94,26 +94,26 @@ impl fmt::Display for Problems {
 impl std::error::Error for Problems {}
 
 /// Takes down the problems of one file.
-pub(crate) struct Report<'p> {
+pub(crate) struct Diagnostics<'p> {
     file: Arc<str>,
     problems: &'p mut Problems,
 }
 
-impl<'p> Report<'p> {
+impl<'p> Diagnostics<'p> {
     pub(crate) fn new(file: Arc<str>, problems: &'p mut Problems) -> Self {
         Self { file, problems }
     }
 
     pub(crate) fn add(&mut self, mark: Mark, what: impl Into<String>) {
-        let place = self.place(mark);
-        self.problems.push(Problem { place, what: what.into() });
+        let location = self.location(mark);
+        self.problems.push(Problem { location, what: what.into() });
     }
 
     pub(crate) fn add_all(&mut self, problems: Vec<yaml::Problem>) {
         problems.into_iter().for_each(|problem| self.add(problem.mark, problem.what));
     }
 
-    pub(crate) fn place(&self, mark: Mark) -> Place {
-        Place { file: self.file.clone(), mark }
+    pub(crate) fn location(&self, mark: Mark) -> Location {
+        Location { file: self.file.clone(), mark }
     }
 }

@@ -25,7 +25,7 @@ use tonic::Code;
 
 use crate::cli::{
     bench::frame::{self, Outcome},
-    place::{Place, Tls},
+    target::{Target, Tls},
 };
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -41,17 +41,17 @@ pub(super) struct Route {
     to: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     head: Request<()>,
-    patience: Duration,
+    request_timeout: Duration,
 }
 
 impl Route {
-    /// The way to `place`, on which a connection may take `patience` to be made.
-    pub(super) fn new(place: Place, patience: Duration) -> Result<Self, String> {
-        let unix = place.to.starts_with("unix:");
-        let authority = if unix { "localhost" } else { place.to.as_str() };
-        let scheme = if place.tls.is_some() { "https" } else { "http" };
+    /// The way to `target`, on which a connection may take `request_timeout` to be made.
+    pub(super) fn new(target: Target, request_timeout: Duration) -> Result<Self, String> {
+        let unix = target.to.starts_with("unix:");
+        let authority = if unix { "localhost" } else { target.to.as_str() };
+        let scheme = if target.tls.is_some() { "https" } else { "http" };
         let no_address = || "this is no HOST:PORT".to_owned();
-        if !unix && place.to.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+        if !unix && target.to.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
             return Err(no_address());
         }
         let mut head = Request::post(format!("{scheme}://{authority}{METHOD}"))
@@ -61,7 +61,7 @@ impl Route {
         let headers = head.headers_mut();
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/grpc"));
         headers.insert(header::TE, header::HeaderValue::from_static("trailers"));
-        let tls = match place.tls {
+        let tls = match target.tls {
             None => None,
             Some(tls) => {
                 let host = head.uri().host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
@@ -70,11 +70,11 @@ impl Route {
                 Some((trust(tls)?, name))
             }
         };
-        Ok(Self { to: place.to, tls, head, patience })
+        Ok(Self { to: target.to, tls, head, request_timeout })
     }
 
-    async fn connect(&self) -> Result<Line, String> {
-        let made = async {
+    async fn connect(&self) -> Result<Established, String> {
+        let connecting = async {
             let io = self.socket().await.map_err(|error| error.to_string())?;
             let (sender, mut connection) = h2::client::Builder::new()
                 .initial_window_size(WINDOW_BYTES)
@@ -92,10 +92,10 @@ impl Route {
                     return Err(format!("no HTTP/2: {why}"));
                 }
             };
-            Ok(Line { sender, connection })
+            Ok(Established { sender, connection })
         };
-        let late = |_| Err(format!("no connection within {:?}", self.patience));
-        timeout(self.patience, made).await.unwrap_or_else(late)
+        let late = |_| Err(format!("no connection within {:?}", self.request_timeout));
+        timeout(self.request_timeout, connecting).await.unwrap_or_else(late)
     }
 
     async fn socket(&self) -> io::Result<Box<dyn Io>> {
@@ -143,7 +143,7 @@ trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// A connection that has been made.
-struct Line {
+struct Established {
     sender: SendRequest<Bytes>,
     connection: Connection<Box<dyn Io>, Bytes>,
 }
@@ -161,59 +161,63 @@ struct Current {
 
 /// One of the connections of a run. Clones call over the same one.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(super) struct Client {
     route: Arc<Route>,
-    mine: Option<(Generation, SendRequest<Bytes>)>,
+    sender: Option<(Generation, SendRequest<Bytes>)>,
     // The last generation that has taken no call of this link.
-    left: Generation,
+    last_left: Generation,
     current: watch::Receiver<Current>,
     // The last generation that takes no more calls.
     ended: Arc<watch::Sender<Generation>>,
 }
 
 /// Keeps a link connected; to be run beside the calls.
-pub(super) struct Keeper {
+pub(super) struct Reconnector {
     route: Arc<Route>,
-    line: Line,
+    established: Established,
     current: watch::Sender<Current>,
     ended: watch::Receiver<Generation>,
 }
 
 /// Makes a connection: the link to call over, and what keeps it.
-pub(super) async fn open(route: Arc<Route>) -> Result<(Link, Keeper), String> {
-    let line = route.connect().await?;
-    let (told, current) = watch::channel(Current { generation: 1, sender: Some(line.sender.clone()) });
-    let (ended, hears) = watch::channel(0);
-    let link = Link { route: route.clone(), mine: None, left: 0, current, ended: Arc::new(ended) };
-    Ok((link, Keeper { route, line, current: told, ended: hears }))
+pub(super) async fn open(route: Arc<Route>) -> Result<(Client, Reconnector), String> {
+    let established = route.connect().await?;
+    let (sender_of_current, current) =
+        watch::channel(Current { generation: 1, sender: Some(established.sender.clone()) });
+    let (ended, ended_receiver) = watch::channel(0);
+    let client = Client { route: route.clone(), sender: None, last_left: 0, current, ended: Arc::new(ended) };
+    Ok((client, Reconnector { route, established, current: sender_of_current, ended: ended_receiver }))
 }
 
-impl Keeper {
+impl Reconnector {
     /// Drives the connection, and makes another whenever it takes no more calls; until it is dropped.
     pub(super) async fn run(self) {
-        let Self { route, mut line, current, mut ended } = self;
+        let Self { route, mut established, current, mut ended } = self;
         let mut leaving = JoinSet::new();
         for generation in 1.. {
             tokio::select! {
-                _ = &mut line.connection => {}
+                _ = &mut established.connection => {}
                 _ = ended.wait_for(|ended| generation <= *ended) => {}
             }
             current.send_replace(Current { generation, sender: None });
             // Calls that are open on it are still answered; each ends by its timeout.
-            leaving.spawn(line.connection);
+            leaving.spawn(established.connection);
             while leaving.try_join_next().is_some() {}
-            line = loop {
+            established = loop {
                 match route.connect().await {
-                    Ok(line) => break line,
+                    Ok(established) => break established,
                     Err(_) => sleep(PAUSE).await,
                 }
             };
-            current.send_replace(Current { generation: generation + 1, sender: Some(line.sender.clone()) });
+            current.send_replace(Current {
+                generation: generation + 1,
+                sender: Some(established.sender.clone()),
+            });
         }
     }
 }
 
-impl Link {
+impl Client {
     /// Sends one request and waits for the end of its answer; without a connection, for one.
     pub(super) async fn call(&mut self, body: Bytes) -> Outcome {
         let (answer, mut stream) = loop {
@@ -222,7 +226,7 @@ impl Link {
             };
             match sender.send_request(self.route.head.clone(), false) {
                 Ok(sent) => {
-                    self.mine = Some((generation, sender));
+                    self.sender = Some((generation, sender));
                     break sent;
                 }
                 // Refused before anything was sent, so it may go over the next connection.
@@ -242,21 +246,21 @@ impl Link {
     /// The connection, as soon as there is one that takes a call; `None` where there will be none.
     async fn ready(&mut self) -> Option<(Generation, SendRequest<Bytes>)> {
         loop {
-            if let Some((generation, mut sender)) = self.mine.take() {
+            if let Some((generation, mut sender)) = self.sender.take() {
                 if poll_fn(|context| sender.poll_ready(context)).await.is_ok() {
                     return Some((generation, sender));
                 }
                 self.leave(generation);
             }
-            let left = self.left;
-            let newer = |current: &Current| current.sender.is_some() && left < current.generation;
+            let last_left = self.last_left;
+            let newer = |current: &Current| current.sender.is_some() && last_left < current.generation;
             let current = self.current.wait_for(newer).await.ok()?.clone();
-            self.mine = current.sender.map(|sender| (current.generation, sender));
+            self.sender = current.sender.map(|sender| (current.generation, sender));
         }
     }
 
     fn leave(&mut self, generation: Generation) {
-        self.left = generation;
+        self.last_left = generation;
         self.ended.send_if_modified(|ended| {
             let news = *ended < generation;
             *ended = generation.max(*ended);

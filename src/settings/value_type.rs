@@ -8,8 +8,8 @@ use jiff::SignedDuration;
 use crate::{
     settings::{
         cluster,
-        listeners::{Address, count, mode, names},
-        memory::{AUTO, Part},
+        listeners::{ListenAddress, count, mode, names},
+        memory::{AUTO, MemoryShare},
     },
     telemetry::logs::{self, Denials},
 };
@@ -25,7 +25,7 @@ pub struct Setting {
     /// Its section and name, as in a settings file: `drain.delay`.
     pub name: &'static str,
     /// What it may be set to.
-    pub shape: Shape,
+    pub value_type: ValueType,
     /// What it is when nothing sets it; `None` where something must.
     pub default: Option<&'static str>,
     /// What it does, in one sentence.
@@ -34,53 +34,53 @@ pub struct Setting {
 
 /// What a setting may be set to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum ValueType {
     /// An IP address and a port.
-    Address,
+    SocketAddress,
     /// An IP address and a port, or a Unix socket.
-    Socket,
+    ListenAddress,
     /// Hosts with their ports.
-    Places,
+    HostPorts,
     /// A host with its port, an IP address, or whatever the machine finds.
-    Advertised,
+    AdvertisedAddress,
     /// Who may open a file.
-    Mode,
+    FileMode,
     /// Names in certificates, or none.
-    Names,
+    CertificateNames,
     /// How many, at least one.
     Count,
     /// A length of time.
     Duration,
     /// A length of time within bounds.
-    Within {
+    DurationRange {
         /// The shortest that is allowed.
-        least: Duration,
+        min: Duration,
         /// The longest that is allowed.
-        most: Duration,
+        max: Duration,
     },
     /// On or off.
-    Switch,
+    Bool,
     /// A file or directory.
     Path,
     /// The same, or `off`.
-    OrOff(&'static Shape),
+    OrOff(&'static ValueType),
     /// A number of bytes, or a part of the memory that this process may use.
-    Size(Part),
+    Size(MemoryShare),
     /// How many, at least one, or as many as there is memory for.
     CountOrAuto,
     /// A number of things, at most so many.
     Number {
         /// The largest that is allowed.
-        most: u64,
+        max: u64,
     },
     /// One of a few words.
-    Word(&'static [&'static str]),
+    OneOf(&'static [&'static str]),
     /// The name of an HTTP header.
     HeaderName,
     /// Which logs to write.
     LogFilter,
     /// How many denials to log.
-    Denials,
+    DenialRate,
 }
 
 impl Setting {
@@ -104,105 +104,107 @@ impl Setting {
     }
 }
 
-impl Shape {
+impl ValueType {
     /// The kind of value, as a word for help texts.
     pub fn value_name(self) -> &'static str {
         match self {
-            Self::Address | Self::Socket => "ADDRESS:PORT",
-            Self::Places => "HOST:PORT[,HOST:PORT]...",
-            Self::Advertised => "HOST[:PORT]",
-            Self::Mode => "MODE",
-            Self::Names => "NAME[,NAME]...",
+            Self::SocketAddress | Self::ListenAddress => "ADDRESS:PORT",
+            Self::HostPorts => "HOST:PORT[,HOST:PORT]...",
+            Self::AdvertisedAddress => "HOST[:PORT]",
+            Self::FileMode => "MODE",
+            Self::CertificateNames => "NAME[,NAME]...",
             Self::Count => "N",
-            Self::Duration | Self::Within { .. } => "TIME",
-            Self::Switch => "BOOL",
+            Self::Duration | Self::DurationRange { .. } => "TIME",
+            Self::Bool => "BOOL",
             Self::Path => "PATH",
-            Self::OrOff(shape) => shape.value_name(),
+            Self::OrOff(value_type) => value_type.value_name(),
             Self::Size(_) => "SIZE",
             Self::CountOrAuto => "N",
             Self::Number { .. } => "NUMBER",
-            Self::Word(_) => "WORD",
+            Self::OneOf(_) => "WORD",
             Self::HeaderName => "NAME",
             Self::LogFilter => "LEVEL",
-            Self::Denials => "RATE",
+            Self::DenialRate => "RATE",
         }
     }
 
     /// Whether it is a list, so that a flag may come several times.
     pub fn is_list(self) -> bool {
         match self {
-            Self::Names | Self::Places => true,
-            Self::OrOff(shape) => shape.is_list(),
-            Self::Address
-            | Self::Socket
-            | Self::Advertised
-            | Self::Mode
+            Self::CertificateNames | Self::HostPorts => true,
+            Self::OrOff(value_type) => value_type.is_list(),
+            Self::SocketAddress
+            | Self::ListenAddress
+            | Self::AdvertisedAddress
+            | Self::FileMode
             | Self::Count
             | Self::Duration
-            | Self::Within { .. }
-            | Self::Switch
+            | Self::DurationRange { .. }
+            | Self::Bool
             | Self::Path
             | Self::Size(_)
             | Self::CountOrAuto
             | Self::Number { .. }
-            | Self::Word(_)
+            | Self::OneOf(_)
             | Self::HeaderName
             | Self::LogFilter
-            | Self::Denials => false,
+            | Self::DenialRate => false,
         }
     }
 
     /// What is allowed.
     pub fn expected(self) -> String {
         match self {
-            Self::Address => "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081".to_owned(),
-            Self::Socket => {
+            Self::SocketAddress => "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081".to_owned(),
+            Self::ListenAddress => {
                 "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock".to_owned()
             }
-            Self::Places => "HOST:PORT, also several separated by commas".to_owned(),
-            Self::Advertised => "HOST:PORT, an IP address, or auto".to_owned(),
-            Self::Mode => "a mode of a file, as in 0660".to_owned(),
-            Self::Names => "a comma list of host names, URIs and IP addresses, or off".to_owned(),
+            Self::HostPorts => "HOST:PORT, also several separated by commas".to_owned(),
+            Self::AdvertisedAddress => "HOST:PORT, an IP address, or auto".to_owned(),
+            Self::FileMode => "a mode of a file, as in 0660".to_owned(),
+            Self::CertificateNames => "a comma list of host names, URIs and IP addresses, or off".to_owned(),
             Self::Count => format!("a number from 1 to {COUNT_MAX}"),
             Self::Duration => "a length of time, as in 250ms, 5s or 1m 30s".to_owned(),
-            Self::Within { least, most } => format!("a length of time from {least:?} to {most:?}"),
-            Self::Switch => "true or false".to_owned(),
+            Self::DurationRange { min, max } => format!("a length of time from {min:?} to {max:?}"),
+            Self::Bool => "true or false".to_owned(),
             Self::Path => "a path".to_owned(),
-            Self::OrOff(shape) => format!("{}, or off", shape.expected()),
-            Self::Size(part) => format!(
+            Self::OrOff(value_type) => format!("{}, or off", value_type.expected()),
+            Self::Size(share) => format!(
                 "a size of at least {} and at most this machine's memory, as in 512MiB or 2GiB, or auto",
-                ByteSize(part.bytes_min())
+                ByteSize(share.bytes_min())
             ),
             Self::CountOrAuto => format!("a number from 1 to {COUNT_MAX}, or auto"),
-            Self::Number { most } => format!("a whole number from 0 to {most}"),
-            Self::Word(words) => format!("one of {}", words.join(", ")),
+            Self::Number { max } => format!("a whole number from 0 to {max}"),
+            Self::OneOf(words) => format!("one of {}", words.join(", ")),
             Self::HeaderName => "the name of an HTTP header".to_owned(),
             Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
-            Self::Denials => Denials::EXPECTED.to_owned(),
+            Self::DenialRate => Denials::EXPECTED.to_owned(),
         }
     }
 
     /// Whether `text` is allowed.
     pub fn allows(self, text: &str) -> bool {
         match self {
-            Self::Address => text.parse::<SocketAddr>().is_ok(),
-            Self::Socket => text.parse::<Address>().is_ok(),
-            Self::Places => cluster::places(text).is_some(),
-            Self::Advertised => cluster::can_be_advertised(text),
-            Self::Mode => mode(text).is_some(),
-            Self::Names => names(text).is_some(),
+            Self::SocketAddress => text.parse::<SocketAddr>().is_ok(),
+            Self::ListenAddress => text.parse::<ListenAddress>().is_ok(),
+            Self::HostPorts => cluster::host_ports(text).is_some(),
+            Self::AdvertisedAddress => cluster::can_be_advertised(text),
+            Self::FileMode => mode(text).is_some(),
+            Self::CertificateNames => names(text).is_some(),
             Self::Count => count(text).is_some(),
             Self::Duration => duration(text).is_some(),
-            Self::Within { least, most } => duration(text).is_some_and(|time| (least..=most).contains(&time)),
-            Self::Switch => matches!(text, "true" | "false"),
+            Self::DurationRange { min, max } => {
+                duration(text).is_some_and(|time| (min..=max).contains(&time))
+            }
+            Self::Bool => matches!(text, "true" | "false"),
             Self::Path => !text.is_empty(),
-            Self::OrOff(shape) => text == OFF || shape.allows(text),
-            Self::Size(part) => part.size(text).is_some(),
+            Self::OrOff(value_type) => text == OFF || value_type.allows(text),
+            Self::Size(share) => share.size(text).is_some(),
             Self::CountOrAuto => text == AUTO || count(text).is_some(),
-            Self::Number { most } => text.parse::<u64>().is_ok_and(|number| number <= most),
-            Self::Word(words) => words.contains(&text),
+            Self::Number { max } => text.parse::<u64>().is_ok_and(|number| number <= max),
+            Self::OneOf(words) => words.contains(&text),
             Self::HeaderName => axum::http::HeaderName::try_from(text).is_ok(),
-            Self::Denials => text.parse::<Denials>().is_ok(),
+            Self::DenialRate => text.parse::<Denials>().is_ok(),
             Self::LogFilter => logs::filter(text).is_ok(),
         }
     }

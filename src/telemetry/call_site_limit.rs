@@ -15,7 +15,7 @@ use tracing_subscriber::{
 
 use crate::telemetry::{
     logs::{Format, UNLIMITED},
-    sample::Sample,
+    sampler::Sampler,
 };
 
 /// The lines of one call site in a second. The lines of a library that logs by the crate `log` count as one call site
@@ -24,16 +24,16 @@ const PER_SECOND_MAX: NonZeroU16 = NonZeroU16::new(10).expect("10 is not 0");
 
 /// Formats the first events of each call site and second, and says with the next one how many were left out. Levels
 /// below `info` are not bounded: they are written only where the operator asks for them.
-pub(super) struct LineRate<F, S> {
+pub(super) struct CallSiteLimit<F, S> {
     pub(super) inner: F,
     pub(super) format: Format,
     pub(super) second: S,
     pub(super) left_out: Arc<AtomicU64>,
     // Bounded by the call sites in the program.
-    call_sites: Mutex<HashMap<Identifier, Sample>>,
+    call_sites: Mutex<HashMap<Identifier, Sampler>>,
 }
 
-impl<F, S: Fn() -> u64> LineRate<F, S> {
+impl<F, S: Fn() -> u64> CallSiteLimit<F, S> {
     pub(super) fn new(inner: F, format: Format, second: S, left_out: Arc<AtomicU64>) -> Self {
         Self { inner, format, second, left_out, call_sites: Mutex::default() }
     }
@@ -45,7 +45,7 @@ impl<F, S: Fn() -> u64> LineRate<F, S> {
         }
         let second = (self.second)();
         let mut call_sites = self.call_sites.lock().unwrap_or_else(PoisonError::into_inner);
-        let sample = call_sites.entry(metadata.callsite()).or_insert_with(|| Sample::new(PER_SECOND_MAX));
+        let sample = call_sites.entry(metadata.callsite()).or_insert_with(|| Sampler::new(PER_SECOND_MAX));
         let taken = sample.take(second);
         if taken.is_none() {
             self.left_out.fetch_add(1, Relaxed);
@@ -54,7 +54,7 @@ impl<F, S: Fn() -> u64> LineRate<F, S> {
     }
 }
 
-impl<C, N, F, S> FormatEvent<C, N> for LineRate<F, S>
+impl<C, N, F, S> FormatEvent<C, N> for CallSiteLimit<F, S>
 where
     C: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,

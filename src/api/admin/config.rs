@@ -3,11 +3,11 @@
 use axum::{Json, extract::State};
 use serde_json::{Map, Value, json};
 
-use crate::api::admin::Desk;
+use crate::api::admin::AdminState;
 
 /// A setting in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct EffectiveSetting {
     /// Its section and name.
     pub name: &'static str,
     /// What it is set to; a secret is not shown.
@@ -41,10 +41,13 @@ impl Origin {
 }
 
 /// `settings` as names and values, and `from`: what set each.
-pub(super) async fn all(State(desk): State<Desk>) -> Json<Value> {
-    let values: Map<_, _> =
-        desk.settings.iter().map(|setting| (setting.name.to_owned(), setting.value.clone().into())).collect();
+pub(super) async fn get(State(state): State<AdminState>) -> Json<Value> {
+    let values: Map<_, _> = state
+        .settings
+        .iter()
+        .map(|setting| (setting.name.to_owned(), setting.value.clone().into()))
+        .collect();
     let origins: Map<_, _> =
-        desk.settings.iter().map(|setting| (setting.name.to_owned(), setting.from.name().into())).collect();
+        state.settings.iter().map(|setting| (setting.name.to_owned(), setting.from.name().into())).collect();
     Json(json!({"settings": values, "from": origins}))
 }

@@ -12,14 +12,14 @@ use crate::{
     descriptor::Entry,
     rules::{
         Rule,
+        diagnostics::Location,
+        key_prefix::KeyPrefix,
         pattern::{Pattern, Patterns},
-        place::Place,
-        usual::Trunk,
     },
 };
 
 /// The bytes of a text that needs no memory of its own: enough for nearly all.
-const NEAR: usize = 256;
+const INLINE_BYTES: usize = 256;
 
 /// The descriptors that stand beside each other in a rule file.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ pub(crate) struct Level {
 /// One descriptor of a rule file.
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) place: Place,
+    pub(crate) location: Location,
     pub(crate) key: Box<str>,
     pub(crate) value: Box<str>,
     pub(crate) rule: Option<Arc<Rule>>,
@@ -44,14 +44,14 @@ pub(crate) struct Node {
     pub(crate) share_threshold: bool,
     pub(crate) children: Level,
     /// How entries lead to it that have the key and a value as it means them.
-    pub(crate) usual: How,
+    pub(crate) declared_kind: MatchKind,
     /// Set when the first descriptor has come to its rule by the usual way.
-    pub(crate) trunk: OnceLock<Box<Trunk>>,
+    pub(crate) key_prefix: OnceLock<Box<KeyPrefix>>,
 }
 
 /// Why an entry led to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum MatchKind {
     /// Its key and value are those of the node.
     Exact,
     /// They match its pattern.
@@ -62,22 +62,22 @@ pub enum How {
 
 /// A node on the way to a rule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Hop<'r> {
+pub(crate) struct Step<'r> {
     pub(crate) node: &'r Node,
-    pub(crate) how: How,
+    pub(crate) kind: MatchKind,
 }
 
 /// A way through the tree.
-pub(crate) type Hops<'r> = SmallVec<[Hop<'r>; 4]>;
+pub(crate) type Steps<'r> = SmallVec<[Step<'r>; 4]>;
 
 /// A key and a value as one text: `key_value`, or `key` alone for a rule without a value.
 pub(crate) fn composite(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
 }
 
-impl How {
+impl MatchKind {
     /// How a node of this key and value is meant to be led to.
-    pub(crate) fn usual(key: &str, value: &str) -> Self {
+    pub(crate) fn declared(key: &str, value: &str) -> Self {
         if Pattern::parse(&composite(key, value)).is_some() {
             Self::Pattern
         } else if value.is_empty() {
@@ -120,14 +120,14 @@ impl Level {
         self.nodes.push(node);
     }
 
-    /// Adds the way that `entries` lead to `hops`: one for each entry, or fewer where it ends before. Says how many
+    /// Adds the way that `entries` lead to `steps`: one for each entry, or fewer where it ends before. Says how many
     /// tables and patterns were tried.
-    pub(crate) fn way<'r>(&'r self, entries: &[Entry<'_>], hops: &mut Hops<'r>) -> usize {
+    pub(crate) fn walk<'r>(&'r self, entries: &[Entry<'_>], steps: &mut Steps<'r>) -> usize {
         let (mut level, mut visits) = (self, 0);
         for entry in entries {
-            let Some(hop) = level.hop(*entry, &mut visits) else { break };
-            hops.push(hop);
-            level = &hop.node.children;
+            let Some(step) = level.step(*entry, &mut visits) else { break };
+            steps.push(step);
+            level = &step.node.children;
         }
         visits
     }
@@ -135,41 +135,42 @@ impl Level {
     /// The node that `entries` lead to, if each has led on as its node means it to be: with its key, and not only with
     /// a text that reads like key and value together.
     #[inline]
-    pub(crate) fn usual(&self, entries: &[Entry<'_>]) -> Option<&Node> {
+    pub(crate) fn direct(&self, entries: &[Entry<'_>]) -> Option<&Node> {
         let (mut level, mut last) = (self, None);
         for entry in entries {
-            let node = level.usual_step(*entry)?;
+            let node = level.direct_step(*entry)?;
             (level, last) = (&node.children, Some(node));
         }
         last
     }
 
     #[inline(always)]
-    fn usual_step(&self, entry: Entry<'_>) -> Option<&Node> {
+    fn direct_step(&self, entry: Entry<'_>) -> Option<&Node> {
         // Often there is but one, and it need not be looked for.
         if let [only] = &*self.nodes
             && *only.key == *entry.key
         {
-            match only.usual {
-                How::KeyOnly => return Some(only),
-                How::Exact => return (*only.value == *entry.value).then_some(only),
-                How::Pattern => {}
+            match only.declared_kind {
+                MatchKind::KeyOnly => return Some(only),
+                MatchKind::Exact => return (*only.value == *entry.value).then_some(only),
+                MatchKind::Pattern => {}
             }
         }
-        let Hop { node, how } = self.hop(entry, &mut 0)?;
+        let Step { node, kind } = self.step(entry, &mut 0)?;
         // Texts that are the same, of keys as long, have the same keys; one that fits a pattern is not the same.
-        let has_key = node.key.len() == entry.key.len() && (how != How::Pattern || *node.key == *entry.key);
-        (how == node.usual && has_key).then_some(node)
+        let has_key =
+            node.key.len() == entry.key.len() && (kind != MatchKind::Pattern || *node.key == *entry.key);
+        (kind == node.declared_kind && has_key).then_some(node)
     }
 
-    fn hop(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Hop<'_>> {
+    fn step(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Step<'_>> {
         *visits += 1;
         let length = entry.key.len() + 1 + entry.value.len();
         // Where nothing can match the text, it need not be put together.
         if self.has_text_of(length) || !self.patterns.is_empty() {
-            let mut near = [0; NEAR];
-            let far;
-            let text = match near.get_mut(..length) {
+            let mut inline = [0; INLINE_BYTES];
+            let allocated;
+            let text = match inline.get_mut(..length) {
                 Some(text) => {
                     let (key, value) = text.split_at_mut(entry.key.len());
                     key.copy_from_slice(entry.key.as_bytes());
@@ -178,22 +179,22 @@ impl Level {
                     &*text
                 }
                 None => {
-                    far = [entry.key, "_", entry.value].concat();
-                    far.as_bytes()
+                    allocated = [entry.key, "_", entry.value].concat();
+                    allocated.as_bytes()
                 }
             };
             if let Some(node) = self.at(text) {
-                return Some(Hop { node, how: How::Exact });
+                return Some(Step { node, kind: MatchKind::Exact });
             }
             let found = self.patterns.first_match(text);
             *visits += found.visits;
             if let Some(number) = found.number {
-                return Some(Hop { node: &self.nodes[number as usize], how: How::Pattern });
+                return Some(Step { node: &self.nodes[number as usize], kind: MatchKind::Pattern });
             }
         }
         *visits += 1;
         let node = self.at(entry.key.as_bytes())?;
-        Some(Hop { node, how: How::KeyOnly })
+        Some(Step { node, kind: MatchKind::KeyOnly })
     }
 
     /// Its nodes, in the order of declaration.

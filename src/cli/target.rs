@@ -8,7 +8,7 @@ use std::{
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
 
 /// A server and how to speak to it.
-pub(super) struct Place {
+pub(super) struct Target {
     /// `HOST:PORT`, or `unix:` and a path.
     pub to: String,
     /// Without it, plaintext.
@@ -53,7 +53,7 @@ pub(super) fn args() -> [Arg; 5] {
 }
 
 /// The server that the flags name, with the files that they name read.
-pub(super) fn of(matches: &ArgMatches) -> Result<Place, String> {
+pub(super) fn of(matches: &ArgMatches) -> Result<Target, String> {
     let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
     let text = |name: &str| matches.get_one::<String>(name).cloned();
@@ -63,5 +63,5 @@ pub(super) fn of(matches: &ArgMatches) -> Result<Place, String> {
         (Some(_) | None, None) | (None, Some(_)) => None,
     };
     let tls = file("tls-ca")?.map(|authority| Tls { authority, identity, name: text("tls-name") });
-    Ok(Place { to: text("to").unwrap_or_default(), tls })
+    Ok(Target { to: text("to").unwrap_or_default(), tls })
 }

@@ -9,7 +9,7 @@ use std::{
 use arc_swap::ArcSwap;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use crate::{rules::Rules, telemetry::metrics::Cells};
+use crate::{rules::Rules, telemetry::metrics::ShardedCounters};
 
 /// The longest name in metrics that is kept, in bytes; a longer one counts as another.
 const NAME_MAX: usize = 256;
@@ -41,9 +41,9 @@ pub enum Code {
 
 /// Sums of outcomes.
 #[derive(Debug, Default)]
-pub struct Tally(Cells<CELLS>);
+pub struct DecisionStats(ShardedCounters<COUNTERS>);
 
-/// What a [`Tally`] has summed up.
+/// What a [`DecisionStats`] has summed up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Descriptors within the limit.
@@ -64,32 +64,32 @@ pub struct Totals {
 const OK: usize = 0;
 const OVER_LIMIT: usize = 1;
 const HITS: usize = 2;
-const NEAR_LIMIT: usize = 3;
-const SHADOW: usize = 4;
-const CANDIDATE: usize = 5;
-const CELLS: usize = 6;
+const NEAR_LIMIT_HITS: usize = 3;
+const SHADOW_DENIALS: usize = 4;
+const CANDIDATE_DENIALS: usize = 5;
+const COUNTERS: usize = 6;
 
 /// What is counted of a rule: under its path, and under names with values where it asks for them.
 #[derive(Debug)]
-pub struct RuleCounts {
-    plain: Tally,
+pub struct RuleStats {
+    plain: DecisionStats,
     names_max: usize,
     // At most `names_max`.
-    names: RwLock<HashMap<Box<str>, Tally>>,
-    others: Tally,
+    names: RwLock<HashMap<Box<str>, DecisionStats>>,
+    other_names: DecisionStats,
 }
 
 /// The counts of all rules in force.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct RuleStatsRegistry {
     names_max: usize,
     // Replaced as a whole, so that nobody waits for whoever works on that.
-    rules: ArcSwap<ByPath>,
+    rules: ArcSwap<AllStats>,
 }
 
 /// By domain, then by path.
-type ByPath = FxHashMap<Arc<str>, OfDomain>;
-type OfDomain = FxHashMap<Arc<str>, Arc<RuleCounts>>;
+type AllStats = FxHashMap<Arc<str>, DomainStats>;
+type DomainStats = FxHashMap<Arc<str>, Arc<RuleStats>>;
 
 /// What is counted under one name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,41 +102,41 @@ pub struct Series {
 
 /// A rule's counts, once it is in force. It is no part of what the rule says, so it makes no two rules differ.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counted(OnceLock<Arc<RuleCounts>>);
+pub(crate) struct StatsHandle(OnceLock<Arc<RuleStats>>);
 
-impl PartialEq for Counted {
+impl PartialEq for StatsHandle {
     fn eq(&self, _other: &Self) -> bool {
         true
     }
 }
 
-impl Counted {
-    pub(crate) fn get(&self) -> Option<&RuleCounts> {
-        self.0.get().map(|counts| &**counts)
+impl StatsHandle {
+    pub(crate) fn get(&self) -> Option<&RuleStats> {
+        self.0.get().map(|stats| &**stats)
     }
 }
 
-impl Tally {
+impl DecisionStats {
     /// Adds an outcome.
     // Always: what it is most often is known where it is added.
     #[inline(always)]
     pub fn add(&self, outcome: Outcome) {
-        let place = self.0.place();
+        let shard = self.0.shard();
         match outcome.code {
-            Code::Ok => place.add(OK, 1),
-            Code::OverLimit => place.add(OVER_LIMIT, 1),
+            Code::Ok => shard.add(OK, 1),
+            Code::OverLimit => shard.add(OVER_LIMIT, 1),
         }
         if 0 < outcome.charged {
-            place.add(HITS, outcome.charged);
+            shard.add(HITS, outcome.charged);
         }
         if 0 < outcome.near_limit {
-            place.add(NEAR_LIMIT, outcome.near_limit);
+            shard.add(NEAR_LIMIT_HITS, outcome.near_limit);
         }
         if outcome.shadow_denied {
-            place.add(SHADOW, 1);
+            shard.add(SHADOW_DENIALS, 1);
         }
         if outcome.candidate_denied {
-            place.add(CANDIDATE, 1);
+            shard.add(CANDIDATE_DENIALS, 1);
         }
     }
 
@@ -147,9 +147,9 @@ impl Tally {
             ok: sums[OK],
             over_limit: sums[OVER_LIMIT],
             hits: sums[HITS],
-            near_limit_hits: sums[NEAR_LIMIT],
-            shadow_denials: sums[SHADOW],
-            candidate_denials: sums[CANDIDATE],
+            near_limit_hits: sums[NEAR_LIMIT_HITS],
+            shadow_denials: sums[SHADOW_DENIALS],
+            candidate_denials: sums[CANDIDATE_DENIALS],
         }
     }
 }
@@ -167,9 +167,14 @@ impl Totals {
     }
 }
 
-impl RuleCounts {
+impl RuleStats {
     fn new(names_max: usize) -> Self {
-        Self { plain: Tally::default(), names_max, names: RwLock::default(), others: Tally::default() }
+        Self {
+            plain: DecisionStats::default(),
+            names_max,
+            names: RwLock::default(),
+            other_names: DecisionStats::default(),
+        }
     }
 
     /// Counts what became of a descriptor, under the rule's name in metrics. One that is the rule's own takes no
@@ -191,29 +196,29 @@ impl RuleCounts {
     #[cold]
     fn count_named(&self, name: String, outcome: Outcome) {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tally) = names.get(&*name) {
-            return tally.add(outcome);
+        if let Some(stats) = names.get(&*name) {
+            return stats.add(outcome);
         }
         if self.names_max <= names.len() || NAME_MAX < name.len() {
-            return self.others.add(outcome);
+            return self.other_names.add(outcome);
         }
         drop(names);
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         if names.len() < self.names_max || names.contains_key(&*name) {
             names.entry(name.into()).or_default().add(outcome);
         } else {
-            self.others.add(outcome);
+            self.other_names.add(outcome);
         }
     }
 }
 
-impl Default for Ledger {
+impl Default for RuleStatsRegistry {
     fn default() -> Self {
         Self::new(100)
     }
 }
 
-impl Ledger {
+impl RuleStatsRegistry {
     /// No counts yet; at most `names_max` names with values for each rule.
     pub fn new(names_max: usize) -> Self {
         Self { names_max, rules: ArcSwap::default() }
@@ -221,17 +226,17 @@ impl Ledger {
 
     /// Gives each of these rules the counts of the one with its path before, or fresh ones. Those of rules that
     /// are gone are forgotten. Not to be called by two at a time.
-    pub(crate) fn open(&self, rules: &Rules) {
+    pub(crate) fn attach(&self, rules: &Rules) {
         let before = self.rules.load_full();
-        let mut all = ByPath::default();
+        let mut all = AllStats::default();
         for domain in rules.domains() {
             let before = before.get_key_value(&*domain.name);
             let name = before.map_or_else(|| domain.name.as_str().into(), |(name, _)| name.clone());
-            let mut after = OfDomain::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
+            let mut after = DomainStats::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
             for rule in domain.rules() {
-                let counts = self.kept(&rule.path, before.map(|(_, before)| before), &mut after);
+                let stats = self.reuse_or_create(&rule.path, before.map(|(_, before)| before), &mut after);
                 // Rules that were in force before keep theirs.
-                let _ = rule.counted.0.set(counts);
+                let _ = rule.stats.0.set(stats);
             }
             all.insert(name, after);
         }
@@ -239,16 +244,21 @@ impl Ledger {
     }
 
     /// The counts of the rule with this path, which are among those `after` from now on.
-    fn kept(&self, path: &str, before: Option<&OfDomain>, after: &mut OfDomain) -> Arc<RuleCounts> {
-        if let Some(counts) = after.get(path) {
-            return counts.clone();
+    fn reuse_or_create(
+        &self,
+        path: &str,
+        before: Option<&DomainStats>,
+        after: &mut DomainStats,
+    ) -> Arc<RuleStats> {
+        if let Some(stats) = after.get(path) {
+            return stats.clone();
         }
         let known = before.and_then(|before| before.get_key_value(path));
-        let known = known.map(|(path, counts)| (path.clone(), counts.clone()));
-        let fresh = || (path.into(), Arc::new(RuleCounts::new(self.names_max)));
-        let (path, counts) = known.unwrap_or_else(fresh);
-        after.insert(path, counts.clone());
-        counts
+        let known = known.map(|(path, stats)| (path.clone(), stats.clone()));
+        let fresh = || (path.into(), Arc::new(RuleStats::new(self.names_max)));
+        let (path, stats) = known.unwrap_or_else(fresh);
+        after.insert(path, stats.clone());
+        stats
     }
 
     /// What was counted, in order; what reads the same is one.
@@ -256,13 +266,13 @@ impl Ledger {
         let rules = self.rules.load_full();
         let mut all = Vec::new();
         let each = rules.iter().flat_map(|(domain, rules)| rules.iter().map(move |rule| (domain, rule)));
-        for (domain, (path, counts)) in each {
+        for (domain, (path, stats)) in each {
             let series = |rule: String| Series { domain: domain.clone(), rule };
-            let names = counts.names.read().unwrap_or_else(PoisonError::into_inner);
-            all.extend(names.iter().map(|(name, tally)| (series(name.to_string()), tally.totals())));
-            let (plain, others) = (counts.plain.totals(), counts.others.totals());
-            if others != Totals::default() {
-                all.push((series(format!("{path}:other")), others));
+            let names = stats.names.read().unwrap_or_else(PoisonError::into_inner);
+            all.extend(names.iter().map(|(name, stats)| (series(name.to_string()), stats.totals())));
+            let (plain, other_names) = (stats.plain.totals(), stats.other_names.totals());
+            if other_names != Totals::default() {
+                all.push((series(format!("{path}:other")), other_names));
             }
             all.push((series(path.to_string()), plain));
         }
@@ -295,34 +305,34 @@ mod tests {
 
     fn count(rules: &Rules, key: usize, name: Cow<'_, str>) {
         let rule = rules.domain("d").unwrap().rules().nth(key).unwrap();
-        rule.counted.get().unwrap().count(name, PASSED);
+        rule.stats.get().unwrap().count(name, PASSED);
     }
 
-    fn hits(ledger: &Ledger) -> Vec<(String, u64)> {
-        ledger.totals().into_iter().map(|(series, totals)| (series.rule, totals.hits)).collect()
+    fn hits(stats: &RuleStatsRegistry) -> Vec<(String, u64)> {
+        stats.totals().into_iter().map(|(series, totals)| (series.rule, totals.hits)).collect()
     }
 
     #[test]
     fn a_reload_keeps_the_counts_of_rules_that_stay_and_drops_those_that_go() {
-        let ledger = Ledger::default();
+        let stats = RuleStatsRegistry::default();
         let (one, two, three) = (rules(&["a", "b"]), rules(&["c", "b"]), rules(&["a", "b"]));
-        ledger.open(&one);
+        stats.attach(&one);
         [0, 1].into_iter().for_each(|key| count(&one, key, "".into()));
-        ledger.open(&two);
+        stats.attach(&two);
         count(&two, 1, "".into());
-        assert_eq!(hits(&ledger), [("d.b".to_owned(), 2), ("d.c".to_owned(), 0)]);
-        ledger.open(&three);
-        assert_eq!(hits(&ledger), [("d.a".to_owned(), 0), ("d.b".to_owned(), 2)]);
+        assert_eq!(hits(&stats), [("d.b".to_owned(), 2), ("d.c".to_owned(), 0)]);
+        stats.attach(&three);
+        assert_eq!(hits(&stats), [("d.a".to_owned(), 0), ("d.b".to_owned(), 2)]);
     }
 
     #[test]
     fn a_million_names_are_as_many_series_as_the_cap_the_others_and_the_path() {
-        let (ledger, rules) = (Ledger::new(10), rules(&["a"]));
-        ledger.open(&rules);
+        let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
+        stats.attach(&rules);
         for value in 0..1_000_000 {
             count(&rules, 0, Cow::Owned(format!("d.a_{value}")));
         }
-        let hits = hits(&ledger);
+        let hits = hits(&stats);
         assert_eq!(hits.len(), 12);
         assert_eq!(
             hits.iter().find(|(name, _)| name == "d.a:other"),
@@ -332,19 +342,19 @@ mod tests {
 
     #[test]
     fn a_name_that_is_too_long_counts_as_another() {
-        let (ledger, rules) = (Ledger::new(10), rules(&["a"]));
-        ledger.open(&rules);
+        let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
+        stats.attach(&rules);
         count(&rules, 0, Cow::Owned("x".repeat(NAME_MAX + 1)));
-        assert!(hits(&ledger).contains(&("d.a:other".to_owned(), 1)));
+        assert!(hits(&stats).contains(&("d.a:other".to_owned(), 1)));
     }
 
     #[test]
     fn names_that_read_the_same_are_one_series() {
-        let (ledger, rules) = (Ledger::new(10), rules(&["a", "a_b"]));
-        ledger.open(&rules);
+        let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a", "a_b"]));
+        stats.attach(&rules);
         count(&rules, 0, Cow::Owned("d.a_b_c".to_owned()));
         count(&rules, 1, Cow::Owned("d.a_b_c".to_owned()));
         let expected = [("d.a", 0), ("d.a_b", 0), ("d.a_b_c", 2)];
-        assert_eq!(hits(&ledger), expected.map(|(name, hits)| (name.to_owned(), hits)));
+        assert_eq!(hits(&stats), expected.map(|(name, hits)| (name.to_owned(), hits)));
     }
 }

@@ -8,57 +8,57 @@ use tokio::{
 };
 
 /// How long work may wait for a core that nobody else needs.
-const PATIENCE: Duration = Duration::from_secs(2);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whether work gives way to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Priority {
     /// It is done where a core is idle.
-    Given,
+    Idle,
     /// It gets its share of the cores.
-    Kept,
+    Normal,
 }
 
 /// Does `work`. Where it gives way and that takes too long, it is begun once more by a thread that does not, and what
 /// ends first counts. `None` where it could not run to its end.
-pub(super) async fn aside<T: Send + 'static>(
-    way: Way,
+pub(super) async fn run_in_background<T: Send + 'static>(
+    priority: Priority,
     work: impl Fn() -> T + Send + Sync + 'static,
 ) -> Option<T> {
     let work = Arc::new(work);
-    let (tell, mut told) = mpsc::channel(2);
+    let (sender, mut receiver) = mpsc::channel(2);
     let attempt = || {
-        let (work, tell) = (work.clone(), tell.clone());
+        let (work, sender) = (work.clone(), sender.clone());
         // Nobody waits for it any more where the watcher has ended, or the other was sooner.
-        move || drop(tell.try_send(work()))
+        move || drop(sender.try_send(work()))
     };
-    if way == Way::Given {
-        spawn(way, attempt()).ok()?;
-        if let Ok(done) = timeout(PATIENCE, told.recv()).await {
+    if priority == Priority::Idle {
+        spawn(priority, attempt()).ok()?;
+        if let Ok(done) = timeout(IDLE_TIMEOUT, receiver.recv()).await {
             return done;
         }
     }
-    spawn(Way::Kept, attempt()).ok()?;
-    drop(tell);
-    told.recv().await
+    spawn(Priority::Normal, attempt()).ok()?;
+    drop(sender);
+    receiver.recv().await
 }
 
 /// Does `work`, however long it takes where it gives way. `None` where it could not run to its end.
-pub(super) async fn aside_once<T: Send + 'static>(
-    way: Way,
+pub(super) async fn run_in_background_once<T: Send + 'static>(
+    priority: Priority,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     // Nobody waits for it any more where the watcher has ended.
-    spawn(way, move || drop(tell.send(work()))).ok()?;
-    told.await.ok()
+    spawn(priority, move || drop(sender.send(work()))).ok()?;
+    receiver.await.ok()
 }
 
-fn spawn(way: Way, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+fn spawn(priority: Priority, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let work = move || {
-        match way {
-            Way::Given => give_way(),
-            Way::Kept => {}
+        match priority {
+            Priority::Idle => set_idle_priority(),
+            Priority::Normal => {}
         }
         work();
     };
@@ -68,7 +68,7 @@ fn spawn(way: Way, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 /// Lets this thread run only where no other would, and cease as soon as one would. A low priority is not enough: the
 /// kernel lets such a thread go on for milliseconds before another has its turn.
 #[cfg(target_os = "linux")]
-fn give_way() {
+fn set_idle_priority() {
     use thread_priority::{
         NormalThreadSchedulePolicy::Idle, ThreadPriority, ThreadSchedulePolicy::Normal,
         set_thread_priority_and_policy, thread_native_id,
@@ -80,7 +80,7 @@ fn give_way() {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn give_way() {}
+fn set_idle_priority() {}
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]
@@ -100,9 +100,9 @@ mod tests {
     #[tokio::test]
     async fn work_that_gives_way_is_done_where_a_core_is_idle_and_other_work_is_not() {
         let before = policy();
-        assert_eq!(aside_once(Way::Given, policy).await, Some(IDLE));
-        assert_eq!(aside_once(Way::Kept, policy).await, Some(before));
-        assert_eq!(aside(Way::Kept, policy).await, Some(before));
+        assert_eq!(run_in_background_once(Priority::Idle, policy).await, Some(IDLE));
+        assert_eq!(run_in_background_once(Priority::Normal, policy).await, Some(before));
+        assert_eq!(run_in_background(Priority::Normal, policy).await, Some(before));
         assert_eq!(policy(), before);
     }
 
@@ -117,13 +117,13 @@ mod tests {
             }
             policy
         };
-        assert_eq!(aside(Way::Given, work).await, Some(before));
+        assert_eq!(run_in_background(Priority::Idle, work).await, Some(before));
         idle_core.wait();
     }
 
     #[tokio::test(start_paused = true)]
     async fn work_that_panics_is_told_as_not_done() {
-        assert_eq!(aside(Way::Given, || -> () { panic!("as it was told") }).await, None);
-        assert_eq!(aside_once(Way::Given, || -> () { panic!("as it was told") }).await, None);
+        assert_eq!(run_in_background(Priority::Idle, || -> () { panic!("as it was told") }).await, None);
+        assert_eq!(run_in_background_once(Priority::Idle, || -> () { panic!("as it was told") }).await, None);
     }
 }

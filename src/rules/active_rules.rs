@@ -6,16 +6,16 @@ use arc_swap::{ArcSwapOption, Guard};
 use tokio::sync::watch;
 
 use crate::{
-    rules::{Ledger, Problems, Rules},
+    rules::{Problems, RuleStatsRegistry, Rules},
     time::Timestamp,
 };
 
 /// The rules in force: read by every request, replaced as a whole. Empty until the first that are valid.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct ActiveRules {
     rules: ArcSwapOption<Rules>,
     status: watch::Sender<Status>,
-    ledger: Ledger,
+    stats: RuleStatsRegistry,
 }
 
 /// How the rules in force came about.
@@ -42,26 +42,26 @@ pub struct LoadError {
     pub problems: Arc<Problems>,
 }
 
-impl Book {
+impl ActiveRules {
     /// A book with these rules, which stay in force as long as nobody replaces them.
     pub fn of(rules: Rules, now: Timestamp) -> Self {
-        let book = Self::default();
-        book.replace(rules, now);
-        book
+        let active_rules = Self::default();
+        active_rules.replace(rules, now);
+        active_rules
     }
 
-    /// An empty book that counts in `ledger`.
-    pub fn with_ledger(ledger: Ledger) -> Self {
-        Self { ledger, ..Self::default() }
+    /// An empty book that counts in `stats`.
+    pub fn with_stats(stats: RuleStatsRegistry) -> Self {
+        Self { stats, ..Self::default() }
     }
 
     /// What is counted of the rules.
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+    pub fn stats(&self) -> &RuleStatsRegistry {
+        &self.stats
     }
 
     /// The rules in force: cheap, and unchanged for as long as it is held. To be held for one request.
-    pub fn snapshot(&self) -> Guard<Option<Arc<Rules>>> {
+    pub fn current(&self) -> Guard<Option<Arc<Rules>>> {
         self.rules.load()
     }
 
@@ -79,16 +79,16 @@ impl Book {
     /// Puts other rules in force, and returns those that were.
     pub fn replace(&self, rules: Rules, now: Timestamp) -> Option<Arc<Rules>> {
         let hash = rules.hash().to_owned();
-        self.ledger.open(&rules);
-        let mut before = None;
+        self.stats.attach(&rules);
+        let mut previous = None;
         self.update(|status| {
-            before = self.rules.swap(Some(Arc::new(rules)));
+            previous = self.rules.swap(Some(Arc::new(rules)));
             status.generation += 1;
             status.hash = Some(hash);
             status.loaded_at = Some(now);
             status.last_error = None;
         });
-        before
+        previous
     }
 
     /// Keeps the rules in force, because others could not be loaded.

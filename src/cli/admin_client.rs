@@ -12,7 +12,7 @@ use tokio::{
 };
 
 /// How long to wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest answer, in bytes.
 const ANSWER_MAX: u64 = 16 * 1024 * 1024;
@@ -55,13 +55,13 @@ pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
         .enable_all()
         .build()
         .map_err(|error| none(error.to_string()))?;
-    let asked = async {
-        match timeout(PATIENCE, send(&to, token.as_deref(), call)).await {
+    let answered = async {
+        match timeout(TIMEOUT, send(&to, token.as_deref(), call)).await {
             Ok(answered) => answered.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("none within {} s", PATIENCE.as_secs())),
+            Err(_) => Err(format!("none within {} s", TIMEOUT.as_secs())),
         }
     };
-    let answer = runtime.block_on(asked).map_err(none)?;
+    let answer = runtime.block_on(answered).map_err(none)?;
     let (head, body) =
         answer.split_once("\r\n\r\n").ok_or_else(|| none("it does not speak HTTP".to_owned()))?;
     match head.split(' ').nth(1) {
@@ -96,7 +96,7 @@ fn host(to: &str, address: SocketAddr) -> String {
 }
 
 /// `text` as a value in a query.
-pub(super) fn in_query(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let mut query = String::new();
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() {

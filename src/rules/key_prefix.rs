@@ -14,30 +14,30 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Limit,
     descriptor::{Entry, Key, Secret, Stem},
-    rules::{Allowance, Domain, Match, Rule, tree::Node},
+    rules::{Allowance, Domain, Match, Rule, prefix_tree::Node},
 };
 
 /// A rule with a limit, for a descriptor that has come to it by the usual way.
 #[derive(Clone, Copy, Debug)]
-pub struct Usual<'r> {
+pub struct CachedMatch<'r> {
     /// The rule.
     pub rule: &'r Arc<Rule>,
     /// Its limit.
     pub limit: &'r Limit,
-    trunk: &'r Trunk,
+    key_prefix: &'r KeyPrefix,
 }
 
 /// What is the same for all descriptors that come to a rule by the usual way.
 #[derive(Debug)]
-pub(super) struct Trunk {
+pub(super) struct KeyPrefix {
     secret: Secret,
     stem: Stem,
     // Of which entries the values are still to be hashed.
-    places: SmallVec<[usize; 4]>,
+    hashed_entries: SmallVec<[usize; 4]>,
     // Whether its name in metrics is its path.
-    is_plain: bool,
+    is_name_path: bool,
     // The same under the next secret. There is another one only where replicas have met since.
-    next: OnceLock<Box<Trunk>>,
+    next: OnceLock<Box<KeyPrefix>>,
 }
 
 impl Domain {
@@ -45,25 +45,27 @@ impl Domain {
     /// there is none, [`Self::find`] may find one all the same.
     // Always: what it finds stays in registers.
     #[inline(always)]
-    pub fn usual<'r>(&'r self, entries: &[Entry<'_>], secret: &Secret) -> Option<Usual<'r>> {
-        Usual::of(self, self.root.usual(entries)?, entries, secret)
+    pub fn find_cached<'r>(&'r self, entries: &[Entry<'_>], secret: &Secret) -> Option<CachedMatch<'r>> {
+        CachedMatch::of(self, self.root.direct(entries)?, entries, secret)
     }
 }
 
-impl<'r> Usual<'r> {
+impl<'r> CachedMatch<'r> {
     /// At the end of the usual way, which is `node`.
     #[inline(always)]
     fn of(domain: &'r Domain, node: &'r Node, entries: &[Entry<'_>], secret: &Secret) -> Option<Self> {
         let rule = node.rule.as_ref()?;
         let Allowance::Limited(limit) = &rule.allowance else { return None };
-        let mut place = &node.trunk;
+        let mut entry = &node.key_prefix;
         loop {
-            match place.get() {
-                Some(trunk) if trunk.secret == *secret => return Some(Self { rule, limit, trunk }),
-                Some(other) => place = &other.next,
+            match entry.get() {
+                Some(key_prefix) if key_prefix.secret == *secret => {
+                    return Some(Self { rule, limit, key_prefix });
+                }
+                Some(other) => entry = &other.next,
                 None => {
-                    let trunk = Trunk::new(domain, limit, entries, secret)?;
-                    place.get_or_init(|| Box::new(trunk));
+                    let key_prefix = KeyPrefix::new(domain, limit, entries, secret)?;
+                    entry.get_or_init(|| Box::new(key_prefix));
                 }
             }
         }
@@ -72,31 +74,31 @@ impl<'r> Usual<'r> {
     /// The key of the counter. `entries` are those that it was found for.
     #[inline(always)]
     pub fn key(&self, entries: &[Entry<'_>]) -> Key {
-        self.trunk.stem.key(self.trunk.places.iter().map(|place| entries[*place].value))
+        self.key_prefix.stem.key(self.key_prefix.hashed_entries.iter().map(|entry| entries[*entry].value))
     }
 
     /// Where its name in metrics shows any values, the match that tells them: see [`Match::metric_name`]. Where not, the
     /// name is the rule's path.
     #[inline]
-    pub fn found_for_name<'d>(&self, domain: &'d Domain, entries: &[Entry<'_>]) -> Option<Match<'d>> {
-        if self.trunk.is_plain { None } else { domain.find(entries) }
+    pub fn match_for_name<'d>(&self, domain: &'d Domain, entries: &[Entry<'_>]) -> Option<Match<'d>> {
+        if self.key_prefix.is_name_path { None } else { domain.find(entries) }
     }
 }
 
-impl Trunk {
+impl KeyPrefix {
     /// Of descriptors that come to the rule with this limit as `entries` do.
     #[cold]
     fn new(domain: &Domain, limit: &Limit, entries: &[Entry<'_>], secret: &Secret) -> Option<Self> {
         let found = domain.find(entries)?;
         let mut stem = found.key_text(&domain.name, entries).stem(&limit.kind().bytes(), secret);
-        let sent = found.hops.iter().enumerate().filter(|(_, hop)| !hop.is_shared());
-        let mut places: SmallVec<[usize; 4]> = sent.map(|(place, _)| place).collect();
-        let known = places.iter().take_while(|place| found.hops[**place].is_exact()).count();
+        let sent = found.steps.iter().enumerate().filter(|(_, step)| !step.is_shared());
+        let mut hashed_entries: SmallVec<[usize; 4]> = sent.map(|(entry, _)| entry).collect();
+        let known = hashed_entries.iter().take_while(|entry| found.steps[**entry].is_exact()).count();
         // The last one is hashed with what ends the hash.
-        for place in places.drain(..known.min(places.len().saturating_sub(1))) {
-            stem.push(entries[place].value);
+        for entry in hashed_entries.drain(..known.min(hashed_entries.len().saturating_sub(1))) {
+            stem.push(entries[entry].value);
         }
-        let is_plain = matches!(found.metric_name(&domain.name, entries), Cow::Borrowed(_));
-        Some(Self { secret: secret.clone(), stem, places, is_plain, next: OnceLock::new() })
+        let is_name_path = matches!(found.metric_name(&domain.name, entries), Cow::Borrowed(_));
+        Some(Self { secret: secret.clone(), stem, hashed_entries, is_name_path, next: OnceLock::new() })
     }
 }

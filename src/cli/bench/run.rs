@@ -15,11 +15,11 @@ use tonic::Code;
 
 use crate::{
     cli::bench::{
+        client::{self, Client, Route},
         frame::{Outcome, Template},
         keys::{Hits, Keys},
-        link::{self, Link, Route},
-        schedule::{Schedule, Span},
-        tally::{LATE, Tally},
+        schedule::{MeasuredSpan, Schedule},
+        stats::{LATE, Stats},
     },
     time::Stopwatch,
 };
@@ -44,7 +44,7 @@ pub(super) struct Traffic {
 
 /// What decides when a request is sent.
 #[derive(Clone)]
-pub(super) enum Pace {
+pub(super) enum LoadModel {
     /// A caller sends its next request when it has the answer to the last one.
     Closed,
     /// Requests are sent when they are due, whatever becomes of the others.
@@ -54,28 +54,28 @@ pub(super) enum Pace {
 /// A run that has not begun.
 pub(super) struct Run {
     pub callers: Callers,
-    pub span: Span,
+    pub span: MeasuredSpan,
     /// How long a request may take, from when it was due (open loop) or sent (closed loop).
-    pub patience: Duration,
-    pub pace: Pace,
+    pub request_timeout: Duration,
+    pub load_model: LoadModel,
     pub traffic: Traffic,
 }
 
 /// What callers share.
 struct Shared {
     stopwatch: Stopwatch,
-    span: Span,
-    patience: Duration,
-    next: Mutex<Next>,
-    tally: Mutex<Tally>,
+    span: MeasuredSpan,
+    request_timeout: Duration,
+    next: Mutex<NextRequest>,
+    stats: Mutex<Stats>,
     // Of an open loop: how many requests are due and not sent; more than enough after the last one.
     due: Semaphore,
 }
 
 /// What the next request will be.
-struct Next {
+struct NextRequest {
     traffic: Traffic,
-    pace: Pace,
+    load_model: LoadModel,
     measured: u64,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Running {
     shared: Arc<Shared>,
     callers: JoinSet<()>,
     // Owned here, so that connections end with the run.
-    _keepers: JoinSet<()>,
+    _reconnectors: JoinSet<()>,
     pacer: Option<Pacer>,
 }
 
@@ -100,32 +100,36 @@ impl Run {
     /// Makes all connections, then begins.
     pub(super) async fn start(self, route: Route) -> Result<Running, String> {
         let route = Arc::new(route);
-        let (mut links, mut keepers) = (Vec::new(), JoinSet::new());
+        let (mut clients, mut reconnectors) = (Vec::new(), JoinSet::new());
         for _ in 0..self.callers.connections {
-            let (link, keeper) = link::open(route.clone()).await?;
-            links.push(link);
-            keepers.spawn(keeper.run());
+            let (client, reconnector) = client::open(route.clone()).await?;
+            clients.push(client);
+            reconnectors.spawn(reconnector.run());
         }
         let shared = Arc::new(Shared {
             stopwatch: Stopwatch::start(),
             span: self.span,
-            patience: self.patience,
-            next: Mutex::new(Next { traffic: self.traffic, pace: self.pace.clone(), measured: 0 }),
-            tally: Mutex::new(Tally::new()),
+            request_timeout: self.request_timeout,
+            next: Mutex::new(NextRequest {
+                traffic: self.traffic,
+                load_model: self.load_model.clone(),
+                measured: 0,
+            }),
+            stats: Mutex::new(Stats::new()),
             due: Semaphore::new(0),
         });
         let mut callers = JoinSet::new();
         // Connections by turns, since whoever has waited longest sends next.
         for _ in 0..self.callers.streams {
-            for link in &links {
-                callers.spawn(shared.clone().call(link.clone()));
+            for client in &clients {
+                callers.spawn(shared.clone().call(client.clone()));
             }
         }
-        let pacer = match self.pace {
-            Pace::Closed => None,
-            Pace::Open(schedule) => Some(Pacer::start(shared.clone(), schedule)),
+        let pacer = match self.load_model {
+            LoadModel::Closed => None,
+            LoadModel::Open(schedule) => Some(Pacer::start(shared.clone(), schedule)),
         };
-        Ok(Running { shared, callers, _keepers: keepers, pacer })
+        Ok(Running { shared, callers, _reconnectors: reconnectors, pacer })
     }
 }
 
@@ -136,8 +140,8 @@ impl Running {
     }
 
     /// What has been measured so far.
-    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.shared.tally()
+    pub(super) fn stats(&self) -> MutexGuard<'_, Stats> {
+        self.shared.stats()
     }
 
     /// The time since the measured part began; zero before.
@@ -149,62 +153,63 @@ impl Running {
     pub(super) fn due(&self) -> Option<u64> {
         self.pacer.as_ref()?;
         let now = self.shared.stopwatch.elapsed();
-        let waiting = match &lock(&self.shared.next).pace {
-            Pace::Closed => 0,
-            Pace::Open(rest) => {
+        let waiting = match &lock(&self.shared.next).load_model {
+            LoadModel::Closed => 0,
+            LoadModel::Open(rest) => {
                 let due = rest.clone().take_while(|instant| *instant <= now);
                 due.filter(|instant| self.shared.span.warmup <= *instant).count()
             }
         };
-        Some(self.tally().sent + waiting as u64)
+        Some(self.stats().sent + waiting as u64)
     }
 }
 
 impl Shared {
-    async fn call(self: Arc<Self>, mut link: Link) {
+    async fn call(self: Arc<Self>, mut client: Client) {
         while let Some(request) = self.next().await {
-            let left = self.patience.saturating_sub(self.stopwatch.elapsed().saturating_sub(request.from));
+            let left =
+                self.request_timeout.saturating_sub(self.stopwatch.elapsed().saturating_sub(request.from));
             // Nobody would wait for what is too late before it is sent.
             let outcome =
-                if left.is_zero() { None } else { timeout(left, link.call(request.body)).await.ok() };
+                if left.is_zero() { None } else { timeout(left, client.call(request.body)).await.ok() };
             if request.measured {
                 let outcome = outcome.unwrap_or(Outcome::Failed(Code::DeadlineExceeded));
-                self.tally().end(outcome, self.stopwatch.elapsed().saturating_sub(request.from));
+                self.stats().end(outcome, self.stopwatch.elapsed().saturating_sub(request.from));
             }
         }
     }
 
     /// The next request, when it is to be sent; `None` at the end of the run.
     async fn next(&self) -> Option<Request> {
-        if matches!(lock(&self.next).pace, Pace::Open(_)) {
+        if matches!(lock(&self.next).load_model, LoadModel::Open(_)) {
             self.due.acquire().await.ok()?.forget();
         }
         let now = self.stopwatch.elapsed();
         let request = lock(&self.next).request(&self.span, now)?;
-        let mut tally = self.tally();
+        let mut stats = self.stats();
         if request.measured {
-            tally.sent += 1;
-            tally.late += u64::from(LATE < now.saturating_sub(request.from));
+            stats.sent += 1;
+            stats.late += u64::from(LATE < now.saturating_sub(request.from));
         } else {
-            tally.warmup += 1;
+            stats.warmup += 1;
         }
         Some(request)
     }
 
-    fn tally(&self) -> MutexGuard<'_, Tally> {
-        lock(&self.tally)
+    fn stats(&self) -> MutexGuard<'_, Stats> {
+        lock(&self.stats)
     }
 }
 
-impl Next {
-    fn request(&mut self, span: &Span, now: Duration) -> Option<Request> {
+impl NextRequest {
+    fn request(&mut self, span: &MeasuredSpan, now: Duration) -> Option<Request> {
         let end = span.end().unwrap_or(Duration::MAX);
-        let from = match &mut self.pace {
-            Pace::Closed if end <= now => return None,
-            Pace::Closed => now,
+        let from = match &mut self.load_model {
+            LoadModel::Closed if end <= now => return None,
+            LoadModel::Closed => now,
             // What was due last may be sent a moment after the end; what has piled up may not.
-            Pace::Open(_) if end.saturating_add(LATE) <= now => return None,
-            Pace::Open(schedule) => schedule.next()?,
+            LoadModel::Open(_) if end.saturating_add(LATE) <= now => return None,
+            LoadModel::Open(schedule) => schedule.next()?,
         };
         let measured = span.warmup <= from;
         if measured {

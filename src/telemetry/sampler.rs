@@ -10,7 +10,7 @@ const TAKEN_BITS: u32 = 16;
 
 /// Takes the first events of each second, however many threads ask.
 #[derive(Debug)]
-pub struct Sample {
+pub struct Sampler {
     per_second: u64,
     /// The second of the last event taken, and below it how many of that second were.
     // Invariant: it never decreases, and the lower part never exceeds `per_second`.
@@ -18,7 +18,7 @@ pub struct Sample {
     left_out: AtomicU64,
 }
 
-impl Sample {
+impl Sampler {
     /// Takes `per_second` of each second.
     pub fn new(per_second: NonZeroU16) -> Self {
         let per_second = u64::from(per_second.get());
@@ -52,8 +52,8 @@ mod tests {
 
     use super::*;
 
-    fn sample(per_second: u16) -> Sample {
-        Sample::new(NonZeroU16::new(per_second).unwrap())
+    fn sample(per_second: u16) -> Sampler {
+        Sampler::new(NonZeroU16::new(per_second).unwrap())
     }
 
     #[test]

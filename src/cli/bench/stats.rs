@@ -15,7 +15,7 @@ pub(super) const LATE: Duration = Duration::from_millis(1);
 
 /// Counts and times of the requests that are measured.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct Stats {
     /// Requests sent while warming up.
     pub warmup: u64,
     /// Requests sent after that.
@@ -30,7 +30,7 @@ pub(super) struct Tally {
     pub latency: Histogram<u64>,
 }
 
-impl Tally {
+impl Stats {
     pub(super) fn new() -> Self {
         let latency =
             Histogram::new_with_bounds(1, LONGEST_NANOS, DIGITS).expect("an hour in three digits fits");
@@ -71,25 +71,25 @@ mod tests {
 
     #[test]
     fn every_end_is_counted_once_and_its_time_kept_to_a_thousandth() {
-        let mut tally = Tally::new();
+        let mut stats = Stats::new();
         for (outcome, ms) in [
             (Outcome::Ok, 1),
             (Outcome::OverLimit, 2),
             (Outcome::Failed(Code::Unavailable), 3),
             (Outcome::Failed(Code::Unavailable), 5_000),
         ] {
-            tally.end(outcome, Duration::from_millis(ms));
+            stats.end(outcome, Duration::from_millis(ms));
         }
-        assert_eq!((tally.ok, tally.over_limit, tally.failed(), tally.ended()), (1, 1, 2, 4));
-        assert_eq!(tally.errors, BTreeMap::from([(Code::Unavailable as i32, 2)]));
-        let longest = tally.latency.max() as f64 / 5e9;
+        assert_eq!((stats.ok, stats.over_limit, stats.failed(), stats.ended()), (1, 1, 2, 4));
+        assert_eq!(stats.errors, BTreeMap::from([(Code::Unavailable as i32, 2)]));
+        let longest = stats.latency.max() as f64 / 5e9;
         assert!((longest - 1.0).abs() < 0.001, "{longest}");
     }
 
     #[test]
     fn a_time_beyond_the_longest_counts_as_the_longest() {
-        let mut tally = Tally::new();
-        tally.end(Outcome::Ok, Duration::MAX);
-        assert_eq!(tally.latency.len(), 1);
+        let mut stats = Stats::new();
+        stats.end(Outcome::Ok, Duration::MAX);
+        assert_eq!(stats.latency.len(), 1);
     }
 }
