@@ -1,4 +1,4 @@
-//! From bytes to a tree.
+//! Loads bytes as a tree.
 
 use std::collections::{HashMap, HashSet, hash_map::Entry};
 
@@ -6,19 +6,19 @@ use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use crate::yaml::{Mark, Node, Pair, Problem, Resolved, Scalar, Stream, Value, quote};
 
-/// The largest file: 16 MiB.
+/// The maximum file size: 16 MiB.
 pub const BYTES_MAX: usize = 16 << 20;
-/// How many lists and mappings may be nested in each other.
+/// The maximum depth of nested lists and mappings.
 pub const DEPTH_MAX: usize = 32;
-/// How many problems of one file are reported.
+/// The maximum number of problems reported for one file.
 pub const PROBLEMS_MAX: usize = 1_000;
-/// How many nodes a file may have once its aliases are expanded; long texts weigh as several.
+/// The maximum number of nodes of a file with all aliases expanded. A scalar counts one more for every 64 bytes.
 pub const WEIGHT_MAX: usize = 4_000_000;
 
-/// Mappings of so many keys are searched for twins key by key, which takes no memory.
+/// Mappings of up to this many keys are searched for duplicates linearly, which allocates nothing.
 const LINEAR_SEARCH_MAX: usize = 16;
 
-/// Reads a file, in as many documents as it has.
+/// Loads all documents of a file.
 pub fn load(bytes: &[u8]) -> Stream {
     match text_of(bytes) {
         Ok(text) => Loader::default().run(text),
@@ -27,7 +27,7 @@ pub fn load(bytes: &[u8]) -> Stream {
 }
 
 fn text_of(bytes: &[u8]) -> Result<&str, Problem> {
-    if BYTES_MAX < bytes.len() {
+    if bytes.len() > BYTES_MAX {
         let what = format!("the file has {} bytes; at most {BYTES_MAX} are allowed", bytes.len());
         return Err(Problem { mark: Mark::START, what });
     }
@@ -46,11 +46,11 @@ struct Loader {
     root: Option<Node>,
     open: Vec<Frame>,
     anchors: HashMap<usize, Anchor>,
-    // What has been built so far, with all that aliases expanded to.
+    // The weight of all nodes so far, aliases expanded.
     weight: usize,
 }
 
-/// A list or mapping that has not ended.
+/// An open list or mapping.
 struct Frame {
     mark: Mark,
     anchor: usize,
@@ -64,21 +64,21 @@ enum Items {
     Mapping { pairs: Vec<Pair>, next: Next },
 }
 
-/// What a mapping waits for.
+/// What a mapping expects next.
 enum Next {
     Key,
-    /// The value of a key; `None` where the key was not usable.
+    /// The value of a key; `None` if the key is invalid.
     Value(Option<(Box<str>, Mark)>),
 }
 
-/// A node to which aliases may refer.
+/// A node that aliases may refer to.
 struct Anchor {
     node: Node,
     weight: usize,
     height: usize,
 }
 
-/// Why the rest of a document, or of the file, is not read.
+/// A problem that ends the document, or the whole file.
 enum Stop {
     Document(Problem),
     File(Problem),
@@ -123,7 +123,7 @@ impl Loader {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 self.reject_tag(at, tag.is_some());
-                // An absent value comes as `~` without a width.
+                // The parser yields an absent value as a `~` of zero width.
                 let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
                 let text: Box<str> = if absent { "".into() } else { text.into() };
                 let weight = self.add_weight(at, 1 + text.len() / 64)?;
@@ -189,7 +189,7 @@ impl Loader {
     }
 
     fn begin(&mut self, mark: Mark, anchor: usize, items: Items) -> Result<(), Stop> {
-        if DEPTH_MAX <= self.open.len() {
+        if self.open.len() >= DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }
         let weight_before = self.weight;
@@ -208,7 +208,7 @@ impl Loader {
         self.finish(Node { mark: frame.mark, value }, frame.anchor, weight, frame.height + 1);
     }
 
-    /// Adds a complete node, and keeps it where aliases may refer to it.
+    /// Adds a complete node and stores it under its anchor.
     fn finish(&mut self, node: Node, anchor: usize, weight: usize, height: usize) {
         if anchor != 0 {
             self.anchors.insert(anchor, Anchor { node: node.clone(), weight, height });
@@ -223,7 +223,7 @@ impl Loader {
             return Ok(());
         };
         let (weight, height) = (*weight, *height);
-        if DEPTH_MAX < self.open.len() + height {
+        if self.open.len() + height > DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }
         self.add_weight(mark, weight)?;
@@ -232,7 +232,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Puts a node where it belongs: into what is open, or at the root.
+    /// Adds a node to the innermost open list or mapping, or as the root.
     fn add(&mut self, mut node: Node, height: usize) {
         let Some(frame) = self.open.last_mut() else {
             self.root = Some(node);
@@ -261,7 +261,7 @@ impl Loader {
         }
     }
 
-    /// The pairs with each key once, the first; then what `<<` adds to them.
+    /// The pairs without duplicates, of which the first is kept, extended by what `<<` merges in.
     fn without_duplicates(&mut self, mut pairs: Vec<Pair>) -> Vec<Pair> {
         let duplicates = duplicates(&pairs);
         for (duplicate, first) in &duplicates {
@@ -281,7 +281,7 @@ impl Loader {
         pairs
     }
 
-    /// What a `<<` key brings in: the pairs of a mapping, or of each mapping in a list.
+    /// The pairs that a `<<` key merges in, from one mapping or a list of them.
     fn merged(&mut self, pair: Pair) -> Vec<Pair> {
         let sources = match pair.value.value {
             Value::List(nodes) => nodes,
@@ -303,7 +303,7 @@ impl Loader {
     }
 }
 
-/// Which pairs have the key of one before them, in order, and where the first of these is.
+/// The indices of pairs with a key that an earlier pair has, and the position of that pair.
 fn duplicates(pairs: &[Pair]) -> Vec<(usize, Mark)> {
     if pairs.len() <= LINEAR_SEARCH_MAX {
         let first = |(index, pair): (usize, &Pair)| {
@@ -325,7 +325,7 @@ fn duplicates(pairs: &[Pair]) -> Vec<(usize, Mark)> {
     found
 }
 
-/// The text of a key and its place; `None` where its problem was reported already.
+/// The text of a key and its position; `None` if its problem was already reported.
 fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
     let what = match node.value {
         Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
@@ -339,7 +339,8 @@ fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
     Err(Problem { mark: node.mark, what })
 }
 
-/// Whether it can be a key. As a key a single letter is a name, as in `x` and `y`, whatever YAML 1.1 says.
+/// Whether a scalar is allowed as a key. A single letter such as `y` is a name here, although YAML 1.1 reads it as a
+/// boolean.
 fn is_key(scalar: &Scalar) -> bool {
     match scalar.resolve() {
         Resolved::Text => true,
@@ -355,7 +356,7 @@ fn too_deep(mark: Mark) -> Problem {
     }
 }
 
-/// Neither is larger than a file may be, which fits.
+/// Both fit in a `u32`: neither exceeds `BYTES_MAX`.
 fn mark_at(line: usize, column: usize) -> Mark {
     Mark { line: line as u32, column: column as u32 }
 }

@@ -1,24 +1,24 @@
-//! What an unquoted scalar means, as YAML 1.1 has it.
+//! Resolves scalars by the rules of YAML 1.1.
 
 use crate::yaml::{Scalar, quote};
 
-/// What a scalar means where its type is free.
+/// A scalar with its implicit type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Resolved {
-    /// Nothing: absent, `~` or `null`.
+    /// Absent, `~` or `null`.
     Null,
     /// `true`, `yes`, `on`, `y` and their opposites.
     Bool(bool),
-    /// A whole number: decimal, `0x`, `0b`, `0o` or with a leading zero octal, `_` between digits.
+    /// An integer: decimal, `0x`, `0b`, `0o`, or octal with a leading zero; `_` may separate digits.
     Integer(i128),
     /// Any other number.
     Float(f64),
-    /// Everything else, and everything in quotes.
+    /// Everything else, and every quoted scalar.
     Text,
 }
 
 impl Scalar {
-    /// What it means where its type is free.
+    /// The scalar with its implicit type.
     pub fn resolve(&self) -> Resolved {
         if self.quoted {
             return Resolved::Text;
@@ -35,7 +35,7 @@ impl Scalar {
         }
     }
 
-    /// What it is, for a message.
+    /// A description for messages.
     pub(crate) fn describe(&self) -> String {
         let shown = quote(&self.text);
         match self.resolve() {
@@ -50,7 +50,7 @@ impl Scalar {
 
 fn number(text: &str) -> Option<Resolved> {
     let starts = text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '+' | '-' | '.'));
-    if !starts || 400 < text.len() {
+    if !starts || text.len() > 400 {
         return None;
     }
     let plain = text.replace('_', "");
@@ -84,7 +84,7 @@ fn float(plain: &str) -> Option<f64> {
         ".nan" | ".NaN" | ".NAN" => return Some(f64::NAN),
         _ => {}
     }
-    // What is left must be digits, a point and an exponent: Rust would also read `inf` and `nan`.
+    // The rest must start with a digit: Rust would also parse `inf` and `nan`.
     let digits = unsigned.trim_start_matches('.').starts_with(|first: char| first.is_ascii_digit());
     if digits { plain.parse().ok() } else { None }
 }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_read_as_yaml_1_1_writes_them() {
+    fn integers_follow_yaml_1_1() {
         for (text, value) in [
             ("0", 0),
             ("12", 12),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn other_numbers_are_no_whole_numbers() {
+    fn other_numbers_are_floats() {
         for (text, value) in
             [("1.5", 1.5), ("1e3", 1000.0), (".5", 0.5), ("09", 9.0), ("-.inf", f64::NEG_INFINITY)]
         {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_booleans_only_as_yaml_1_1_spells_them() {
+    fn booleans_follow_yaml_1_1() {
         for text in ["y", "Yes", "on", "TRUE"] {
             assert_eq!(plain(text), Resolved::Bool(true), "{text}");
         }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quoted_is_text() {
+    fn quoted_scalar_is_text() {
         for text in ["1", "true", "~", ""] {
             assert_eq!(Scalar { text: text.into(), quoted: true }.resolve(), Resolved::Text, "{text}");
         }
