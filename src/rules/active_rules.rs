@@ -1,4 +1,4 @@
-//! The rules in force, shared by all that ask for them.
+//! The active rules: the set of rules that decides requests now.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The rules in force: read by every request, replaced as a whole. Empty until the first that are valid.
+/// The active rules. Every request reads them; a reload replaces them as a whole. Empty until the first valid set.
 #[derive(Debug, Default)]
 pub struct ActiveRules {
     rules: ArcSwapOption<Rules>,
@@ -18,65 +18,65 @@ pub struct ActiveRules {
     stats: RuleStatsRegistry,
 }
 
-/// How the rules in force came about.
+/// The outcome of the loads so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// How many sets of rules have been in force; 0 while there are none.
+    /// The number of rule sets activated so far; 0 before the first.
     pub generation: u64,
-    /// The hash of those in force.
+    /// The hash of the active rules.
     pub hash: Option<String>,
-    /// Since when they are in force.
+    /// The time at which the active rules were loaded.
     pub loaded_at: Option<Timestamp>,
-    /// How many different contents could not be loaded, since the start.
+    /// The number of distinct file contents that could not be loaded since the start.
     pub load_errors: u64,
-    /// Why what the files hold now is not in force; `None` while it is.
+    /// The error of the current file contents; `None` while they are active.
     pub last_error: Option<LoadError>,
 }
 
-/// An attempt to load that failed.
+/// A failed load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
-    /// When.
+    /// The time of the attempt.
     pub at: Timestamp,
-    /// What is wrong with the files.
+    /// The problems of the files.
     pub problems: Arc<Problems>,
 }
 
 impl ActiveRules {
-    /// A book with these rules, which stay in force as long as nobody replaces them.
+    /// Active rules that consist of `rules` until `replace` is called.
     pub fn of(rules: Rules, now: Timestamp) -> Self {
         let active_rules = Self::default();
         active_rules.replace(rules, now);
         active_rules
     }
 
-    /// An empty book that counts in `stats`.
+    /// Active rules without a rule set yet, which count in `stats`.
     pub fn with_stats(stats: RuleStatsRegistry) -> Self {
         Self { stats, ..Self::default() }
     }
 
-    /// What is counted of the rules.
+    /// The stats of the rules.
     pub fn stats(&self) -> &RuleStatsRegistry {
         &self.stats
     }
 
-    /// The rules in force: cheap, and unchanged for as long as it is held. To be held for one request.
+    /// The active rules. Cheap; the guard stays valid across a reload. Hold it for one request only.
     pub fn current(&self) -> Guard<Option<Arc<Rules>>> {
         self.rules.load()
     }
 
-    /// How they came about.
+    /// The outcome of the loads so far.
     pub fn status(&self) -> Status {
         self.status.borrow().clone()
     }
 
-    /// Waits until there are any.
+    /// Waits for the first valid rule set.
     pub async fn loaded(&self) {
-        // The sender is ours, so this ends only when there are.
-        let _ = self.status.subscribe().wait_for(|status| 0 < status.generation).await;
+        // `self` owns the sender, so the wait cannot fail.
+        let _ = self.status.subscribe().wait_for(|status| status.generation > 0).await;
     }
 
-    /// Puts other rules in force, and returns those that were.
+    /// Activates `rules` and returns the previous ones.
     pub fn replace(&self, rules: Rules, now: Timestamp) -> Option<Arc<Rules>> {
         let hash = rules.hash().to_owned();
         self.stats.attach(&rules);
@@ -91,7 +91,7 @@ impl ActiveRules {
         previous
     }
 
-    /// Keeps the rules in force, because others could not be loaded.
+    /// Records a failed load; the active rules stay.
     pub(crate) fn fail(&self, problems: Arc<Problems>, now: Timestamp) {
         self.update(|status| {
             status.load_errors += 1;
@@ -99,7 +99,7 @@ impl ActiveRules {
         });
     }
 
-    /// Keeps the rules in force, because the files hold the same again.
+    /// Clears the error of the last load: the files match the active rules again.
     pub(crate) fn recover(&self) {
         self.update(|status| status.last_error = None);
     }

@@ -1,4 +1,4 @@
-//! Work beside that of answering callers, which gives way to it where there are any.
+//! Background work, such as compiling rules, that must not delay requests.
 
 use std::{io, sync::Arc, thread, time::Duration};
 
@@ -7,20 +7,20 @@ use tokio::{
     time::timeout,
 };
 
-/// How long work may wait for a core that nobody else needs.
+/// The time that idle-priority work waits for a free core before it is started again at normal priority.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether work gives way to others.
+/// The scheduling priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Priority {
-    /// It is done where a core is idle.
+    /// Runs only while a core is idle (`SCHED_IDLE`).
     Idle,
-    /// It gets its share of the cores.
+    /// Scheduled like all other threads.
     Normal,
 }
 
-/// Does `work`. Where it gives way and that takes too long, it is begun once more by a thread that does not, and what
-/// ends first counts. `None` where it could not run to its end.
+/// Runs `work` on a thread of its own. Idle-priority work that takes longer than `IDLE_TIMEOUT` is started a second
+/// time at normal priority, and the first result counts. `None` if the thread cannot be started or panics.
 pub(super) async fn run_in_background<T: Send + 'static>(
     priority: Priority,
     work: impl Fn() -> T + Send + Sync + 'static,
@@ -29,8 +29,10 @@ pub(super) async fn run_in_background<T: Send + 'static>(
     let (sender, mut receiver) = mpsc::channel(2);
     let attempt = || {
         let (work, sender) = (work.clone(), sender.clone());
-        // Nobody waits for it any more where the watcher has ended, or the other was sooner.
-        move || drop(sender.try_send(work()))
+        // Fails if the watcher has ended or the other attempt was faster.
+        move || {
+            let _ = sender.try_send(work());
+        }
     };
     if priority == Priority::Idle {
         spawn(priority, attempt()).ok()?;
@@ -43,14 +45,17 @@ pub(super) async fn run_in_background<T: Send + 'static>(
     receiver.recv().await
 }
 
-/// Does `work`, however long it takes where it gives way. `None` where it could not run to its end.
+/// Runs `work` once on a thread of its own, without a timeout. `None` if the thread cannot be started or panics.
 pub(super) async fn run_in_background_once<T: Send + 'static>(
     priority: Priority,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (sender, receiver) = oneshot::channel();
-    // Nobody waits for it any more where the watcher has ended.
-    spawn(priority, move || drop(sender.send(work()))).ok()?;
+    // Fails if the watcher has ended.
+    spawn(priority, move || {
+        let _ = sender.send(work());
+    })
+    .ok()?;
     receiver.await.ok()
 }
 
@@ -65,17 +70,17 @@ fn spawn(priority: Priority, work: impl FnOnce() + Send + 'static) -> io::Result
     thread::Builder::new().name("rules".to_owned()).spawn(work).map(drop)
 }
 
-/// Lets this thread run only where no other would, and cease as soon as one would. A low priority is not enough: the
-/// kernel lets such a thread go on for milliseconds before another has its turn.
+/// Moves this thread to `SCHED_IDLE`. A low nice value is not enough: the kernel lets such a thread run for
+/// milliseconds before it is preempted.
 #[cfg(target_os = "linux")]
 fn set_idle_priority() {
     use thread_priority::{
         NormalThreadSchedulePolicy::Idle, ThreadPriority, ThreadSchedulePolicy::Normal,
         set_thread_priority_and_policy, thread_native_id,
     };
-    // Where it cannot be had, callers wait a little longer.
-    set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, Normal(Idle)).unwrap_or_default();
-    // Whoever was woken while this thread did not yet give way would have to wait for the kernel's next tick.
+    // On failure the work runs at normal priority and requests may be delayed.
+    let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, Normal(Idle));
+    // A thread that became runnable before the change would otherwise wait for the kernel's next tick.
     thread::yield_now();
 }
 
@@ -98,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_gives_way_is_done_where_a_core_is_idle_and_other_work_is_not() {
+    async fn idle_work_runs_at_idle_policy_and_normal_work_does_not() {
         let before = policy();
         assert_eq!(run_in_background_once(Priority::Idle, policy).await, Some(IDLE));
         assert_eq!(run_in_background_once(Priority::Normal, policy).await, Some(before));
@@ -107,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_that_finds_no_idle_core_is_done_all_the_same() {
+    async fn idle_work_without_an_idle_core_runs_at_normal_priority() {
         let (before, idle_core) = (policy(), Arc::new(Barrier::new(2)));
         let found = idle_core.clone();
         let work = move || {
@@ -122,8 +127,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_that_panics_is_told_as_not_done() {
-        assert_eq!(run_in_background(Priority::Idle, || -> () { panic!("as it was told") }).await, None);
-        assert_eq!(run_in_background_once(Priority::Idle, || -> () { panic!("as it was told") }).await, None);
+    async fn panic_of_background_work_returns_none() {
+        assert_eq!(run_in_background(Priority::Idle, || -> () { panic!("intended") }).await, None);
+        assert_eq!(run_in_background_once(Priority::Idle, || -> () { panic!("intended") }).await, None);
     }
 }

@@ -1,4 +1,4 @@
-//! From files to rules: what they mean, and everything that is wrong with them.
+//! Compiles rule files to [`Rules`] and reports every problem in them.
 
 use std::{
     hash::Hasher,
@@ -21,24 +21,24 @@ use crate::{
     yaml::{self, quote},
 };
 
-/// How many descriptors all files may have together.
+/// The maximum number of descriptors in all files together.
 const DESCRIPTORS_MAX: usize = 1_000_000;
 
 /// A rule file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Its path, for messages.
+    /// The path, for messages.
     pub path: Arc<str>,
-    /// What it holds.
+    /// The content.
     pub bytes: Vec<u8>,
 }
 
-/// Compiles files in the given order: all of them, or none and a list of what is wrong.
+/// Compiles files in the given order. One problem in any file refuses all of them.
 pub fn compile(sources: &[Source]) -> Result<Rules, Problems> {
     compile_with(Problems::default(), sources)
 }
 
-/// Compiles files of which something was wrong before.
+/// Compiles files for which `problems` were found earlier.
 pub(crate) fn compile_with(problems: Problems, sources: &[Source]) -> Result<Rules, Problems> {
     let mut compiler = Compiler { problems, ..Compiler::default() };
     sources.iter().for_each(|source| compiler.file(source));
@@ -46,13 +46,13 @@ pub(crate) fn compile_with(problems: Problems, sources: &[Source]) -> Result<Rul
 }
 
 impl Rules {
-    /// The rules of a single file with this text.
+    /// Compiles a single file.
     pub fn parse(path: &str, text: &str) -> Result<Self, Problems> {
         compile(&[Source { path: path.into(), bytes: text.into() }])
     }
 }
 
-/// A hash of all contents in order, with their lengths.
+/// A hash of all contents in order, each with its length.
 fn hash(sources: &[Source]) -> String {
     let mut hasher = SipHasher13::new();
     for source in sources {
@@ -121,7 +121,7 @@ impl Compiler {
             let (before, there) = draft.on_denied.get_or_insert((value, here));
             if *before != value {
                 let what = format!(
-                    "`on_denied` of this domain is set otherwise at {there}; give it once, or the same"
+                    "`on_denied` of this domain has another value at {there}; set it once, or to the same value"
                 );
                 compiler.diagnostics.add(mark, what);
             }
@@ -173,7 +173,7 @@ impl DomainDraft {
     }
 }
 
-/// The descriptors of one document, on their way into the tree of their domain.
+/// Compiles the descriptors of one document into the prefix tree of their domain.
 struct DocumentCompiler<'c> {
     diagnostics: Diagnostics<'c>,
     warnings: Diagnostics<'c>,
@@ -184,7 +184,7 @@ struct DocumentCompiler<'c> {
 }
 
 impl DocumentCompiler<'_> {
-    /// What is written as a descriptor beside those of `level`, below `parent`.
+    /// Reads a node as a descriptor of `level`, below the path `parent`.
     fn read(&mut self, node: &yaml::Node, level: &mut Level, parent: &str) {
         if let Some(draft) = Descriptor::read(node, &mut self.diagnostics) {
             self.descriptor(draft, level, parent);
@@ -193,7 +193,7 @@ impl DocumentCompiler<'_> {
 
     fn descriptor(&mut self, mut draft: Descriptor<'_>, level: &mut Level, parent: &str) {
         *self.descriptors += 1;
-        if DESCRIPTORS_MAX < *self.descriptors {
+        if *self.descriptors > DESCRIPTORS_MAX {
             if *self.descriptors == DESCRIPTORS_MAX + 1 {
                 let what = format!("more than {DESCRIPTORS_MAX} descriptors in all files; write fewer");
                 self.diagnostics.add(draft.mark, what);

@@ -1,4 +1,4 @@
-//! A rule file as written: which key holds what, with its place, before any meaning.
+//! The content of a rule file as written, each value with its location, before it is interpreted.
 
 use jiff::civil::Weekday;
 use serde_json::{Map, Value as Json};
@@ -15,19 +15,19 @@ use crate::{
 
 /// One document.
 pub(crate) struct Document {
-    /// Not empty.
+    /// Never empty.
     pub(crate) domain: String,
     pub(crate) on_denied: Option<Located<OnDenied>>,
-    /// To be read one by one, and dropped: there may be many.
+    /// Read and dropped one by one: there may be many.
     pub(crate) descriptors: Vec<Node>,
 }
 
 /// One item of `descriptors`.
 pub(crate) struct Descriptor<'n> {
     pub(crate) mark: Mark,
-    /// Not empty; `None` where that was reported.
+    /// Never empty; `None` if the key is invalid and was reported.
     pub(crate) key: Option<String>,
-    /// Empty where any value matches.
+    /// Empty if any value matches.
     pub(crate) value: String,
     pub(crate) rate_limit: Option<RateLimit>,
     pub(crate) shadow_mode: Option<Located<bool>>,
@@ -36,11 +36,11 @@ pub(crate) struct Descriptor<'n> {
     pub(crate) value_to_metric: Option<Located<bool>>,
     pub(crate) share_threshold: Option<Located<bool>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
-    /// Those below it, to be read one by one.
+    /// The nested descriptors, read one by one.
     pub(crate) descriptors: &'n [Node],
 }
 
-/// The value of `rate_limit`. A key that is given but has no value here was reported.
+/// The value of `rate_limit`. A key in `given` whose field is `None` had an invalid value, which was reported.
 pub(crate) struct RateLimit {
     pub(crate) mark: Mark,
     pub(crate) given: Vec<GivenKey>,
@@ -68,14 +68,14 @@ pub(crate) struct RateLimit {
 
 /// The value of `calendar`.
 pub(crate) struct Calendar {
-    /// `None` where that was reported.
+    /// `None` if the value is invalid and was reported.
     pub(crate) timezone: Option<Located<String>>,
-    /// Where `week_start` is given.
+    /// The location of the key `week_start`.
     pub(crate) week_start_given: Option<Mark>,
     pub(crate) week_start: Option<Located<Weekday>>,
 }
 
-/// A key that is given.
+/// A key that is present.
 #[derive(Clone, Copy)]
 pub(crate) struct GivenKey {
     pub(crate) key: &'static Key,
@@ -83,14 +83,14 @@ pub(crate) struct GivenKey {
 }
 
 impl RateLimit {
-    /// Where the key is given.
+    /// The location of a key, if present.
     pub(crate) fn given(&self, name: &str) -> Option<Mark> {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
     }
 }
 
 impl Document {
-    /// Reads a document; `None` where it is not even known whose rules it holds.
+    /// Reads a document; `None` if the domain is unknown.
     pub(crate) fn read(mut node: Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(&node, Section::Root, diagnostics)?;
         let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
@@ -98,7 +98,7 @@ impl Document {
         let on_denied = fields.choice("on_denied", &choices, diagnostics);
         let descriptors = fields.items("descriptors", diagnostics);
         let Some(domain) = domain else {
-            // Nobody will read them, but what is wrong with them is to be known all the same.
+            // The descriptors cannot be used without a domain, but their problems are reported.
             Descriptor::report_all(descriptors, diagnostics);
             return None;
         };
@@ -108,7 +108,7 @@ impl Document {
 }
 
 impl<'n> Descriptor<'n> {
-    /// Reads a descriptor without those below it; `None` where it is none.
+    /// Reads a descriptor without the nested ones; `None` if the node is not a mapping.
     pub(crate) fn read(node: &'n Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::Descriptor, diagnostics)?;
         let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, diagnostics));
@@ -129,7 +129,7 @@ impl<'n> Descriptor<'n> {
 }
 
 impl Descriptor<'_> {
-    /// Reports what is wrong with descriptors as they are written, and with those below them.
+    /// Reports the problems of descriptors and of those nested in them.
     fn report_all(nodes: &[Node], diagnostics: &mut Diagnostics<'_>) {
         for node in nodes {
             if let Some(descriptor) = Descriptor::read(node, diagnostics) {
@@ -208,7 +208,7 @@ impl Calendar {
     }
 }
 
-/// A text that must be there and not be empty.
+/// A required text that must not be empty.
 fn required(
     fields: &Fields<'_>,
     key: &str,

@@ -1,8 +1,7 @@
-//! The usual way to a rule, by which its counters' keys are quickly made.
+//! Cached key prefixes: the fast path from a descriptor to the key of its counter.
 //!
-//! Most descriptors come by entries of just the keys that the rules name: a value where they name one, any value
-//! where they name none, one that fits where they name a pattern. What the keys of all of them have in common is
-//! hashed once.
+//! Most descriptors use exactly the keys that the rules name: the named value, any value where the rule has none, or
+//! a value that fits a pattern. The part of the counter key that all descriptors of such a rule share is hashed once.
 
 use std::{
     borrow::Cow,
@@ -17,7 +16,7 @@ use crate::{
     rules::{Allowance, Domain, Match, Rule, prefix_tree::Node},
 };
 
-/// A rule with a limit, for a descriptor that has come to it by the usual way.
+/// A rule with a limit that was found by its literal keys, with its cached key prefix.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedMatch<'r> {
     /// The rule.
@@ -27,23 +26,23 @@ pub struct CachedMatch<'r> {
     key_prefix: &'r KeyPrefix,
 }
 
-/// What is the same for all descriptors that come to a rule by the usual way.
+/// The part of the counter key that all descriptors of one rule share.
 #[derive(Debug)]
 pub(super) struct KeyPrefix {
     secret: Secret,
     stem: Stem,
-    // Of which entries the values are still to be hashed.
-    hashed_entries: SmallVec<[usize; 4]>,
-    // Whether its name in metrics is its path.
+    // The indices of the entries whose values are not part of `stem`.
+    unhashed_entries: SmallVec<[usize; 4]>,
+    // Whether the name in metrics is the path of the rule.
     is_name_path: bool,
-    // The same under the next secret. There is another one only where replicas have met since.
+    // The prefix under the next secret. A second secret exists only after replicas with different ones have met.
     next: OnceLock<Box<KeyPrefix>>,
 }
 
 impl Domain {
-    /// The rule for a descriptor whose keys are hashed with `secret`, if it has a limit and the way to it is usual. Where
-    /// there is none, [`Self::find`] may find one all the same.
-    // Always: what it finds stays in registers.
+    /// The rule for a descriptor, if it has a limit and every entry matches by the literal key. Keys are hashed with
+    /// `secret`. On `None`, [`Self::find`] may still find a rule.
+    // `inline(always)`: keeps the result in registers.
     #[inline(always)]
     pub fn find_cached<'r>(&'r self, entries: &[Entry<'_>], secret: &Secret) -> Option<CachedMatch<'r>> {
         CachedMatch::of(self, self.root.direct(entries)?, entries, secret)
@@ -51,34 +50,34 @@ impl Domain {
 }
 
 impl<'r> CachedMatch<'r> {
-    /// At the end of the usual way, which is `node`.
+    /// The match that ends at `node`.
     #[inline(always)]
     fn of(domain: &'r Domain, node: &'r Node, entries: &[Entry<'_>], secret: &Secret) -> Option<Self> {
         let rule = node.rule.as_ref()?;
         let Allowance::Limited(limit) = &rule.allowance else { return None };
-        let mut entry = &node.key_prefix;
+        let mut cached = &node.key_prefix;
         loop {
-            match entry.get() {
+            match cached.get() {
                 Some(key_prefix) if key_prefix.secret == *secret => {
                     return Some(Self { rule, limit, key_prefix });
                 }
-                Some(other) => entry = &other.next,
+                Some(other) => cached = &other.next,
                 None => {
                     let key_prefix = KeyPrefix::new(domain, limit, entries, secret)?;
-                    entry.get_or_init(|| Box::new(key_prefix));
+                    cached.get_or_init(|| Box::new(key_prefix));
                 }
             }
         }
     }
 
-    /// The key of the counter. `entries` are those that it was found for.
+    /// The key of the counter. `entries` are those that the match was found for.
     #[inline(always)]
     pub fn key(&self, entries: &[Entry<'_>]) -> Key {
-        self.key_prefix.stem.key(self.key_prefix.hashed_entries.iter().map(|entry| entries[*entry].value))
+        self.key_prefix.stem.key(self.key_prefix.unhashed_entries.iter().map(|entry| entries[*entry].value))
     }
 
-    /// Where its name in metrics shows any values, the match that tells them: see [`Match::metric_name`]. Where not, the
-    /// name is the rule's path.
+    /// The full match if the name in metrics contains values (see [`Match::metric_name`]); `None` if the name is the
+    /// path of the rule.
     #[inline]
     pub fn match_for_name<'d>(&self, domain: &'d Domain, entries: &[Entry<'_>]) -> Option<Match<'d>> {
         if self.key_prefix.is_name_path { None } else { domain.find(entries) }
@@ -86,19 +85,19 @@ impl<'r> CachedMatch<'r> {
 }
 
 impl KeyPrefix {
-    /// Of descriptors that come to the rule with this limit as `entries` do.
+    /// The prefix for all descriptors that reach the rule with this limit in the same way as `entries`.
     #[cold]
     fn new(domain: &Domain, limit: &Limit, entries: &[Entry<'_>], secret: &Secret) -> Option<Self> {
         let found = domain.find(entries)?;
         let mut stem = found.key_text(&domain.name, entries).stem(&limit.kind().bytes(), secret);
         let sent = found.steps.iter().enumerate().filter(|(_, step)| !step.is_shared());
-        let mut hashed_entries: SmallVec<[usize; 4]> = sent.map(|(entry, _)| entry).collect();
-        let known = hashed_entries.iter().take_while(|entry| found.steps[**entry].is_exact()).count();
-        // The last one is hashed with what ends the hash.
-        for entry in hashed_entries.drain(..known.min(hashed_entries.len().saturating_sub(1))) {
+        let mut unhashed_entries: SmallVec<[usize; 4]> = sent.map(|(entry, _)| entry).collect();
+        let known = unhashed_entries.iter().take_while(|entry| found.steps[**entry].is_exact()).count();
+        // The last value is hashed together with the end of the key.
+        for entry in unhashed_entries.drain(..known.min(unhashed_entries.len().saturating_sub(1))) {
             stem.push(entries[entry].value);
         }
         let is_name_path = matches!(found.metric_name(&domain.name, entries), Cow::Borrowed(_));
-        Some(Self { secret: secret.clone(), stem, hashed_entries, is_name_path, next: OnceLock::new() })
+        Some(Self { secret: secret.clone(), stem, unhashed_entries, is_name_path, next: OnceLock::new() })
     }
 }

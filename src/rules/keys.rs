@@ -1,4 +1,5 @@
-//! Which key may stand where, and with which algorithm: the one table behind every message about keys.
+//! The table of all keys: where each is allowed and with which algorithms. All messages about keys are derived from
+//! it.
 
 /// A kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub enum Section {
 }
 
 impl Section {
-    /// Where it is, for a message: "`domain` belongs at the root of the document".
+    /// The section in words, for messages such as "`domain` belongs at the root of the document".
     pub fn described(self) -> &'static str {
         match self {
             Self::Root => "at the root of the document",
@@ -28,7 +29,7 @@ impl Section {
     }
 }
 
-/// An algorithm that a rule may name.
+/// The name of an algorithm in a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AlgorithmName {
     /// `fixed_window`
@@ -46,7 +47,7 @@ pub enum AlgorithmName {
 }
 
 impl AlgorithmName {
-    /// All there are.
+    /// All algorithms.
     pub const ALL: [Self; 6] = [
         Self::FixedWindow,
         Self::SlidingWindow,
@@ -56,7 +57,7 @@ impl AlgorithmName {
         Self::LeakyQueue,
     ];
 
-    /// As it is written.
+    /// The name in rule files.
     pub fn name(self) -> &'static str {
         match self {
             Self::FixedWindow => "fixed_window",
@@ -69,31 +70,31 @@ impl AlgorithmName {
     }
 }
 
-/// Which rules a key of `rate_limit` goes with.
+/// The rules to which a key of `rate_limit` applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppliesTo {
-    /// Any rule, an unlimited one too.
+    /// Any rule, including unlimited ones.
     Any,
-    /// Any rule that limits.
+    /// Any rule with a limit.
     Limited,
-    /// Those that name no algorithm, or one of these.
+    /// Rules without an algorithm or with one of these.
     ClassicOr(&'static [AlgorithmName]),
-    /// Those that name one of these.
+    /// Rules with one of these algorithms.
     Only(&'static [AlgorithmName]),
 }
 
-/// A key that may stand in a rule file.
+/// A key of a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// As it is written.
+    /// The name in rule files.
     pub name: &'static str,
-    /// Where it belongs.
+    /// The section in which the key is allowed.
     pub section: Section,
-    /// Which rules it goes with. Keys outside `rate_limit` go with any.
+    /// The rules to which the key applies; `Any` outside `rate_limit`.
     pub applies_to: AppliesTo,
 }
 
-/// All keys, each with where it belongs.
+/// All keys.
 pub const KEYS: &[Key] = &[
     key("domain", Section::Root),
     key("descriptors", Section::Root),
@@ -136,8 +137,8 @@ pub const KEYS: &[Key] = &[
     key("week_start", Section::Calendar),
 ];
 
-/// Those that never keep a request waiting. In a queue everyone has a place or none: there is nothing to count or
-/// to owe beyond it.
+/// The algorithms that never delay a request. A queue either has room or has not: it can neither count denied hits
+/// nor owe any.
 const WITHOUT_DELAY: &[AlgorithmName] = &[
     AlgorithmName::FixedWindow,
     AlgorithmName::SlidingWindow,
@@ -146,7 +147,7 @@ const WITHOUT_DELAY: &[AlgorithmName] = &[
     AlgorithmName::LeakyBucket,
 ];
 
-/// Keys of `rate_limit` that say the same in two ways: none of the first stands with any of the second.
+/// Mutually exclusive keys of `rate_limit`: none of the first list may be combined with any of the second.
 pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["window"], &["unit", "unit_multiplier"]),
     (&["calendar"], &["window", "unit_multiplier"]),
@@ -161,12 +162,12 @@ const fn limit(name: &'static str, applies_to: AppliesTo) -> Key {
     Key { name, section: Section::RateLimit, applies_to }
 }
 
-/// The key of that name at that level.
+/// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.section == section && key.name == name)
 }
 
-/// What is wrong with a key that `section` does not know, and what is allowed.
+/// The message for a key that is not allowed in `section`.
 pub(crate) fn misplaced_key(name: &str, section: Section) -> String {
     let quoted = crate::yaml::quote(name);
     let sections: Vec<_> =
@@ -189,11 +190,11 @@ pub(crate) fn misplaced_key(name: &str, section: Section) -> String {
     }
 }
 
-/// The candidate that a misspelt `word` most likely stands for.
+/// The candidate that a misspelt `word` most likely means.
 pub(crate) fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
     const LENGTH_MAX: usize = 64;
     const SIMILARITY_MIN: f64 = 0.6;
-    if LENGTH_MAX < word.len() {
+    if word.len() > LENGTH_MAX {
         return None;
     }
     let word = word.to_lowercase().replace('-', "_");
@@ -201,10 +202,10 @@ pub(crate) fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>)
         (strsim::normalized_damerau_levenshtein(&word, &candidate.to_lowercase()), candidate)
     };
     let best = candidates.map(similarity).reduce(|best, next| if best.0 < next.0 { next } else { best })?;
-    (SIMILARITY_MIN <= best.0).then_some(best.1)
+    (best.0 >= SIMILARITY_MIN).then_some(best.1)
 }
 
-/// Names in backquotes, for a message.
+/// Quoted names for a message.
 pub(crate) fn quoted_list<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
     names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! Reads mappings of known keys and values of known types.
+//! Typed access to mappings with known keys.
 
 use crate::{
     rules::{
@@ -8,21 +8,21 @@ use crate::{
     yaml::{Mark, Node, Pair, Resolved, Value, quote},
 };
 
-/// A value and where it is written.
+/// A value and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Located<T> {
     pub(crate) value: T,
     pub(crate) mark: Mark,
 }
 
-/// A mapping whose keys are all known at its level. A key with nothing after it counts as absent.
+/// A mapping in which all keys are known in its section. A key without a value counts as absent.
 pub(crate) struct Fields<'n> {
     pub(crate) mark: Mark,
     pairs: Vec<&'n Pair>,
 }
 
 impl<'n> Fields<'n> {
-    /// Reads `node` as a mapping at `section`, reporting each key that is not allowed there.
+    /// Reads `node` as a mapping and reports each key that is not allowed in `section`.
     pub(crate) fn read(node: &'n Node, section: Section, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let Value::Mapping(pairs) = &node.value else {
             wrong_type(node, "a mapping", diagnostics);
@@ -39,7 +39,7 @@ impl<'n> Fields<'n> {
         Some(Self { mark: node.mark, pairs: known })
     }
 
-    /// What is given, in order.
+    /// The pairs that are present, in order.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = &'n Pair> {
         self.pairs.iter().copied()
     }
@@ -48,7 +48,7 @@ impl<'n> Fields<'n> {
         self.pairs().find(|pair| *pair.key == *key)
     }
 
-    /// A text; numbers and booleans are taken as they are written.
+    /// A text. Numbers and booleans are accepted as written.
     pub(crate) fn text(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<String>> {
         let pair = self.pair(key)?;
         match &pair.value.value {
@@ -68,7 +68,7 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// A whole number from 0 to 2^64 - 1.
+    /// An integer from 0 to 2^64 - 1.
     pub(crate) fn integer(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<u64>> {
         const WANTED: &str = "a whole number from 0 to 18446744073709551615, without quotes";
         let pair = self.pair(key)?;
@@ -80,7 +80,7 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// The items of a list; none where it is absent.
+    /// The items of a list; empty if it is absent.
     pub(crate) fn items(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> &'n [Node] {
         let Some(pair) = self.pair(key) else { return &[] };
         match &pair.value.value {
@@ -91,7 +91,7 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// One of a few words.
+    /// One of a few choices.
     pub(crate) fn choice<T: Copy>(
         &self,
         key: &str,
@@ -124,7 +124,7 @@ fn resolve(node: &Node) -> Option<Resolved> {
     }
 }
 
-/// Reports that a value is not what its key takes.
+/// Reports that a value has the wrong type for its key.
 fn wrong_value<T>(pair: &Pair, wanted: &str, diagnostics: &mut Diagnostics<'_>) -> Option<T> {
     match pair.value.value {
         Value::Unreadable => {}

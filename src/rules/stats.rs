@@ -1,4 +1,4 @@
-//! What is counted of each rule: kept while rules come and go, as long as there is a rule of that path.
+//! Stats of each rule. A reload keeps the stats of every path that still has a rule.
 
 use std::{
     borrow::Cow,
@@ -11,21 +11,21 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::{rules::Rules, telemetry::metrics::ShardedCounters};
 
-/// The longest name in metrics that is kept, in bytes; a longer one counts as another.
+/// The maximum length of a name in metrics, in bytes. Longer names are counted under `other`.
 const NAME_MAX: usize = 256;
 
-/// What became of one descriptor. By default it was within its limit, and nothing was charged.
+/// The outcome of one descriptor. The default is: within the limit, nothing charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The code of its status.
+    /// The code of the status.
     pub code: Code,
-    /// Hits that were charged to its counter.
+    /// Hits charged to the counter.
     pub charged: u64,
-    /// Those of them that passed with more than 80 % of the limit used.
+    /// Charged hits that passed with more than 80 % of the limit used.
     pub near_limit: u64,
-    /// Whether it passed only because its rule is in shadow mode.
+    /// Whether the descriptor passed only because the rule is in shadow mode.
     pub shadow_denied: bool,
-    /// Whether its rule's candidate would have refused it.
+    /// Whether the candidate of the rule would have refused it.
     pub candidate_denied: bool,
 }
 
@@ -35,20 +35,20 @@ pub enum Code {
     /// Within the limit.
     #[default]
     Ok,
-    /// Over it.
+    /// Over the limit.
     OverLimit,
 }
 
-/// Sums of outcomes.
+/// Sharded counters of outcomes.
 #[derive(Debug, Default)]
 pub struct DecisionStats(ShardedCounters<COUNTERS>);
 
-/// What a [`DecisionStats`] has summed up.
+/// The sums of a [`DecisionStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Descriptors within the limit.
     pub ok: u64,
-    /// Descriptors over it.
+    /// Descriptors over the limit.
     pub over_limit: u64,
     /// Hits charged.
     pub hits: u64,
@@ -60,7 +60,7 @@ pub struct Totals {
     pub candidate_denials: u64,
 }
 
-// Where a tally keeps each sum.
+// The index of each counter.
 const OK: usize = 0;
 const OVER_LIMIT: usize = 1;
 const HITS: usize = 2;
@@ -69,29 +69,29 @@ const SHADOW_DENIALS: usize = 4;
 const CANDIDATE_DENIALS: usize = 5;
 const COUNTERS: usize = 6;
 
-/// What is counted of a rule: under its path, and under names with values where it asks for them.
+/// Stats of one rule: under the path, and under names with values if the rule asks for them.
 #[derive(Debug)]
 pub struct RuleStats {
     plain: DecisionStats,
     names_max: usize,
-    // At most `names_max`.
+    // Invariant: at most `names_max` entries.
     names: RwLock<HashMap<Box<str>, DecisionStats>>,
     other_names: DecisionStats,
 }
 
-/// The counts of all rules in force.
+/// The stats of all active rules.
 #[derive(Debug)]
 pub struct RuleStatsRegistry {
     names_max: usize,
-    // Replaced as a whole, so that nobody waits for whoever works on that.
+    // Replaced as a whole, so that readers never wait for a reload.
     rules: ArcSwap<AllStats>,
 }
 
-/// By domain, then by path.
+/// By domain, then by rule path.
 type AllStats = FxHashMap<Arc<str>, DomainStats>;
 type DomainStats = FxHashMap<Arc<str>, Arc<RuleStats>>;
 
-/// What is counted under one name.
+/// The labels of one series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Series {
     /// The domain.
@@ -100,7 +100,7 @@ pub struct Series {
     pub rule: String,
 }
 
-/// A rule's counts, once it is in force. It is no part of what the rule says, so it makes no two rules differ.
+/// The stats of a rule once it is active. Equality of rules ignores them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StatsHandle(OnceLock<Arc<RuleStats>>);
 
@@ -118,7 +118,7 @@ impl StatsHandle {
 
 impl DecisionStats {
     /// Adds an outcome.
-    // Always: what it is most often is known where it is added.
+    // `inline(always)`: most callers pass a constant outcome.
     #[inline(always)]
     pub fn add(&self, outcome: Outcome) {
         let shard = self.0.shard();
@@ -126,10 +126,10 @@ impl DecisionStats {
             Code::Ok => shard.add(OK, 1),
             Code::OverLimit => shard.add(OVER_LIMIT, 1),
         }
-        if 0 < outcome.charged {
+        if outcome.charged > 0 {
             shard.add(HITS, outcome.charged);
         }
-        if 0 < outcome.near_limit {
+        if outcome.near_limit > 0 {
             shard.add(NEAR_LIMIT_HITS, outcome.near_limit);
         }
         if outcome.shadow_denied {
@@ -140,7 +140,7 @@ impl DecisionStats {
         }
     }
 
-    /// What was added so far.
+    /// The sums so far.
     pub fn totals(&self) -> Totals {
         let sums = self.0.sums();
         Totals {
@@ -177,8 +177,7 @@ impl RuleStats {
         }
     }
 
-    /// Counts what became of a descriptor, under the rule's name in metrics. One that is the rule's own takes no
-    /// lock.
+    /// Counts an outcome under the rule's name in metrics. A borrowed name is the rule's own path and takes no lock.
     #[inline]
     pub fn count(&self, name: Cow<'_, str>, outcome: Outcome) {
         match name {
@@ -187,7 +186,7 @@ impl RuleStats {
         }
     }
 
-    /// The same under the rule's own name.
+    /// Counts an outcome under the rule's own path.
     #[inline]
     pub fn count_plain(&self, outcome: Outcome) {
         self.plain.add(outcome);
@@ -199,7 +198,7 @@ impl RuleStats {
         if let Some(stats) = names.get(&*name) {
             return stats.add(outcome);
         }
-        if self.names_max <= names.len() || NAME_MAX < name.len() {
+        if names.len() >= self.names_max || name.len() > NAME_MAX {
             return self.other_names.add(outcome);
         }
         drop(names);
@@ -219,13 +218,13 @@ impl Default for RuleStatsRegistry {
 }
 
 impl RuleStatsRegistry {
-    /// No counts yet; at most `names_max` names with values for each rule.
+    /// Empty stats with at most `names_max` names with values for each rule.
     pub fn new(names_max: usize) -> Self {
         Self { names_max, rules: ArcSwap::default() }
     }
 
-    /// Gives each of these rules the counts of the one with its path before, or fresh ones. Those of rules that
-    /// are gone are forgotten. Not to be called by two at a time.
+    /// Attaches stats to each rule: those of the previous rule with the same path, or new ones. Stats of removed
+    /// rules are dropped. Must not run concurrently with itself.
     pub(crate) fn attach(&self, rules: &Rules) {
         let before = self.rules.load_full();
         let mut all = AllStats::default();
@@ -235,7 +234,7 @@ impl RuleStatsRegistry {
             let mut after = DomainStats::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
             for rule in domain.rules() {
                 let stats = self.reuse_or_create(&rule.path, before.map(|(_, before)| before), &mut after);
-                // Rules that were in force before keep theirs.
+                // Fails for rules that were active before: they keep their stats.
                 let _ = rule.stats.0.set(stats);
             }
             all.insert(name, after);
@@ -243,7 +242,7 @@ impl RuleStatsRegistry {
         self.rules.store(Arc::new(all));
     }
 
-    /// The counts of the rule with this path, which are among those `after` from now on.
+    /// The stats of the rule with this path, which are added to `after`.
     fn reuse_or_create(
         &self,
         path: &str,
@@ -261,7 +260,7 @@ impl RuleStatsRegistry {
         stats
     }
 
-    /// What was counted, in order; what reads the same is one.
+    /// All series in order; series with equal labels are merged.
     pub fn totals(&self) -> Vec<(Series, Totals)> {
         let rules = self.rules.load_full();
         let mut all = Vec::new();
@@ -277,7 +276,7 @@ impl RuleStatsRegistry {
             all.push((series(path.to_string()), plain));
         }
         all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        // Values can be chosen such that two names read the same.
+        // Two names with values can be equal, depending on the values.
         all.dedup_by(|(series, totals), (kept, sum)| {
             let same = series == kept;
             if same {
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_keeps_the_counts_of_rules_that_stay_and_drops_those_that_go() {
+    fn reload_keeps_stats_of_remaining_rules_and_drops_others() {
         let stats = RuleStatsRegistry::default();
         let (one, two, three) = (rules(&["a", "b"]), rules(&["c", "b"]), rules(&["a", "b"]));
         stats.attach(&one);
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_names_are_as_many_series_as_the_cap_the_others_and_the_path() {
+    fn names_beyond_the_cap_are_counted_as_other() {
         let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
         stats.attach(&rules);
         for value in 0..1_000_000 {
@@ -341,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_too_long_counts_as_another() {
+    fn name_beyond_the_length_bound_is_counted_as_other() {
         let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
         stats.attach(&rules);
         count(&rules, 0, Cow::Owned("x".repeat(NAME_MAX + 1)));
@@ -349,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_read_the_same_are_one_series() {
+    fn equal_names_are_merged_into_one_series() {
         let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a", "a_b"]));
         stats.attach(&rules);
         count(&rules, 0, Cow::Owned("d.a_b_c".to_owned()));

@@ -1,4 +1,4 @@
-//! The way from a descriptor to its rule, told at length: what was looked up, what else would have matched.
+//! A detailed trace of a lookup, for `/explain`: what was looked up and which other nodes match.
 
 use crate::{
     descriptor::Entry,
@@ -9,46 +9,46 @@ use crate::{
     },
 };
 
-/// How many nodes of a level are told of besides the one that is chosen.
+/// The maximum number of nodes listed for a level besides the chosen one.
 pub const NODES_MAX: usize = 10;
 
-/// What one entry was looked up among.
+/// The lookup of one entry.
 #[derive(Clone, Debug)]
 pub struct LevelTrace<'r> {
-    /// The text that was looked up: key and value.
+    /// The composite text that was looked up.
     pub text: String,
-    /// The node that matched; `None` where none did, which ends the way.
+    /// The node that was chosen; `None` if no node matches, which ends the lookup.
     pub chosen: Option<NodeTrace<'r>>,
-    /// Nodes that match too but lose, in the order of declaration; the first of them.
+    /// The first of the nodes that match too but have lower precedence, in the order of declaration.
     pub other_matches: Vec<NodeTrace<'r>>,
-    /// How many losers there are beyond these.
+    /// The number of such nodes beyond these.
     pub other_matches_more: usize,
-    /// Where none matches: nodes that are there, those with the same key first; the first of them.
+    /// If no node matches: the first nodes of the level, those with the same key first.
     pub non_matches: Vec<NodeTrace<'r>>,
-    /// How many strangers there are beyond these.
+    /// The number of nodes beyond these.
     pub non_matches_more: usize,
 }
 
 /// One descriptor of a rule file.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeTrace<'r> {
-    /// Its key as written.
+    /// The key as written.
     pub key: &'r str,
-    /// Its value as written; empty where it has none.
+    /// The value as written; empty if the node has none.
     pub value: &'r str,
-    /// How it matches; `None` where it does not.
+    /// How the node matches; `None` if it does not.
     pub kind: Option<MatchKind>,
-    /// Where it is written.
+    /// The location in the rule file.
     pub location: &'r Location,
-    /// Whether it has a limit.
+    /// Whether the node has a rule.
     pub has_rule: bool,
-    /// Whether all values that match it here count together.
+    /// Whether all values that match here share a counter.
     pub is_shared: bool,
-    /// Whether there are descriptors below it.
+    /// Whether the node has nested descriptors.
     pub has_children: bool,
 }
 
-/// One level for each entry, up to the first that nothing matches.
+/// One level for each entry, up to the first entry without a match.
 pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
     let mut steps = Steps::new();
     root.walk(entries, &mut steps);

@@ -321,7 +321,7 @@ async fn each_content_is_one_line_in_the_log_however_often_it_is_looked_at() {
     let log = Log::start();
     let mut still = Still::start(&version(0)).await;
     let begun = log.take();
-    assert!(begun.len() == 1 && begun[0].contains("new rules are in force"), "{begun:?}");
+    assert!(begun.len() == 1 && begun[0].contains("new rules are active"), "{begun:?}");
     still.write("domain: shop\ndescriptors: [{key: a}, {key: a}, {kez: b}]\n").await;
     for _ in 0..3 {
         still.watcher.poll().await;

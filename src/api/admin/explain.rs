@@ -61,7 +61,9 @@ pub(super) async fn of_query(
             "hits" => (hits, refunds) = (Some(number(&value)?), false),
             "refund" => (hits, refunds) = (Some(number(&value)?), true),
             _another => {
-                return Err(AdminError::bad_request(format!("`{name}` is none of domain, key, hits, refund")));
+                return Err(AdminError::bad_request(format!(
+                    "`{name}` is none of domain, key, hits, refund"
+                )));
             }
         }
     }

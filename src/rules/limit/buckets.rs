@@ -1,4 +1,4 @@
-//! Rules that fill and drain.
+//! Rules with buckets.
 
 use std::num::NonZeroU64;
 
@@ -18,7 +18,7 @@ use crate::{
     yaml::Mark,
 };
 
-/// A bucket whose tokens come back evenly: `requests` in each length.
+/// A bucket that refills evenly: `requests` tokens in each period.
 pub(super) fn even(
     draft: &RateLimit,
     period: &Period,
@@ -44,7 +44,7 @@ pub(super) fn even(
     comes_back(pace.nanos_for(max), draft, diagnostics).then_some(TokenBucket { pace, burst, excess })
 }
 
-/// A bucket whose tokens come back in steps.
+/// A bucket that refills in steps.
 pub(super) fn in_steps(
     draft: &RateLimit,
     steps: Mark,
@@ -90,7 +90,7 @@ fn at_least_one(
     positive
 }
 
-/// Whether all that can be taken is back within the longest time there is, which is reported if not.
+/// Whether everything that can be taken is refilled within the longest span; reported if not.
 fn comes_back(nanos: u128, draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> bool {
     let fits = nanos <= u128::from(Span::NANOS_MAX);
     if !fits {

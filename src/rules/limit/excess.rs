@@ -1,13 +1,16 @@
-//! What becomes of a charge that is larger than what is left.
+//! How a charge that exceeds the remaining budget is handled.
 
 use crate::{
     algorithm::Excess,
     rules::{diagnostics::Diagnostics, file::RateLimit, reader::Located},
 };
 
-/// What `count_denied`, `overdraft` and `overdraft_limit` say together; a debt is at most `usual` without the
-/// last.
-pub(super) fn excess(draft: &RateLimit, usual: u64, diagnostics: &mut Diagnostics<'_>) -> Option<Excess> {
+/// Reads `count_denied`, `overdraft` and `overdraft_limit`, whose default is `default_debt`.
+pub(super) fn excess(
+    draft: &RateLimit,
+    default_debt: u64,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Excess> {
     let is_set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
     let (stats, overdrawn) = (is_set(&draft.count_denied), is_set(&draft.overdraft));
     if let Some(mark) = draft.given("overdraft_limit").filter(|_| !overdrawn) {
@@ -18,7 +21,7 @@ pub(super) fn excess(draft: &RateLimit, usual: u64, diagnostics: &mut Diagnostic
         (false, false) => Some(Excess::Refuse),
         (true, false) => Some(Excess::Count),
         (false, true) => {
-            Some(Excess::Overdraft(draft.overdraft_limit.as_ref().map_or(usual, |max| max.value)))
+            Some(Excess::Overdraft(draft.overdraft_limit.as_ref().map_or(default_debt, |max| max.value)))
         }
         (true, true) => {
             let mark = draft.given("overdraft").unwrap_or(draft.mark);
@@ -28,7 +31,7 @@ pub(super) fn excess(draft: &RateLimit, usual: u64, diagnostics: &mut Diagnostic
     }
 }
 
-/// The largest debt there can be.
+/// The maximum debt.
 pub(super) fn debt(excess: Excess) -> u64 {
     match excess {
         Excess::Refuse | Excess::Count => 0,

@@ -1,4 +1,4 @@
-//! What a `rate_limit` means.
+//! Interprets a `rate_limit`.
 
 use crate::{
     algorithm::Limit,
@@ -20,13 +20,13 @@ mod windows;
 use excess::excess;
 use period::Period;
 
-/// What a rule allows, and what an answer says of it.
+/// What a rule allows, and the limit that responses show.
 pub(crate) struct RuleTerms {
     pub(crate) allowance: Allowance,
     pub(crate) displayed_limit: DisplayedLimit,
 }
 
-/// The terms of a rule; `None` where something is wrong, which is then reported.
+/// The terms of a rule; `None` after reporting a problem.
 pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
     let misplaced: Vec<_> =
         draft.given.iter().filter_map(|given| misuse(draft, *given)).chain(contradictions(draft)).collect();
@@ -45,7 +45,7 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
     terms.filter(|_| all_fit)
 }
 
-/// The limit that is tried beside the one of its rule; `None` where something is wrong, which is then reported.
+/// The limit of a `candidate`; `None` after reporting a problem.
 pub(crate) fn candidate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Limit> {
     let mut fits = true;
     for key in ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "candidate"] {
@@ -61,7 +61,7 @@ pub(crate) fn candidate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) ->
     }
 }
 
-/// The terms of a rule that lets so many requests pass in a time.
+/// The terms of a rule with a number of requests in a period.
 fn at_a_rate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
     let period = Period::read(draft, diagnostics);
     if draft.given("requests_per_unit").is_none() {
@@ -93,7 +93,7 @@ fn at_a_rate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Rul
     Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })
 }
 
-/// What is wrong with giving this key, in view of the algorithm and of `unlimited`.
+/// The problem of this key with the algorithm or with `unlimited`.
 fn misuse(draft: &RateLimit, given: GivenKey) -> Option<Located<String>> {
     let name = given.key.name;
     let algorithm = draft.algorithm.as_ref().map(|algorithm| algorithm.value);
@@ -109,7 +109,7 @@ fn misuse(draft: &RateLimit, given: GivenKey) -> Option<Located<String>> {
         {
             return None;
         }
-        // An algorithm that could not be read was reported; what goes with it is not known.
+        // The algorithm is invalid, which was reported, so its keys are unknown.
         (AppliesTo::Only(_), None) if draft.given("algorithm").is_some() => return None,
         (AppliesTo::Only(some), None) => {
             format!("`{name}` needs an `algorithm` that has it: {}", names(some))
@@ -126,7 +126,7 @@ fn misuse(draft: &RateLimit, given: GivenKey) -> Option<Located<String>> {
     Some(Located { value, mark: given.mark })
 }
 
-/// Keys that say what other given ones say already.
+/// The problems of mutually exclusive keys.
 fn contradictions(draft: &RateLimit) -> Vec<Located<String>> {
     if draft.unlimited {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! How long a window is.
+//! The period of a limit.
 
 use std::num::NonZeroU64;
 
@@ -16,16 +16,16 @@ use crate::{
     yaml::{Mark, quote},
 };
 
-/// A length of time, and the unit that names it, if one does.
+/// A period and the unit of the same length, if there is one.
 pub(super) struct Period {
     pub(super) span: Span,
     pub(super) unit: Option<Unit>,
-    /// `span` is then about as long as its windows.
+    /// If set, `span` is only the approximate length of a window.
     calendar: Option<Calendar>,
 }
 
 impl Period {
-    /// What `unit`, `unit_multiplier`, `window` and `calendar` say together.
+    /// Reads `unit`, `unit_multiplier`, `window` and `calendar`.
     pub(super) fn read(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         if draft.given("window").is_some() {
             let span = window(draft.window.as_ref()?, diagnostics)?;
@@ -46,11 +46,11 @@ impl Period {
     }
 
     pub(super) fn nanos(&self) -> NonZeroU64 {
-        // A span is at least a millisecond long.
+        // A span is at least 1 ms long.
         NonZeroU64::new(self.span.nanos()).unwrap_or(NonZeroU64::MIN)
     }
 
-    /// The windows of this length.
+    /// The windows of this period.
     pub(super) fn into_window(self) -> Window {
         self.calendar.map_or(Window::Aligned(self.span), Window::Calendar)
     }
@@ -76,10 +76,10 @@ fn window(text: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<S
     Span::of_nanos(nanos(text, "window", NANOS_MIN, diagnostics)?)
 }
 
-/// The shortest time that most keys take.
+/// The shortest time that most keys accept.
 pub(super) const NANOS_MIN: u64 = Span::NANOS_MIN;
 
-/// The nanoseconds of a time in whole milliseconds, from `min` to a hundred years.
+/// The nanoseconds of a time in whole milliseconds, from `min` to 100 years.
 pub(super) fn nanos(
     text: &Located<String>,
     key: &str,
@@ -114,7 +114,7 @@ fn calendar(
 ) -> Option<Calendar> {
     let unit = calendar_unit(unit, draft, diagnostics);
     let zone = draft.timezone.as_ref()?;
-    // Any unit does for the check of the zone.
+    // The unit does not matter for checking the zone.
     let calendar = Calendar::new(unit.unwrap_or(CalendarUnit::Day), &zone.value);
     if calendar.is_none() {
         unknown_zone(&zone.value, zone.mark, diagnostics);

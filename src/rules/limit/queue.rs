@@ -1,4 +1,4 @@
-//! Rules that let wait.
+//! Rules with a queue.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// A queue that `requests` leave in each length.
+/// A queue that `requests` leave in each period.
 pub(super) fn leaky(
     draft: &RateLimit,
     period: &Period,
@@ -21,7 +21,7 @@ pub(super) fn leaky(
     if draft.given("burst").is_none() {
         diagnostics.add(
             draft.mark,
-            "`burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets nobody wait",
+            "`burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets no request wait",
         );
     }
     let max_delay = match (&draft.max_delay, draft.given("max_delay")) {
@@ -35,7 +35,7 @@ pub(super) fn leaky(
         return Some(Limit::LeakyQueue(LeakyQueue { pace, burst: None, max_delay, patience: None }));
     };
     let pace = Pace::new(hits, period.nanos());
-    if u128::from(Span::NANOS_MAX) < pace.nanos_for(burst.saturating_add(1)) {
+    if pace.nanos_for(burst.saturating_add(1)) > u128::from(Span::NANOS_MAX) {
         let mark = draft.given("burst").unwrap_or(draft.mark);
         diagnostics.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
         return None;

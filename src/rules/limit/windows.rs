@@ -1,4 +1,4 @@
-//! Rules that count in windows.
+//! Rules with windows.
 
 use std::num::NonZeroU64;
 
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// The most sub-windows of a window.
+/// The maximum number of sub-windows of a window.
 const SUB_WINDOWS_MAX: u64 = 1_000;
 
 pub(super) fn classic(period: Period, limit: u64) -> Limit {
@@ -26,9 +26,9 @@ pub(super) fn fixed(
     excess: Excess,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
-    // Where nothing ever passes there is no debt.
+    // A limit of 0 admits nothing and so has no debt.
     let windows = if limit == 0 { 0 } else { debt(excess).div_ceil(limit) };
-    if Span::NANOS_MAX < period.span.nanos().saturating_mul(windows) {
+    if period.span.nanos().saturating_mul(windows) > Span::NANOS_MAX {
         let mark = draft.given("overdraft_limit").unwrap_or(draft.mark);
         diagnostics.add(
             mark,
@@ -57,7 +57,7 @@ pub(super) fn sliding(
     }
 }
 
-/// The length of one of so many sub-windows.
+/// The length of a sub-window.
 fn grain(span: Span, parts: &Located<u64>, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
     let Located { value: parts, mark } = *parts;
     let fits = (1..=SUB_WINDOWS_MAX).contains(&parts)

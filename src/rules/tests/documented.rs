@@ -1,4 +1,4 @@
-//! Holds `docs/rules.md` against the code.
+//! Compares `docs/rules.md` with the code.
 
 use super::rules;
 use crate::rules::{
@@ -8,7 +8,7 @@ use crate::rules::{
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/rules.md"));
 
-/// The rows of the tables below a heading: what the first cell names, and the whole row.
+/// The rows of the tables below a heading: the name in the first cell, and the whole row.
 fn rows(heading: &str) -> Vec<(&'static str, &'static str)> {
     let (_, section) =
         PAGE.split_once(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no section {heading}"));
@@ -18,7 +18,7 @@ fn rows(heading: &str) -> Vec<(&'static str, &'static str)> {
 }
 
 #[test]
-fn every_key_has_a_row_at_its_level_and_every_row_is_a_key() {
+fn documented_keys_are_the_keys_of_each_section() {
     for (section, heading) in [
         (Section::Root, "The document"),
         (Section::Descriptor, "A descriptor"),
@@ -40,7 +40,7 @@ fn names(some: &[AlgorithmName]) -> String {
 }
 
 #[test]
-fn the_row_of_an_algorithm_names_the_keys_that_are_its_own() {
+fn documented_algorithm_lists_its_own_keys() {
     let rows = rows("Algorithms");
     assert_eq!(
         rows.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
@@ -57,7 +57,7 @@ fn the_row_of_an_algorithm_names_the_keys_that_are_its_own() {
 }
 
 #[test]
-fn the_row_of_a_key_names_the_algorithms_it_goes_with() {
+fn documented_key_lists_its_algorithms() {
     let rows = rows("`rate_limit`");
     for key in KEYS.iter().filter(|key| key.section == Section::RateLimit) {
         let (_, row) = rows.iter().find(|(name, _)| *name == key.name).unwrap();
@@ -74,16 +74,16 @@ fn the_row_of_a_key_names_the_algorithms_it_goes_with() {
 }
 
 #[test]
-fn every_algorithm_and_every_unit_is_named() {
+fn documentation_names_every_algorithm_and_unit() {
     let names = AlgorithmName::ALL.map(AlgorithmName::name).into_iter().chain(Unit::ALL.map(Unit::name));
     names.for_each(|name| assert!(PAGE.contains(&format!("`{name}`")), "{name}"));
 }
 
 #[test]
-fn every_example_is_right_and_means_something() {
+fn documented_examples_are_valid_without_warnings() {
     let examples: Vec<_> =
         PAGE.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert!(5 <= examples.len());
+    assert!(examples.len() >= 5);
     for example in examples {
         let rules = rules(example);
         assert_eq!((rules.warnings(), rules.is_empty()), (&[][..], false), "{example}");

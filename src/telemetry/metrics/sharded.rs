@@ -1,5 +1,5 @@
-//! Cells that many threads add to. Each thread has a place of its own, so that no two write to one cache line;
-//! whoever reads sums all places.
+//! Counters sharded by thread: each thread writes to a shard of its own, so that no two threads share a cache line. A
+//! read sums all shards.
 
 use std::{
     cell::Cell,
@@ -11,31 +11,31 @@ use std::{
     thread,
 };
 
-/// The place of all threads that have none of their own.
+/// The shard of all threads without a shard of their own; written with atomic additions.
 const SHARED: usize = 0;
-/// A thread that has never counted anything has no place yet.
+/// The index of a thread that has not counted anything yet.
 const UNASSIGNED: usize = usize::MAX;
-/// Places besides one for each core: for threads that are not the runtime's.
+/// Shards in addition to one for each core: for threads outside the workers.
 const SPARE_SHARDS: usize = 3;
 
 static POOL: LazyLock<ShardPool> = LazyLock::new(ShardPool::new);
 
 thread_local! {
     static SHARD_INDEX: Cell<usize> = const { Cell::new(UNASSIGNED) };
-    // Held, because dropping it frees the place for the next thread.
+    // Kept until the thread ends: dropping it frees the shard for the next thread.
     static LEASE: Cell<Option<ShardLease>> = const { Cell::new(None) };
 }
 
-/// The places there are.
+/// The shards and which of them are free.
 struct ShardPool {
     shards: usize,
     free: Mutex<Vec<usize>>,
 }
 
-/// A place that belongs to one thread while it lives.
+/// A shard owned by one thread while it lives.
 struct ShardLease(usize);
 
-/// `N` sums. The memory for them is taken when the first thread adds to one.
+/// `N` counters. Memory is allocated by the first addition.
 #[derive(Debug, Default)]
 pub struct ShardedCounters<const N: usize>(OnceLock<Box<[Padded<N>]>>);
 
@@ -43,12 +43,12 @@ pub struct ShardedCounters<const N: usize>(OnceLock<Box<[Padded<N>]>>);
 #[repr(align(64))]
 struct Padded<const N: usize>([AtomicU64; N]);
 
-/// Where this thread adds to some cells.
+/// The shard of this thread.
 #[derive(Debug)]
 pub struct Shard<'c, const N: usize> {
     counters: &'c [AtomicU64; N],
     is_shared: bool,
-    // Stays with its thread.
+    // Makes the type `!Send`: the shard belongs to its thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -69,13 +69,13 @@ impl ShardPool {
 
 impl Drop for ShardLease {
     fn drop(&mut self) {
-        // What this thread still counts while it ends goes where it may.
+        // Destructors that still run on this thread count in the shared shard.
         SHARD_INDEX.set(SHARED);
         POOL.give_back(self.0);
     }
 }
 
-/// The number of this thread's place, below that of all places.
+/// The shard index of this thread; less than [`shard_count`].
 pub(super) fn shard_index() -> usize {
     match SHARD_INDEX.get() {
         UNASSIGNED => assign_shard(),
@@ -83,7 +83,7 @@ pub(super) fn shard_index() -> usize {
     }
 }
 
-/// How many places there are.
+/// The number of shards.
 pub(super) fn shard_count() -> usize {
     POOL.shards
 }
@@ -93,18 +93,18 @@ fn assign_shard() -> usize {
     let lease = POOL.take().map(ShardLease);
     let shard_index = lease.as_ref().map_or(SHARED, |lease| lease.0);
     SHARD_INDEX.set(shard_index);
-    // A thread that is ending already cannot hold it: then it is dropped here, and the place is free again.
+    // A thread that is ending cannot store the lease: dropping it here frees the shard again.
     let _ = LEASE.try_with(|held| held.set(lease));
     SHARD_INDEX.get()
 }
 
 impl<const N: usize> ShardedCounters<N> {
-    /// Cells that hold zero.
+    /// Counters at zero.
     pub const fn new() -> Self {
         Self(OnceLock::new())
     }
 
-    /// Where this thread adds.
+    /// The shard of this thread.
     pub fn shard(&self) -> Shard<'_, N> {
         let shard_index = shard_index();
         let shards = self.0.get_or_init(|| {
@@ -113,7 +113,7 @@ impl<const N: usize> ShardedCounters<N> {
         Shard { counters: &shards[shard_index].0, is_shared: shard_index == SHARED, _thread: PhantomData }
     }
 
-    /// What all threads have added to each cell.
+    /// The sum of each counter over all shards.
     pub fn sums(&self) -> [u64; N] {
         let shards = self.0.get().map_or(&[][..], |shards| shards);
         let sum = |counter: usize| {
@@ -125,14 +125,14 @@ impl<const N: usize> ShardedCounters<N> {
 }
 
 impl<const N: usize> Shard<'_, N> {
-    /// Adds `number` to a cell, which is below `N`.
+    /// Adds `number` to a counter, whose index is less than `N`.
     pub fn add(&self, counter: usize, number: u64) {
         let counter = &self.counters[counter];
         if self.is_shared {
             counter.fetch_add(number, Ordering::Relaxed);
         } else {
-            // Nobody else writes here, so this needs no locked instruction. The next thread in this place has
-            // gone through the lock of the room, and so sees what this one has written.
+            // Only this thread writes to the shard, so no locked instruction is needed. The next thread with this
+            // shard takes it from the pool under its lock, and so sees these writes.
             counter.store(counter.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
         }
     }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_however_many_threads_count_and_end() {
+    fn sums_include_every_thread_that_counted_and_ended() {
         let counters = ShardedCounters::<2>::default();
         let rounds = 20;
         let threads = shard_count() * 3;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_of_its_own_belongs_to_one_thread_at_a_time() {
+    fn shard_belongs_to_one_thread_at_a_time() {
         let taken = Mutex::new(Vec::new());
         let all = std::sync::Barrier::new(shard_count() * 2);
         thread::scope(|scope| {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_that_nobody_has_added_to_take_no_memory_and_are_zero() {
+    fn unused_counters_are_zero_and_take_no_memory() {
         let counters = ShardedCounters::<3>::default();
         assert_eq!((counters.sums(), counters.0.get().is_none()), ([0; 3], true));
     }
