@@ -1,4 +1,4 @@
-//! What the process tells of itself while it runs.
+//! Logs, metrics and traces of the process.
 
 mod call_site_limit;
 pub mod logs;

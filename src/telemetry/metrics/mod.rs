@@ -1,4 +1,4 @@
-//! Metrics: numbers that every thread adds to without waiting for another, summed when they are read.
+//! Metrics: counters that every thread adds to without contention and that are summed when read.
 
 mod catalog;
 pub mod cluster;
@@ -23,7 +23,7 @@ pub use sharded::{Shard, ShardedCounters};
 pub use text::{CONTENT_TYPE, Family, Page};
 pub use top_keys::{SpaceSaving, TopKey, TopKeys};
 
-/// A single number that only grows.
+/// A single counter.
 #[derive(Debug, Default)]
 pub struct Counter(ShardedCounters<1>);
 
@@ -33,12 +33,12 @@ impl Counter {
         self.add(1);
     }
 
-    /// Adds so many.
+    /// Adds `number`.
     pub fn add(&self, number: u64) {
         self.0.shard().add(0, number);
     }
 
-    /// What all threads have added.
+    /// The sum over all threads.
     pub fn get(&self) -> u64 {
         let [sum] = self.0.sums();
         sum

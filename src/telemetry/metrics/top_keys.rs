@@ -1,5 +1,5 @@
-//! The keys that something happens to most often, in bounded memory: the algorithm Space-Saving of Metwally,
-//! Agrawal and El Abbadi. A key that is not in a full list takes the place and the count of the rarest one.
+//! The most frequent keys in bounded memory: the Space-Saving algorithm of Metwally, Agrawal and El Abbadi. A key
+//! that is not in a full list takes the place and the count of the least frequent one.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,23 +8,24 @@ use std::{
 
 use crate::telemetry::metrics::{Counter, sharded};
 
-/// The most bytes of a text that are kept.
+/// The maximum length of a text, in bytes; longer ones are truncated.
 const TEXT_MAX: usize = 256;
-/// The most lists that threads share.
+/// The maximum number of lists, which threads share.
 const LISTS_MAX: usize = 8;
 
-/// The most frequent keys of all threads. Counting never waits: what comes while a list is read is left out.
+/// The most frequent keys over all threads. Counting never blocks: keys that arrive while a list is being read are
+/// left out.
 #[derive(Debug)]
 pub struct TopKeys {
     lists: Box<[Mutex<SpaceSaving>]>,
     missed: Counter,
 }
 
-/// The most frequent keys, as far as a bounded list can tell.
+/// The most frequent keys of one list.
 #[derive(Clone, Debug)]
 pub struct SpaceSaving {
     capacity: usize,
-    // At most `capacity`; each is in both of the others.
+    // Invariant: at most `capacity` slots, each of which is in both indexes.
     slots: Vec<Slot>,
     by_key: HashMap<u128, usize>,
     by_count: BTreeSet<(u64, usize)>,
@@ -41,11 +42,11 @@ struct Slot {
 /// One of the most frequent keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopKey {
-    /// What the key stands for, cut where it is longer than 256 bytes.
+    /// The text of the key, truncated to 256 bytes.
     pub text: String,
-    /// How often it came: at most this,
+    /// The upper bound of its frequency.
     pub count: u64,
-    /// and at least this less.
+    /// The maximum overestimation: the true frequency is at least `count - error`.
     pub error: u64,
 }
 
@@ -55,7 +56,7 @@ impl SpaceSaving {
         Self { capacity, slots: Vec::new(), by_key: HashMap::new(), by_count: BTreeSet::new() }
     }
 
-    /// Counts a key once. Its text is asked for only when it enters the list.
+    /// Counts a key once. `text` is called only if the key enters the list.
     pub fn add(&mut self, key: u128, text: impl FnOnce() -> String) {
         if self.capacity == 0 {
             return;
@@ -89,7 +90,7 @@ impl SpaceSaving {
         self.by_count.insert((slot.count, index));
     }
 
-    /// The most that a key can have come which is not in the list.
+    /// The maximum frequency of a key that is not in the list.
     fn unseen_max(&self) -> u64 {
         let full = self.slots.len() == self.capacity;
         self.by_count.first().filter(|_| full).map_or(0, |(count, _)| *count)
@@ -106,7 +107,7 @@ impl TopKeys {
         }
     }
 
-    /// Counts a key once.
+    /// Counts a key once. `text` is called only if the key enters the list.
     pub fn add(&self, key: u128, text: impl FnOnce() -> String) {
         match self.lists[sharded::shard_index() % self.lists.len()].try_lock() {
             Ok(mut list) => list.add(key, text),
@@ -115,12 +116,12 @@ impl TopKeys {
         }
     }
 
-    /// How many were left out.
+    /// The number of keys left out.
     pub fn missed(&self) -> u64 {
         self.missed.get()
     }
 
-    /// The most frequent keys of all lists together, at most `max` of them, those that come most often first.
+    /// The most frequent keys of all lists together, at most `max`, in descending order.
     pub fn entries(&self, max: usize) -> Vec<TopKey> {
         let lists = self.lists.iter().map(|list| list.lock().unwrap_or_else(PoisonError::into_inner).clone());
         merged(&lists.collect::<Vec<_>>(), max)
@@ -132,14 +133,14 @@ fn merged(lists: &[SpaceSaving], max: usize) -> Vec<TopKey> {
     let mut all: HashMap<u128, TopKey> = HashMap::new();
     for list in lists {
         for slot in &list.slots {
-            // Each list that lacks the key may have missed as many as its rarest key has.
+            // A list without the key may have missed it as often as its least frequent key occurs.
             let entry = all.entry(slot.key).or_insert_with(|| TopKey {
                 text: slot.text.to_string(),
                 count: unseen_max,
                 error: unseen_max,
             });
             entry.count += slot.count - list.unseen_max();
-            // Never below zero: the error of a slot is at most the rarest count.
+            // No underflow: the error of a slot is at most the smallest count.
             entry.error = entry.error + slot.error - list.unseen_max();
         }
     }
@@ -163,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys of which the `n`th comes about `1/n` times as often as the first.
+    /// Keys of which the `n`th occurs about `1/n` times as often as the first.
     fn zipf(keys: u64, draws: usize, seed: u64) -> Vec<u128> {
         let weights: Vec<f64> = (1..=keys).map(|rank| 1.0 / rank as f64).collect();
         let all: f64 = weights.iter().sum();
@@ -190,7 +191,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
-        fn the_true_count_lies_within_the_bounds_that_are_told(
+        fn true_count_lies_within_the_reported_bounds(
             seed: u64,
             lists in 1_usize..4,
             capacity in 20_usize..60,
@@ -206,7 +207,7 @@ mod tests {
                 prop_assert!(count - error <= came && came <= *count, "{text}: {came} in {count}-{error}");
                 prop_assert!(*error <= (stream.len() / capacity) as u64, "the bound of the algorithm");
             }
-            // Whoever came more often than the bound is in the list.
+            // Every key more frequent than the bound is in the list.
             for (text, came) in &truth {
                 let listed = entries.iter().any(|entry| entry.text == *text);
                 prop_assert!(listed || *came <= (stream.len() / capacity) as u64, "{text} came {came} times");
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_keys_are_kept_than_there_is_room_for() {
+    fn list_keeps_at_most_its_capacity() {
         let mut sketch = SpaceSaving::new(10);
         (0..100_000).for_each(|key| sketch.add(key, || key.to_string()));
         assert_eq!((sketch.slots.len(), sketch.by_key.len(), sketch.by_count.len()), (10, 10, 10));
@@ -225,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_between_characters() {
+    fn long_text_is_truncated_at_a_character_boundary() {
         let kept = cut("é".repeat(1_000));
         assert_eq!(*kept, *format!("{}…", "é".repeat(TEXT_MAX / 2)));
     }
 
     #[test]
-    fn counting_while_a_list_is_read_is_left_out_and_told() {
+    fn key_counted_during_a_read_is_missed_and_reported() {
         let top_keys = TopKeys::new(10);
         let held: Vec<_> = top_keys.lists.iter().map(|list| list.lock().unwrap()).collect();
         top_keys.add(1, || "one".to_owned());
