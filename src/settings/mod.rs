@@ -1,4 +1,5 @@
-//! How this process runs, fixed until it is restarted: defaults, then a file, then the environment, then flags.
+//! The settings of the process, read once at the start: defaults, overridden by a file, by the environment, and by
+//! flags.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -29,78 +30,78 @@ use value_type::OFF;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// The gRPC service.
+    /// The gRPC listener.
     pub grpc: Grpc,
-    /// The plain HTTP side.
+    /// The HTTP listener.
     pub http: Http,
-    /// The operator's side.
+    /// The admin listener.
     #[serde(deserialize_with = "admin_settings")]
     pub admin: Admin,
-    /// The page of metrics.
+    /// The metrics listener.
     pub metrics: Metrics,
-    /// How certificates are kept up to date.
+    /// The reload of certificates.
     pub tls: CertificateReload,
-    /// Where rules come from.
+    /// The source of the rules.
     #[serde(deserialize_with = "rules_settings")]
     pub rules: rules::Settings,
-    /// How counters are kept.
+    /// The store of counters.
     #[serde(deserialize_with = "store_settings")]
     pub store: store::Settings,
-    /// The memory that callers may take.
+    /// The memory that requests and replies may use.
     #[serde(deserialize_with = "memory_settings")]
     pub memory: Memory,
-    /// How it shares keys with other replicas, if at all. [`Sources`] reads it, for it takes more than its section.
-    #[serde(deserialize_with = "none_yet")]
+    /// The cluster, if there is one. Read by [`Sources`], because it needs more than its own section.
+    #[serde(deserialize_with = "ignored")]
     pub cluster: Option<crate::cluster::Settings>,
-    /// How decisions are folded.
+    /// The modes of the limiter.
     pub limiter: limiter::Modes,
-    /// How answers are worded.
+    /// The API.
     pub api: api::Settings,
-    /// What answers tell in headers.
+    /// The response headers.
     pub headers: api::headers::Settings,
-    /// How the process leaves.
+    /// The shutdown.
     pub drain: Drain,
-    /// What it writes while it runs.
+    /// Logs.
     pub log: telemetry::logs::Settings,
-    /// Where it sends traces, if anywhere: told by OpenTelemetry's variables, not by settings of ours.
+    /// The destination of traces, if any; from the variables of OpenTelemetry.
     #[serde(skip)]
     pub traces: Option<telemetry::traces::Settings>,
-    /// All of these as they were given.
+    /// The effective value of each setting and its origin.
     #[serde(skip)]
     pub given: Vec<api::admin::EffectiveSetting>,
 }
 
-/// Where metrics are served, and how many there can be.
+/// The metrics listener and the bounds on series.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
-    /// The address; port 0 takes any that is free.
+    /// The address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The most connections at a time.
+    /// The maximum number of connections.
     pub max_connections: usize,
-    /// The most names with values of requests that one rule can have.
+    /// The maximum number of names with values of requests for each rule.
     pub names_per_rule: usize,
-    /// How many of the keys denied most often are kept, in each list of them.
+    /// The number of most denied keys to track, for each list.
     pub top_keys: usize,
 }
 
-/// The memory that callers may take for what is on its way, in bytes.
+/// The memory that requests and replies may use, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// For requests that have not arrived whole.
+    /// For incomplete requests.
     pub requests: u64,
-    /// For replies that are not sent yet.
+    /// For unsent replies.
     pub replies: u64,
 }
 
-/// How the process leaves after SIGTERM.
+/// The shutdown after SIGTERM.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
-    /// How long it goes on answering as before, so that callers can notice that it is no longer ready.
+    /// The time to continue serving while not ready, so that callers can notice.
     #[serde(deserialize_with = "duration")]
     pub delay: Duration,
-    /// After this time it leaves, whatever is still open.
+    /// The maximum duration of the shutdown.
     #[serde(deserialize_with = "duration")]
     pub timeout: Duration,
 }
@@ -169,7 +170,7 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::E
     value_type::duration(&text).ok_or_else(|| D::Error::custom(ValueType::Duration.expected()))
 }
 
-fn none_yet<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+fn ignored<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     IgnoredAny::deserialize(deserializer).map(|_| None)
 }
 

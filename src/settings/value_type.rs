@@ -1,4 +1,4 @@
-//! A setting, and what it may be set to.
+//! Settings and the types of their values.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -14,77 +14,77 @@ use crate::{
     telemetry::logs::{self, Denials},
 };
 
-/// The largest number that a setting may be.
+/// The maximum of a count.
 pub(super) const COUNT_MAX: u32 = 1_000_000;
-/// What stands for "none".
+/// The value that disables a setting.
 pub(super) const OFF: &str = "off";
 
-/// One setting.
+/// A setting.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// Its section and name, as in a settings file: `drain.delay`.
+    /// The section and name, as in a settings file: `drain.delay`.
     pub name: &'static str,
-    /// What it may be set to.
+    /// The type of the value.
     pub value_type: ValueType,
-    /// What it is when nothing sets it; `None` where something must.
+    /// The default value; `None` if the setting is required.
     pub default: Option<&'static str>,
-    /// What it does, in one sentence.
+    /// The help text.
     pub help: &'static str,
 }
 
-/// What a setting may be set to.
+/// The type of a setting's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueType {
     /// An IP address and a port.
     SocketAddress,
     /// An IP address and a port, or a Unix socket.
     ListenAddress,
-    /// Hosts with their ports.
+    /// A comma list of `HOST:PORT`.
     HostPorts,
-    /// A host with its port, an IP address, or whatever the machine finds.
+    /// `HOST:PORT`, an IP address, or `auto`.
     AdvertisedAddress,
-    /// Who may open a file.
+    /// The mode of a file, in octal.
     FileMode,
-    /// Names in certificates, or none.
+    /// A comma list of names in certificates, or `off`.
     CertificateNames,
-    /// How many, at least one.
+    /// A number from 1 to `COUNT_MAX`.
     Count,
-    /// A length of time.
+    /// A duration.
     Duration,
-    /// A length of time within bounds.
+    /// A duration within bounds.
     DurationRange {
-        /// The shortest that is allowed.
+        /// The minimum.
         min: Duration,
-        /// The longest that is allowed.
+        /// The maximum.
         max: Duration,
     },
-    /// On or off.
+    /// `true` or `false`.
     Bool,
     /// A file or directory.
     Path,
-    /// The same, or `off`.
+    /// A value of the inner type, or `off`.
     OrOff(&'static ValueType),
-    /// A number of bytes, or a part of the memory that this process may use.
+    /// A number of bytes, or `auto` for a share of the memory available to the process.
     Size(MemoryShare),
-    /// How many, at least one, or as many as there is memory for.
+    /// A count, or `auto` for as many as fit into the memory.
     CountOrAuto,
-    /// A number of things, at most so many.
+    /// An integer from 0 to `max`.
     Number {
-        /// The largest that is allowed.
+        /// The maximum.
         max: u64,
     },
-    /// One of a few words.
+    /// One of these words.
     OneOf(&'static [&'static str]),
     /// The name of an HTTP header.
     HeaderName,
-    /// Which logs to write.
+    /// A log level.
     LogFilter,
-    /// How many denials to log.
+    /// The rate at which denials are logged.
     DenialRate,
 }
 
 impl Setting {
-    /// Its command-line flag, without the dashes.
+    /// The command-line flag, without the dashes.
     pub fn flag(&self) -> String {
         match self.name {
             "rules.path" => "rules".to_owned(),
@@ -93,19 +93,20 @@ impl Setting {
         }
     }
 
-    /// Whether it holds a secret, which nobody is shown. One whose name ends so must; the path of a file is none.
+    /// Whether the value is a secret, which is never shown. The name of such a setting must end accordingly; the path
+    /// of a file is not a secret.
     pub fn is_secret(&self) -> bool {
         ["token", "secret", "password"].into_iter().any(|end| self.name.ends_with(end))
     }
 
-    /// Its environment variable.
+    /// The environment variable.
     pub fn variable(&self) -> String {
         format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
     }
 }
 
 impl ValueType {
-    /// The kind of value, as a word for help texts.
+    /// The placeholder of the value in help texts.
     pub fn value_name(self) -> &'static str {
         match self {
             Self::SocketAddress | Self::ListenAddress => "ADDRESS:PORT",
@@ -128,7 +129,7 @@ impl ValueType {
         }
     }
 
-    /// Whether it is a list, so that a flag may come several times.
+    /// Whether the value is a list, so that its flag may be repeated.
     pub fn is_list(self) -> bool {
         match self {
             Self::CertificateNames | Self::HostPorts => true,
@@ -152,20 +153,20 @@ impl ValueType {
         }
     }
 
-    /// What is allowed.
+    /// The accepted values, for messages.
     pub fn expected(self) -> String {
         match self {
             Self::SocketAddress => "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081".to_owned(),
             Self::ListenAddress => {
                 "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock".to_owned()
             }
-            Self::HostPorts => "HOST:PORT, also several separated by commas".to_owned(),
+            Self::HostPorts => "HOST:PORT, several separated by commas".to_owned(),
             Self::AdvertisedAddress => "HOST:PORT, an IP address, or auto".to_owned(),
-            Self::FileMode => "a mode of a file, as in 0660".to_owned(),
+            Self::FileMode => "a file mode, as in 0660".to_owned(),
             Self::CertificateNames => "a comma list of host names, URIs and IP addresses, or off".to_owned(),
             Self::Count => format!("a number from 1 to {COUNT_MAX}"),
-            Self::Duration => "a length of time, as in 250ms, 5s or 1m 30s".to_owned(),
-            Self::DurationRange { min, max } => format!("a length of time from {min:?} to {max:?}"),
+            Self::Duration => "a duration, as in 250ms, 5s or 1m 30s".to_owned(),
+            Self::DurationRange { min, max } => format!("a duration from {min:?} to {max:?}"),
             Self::Bool => "true or false".to_owned(),
             Self::Path => "a path".to_owned(),
             Self::OrOff(value_type) => format!("{}, or off", value_type.expected()),
@@ -174,7 +175,7 @@ impl ValueType {
                 ByteSize(share.bytes_min())
             ),
             Self::CountOrAuto => format!("a number from 1 to {COUNT_MAX}, or auto"),
-            Self::Number { max } => format!("a whole number from 0 to {max}"),
+            Self::Number { max } => format!("a number from 0 to {max}"),
             Self::OneOf(words) => format!("one of {}", words.join(", ")),
             Self::HeaderName => "the name of an HTTP header".to_owned(),
             Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
@@ -182,7 +183,7 @@ impl ValueType {
         }
     }
 
-    /// Whether `text` is allowed.
+    /// Whether `text` is accepted.
     pub fn allows(self, text: &str) -> bool {
         match self {
             Self::SocketAddress => text.parse::<SocketAddr>().is_ok(),
@@ -210,7 +211,7 @@ impl ValueType {
     }
 }
 
-/// Reads a length of time.
+/// Parses a duration.
 pub(super) fn duration(text: &str) -> Option<Duration> {
     text.parse::<SignedDuration>().ok()?.try_into().ok()
 }
