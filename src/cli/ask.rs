@@ -1,4 +1,4 @@
-//! `tollgate ask`: asks a rate limit server, ours or another's, one question.
+//! `tollgate ask`: sends one request to a rate limit server, Tollgate or another.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -22,12 +22,12 @@ use crate::{
     },
 };
 
-/// How long to wait for an answer.
+/// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn command() -> Command {
     let command = Command::new("ask")
-        .about("Asks a server once; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer")
+        .about("Send one request to a server; exits 0 if it passes, 2 if it is over a limit, 1 without an answer")
         .args(target::args());
     request::of(command)
 }
@@ -78,7 +78,7 @@ async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitRespo
         None => format!("http://{to}"),
     };
     let mut endpoint =
-        Endpoint::from_shared(uri).map_err(|_| "this is no HOST:PORT".to_owned())?.connect_timeout(TIMEOUT);
+        Endpoint::from_shared(uri).map_err(|_| "not HOST:PORT".to_owned())?.connect_timeout(TIMEOUT);
     if let Some(tls) = tls {
         endpoint = endpoint.tls_config(trust(tls)).map_err(|error| causes(&error))?;
     }
@@ -93,7 +93,7 @@ async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitRespo
     timeout(TIMEOUT, answered).await.unwrap_or_else(|_| Err(format!("none within {} s", TIMEOUT.as_secs())))
 }
 
-/// An error with all that caused it, outermost first.
+/// An error with all its causes, outermost first.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -105,7 +105,7 @@ fn causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// One line for the whole, and one for each descriptor.
+/// One line for the response and one for each descriptor.
 fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
     let overall = match answer.overall_code() {
         Code::Ok => "passed",

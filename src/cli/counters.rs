@@ -1,4 +1,4 @@
-//! `tollgate counters`: looks at one counter of a server, resets it or sets it.
+//! `tollgate counters`: shows, resets or sets one counter of a server.
 
 use std::process::ExitCode;
 
@@ -14,15 +14,15 @@ pub(super) fn command() -> Command {
     let reset = Arg::new("reset")
         .long("reset")
         .action(ArgAction::SetTrue)
-        .help("Make it a fresh one, as if never used");
+        .help("Reset the counter, as if it had never been used");
     let set = Arg::new("set")
         .long("set")
         .value_name("N")
         .value_parser(value_parser!(u64))
-        .help("Make it a fresh one to which N hits are charged");
+        .help("Reset the counter and charge N hits");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
     Command::new("counters")
-        .about("Shows what a server has counted for a descriptor, resets it or sets it; the server logs every change")
+        .about("Show, reset or set the counter of a descriptor on a server; the server logs every change")
         .args(admin_client::args())
         .args([request::domain(), request::descriptor(), reset, set, json])
         .group(ArgGroup::new("change").args(["reset", "set"]))

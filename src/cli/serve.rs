@@ -22,16 +22,15 @@ use crate::{
     time::{Clock, Stopwatch},
 };
 
-/// The time that blocking calls may take after the service has ended.
+/// The time for blocking calls to return after the service has ended.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
-/// The time that the last log lines may take.
+/// The time to write the last log lines.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
 pub(super) fn command() -> Command {
-    let file =
-        Arg::new("settings").long("settings").value_name("FILE").value_hint(ValueHint::FilePath).help(
-            "A YAML file of settings; the environment (TOLLGATE_<SECTION>__<NAME>) and flags overrule it",
-        );
+    let file = Arg::new("settings").long("settings").value_name("FILE").value_hint(ValueHint::FilePath).help(
+        "YAML file of settings; environment variables (TOLLGATE_<SECTION>__<NAME>) and flags override it",
+    );
     let flags = CATALOG.iter().map(|setting| {
         let default = setting.default.map(|default| format!(" [default: {default}]")).unwrap_or_default();
         Arg::new(setting.name)
@@ -40,7 +39,7 @@ pub(super) fn command() -> Command {
             .action(if setting.value_type.is_list() { ArgAction::Append } else { ArgAction::Set })
             .help(format!("{}{default}", setting.help))
     });
-    Command::new("serve").about("Runs the service").arg(file).args(flags)
+    Command::new("serve").about("Run the service").arg(file).args(flags)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
@@ -60,11 +59,11 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         }
     };
     log_panics(log_control.clone());
-    // Connections have threads of their own; the rest needs little.
+    // Connections run on the workers; everything else fits on one thread.
     let served = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
             let served = runtime.block_on(serve(settings, log_control.clone()));
-            // A blocking call that hangs, such as a read from a disk that is gone, must not keep the process.
+            // A blocking call that hangs, such as a read from a failed disk, must not keep the process alive.
             runtime.shutdown_timeout(SHUTDOWN_MAX);
             served
         }
@@ -81,18 +80,18 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     code
 }
 
-/// Has panics logged, and written before the thread goes on: the usual hook would wait for standard error.
+/// Logs panics, and writes them before the thread continues. The default hook would block on standard error.
 fn log_panics(log_control: logs::LogControl) {
     std::panic::set_hook(Box::new(move |panic| {
         let backtrace = Backtrace::capture();
         let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
-        error!(panic = panic.to_string(), backtrace, "a thread has panicked");
+        error!(panic = panic.to_string(), backtrace, "thread panicked");
         log_control.flush(FLUSH_MAX);
     }));
 }
 
 fn sources(matches: &ArgMatches) -> Sources {
-    // Those that may come several times are lists.
+    // Flags that may be repeated are lists.
     let flag = |name: &str| {
         let values: Vec<&str> = matches.get_many::<String>(name)?.map(String::as_str).collect();
         Some(values.join(","))
@@ -105,9 +104,9 @@ fn sources(matches: &ArgMatches) -> Sources {
 }
 
 async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), Box<dyn std::error::Error>> {
-    let (tell, leave) = mpsc::channel(2);
+    let (sender, shutdown) = mpsc::channel(2);
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    // Owned here, so that it ends with the service.
+    // Owned here, so that the task ends with the service.
     let mut signals = JoinSet::new();
     signals.spawn(async move {
         loop {
@@ -115,7 +114,7 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            if tell.send(()).await.is_err() {
+            if sender.send(()).await.is_err() {
                 return;
             }
         }
@@ -130,12 +129,15 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
     info!(listener = "http", address = %addresses.http, "listening");
     info!(listener = "admin", address = %addresses.admin, "listening");
     info!(listener = "metrics", address = %addresses.metrics, "listening");
-    info!(command = format!("tollgate ask --to {}{flags} DOMAIN key=value", addresses.grpc), "to try it");
-    server.run(leave).await?;
+    info!(
+        command = format!("tollgate ask --to {}{flags} DOMAIN key=value", addresses.grpc),
+        "example request"
+    );
+    server.run(shutdown).await?;
     Ok(())
 }
 
-/// What a caller has to bring where TLS is spoken.
+/// The flags of `ask` that a caller needs if the listener uses TLS.
 fn flags_to_ask(tls: Option<&Tls>) -> &'static str {
     match tls {
         None => "",
@@ -149,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flag_of_a_list_may_come_several_times_and_no_other() {
+    fn only_flags_of_lists_may_be_repeated() {
         let read = |arguments: &[&str]| command().try_get_matches_from(arguments);
         let given =
             ["serve", "--cluster-seed", "a:1,b:2", "--cluster-seed", "c:3", "--grpc-listen", "[::]:1"];
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_to_try_it_names_what_tls_takes() {
+    fn example_request_has_the_flags_for_tls() {
         let tls = |client_ca: Option<&str>| {
             let client_ca = client_ca.map(Into::into);
             Tls { cert: "cert".into(), key: "key".into(), client_ca, client_san: Vec::new() }

@@ -313,7 +313,7 @@ async fn the_level_changes_while_running_and_a_bad_one_changes_nothing() {
         assert!(why.contains("allowed are error, warn"), "{why}");
     }
     assert_eq!(admin(&service, "GET", "/log", "").await.1, "warn,tollgate::api=info\n");
-    let changes = lines.with("changed what is logged");
+    let changes = lines.with("changed the log level");
     assert_eq!(changes.len(), 1);
     assert_eq!(
         (&changes[0]["before"], &changes[0]["after"]),

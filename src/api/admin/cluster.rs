@@ -1,4 +1,4 @@
-//! `/cluster`: the other replicas, as this one sees them.
+//! `/cluster`: the view of this replica of the cluster.
 
 use axum::{
     Json,
@@ -14,7 +14,7 @@ use crate::{
     telemetry::logs::UNLIMITED,
 };
 
-/// Which member: `?member=ID`.
+/// The query for a member: `?member=ID`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MemberQuery {
@@ -42,13 +42,13 @@ pub(super) async fn declare_dead(
         return Err(AdminError::bad_request(format!("{member} is this replica itself")));
     }
     if !cluster.declare_dead(member) {
-        return Err(AdminError::not_found(format!("{member} is not known here; /cluster tells who is")));
+        return Err(AdminError::not_found(format!("{member} is not a known member; /cluster lists them")));
     }
     warn!(name: UNLIMITED, %peer, %member, "declared a replica dead");
     Ok(Json(json!({"member": member.to_string(), "declared": "dead"})))
 }
 
 fn cluster_of(state: &AdminState) -> Result<&Cluster, AdminError> {
-    let alone = "cluster.listen is off: this replica counts by itself";
+    let alone = "cluster.listen is off: this is a single replica";
     state.limiter.cluster().ok_or_else(|| AdminError::not_found(alone))
 }

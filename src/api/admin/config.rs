@@ -1,31 +1,31 @@
-//! `/config`: the settings in force.
+//! `/config`: the effective settings.
 
 use axum::{Json, extract::State};
 use serde_json::{Map, Value, json};
 
 use crate::api::admin::AdminState;
 
-/// A setting in force.
+/// The effective value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EffectiveSetting {
-    /// Its section and name.
+    /// The section and name.
     pub name: &'static str,
-    /// What it is set to; a secret is not shown.
+    /// The value; a secret is not shown.
     pub value: String,
-    /// What set it.
+    /// The origin of the value.
     pub from: Origin,
 }
 
-/// What sets a setting.
+/// The origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing did.
+    /// The default.
     Default,
     /// The settings file.
     File,
-    /// A variable of the environment.
+    /// An environment variable.
     Environment,
-    /// A flag.
+    /// A command-line flag.
     Flag,
 }
 
@@ -40,7 +40,7 @@ impl Origin {
     }
 }
 
-/// `settings` as names and values, and `from`: what set each.
+/// `settings`: names and values; `from`: the origin of each.
 pub(super) async fn get(State(state): State<AdminState>) -> Json<Value> {
     let values: Map<_, _> = state
         .settings

@@ -1,4 +1,4 @@
-//! `/counters`: one counter, looked at, reset or set.
+//! `/counters`: shows, resets or sets one counter.
 
 use axum::{
     Json,
@@ -21,7 +21,7 @@ use crate::{
     telemetry::logs::UNLIMITED,
 };
 
-/// Which counter: `?domain=D&key=k=v[,k=v]`.
+/// The query for a counter: `?domain=D&key=k=v[,k=v]`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CounterQuery {
@@ -29,14 +29,14 @@ pub(super) struct CounterQuery {
     key: String,
 }
 
-/// What a counter is set to.
+/// The body that sets a counter.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SetRequest {
     used: u64,
 }
 
-/// A query that was read, or why it was not.
+/// A parsed query, or the error in it.
 type QueryResult = Result<Query<CounterQuery>, axum::extract::rejection::QueryRejection>;
 
 pub(super) async fn get(
@@ -79,24 +79,25 @@ pub(super) async fn set(
     query.audit(&peer, &counted, &replaced, "set a counter");
     let mut body = query.change_json(&counted, &replaced);
     if used != 0 && replaced.after.idle_at.is_none() {
-        body["note"] = "nothing is kept: there is no memory for it, or the limit holds nothing".into();
+        body["note"] =
+            "nothing is stored: the memory for counters is full, or the limit stores nothing".into();
     } else if counted.limit.allowance() < used {
         body["note"] = note_beyond_limit(counted.limit).into();
     }
     Ok(Json(body))
 }
 
-/// What becomes of hits beyond the limit.
+/// How hits beyond the limit are stored.
 fn note_beyond_limit(limit: &Limit) -> &'static str {
     match limit {
-        Limit::Classic(_) | Limit::FixedWindow(_) => "all hits are held; this window refuses to its end",
+        Limit::Classic(_) | Limit::FixedWindow(_) => "all hits are stored; the window refuses until its end",
         Limit::SlidingWindow(_) | Limit::SubWindows(_) | Limit::SlidingLog(_) => {
-            "all hits are held, and refuse until they have left the window"
+            "all hits are stored, and requests are refused until they have left the window"
         }
         Limit::TokenBucket(_) | Limit::SteppedBucket(_) | Limit::LeakyBucket(_) => {
-            "all hits are held as a debt (at most overdraft_limit where there is one), refused until it is paid"
+            "all hits are stored as a debt (at most overdraft_limit, if set), and requests are refused until it is repaid"
         }
-        Limit::LeakyQueue(_) => "a queue holds no more than it lets wait: it is full now",
+        Limit::LeakyQueue(_) => "a queue stores at most its burst: it is full now",
     }
 }
 
@@ -153,7 +154,7 @@ fn admin_error(error: Uncounted) -> AdminError {
     }
 }
 
-/// What is kept, where nothing is the same as an unused counter.
+/// The state of a counter; one without stored state equals an unused one.
 pub(super) fn kept_json(kept: &Kept) -> Value {
     json!({
         "kept": kept.idle_at.is_some(),

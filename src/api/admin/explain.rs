@@ -1,4 +1,4 @@
-//! `/explain`: what would be decided about a request, and why. Nothing is charged.
+//! `/explain`: what would be decided about a request, and why. Charges nothing.
 
 use std::borrow::Borrow as _;
 
@@ -25,7 +25,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// As for `/json`.
+/// Explains a request in the format of `/json`.
 pub(super) async fn of_message(
     State(state): State<AdminState>,
     body: Body,
@@ -35,14 +35,15 @@ pub(super) async fn of_message(
     explain(&state, request.borrow()).await
 }
 
-/// `?domain=D&key=k=v[,k=v]`, with more `key`s for more descriptors, and `hits=N` or `refund=N`; 0 hits look.
+/// Explains `?domain=D&key=k=v[,k=v]`, with a `key` for each descriptor, and `hits=N` or `refund=N`; 0 hits charge
+/// nothing.
 pub(super) async fn of_query(
     State(state): State<AdminState>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Json<Value>, AdminError> {
     let Query(pairs) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
     let number = |text: &str| {
-        text.parse::<u64>().map_err(|_| AdminError::bad_request(format!("`{text}` is no number of hits")))
+        text.parse::<u64>().map_err(|_| AdminError::bad_request(format!("`{text}` is not a number of hits")))
     };
     let bounds = state.reader.bounds();
     let mut request = RateLimitRequest::default();
@@ -62,7 +63,7 @@ pub(super) async fn of_query(
             "refund" => (hits, refunds) = (Some(number(&value)?), true),
             _another => {
                 return Err(AdminError::bad_request(format!(
-                    "`{name}` is none of domain, key, hits, refund"
+                    "`{name}` is not one of domain, key, hits, refund"
                 )));
             }
         }
@@ -129,7 +130,7 @@ fn explanation_json(
     })
 }
 
-/// Adds what is to be said of one descriptor.
+/// Adds the explanation of one descriptor.
 fn add_part(part: &Part<'_>, status: &Status<'_>, now: Timestamp, body: &mut Value) {
     body["why"] = reason(part).into();
     body["levels"] = part.levels.iter().map(level).collect();
@@ -141,7 +142,7 @@ fn add_part(part: &Part<'_>, status: &Status<'_>, now: Timestamp, body: &mut Val
         body["limit"] = format::limit(&check.limit, unit).into();
         body["counter"] = counter(check);
         body["verdict"] = verdict(check, now);
-        // As the answer tells it: after these hits.
+        // As in the response: after these hits.
         body["remaining"] = status.remaining.into();
     }
     if let Some(candidate) = &part.candidate {
@@ -154,10 +155,10 @@ fn add_part(part: &Part<'_>, status: &Status<'_>, now: Timestamp, body: &mut Val
     }
 }
 
-/// What led to the limit that applies, or to none.
+/// The reason why a limit or no limit applies.
 fn reason(part: &Part<'_>) -> String {
     let Some(last) = part.levels.last() else {
-        return "the caller brings a limit, so no rule was looked for".to_owned();
+        return "the request contains a limit, so no rule was looked up".to_owned();
     };
     let Some(node) = &last.chosen else {
         let depth = part.levels.len();
@@ -165,7 +166,7 @@ fn reason(part: &Part<'_>) -> String {
     };
     match (part.rule, part.replaced_by.as_slice()) {
         (None, _) => {
-            let deeper = if node.has_children { "; there are descriptors below it" } else { "" };
+            let deeper = if node.has_children { "; it has nested descriptors" } else { "" };
             format!("no limit: {} at {} has no rate_limit{deeper}", written(node), node.location)
         }
         (Some(rule), []) if part.check.is_none() => format!("no limit: {} is unlimited", rule.path),
@@ -225,20 +226,20 @@ fn how(how: Option<MatchKind>) -> &'static str {
     }
 }
 
-/// Why a node that matches was not chosen.
+/// The reason why a node was not chosen.
 fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> &'static str {
     match (how, best) {
         (Some(MatchKind::Pattern), Some(MatchKind::Pattern)) => {
             "its pattern matches too, but is declared later"
         }
         (Some(MatchKind::Pattern), Some(MatchKind::Exact)) => {
-            "its pattern matches too, but an exact match goes before"
+            "its pattern matches too, but an exact match takes precedence"
         }
         (Some(MatchKind::KeyOnly), Some(MatchKind::Exact)) => {
-            "its key alone matches too, but an exact match goes before"
+            "its key alone matches too, but an exact match takes precedence"
         }
         (Some(MatchKind::KeyOnly), Some(MatchKind::Pattern)) => {
-            "its key alone matches too, but a pattern goes before"
+            "its key alone matches too, but a pattern takes precedence"
         }
         (Some(MatchKind::Exact | MatchKind::Pattern), Some(MatchKind::KeyOnly))
         | (Some(MatchKind::KeyOnly), Some(MatchKind::KeyOnly))

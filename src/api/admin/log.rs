@@ -1,4 +1,4 @@
-//! `/log`: what is logged, changed while running.
+//! `/log`: the log level, which can be changed at run time.
 
 use axum::{extract::State, http::StatusCode};
 use tracing::warn;
@@ -12,7 +12,7 @@ pub(super) async fn get(State(state): State<AdminState>) -> String {
     state.logs.level() + "\n"
 }
 
-/// Puts another level in force until the process ends or the next one comes.
+/// Sets the level until the process ends or the next change.
 pub(super) async fn put(
     State(state): State<AdminState>,
     peer: ClientAddress,
@@ -21,8 +21,8 @@ pub(super) async fn put(
     let level = body.trim();
     match state.logs.set_level(level) {
         Ok(before) => {
-            // A warning, so that turning logs down leaves a trace of who did.
-            warn!(name: UNLIMITED, %peer, before, after = level, "changed what is logged");
+            // A warning, so that lowering the level leaves a trace of who did it.
+            warn!(name: UNLIMITED, %peer, before, after = level, "changed the log level");
             Ok(format!("{level}\n"))
         }
         Err(error @ SetLevelError::Level(_)) => Err(AdminError::bad_request(error)),

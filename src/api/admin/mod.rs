@@ -1,4 +1,4 @@
-//! What operators see and change, on a listener of its own.
+//! The admin pages, for operators, on a listener of their own.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -32,46 +32,46 @@ mod token;
 pub use config::{EffectiveSetting, Origin};
 pub use token::{Token, TokenError};
 
-/// The pages, each with a line of help.
+/// The pages, each with its help.
 const PAGES: [(&str, &str); 11] = [
     ("/", "this list"),
-    ("/cluster", "the other replicas, as this one sees them"),
-    ("/cluster/declare-dead", "POST ?member=ID: treats a member as dead of which nothing proves that it is"),
-    ("/config", "the settings in force, and what set each"),
+    ("/cluster", "the view of this replica of the cluster"),
+    ("/cluster/declare-dead", "POST ?member=ID: declares a silent member dead"),
+    ("/config", "the effective settings and the origin of each"),
+    ("/counters", "?domain=D&key=k=v[,k=v]: one counter; DELETE resets it, PUT {\"used\": N} sets it"),
     (
-        "/counters",
-        "?domain=D&key=k=v[,k=v]: one counter; DELETE makes it a fresh one, PUT {\"used\": N} sets it",
+        "/explain",
+        "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: the decision and the reasons for it",
     ),
-    ("/explain", "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: what would be decided and why"),
-    ("/log", "what is logged; PUT a level, as in info,tollgate::rules=debug, to change it"),
-    ("/rlconfig", "the rules in force, a line each"),
-    ("/rules", "how the rules in force came about, and what is wrong with those that are not"),
-    ("/store", "how many counters there are"),
-    ("/top", "the keys that are denied most often"),
+    ("/log", "the log level; PUT a level, as in info,tollgate::rules=debug, to change it"),
+    ("/rlconfig", "the active rules, one per line"),
+    ("/rules", "the status of the active rules, and the problems of the last load"),
+    ("/store", "the stats of the counters"),
+    ("/top", "the most denied keys"),
 ];
 
-/// The largest body that sets a counter or a log level, in bytes.
+/// The maximum size of a body that sets a counter or a log level, in bytes.
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// What operators look at.
+/// The state that the admin handlers share.
 #[derive(Clone, Debug)]
 pub struct AdminState {
-    /// The rules.
+    /// The active rules.
     pub active_rules: Arc<ActiveRules>,
     /// The counters.
     pub memory: Arc<Memory>,
-    /// Who decides.
+    /// The limiter.
     pub limiter: Limiter,
-    /// Reads requests that are to be explained.
+    /// Reads the requests to explain.
     pub reader: RequestReader,
-    /// The settings in force.
+    /// The effective settings.
     pub settings: Arc<[EffectiveSetting]>,
-    /// What is logged.
+    /// The log level.
     pub logs: LogControl,
 }
 
-/// All pages, and `more` ones. With a token file every request needs the token in it, which no page of another site
-/// knows. Without one, requests that such a page can cause are refused.
+/// All pages, and those of `more`. With a token file every request must contain the token, which no page of another
+/// site knows. Without one, requests that such a page can cause are refused.
 pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> Router {
     let pages = Router::new()
         .route("/", get(index))
@@ -110,7 +110,7 @@ async fn store(State(state): State<AdminState>) -> Json<Value> {
     }))
 }
 
-/// Why a page has no answer: a code, and a line of text.
+/// An error of a page: a status code and a line of text.
 struct AdminError(StatusCode, String);
 
 impl AdminError {
@@ -133,7 +133,7 @@ impl IntoResponse for AdminError {
     }
 }
 
-/// Who asks.
+/// The address of the client.
 struct ClientAddress(Option<SocketAddr>);
 
 impl ClientAddress {

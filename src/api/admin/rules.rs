@@ -1,4 +1,4 @@
-//! `/rules` and `/rlconfig`: what is in force, and how it came about.
+//! `/rules` and `/rlconfig`: the active rules and their status.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use crate::{
     rules::{Allowance, OnOwnerUnavailable, Rule, Rules},
 };
 
-/// How the rules in force came about, their warnings, and how many there are in each domain.
+/// The status of the active rules, their warnings, and the number of rules of each domain.
 pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
     let status = state.active_rules.status();
     let rules = state.active_rules.current();
@@ -35,7 +35,7 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
     }))
 }
 
-/// A line for each rule, as envoyproxy/ratelimit writes it, and our own keys behind that.
+/// A line for each rule in the format of envoyproxy/ratelimit, followed by the keys that only Tollgate has.
 pub(super) async fn lines(State(state): State<AdminState>) -> String {
     let mut text = String::new();
     let rules = state.active_rules.current();
@@ -49,7 +49,7 @@ fn line(rule: &Rule, text: &mut String) {
     let unit = rule.displayed_limit.unit.map_or("unknown", |unit| unit.name()).to_uppercase();
     let (path, number) = (&rule.path, rule.displayed_limit.requests_per_unit);
     let (shadow, quota) = (rule.shadow_mode, rule.quota_mode);
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write!(
         text,
         "{path}: unit={unit} requests_per_unit={number}, shadow_mode: {shadow}, quota_mode: {quota}"

@@ -1,4 +1,4 @@
-//! `tollgate bench`: asks a rate limit server, ours or another's, as fast as it answers or as often as it is told.
+//! `tollgate bench`: generates load on a rate limit server, Tollgate or another, in a closed or an open loop.
 
 use std::{
     io::{IsTerminal, stderr},
@@ -52,7 +52,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// Runs to the end, or until there is a signal.
+/// Runs to the end, or until a signal arrives.
 async fn measure(run: run::Run, route: client::Route) -> Result<Report, String> {
     let signals = |kind| signal(kind).map_err(|error| error.to_string());
     let (mut interrupt, mut terminate) =
@@ -72,7 +72,7 @@ async fn measure(run: run::Run, route: client::Route) -> Result<Report, String> 
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
             _ = second.tick(), if shows_progress => {
-                // Back to the beginning of the line, and clear it.
+                // Return to the beginning of the line and clear it.
                 eprint!("\r\x1b[2K{}", Report::new(callers, &load_model, &running).line());
             }
         }

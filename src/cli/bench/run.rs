@@ -1,4 +1,4 @@
-//! One run: who sends what when, and what is noted of it.
+//! One run of the benchmark: callers, requests and measurements.
 
 use std::{
     sync::{
@@ -24,10 +24,10 @@ use crate::{
     time::Stopwatch,
 };
 
-/// Permits for every caller to find that the run is over.
-const ENOUGH: usize = Semaphore::MAX_PERMITS / 2;
+/// Permits for every caller to find that the run has ended.
+const PERMITS_AT_END: usize = Semaphore::MAX_PERMITS / 2;
 
-/// How many callers there are: each has one request open at a time.
+/// The number of callers; each has one open request at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Callers {
     pub connections: usize,
@@ -35,59 +35,59 @@ pub(super) struct Callers {
     pub streams: usize,
 }
 
-/// What requests say.
+/// The content of requests.
 pub(super) struct Traffic {
     pub template: Template,
     pub keys: Keys,
     pub hits: Hits,
 }
 
-/// What decides when a request is sent.
+/// The load model: when requests are sent.
 #[derive(Clone)]
 pub(super) enum LoadModel {
-    /// A caller sends its next request when it has the answer to the last one.
+    /// Closed loop: a caller sends its next request after the answer to the previous one.
     Closed,
-    /// Requests are sent when they are due, whatever becomes of the others.
+    /// Open loop: requests are sent on schedule, regardless of answers.
     Open(Schedule),
 }
 
-/// A run that has not begun.
+/// A run that has not started.
 pub(super) struct Run {
     pub callers: Callers,
     pub span: MeasuredSpan,
-    /// How long a request may take, from when it was due (open loop) or sent (closed loop).
+    /// The timeout of a request, from when it was due (open loop) or sent (closed loop).
     pub request_timeout: Duration,
     pub load_model: LoadModel,
     pub traffic: Traffic,
 }
 
-/// What callers share.
+/// The state that callers share.
 struct Shared {
     stopwatch: Stopwatch,
     span: MeasuredSpan,
     request_timeout: Duration,
     next: Mutex<NextRequest>,
     stats: Mutex<Stats>,
-    // Of an open loop: how many requests are due and not sent; more than enough after the last one.
+    // Open loop: the number of requests due and not sent; `PERMITS_AT_END` after the last one.
     due: Semaphore,
 }
 
-/// What the next request will be.
+/// The state that determines the next request.
 struct NextRequest {
     traffic: Traffic,
     load_model: LoadModel,
     measured: u64,
 }
 
-/// One request to be sent.
+/// A request to send.
 struct Request {
     body: Bytes,
-    /// The instant from which its time counts.
+    /// The instant from which its latency is measured.
     from: Duration,
     measured: bool,
 }
 
-/// A run that is going on. Dropping it ends it.
+/// A run in progress. Dropping it ends the run.
 pub(super) struct Running {
     shared: Arc<Shared>,
     callers: JoinSet<()>,
@@ -97,7 +97,7 @@ pub(super) struct Running {
 }
 
 impl Run {
-    /// Makes all connections, then begins.
+    /// Opens all connections, then starts.
     pub(super) async fn start(self, route: Route) -> Result<Running, String> {
         let route = Arc::new(route);
         let (mut clients, mut reconnectors) = (Vec::new(), JoinSet::new());
@@ -119,7 +119,7 @@ impl Run {
             due: Semaphore::new(0),
         });
         let mut callers = JoinSet::new();
-        // Connections by turns, since whoever has waited longest sends next.
+        // Interleaves connections, because the caller that has waited longest sends next.
         for _ in 0..self.callers.streams {
             for client in &clients {
                 callers.spawn(shared.clone().call(client.clone()));
@@ -134,12 +134,12 @@ impl Run {
 }
 
 impl Running {
-    /// Waits until every request has ended.
+    /// Waits until all requests have ended.
     pub(super) async fn ended(&mut self) {
         while self.callers.join_next().await.is_some() {}
     }
 
-    /// What has been measured so far.
+    /// The stats so far.
     pub(super) fn stats(&self) -> MutexGuard<'_, Stats> {
         self.shared.stats()
     }
@@ -149,7 +149,7 @@ impl Running {
         self.shared.stopwatch.elapsed().saturating_sub(self.shared.span.warmup)
     }
 
-    /// Of an open loop: how many measured requests were due by now, sent or not.
+    /// Open loop: the number of measured requests due by now, sent or not.
     pub(super) fn due(&self) -> Option<u64> {
         self.pacer.as_ref()?;
         let now = self.shared.stopwatch.elapsed();
@@ -169,7 +169,7 @@ impl Shared {
         while let Some(request) = self.next().await {
             let left =
                 self.request_timeout.saturating_sub(self.stopwatch.elapsed().saturating_sub(request.from));
-            // Nobody would wait for what is too late before it is sent.
+            // A request that has timed out before it is sent is not sent.
             let outcome =
                 if left.is_zero() { None } else { timeout(left, client.call(request.body)).await.ok() };
             if request.measured {
@@ -179,7 +179,7 @@ impl Shared {
         }
     }
 
-    /// The next request, when it is to be sent; `None` at the end of the run.
+    /// The next request, when it is time to send it; `None` at the end of the run.
     async fn next(&self) -> Option<Request> {
         if matches!(lock(&self.next).load_model, LoadModel::Open(_)) {
             self.due.acquire().await.ok()?.forget();
@@ -189,7 +189,7 @@ impl Shared {
         let mut stats = self.stats();
         if request.measured {
             stats.sent += 1;
-            stats.late += u64::from(LATE < now.saturating_sub(request.from));
+            stats.late += u64::from(now.saturating_sub(request.from) > LATE);
         } else {
             stats.warmup += 1;
         }
@@ -207,7 +207,7 @@ impl NextRequest {
         let from = match &mut self.load_model {
             LoadModel::Closed if end <= now => return None,
             LoadModel::Closed => now,
-            // What was due last may be sent a moment after the end; what has piled up may not.
+            // The last request due may be sent slightly after the end; a backlog may not.
             LoadModel::Open(_) if end.saturating_add(LATE) <= now => return None,
             LoadModel::Open(schedule) => schedule.next()?,
         };
@@ -224,13 +224,13 @@ impl NextRequest {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked has left counts, which are whole at any time.
+    // A panic leaves valid counts: they are consistent at any time.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says when requests are due. A thread, because the runtime's timers know milliseconds only.
+/// Releases requests when they are due. A thread, because the runtime's timers have millisecond resolution.
 struct Pacer {
-    // Dropped to end the thread.
+    // Dropping it ends the thread.
     _stop: mpsc::Sender<()>,
 }
 
@@ -250,8 +250,8 @@ impl Pacer {
                 }
                 shared.due.add_permits(1);
             }
-            // Whoever waits now finds that nothing is left.
-            shared.due.add_permits(ENOUGH);
+            // Wakes the waiting callers, which find that the run has ended.
+            shared.due.add_permits(PERMITS_AT_END);
         });
         Self { _stop: stop }
     }

@@ -296,7 +296,7 @@ proptest! {
             let text = found.key_text("d", &entries);
             prop_assert_eq!(cached.key(&entries), text.key(&cached.limit.kind().bytes(), &secret));
             let full_match = cached.match_for_name(domain, &entries);
-            let name = of_cached.map_or(cached.rule.path.clone().into(), |found| found.metric_name("d", &entries));
+            let name = full_match.map_or(cached.rule.path.clone().into(), |found| found.metric_name("d", &entries));
             prop_assert_eq!(name, found.metric_name("d", &entries));
         }
     }

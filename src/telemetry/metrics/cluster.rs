@@ -72,5 +72,5 @@ metrics! {
     BATCH_BYTES: Counter "tollgate_cluster_batch_bytes_total" ["direction"]
         "Bytes of these batches.";
     RESENT: Counter "tollgate_cluster_resent_pieces_total" []
-        "Frames of batches sent again over a new connection.";
+        "Pieces of batches sent again over a new connection.";
 }

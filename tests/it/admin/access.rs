@@ -144,7 +144,7 @@ async fn the_commands_show_explain_reset_and_set() {
     let text = printed(&explained);
     assert_eq!(explained.status.code(), Some(0), "{text}");
     for part in [
-        "would be passed",
+        "decision: passed",
         "shop.user",
         "rules.yaml:5:17",
         "2 per minute",
