@@ -48,14 +48,14 @@ pub(crate) fn read(path: &Path) -> RuleFiles {
         match bytes_of(file, bytes_left) {
             Ok(bytes) => {
                 bytes_left -= bytes.len();
-                rule_files.sources.push(Source { path: shown(file), bytes });
+                rule_files.sources.push(Source { path: path_text(file), bytes });
             }
             Err(error) => rule_files.problems.push(unreadable(file, &error)),
         }
     }
     if files.is_empty() && rule_files.problems.is_empty() {
         let what = "the directory holds no `*.yaml` or `*.yml` file; it needs at least one".into();
-        rule_files.problems.push(Problem { location: Location::whole(shown(path)), what });
+        rule_files.problems.push(Problem { location: Location::whole(path_text(path)), what });
     }
     rule_files
 }
@@ -158,8 +158,8 @@ impl<'p> DirectoryWalk<'p> {
 
 fn bytes_of(path: &Path, bytes_left: usize) -> io::Result<Vec<u8>> {
     // One byte more than allowed, to detect files that are too large.
-    let most = yaml::BYTES_MAX.min(bytes_left) + 1;
-    let bytes = files::read_prefix(path, most as u64)?;
+    let bytes_max = yaml::BYTES_MAX.min(bytes_left) + 1;
+    let bytes = files::read_prefix(path, bytes_max as u64)?;
     if bytes.len() > bytes_left {
         return Err(io::Error::other(format!("all files together have more than {BYTES_MAX} bytes")));
     }
@@ -167,10 +167,10 @@ fn bytes_of(path: &Path, bytes_left: usize) -> io::Result<Vec<u8>> {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Problem {
-    Problem { location: Location::whole(shown(path)), what: format!("cannot be read: {error}") }
+    Problem { location: Location::whole(path_text(path)), what: format!("cannot be read: {error}") }
 }
 
-fn shown(path: &Path) -> std::sync::Arc<str> {
+fn path_text(path: &Path) -> std::sync::Arc<str> {
     path.to_string_lossy().into()
 }
 

@@ -119,10 +119,10 @@ impl Watcher {
             None => None,
         };
         match compiled {
-            Some(Ok(before)) => {
+            Some(Ok(previous)) => {
                 self.in_force = Some(fingerprint);
                 self.log_loaded(recovered);
-                run_in_background_once(priority, move || before.map(drop_unread)).await;
+                run_in_background_once(priority, move || previous.map(drop_when_unused)).await;
             }
             Some(Err(problems)) => self.reject(problems),
             // Reached after a panic or at the end of the runtime; the next poll tries again.
@@ -215,7 +215,7 @@ impl Watcher {
 
 /// Drops replaced rules after the last request has released them. Dropping many rules takes a while; otherwise the
 /// last request to read them would pay for it.
-fn drop_unread(rules: Arc<Rules>) {
+fn drop_when_unused(rules: Arc<Rules>) {
     for _ in 0..DROP_TRIES_MAX {
         if Arc::strong_count(&rules) == 1 {
             break;
@@ -322,7 +322,7 @@ mod tests {
     fn replaced_rules_are_dropped_after_their_last_reader() {
         let rules = Arc::new(Rules::parse("test", "domain: d\n").unwrap());
         let (reader, left) = (rules.clone(), Arc::downgrade(&rules));
-        let dropping = std::thread::spawn(move || drop_unread(rules));
+        let dropping = std::thread::spawn(move || drop_when_unused(rules));
         assert!(!dropping.is_finished(), "waits for the reader");
         drop(reader);
         dropping.join().unwrap();

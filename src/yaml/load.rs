@@ -145,7 +145,7 @@ impl Loader {
             }
             Event::Alias(anchor) => self.expand(at, anchor),
             Event::UnresolvedAlias(name) => {
-                let what = format!("no anchor `&{name}` stands before this alias");
+                let what = format!("no anchor `&{name}` before this alias");
                 self.report(Problem { mark: at, what });
                 self.add(Node { mark: at, value: Value::Unreadable }, 0);
                 Ok(())
@@ -218,7 +218,7 @@ impl Loader {
 
     fn expand(&mut self, mark: Mark, anchor: usize) -> Result<(), Stop> {
         let Some(Anchor { weight, height, .. }) = self.anchors.get(&anchor) else {
-            self.report(Problem { mark, what: "this alias stands inside what it refers to".into() });
+            self.report(Problem { mark, what: "this alias refers to a node that contains it".into() });
             self.add(Node { mark, value: Value::Unreadable }, 0);
             return Ok(());
         };

@@ -89,8 +89,8 @@ fn invalid_aliases_merges_and_tags_are_reported() {
     assert_eq!(
         problems(text),
         [
-            "1:4: no anchor `&gone` stands before this alias",
-            "2:8: this alias stands inside what it refers to",
+            "1:4: no anchor `&gone` before this alias",
+            "2:8: this alias refers to a node that contains it",
             "3:9: `<<` takes a mapping or a list of mappings",
             "4:10: tags (`!...`) are not supported; text is written in quotes, all else without a tag",
         ]
@@ -172,17 +172,17 @@ proptest! {
     ) {
         let text: String = keys.iter().map(|key| format!("{key}: v\n")).collect();
         let stream = load(format!("{{}}\n---\n{text}").as_bytes());
-        let (mut kept, mut twins) = (Vec::new(), Vec::new());
+        let (mut kept, mut duplicates) = (Vec::new(), Vec::new());
         for (index, key) in keys.iter().enumerate() {
             match keys[..index].iter().position(|before| before == key) {
                 None => kept.push((key.clone(), index + 3)),
                 Some(first) => {
-                    twins.push(format!("{}: `{key}` is given twice, first in line {}", index + 3, first + 3));
+                    duplicates.push(format!("{}: `{key}` is given twice, first in line {}", index + 3, first + 3));
                 }
             }
         }
         let problems = stream.problems.iter().map(|problem| format!("{}: {}", problem.mark.line, problem.what));
-        prop_assert_eq!(problems.collect::<Vec<_>>(), twins);
+        prop_assert_eq!(problems.collect::<Vec<_>>(), duplicates);
         if let Some(Node { value: Value::Mapping(pairs), .. }) = stream.documents.get(1) {
             let pairs = pairs.iter().map(|pair| (pair.key.to_string(), pair.mark.line as usize));
             prop_assert_eq!(pairs.collect::<Vec<_>>(), kept);

@@ -115,9 +115,9 @@ fn skew(text: &str) -> Result<f64, String> {
 
 /// The minimum and maximum of the hits.
 fn hits(text: &str) -> Result<[u32; 2], String> {
-    let (least, most) = text.split_once('-').unwrap_or((text, text));
-    match (least.parse(), most.parse()) {
-        (Ok(least), Ok(most)) if least > 0 && least <= most => Ok([least, most]),
+    let (min, max) = text.split_once('-').unwrap_or((text, text));
+    match (min.parse(), max.parse()) {
+        (Ok(min), Ok(max)) if min > 0 && min <= max => Ok([min, max]),
         (Ok(_) | Err(_), _) => Err(format!("expected N or N-M, from 1 to {}", u32::MAX)),
     }
 }
@@ -158,7 +158,7 @@ fn answered(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
     let default = "it has a default";
     let keys = *matches.get_one::<u64>("keys").expect(default);
     let skew = *matches.get_one::<f64>("skew").expect(default);
-    let [least, most] = *matches.get_one::<[u32; 2]>("hits").expect(default);
+    let [min, max] = *matches.get_one::<[u32; 2]>("hits").expect(default);
     let entries: Vec<_> =
         matches.get_many::<Vec<Entry>>("descriptor").into_iter().flatten().cloned().collect();
     if keys > 1 && !entries.iter().flatten().any(|entry| entry.value.contains(PLACEHOLDER)) {
@@ -171,7 +171,7 @@ fn answered(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
     Ok(Traffic {
         template: Template::new(&request, keys),
         keys: Keys::new(keys, skew, seed).map_err(|error| format!("--skew {skew}: {error}"))?,
-        hits: Hits::new(least, most, seed),
+        hits: Hits::new(min, max, seed),
     })
 }
 

@@ -65,20 +65,20 @@ fn common(a: u64, b: u64) -> u64 {
 /// A fixed number of hits, or a uniformly random one within bounds.
 #[derive(Clone, Debug)]
 pub(super) struct Hits {
-    pub least: u32,
-    pub most: u32,
+    pub min: u32,
+    pub max: u32,
     rng: Box<SmallRng>,
 }
 
 impl Hits {
-    /// From `least` to `most`, both included.
-    pub(super) fn new(least: u32, most: u32, seed: u64) -> Self {
-        Self { least, most, rng: Box::new(SmallRng::seed_from_u64(seed)) }
+    /// From `min` to `max`, both included.
+    pub(super) fn new(min: u32, max: u32, seed: u64) -> Self {
+        Self { min, max, rng: Box::new(SmallRng::seed_from_u64(seed)) }
     }
 
     /// The hits of the next request.
     pub(super) fn next(&mut self) -> u32 {
-        if self.least == self.most { self.least } else { self.rng.random_range(self.least..=self.most) }
+        if self.min == self.max { self.min } else { self.rng.random_range(self.min..=self.max) }
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) fn excess(
         }
         (true, true) => {
             let mark = draft.given("overdraft").unwrap_or(draft.mark);
-            diagnostics.add(mark, "`overdraft` does not go with `count_denied`; drop one of them");
+            diagnostics.add(mark, "`overdraft` cannot be combined with `count_denied`; remove one of them");
             None
         }
     }

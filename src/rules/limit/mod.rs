@@ -51,7 +51,7 @@ pub(crate) fn candidate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) ->
     for key in ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "candidate"] {
         if let Some(mark) = draft.given(key) {
             diagnostics
-                .add(mark, format!("`{key}` has no meaning in a `candidate`, which only limits; drop it"));
+                .add(mark, format!("`{key}` has no meaning in a `candidate`, which only limits; remove it"));
             fits = false;
         }
     }
@@ -101,7 +101,7 @@ fn misuse(draft: &RateLimit, given: GivenKey) -> Option<Located<String>> {
     let value = match (given.key.applies_to, algorithm) {
         (AppliesTo::Any, _) => return None,
         _limiting if draft.unlimited => {
-            format!("`{name}` has no meaning with `unlimited: true`; drop one of them")
+            format!("`{name}` has no meaning with `unlimited: true`; remove one of them")
         }
         (AppliesTo::Limited, _) | (AppliesTo::ClassicOr(_), None) => return None,
         (AppliesTo::Only(some) | AppliesTo::ClassicOr(some), Some(algorithm))
@@ -116,11 +116,11 @@ fn misuse(draft: &RateLimit, given: GivenKey) -> Option<Located<String>> {
         }
         (AppliesTo::Only(some), Some(algorithm)) => {
             let (algorithm, names) = (algorithm.name(), names(some));
-            format!("`{name}` does not go with `algorithm: {algorithm}`, only with {names}")
+            format!("`{name}` cannot be used with `algorithm: {algorithm}`, only with {names}")
         }
         (AppliesTo::ClassicOr(some), Some(algorithm)) => {
             let (algorithm, names) = (algorithm.name(), names(some));
-            format!("`{name}` does not go with `algorithm: {algorithm}`, only with {names} or none")
+            format!("`{name}` cannot be used with `algorithm: {algorithm}`, only with {names} or none")
         }
     };
     Some(Located { value, mark: given.mark })
@@ -136,7 +136,10 @@ fn contradictions(draft: &RateLimit) -> Vec<Located<String>> {
         let Some(one) = ones.iter().find(|name| draft.given(name).is_some()) else { continue };
         found.extend(others.iter().filter_map(|other| {
             let mark = draft.given(other)?;
-            Some(Located { value: format!("`{other}` does not go with `{one}`; drop one of them"), mark })
+            Some(Located {
+                value: format!("`{other}` cannot be combined with `{one}`; remove one of them"),
+                mark,
+            })
         }));
     }
     found

@@ -128,7 +128,7 @@ fn calendar_unit(
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<CalendarUnit> {
     if let Some(mark) = draft.week_start_given.filter(|_| unit.value != Unit::Week) {
-        diagnostics.add(mark, "`week_start` goes with `unit: week` only");
+        diagnostics.add(mark, "`week_start` requires `unit: week`");
         return None;
     }
     match unit.value {

@@ -54,7 +54,7 @@ broken! {
          f:12:17: `unit` is missing; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`, \
          or give a `window`";
     unlimited_rule_with_unit_is_refused: "unlimited_with_unit.yaml" =>
-        "f:6:7: `unit` has no meaning with `unlimited: true`; drop one of them";
+        "f:6:7: `unit` has no meaning with `unlimited: true`; remove one of them";
     replaces_without_name_or_with_own_name_is_refused: "bad_replaces.yaml" =>
         "f:9:11: an item of `replaces` needs a `name`, that of the limit it replaces\n\
          f:10:11: an item of `replaces` needs a `name`, that of the limit it replaces\n\
@@ -156,11 +156,11 @@ fn key_of_another_algorithm_is_refused() {
         ("token_bucket", "calendar: {timezone: UTC}", "`fixed_window` or none"),
     ] {
         let name = key.split(':').next().unwrap();
-        let told =
+        let reported =
             limit_problems(&["unit: day", "requests_per_unit: 1", &format!("algorithm: {algorithm}"), key]);
         let expected =
-            format!("f:7:7: `{name}` does not go with `algorithm: {algorithm}`, only with {algorithms}");
-        assert!(told.lines().any(|line| line == expected), "{told}");
+            format!("f:7:7: `{name}` cannot be used with `algorithm: {algorithm}`, only with {algorithms}");
+        assert!(reported.lines().any(|line| line == expected), "{reported}");
     }
 }
 
@@ -184,7 +184,7 @@ fn overdraft_excludes_count_denied_and_overdraft_limit_needs_it() {
     let base = ["unit: day", "requests_per_unit: 1", "algorithm: token_bucket"];
     assert_eq!(
         limit_problems(&[base[0], base[1], base[2], "count_denied: true", "overdraft: true"]),
-        "f:8:7: `overdraft` does not go with `count_denied`; drop one of them"
+        "f:8:7: `overdraft` cannot be combined with `count_denied`; remove one of them"
     );
     assert_eq!(
         limit_problems(&[base[0], base[1], base[2], "overdraft: false", "overdraft_limit: 5"]),
@@ -196,8 +196,8 @@ fn overdraft_excludes_count_denied_and_overdraft_limit_needs_it() {
 fn window_excludes_unit_and_takes_whole_milliseconds() {
     assert_eq!(
         limit_problems(&["window: 90s", "requests_per_unit: 1", "unit: day", "unit_multiplier: 2"]),
-        "f:6:7: `unit` does not go with `window`; drop one of them\n\
-         f:7:7: `unit_multiplier` does not go with `window`; drop one of them"
+        "f:6:7: `unit` cannot be combined with `window`; remove one of them\n\
+         f:7:7: `unit_multiplier` cannot be combined with `window`; remove one of them"
     );
     for window in ["0s", "-5s", "500us", "1500us", "1 month", "90", "900000h", "soon", "''"] {
         let quoted = window.trim_matches('\'');
@@ -258,7 +258,7 @@ fn steps_need_both_keys_and_burst_and_exclude_rate_keys() {
     let steps = [bucket, "refill_amount: 2", "refill_interval: 1s", "burst: 4"];
     for key in ["unit: day", "unit_multiplier: 2", "window: 1s", "requests_per_unit: 4"] {
         let name = key.split(':').next().unwrap();
-        let what = format!("f:8:7: `{name}` does not go with `refill_amount`; drop one of them");
+        let what = format!("f:8:7: `{name}` cannot be combined with `refill_amount`; remove one of them");
         assert_eq!(limit_problems(&[steps[0], steps[1], steps[2], steps[3], key]), what);
     }
     assert_eq!(
@@ -350,7 +350,7 @@ fn calendar_needs_known_time_zone_and_a_calendar_unit() {
     );
     assert_eq!(
         limit("unit: month", "{timezone: UTC, week_start: monday}"),
-        "f:6:33: `week_start` goes with `unit: week` only"
+        "f:6:33: `week_start` requires `unit: week`"
     );
     assert_eq!(
         limit("unit: week", "{timezone: UTC, week_start: mondy}"),
@@ -359,7 +359,7 @@ fn calendar_needs_known_time_zone_and_a_calendar_unit() {
     );
     assert_eq!(
         limit("window: 24h", "{timezone: UTC}"),
-        "f:4:7: `window` does not go with `calendar`; drop one of them"
+        "f:4:7: `window` cannot be combined with `calendar`; remove one of them"
     );
     assert_eq!(limit("unit: day", "UTC"), "f:6:17: expected a mapping, not the text `UTC`");
     assert_eq!(
