@@ -179,7 +179,7 @@ async fn the_commands_show_the_token_and_say_what_is_wrong() {
         (output.status.code(), printed(&output))
     };
     let (code, text) = ask(&["user=bob"]).await;
-    assert!(code == Some(1) && text.contains("give --token-file"), "{text}");
+    assert!(code == Some(1) && text.contains("set --token-file"), "{text}");
     let (code, text) = ask(&["user=bob", "--token-file", path]).await;
     assert!(code == Some(0) && text.contains("2 left"), "{text}");
     let (code, text) = ask(&["colour=red", "--token-file", path]).await;

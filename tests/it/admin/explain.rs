@@ -141,8 +141,8 @@ async fn what_cannot_be_explained_is_answered_with_what_is_wrong() {
         ("", "domain"),
         ("?domain=shop", "no descriptors"),
         ("?domain=shop&key=user", "no `=`"),
-        ("?domain=shop&key=a=b&hits=x", "no number"),
-        ("?domain=shop&keys=a=b", "`keys` is none of"),
+        ("?domain=shop&key=a=b&hits=x", "not a number"),
+        ("?domain=shop&keys=a=b", "`keys` is not one of"),
     ] {
         let (code, why) = admin(&service, "GET", &format!("/explain{query}"), "").await;
         assert_eq!(code, 400, "{why}");
