@@ -4,11 +4,11 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message;
 
-/// What callers speak; they may ask for its descriptors.
+/// The public API. Its descriptors are served by reflection.
 const PUBLIC: [&str; 1] = ["envoy/service/ratelimit/v3/rls.proto"];
-/// What replicas speak among themselves.
+/// The protocol between replicas.
 const CLUSTER: [&str; 2] = ["tollgate/cluster/v1/link.proto", "tollgate/cluster/v1/messages.proto"];
-/// Messages with few readers and many fields, which would make room for themselves in every item.
+/// Large messages, boxed so that they do not increase the size of every item.
 const LARGE: [&str; 5] = ["hello", "transfer", "backup", "known", "better"];
 
 #[expect(clippy::disallowed_methods, reason = "cargo tells a build script in the environment where to write")]
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("descriptors.bin"), public.encode_to_vec())?;
     tonic_prost_build::configure().include_file("proto.rs").compile_fds(public)?;
     let cluster = protox::compile(CLUSTER, ["proto"])?;
-    // Bytes are handed on as they came, not copied; and the secret is shown to nobody.
+    // `bytes` fields share the received buffer. `Debug` must not print the secret.
     let build = tonic_prost_build::configure().bytes(".").skip_debug([".tollgate.cluster.v1.Hashing"]);
     let build =
         LARGE.iter().fold(build, |build, kind| build.boxed(format!(".tollgate.cluster.v1.Item.kind.{kind}")));

@@ -9,7 +9,7 @@ use tollgate::{
     algorithm::{Limit, Operation},
     descriptor::{Entry, Key, Secret},
     limiter::{ActiveView, Descriptor, Limiter, Request},
-    rules::{Allowance, Book, Domain, Rule, Rules},
+    rules::{ActiveRules, Allowance, Domain, Rule, Rules},
     store::{Check, Memory, OnFull, OnRefusal},
     time::{Clock, SECOND, Timestamp},
 };
@@ -47,7 +47,7 @@ fn name(buffer: &mut [u8; 12], user: usize) -> &str {
 /// The rule, the key, and what its counter says.
 fn decide(domain: &Domain, memory: &Memory, secret: &Secret, user: &str) -> bool {
     let entries = [Entry { key: "user", value: user }];
-    let usual = domain.usual(&entries, secret).unwrap();
+    let usual = domain.find_cached(&entries, secret).unwrap();
     let (key, limit) = (usual.key(&entries), usual.limit);
     let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
     memory.apply_single(&check, NOW).unwrap().unwrap().decision.verdict.passes()
@@ -96,8 +96,8 @@ fn whole(criterion: &mut Criterion) {
         hot_and_cold(criterion, "decision", kind, &alone, |user| decide(domain, &alone, &secret, user));
         drop(alone);
 
-        let (book, counted) = (Arc::new(Book::of(rules, NOW)), memory());
-        let limiter = Limiter::new(book, counted.clone(), Clock::manual(NOW), secret);
+        let (active_rules, counted) = (Arc::new(ActiveRules::of(rules, NOW)), memory());
+        let limiter = Limiter::new(active_rules, counted.clone(), Clock::manual(NOW), secret);
         let snapshot = limiter.view();
         hot_and_cold(criterion, "answer", kind, &counted, |user| answer(&snapshot, user));
     }
@@ -106,7 +106,7 @@ fn whole(criterion: &mut Criterion) {
 /// The key of a user's counter.
 fn key_of(rules: &Rules, secret: &Secret, user: &str) -> Key {
     let entries = [Entry { key: "user", value: user }];
-    rules.domain("d").unwrap().usual(&entries, secret).unwrap().key(&entries)
+    rules.domain("d").unwrap().find_cached(&entries, secret).unwrap().key(&entries)
 }
 
 fn limit_of(rule: &Rule) -> &Limit {
@@ -133,7 +133,7 @@ fn parts(criterion: &mut Criterion) {
     group.bench_function("rule", |bencher| {
         bencher.iter(|| {
             let entries = [Entry { key: "user", value: black_box("user-0000000") }];
-            rules.domain(black_box("d")).and_then(|domain| domain.usual(&entries, &secret)).is_some()
+            rules.domain(black_box("d")).and_then(|domain| domain.find_cached(&entries, &secret)).is_some()
         });
     });
     group.bench_function("counter/hot key", |bencher| bencher.iter(|| charge(black_box(keys[0]))));

@@ -1,7 +1,7 @@
-//! Regular files, read within a bound and without waiting.
+//! Reads regular files with a size bound and without blocking.
 //!
-//! A path in a setting can name a pipe, a device or a file of the kernel that blocks its reader. Such a file must not
-//! hold a thread, so every file that a setting names is read here.
+//! A path in a setting can name a pipe, a device or a kernel file that blocks its reader. Such a file must not block
+//! a thread, so all files named by settings are read here.
 
 use std::{
     fs::{self, FileType, Metadata, OpenOptions},
@@ -10,11 +10,11 @@ use std::{
     path::Path,
 };
 
-/// The bytes of one read: the kernel keeps the core while it copies.
-const PIECE: u64 = 64 << 10;
+/// The size of one read: the kernel occupies the core while it copies.
+const CHUNK_BYTES: u64 = 64 << 10;
 
-/// The content of the regular file at `path`, which may be a symbolic link to it. More than `bytes_max` bytes and any
-/// other kind of file are errors.
+/// Reads the regular file at `path`, which may be a symbolic link. Fails for files of more than `bytes_max` bytes and
+/// for any other kind of file.
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let bytes = read_prefix(path, bytes_max.saturating_add(1))?;
     let fits = u64::try_from(bytes.len()).is_ok_and(|length| length <= bytes_max);
@@ -23,19 +23,19 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     if fits { Ok(bytes) } else { Err(too_large()) }
 }
 
-/// The same, but at most the first `bytes_max` bytes.
+/// Reads at most the first `bytes_max` bytes of the regular file at `path`.
 pub fn read_prefix(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    // Checked before it is opened too: to open a device can have an effect.
+    // Checked before opening too: opening a device can have side effects.
     require_regular(&fs::metadata(path)?)?;
-    // `O_NONBLOCK`: the path may lead to a pipe by now, and some files of the kernel are regular and block.
+    // `O_NONBLOCK`: the path may point to a pipe by now, and some kernel files are regular and block.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     require_regular(&file.metadata()?)?;
     let (mut file, mut bytes) = (file.take(bytes_max), Vec::new());
-    while file.by_ref().take(PIECE).read_to_end(&mut bytes)? != 0 {}
+    while file.by_ref().take(CHUNK_BYTES).read_to_end(&mut bytes)? != 0 {}
     Ok(bytes)
 }
 
-/// An error that names the kind of file unless it is a regular one.
+/// Fails with the kind of the file unless it is a regular file.
 pub fn require_regular(about: &Metadata) -> io::Result<()> {
     let kind = about.file_type();
     if kind.is_file() {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn every_other_kind_of_file_is_refused_by_name() {
+    fn irregular_file_is_refused_with_its_kind() {
         let folder = tempfile::tempdir().unwrap();
         let [pipe, socket] = ["pipe", "socket"].map(|name| folder.path().join(name));
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbolic_link_is_read_as_the_file_that_it_leads_to() {
+    fn symbolic_link_is_followed_to_regular_files_only() {
         let folder = tempfile::tempdir().unwrap();
         let [file, link, pipe] = ["file", "link", "pipe"].map(|name| folder.path().join(name));
         fs::write(&file, "content").unwrap();
@@ -101,10 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_beyond_the_bound_is_refused_and_one_of_many_pieces_is_whole() {
+    fn file_beyond_the_bound_is_refused_and_others_are_read_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 1] {
+        for length in
+            [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 3 * CHUNK_BYTES + 1]
+        {
             let bytes: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
             fs::write(&path, &bytes).unwrap();
             assert!(read(&path, length).unwrap() == bytes, "{length} bytes");
@@ -118,7 +120,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_file_of_the_kernel_without_a_length_is_read_to_its_end() {
+    fn kernel_file_without_length_is_read_to_its_end() {
         assert!(!read(Path::new("/proc/self/status"), 1 << 20).unwrap().is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Tollgate decides whether a request may pass: a rate-limit service that speaks Envoy's protocol and keeps
-//! its counters in memory.
+//! Tollgate is a rate-limit service: it decides whether requests may pass. It speaks Envoy's protocol and keeps its
+//! counters in memory.
 
 pub mod algorithm;
 pub mod api;

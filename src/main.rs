@@ -6,8 +6,8 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // The allocator asks for huge pages, of which each touch makes 2 MiB resident. Without the switch the process
-    // takes more memory than its bounds count, and runs all the same.
+    // The allocator requests huge pages, and touching one makes 2 MiB resident, more than the memory bounds account
+    // for. If the call fails, the process runs with a higher memory use.
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     tollgate::cli::run()

@@ -5,7 +5,7 @@ use tracing::info;
 use crate::{
     descriptor::Entry,
     limiter::{Answer, Request},
-    telemetry::{logs, sample::Sample},
+    telemetry::{logs, sampler::Sampler},
     time::Timestamp,
 };
 
@@ -15,14 +15,14 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Logs a bounded number of denials each second.
 #[derive(Debug)]
-pub(super) struct Denials(Sample);
+pub(super) struct Denials(Sampler);
 
 impl Denials {
     /// `None` where none are to be logged.
     pub(super) fn of(settings: logs::Denials) -> Option<Self> {
         match settings {
             logs::Denials::Off => None,
-            logs::Denials::PerSecond(number) => Some(Self(Sample::new(number))),
+            logs::Denials::PerSecond(number) => Some(Self(Sampler::new(number))),
         }
     }
 

@@ -1,4 +1,4 @@
-//! `tollgate ask`: asks a rate limit server, ours or another's, one question.
+//! `tollgate ask`: sends one request to a rate limit server, Tollgate or another.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -18,27 +18,26 @@ use crate::{
         written,
     },
     cli::{
-        OVER_LIMIT,
-        place::{self, Place, Tls},
-        question,
+        OVER_LIMIT, request,
+        target::{self, Target, Tls},
     },
 };
 
-/// How long to wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time to wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn command() -> Command {
     let command = Command::new("ask")
-        .about("Asks a server once; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer")
-        .args(place::args());
-    question::of(command)
+        .about("Send one request to a server; exits 0 if it passes, 2 if it is over a limit, 1 without an answer")
+        .args(target::args());
+    request::of(command)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
-    let request = question::request(matches);
+    let request = request::request(matches);
     let answer = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(async { ask(place::of(matches)?, request.clone()).await }),
+        Ok(runtime) => runtime.block_on(async { ask(target::of(matches)?, request.clone()).await }),
         Err(error) => Err(error.to_string()),
     };
     let printed = answer.and_then(|answer| {
@@ -72,19 +71,19 @@ fn trust(tls: Tls) -> ClientTlsConfig {
     config
 }
 
-async fn ask(place: Place, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
-    let Place { to, tls } = place;
+async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
+    let Target { to, tls } = target;
     let uri = match &tls {
         _ if to.starts_with("unix:") => to,
         Some(_) => format!("https://{to}"),
         None => format!("http://{to}"),
     };
     let mut endpoint =
-        Endpoint::from_shared(uri).map_err(|_| "this is no HOST:PORT".to_owned())?.connect_timeout(PATIENCE);
+        Endpoint::from_shared(uri).map_err(|_| "not HOST:PORT".to_owned())?.connect_timeout(TIMEOUT);
     if let Some(tls) = tls {
         endpoint = endpoint.tls_config(trust(tls)).map_err(|error| causes(&error))?;
     }
-    let asked = async {
+    let answered = async {
         let channel = endpoint.connect().await.map_err(|error| causes(&error))?;
         let mut client = RateLimitServiceClient::new(channel);
         let answer = client.should_rate_limit(request).await;
@@ -92,10 +91,10 @@ async fn ask(place: Place, request: RateLimitRequest) -> Result<RateLimitRespons
             .map(tonic::Response::into_inner)
             .map_err(|status| format!("{} ({:?})", status.message(), status.code()))
     };
-    timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err(format!("none within {} s", PATIENCE.as_secs())))
+    timeout(TIMEOUT, answered).await.unwrap_or_else(|_| Err(format!("none within {} s", TIMEOUT.as_secs())))
 }
 
-/// An error with all that caused it, outermost first.
+/// An error with all its causes, outermost first.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -107,7 +106,7 @@ fn causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// One line for the whole, and one for each descriptor.
+/// One line for the response and one for each descriptor.
 fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
     let overall = match answer.overall_code() {
         Code::Ok => "passed",

@@ -1,4 +1,4 @@
-//! `tollgate check`: names every problem of rules before they are used.
+//! `tollgate check`: reports every problem of rule files without using them.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -12,9 +12,9 @@ pub(super) fn command() -> Command {
         .required(true)
         .value_parser(value_parser!(PathBuf))
         .value_hint(ValueHint::AnyPath)
-        .help("The rule file, or a directory of them");
+        .help("Rule file, or directory of rule files");
     Command::new("check")
-        .about("Names every problem of a rule file or directory; exits 1 if there is any")
+        .about("Report every problem of a rule file or directory; exits 1 if there is any")
         .arg(path)
 }
 

@@ -1,4 +1,4 @@
-//! `tollgate counters`: looks at one counter of a server, resets it or sets it.
+//! `tollgate counters`: shows, resets or sets one counter of a server.
 
 use std::process::ExitCode;
 
@@ -7,38 +7,40 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry, written},
-    cli::{desk, question},
+    cli::{admin_client, request},
 };
 
 pub(super) fn command() -> Command {
     let reset = Arg::new("reset")
         .long("reset")
         .action(ArgAction::SetTrue)
-        .help("Make it a fresh one, as if never used");
+        .help("Reset the counter, as if it had never been used");
     let set = Arg::new("set")
         .long("set")
         .value_name("N")
         .value_parser(value_parser!(u64))
-        .help("Make it a fresh one to which N hits are charged");
+        .help("Reset the counter and charge N hits");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
     Command::new("counters")
-        .about("Shows what a server has counted for a descriptor, resets it or sets it; the server logs every change")
-        .args(desk::args())
-        .args([question::domain(), question::descriptor(), reset, set, json])
+        .about("Show, reset or set the counter of a descriptor on a server; the server logs every change")
+        .args(admin_client::args())
+        .args([request::domain(), request::descriptor(), reset, set, json])
         .group(ArgGroup::new("change").args(["reset", "set"]))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let domain = matches.get_one::<String>("domain").map(String::as_str).unwrap_or_default();
     let entries = matches.get_one::<Vec<Entry>>("descriptor").map(Vec::as_slice).unwrap_or_default();
-    let key = desk::in_query(&written::text(entries.iter().map(|entry| (&*entry.key, &*entry.value))));
-    let path = format!("/counters?domain={}&key={key}", desk::in_query(domain));
+    let key = admin_client::percent_encode(&written::text(
+        entries.iter().map(|entry| (&*entry.key, &*entry.value)),
+    ));
+    let path = format!("/counters?domain={}&key={key}", admin_client::percent_encode(domain));
     let (method, body) = match matches.get_one::<u64>("set") {
         Some(used) => ("PUT", json!({"used": used}).to_string()),
         None if matches.get_flag("reset") => ("DELETE", String::new()),
         None => ("GET", String::new()),
     };
-    match desk::ask(matches, &desk::Call { method, path, body }) {
+    match admin_client::ask(matches, &admin_client::Call { method, path, body }) {
         Ok(answer) => {
             println!("{}", if matches.get_flag("json") { answer.to_string() } else { readable(&answer) });
             ExitCode::SUCCESS

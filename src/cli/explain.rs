@@ -1,4 +1,4 @@
-//! `tollgate explain`: what a server would decide, and why, without charging anything.
+//! `tollgate explain`: what a server would decide, and why. Charges nothing.
 
 use std::process::ExitCode;
 
@@ -7,20 +7,23 @@ use serde_json::Value;
 
 use crate::{
     api::json,
-    cli::{OVER_LIMIT, desk, question},
+    cli::{OVER_LIMIT, admin_client, request},
 };
 
 pub(super) fn command() -> Command {
     let command = Command::new("explain").about(
-        "Tells what a server would decide and why, charging nothing; exits 0 if that passes, 2 if it is over a limit, 1 if there is no answer",
+        "Show what a server would decide and why, without charging anything; exits 0 if the request would pass, 2 if it would be over a limit, 1 without an answer",
     );
-    question::of(command.args(desk::args()))
+    request::of(command.args(admin_client::args()))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let answer =
-        json::request_text(&question::request(matches)).map_err(|error| error.to_string()).and_then(|body| {
-            desk::ask(matches, &desk::Call { method: "POST", path: "/explain".to_owned(), body })
+        json::request_text(&request::request(matches)).map_err(|error| error.to_string()).and_then(|body| {
+            admin_client::ask(
+                matches,
+                &admin_client::Call { method: "POST", path: "/explain".to_owned(), body },
+            )
         });
     match answer {
         Ok(answer) => {
@@ -35,12 +38,12 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// A paragraph for the whole, and one for each descriptor.
+/// A paragraph for the request and one for each descriptor.
 fn readable(answer: &Value) -> String {
     let mut lines =
-        vec![format!("would be {} at {}; nothing was charged", outcome(answer), text(&answer["at"]))];
+        vec![format!("decision: {} at {}; nothing was charged", outcome(answer), text(&answer["at"]))];
     if answer["passes_in_shadow_mode"] == true {
-        lines.push("it passes only because of limiter.shadow_mode".to_owned());
+        lines.push("passes only because of limiter.shadow_mode".to_owned());
     }
     let refusing: Vec<_> = list(&answer["refused_by"]).iter().map(text).collect();
     if !refusing.is_empty() {
@@ -118,7 +121,7 @@ fn looked_up(level: &Value, lines: &mut Vec<String>) {
         lines.push(format!("    there is {} ({})", text(&other["descriptor"]), text(&other["at"])));
     }
     for more in ["others_more", "there_more"] {
-        if let Some(number) = level[more].as_u64().filter(|number| 0 < *number) {
+        if let Some(number) = level[more].as_u64().filter(|number| *number > 0) {
             lines.push(format!("    and {number} more"));
         }
     }

@@ -1,28 +1,32 @@
-//! The command line: each command is a thin client of the library.
+//! The command line. Each command is a thin client of the library.
 
 use std::process::ExitCode;
 
+mod admin_client;
 mod ask;
 mod bench;
 mod check;
 mod counters;
-mod desk;
 mod explain;
-mod place;
-mod question;
+mod request;
 mod serve;
+mod target;
 
-/// Exit codes that mean more than success and failure.
+/// The exit code for a request over its limit.
 const OVER_LIMIT: u8 = 2;
 
 /// Runs the command that the arguments name.
 pub fn run() -> ExitCode {
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
-        // Not clap's own exit code: that is 2, which means "over limit" here.
+        // clap's own exit code is 2, which means "over limit" here.
         Err(error) => {
-            let told = error.print();
-            return if told.is_ok() && !error.use_stderr() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            let printed = error.print();
+            return if printed.is_ok() && !error.use_stderr() {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            };
         }
     };
     match matches.subcommand() {
@@ -32,7 +36,7 @@ pub fn run() -> ExitCode {
         Some(("bench", bench)) => bench::run(bench),
         Some(("explain", explain)) => explain::run(explain),
         Some(("counters", counters)) => counters::run(counters),
-        // clap has refused every other command.
+        // clap has refused all other commands.
         Some(_) | None => ExitCode::FAILURE,
     }
 }
@@ -40,7 +44,7 @@ pub fn run() -> ExitCode {
 fn command() -> clap::Command {
     clap::Command::new("tollgate")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Decides whether requests may pass: a rate limit service for Envoy and for everything that speaks gRPC")
+        .about("Rate limit service for Envoy and other gRPC clients")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(serve::command())

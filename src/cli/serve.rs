@@ -18,30 +18,29 @@ use tracing::{error, info};
 
 use crate::{
     server::{Crew, Server},
-    settings::{Address, CATALOG, Settings, Sources, Tls, environment},
+    settings::{CATALOG, ListenAddress, Settings, Sources, Tls, environment},
     telemetry::logs,
     time::{Clock, Stopwatch},
 };
 
-/// The time that blocking calls may take after the service has ended.
+/// The time for blocking calls to return after the service has ended.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
-/// The time that the last log lines may take.
+/// The time to write the last log lines.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
 pub(super) fn command() -> Command {
-    let file =
-        Arg::new("settings").long("settings").value_name("FILE").value_hint(ValueHint::FilePath).help(
-            "A YAML file of settings; the environment (TOLLGATE_<SECTION>__<NAME>) and flags overrule it",
-        );
+    let file = Arg::new("settings").long("settings").value_name("FILE").value_hint(ValueHint::FilePath).help(
+        "YAML file of settings; environment variables (TOLLGATE_<SECTION>__<NAME>) and flags override it",
+    );
     let flags = CATALOG.iter().map(|setting| {
         let default = setting.default.map(|default| format!(" [default: {default}]")).unwrap_or_default();
         Arg::new(setting.name)
             .long(setting.flag())
-            .value_name(setting.shape.value_name())
-            .action(if setting.shape.is_list() { ArgAction::Append } else { ArgAction::Set })
+            .value_name(setting.value_type.value_name())
+            .action(if setting.value_type.is_list() { ArgAction::Append } else { ArgAction::Set })
             .help(format!("{}{default}", setting.help))
     });
-    Command::new("serve").about("Runs the service").arg(file).args(flags)
+    Command::new("serve").about("Run the service").arg(file).args(flags)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
@@ -53,19 +52,19 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         }
     };
     let running = Stopwatch::start();
-    let dial = match logs::start(&settings.log, move || running.elapsed().as_secs()) {
-        Ok(dial) => dial,
+    let log_control = match logs::start(&settings.log, move || running.elapsed().as_secs()) {
+        Ok(log_control) => log_control,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
-    log_panics(dial.clone());
-    // Connections have threads of their own; the rest needs little.
+    log_panics(log_control.clone());
+    // Connections run on the workers; everything else fits on one thread.
     let served = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
-            let served = runtime.block_on(serve(settings, dial.clone()));
-            // A blocking call that hangs, such as a read from a disk that is gone, must not keep the process.
+            let served = runtime.block_on(serve(settings, log_control.clone()));
+            // A blocking call that hangs, such as a read from a failed disk, must not keep the process alive.
             runtime.shutdown_timeout(SHUTDOWN_MAX);
             served
         }
@@ -78,22 +77,22 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             ExitCode::FAILURE
         }
     };
-    dial.flush(FLUSH_MAX);
+    log_control.flush(FLUSH_MAX);
     code
 }
 
-/// Has panics logged, and written before the thread goes on: the usual hook would wait for standard error.
-fn log_panics(dial: logs::Dial) {
+/// Logs panics, and writes them before the thread continues. The default hook would block on standard error.
+fn log_panics(log_control: logs::LogControl) {
     std::panic::set_hook(Box::new(move |panic| {
         let backtrace = Backtrace::capture();
         let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
-        error!(panic = panic.to_string(), backtrace, "a thread has panicked");
-        dial.flush(FLUSH_MAX);
+        error!(panic = panic.to_string(), backtrace, "thread panicked");
+        log_control.flush(FLUSH_MAX);
     }));
 }
 
 fn sources(matches: &ArgMatches) -> Sources {
-    // Those that may come several times are lists.
+    // Flags that may be repeated are lists.
     let flag = |name: &str| {
         let values: Vec<&str> = matches.get_many::<String>(name)?.map(String::as_str).collect();
         Some(values.join(","))
@@ -105,10 +104,10 @@ fn sources(matches: &ArgMatches) -> Sources {
     }
 }
 
-async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::error::Error>> {
-    let (tell, leave) = mpsc::channel(2);
+async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), Box<dyn std::error::Error>> {
+    let (sender, shutdown) = mpsc::channel(2);
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    // Owned here, so that it ends with the service.
+    // Owned here, so that the task ends with the service.
     let mut signals = JoinSet::new();
     signals.spawn(async move {
         loop {
@@ -116,39 +115,41 @@ async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            if tell.send(()).await.is_err() {
+            if sender.send(()).await.is_err() {
                 return;
             }
         }
     });
     let flags = flags_to_ask(settings.grpc.tls.as_ref());
-    let server =
-        Server::bind(settings, Clock::system()).await?.with_logs(dial).with_crew(Crew::for_each_core()?);
+    let server = Server::bind(settings, Clock::system())
+        .await?
+        .with_logs(log_control)
+        .with_crew(Crew::for_each_core()?);
     let addresses = server.addresses()?;
     info!(listener = "grpc", address = %addresses.grpc, "listening");
     info!(listener = "http", address = %addresses.http, "listening");
     info!(listener = "admin", address = %addresses.admin, "listening");
     info!(listener = "metrics", address = %addresses.metrics, "listening");
     let to = callable(addresses.grpc);
-    info!(command = format!("tollgate ask --to {to}{flags} DOMAIN key=value"), "to try it");
-    server.run(leave).await?;
+    info!(command = format!("tollgate ask --to {to}{flags} DOMAIN key=value"), "example request");
+    server.run(shutdown).await?;
     Ok(())
 }
 
 /// An address that a client on this machine can connect to: the loopback if the server listens on all addresses.
-fn callable(address: Address) -> Address {
+fn callable(address: ListenAddress) -> ListenAddress {
     match address {
-        Address::Tcp(mut tcp) if tcp.ip().is_unspecified() => {
+        ListenAddress::Tcp(mut tcp) if tcp.ip().is_unspecified() => {
             let loopback =
                 if tcp.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
             tcp.set_ip(loopback);
-            Address::Tcp(tcp)
+            ListenAddress::Tcp(tcp)
         }
-        address @ (Address::Tcp(_) | Address::Unix(_)) => address,
+        address @ (ListenAddress::Tcp(_) | ListenAddress::Unix(_)) => address,
     }
 }
 
-/// What a caller has to bring where TLS is spoken.
+/// The flags of `ask` that a caller needs if the listener uses TLS.
 fn flags_to_ask(tls: Option<&Tls>) -> &'static str {
     match tls {
         None => "",
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flag_of_a_list_may_come_several_times_and_no_other() {
+    fn only_flags_of_lists_may_be_repeated() {
         let read = |arguments: &[&str]| command().try_get_matches_from(arguments);
         let given =
             ["serve", "--cluster-seed", "a:1,b:2", "--cluster-seed", "c:3", "--grpc-listen", "[::]:1"];
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn command_to_try_names_an_address_that_can_be_called() {
+    fn example_request_names_a_callable_address() {
         for (listen, to) in [
             ("0.0.0.0:8081", "127.0.0.1:8081"),
             ("[::]:8081", "[::1]:8081"),
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_to_try_it_names_what_tls_takes() {
+    fn example_request_has_the_flags_for_tls() {
         let tls = |client_ca: Option<&str>| {
             let client_ca = client_ca.map(Into::into);
             Tls { cert: "cert".into(), key: "key".into(), client_ca, client_san: Vec::new() }

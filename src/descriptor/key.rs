@@ -35,7 +35,7 @@ enum Part {
 /// The hash state after the first part of a [`KeyText`], to be continued with the remaining values. What many keys
 /// have in common is hashed once.
 #[derive(Clone, Copy, Debug)]
-pub struct KeyPrefix(
+pub struct PrefixHash(
     // Always at a word boundary.
     SipHasher13,
 );
@@ -68,13 +68,13 @@ impl<'a> KeyText<'a> {
     /// The key of the counter of this kind.
     pub fn key(self, kind: &[u8], secret: &Secret) -> Key {
         let values = self.values.clone();
-        self.prefix(kind, secret).key(values.into_iter())
+        self.prefix_hash(kind, secret).key(values.into_iter())
     }
 
     /// The hash state of this frame, for counters of this kind.
-    pub fn prefix(mut self, kind: &[u8], secret: &Secret) -> KeyPrefix {
+    pub fn prefix_hash(mut self, kind: &[u8], secret: &Secret) -> PrefixHash {
         self.part(Part::Kind, &[kind]);
-        let mut prefix = KeyPrefix(SipHasher13::new_with_key(&secret.to_bytes()));
+        let mut prefix = PrefixHash(SipHasher13::new_with_key(&secret.to_bytes()));
         prefix.write(&self.frame);
         prefix
     }
@@ -88,7 +88,7 @@ impl<'a> KeyText<'a> {
     }
 }
 
-impl KeyPrefix {
+impl PrefixHash {
     /// Adds a value that is not the last.
     pub fn push(&mut self, value: &str) {
         self.0.write(&(value.len() as u64).to_le_bytes());
@@ -199,7 +199,7 @@ mod tests {
             let key = text.clone().key(&kind, &secret);
             prop_assert_eq!((key.high(), key.low()), (hash.h1, hash.h2));
 
-            let (mut prefix, values) = (text.prefix(&kind, &secret), [&**one, three, two]);
+            let (mut prefix, values) = (text.prefix_hash(&kind, &secret), [&**one, three, two]);
             values[..pushed].iter().for_each(|value| prefix.push(value));
             prop_assert_eq!(prefix.key(values[pushed..].iter().copied()), key, "of a prefix with {} values", pushed);
         }

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 mod key;
 mod secret;
 
-pub use key::{KeyPrefix, KeyText};
+pub use key::{KeyText, PrefixHash};
 pub use secret::{Secret, SharedSecret};
 
 /// One entry of a descriptor: a key and its value in this request, which may be empty.

@@ -89,7 +89,7 @@ impl<'s> Status<'s> {
 
     /// A rule applies; not decided yet.
     pub(super) fn of_rule(rule: &'s Rule) -> Self {
-        let shown = &rule.shown;
+        let shown = &rule.displayed_limit;
         let limit = CurrentLimit {
             name: rule.name.as_deref(),
             requests_per_unit: shown.requests_per_unit,

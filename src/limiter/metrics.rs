@@ -4,9 +4,9 @@ use crate::{
     algorithm::{Decision, Operation},
     descriptor::{Entry, Key},
     limiter::{Answer, AppliedLimit, Descriptor, Modes},
-    rules::{Code, Domain, Outcome, Tally, Usual},
+    rules::{CachedMatch, Code, DecisionStats, Domain, Outcome},
     store::{Check, Decisions},
-    telemetry::metrics::{Counter, Top},
+    telemetry::metrics::{Counter, TopKeys},
 };
 
 /// The default length of the list of most denied keys.
@@ -22,9 +22,9 @@ pub struct Metrics {
     /// Requests that passed only because of the shadow mode of all rules.
     pub shadow_passes: Counter,
     /// Outcomes of descriptors with an override.
-    pub overrides: Tally,
+    pub overrides: DecisionStats,
     /// The keys denied most often.
-    pub denied: Top,
+    pub denied: TopKeys,
 }
 
 impl Default for Metrics {
@@ -40,8 +40,8 @@ impl Metrics {
             unknown_domains: Counter::default(),
             unmatched: Counter::default(),
             shadow_passes: Counter::default(),
-            overrides: Tally::default(),
-            denied: Top::new(top_keys),
+            overrides: DecisionStats::default(),
+            denied: TopKeys::new(top_keys),
         }
     }
 
@@ -70,7 +70,7 @@ impl Metrics {
                 AppliedLimit::Nothing => self.unmatched.increase(),
                 AppliedLimit::Override(..) => self.overrides.add(outcome),
                 AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
-                    if let Some(counts) = matched.rule.counts() {
+                    if let Some(counts) = matched.rule.stats() {
                         counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
                     }
                 }
@@ -85,7 +85,7 @@ impl Metrics {
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        usual: Usual<'_>,
+        usual: CachedMatch<'_>,
         checked: CheckOutcome<'_, R>,
         modes: Modes,
     ) {
@@ -94,8 +94,8 @@ impl Metrics {
             self.shadow_passes.increase();
         }
         let outcome = self.outcome(domain, descriptor, checked, passes);
-        if let Some(counts) = usual.rule.counts() {
-            match usual.found_for_name(domain, descriptor.entries) {
+        if let Some(counts) = usual.rule.stats() {
+            match usual.match_for_name(domain, descriptor.entries) {
                 None => counts.count_plain(outcome),
                 Some(matched) => counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome),
             }

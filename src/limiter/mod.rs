@@ -9,7 +9,7 @@ use crate::{
     algorithm::{Classic, Decision, Limit, Operation},
     cluster::{Cluster, MemberState, Overloaded},
     descriptor::{Entry, KeyText, Secret, SharedSecret},
-    rules::{Allowance, Book, Domain, Match, Rules, Unit},
+    rules::{ActiveRules, Allowance, Domain, Match, Rules, Unit},
     store::{Decisions, Memory},
     time::{Clock, Reading, Timestamp},
 };
@@ -93,7 +93,7 @@ impl From<Overloaded> for LimiterError {
 /// Decides requests by the active rules.
 #[derive(Clone, Debug)]
 pub struct Limiter {
-    book: Arc<Book>,
+    active_rules: Arc<ActiveRules>,
     memory: Arc<Memory>,
     clock: Clock,
     secret: SharedSecret,
@@ -121,10 +121,15 @@ enum AppliedLimit<'s> {
 }
 
 impl Limiter {
-    /// A limiter with the rules in `book` and the counters in `memory`, whose keys are hashed with `secret`.
-    pub fn new(book: Arc<Book>, memory: Arc<Memory>, clock: Clock, secret: impl Into<SharedSecret>) -> Self {
+    /// A limiter with the rules in `active_rules` and the counters in `memory`, whose keys are hashed with `secret`.
+    pub fn new(
+        active_rules: Arc<ActiveRules>,
+        memory: Arc<Memory>,
+        clock: Clock,
+        secret: impl Into<SharedSecret>,
+    ) -> Self {
         let (secret, modes, metrics) = (secret.into(), Modes::default(), Arc::default());
-        Self { book, memory, clock, secret, cluster: None, modes, metrics }
+        Self { active_rules, memory, clock, secret, cluster: None, modes, metrics }
     }
 
     /// The same limiter as part of a cluster.
@@ -149,7 +154,7 @@ impl Limiter {
 
     /// A view of the active rules, secret and time.
     pub fn view(&self) -> ActiveView<'_> {
-        let (rules, secret) = (self.book.snapshot(), self.secret.get());
+        let (rules, secret) = (self.active_rules.current(), self.secret.get());
         ActiveView { limiter: self, rules, secret, reading: self.clock.read() }
     }
 }

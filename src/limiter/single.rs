@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 use crate::{
     algorithm::Decision,
     limiter::{ActiveView, Descriptor, LimiterError, Request, metrics::CheckOutcome, plan},
-    rules::{Domain, Usual},
+    rules::{CachedMatch, Domain},
     store::{Check, SingleDecision},
 };
 
@@ -17,7 +17,7 @@ impl ActiveView<'_> {
         &'s self,
         domain: &'s Domain,
         request: &Request<'_>,
-    ) -> Result<Option<(Usual<'s>, Decision<()>)>, LimiterError> {
+    ) -> Result<Option<(CachedMatch<'s>, Decision<()>)>, LimiterError> {
         let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors else { return Ok(None) };
         let Some((usual, check)) = self.single_check(domain, descriptor, request.timeout) else {
             return Ok(None);
@@ -39,8 +39,8 @@ impl ActiveView<'_> {
         domain: &'s Domain,
         descriptor: &Descriptor<'_>,
         timeout: Option<Duration>,
-    ) -> Option<(Usual<'s>, Check<'s>)> {
-        let usual = domain.usual(descriptor.entries, &self.secret)?;
+    ) -> Option<(CachedMatch<'s>, Check<'s>)> {
+        let usual = domain.find_cached(descriptor.entries, &self.secret)?;
         // `replaces` cannot apply here: there is only one descriptor.
         if usual.rule.candidate.is_some() {
             return None;
@@ -61,7 +61,7 @@ mod tests {
         algorithm::Operation,
         descriptor::{Entry, Secret},
         limiter::{Answer, Descriptor, Limiter, Metrics, Modes, Status},
-        rules::{Book, Rules},
+        rules::{ActiveRules, Rules},
         store::{Memory, OnFull},
         time::{Clock, SECOND, Timestamp},
     };
@@ -86,10 +86,10 @@ descriptors:
 ";
 
     fn limiter(modes: Modes) -> Limiter {
-        let book = Book::of(Rules::parse("test", RULES).unwrap(), NOW);
+        let active_rules = ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW);
         let memory = Memory::new(1 << 20, OnFull::Deny);
         let secret = Secret::from_bytes([7; 16]);
-        Limiter::new(Arc::new(book), Arc::new(memory), Clock::manual(NOW), secret).with_modes(modes)
+        Limiter::new(Arc::new(active_rules), Arc::new(memory), Clock::manual(NOW), secret).with_modes(modes)
     }
 
     /// The answer and its rules as text.
@@ -103,7 +103,7 @@ descriptors:
     fn metrics_text(limiter: &Limiter) -> String {
         let Metrics { unknown_domains, unmatched, shadow_passes, overrides, denied } = &*limiter.metrics;
         let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
-        let rules = limiter.book.ledger().totals();
+        let rules = limiter.active_rules.stats().totals();
         format!("{plain:?} {:?} {:?} {rules:?}", overrides.totals(), denied.entries(99))
     }
 

@@ -1,4 +1,4 @@
-//! A rule file as written: which key holds what, with its place, before any meaning.
+//! The content of a rule file as written, each value with its location, before it is interpreted.
 
 use jiff::civil::Weekday;
 use serde_json::{Map, Value as Json};
@@ -6,8 +6,8 @@ use serde_json::{Map, Value as Json};
 use crate::{
     rules::{
         OnDenied, OnOwnerUnavailable, Unit,
-        keys::{self, Key, Level, Named},
-        place::Report,
+        diagnostics::Diagnostics,
+        keys::{self, AlgorithmName, Key, Section},
         reader::{Fields, Located},
     },
     yaml::{Mark, Node, quote},
@@ -15,19 +15,19 @@ use crate::{
 
 /// One document.
 pub(crate) struct Document {
-    /// Not empty.
+    /// Never empty.
     pub(crate) domain: String,
     pub(crate) on_denied: Option<Located<OnDenied>>,
-    /// To be read one by one, and dropped: there may be many.
+    /// Read and dropped one by one: there may be many.
     pub(crate) descriptors: Vec<Node>,
 }
 
 /// One item of `descriptors`.
 pub(crate) struct Descriptor<'n> {
     pub(crate) mark: Mark,
-    /// Not empty; `None` where that was reported.
+    /// Never empty; `None` if the key is invalid and was reported.
     pub(crate) key: Option<String>,
-    /// Empty where any value matches.
+    /// Empty if any value matches.
     pub(crate) value: String,
     pub(crate) rate_limit: Option<RateLimit>,
     pub(crate) shadow_mode: Option<Located<bool>>,
@@ -36,14 +36,14 @@ pub(crate) struct Descriptor<'n> {
     pub(crate) value_to_metric: Option<Located<bool>>,
     pub(crate) share_threshold: Option<Located<bool>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
-    /// Those below it, to be read one by one.
+    /// The nested descriptors, read one by one.
     pub(crate) descriptors: &'n [Node],
 }
 
-/// The value of `rate_limit`. A key that is given but has no value here was reported.
+/// The value of `rate_limit`. A key in `given` whose field is `None` had an invalid value, which was reported.
 pub(crate) struct RateLimit {
     pub(crate) mark: Mark,
-    pub(crate) given: Vec<Given>,
+    pub(crate) given: Vec<GivenKey>,
     pub(crate) requests_per_unit: Option<Located<u64>>,
     pub(crate) unlimited: bool,
     pub(crate) name: Option<String>,
@@ -51,7 +51,7 @@ pub(crate) struct RateLimit {
     pub(crate) unit: Option<Located<Unit>>,
     pub(crate) unit_multiplier: Option<Located<u64>>,
     pub(crate) window: Option<Located<String>>,
-    pub(crate) algorithm: Option<Located<Named>>,
+    pub(crate) algorithm: Option<Located<AlgorithmName>>,
     pub(crate) calendar: Option<Calendar>,
     pub(crate) sub_windows: Option<Located<u64>>,
     pub(crate) burst: Option<Located<u64>>,
@@ -68,38 +68,38 @@ pub(crate) struct RateLimit {
 
 /// The value of `calendar`.
 pub(crate) struct Calendar {
-    /// `None` where that was reported.
+    /// `None` if the value is invalid and was reported.
     pub(crate) timezone: Option<Located<String>>,
-    /// Where `week_start` is given.
+    /// The location of the key `week_start`.
     pub(crate) week_start_given: Option<Mark>,
     pub(crate) week_start: Option<Located<Weekday>>,
 }
 
-/// A key that is given.
+/// A key that is present.
 #[derive(Clone, Copy)]
-pub(crate) struct Given {
+pub(crate) struct GivenKey {
     pub(crate) key: &'static Key,
     pub(crate) mark: Mark,
 }
 
 impl RateLimit {
-    /// Where the key is given.
+    /// The location of a key, if present.
     pub(crate) fn given(&self, name: &str) -> Option<Mark> {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
     }
 }
 
 impl Document {
-    /// Reads a document; `None` where it is not even known whose rules it holds.
-    pub(crate) fn read(mut node: Node, report: &mut Report<'_>) -> Option<Self> {
-        let fields = Fields::read(&node, Level::Root, report)?;
-        let domain = required(&fields, "domain", "the name that requests ask under", report);
+    /// Reads a document; `None` if the domain is unknown.
+    pub(crate) fn read(mut node: Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = Fields::read(&node, Section::Root, diagnostics)?;
+        let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
         let choices = [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
-        let on_denied = fields.choice("on_denied", &choices, report);
-        let descriptors = fields.items("descriptors", report);
+        let on_denied = fields.choice("on_denied", &choices, diagnostics);
+        let descriptors = fields.items("descriptors", diagnostics);
         let Some(domain) = domain else {
-            // Nobody will read them, but what is wrong with them is to be known all the same.
-            Descriptor::report_all(descriptors, report);
+            // The descriptors cannot be used without a domain, but their problems are reported.
+            Descriptor::report_all(descriptors, diagnostics);
             return None;
         };
         let descriptors = node.take_items("descriptors");
@@ -108,72 +108,76 @@ impl Document {
 }
 
 impl<'n> Descriptor<'n> {
-    /// Reads a descriptor without those below it; `None` where it is none.
-    pub(crate) fn read(node: &'n Node, report: &mut Report<'_>) -> Option<Self> {
-        let fields = Fields::read(node, Level::Descriptor, report)?;
-        let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, report));
+    /// Reads a descriptor without the nested ones; `None` if the node is not a mapping.
+    pub(crate) fn read(node: &'n Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = Fields::read(node, Section::Descriptor, diagnostics)?;
+        let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, diagnostics));
         Some(Self {
             mark: fields.mark,
-            key: required(&fields, "key", "the key of a descriptor entry", report),
-            value: fields.text("value", report).map(|value| value.value).unwrap_or_default(),
+            key: required(&fields, "key", "the key of a descriptor entry", diagnostics),
+            value: fields.text("value", diagnostics).map(|value| value.value).unwrap_or_default(),
             rate_limit,
-            shadow_mode: fields.flag("shadow_mode", report),
-            quota_mode: fields.flag("quota_mode", report),
-            detailed_metric: fields.flag("detailed_metric", report),
-            value_to_metric: fields.flag("value_to_metric", report),
-            share_threshold: fields.flag("share_threshold", report),
-            metadata: metadata(&fields, report),
-            descriptors: fields.items("descriptors", report),
+            shadow_mode: fields.boolean("shadow_mode", diagnostics),
+            quota_mode: fields.boolean("quota_mode", diagnostics),
+            detailed_metric: fields.boolean("detailed_metric", diagnostics),
+            value_to_metric: fields.boolean("value_to_metric", diagnostics),
+            share_threshold: fields.boolean("share_threshold", diagnostics),
+            metadata: metadata(&fields, diagnostics),
+            descriptors: fields.items("descriptors", diagnostics),
         })
     }
 }
 
 impl Descriptor<'_> {
-    /// Reports what is wrong with descriptors as they are written, and with those below them.
-    fn report_all(nodes: &[Node], report: &mut Report<'_>) {
+    /// Reports the problems of descriptors and of those nested in them.
+    fn report_all(nodes: &[Node], diagnostics: &mut Diagnostics<'_>) {
         for node in nodes {
-            if let Some(descriptor) = Descriptor::read(node, report) {
-                Self::report_all(descriptor.descriptors, report);
+            if let Some(descriptor) = Descriptor::read(node, diagnostics) {
+                Self::report_all(descriptor.descriptors, diagnostics);
             }
         }
     }
 }
 
 impl RateLimit {
-    fn read(node: &Node, report: &mut Report<'_>) -> Option<Self> {
-        let fields = Fields::read(node, Level::RateLimit, report)?;
+    fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = Fields::read(node, Section::RateLimit, diagnostics)?;
         let given = |pair: &crate::yaml::Pair| {
-            keys::find(&pair.key, Level::RateLimit).map(|key| Given { key, mark: pair.mark })
+            keys::find(&pair.key, Section::RateLimit).map(|key| GivenKey { key, mark: pair.mark })
         };
         Some(Self {
             mark: fields.mark,
             given: fields.pairs().filter_map(given).collect(),
-            requests_per_unit: fields.whole("requests_per_unit", report),
-            unlimited: fields.flag("unlimited", report).is_some_and(|flag| flag.value),
-            name: fields.text("name", report).map(|name| name.value).filter(|name| !name.is_empty()),
-            replaces: replaces(&fields, report),
-            unit: unit(&fields, report),
-            unit_multiplier: fields.whole("unit_multiplier", report),
-            window: fields.text("window", report),
-            algorithm: fields.choice("algorithm", &Named::ALL.map(|named| (named.name(), named)), report),
-            calendar: fields.pair("calendar").and_then(|pair| Calendar::read(&pair.value, report)),
-            sub_windows: fields.whole("sub_windows", report),
-            burst: fields.whole("burst", report),
-            refill_amount: fields.whole("refill_amount", report),
-            refill_interval: fields.text("refill_interval", report),
-            max_delay: fields.text("max_delay", report),
-            count_denied: fields.flag("count_denied", report),
-            overdraft: fields.flag("overdraft", report),
-            overdraft_limit: fields.whole("overdraft_limit", report),
+            requests_per_unit: fields.integer("requests_per_unit", diagnostics),
+            unlimited: fields.boolean("unlimited", diagnostics).is_some_and(|boolean| boolean.value),
+            name: fields.text("name", diagnostics).map(|name| name.value).filter(|name| !name.is_empty()),
+            replaces: replaces(&fields, diagnostics),
+            unit: unit(&fields, diagnostics),
+            unit_multiplier: fields.integer("unit_multiplier", diagnostics),
+            window: fields.text("window", diagnostics),
+            algorithm: fields.choice(
+                "algorithm",
+                &AlgorithmName::ALL.map(|named| (named.name(), named)),
+                diagnostics,
+            ),
+            calendar: fields.pair("calendar").and_then(|pair| Calendar::read(&pair.value, diagnostics)),
+            sub_windows: fields.integer("sub_windows", diagnostics),
+            burst: fields.integer("burst", diagnostics),
+            refill_amount: fields.integer("refill_amount", diagnostics),
+            refill_interval: fields.text("refill_interval", diagnostics),
+            max_delay: fields.text("max_delay", diagnostics),
+            count_denied: fields.boolean("count_denied", diagnostics),
+            overdraft: fields.boolean("overdraft", diagnostics),
+            overdraft_limit: fields.integer("overdraft_limit", diagnostics),
             on_owner_unavailable: fields.choice(
                 "on_owner_unavailable",
                 &OnOwnerUnavailable::ALL.map(|what| (what.name(), what)),
-                report,
+                diagnostics,
             ),
-            lease: fields.flag("lease", report),
+            lease: fields.boolean("lease", diagnostics),
             candidate: fields
                 .pair("candidate")
-                .and_then(|pair| Self::read(&pair.value, report))
+                .and_then(|pair| Self::read(&pair.value, diagnostics))
                 .map(Box::new),
         })
     }
@@ -190,72 +194,77 @@ impl Calendar {
         ("sunday", Weekday::Sunday),
     ];
 
-    fn read(node: &Node, report: &mut Report<'_>) -> Option<Self> {
-        let fields = Fields::read(node, Level::Calendar, report)?;
+    fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = Fields::read(node, Section::Calendar, diagnostics)?;
         if fields.pair("timezone").is_none() {
             let what = "`timezone` is missing; it is an IANA name such as `Europe/Berlin`";
-            report.add(fields.mark, what);
+            diagnostics.add(fields.mark, what);
         }
         Some(Self {
-            timezone: fields.text("timezone", report),
+            timezone: fields.text("timezone", diagnostics),
             week_start_given: fields.pair("week_start").map(|pair| pair.mark),
-            week_start: fields.choice("week_start", &Self::WEEKDAYS, report),
+            week_start: fields.choice("week_start", &Self::WEEKDAYS, diagnostics),
         })
     }
 }
 
-/// A text that must be there and not be empty.
-fn required(fields: &Fields<'_>, key: &str, meaning: &str, report: &mut Report<'_>) -> Option<String> {
+/// A required text that must not be empty.
+fn required(
+    fields: &Fields<'_>,
+    key: &str,
+    meaning: &str,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<String> {
     if fields.pair(key).is_none() {
-        report.add(fields.mark, format!("`{key}` is missing; it is {meaning} and must not be empty"));
+        diagnostics.add(fields.mark, format!("`{key}` is missing; it is {meaning} and must not be empty"));
         return None;
     }
-    let text = fields.text(key, report)?;
+    let text = fields.text(key, diagnostics)?;
     if text.value.is_empty() {
-        report.add(text.mark, format!("`{key}` is empty; it is {meaning} and must not be empty"));
+        diagnostics.add(text.mark, format!("`{key}` is empty; it is {meaning} and must not be empty"));
         return None;
     }
     Some(text.value)
 }
 
-fn metadata(fields: &Fields<'_>, report: &mut Report<'_>) -> Option<Located<Map<String, Json>>> {
+fn metadata(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Located<Map<String, Json>>> {
     let node = &fields.pair("metadata")?.value;
     let mut problems = Vec::new();
     let json = node.to_json(&mut problems);
-    report.add_all(problems);
+    diagnostics.add_all(problems);
     match json {
         Json::Object(value) => Some(Located { value, mark: node.mark }),
         _other_json if node.value == crate::yaml::Value::Unreadable => None,
         _other_json => {
-            report.add(node.mark, format!("`metadata` takes a mapping, not {}", node.describe()));
+            diagnostics.add(node.mark, format!("`metadata` takes a mapping, not {}", node.describe()));
             None
         }
     }
 }
 
-fn unit(fields: &Fields<'_>, report: &mut Report<'_>) -> Option<Located<Unit>> {
-    let Located { value: text, mark } = fields.text("unit", report)?;
+fn unit(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Located<Unit>> {
+    let Located { value: text, mark } = fields.text("unit", diagnostics)?;
     let unit = Unit::parse(&text);
     if unit.is_none() {
         let names = || Unit::ALL.iter().map(|unit| unit.name());
         let hint = keys::nearest(&text, names())
             .map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
-        report.add(
+        diagnostics.add(
             mark,
-            format!("`unit` cannot be {}; it is one of {}{hint}", quote(&text), keys::list(names())),
+            format!("`unit` cannot be {}; it is one of {}{hint}", quote(&text), keys::quoted_list(names())),
         );
     }
     unit.map(|value| Located { value, mark })
 }
 
-fn replaces(fields: &Fields<'_>, report: &mut Report<'_>) -> Vec<Located<String>> {
-    let items = fields.items("replaces", report);
+fn replaces(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<String>> {
+    let items = fields.items("replaces", diagnostics);
     let mut names = Vec::with_capacity(items.len());
     for item in items {
-        let Some(fields) = Fields::read(item, Level::Replaced, report) else { continue };
-        let name = fields.text("name", report).map(|name| name.value).unwrap_or_default();
+        let Some(fields) = Fields::read(item, Section::Replaced, diagnostics) else { continue };
+        let name = fields.text("name", diagnostics).map(|name| name.value).unwrap_or_default();
         if name.is_empty() {
-            report.add(item.mark, "an item of `replaces` needs a `name`, that of the limit it replaces");
+            diagnostics.add(item.mark, "an item of `replaces` needs a `name`, that of the limit it replaces");
         } else {
             names.push(Located { value: name, mark: item.mark });
         }

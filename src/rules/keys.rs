@@ -1,8 +1,9 @@
-//! Which key may stand where, and with which algorithm: the one table behind every message about keys.
+//! The table of all keys: where each is allowed and with which algorithms. All messages about keys are derived from
+//! it.
 
 /// A kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub enum Section {
     /// A document.
     Root,
     /// An item of `descriptors`.
@@ -15,8 +16,8 @@ pub enum Level {
     Calendar,
 }
 
-impl Level {
-    /// Where it is, for a message: "`domain` belongs at the root of the document".
+impl Section {
+    /// The section in words, for messages such as "`domain` belongs at the root of the document".
     pub fn described(self) -> &'static str {
         match self {
             Self::Root => "at the root of the document",
@@ -28,9 +29,9 @@ impl Level {
     }
 }
 
-/// An algorithm that a rule may name.
+/// The name of an algorithm in a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum AlgorithmName {
     /// `fixed_window`
     FixedWindow,
     /// `sliding_window`
@@ -45,8 +46,8 @@ pub enum Named {
     LeakyQueue,
 }
 
-impl Named {
-    /// All there are.
+impl AlgorithmName {
+    /// All algorithms.
     pub const ALL: [Self; 6] = [
         Self::FixedWindow,
         Self::SlidingWindow,
@@ -56,7 +57,7 @@ impl Named {
         Self::LeakyQueue,
     ];
 
-    /// As it is written.
+    /// The name in rule files.
     pub fn name(self) -> &'static str {
         match self {
             Self::FixedWindow => "fixed_window",
@@ -69,130 +70,142 @@ impl Named {
     }
 }
 
-/// Which rules a key of `rate_limit` goes with.
+/// The rules to which a key of `rate_limit` applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// Any rule, an unlimited one too.
+pub enum AppliesTo {
+    /// Any rule, including unlimited ones.
     Any,
-    /// Any rule that limits.
+    /// Any rule with a limit.
     Limited,
-    /// Those that name no algorithm, or one of these.
-    ClassicOr(&'static [Named]),
-    /// Those that name one of these.
-    Only(&'static [Named]),
+    /// Rules without an algorithm or with one of these.
+    ClassicOr(&'static [AlgorithmName]),
+    /// Rules with one of these algorithms.
+    Only(&'static [AlgorithmName]),
 }
 
-/// A key that may stand in a rule file.
+/// A key of a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// As it is written.
+    /// The name in rule files.
     pub name: &'static str,
-    /// Where it belongs.
-    pub level: Level,
-    /// Which rules it goes with. Keys outside `rate_limit` go with any.
-    pub goes_with: Use,
+    /// The section in which the key is allowed.
+    pub section: Section,
+    /// The rules to which the key applies; `Any` outside `rate_limit`.
+    pub applies_to: AppliesTo,
 }
 
-/// All keys, each with where it belongs.
+/// All keys.
 pub const KEYS: &[Key] = &[
-    key("domain", Level::Root),
-    key("descriptors", Level::Root),
-    key("on_denied", Level::Root),
-    key("key", Level::Descriptor),
-    key("value", Level::Descriptor),
-    key("rate_limit", Level::Descriptor),
-    key("descriptors", Level::Descriptor),
-    key("shadow_mode", Level::Descriptor),
-    key("quota_mode", Level::Descriptor),
-    key("detailed_metric", Level::Descriptor),
-    key("value_to_metric", Level::Descriptor),
-    key("share_threshold", Level::Descriptor),
-    key("metadata", Level::Descriptor),
-    limit("requests_per_unit", Use::Any),
-    limit("unlimited", Use::Any),
-    limit("name", Use::Any),
-    limit("replaces", Use::Any),
-    limit("unit", Use::Limited),
-    limit("unit_multiplier", Use::Limited),
-    limit("window", Use::Limited),
-    limit("algorithm", Use::Limited),
-    limit("calendar", Use::ClassicOr(&[Named::FixedWindow])),
-    limit("sub_windows", Use::Only(&[Named::SlidingWindow])),
-    limit("burst", Use::Only(&[Named::TokenBucket, Named::LeakyBucket, Named::LeakyQueue])),
-    limit("refill_amount", Use::Only(&[Named::TokenBucket])),
-    limit("refill_interval", Use::Only(&[Named::TokenBucket])),
-    limit("max_delay", Use::Only(&[Named::LeakyQueue])),
-    limit("count_denied", Use::Only(ANSWERED_AT_ONCE)),
-    limit("overdraft", Use::Only(ANSWERED_AT_ONCE)),
-    limit("overdraft_limit", Use::Only(ANSWERED_AT_ONCE)),
-    limit("on_owner_unavailable", Use::Limited),
-    limit("lease", Use::Limited),
-    limit("candidate", Use::Any),
-    key("name", Level::Replaced),
-    key("timezone", Level::Calendar),
-    key("week_start", Level::Calendar),
+    key("domain", Section::Root),
+    key("descriptors", Section::Root),
+    key("on_denied", Section::Root),
+    key("key", Section::Descriptor),
+    key("value", Section::Descriptor),
+    key("rate_limit", Section::Descriptor),
+    key("descriptors", Section::Descriptor),
+    key("shadow_mode", Section::Descriptor),
+    key("quota_mode", Section::Descriptor),
+    key("detailed_metric", Section::Descriptor),
+    key("value_to_metric", Section::Descriptor),
+    key("share_threshold", Section::Descriptor),
+    key("metadata", Section::Descriptor),
+    limit("requests_per_unit", AppliesTo::Any),
+    limit("unlimited", AppliesTo::Any),
+    limit("name", AppliesTo::Any),
+    limit("replaces", AppliesTo::Any),
+    limit("unit", AppliesTo::Limited),
+    limit("unit_multiplier", AppliesTo::Limited),
+    limit("window", AppliesTo::Limited),
+    limit("algorithm", AppliesTo::Limited),
+    limit("calendar", AppliesTo::ClassicOr(&[AlgorithmName::FixedWindow])),
+    limit("sub_windows", AppliesTo::Only(&[AlgorithmName::SlidingWindow])),
+    limit(
+        "burst",
+        AppliesTo::Only(&[AlgorithmName::TokenBucket, AlgorithmName::LeakyBucket, AlgorithmName::LeakyQueue]),
+    ),
+    limit("refill_amount", AppliesTo::Only(&[AlgorithmName::TokenBucket])),
+    limit("refill_interval", AppliesTo::Only(&[AlgorithmName::TokenBucket])),
+    limit("max_delay", AppliesTo::Only(&[AlgorithmName::LeakyQueue])),
+    limit("count_denied", AppliesTo::Only(WITHOUT_DELAY)),
+    limit("overdraft", AppliesTo::Only(WITHOUT_DELAY)),
+    limit("overdraft_limit", AppliesTo::Only(WITHOUT_DELAY)),
+    limit("on_owner_unavailable", AppliesTo::Limited),
+    limit("lease", AppliesTo::Limited),
+    limit("candidate", AppliesTo::Any),
+    key("name", Section::Replaced),
+    key("timezone", Section::Calendar),
+    key("week_start", Section::Calendar),
 ];
 
-/// Those that never keep a request waiting. In a queue everyone has a place or none: there is nothing to count or
-/// to owe beyond it.
-const ANSWERED_AT_ONCE: &[Named] =
-    &[Named::FixedWindow, Named::SlidingWindow, Named::SlidingLog, Named::TokenBucket, Named::LeakyBucket];
+/// The algorithms that never delay a request. A queue either has room or has not: it can neither count denied hits
+/// nor owe any.
+const WITHOUT_DELAY: &[AlgorithmName] = &[
+    AlgorithmName::FixedWindow,
+    AlgorithmName::SlidingWindow,
+    AlgorithmName::SlidingLog,
+    AlgorithmName::TokenBucket,
+    AlgorithmName::LeakyBucket,
+];
 
-/// Keys of `rate_limit` that say the same in two ways: none of the first stands with any of the second.
-pub const APART: &[(&[&str], &[&str])] = &[
+/// Mutually exclusive keys of `rate_limit`: none of the first list may be combined with any of the second.
+pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["window"], &["unit", "unit_multiplier"]),
     (&["calendar"], &["window", "unit_multiplier"]),
     (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
 ];
 
-const fn key(name: &'static str, level: Level) -> Key {
-    Key { name, level, goes_with: Use::Any }
+const fn key(name: &'static str, section: Section) -> Key {
+    Key { name, section, applies_to: AppliesTo::Any }
 }
 
-const fn limit(name: &'static str, goes_with: Use) -> Key {
-    Key { name, level: Level::RateLimit, goes_with }
+const fn limit(name: &'static str, applies_to: AppliesTo) -> Key {
+    Key { name, section: Section::RateLimit, applies_to }
 }
 
-/// The key of that name at that level.
-pub(crate) fn find(name: &str, level: Level) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.level == level && key.name == name)
+/// The key with this name in `section`.
+pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.section == section && key.name == name)
 }
 
-/// What is wrong with a key that `level` does not know, and what is allowed.
-pub(crate) fn stray(name: &str, level: Level) -> String {
-    let shown = crate::yaml::quote(name);
-    let places: Vec<_> =
-        KEYS.iter().filter(|key| key.name == name).map(|key| key.level.described()).collect();
-    if !places.is_empty() {
-        return format!("{shown} does not belong {}; it belongs {}", level.described(), places.join(" or "));
+/// The message for a key that is not allowed in `section`.
+pub(crate) fn misplaced_key(name: &str, section: Section) -> String {
+    let quoted = crate::yaml::quote(name);
+    let sections: Vec<_> =
+        KEYS.iter().filter(|key| key.name == name).map(|key| key.section.described()).collect();
+    if !sections.is_empty() {
+        return format!(
+            "{quoted} does not belong {}; it belongs {}",
+            section.described(),
+            sections.join(" or ")
+        );
     }
-    let here: Vec<_> = KEYS.iter().filter(|key| key.level == level).map(|key| key.name).collect();
+    let here: Vec<_> = KEYS.iter().filter(|key| key.section == section).map(|key| key.name).collect();
     match nearest(name, KEYS.iter().map(|key| key.name)) {
-        Some(near) if here.contains(&near) => format!("unknown key {shown}; did you mean `{near}`?"),
+        Some(near) if here.contains(&near) => format!("unknown key {quoted}; did you mean `{near}`?"),
         Some(near) => {
-            let places = stray(near, level);
-            format!("unknown key {shown}; did you mean `{near}`? But {places}")
+            let sections = misplaced_key(near, section);
+            format!("unknown key {quoted}; did you mean `{near}`? But {sections}")
         }
-        None => format!("unknown key {shown}; allowed {} are {}", level.described(), list(here)),
+        None => format!("unknown key {quoted}; allowed {} are {}", section.described(), quoted_list(here)),
     }
 }
 
-/// The candidate that a misspelt `word` most likely stands for.
+/// The candidate that a misspelt `word` most likely means.
 pub(crate) fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
     const LENGTH_MAX: usize = 64;
-    const LIKENESS_MIN: f64 = 0.6;
-    if LENGTH_MAX < word.len() {
+    const SIMILARITY_MIN: f64 = 0.6;
+    if word.len() > LENGTH_MAX {
         return None;
     }
     let word = word.to_lowercase().replace('-', "_");
-    let likeness = |candidate: &'c str| {
+    let similarity = |candidate: &'c str| {
         (strsim::normalized_damerau_levenshtein(&word, &candidate.to_lowercase()), candidate)
     };
-    let best = candidates.map(likeness).reduce(|best, next| if best.0 < next.0 { next } else { best })?;
-    (LIKENESS_MIN <= best.0).then_some(best.1)
+    let best = candidates.map(similarity).reduce(|best, next| if best.0 < next.0 { next } else { best })?;
+    (best.0 >= SIMILARITY_MIN).then_some(best.1)
 }
 
-/// Names in backquotes, for a message.
-pub(crate) fn list<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
+/// Quoted names for a message.
+pub(crate) fn quoted_list<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
     names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

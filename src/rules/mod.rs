@@ -1,4 +1,4 @@
-//! What is limited: rules for descriptors, read from files, replaced as a whole while running.
+//! Rules: which descriptors are limited, and how. Read from files and replaced as a whole at run time.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -11,42 +11,42 @@ use crate::{
     descriptor::{Entry, Key, KeyText, Secret},
 };
 
-mod aside;
-mod book;
+mod active_rules;
+mod background;
 mod compile;
-mod counts;
+mod diagnostics;
 mod file;
+mod key_prefix;
 mod keys;
 mod limit;
 mod mount;
 mod pattern;
-mod place;
+mod prefix_tree;
 mod reader;
 mod source;
+mod stats;
 mod trace;
-mod tree;
 mod unit;
-mod usual;
 mod watch;
 
-pub use book::{Book, LoadError, Status};
+pub use active_rules::{ActiveRules, LoadError, Status};
 pub use compile::{Source, compile};
-pub use counts::{Code, Ledger, Outcome, RuleCounts, Series, Tally, Totals};
-pub use place::{Place, Problem, Problems};
+pub use diagnostics::{Location, Problem, Problems};
+pub use key_prefix::CachedMatch;
+pub use prefix_tree::MatchKind;
 pub use source::load;
+pub use stats::{Code, DecisionStats, Outcome, RuleStats, RuleStatsRegistry, Series, Totals};
 pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
-pub use tree::How;
 pub use unit::Unit;
-pub use usual::Usual;
 pub use watch::{Settings, Watcher};
 
-use counts::Counted;
-use tree::{Hop, Hops};
+use prefix_tree::{Step, Steps};
+use stats::StatsHandle;
 
-/// All rules in force at one time.
+/// A compiled set of rules.
 #[derive(Debug)]
 pub struct Rules {
-    // In the order of the files.
+    // In file order.
     domains: Vec<Domain>,
     by_name: FxHashMap<String, usize>,
     hash: String,
@@ -54,54 +54,54 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The domain of that name.
+    /// The domain with this name.
     #[inline]
     pub fn domain(&self, name: &str) -> Option<&Domain> {
-        // Nearly always there is one.
+        // Fast path: most rule sets have a single domain.
         if let [only] = &*self.domains {
             return (only.name == name).then_some(only);
         }
         self.by_name.get(name).map(|index| &self.domains[*index])
     }
 
-    /// All domains, in the order of the files.
+    /// All domains, in file order.
     pub fn domains(&self) -> impl Iterator<Item = &Domain> {
         self.domains.iter()
     }
 
-    /// A hash of what the files hold, in hexadecimal: equal on all replicas that read the same.
+    /// A hash of the file contents, in hexadecimal: equal on all replicas that read the same contents.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
-    /// How many rules there are, in all domains together.
+    /// The number of rules in all domains.
     pub fn len(&self) -> usize {
         self.domains.iter().map(|domain| domain.rules.len()).sum()
     }
 
-    /// Whether there is no rule in any domain.
+    /// Whether no domain has a rule.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What is allowed but probably not meant.
+    /// Problems that do not prevent loading but are probably mistakes.
     pub fn warnings(&self) -> &[Problem] {
         &self.warnings
     }
 }
 
-/// The rules for requests that ask under one name.
+/// The rules for requests with one domain name.
 #[derive(Debug)]
 pub struct Domain {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// What a refused call charges; without a word on it, each rule's family decides.
+    /// What a refused call charges. `None`: the default of each rule's algorithm.
     pub on_denied: Option<OnDenied>,
-    root: tree::Level,
+    root: prefix_tree::Level,
     rules: Vec<Arc<Rule>>,
 }
 
-/// What a call charges that is refused: of its descriptors, those that would have passed.
+/// Which descriptors of a refused call are charged, of those that would have passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDenied {
     /// All of them, as envoyproxy/ratelimit does.
@@ -110,23 +110,23 @@ pub enum OnDenied {
     ChargeNone,
 }
 
-/// What becomes of a request when the replica that has its count cannot be reached.
+/// The decision for a request whose owner cannot be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnOwnerUnavailable {
-    /// The replica that was asked lets its share of the limit pass.
+    /// The local replica admits its share of the limit.
     #[default]
     LocalShare,
-    /// It passes, uncounted.
+    /// The request passes without being counted.
     Allow,
-    /// It is refused.
+    /// The request is refused.
     Deny,
 }
 
 impl OnOwnerUnavailable {
-    /// All there are.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::LocalShare, Self::Allow, Self::Deny];
 
-    /// As it is written.
+    /// The name in rule files.
     pub fn name(self) -> &'static str {
         match self {
             Self::LocalShare => "local_share",
@@ -137,54 +137,54 @@ impl OnOwnerUnavailable {
 }
 
 impl Domain {
-    /// What a call that is refused because of another descriptor does to `limit`'s counter. Without a word on it,
-    /// a classic limit is charged all the same, and a named one is not.
+    /// What a call that another descriptor refuses does to the counter of `limit`. By default classic limits are
+    /// charged and named ones are not.
     pub fn on_denied(&self, limit: &Limit) -> OnDenied {
         self.on_denied.unwrap_or(if limit.is_classic() { OnDenied::ChargeAll } else { OnDenied::ChargeNone })
     }
 
     /// The rule for a descriptor.
     pub fn find<'r>(&'r self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let mut hops = SmallVec::new();
-        self.root.way(entries, &mut hops);
-        let rule = hops.last()?.node.rule.as_ref()?;
-        (hops.len() == entries.len()).then_some(Match { rule, hops })
+        let mut steps = SmallVec::new();
+        self.root.walk(entries, &mut steps);
+        let rule = steps.last()?.node.rule.as_ref()?;
+        (steps.len() == entries.len()).then_some(Match { rule, steps })
     }
 
-    /// How the rule for a descriptor is looked for: a level for each entry, up to the first that nothing matches.
-    /// Slower than [`Self::find`]: it looks at every node of these levels.
+    /// A trace of the lookup: one level for each entry, up to the first entry without a match. Slower than
+    /// [`Self::find`]: it visits every node of these levels.
     pub fn trace(&self, entries: &[Entry<'_>]) -> Vec<LevelTrace<'_>> {
         trace::levels(&self.root, entries)
     }
 
-    /// How many tables and patterns a look-up tries. It does not grow with the number of rules.
+    /// The number of tables and patterns that a lookup tries. It does not grow with the number of rules.
     pub fn visits(&self, entries: &[Entry<'_>]) -> usize {
-        self.root.way(entries, &mut SmallVec::new())
+        self.root.walk(entries, &mut SmallVec::new())
     }
 
-    /// All its rules, in the order of the files.
+    /// All rules, in file order.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Arc<Rule>> {
         self.rules.iter()
     }
 }
 
-/// The rule for a descriptor, and how it was found.
+/// The rule for a descriptor and the path to it.
 #[derive(Clone, Debug)]
 pub struct Match<'r> {
     /// The rule.
     pub rule: &'r Arc<Rule>,
-    // One for each entry.
-    hops: Hops<'r>,
+    // One step for each entry.
+    steps: Steps<'r>,
 }
 
 impl<'r> Match<'r> {
-    /// The text of the counter's key: the entries as sent, or the pattern where all that match it share one.
-    /// `entries` are those that the match was found for.
+    /// The text of the counter's key: the entries as sent, or the pattern if all values that match it share a
+    /// counter. `entries` are those that the match was found for.
     pub fn key_text<'a>(&self, domain: &str, entries: &[Entry<'a>]) -> KeyText<'a> {
         let mut text = KeyText::new(domain);
-        for (hop, entry) in self.hops.iter().zip(entries) {
-            if hop.is_shared() {
-                text.pattern(Entry { key: &hop.node.key, value: &hop.node.value });
+        for (step, entry) in self.steps.iter().zip(entries) {
+            if step.is_shared() {
+                text.pattern(Entry { key: &step.node.key, value: &step.node.value });
             } else {
                 text.entry(*entry);
             }
@@ -192,103 +192,103 @@ impl<'r> Match<'r> {
         text
     }
 
-    /// The key that this text is hashed to, for a counter of the rule's own kind.
+    /// The hash of this text as the key of a counter of `kind`.
     pub fn key(&self, domain: &Domain, entries: &[Entry<'_>], kind: CounterKind, secret: &Secret) -> Key {
-        match domain.usual(entries, secret) {
-            Some(usual) => usual.key(entries),
+        match domain.find_cached(entries, secret) {
+            Some(cached) => cached.key(entries),
             None => self.key_text(&domain.name, entries).key(&kind.bytes(), secret),
         }
     }
 
-    /// The rule's name in metrics: its path, with the values that `detailed_metric` and `value_to_metric` ask
-    /// for. `entries` are those that the match was found for.
+    /// The rule's name in metrics: the path, with the values that `detailed_metric` and `value_to_metric` add.
+    /// `entries` are those that the match was found for.
     pub fn metric_name(&self, domain: &str, entries: &[Entry<'_>]) -> Cow<'r, str> {
         let detailed = self.rule.detailed_metric;
-        if !detailed && self.hops.iter().all(|hop| !hop.node.value_to_metric) {
+        if !detailed && self.steps.iter().all(|step| !step.node.value_to_metric) {
             return Cow::Borrowed(&self.rule.path);
         }
-        let any_shared = self.hops.iter().any(Hop::is_shared);
+        let any_shared = self.steps.iter().any(Step::is_shared);
         let mut name = domain.to_owned();
-        for (hop, entry) in self.hops.iter().zip(entries) {
+        for (step, entry) in self.steps.iter().zip(entries) {
             name.push('.');
-            if hop.is_shared() || !(detailed || hop.node.value_to_metric || hop.how == How::Exact) {
-                name.push_str(&hop.node.composite());
+            if step.is_shared() || !(detailed || step.node.value_to_metric || step.kind == MatchKind::Exact) {
+                name.push_str(&step.node.composite());
             } else if detailed && !any_shared {
                 name.extend([entry.key, "_", entry.value]);
             } else {
-                name.push_str(&tree::composite(entry.key, entry.value));
+                name.push_str(&prefix_tree::composite(entry.key, entry.value));
             }
         }
         Cow::Owned(name)
     }
 }
 
-impl Hop<'_> {
-    /// Whether all values that match here count together.
+impl Step<'_> {
+    /// Whether all values that match here share a counter.
     fn is_shared(&self) -> bool {
-        self.node.share_threshold && self.how == How::Pattern
+        self.node.share_threshold && self.kind == MatchKind::Pattern
     }
 
-    /// Whether it is the one value that its node names.
+    /// Whether the entry has the literal value of its node.
     fn is_exact(&self) -> bool {
-        self.how == How::Exact
+        self.kind == MatchKind::Exact
     }
 }
 
-/// A descriptor's limit, with everything that is said about it.
+/// The rule of a descriptor: limit and options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Where it stands in its tree: `domain.key_value.key`.
+    /// The path in the prefix tree: `domain.key_value.key`.
     pub path: String,
-    /// The name that `replaces` refers to it by.
+    /// The name that `replaces` refers to.
     pub name: Option<String>,
-    /// How much it lets pass.
+    /// How much the rule lets pass.
     pub allowance: Allowance,
-    /// A limit that is tried beside it: it counts for itself and decides nothing.
+    /// A limit on trial: it has counters of its own and decides nothing.
     pub candidate: Option<Limit>,
-    /// What becomes of a request when the replica that has its count cannot be reached.
+    /// The decision for a request whose owner cannot be reached.
     pub on_owner_unavailable: OnOwnerUnavailable,
-    /// Whether a part of what is left may be lent to another replica, where that asks often.
+    /// Whether part of the remaining budget may be leased to another replica.
     pub lease: bool,
-    /// The names of the limits that do not apply where this rule matches too.
+    /// The names of the limits that do not apply when this rule matches.
     pub replaces: Vec<String>,
-    /// Whether it only counts: what it refuses passes.
+    /// Shadow mode: the rule counts, and what it refuses passes.
     pub shadow_mode: bool,
-    /// Whether a call is refused only where all its rules of this kind refuse.
+    /// Quota mode: a call is refused only if all of its quota rules refuse.
     pub quota_mode: bool,
-    /// Whether its name in metrics shows the values of all entries.
+    /// Whether the name in metrics contains the values of all entries.
     pub detailed_metric: bool,
-    /// What answers carry when it passes.
+    /// Metadata of responses in which the rule passes.
     pub metadata: Option<Map<String, Json>>,
-    /// What answers say of it.
-    pub shown: Shown,
-    /// Where it is written.
-    pub place: Place,
-    pub(crate) counted: Counted,
+    /// The limit as shown in responses.
+    pub displayed_limit: DisplayedLimit,
+    /// The location in the rule file.
+    pub location: Location,
+    pub(crate) stats: StatsHandle,
 }
 
 impl Rule {
-    /// What is counted of it; `None` before it is in force.
-    pub fn counts(&self) -> Option<&RuleCounts> {
-        self.counted.get()
+    /// The stats of the rule; `None` before it is active.
+    pub fn stats(&self) -> Option<&RuleStats> {
+        self.stats.get()
     }
 }
 
 /// How much a rule lets pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allowance {
-    /// Everything; nothing is counted.
+    /// Everything passes; nothing is counted.
     Unlimited,
-    /// So much; a limit of 0 lets nothing pass.
+    /// Up to the limit; a limit of 0 lets nothing pass.
     Limited(Limit),
 }
 
-/// What answers say of a limit.
+/// A limit as shown in responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown {
-    /// As written; 0 where the rule is unlimited.
+pub struct DisplayedLimit {
+    /// As in the rule file; 0 if the rule is unlimited.
     pub requests_per_unit: u64,
-    /// As written; `None` where no unit is as long as the window.
+    /// As in the rule file; `None` if no unit has the length of the window.
     pub unit: Option<Unit>,
 }
 

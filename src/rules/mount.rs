@@ -1,18 +1,18 @@
-//! Tells a file that will never change: one that is mounted by itself.
+//! Detects files that are mounted individually, which never change.
 //!
-//! Kubernetes replaces the files of a volume through a link beside them. A file mounted alone (`subPath`) stays
-//! the file that it was when the container started.
+//! Kubernetes updates the files of a volume through a symbolic link in their directory. A file mounted individually
+//! (`subPath`) keeps the content that it had when the container started.
 
 use std::path::{Path, PathBuf};
 
-/// Those of `files` that are mounts of their own, given `/proc/self/mountinfo`.
-pub(crate) fn mounted_alone<'f>(mountinfo: &str, files: &'f [PathBuf]) -> Vec<&'f Path> {
+/// The `files` that are mount points, given the text of `/proc/self/mountinfo`.
+pub(crate) fn individually_mounted<'f>(mountinfo: &str, files: &'f [PathBuf]) -> Vec<&'f Path> {
     let mounts: Vec<PathBuf> = mountinfo.lines().filter_map(mount_point).collect();
     let is_mount = |file: &&PathBuf| std::path::absolute(file).is_ok_and(|file| mounts.contains(&file));
     files.iter().filter(is_mount).map(PathBuf::as_path).collect()
 }
 
-/// The fifth field of a line, in which spaces and the like are written as three octal digits.
+/// The fifth field of a line, in which special characters such as spaces are escaped as three octal digits.
 fn mount_point(line: &str) -> Option<PathBuf> {
     let field = line.split(' ').nth(4)?;
     let mut pieces = field.split('\\');
@@ -37,9 +37,9 @@ mod tests {
 ";
 
     #[test]
-    fn a_file_mounted_alone_is_told_from_one_in_a_mounted_directory() {
+    fn individually_mounted_file_is_told_from_file_in_mounted_directory() {
         let files = ["/etc/tollgate/limits.yaml", "/etc/rules/limits.yaml", "/etc/with space.yaml"]
             .map(PathBuf::from);
-        assert_eq!(mounted_alone(MOUNTS, &files), [files[0].as_path(), files[2].as_path()]);
+        assert_eq!(individually_mounted(MOUNTS, &files), [files[0].as_path(), files[2].as_path()]);
     }
 }

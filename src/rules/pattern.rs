@@ -1,24 +1,24 @@
-//! Patterns: texts in which each `*` stands for any text, an empty one too.
+//! Patterns, in which each `*` stands for any text, including the empty one.
 
 use std::ops::ControlFlow;
 
 use rustc_hash::FxHashMap;
 
-/// A pattern, cut at its `*`.
+/// A pattern, split at its `*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern {
-    // Invariant: at least two; the first is the prefix, the last the suffix.
+    // Invariant: at least two pieces; the first is the prefix, the last the suffix.
     pieces: Vec<Box<[u8]>>,
 }
 
 impl Pattern {
-    /// The pattern that `text` is; `None` where it holds no `*`.
+    /// Parses a pattern; `None` if `text` contains no `*`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let pieces: Vec<Box<[u8]>> = text.split('*').map(|piece| piece.as_bytes().into()).collect();
-        (2 <= pieces.len()).then_some(Self { pieces })
+        (pieces.len() >= 2).then_some(Self { pieces })
     }
 
-    /// Whether it matches `text`.
+    /// Whether the pattern matches `text`.
     pub(crate) fn matches(&self, text: &[u8]) -> bool {
         let inner = text.strip_prefix(self.prefix()).and_then(|rest| rest.strip_suffix(self.suffix()));
         inner.is_some_and(|inner| fits(self.middle(), inner))
@@ -37,14 +37,14 @@ impl Pattern {
     }
 }
 
-/// Many patterns, found by what they begin and end with. So a look-up tries only patterns that differ from the
-/// text, if at all, between their first and last `*`.
+/// A set of patterns indexed by prefix and suffix, so that a lookup tries only patterns that can differ from the text
+/// between their first and last `*`.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns {
     prefixes: Affixes<Affixes<Vec<Numbered>>>,
 }
 
-/// What is found under texts of some few lengths.
+/// A map keyed by affixes, with the lengths that occur among them.
 #[derive(Debug)]
 struct Affixes<T> {
     lengths: Vec<usize>,
@@ -57,11 +57,11 @@ struct Numbered {
     middle: Vec<Box<[u8]>>,
 }
 
-/// What a look-up found, and what it cost.
+/// The result of a lookup and its cost.
 pub(crate) struct Found {
-    /// The lowest number of a pattern that matches.
+    /// The lowest number of a matching pattern.
     pub(crate) number: Option<u32>,
-    /// How many tables and patterns were tried.
+    /// The number of tables and patterns tried.
     pub(crate) visits: usize,
 }
 
@@ -81,19 +81,19 @@ impl<T: Default> Affixes<T> {
 }
 
 impl Patterns {
-    /// Adds a pattern. Numbers must be given in ascending order.
+    /// Adds a pattern. Numbers must be added in ascending order.
     pub(crate) fn add(&mut self, number: u32, pattern: &Pattern) {
         let middle = pattern.middle().iter().filter(|piece| !piece.is_empty()).cloned().collect();
         let numbered = self.prefixes.entry(pattern.prefix()).entry(pattern.suffix());
         numbered.push(Numbered { number, middle });
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.prefixes.lengths.is_empty()
     }
 
-    /// The pattern with the lowest number that matches `text`.
+    /// The matching pattern with the lowest number.
     pub(crate) fn first_match(&self, text: &[u8]) -> Found {
         let mut found = Found { number: None, visits: 0 };
         for &length in self.prefixes.lengths.iter().take_while(|&&length| length <= text.len()) {
@@ -108,7 +108,7 @@ impl Patterns {
 }
 
 impl Affixes<Vec<Numbered>> {
-    /// Looks for a pattern whose suffix and middle match `rest`, the text after the prefix.
+    /// Searches for a pattern whose suffix and middle match `rest`, the text after the prefix.
     fn search(&self, rest: &[u8], found: &mut Found) {
         for &length in self.lengths.iter().take_while(|&&length| length <= rest.len()) {
             let (inner, suffix) = rest.split_at(rest.len() - length);
@@ -129,13 +129,13 @@ impl Affixes<Vec<Numbered>> {
 }
 
 impl Numbered {
-    /// Whether the middle pieces occur in `inner` one after the other.
+    /// Whether the middle pieces occur in `inner` in order, without overlap.
     fn fits(&self, inner: &[u8]) -> bool {
         fits(&self.middle, inner)
     }
 }
 
-/// Whether `pieces` occur in `text` one after the other.
+/// Whether `pieces` occur in `text` in order, without overlap.
 fn fits(pieces: &[Box<[u8]>], text: &[u8]) -> bool {
     let rest = pieces.iter().try_fold(text, |rest, piece| match position(rest, piece) {
         Some(at) => ControlFlow::Continue(&rest[at + piece.len()..]),
@@ -145,7 +145,7 @@ fn fits(pieces: &[Box<[u8]>], text: &[u8]) -> bool {
 }
 
 fn position(text: &[u8], piece: &[u8]) -> Option<usize> {
-    // What is empty is anywhere.
+    // `windows(0)` would panic.
     if piece.is_empty() {
         return Some(0);
     }
@@ -170,7 +170,7 @@ mod tests {
         patterns(&[pattern.to_owned()]).first_match(text.as_bytes()).number.is_some()
     }
 
-    /// The definition: a `*` is any text.
+    /// The definition: a `*` stands for any text.
     fn matches_by_definition(pattern: &[u8], text: &[u8]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_text() {
+    fn star_matches_any_text() {
         for (pattern, yes, no) in [
             ("foo*", &["foo1", "foo", "foo/_*"][..], &["bar", "fo", "xfoo"][..]),
             ("bar*b", &["barab", "bar123b", "barb"], &["bara", "xbarb", "bar", "ba"]),
@@ -197,13 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn a_text_without_a_star_is_no_pattern() {
+    fn text_without_star_is_not_a_pattern() {
         assert_eq!(Pattern::parse("foo"), None);
     }
 
     proptest! {
         #[test]
-        fn the_first_declared_pattern_that_matches_by_definition_is_found(
+        fn lookup_finds_first_declared_pattern_that_matches(
             texts in prop::collection::vec("[ab]{0,2}\\*[ab*]{0,4}", 0..8),
             text in "[ab]{0,8}",
         ) {

@@ -1,4 +1,4 @@
-//! Finds and reads the files that hold the rules: one file, or all `*.yaml` and `*.yml` of a directory.
+//! Finds and reads the rule files: one file, or all `*.yaml` and `*.yml` files of a directory.
 
 use std::{
     collections::HashSet,
@@ -15,16 +15,16 @@ use crate::{
     rules::{
         Problems, Rules, Source,
         compile::compile_with,
-        place::{Place, Problem},
+        diagnostics::{Location, Problem},
     },
     yaml,
 };
 
-/// How deep directories are searched.
+/// The maximum depth of nested directories.
 const DEPTH_MAX: usize = 16;
-/// How many directory entries are looked at.
+/// The maximum number of directory entries.
 const ENTRIES_MAX: usize = 10_000;
-/// How many bytes are read in all: 64 MiB.
+/// The maximum size of all files together: 64 MiB.
 const BYTES_MAX: usize = 64 << 20;
 
 /// Reads and compiles the rules under `path`, a file or a directory.
@@ -32,36 +32,36 @@ pub fn load(path: &Path) -> Result<Rules, Problems> {
     read(path).compile()
 }
 
-/// What was found under a path at one time.
+/// The contents of all rule files at one time.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Reading {
+pub(crate) struct RuleFiles {
     pub(crate) sources: Vec<Source>,
     problems: Problems,
 }
 
-/// Reads what is under `path`.
-pub(crate) fn read(path: &Path) -> Reading {
-    let mut reading = Reading { sources: Vec::new(), problems: Problems::default() };
-    let files = Search::of(path, &mut reading.problems);
+/// Reads the rule files at `path`.
+pub(crate) fn read(path: &Path) -> RuleFiles {
+    let mut rule_files = RuleFiles { sources: Vec::new(), problems: Problems::default() };
+    let files = DirectoryWalk::walk(path, &mut rule_files.problems);
     let mut bytes_left = BYTES_MAX;
     for file in &files {
         match bytes_of(file, bytes_left) {
             Ok(bytes) => {
                 bytes_left -= bytes.len();
-                reading.sources.push(Source { path: shown(file), bytes });
+                rule_files.sources.push(Source { path: path_text(file), bytes });
             }
-            Err(error) => reading.problems.push(unreadable(file, &error)),
+            Err(error) => rule_files.problems.push(unreadable(file, &error)),
         }
     }
-    if files.is_empty() && reading.problems.is_empty() {
+    if files.is_empty() && rule_files.problems.is_empty() {
         let what = "the directory holds no `*.yaml` or `*.yml` file; it needs at least one".into();
-        reading.problems.push(Problem { place: Place::whole(shown(path)), what });
+        rule_files.problems.push(Problem { location: Location::whole(path_text(path)), what });
     }
-    reading
+    rule_files
 }
 
-impl Reading {
-    /// What tells it from other readings: the paths, the contents and the problems.
+impl RuleFiles {
+    /// A fingerprint of the paths, the contents and the problems.
     pub(crate) fn fingerprint(&self) -> u128 {
         let mut hasher = SipHasher13::new();
         let mut add = |part: &[u8]| {
@@ -76,39 +76,39 @@ impl Reading {
         hasher.finish128().as_u128()
     }
 
-    /// How much the files hold.
+    /// The total size of the files.
     pub(crate) fn bytes(&self) -> usize {
         self.sources.iter().map(|source| source.bytes.len()).sum()
     }
 
-    /// The rules that the files make together.
+    /// Compiles the files together.
     pub(crate) fn compile(&self) -> Result<Rules, Problems> {
         compile_with(self.problems.clone(), &self.sources)
     }
 }
 
-/// A walk through a directory: every file once, however many links lead to it, and no loop.
-struct Search<'p> {
+/// A walk through a directory that visits each file once, through however many symbolic links, and ends on loops.
+struct DirectoryWalk<'p> {
     problems: &'p mut Problems,
     files: Vec<PathBuf>,
     directories_seen: HashSet<PathBuf>,
     entries_left: usize,
 }
 
-impl<'p> Search<'p> {
-    /// The files under `path` in the order of their paths.
-    fn of(path: &Path, problems: &'p mut Problems) -> Vec<PathBuf> {
-        let mut search =
+impl<'p> DirectoryWalk<'p> {
+    /// The files at `path`, sorted by path.
+    fn walk(path: &Path, problems: &'p mut Problems) -> Vec<PathBuf> {
+        let mut walk =
             Self { problems, files: Vec::new(), directories_seen: HashSet::new(), entries_left: ENTRIES_MAX };
         match fs::metadata(path) {
-            Ok(about) if about.is_dir() => search.directory(path, 0),
-            Ok(_) => search.files.push(path.to_owned()),
-            Err(error) => search.problems.push(unreadable(path, &error)),
+            Ok(about) if about.is_dir() => walk.directory(path, 0),
+            Ok(_) => walk.files.push(path.to_owned()),
+            Err(error) => walk.problems.push(unreadable(path, &error)),
         }
-        search.files.sort();
+        walk.files.sort();
         let mut seen = HashSet::new();
-        search.files.retain(|file| fs::canonicalize(file).map_or(true, |real| seen.insert(real)));
-        search.files
+        walk.files.retain(|file| fs::canonicalize(file).map_or(true, |real| seen.insert(real)));
+        walk.files
     }
 
     fn directory(&mut self, path: &Path, depth: usize) {
@@ -118,14 +118,14 @@ impl<'p> Search<'p> {
         }
     }
 
-    /// What a directory holds, sorted; nothing where it was seen before. Hidden entries are left out: the
-    /// directories of a Kubernetes volume hold each file a second time under `..data`.
+    /// The entries of a directory, sorted; empty if it was visited before. Hidden entries are skipped: a Kubernetes
+    /// volume contains each file a second time below `..data`.
     fn entries(&mut self, path: &Path, depth: usize) -> io::Result<Vec<PathBuf>> {
         if !self.directories_seen.insert(fs::canonicalize(path)?) {
             return Ok(Vec::new());
         }
-        if DEPTH_MAX < depth {
-            return Err(io::Error::other(format!("directories may be nested {DEPTH_MAX} deep")));
+        if depth > DEPTH_MAX {
+            return Err(io::Error::other(format!("directories are nested more than {DEPTH_MAX} deep")));
         }
         let mut entries = Vec::new();
         for entry in fs::read_dir(path)? {
@@ -157,20 +157,20 @@ impl<'p> Search<'p> {
 }
 
 fn bytes_of(path: &Path, bytes_left: usize) -> io::Result<Vec<u8>> {
-    // One byte more than may be, so that too large a file is told from one that just fits.
-    let most = yaml::BYTES_MAX.min(bytes_left) + 1;
-    let bytes = files::read_prefix(path, most as u64)?;
-    if bytes_left < bytes.len() {
+    // One byte more than allowed, to detect files that are too large.
+    let bytes_max = yaml::BYTES_MAX.min(bytes_left) + 1;
+    let bytes = files::read_prefix(path, bytes_max as u64)?;
+    if bytes.len() > bytes_left {
         return Err(io::Error::other(format!("all files together have more than {BYTES_MAX} bytes")));
     }
     Ok(bytes)
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Problem {
-    Problem { place: Place::whole(shown(path)), what: format!("cannot be read: {error}") }
+    Problem { location: Location::whole(path_text(path)), what: format!("cannot be read: {error}") }
 }
 
-fn shown(path: &Path) -> std::sync::Arc<str> {
+fn path_text(path: &Path) -> std::sync::Arc<str> {
     path.to_string_lossy().into()
 }
 
@@ -181,12 +181,12 @@ mod tests {
     use super::*;
 
     fn names(directory: &Path) -> Vec<String> {
-        let reading = read(directory);
-        assert!(reading.problems.is_empty(), "{}", reading.problems);
+        let rule_files = read(directory);
+        assert!(rule_files.problems.is_empty(), "{}", rule_files.problems);
         let name = |source: &Source| {
             Path::new(&*source.path).strip_prefix(directory).unwrap().to_string_lossy().into_owned()
         };
-        reading.sources.iter().map(name).collect()
+        rule_files.sources.iter().map(name).collect()
     }
 
     fn write(directory: &Path, names: &[&str]) {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_files_are_read_in_the_order_of_their_paths_and_others_are_not() {
+    fn rule_files_are_read_in_path_order_and_others_are_skipped() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         write(
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_several_links_lead_to_is_read_once_and_loops_end() {
+    fn file_behind_several_links_is_read_once_and_loops_end() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         write(path, &["real/b.yaml"]);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_cannot_be_read_is_a_problem_of_its_file() {
+    fn unreadable_file_is_reported_as_problem() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let problem = |path: &Path| load(path).unwrap_err().to_string();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_more_bytes_than_all_may_have_are_refused() {
+    fn files_beyond_the_total_size_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.yaml");
         fs::write(&path, [b' '; 100]).unwrap();
@@ -261,13 +261,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_not_waited_for() {
+    fn file_that_is_not_regular_is_refused_without_blocking() {
         let what = load(Path::new("/dev/zero")).unwrap_err().to_string();
         assert_eq!(what, "/dev/zero:1:1: cannot be read: it is a device, not a regular file");
     }
 
     #[test]
-    fn readings_differ_where_a_path_a_content_or_a_problem_does() {
+    fn fingerprint_changes_with_path_content_and_problem() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let mut seen = HashSet::from([read(path).fingerprint()]);

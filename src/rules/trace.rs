@@ -1,91 +1,91 @@
-//! The way from a descriptor to its rule, told at length: what was looked up, what else would have matched.
+//! A detailed trace of a lookup, for `/explain`: what was looked up and which other nodes match.
 
 use crate::{
     descriptor::Entry,
     rules::{
-        Place,
+        Location,
         pattern::Pattern,
-        tree::{Hop, Hops, How, Level, Node},
+        prefix_tree::{Level, MatchKind, Node, Step, Steps},
     },
 };
 
-/// How many nodes of a level are told of besides the one that is chosen.
+/// The maximum number of nodes listed for a level besides the chosen one.
 pub const NODES_MAX: usize = 10;
 
-/// What one entry was looked up among.
+/// The lookup of one entry.
 #[derive(Clone, Debug)]
 pub struct LevelTrace<'r> {
-    /// The text that was looked up: key and value.
+    /// The composite text that was looked up.
     pub text: String,
-    /// The node that matched; `None` where none did, which ends the way.
+    /// The node that was chosen; `None` if no node matches, which ends the lookup.
     pub chosen: Option<NodeTrace<'r>>,
-    /// Nodes that match too but lose, in the order of declaration; the first of them.
-    pub losers: Vec<NodeTrace<'r>>,
-    /// How many losers there are beyond these.
-    pub losers_more: usize,
-    /// Where none matches: nodes that are there, those with the same key first; the first of them.
-    pub strangers: Vec<NodeTrace<'r>>,
-    /// How many strangers there are beyond these.
-    pub strangers_more: usize,
+    /// The first of the nodes that match too but have lower precedence, in the order of declaration.
+    pub other_matches: Vec<NodeTrace<'r>>,
+    /// The number of such nodes beyond these.
+    pub other_matches_more: usize,
+    /// If no node matches: the first nodes of the level, those with the same key first.
+    pub non_matches: Vec<NodeTrace<'r>>,
+    /// The number of nodes beyond these.
+    pub non_matches_more: usize,
 }
 
 /// One descriptor of a rule file.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeTrace<'r> {
-    /// Its key as written.
+    /// The key as written.
     pub key: &'r str,
-    /// Its value as written; empty where it has none.
+    /// The value as written; empty if the node has none.
     pub value: &'r str,
-    /// How it matches; `None` where it does not.
-    pub how: Option<How>,
-    /// Where it is written.
-    pub place: &'r Place,
-    /// Whether it has a limit.
+    /// How the node matches; `None` if it does not.
+    pub kind: Option<MatchKind>,
+    /// The location in the rule file.
+    pub location: &'r Location,
+    /// Whether the node has a rule.
     pub has_rule: bool,
-    /// Whether all values that match it here count together.
+    /// Whether all values that match here share a counter.
     pub is_shared: bool,
-    /// Whether there are descriptors below it.
+    /// Whether the node has nested descriptors.
     pub has_children: bool,
 }
 
-/// One level for each entry, up to the first that nothing matches.
+/// One level for each entry, up to the first entry without a match.
 pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
-    let mut hops = Hops::new();
-    root.way(entries, &mut hops);
+    let mut steps = Steps::new();
+    root.walk(entries, &mut steps);
     let mut levels = Vec::new();
     let mut level = root;
     for (index, entry) in entries.iter().enumerate() {
-        let hop = hops.get(index);
-        levels.push(LevelTrace::of(level, *entry, hop));
-        let Some(hop) = hop else { break };
-        level = &hop.node.children;
+        let step = steps.get(index);
+        levels.push(LevelTrace::of(level, *entry, step));
+        let Some(step) = step else { break };
+        level = &step.node.children;
     }
     levels
 }
 
 impl<'r> LevelTrace<'r> {
-    fn of(level: &'r Level, entry: Entry<'_>, hop: Option<&Hop<'r>>) -> Self {
+    fn of(level: &'r Level, entry: Entry<'_>, step: Option<&Step<'r>>) -> Self {
         let text = format!("{}_{}", entry.key, entry.value);
-        let is_chosen = |node: &Node| hop.is_some_and(|hop| std::ptr::eq(hop.node, node));
+        let is_chosen = |node: &Node| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {
             text,
-            chosen: hop.map(|hop| NodeTrace::of(hop.node, Some(hop.how))),
-            losers: Vec::new(),
-            losers_more: 0,
-            strangers: Vec::new(),
-            strangers_more: 0,
+            chosen: step.map(|step| NodeTrace::of(step.node, Some(step.kind))),
+            other_matches: Vec::new(),
+            other_matches_more: 0,
+            non_matches: Vec::new(),
+            non_matches_more: 0,
         };
         for node in level.nodes().iter().filter(|node| !is_chosen(node)) {
-            if let Some(how) = how(node, entry, &trace.text) {
-                let loser = NodeTrace::of(node, Some(how));
-                keep(loser, &mut trace.losers, &mut trace.losers_more);
+            if let Some(kind) = kind(node, entry, &trace.text) {
+                let other = NodeTrace::of(node, Some(kind));
+                keep(other, &mut trace.other_matches, &mut trace.other_matches_more);
             }
         }
-        if hop.is_none() {
+        if step.is_none() {
             let (same, other): (Vec<_>, Vec<_>) =
                 level.nodes().iter().partition(|node| *node.key == *entry.key);
             for node in same.into_iter().chain(other) {
-                keep(NodeTrace::of(node, None), &mut trace.strangers, &mut trace.strangers_more);
+                keep(NodeTrace::of(node, None), &mut trace.non_matches, &mut trace.non_matches_more);
             }
         }
         trace
@@ -93,28 +93,28 @@ impl<'r> LevelTrace<'r> {
 }
 
 impl<'r> NodeTrace<'r> {
-    fn of(node: &'r Node, how: Option<How>) -> Self {
+    fn of(node: &'r Node, kind: Option<MatchKind>) -> Self {
         Self {
             key: &node.key,
             value: &node.value,
-            how,
-            place: &node.place,
+            kind,
+            location: &node.location,
             has_rule: node.rule.is_some(),
-            is_shared: node.share_threshold && how == Some(How::Pattern),
+            is_shared: node.share_threshold && kind == Some(MatchKind::Pattern),
             has_children: !node.children.nodes().is_empty(),
         }
     }
 }
 
-fn how(node: &Node, entry: Entry<'_>, text: &str) -> Option<How> {
+fn kind(node: &Node, entry: Entry<'_>, text: &str) -> Option<MatchKind> {
     let composite = node.composite();
     if composite == text {
-        return Some(How::Exact);
+        return Some(MatchKind::Exact);
     }
     if Pattern::parse(&composite).is_some_and(|pattern| pattern.matches(text.as_bytes())) {
-        return Some(How::Pattern);
+        return Some(MatchKind::Pattern);
     }
-    (composite == entry.key).then_some(How::KeyOnly)
+    (composite == entry.key).then_some(MatchKind::KeyOnly)
 }
 
 fn keep<'r>(node: NodeTrace<'r>, kept: &mut Vec<NodeTrace<'r>>, more: &mut usize) {

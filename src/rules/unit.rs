@@ -2,8 +2,8 @@
 
 use crate::algorithm::{Span, Window};
 
-/// A unit of time. Weeks turn over on Thursday, a month is 30 days and a year 365: all are counted from the
-/// Unix epoch.
+/// A unit of time. All windows are aligned to the Unix epoch: weeks begin on Thursday, a month is 30 days and a year
+/// 365 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// 1 second.
@@ -23,11 +23,11 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// All there are, shortest first.
+    /// All units, shortest first.
     pub const ALL: [Self; 7] =
         [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
-    /// As rule files write it.
+    /// The name in rule files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Second => "second",
@@ -40,12 +40,12 @@ impl Unit {
         }
     }
 
-    /// The unit of that name, in upper or lower case.
+    /// Parses a name, ignoring case.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 
-    /// Its length in seconds.
+    /// The length in seconds.
     pub const fn seconds(self) -> u32 {
         match self {
             Self::Second => 1,
@@ -58,12 +58,12 @@ impl Unit {
         }
     }
 
-    /// A span as long as it.
+    /// The length as a span.
     pub const fn span(self) -> Span {
         Span::of_seconds(self.seconds())
     }
 
-    /// Windows as long as it.
+    /// Aligned windows of this length.
     pub const fn window(self) -> Window {
         Window::Aligned(self.span())
     }

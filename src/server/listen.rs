@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::settings::Address;
+use crate::settings::ListenAddress;
 
 /// How long another process may take to accept, before its socket counts as live all the same.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
@@ -77,16 +77,16 @@ impl Socket {
 impl Listener {
     /// Takes `address`. `mode` is of the file where that is a Unix socket; a file that a dead process has
     /// left is replaced.
-    pub(super) async fn bind(address: &Address, mode: u32) -> io::Result<Self> {
+    pub(super) async fn bind(address: &ListenAddress, mode: u32) -> io::Result<Self> {
         match address {
-            Address::Tcp(address) => {
+            ListenAddress::Tcp(address) => {
                 let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
                 // A restart takes the port although connections of the last process are not forgotten yet.
                 socket.set_reuseaddr(true)?;
                 socket.bind(*address)?;
                 Ok(Self::Tcp(socket.listen(BACKLOG)?))
             }
-            Address::Unix(path) => {
+            ListenAddress::Unix(path) => {
                 vacant(path).await?;
                 // Made beside its place and moved there once its mode is right: until then nobody knows it.
                 let mut beside = path.as_os_str().to_owned();
@@ -104,10 +104,10 @@ impl Listener {
     }
 
     /// Where it listens, with the port that port 0 has become.
-    pub(super) fn address(&self) -> io::Result<Address> {
+    pub(super) fn address(&self) -> io::Result<ListenAddress> {
         match self {
-            Self::Tcp(listener) => listener.local_addr().map(Address::Tcp),
-            Self::Unix(file, _) => Ok(Address::Unix(file.path.clone())),
+            Self::Tcp(listener) => listener.local_addr().map(ListenAddress::Tcp),
+            Self::Unix(file, _) => Ok(ListenAddress::Unix(file.path.clone())),
         }
     }
 
@@ -255,10 +255,10 @@ mod tests {
         let number = system_maximum().min(500);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let tcp = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap()), 0).await.unwrap();
-        let Ok(Address::Tcp(address)) = tcp.address() else { panic!("a port") };
+        let tcp = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap()), 0).await.unwrap();
+        let Ok(ListenAddress::Tcp(address)) = tcp.address() else { panic!("a port") };
         assert!(connect(number, async || TcpStream::connect(address).await).await.is_ok());
-        let _unix = Listener::bind(&Address::Unix(path.clone()), 0o600).await.unwrap();
+        let _unix = Listener::bind(&ListenAddress::Unix(path.clone()), 0o600).await.unwrap();
         assert!(connect(number, async || UnixStream::connect(&path).await).await.is_ok());
     }
 }

@@ -14,12 +14,12 @@ use crate::{
     api,
     cluster::{self, Cluster},
     limiter,
-    rules::{self, Book, Series, Totals},
+    rules::{self, ActiveRules, Series, Totals},
     server::{Budgets, Counters, ListenerFigures},
     store::Memory,
     telemetry::{
-        logs::Dial,
-        metrics::{self, Metric, Page, Process, cluster as shared},
+        logs::LogControl,
+        metrics::{self, Metric, Page, ProcessStats, cluster as shared},
     },
     time::{Clock, LongSteps, Timestamp},
 };
@@ -27,13 +27,13 @@ use crate::{
 /// Whatever has something to tell.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
-    pub(super) book: Arc<Book>,
+    pub(super) active_rules: Arc<ActiveRules>,
     pub(super) memory: Arc<Memory>,
     pub(super) limiter: Arc<limiter::Metrics>,
     pub(super) api: Arc<api::Metrics>,
     pub(super) listeners: Counters,
     pub(super) budgets: Budgets,
-    pub(super) logs: Dial,
+    pub(super) logs: LogControl,
     pub(super) clock: Clock,
 }
 
@@ -63,12 +63,12 @@ impl Sources {
         page.single(metrics::UNFINISHED_BYTES, self.budgets.requests.bytes());
         page.single(metrics::UNSENT_BYTES, self.budgets.replies.bytes());
         page.single(metrics::TOP_MISSED, self.limiter.denied.missed());
-        let unwritten = self.logs.unwritten();
+        let unwritten = self.logs.dropped_lines();
         let mut dropped = page.family(metrics::LOG_LINES_DROPPED);
         dropped.sample(&["rate"], unwritten.rate);
         dropped.sample(&["output"], unwritten.output);
         page.family(metrics::BUILD_INFO).sample(&[env!("CARGO_PKG_VERSION")], 1);
-        if let Some(process) = Process::now() {
+        if let Some(process) = ProcessStats::now() {
             page.single(metrics::PROCESS_CPU, process.cpu_seconds);
             page.single(metrics::PROCESS_MEMORY, process.resident_bytes);
             page.single(metrics::PROCESS_START, process.started);
@@ -83,7 +83,7 @@ impl Sources {
     }
 
     fn decisions(&self, page: &mut Page) {
-        let all = self.book.ledger().totals();
+        let all = self.active_rules.stats().totals();
         let mut family = page.family(metrics::DECISIONS);
         for (Series { domain, rule }, totals) in &all {
             family.sample(&[domain, rule, "ok"], totals.ok);
@@ -135,8 +135,9 @@ impl Sources {
     }
 
     fn rules(&self, page: &mut Page) {
-        let rules::Status { generation, hash, loaded_at, load_errors, last_error } = self.book.status();
-        let number = self.book.snapshot().as_ref().map_or(0, |rules| rules.len());
+        let rules::Status { generation, hash, loaded_at, load_errors, last_error } =
+            self.active_rules.status();
+        let number = self.active_rules.current().as_ref().map_or(0, |rules| rules.len());
         page.single(metrics::RULES, number);
         page.single(metrics::RULES_GENERATION, generation);
         let mut info = page.family(metrics::RULES_INFO);
@@ -271,13 +272,13 @@ mod tests {
 
     fn sources() -> Sources {
         Sources {
-            book: Arc::default(),
+            active_rules: Arc::default(),
             memory: Arc::new(Memory::new(1 << 20, OnFull::Deny).shared()),
             limiter: Arc::default(),
             api: Arc::default(),
             listeners: Counters::default(),
             budgets: Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
-            logs: Dial::default(),
+            logs: LogControl::default(),
             clock: Clock::manual(Timestamp::EPOCH),
         }
     }

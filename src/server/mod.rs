@@ -16,11 +16,11 @@ use crate::{
     api::{Api, admin, http, proto::DESCRIPTORS, reader::RequestReader, top},
     cluster::{Cluster, link},
     limiter::{self, Limiter},
-    rules::{Book, Ledger, Watcher},
-    settings::{self, Address, Drain, Settings},
+    rules::{ActiveRules, RuleStatsRegistry, Watcher},
+    settings::{self, Drain, ListenAddress, Settings},
     store::{self, Lead, Memory},
     telemetry::{
-        logs::Dial,
+        logs::LogControl,
         traces::{self, Traces},
     },
     time::{Clock, Step},
@@ -97,7 +97,7 @@ pub enum Error {
         /// Which of the listeners.
         listener: &'static str,
         /// The address asked for.
-        address: Address,
+        address: ListenAddress,
         /// Why not.
         error: io::Error,
     },
@@ -135,14 +135,14 @@ pub struct Server {
     clock: Clock,
     counters: Counters,
     crew: Crew,
-    logs: Dial,
+    logs: LogControl,
 }
 
 /// Where the service listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// The gRPC service.
-    pub grpc: Address,
+    pub grpc: ListenAddress,
     /// Probes and JSON.
     pub http: SocketAddr,
     /// The operator's side.
@@ -169,7 +169,7 @@ impl Server {
         let (grpc, http) = (Protocols::grpc(&settings.grpc), Protocols::http(&settings.http));
         let grpc_tls = load("grpc", &settings.grpc.tls, &grpc, &counters.grpc)?;
         let http_tls = load("http", &settings.http.tls, &http, &counters.http)?;
-        let tcp = Address::Tcp;
+        let tcp = ListenAddress::Tcp;
         let grpc_at = listen("grpc", &settings.grpc.listen, settings.grpc.socket_mode).await?;
         let http_at = listen("http", &tcp(settings.http.listen), 0).await?;
         let admin_at = listen("admin", &tcp(settings.admin.listen), 0).await?;
@@ -212,12 +212,12 @@ impl Server {
             clock,
             counters,
             crew: Crew::default(),
-            logs: Dial::default(),
+            logs: LogControl::default(),
         })
     }
 
     /// The same, with the dial of its logs.
-    pub fn with_logs(self, logs: Dial) -> Self {
+    pub fn with_logs(self, logs: LogControl) -> Self {
         Self { logs, ..self }
     }
 
@@ -229,8 +229,8 @@ impl Server {
     /// Where it listens, with the ports that port 0 has become.
     pub fn addresses(&self) -> io::Result<Addresses> {
         let tcp = |door: &Door| match door.listener.address()? {
-            Address::Tcp(address) => Ok(address),
-            Address::Unix(_) => Err(io::Error::other("a port has become a Unix socket")),
+            ListenAddress::Tcp(address) => Ok(address),
+            ListenAddress::Unix(_) => Err(io::Error::other("a port has become a Unix socket")),
         };
         Ok(Addresses {
             grpc: self.grpc.listener.address()?,
@@ -262,18 +262,19 @@ impl Server {
     pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, counters, mut crew, logs } = self;
-        let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
+        let active_rules =
+            Arc::new(ActiveRules::with_stats(RuleStatsRegistry::new(settings.metrics.names_per_rule)));
         let (keeping, replica) = Replica::start(settings.cluster, settings.store, &clock).await?;
         let cluster = replica.as_ref().map(Replica::cluster);
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let counted = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
-        let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret)
+        let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone(), secret)
             .with_cluster(cluster.clone())
             .with_modes(settings.limiter)
             .with_metrics(counted.clone());
         let reader = RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX);
-        let desk = admin::Desk {
-            book: book.clone(),
+        let state = admin::AdminState {
+            active_rules: active_rules.clone(),
             memory: memory.clone(),
             limiter: limiter.clone(),
             reader: reader.clone(),
@@ -287,19 +288,25 @@ impl Server {
         let (phase, phases) = watch::channel(Phase::Starting);
 
         let mut chores = JoinSet::new();
-        chores.spawn(Watcher::new(settings.rules, clock.clone(), book.clone()).run(std::future::pending()));
+        chores.spawn(
+            Watcher::new(settings.rules, clock.clone(), active_rules.clone()).run(std::future::pending()),
+        );
         chores.spawn(store::sweep(memory.clone(), clock.clone()));
         chores.spawn(keeping.clone().write_periodically(clock.clone()));
         chores.spawn(follow_wall(clock.clone(), memory.clone(), cluster.clone()));
         if let Some(cluster) = cluster.clone() {
-            chores.spawn(replica::tell_rules(cluster, book.clone()));
+            chores.spawn(replica::tell_rules(cluster, active_rules.clone()));
         }
         let mut links = JoinSet::new();
         if let Some(replica) = replica {
             links.spawn(replica.run());
         }
         let (reporter, health) = tonic_health::server::health_reporter();
-        let probe = phase::Probe { phase: phases.clone(), book: book.clone(), cluster: cluster.clone() };
+        let probe = phase::Probe {
+            phase: phases.clone(),
+            active_rules: active_rules.clone(),
+            cluster: cluster.clone(),
+        };
         chores.spawn(phase::report_health(reporter, probe.clone()));
         chores.spawn(crew.end());
 
@@ -313,7 +320,7 @@ impl Server {
         let routes = Routed::http(http::router(api.clone(), probe, reader, calls_max));
         servers.spawn(http.serve(routes, crew.http_hands(), phases.clone()));
         let sources = metrics::Sources {
-            book: book.clone(),
+            active_rules: active_rules.clone(),
             memory: memory.clone(),
             limiter: counted.clone(),
             api: api.metrics().clone(),
@@ -324,13 +331,13 @@ impl Server {
         };
         let page = metrics::router(cluster.clone(), sources);
         servers.spawn(metrics.serve(Routed::http(page), crew.page_hands(), phases.clone()));
-        let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
+        let operators = admin::router(state, settings.admin.token_file, top::router(counted));
         servers.spawn(admin.serve(Routed::http(operators), crew.page_hands(), phases.clone()));
         let routes = Routed::grpc(grpc_routes(health)?, api);
         servers.spawn(grpc.serve(routes, crew.hands(), phases));
 
         let serve = async {
-            book.loaded().await;
+            active_rules.loaded().await;
             if let Some(cluster) = &cluster {
                 cluster.joined().await;
             }
@@ -360,7 +367,7 @@ impl Server {
     }
 }
 
-async fn listen(listener: &'static str, address: &Address, mode: u32) -> Result<Listener, Error> {
+async fn listen(listener: &'static str, address: &ListenAddress, mode: u32) -> Result<Listener, Error> {
     let listening = Listener::bind(address, mode).await;
     listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
 }

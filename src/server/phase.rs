@@ -6,7 +6,7 @@ use tokio::{sync::watch, time::timeout};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
 
-use crate::{api::http::Readiness, cluster::Cluster, rules::Book};
+use crate::{api::http::Readiness, cluster::Cluster, rules::ActiveRules};
 
 /// How often the links to other replicas are looked at.
 const LINKS_CHECK: Duration = Duration::from_millis(250);
@@ -31,7 +31,7 @@ pub enum Phase {
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
     pub(super) phase: watch::Receiver<Phase>,
-    pub(super) book: Arc<Book>,
+    pub(super) active_rules: Arc<ActiveRules>,
     pub(super) cluster: Option<Cluster>,
 }
 
@@ -50,10 +50,10 @@ impl Readiness for Probe {
             return Err(format!("every link to another replica is rejected: {peers}\n"));
         }
         match phase {
-            Phase::Starting if self.book.snapshot().is_some() => {
+            Phase::Starting if self.active_rules.current().is_some() => {
                 Err("still joining the cluster\n".to_owned())
             }
-            Phase::Starting => Err(match self.book.status().last_error {
+            Phase::Starting => Err(match self.active_rules.status().last_error {
                 Some(error) => format!("no valid rules are loaded yet:\n{}\n", error.problems),
                 None => "no rules are loaded yet\n".to_owned(),
             }),

@@ -10,7 +10,7 @@ use crate::{
         self, Cluster,
         link::{self, LinkListener},
     },
-    rules::Book,
+    rules::ActiveRules,
     server::Error,
     store::{self, Epochs, Persistence},
     time::Clock,
@@ -55,11 +55,11 @@ impl Replica {
 }
 
 /// Tells the others which rules are in force here, for as long as it is polled.
-pub(super) async fn tell_rules(cluster: Cluster, book: Arc<Book>) {
+pub(super) async fn tell_rules(cluster: Cluster, active_rules: Arc<ActiveRules>) {
     let mut ticks = interval(RULES_CHECK);
     loop {
         ticks.tick().await;
-        let hash = book.status().hash.unwrap_or_default();
+        let hash = active_rules.status().hash.unwrap_or_default();
         // The others only compare it.
         let digits = hash.get(..16).unwrap_or_default();
         cluster.rules_changed(u64::from_str_radix(digits, 16).unwrap_or_default());

@@ -20,7 +20,7 @@ use tracing::{error, info};
 use crate::{
     certificates::{SystemTime, certificates, read_file, rfc3339, unix_time, valid_until},
     server::counters::{ListenerCounters, count},
-    settings::{self, Name},
+    settings::{self, CertificateName},
     time::Clock,
 };
 
@@ -225,7 +225,7 @@ impl Reader<'_> {
 #[derive(Debug)]
 struct NamedClients {
     verifier: Arc<dyn ClientCertVerifier>,
-    names: Vec<Name>,
+    names: Vec<CertificateName>,
 }
 
 impl NamedClients {
@@ -240,9 +240,11 @@ impl NamedClients {
             .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
         for name in &self.names {
             let is_shown = match name {
-                Name::Dns(host) => shown.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host)),
-                Name::Uri(uri) => shown.valid_uri_names().any(|name| name == uri),
-                Name::Ip(address) => has_ip((*address).into())?,
+                CertificateName::Dns(host) => {
+                    shown.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host))
+                }
+                CertificateName::Uri(uri) => shown.valid_uri_names().any(|name| name == uri),
+                CertificateName::Ip(address) => has_ip((*address).into())?,
             };
             if is_shown {
                 return Ok(true);

@@ -1,4 +1,4 @@
-//! Who shares keys with this replica, and how.
+//! The settings of the cluster.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,16 +10,16 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{
     cluster::{self, Files, Trust, link},
-    settings::{CATALOG, OFF, Setting, duration, given, shape},
+    settings::{CATALOG, OFF, Setting, duration, path_or_off, value_type},
 };
 
-/// What stands for an address that the machine finds.
+/// The value for an address that is determined at run time.
 const AUTO: &str = "auto";
 
-/// The section as it is written.
+/// The section as written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct RawSettings {
     #[serde(deserialize_with = "or_off")]
     listen: Option<SocketAddr>,
     advertise: String,
@@ -37,10 +37,10 @@ pub(super) struct Written {
     lease_from: Option<u64>,
 }
 
-impl Written {
-    /// `None` for a replica that counts by itself. [`problems`] has seen to it that everything fits together.
+impl RawSettings {
+    /// `None` for a single replica. [`problems`] has already checked that the settings are consistent.
     pub(super) fn read(self, poll_interval: Duration) -> Option<cluster::Settings> {
-        let files = match (given(self.cert), given(self.key), given(self.ca)) {
+        let files = match (path_or_off(self.cert), path_or_off(self.key), path_or_off(self.ca)) {
             (Some(cert), Some(key), Some(ca)) => Some(Files { cert, key, ca }),
             (_, _, _) => None,
         };
@@ -48,18 +48,18 @@ impl Written {
             link: link::Settings {
                 listen: self.listen?,
                 advertise: Some(self.advertise).filter(|address| address != AUTO),
-                seeds: places(&self.seed).unwrap_or_default(),
-                trust: Trust { files, secret_file: given(self.secret_file), poll_interval },
+                seeds: host_ports(&self.seed).unwrap_or_default(),
+                trust: Trust { files, secret_file: path_or_off(self.secret_file), poll_interval },
             },
             forward_budget_max: self.forward_budget_max,
-            backup_interval: shape::duration(&self.backup_interval),
+            backup_interval: value_type::duration(&self.backup_interval),
             forget_after: self.forget_after,
             lease_from: self.lease_from,
         })
     }
 }
 
-/// What does not fit together in the section, where `value` tells what each setting is.
+/// The inconsistencies of the section. `value` returns the value of each setting.
 pub(super) fn problems(value: impl Fn(&Setting) -> String) -> Vec<String> {
     let section = || CATALOG.iter().filter(|setting| setting.name.starts_with("cluster."));
     let is_set = |name: &str| {
@@ -79,8 +79,8 @@ pub(super) fn problems(value: impl Fn(&Setting) -> String) -> Vec<String> {
     there.first().into_iter().flat_map(|given| lacking.iter().map(|needed| needs((given, needed)))).collect()
 }
 
-/// Reads a comma list of `HOST:PORT`, or `off`.
-pub(super) fn places(text: &str) -> Option<Vec<String>> {
+/// Parses a comma list of `HOST:PORT`, or `off`.
+pub(super) fn host_ports(text: &str) -> Option<Vec<String>> {
     if text == OFF {
         return Some(Vec::new());
     }
@@ -88,16 +88,16 @@ pub(super) fn places(text: &str) -> Option<Vec<String>> {
     text.split(',').map(str::trim).map(place).collect()
 }
 
-/// Whether others may be told to connect there.
+/// Whether a value may be advertised to other replicas.
 pub(super) fn can_be_advertised(text: &str) -> bool {
     match text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-        // Whoever dials every address reaches itself.
+        // A replica that connects to a wildcard address reaches itself.
         Ok(address) => !address.is_unspecified(),
         Err(_) => text == AUTO || link::is_host_port(text),
     }
 }
 
-/// Reads a value that may be `off`.
+/// Parses a value that may be `off`.
 fn or_off<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
@@ -121,7 +121,7 @@ mod tests {
         Sources { flags, ..Sources::default() }.load()
     }
 
-    fn told(given: &[(&str, &str)]) -> Vec<String> {
+    fn load_problems(given: &[(&str, &str)]) -> Vec<String> {
         match load(given) {
             Err(Error::Wrong(problems)) => problems,
             other => panic!("{other:?}"),
@@ -132,13 +132,13 @@ mod tests {
     const SECRET: (&str, &str) = ("cluster.secret_file", "/run/secret");
 
     #[test]
-    fn without_an_address_to_listen_on_there_is_no_cluster() {
+    fn no_cluster_without_listen_address() {
         assert!(load(&[]).unwrap().cluster.is_none());
         assert!(load(&[("cluster.seed", "off"), ("cluster.lease_from", "500")]).unwrap().cluster.is_none());
     }
 
     #[test]
-    fn a_replica_with_an_address_and_a_secret_takes_part_by_the_defaults() {
+    fn listen_address_and_secret_suffice_for_a_cluster() {
         let cluster = load(&[LISTEN, SECRET, ("tls.poll_interval", "7s")]).unwrap().cluster.unwrap();
         let cluster::Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } =
             cluster;
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_is_none_and_seeds_are_a_list() {
+    fn off_is_none_and_seeds_are_a_list() {
         let given = [
             LISTEN,
             ("cluster.cert", "c.pem"),
@@ -174,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn a_section_without_an_address_to_listen_on_is_refused_setting_by_setting() {
+    fn settings_without_listen_address_are_refused_one_by_one() {
         assert_eq!(
-            told(&[SECRET, ("cluster.forget_after", "1m")]),
+            load_problems(&[SECRET, ("cluster.forget_after", "1m")]),
             [
                 "cluster.secret_file needs cluster.listen, which is not set",
                 "cluster.forget_after needs cluster.listen, which is not set",
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn links_need_a_secret_or_all_parts_of_certificates() {
+    fn links_need_secret_or_complete_certificates() {
         let wanted = "cluster.listen: links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca";
-        assert_eq!(told(&[LISTEN]), [wanted]);
+        assert_eq!(load_problems(&[LISTEN]), [wanted]);
         assert_eq!(
-            told(&[LISTEN, SECRET, ("cluster.key", "k.pem")]),
+            load_problems(&[LISTEN, SECRET, ("cluster.key", "k.pem")]),
             [
                 "cluster.key needs cluster.cert, which is not set",
                 "cluster.key needs cluster.ca, which is not set",
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_would_not_work_are_named_with_what_would() {
+    fn invalid_value_is_reported_with_accepted_values_in_cluster() {
         for (name, wrong, expected) in [
             (
                 "cluster.listen",
@@ -207,15 +207,15 @@ mod tests {
             ),
             ("cluster.advertise", "replica-1", "HOST:PORT, an IP address, or auto"),
             ("cluster.advertise", "0.0.0.0", "HOST:PORT, an IP address, or auto"),
-            ("cluster.seed", "a:1,b", "HOST:PORT, also several separated by commas, or off"),
-            ("cluster.forward_budget_max", "0s", "a length of time from 1ms to 60s"),
-            ("cluster.backup_interval", "1ms", "a length of time from 20ms to 10s, or off"),
-            ("cluster.forget_after", "1s", "a length of time from 2s to 3600s"),
+            ("cluster.seed", "a:1,b", "HOST:PORT, several separated by commas, or off"),
+            ("cluster.forward_budget_max", "0s", "a duration from 1ms to 60s"),
+            ("cluster.backup_interval", "1ms", "a duration from 20ms to 10s, or off"),
+            ("cluster.forget_after", "1s", "a duration from 2s to 3600s"),
             ("cluster.lease_from", "0", "a number from 1 to 1000000, or off"),
         ] {
             let flag = name.replace(['.', '_'], "-");
             assert_eq!(
-                told(&[(name, wrong)]),
+                load_problems(&[(name, wrong)]),
                 [format!("--{flag}: `{wrong}` is not allowed; {expected} is")]
             );
         }

@@ -1,4 +1,4 @@
-//! Where to listen, to whom, and what one client may take.
+//! The settings of the listeners.
 
 use std::{
     fmt,
@@ -10,102 +10,102 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::settings::{OFF, Shape, duration, given, memory::Part, shape};
+use crate::settings::{OFF, ValueType, duration, memory::MemoryShare, path_or_off, value_type};
 
-/// What stands before the path of a Unix socket.
+/// The prefix of the path of a Unix socket.
 const UNIX: &str = "unix:";
 
-/// What a gRPC connection takes: as measured with TLS while idle, and the replies that it may always have unsent.
+/// The memory of a gRPC connection: as measured idle with TLS, and the unsent replies that it may always have.
 const GRPC_CONNECTION_BYTES: u64 = 64 * 1024;
-/// What an HTTP connection takes, as measured with TLS while idle.
+/// The memory of an HTTP connection, as measured idle with TLS.
 const HTTP_CONNECTION_BYTES: u64 = 32 * 1024;
-/// The most connections where there is much memory.
+/// The maximum of `auto`.
 const GRPC_CONNECTIONS_MAX: usize = 10_000;
 const HTTP_CONNECTIONS_MAX: usize = 1_000;
 
-/// The gRPC service.
+/// The gRPC listener.
 #[derive(Clone, Debug)]
 pub struct Grpc {
-    /// Where it listens.
-    pub listen: Address,
-    /// Who may open a Unix socket, as in `chmod`.
+    /// The address.
+    pub listen: ListenAddress,
+    /// The mode of a Unix socket, as in `chmod`.
     pub socket_mode: u32,
-    /// Its certificates; without them it speaks plaintext.
+    /// The certificates; without them the listener speaks plaintext.
     pub tls: Option<Tls>,
-    /// The most connections at a time.
+    /// The maximum number of connections.
     pub max_connections: usize,
-    /// The most calls at a time on one connection.
+    /// The maximum number of concurrent calls on one connection.
     pub max_concurrent_streams: u32,
-    /// How long a connection may last, give or take a fifth.
+    /// The maximum age of a connection, give or take a fifth.
     pub max_connection_age: Duration,
-    /// How long calls that are then open may still take.
+    /// The time for calls that are open at that age to finish.
     pub max_connection_age_grace: Duration,
-    /// How often a client is asked whether it is still there.
+    /// The interval between keepalive pings.
     pub keepalive_interval: Duration,
-    /// How long it may take to say so.
+    /// The time to wait for the answer to a ping.
     pub keepalive_timeout: Duration,
-    /// How long a new connection may take to begin.
+    /// The time for the handshake of a new connection.
     pub handshake_timeout: Duration,
 }
 
-/// The plain HTTP side.
+/// The HTTP listener.
 #[derive(Clone, Debug)]
 pub struct Http {
-    /// Where it listens; port 0 takes any that is free.
+    /// The address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Its certificates; without them it speaks plaintext.
+    /// The certificates; without them the listener speaks plaintext.
     pub tls: Option<Tls>,
-    /// The most connections at a time.
+    /// The maximum number of connections.
     pub max_connections: usize,
-    /// How long the head of a request may take to arrive.
+    /// The time for the header of a request to arrive.
     pub header_timeout: Duration,
 }
 
-/// The operator's side.
+/// The admin listener.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// Where it listens; port 0 takes any that is free.
+    /// The address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The file with the token that operators must show.
+    /// The file with the bearer token of operators.
     pub token_file: Option<PathBuf>,
-    /// The most connections at a time.
+    /// The maximum number of connections.
     pub max_connections: usize,
 }
 
 /// The files of a listener's certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// The certificate chain that we show, in PEM, our own first.
+    /// The certificate chain of the listener, in PEM, the leaf first.
     pub cert: PathBuf,
     /// The key of that certificate, in PEM.
     pub key: PathBuf,
-    /// Who signs the certificates of clients, in PEM; without it clients need none.
+    /// The CA certificates for clients, in PEM; without them clients need no certificate.
     pub client_ca: Option<PathBuf>,
-    /// The names of which a client's certificate must have one; empty allows any.
-    pub client_san: Vec<Name>,
+    /// The names of which a client certificate must have at least one; empty allows any.
+    pub client_san: Vec<CertificateName>,
 }
 
-/// How often the files of certificates are compared with what is in force.
+/// The reload of certificates.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reload {
-    /// The time between two looks.
+pub struct CertificateReload {
+    /// The interval between comparisons of the files with the active certificates.
     #[serde(deserialize_with = "duration")]
     pub poll_interval: Duration,
 }
 
-/// A place that clients connect to.
+/// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// A port; 0 takes any that is free.
+pub enum ListenAddress {
+    /// An IP address and a port; port 0 selects a free port.
     Tcp(SocketAddr),
-    /// A socket in the file system.
+    /// A Unix socket.
     Unix(PathBuf),
 }
 
 /// A name in a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Name {
+pub enum CertificateName {
     /// A host, in lower case.
     Dns(String),
     /// A URI, as in SPIFFE.
@@ -114,7 +114,7 @@ pub enum Name {
     Ip(IpAddr),
 }
 
-impl FromStr for Address {
+impl FromStr for ListenAddress {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -126,7 +126,7 @@ impl FromStr for Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -135,7 +135,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl FromStr for Name {
+impl FromStr for CertificateName {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -153,39 +153,44 @@ impl FromStr for Name {
     }
 }
 
-/// Reads a comma list of names, or `off`.
-pub(super) fn names(text: &str) -> Option<Vec<Name>> {
+/// Parses a comma list of names, or `off`.
+pub(super) fn names(text: &str) -> Option<Vec<CertificateName>> {
     if text == OFF {
         return Some(Vec::new());
     }
     text.split(',').map(|name| name.trim().parse().ok()).collect()
 }
 
-/// Reads a file mode, as in `chmod`: whether others than the owner may connect is all that counts.
+/// Parses a file mode, as in `chmod`.
 pub(super) fn mode(text: &str) -> Option<u32> {
     u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777)
 }
 
-/// The four settings of certificates as they are written.
-fn tls(cert: PathBuf, key: PathBuf, client_ca: PathBuf, client_san: Vec<Name>) -> Option<Tls> {
-    // `Sources` has seen to it that there is both or neither.
-    Some(Tls { cert: given(cert)?, key: given(key)?, client_ca: given(client_ca), client_san })
+/// The certificate settings of a listener as written.
+fn tls(cert: PathBuf, key: PathBuf, client_ca: PathBuf, client_san: Vec<CertificateName>) -> Option<Tls> {
+    // `Sources` has checked that both or neither are set.
+    Some(Tls {
+        cert: path_or_off(cert)?,
+        key: path_or_off(key)?,
+        client_ca: path_or_off(client_ca),
+        client_san,
+    })
 }
 
 impl<'de> Deserialize<'de> for Grpc {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Written {
+        struct RawSettings {
             #[serde(deserialize_with = "address")]
-            listen: Address,
+            listen: ListenAddress,
             #[serde(deserialize_with = "file_mode")]
             socket_mode: u32,
             tls_cert: PathBuf,
             tls_key: PathBuf,
             tls_client_ca: PathBuf,
             #[serde(deserialize_with = "list_of_names")]
-            tls_client_san: Vec<Name>,
+            tls_client_san: Vec<CertificateName>,
             #[serde(deserialize_with = "grpc_connections")]
             max_connections: usize,
             max_concurrent_streams: u32,
@@ -200,7 +205,7 @@ impl<'de> Deserialize<'de> for Grpc {
             #[serde(deserialize_with = "duration")]
             handshake_timeout: Duration,
         }
-        let written = Written::deserialize(deserializer)?;
+        let written = RawSettings::deserialize(deserializer)?;
         Ok(Self {
             listen: written.listen,
             socket_mode: written.socket_mode,
@@ -220,19 +225,19 @@ impl<'de> Deserialize<'de> for Http {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Written {
+        struct RawSettings {
             listen: SocketAddr,
             tls_cert: PathBuf,
             tls_key: PathBuf,
             tls_client_ca: PathBuf,
             #[serde(deserialize_with = "list_of_names")]
-            tls_client_san: Vec<Name>,
+            tls_client_san: Vec<CertificateName>,
             #[serde(deserialize_with = "http_connections")]
             max_connections: usize,
             #[serde(deserialize_with = "duration")]
             header_timeout: Duration,
         }
-        let written = Written::deserialize(deserializer)?;
+        let written = RawSettings::deserialize(deserializer)?;
         Ok(Self {
             listen: written.listen,
             tls: tls(written.tls_cert, written.tls_key, written.tls_client_ca, written.tls_client_san),
@@ -242,36 +247,38 @@ impl<'de> Deserialize<'de> for Http {
     }
 }
 
-fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ListenAddress, D::Error> {
     let text = String::deserialize(deserializer)?;
-    text.parse().map_err(|()| D::Error::custom(Shape::Socket.expected()))
+    text.parse().map_err(|()| D::Error::custom(ValueType::ListenAddress.expected()))
 }
 
 fn file_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     let text = String::deserialize(deserializer)?;
-    mode(&text).ok_or_else(|| D::Error::custom(Shape::Mode.expected()))
+    mode(&text).ok_or_else(|| D::Error::custom(ValueType::FileMode.expected()))
 }
 
-fn list_of_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Name>, D::Error> {
+fn list_of_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<CertificateName>, D::Error> {
     let text = String::deserialize(deserializer)?;
-    names(&text).ok_or_else(|| D::Error::custom(Shape::Names.expected()))
+    names(&text).ok_or_else(|| D::Error::custom(ValueType::CertificateNames.expected()))
 }
 
-/// Reads a number of things that there must be at least one of.
+/// Parses a count, which is at least 1.
 pub(super) fn count(text: &str) -> Option<usize> {
-    text.parse().ok().filter(|number| (1..=shape::COUNT_MAX as usize).contains(number))
+    text.parse().ok().filter(|number| (1..=value_type::COUNT_MAX as usize).contains(number))
 }
 
 fn grpc_connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let connections = Part::GrpcConnections.connections(&text, GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX);
-    connections.ok_or_else(|| D::Error::custom(Shape::CountOrAuto.expected()))
+    let connections =
+        MemoryShare::GrpcConnections.connections(&text, GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX);
+    connections.ok_or_else(|| D::Error::custom(ValueType::CountOrAuto.expected()))
 }
 
 fn http_connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let connections = Part::HttpConnections.connections(&text, HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX);
-    connections.ok_or_else(|| D::Error::custom(Shape::CountOrAuto.expected()))
+    let connections =
+        MemoryShare::HttpConnections.connections(&text, HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX);
+    connections.ok_or_else(|| D::Error::custom(ValueType::CountOrAuto.expected()))
 }
 
 #[cfg(test)]
@@ -279,25 +286,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_port_or_a_socket_in_the_file_system() {
+    fn listen_address_is_ip_and_port_or_unix_socket() {
         for text in ["127.0.0.1:8081", "[::1]:0", "unix:/run/tollgate.sock", "unix:beside"] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
         }
         for text in ["", "unix:", "localhost:1", "/run/x"] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
+            assert!(text.parse::<ListenAddress>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_name_is_an_ip_address_a_uri_or_a_host() {
+    fn certificate_name_is_ip_address_uri_or_host() {
         let uri = "spiffe://shop/ns/edge";
         assert_eq!(
             names(&format!("Edge.Example, {uri},10.0.0.1,::1")).unwrap(),
             [
-                Name::Dns("edge.example".to_owned()),
-                Name::Uri(uri.to_owned()),
-                Name::Ip("10.0.0.1".parse().unwrap()),
-                Name::Ip("::1".parse().unwrap()),
+                CertificateName::Dns("edge.example".to_owned()),
+                CertificateName::Uri(uri.to_owned()),
+                CertificateName::Ip("10.0.0.1".parse().unwrap()),
+                CertificateName::Ip("::1".parse().unwrap()),
             ]
         );
         for text in ["", "a,", "a b", ":x", "x:", "*.example"] {
@@ -306,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_octal_and_for_files() {
+    fn socket_mode_is_octal_and_at_most_777() {
         assert_eq!(mode("0660"), Some(0o660));
         for text in ["", "8", "1000", "-1", "rw"] {
             assert_eq!(mode(text), None, "{text}");

@@ -1,4 +1,4 @@
-//! The memory that this process may use, and the part of it that each bound gets by default.
+//! The memory available to the process, and the share of it that each bound gets by default.
 
 use std::{
     fs, io,
@@ -9,29 +9,29 @@ use bytesize::ByteSize;
 
 use crate::{settings::listeners::count, store};
 
-/// What `auto` is called in settings.
+/// The value for a share of the memory.
 pub(super) const AUTO: &str = "auto";
-/// The memory of a machine that does not say how much it has, in bytes.
+/// The assumed memory of a machine that does not report it, in bytes.
 const UNKNOWN_BYTES: u64 = 1024 * 1024 * 1024;
-/// Where control groups and `proc` are.
+/// The root of `/sys` and `/proc`.
 const ROOT: &str = "/";
 
-/// A part of the memory that this process may use. What is left is for rules and code.
+/// A share of the memory available to the process. The rest is for rules and code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Counters: half.
+pub enum MemoryShare {
+    /// Counters: 50 %.
     Counters,
     /// Connections of the gRPC listener: 16 %.
     GrpcConnections,
     /// Connections of the HTTP listener: 4 %.
     HttpConnections,
-    /// Requests that have not arrived whole: a tenth.
+    /// Incomplete requests: 10 %.
     Requests,
-    /// Replies that are not sent yet: a tenth.
+    /// Unsent replies: 10 %.
     Replies,
 }
 
-impl Part {
+impl MemoryShare {
     fn percent(self) -> u64 {
         match self {
             Self::Counters => 50,
@@ -41,21 +41,21 @@ impl Part {
         }
     }
 
-    /// The bytes that this part has by default, of `memory` bytes.
+    /// The default size of this share of `memory` bytes.
     fn bytes_of(self, memory: u64) -> u64 {
         memory / 100 * self.percent()
     }
 
-    /// The least that may be set, in bytes.
+    /// The minimum that may be set, in bytes.
     pub(super) fn bytes_min(self) -> u64 {
         match self {
             Self::Counters | Self::GrpcConnections | Self::HttpConnections => store::BYTES_MIN,
-            // A message of the largest size, and what is counted beside it.
+            // A message of the maximum size with its overhead.
             Self::Requests | Self::Replies => 8 * 1024 * 1024,
         }
     }
 
-    /// Reads a number of bytes, or `auto`.
+    /// Parses a number of bytes, or `auto`.
     pub(super) fn size(self, text: &str) -> Option<u64> {
         let memory = Memory::of_process();
         if text == AUTO {
@@ -65,34 +65,34 @@ impl Part {
         (self.bytes_min()..=memory.total.unwrap_or(u64::MAX)).contains(&bytes).then_some(bytes)
     }
 
-    /// Reads a number of connections, or `auto`: as many as this part has room for, from 100 to `most`.
-    pub(super) fn connections(self, text: &str, bytes_each: u64, most: usize) -> Option<usize> {
-        /// Fewer are of no use.
-        const LEAST: usize = 100;
+    /// Parses a number of connections, or `auto`: as many as fit into this share, from 100 to `max`.
+    pub(super) fn connections(self, text: &str, bytes_each: u64, max: usize) -> Option<usize> {
+        /// The minimum for `auto`.
+        const CONNECTIONS_MIN: usize = 100;
         if text != AUTO {
             return count(text);
         }
         let room = self.bytes_of(Memory::of_process().usable) / bytes_each;
-        Some(usize::try_from(room).unwrap_or(usize::MAX).clamp(LEAST, most))
+        Some(usize::try_from(room).unwrap_or(usize::MAX).clamp(CONNECTIONS_MIN, max))
     }
 }
 
-/// What is known of memory at the start.
+/// The memory at the start of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Memory {
-    /// The control group's limit, or the machine's memory, in bytes.
+    /// The limit of the control group, or else the memory of the machine, in bytes.
     total: Option<u64>,
-    /// The control group's limit, or without one what the machine has available, in bytes.
+    /// The limit of the control group, or else the available memory of the machine, in bytes.
     usable: u64,
 }
 
 impl Memory {
     fn of_process() -> Self {
-        Self::below(Path::new(ROOT))
+        Self::under(Path::new(ROOT))
     }
 
-    /// What the files below `root` say.
-    fn below(root: &Path) -> Self {
+    /// Reads the files under `root`.
+    fn under(root: &Path) -> Self {
         let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
         let machine = |name| kibibytes(&meminfo, name);
         let group = group_limit(root);
@@ -103,11 +103,11 @@ impl Memory {
     }
 }
 
-/// The least limit of this process's control group and of those above it, in either version of control groups.
+/// The smallest limit of the control group of this process and of its ancestors, in cgroup v1 and v2.
 fn group_limit(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let limits = groups.lines().filter_map(|line| {
-        // A number, the controllers, and the path of the group; version 2 has no controllers.
+        // A line has a number, the controllers, and the path of the group; v2 has no controllers.
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         let (mount, file) = match controllers {
             "" => ("sys/fs/cgroup", "memory.max"),
@@ -118,18 +118,18 @@ fn group_limit(root: &Path) -> Option<u64> {
         };
         let group: PathBuf = path.trim_start_matches('/').into();
         let limit = |group: &Path| read_number(&root.join(mount).join(group).join(file)).ok().flatten();
-        // In a container the path may be the host's: then only the group at the mount is there.
+        // In a container the path may be that of the host; then only the group at the mount point exists.
         group.ancestors().filter_map(limit).min()
     });
     limits.min()
 }
 
-/// The number in a file; `None` for `max`.
+/// Reads a number from a file; `None` for `max`.
 fn read_number(path: &Path) -> io::Result<Option<u64>> {
     Ok(fs::read_to_string(path)?.trim().parse().ok())
 }
 
-/// A figure in the text of `/proc/meminfo`, in bytes.
+/// A value in the text of `/proc/meminfo`, in bytes.
 fn kibibytes(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -141,7 +141,7 @@ mod tests {
 
     const MIB: u64 = 1024 * 1024;
 
-    /// A machine with 1,000 MiB, of which 600 are available, and these files.
+    /// A machine with 1,000 MiB, of which 600 MiB are available, and these files.
     fn memory(files: &[(&str, &str)]) -> Memory {
         let root = tempfile::tempdir().unwrap();
         let meminfo = ("proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 1 kB\nMemAvailable: 614400 kB\n");
@@ -150,11 +150,11 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        Memory::below(root.path())
+        Memory::under(root.path())
     }
 
     #[test]
-    fn memory_without_a_group_limit_is_what_is_available() {
+    fn memory_without_group_limit_is_available_memory() {
         let machine = Memory { total: Some(1_000 * MIB), usable: 600 * MIB };
         assert_eq!(memory(&[]), machine);
         let unlimited = [("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "max\n")];
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_the_least_limit_of_the_group_and_those_above() {
+    fn memory_is_the_smallest_limit_of_group_and_ancestors() {
         let limited = Memory { total: Some(256 * MIB), usable: 256 * MIB };
         let second = [
             ("proc/self/cgroup", "0::/pods/one\n"),
@@ -176,16 +176,21 @@ mod tests {
             ("sys/fs/cgroup/memory/one/memory.limit_in_bytes", "268435456\n"),
         ];
         assert_eq!(memory(&first), limited);
-        // A container sees its own group at the mount, whatever path the host gave it.
+        // A container sees its own group at the mount point, whatever path the host assigned.
         let container =
             [("proc/self/cgroup", "0::/kubepods/pod7\n"), ("sys/fs/cgroup/memory.max", "268435456\n")];
         assert_eq!(memory(&container), limited);
     }
 
     #[test]
-    fn parts_leave_a_tenth_for_rules_and_code() {
-        let parts =
-            [Part::Counters, Part::GrpcConnections, Part::HttpConnections, Part::Requests, Part::Replies];
-        assert_eq!(parts.map(Part::percent).iter().sum::<u64>(), 90);
+    fn shares_leave_a_tenth_for_rules_and_code() {
+        let parts = [
+            MemoryShare::Counters,
+            MemoryShare::GrpcConnections,
+            MemoryShare::HttpConnections,
+            MemoryShare::Requests,
+            MemoryShare::Replies,
+        ];
+        assert_eq!(parts.map(MemoryShare::percent).iter().sum::<u64>(), 90);
     }
 }

@@ -1,4 +1,5 @@
-//! How this process runs, fixed until it is restarted: defaults, then a file, then the environment, then flags.
+//! The settings of the process, read once at the start: defaults, overridden by a file, by the environment, and by
+//! flags.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -14,93 +15,93 @@ mod cluster;
 mod listeners;
 mod memory;
 mod otel;
-mod shape;
 mod sources;
+mod value_type;
 
 pub use catalog::CATALOG;
-pub use listeners::{Address, Admin, Grpc, Http, Name, Reload, Tls};
-pub use memory::Part;
-pub use shape::{Setting, Shape};
+pub use listeners::{Admin, CertificateName, CertificateReload, Grpc, Http, ListenAddress, Tls};
+pub use memory::MemoryShare;
 pub use sources::{Error, Sources, environment};
+pub use value_type::{Setting, ValueType};
 
-use shape::OFF;
+use value_type::OFF;
 
 /// All settings.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// The gRPC service.
+    /// The gRPC listener.
     pub grpc: Grpc,
-    /// The plain HTTP side.
+    /// The HTTP listener.
     pub http: Http,
-    /// The operator's side.
+    /// The admin listener.
     #[serde(deserialize_with = "admin_settings")]
     pub admin: Admin,
-    /// The page of metrics.
+    /// The metrics listener.
     pub metrics: Metrics,
-    /// How certificates are kept up to date.
-    pub tls: Reload,
-    /// Where rules come from.
+    /// The reload of certificates.
+    pub tls: CertificateReload,
+    /// The source of the rules.
     #[serde(deserialize_with = "rules_settings")]
     pub rules: rules::Settings,
-    /// How counters are kept.
+    /// The store of counters.
     #[serde(deserialize_with = "store_settings")]
     pub store: store::Settings,
-    /// The memory that callers may take.
+    /// The memory that requests and replies may use.
     #[serde(deserialize_with = "memory_settings")]
     pub memory: Memory,
-    /// How it shares keys with other replicas, if at all. [`Sources`] reads it, for it takes more than its section.
-    #[serde(deserialize_with = "none_yet")]
+    /// The cluster, if there is one. Read by [`Sources`], because it needs more than its own section.
+    #[serde(deserialize_with = "ignored")]
     pub cluster: Option<crate::cluster::Settings>,
-    /// How decisions are folded.
+    /// The modes of the limiter.
     pub limiter: limiter::Modes,
-    /// How answers are worded.
+    /// The API.
     pub api: api::Settings,
-    /// What answers tell in headers.
+    /// The response headers.
     pub headers: api::headers::Settings,
-    /// How the process leaves.
+    /// The shutdown.
     pub drain: Drain,
-    /// What it writes while it runs.
+    /// Logs.
     pub log: telemetry::logs::Settings,
-    /// Where it sends traces, if anywhere: told by OpenTelemetry's variables, not by settings of ours.
+    /// The destination of traces, if any; from the variables of OpenTelemetry.
     #[serde(skip)]
     pub traces: Option<telemetry::traces::Settings>,
-    /// All of these as they were given.
+    /// The effective value of each setting and its origin.
     #[serde(skip)]
-    pub given: Vec<api::admin::Setting>,
+    pub given: Vec<api::admin::EffectiveSetting>,
 }
 
-/// Where metrics are served, and how many there can be.
+/// The metrics listener and the bounds on series.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
-    /// The address; port 0 takes any that is free.
+    /// The address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The most connections at a time.
+    /// The maximum number of connections.
     pub max_connections: usize,
-    /// The most names with values of requests that one rule can have.
+    /// The maximum number of names with values of requests for each rule.
     pub names_per_rule: usize,
-    /// How many of the keys denied most often are kept, in each list of them.
+    /// The number of most denied keys to track, for each list.
     pub top_keys: usize,
 }
 
-/// The memory that callers may take for what is on its way, in bytes.
+/// The memory that requests and replies may use, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// For requests that have not arrived whole.
+    /// For incomplete requests.
     pub requests: u64,
-    /// For replies that are not sent yet.
+    /// For unsent replies.
     pub replies: u64,
 }
 
-/// How the process leaves after SIGTERM.
+/// The shutdown after SIGTERM.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
-    /// How long it goes on answering as before, so that callers can notice that it is no longer ready.
+    /// The time to continue serving while not ready, so that callers can notice.
     #[serde(deserialize_with = "duration")]
     pub delay: Duration,
-    /// After this time it leaves, whatever is still open.
+    /// The maximum duration of the shutdown.
     #[serde(deserialize_with = "duration")]
     pub timeout: Duration,
 }
@@ -114,7 +115,7 @@ fn admin_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Admin, D
         max_connections: usize,
     }
     let Settings { listen, token_file, max_connections } = Settings::deserialize(deserializer)?;
-    let token_file = given(token_file);
+    let token_file = path_or_off(token_file);
     Ok(Admin { listen, token_file, max_connections })
 }
 
@@ -141,13 +142,13 @@ fn store_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<store::S
         snapshot_every: Duration,
     }
     let Settings { memory_limit, on_full, snapshot, snapshot_every } = Settings::deserialize(deserializer)?;
-    let memory_limit = part(Part::Counters, &memory_limit)?;
-    let snapshot = given(snapshot);
+    let memory_limit = share(MemoryShare::Counters, &memory_limit)?;
+    let snapshot = path_or_off(snapshot);
     Ok(store::Settings { memory_limit, on_full, snapshot, snapshot_every })
 }
 
-fn part<E: serde::de::Error>(part: Part, text: &str) -> Result<u64, E> {
-    part.size(text).ok_or_else(|| E::custom(Shape::Size(part).expected()))
+fn share<E: serde::de::Error>(share: MemoryShare, text: &str) -> Result<u64, E> {
+    share.size(text).ok_or_else(|| E::custom(ValueType::Size(share).expected()))
 }
 
 fn memory_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Memory, D::Error> {
@@ -158,19 +159,22 @@ fn memory_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Memory,
         replies: String,
     }
     let Settings { requests, replies } = Settings::deserialize(deserializer)?;
-    Ok(Memory { requests: part(Part::Requests, &requests)?, replies: part(Part::Replies, &replies)? })
+    Ok(Memory {
+        requests: share(MemoryShare::Requests, &requests)?,
+        replies: share(MemoryShare::Replies, &replies)?,
+    })
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
-    shape::duration(&text).ok_or_else(|| D::Error::custom(Shape::Duration.expected()))
+    value_type::duration(&text).ok_or_else(|| D::Error::custom(ValueType::Duration.expected()))
 }
 
-fn none_yet<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+fn ignored<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     IgnoredAny::deserialize(deserializer).map(|_| None)
 }
 
 /// The path of a setting that may be `off`.
-fn given(path: PathBuf) -> Option<PathBuf> {
+fn path_or_off(path: PathBuf) -> Option<PathBuf> {
     Some(path).filter(|path| path.as_os_str() != OFF)
 }

@@ -1,15 +1,15 @@
-//! What OpenTelemetry's own variables say: whether there are traces, and where they go.
+//! The destination of traces from OpenTelemetry's environment variables.
 
 use crate::telemetry::traces;
 
-/// The variables that name the collector, the more special one first.
+/// The variables for the endpoint of the collector, the more specific one first.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 const CERTIFICATES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE"];
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
 
-/// `None` without an endpoint, or where traces are switched off. An error names the variable.
+/// `None` without an endpoint, or if traces are disabled. An error names the variable.
 pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::Settings>, String> {
-    // To OpenTelemetry an empty variable is one that is not set.
+    // OpenTelemetry treats an empty variable as unset.
     let value = |name: &str| {
         let found = environment.iter().find(|(variable, value)| variable == name && !value.is_empty());
         found.map(|(_, value)| value.as_str())
@@ -36,45 +36,45 @@ pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::
 mod tests {
     use super::*;
 
-    fn told(variables: &[(&str, &str)]) -> Result<Option<String>, String> {
+    fn load_problems(variables: &[(&str, &str)]) -> Result<Option<String>, String> {
         let owned: Vec<_> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         traces(&owned).map(|settings| settings.map(|settings| settings.endpoint))
     }
 
     #[test]
-    fn without_an_endpoint_or_with_traces_switched_off_there_are_none() {
+    fn no_traces_without_endpoint_or_when_disabled() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
         assert_eq!(
-            told(&[("OTEL_SERVICE_NAME", "x"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]),
+            load_problems(&[("OTEL_SERVICE_NAME", "x"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]),
             Ok(None)
         );
-        assert_eq!(told(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]), Ok(None));
-        assert_eq!(told(&[endpoint, ("OTEL_SDK_DISABLED", "true")]), Ok(None));
-        assert_eq!(told(&[endpoint, ("OTEL_TRACES_EXPORTER", "none")]), Ok(None));
+        assert_eq!(load_problems(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]), Ok(None));
+        assert_eq!(load_problems(&[endpoint, ("OTEL_SDK_DISABLED", "true")]), Ok(None));
+        assert_eq!(load_problems(&[endpoint, ("OTEL_TRACES_EXPORTER", "none")]), Ok(None));
     }
 
     #[test]
-    fn the_endpoint_of_traces_wins() {
+    fn endpoint_of_traces_takes_precedence() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4317");
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317");
-        assert_eq!(told(&[all]), Ok(Some(all.1.to_owned())));
+        assert_eq!(load_problems(&[all]), Ok(Some(all.1.to_owned())));
         assert_eq!(
-            told(&[all, traces, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]),
+            load_problems(&[all, traces, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]),
             Ok(Some(traces.1.to_owned()))
         );
     }
 
     #[test]
-    fn what_would_not_work_is_named() {
+    fn unsupported_protocol_and_endpoint_are_refused() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         let protocol = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
         assert_eq!(
-            told(&[endpoint, protocol]),
+            load_problems(&[endpoint, protocol]),
             Err("OTEL_EXPORTER_OTLP_PROTOCOL: `http/protobuf` is not allowed; grpc is".to_owned())
         );
         for wrong in ["ftp://collector:4317", "collector:4317", "http://", "http://a b"] {
-            let error = told(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", wrong)]).unwrap_err();
+            let error = load_problems(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", wrong)]).unwrap_err();
             assert!(error.starts_with(&format!("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: `{wrong}`")), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Where settings come from, and what is said when one is wrong.
+//! The sources of settings and the errors in them.
 
 use std::{io, path::PathBuf};
 
@@ -11,19 +11,19 @@ use crate::{
     yaml::{self, Mark, Node, Pair, Value},
 };
 
-/// What sets settings, each overruling the ones before it.
+/// The sources of settings; each overrides the previous ones.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// A settings file, in YAML: sections with their settings.
+    /// The path of a settings file, in YAML: sections with settings.
     pub file: Option<PathBuf>,
-    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>` are settings; of others those of
-    /// OpenTelemetry are looked at.
+    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>` and the variables of OpenTelemetry
+    /// are read.
     pub environment: Vec<(String, String)>,
-    /// Settings that flags set, and their values.
+    /// Settings from flags and their values.
     pub flags: Vec<(&'static Setting, String)>,
 }
 
-/// Why the settings cannot be used.
+/// An error in the settings.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The settings file cannot be read.
@@ -31,13 +31,13 @@ pub enum Error {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// One or more settings are wrong; each line says where and what is allowed.
+    /// One or more invalid settings; each line names the source and the accepted values.
     #[error("{}", .0.join("\n"))]
     Wrong(Vec<String>),
-    /// The settings do not fit together.
+    /// The settings cannot be deserialized.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
@@ -45,14 +45,14 @@ pub enum Error {
 /// The environment of this process.
 #[expect(clippy::disallowed_methods, reason = "settings are what reads the environment")]
 pub fn environment() -> Vec<(String, String)> {
-    // A variable that is not text cannot be one of ours.
+    // A variable that is not UTF-8 cannot be a setting.
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()
 }
 
 impl Sources {
-    /// The settings in force; every problem of every source at once.
+    /// Loads the settings, or reports the problems of all sources.
     pub fn load(&self) -> Result<Settings, Error> {
         let mut problems = Problems::default();
         let mut config = Config::builder();
@@ -90,16 +90,16 @@ impl Sources {
         }
         problems.0.extend(cluster::problems(|setting| config.get_string(setting.name).unwrap_or_default()));
         problems.none()?;
-        let cluster = config.get::<cluster::Written>("cluster")?;
+        let cluster = config.get::<cluster::RawSettings>("cluster")?;
         let settings = Settings { traces, ..config.try_deserialize()? };
         let settings = Settings { cluster: cluster.read(settings.tls.poll_interval), ..settings };
         let Admin { listen, token_file, .. } = &settings.admin;
         if token_file.is_none() && !listen.ip().to_canonical().is_loopback() {
-            let what = "is no loopback address, so admin.token_file must be set, or whoever reaches it could reset counters";
+            let what = "is not a loopback address, so admin.token_file must be set: admin requests can reset counters";
             return Err(Error::Wrong(vec![format!("admin.listen: {listen} {what}")]));
         }
         let Drain { delay, timeout } = settings.drain;
-        if timeout < delay {
+        if delay > timeout {
             let what = "drain.delay is longer than drain.timeout, which includes it";
             return Err(Error::Wrong(vec![format!("{what}: {delay:?} and {timeout:?}")]));
         }
@@ -138,12 +138,14 @@ impl Sources {
     }
 
     fn environment_layer(&self, problems: &mut Problems) -> Layer {
-        let ours = self.environment.iter().filter_map(|(variable, value)| {
-            // A variable without the double underscore is not a setting: Kubernetes makes some for a Service.
+        let settings = self.environment.iter().filter_map(|(variable, value)| {
+            // A variable without the double underscore is not a setting: Kubernetes defines such variables for a
+            // Service.
             let (section, name) = variable.strip_prefix("TOLLGATE_")?.split_once("__")?;
             Some((variable, format!("{section}.{name}").to_lowercase(), value))
         });
-        ours.filter_map(|(variable, name, value)| problems.checked(variable, Setting::variable, &name, value))
+        settings
+            .filter_map(|(variable, name, value)| problems.checked(variable, Setting::variable, &name, value))
             .collect()
     }
 
@@ -154,8 +156,8 @@ impl Sources {
     }
 }
 
-/// Each setting as the last of the layers has it, or as it is by default.
-fn given(layers: &[(Origin, Layer)]) -> Vec<admin::Setting> {
+/// The effective value of each setting: from the last layer that sets it, or the default.
+fn given(layers: &[(Origin, Layer)]) -> Vec<admin::EffectiveSetting> {
     let each = |setting: &Setting| {
         let set = |(from, layer): &(Origin, Layer)| {
             let (_, value) = layer.iter().rev().find(|(other, _)| other.name == setting.name)?;
@@ -164,19 +166,19 @@ fn given(layers: &[(Origin, Layer)]) -> Vec<admin::Setting> {
         let default = || Some((Origin::Default, setting.default?.to_owned()));
         let (from, value) = layers.iter().rev().find_map(set).or_else(default)?;
         let value = if setting.is_secret() { "(not shown)".to_owned() } else { value };
-        Some(admin::Setting { name: setting.name, value, from })
+        Some(admin::EffectiveSetting { name: setting.name, value, from })
     };
     CATALOG.iter().filter_map(each).collect()
 }
 
-/// Settings that one source sets, and their values.
+/// The settings of one source and their values.
 type Layer = Vec<(&'static Setting, String)>;
 
 #[derive(Default)]
 struct Problems(Vec<String>);
 
 impl Problems {
-    /// The pairs of a mapping, which a settings file is made of; nothing has none.
+    /// The pairs of a mapping in a settings file; empty for null.
     fn pairs<'n>(&mut self, node: &'n Node, place: &impl Fn(Mark) -> String) -> &'n [Pair] {
         match &node.value {
             Value::Mapping(pairs) => pairs,
@@ -190,8 +192,8 @@ impl Problems {
         }
     }
 
-    /// The setting called `name` and its value, unless one of them is wrong. `place` is where it was set;
-    /// `written` tells how a setting's name is written there.
+    /// The setting `name` with its value, if both are valid. `place` is where it was set; `written` formats the name
+    /// of a setting for this source.
     fn checked(
         &mut self,
         place: &str,
@@ -208,14 +210,15 @@ impl Problems {
             self.0.push(format!("{place}: no such setting{near}"));
             return None;
         };
-        if !setting.shape.allows(value) {
-            self.0.push(format!("{place}: `{value}` is not allowed; {} is", setting.shape.expected()));
+        if !setting.value_type.allows(value) {
+            self.0.push(format!("{place}: `{value}` is not allowed; {} is", setting.value_type.expected()));
             return None;
         }
         Some((setting, value.to_owned()))
     }
 
-    /// What a listener's certificates lack, where `is_set` tells which of their settings are given.
+    /// Reports the missing parts of a listener's certificates. `is_set` tells whether a setting of the section is
+    /// set.
     fn certificates(&mut self, section: &str, is_set: impl Fn(&str) -> bool) {
         let needs = [
             ("tls_cert", "tls_key"),
@@ -264,17 +267,21 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_but_the_rules_has_a_default_that_is_allowed() {
+    fn every_setting_but_the_rules_has_a_valid_default() {
         let settings = with_rules(Sources::default()).load().unwrap();
         assert_eq!(settings.grpc.listen.to_string(), "0.0.0.0:8081");
         assert_eq!(settings.drain.delay, Duration::from_secs(5));
         for setting in CATALOG {
-            assert!(setting.default.is_none_or(|default| setting.shape.allows(default)), "{}", setting.name);
+            assert!(
+                setting.default.is_none_or(|default| setting.value_type.allows(default)),
+                "{}",
+                setting.name
+            );
         }
     }
 
     #[test]
-    fn flags_overrule_the_environment_which_overrules_the_file() {
+    fn flags_override_environment_and_environment_overrides_file() {
         let file = file("drain:\n  delay: 1s\n  timeout: 10s\nlog:\n  level: debug\n");
         let settings = with_rules(Sources {
             file: Some(file.path().to_owned()),
@@ -291,13 +298,13 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_without_a_double_underscore_is_not_a_setting() {
+    fn variable_without_double_underscore_is_ignored() {
         let environment = vec![("TOLLGATE_PORT".to_owned(), "tcp://10.0.0.1:8081".to_owned())];
         assert!(with_rules(Sources { environment, ..Sources::default() }).load().is_ok());
     }
 
     #[test]
-    fn an_unknown_setting_is_named_with_its_source_and_the_nearest_one() {
+    fn unknown_setting_is_reported_with_source_and_nearest_name() {
         let file = file("grpc:\n  listn: 127.0.0.1:1\n");
         let path = file.path().display().to_string();
         let environment = vec![("TOLLGATE_DRAIN__DELY".to_owned(), "2s".to_owned())];
@@ -313,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_allowed_is_named_with_what_is() {
+    fn invalid_value_is_reported_with_accepted_values() {
         let flags = [
             ("grpc.listen", "8081"),
             ("drain.delay", "-1s"),
@@ -328,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_that_lack_a_part_are_refused_with_what_they_need() {
+    fn incomplete_certificates_are_reported_with_missing_parts() {
         let flags = [("grpc.tls_cert", "a.pem"), ("http.tls_client_san", "edge.example")];
         let flags = flags.map(|(name, value)| (setting(name), value.to_owned())).to_vec();
         assert_eq!(
@@ -341,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variables_of_opentelemetry_say_where_traces_go() {
+    fn opentelemetry_variables_configure_traces() {
         let environment =
             |endpoint: &str| vec![("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), endpoint.to_owned())];
         let sources =
@@ -353,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_that_outlasts_the_drain_is_refused() {
+    fn drain_delay_beyond_drain_timeout_is_refused() {
         let flags = vec![(setting("drain.delay"), "26s".to_owned())];
         let problems = problems(&with_rules(Sources { flags, ..Sources::default() }));
         assert!(problems[0].contains("drain.delay is longer than drain.timeout"), "{problems:?}");
     }
 
     #[test]
-    fn an_admin_listener_beyond_the_loopback_needs_a_token_file() {
+    fn admin_listener_beyond_loopback_needs_token_file() {
         let with = |listen: &str, token: &[(&'static Setting, String)]| {
             let mut flags = vec![(setting("admin.listen"), listen.to_owned())];
             flags.extend_from_slice(token);
@@ -378,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_tell_what_set_them() {
+    fn effective_settings_have_their_origin() {
         let file = file("drain:\n  delay: 1s\n  timeout: 10s\n");
         let settings = with_rules(Sources {
             file: Some(file.path().to_owned()),
@@ -398,29 +405,29 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_told_by_its_name_and_the_path_of_one_is_none() {
+    fn secret_setting_is_recognised_by_name_and_path_is_not() {
         let named = |name| Setting { name, ..*setting("admin.token_file") };
         assert!(named("admin.token").is_secret() && named("store.password").is_secret());
         assert!(!named("admin.token_file").is_secret() && !named("admin.listen").is_secret());
     }
 
     #[test]
-    fn a_word_that_is_no_level_is_not_taken_for_a_module() {
+    fn word_that_is_not_a_level_is_refused_as_log_filter() {
         for (level, allowed) in
             [("info,tollgate::rules=debug", true), ("off", true), ("inof", false), ("", false)]
         {
-            assert_eq!(setting("log.level").shape.allows(level), allowed, "{level}");
+            assert_eq!(setting("log.level").value_type.allows(level), allowed, "{level}");
         }
     }
 
     #[test]
-    fn a_setting_that_must_be_set_is_named_when_it_is_not() {
+    fn missing_required_setting_is_reported() {
         let problems = problems(&Sources::default());
         assert_eq!(problems, ["rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file"]);
     }
 
     #[test]
-    fn a_file_that_is_no_mapping_of_sections_is_refused_with_the_place() {
+    fn file_that_is_not_a_mapping_is_refused_with_position() {
         let file = file("- a\n");
         let sources = with_rules(Sources { file: Some(file.path().to_owned()), ..Sources::default() });
         assert!(problems(&sources)[0].ends_with(":1:1: a list where sections of settings are expected"));

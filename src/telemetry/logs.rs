@@ -1,4 +1,4 @@
-//! Logs: events with fields, one a line, on standard error, which no thread that logs waits for.
+//! Logs: events with fields, one to a line, on standard error. Logging never blocks a thread.
 
 use std::{
     io::{self, IsTerminal, stderr},
@@ -21,98 +21,98 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use crate::telemetry::{line_rate::LineRate, output::Output};
+use crate::telemetry::{call_site_limit::CallSiteLimit, output::Output};
 
-/// The name of events that are written however many there are, because their number is bounded elsewhere.
+/// The name of events that are exempt from the rate limit of call sites, because their number is bounded elsewhere.
 pub const UNLIMITED: &str = "unlimited";
 
-/// The target of this program's own events.
+/// The target of events of this program.
 const OWN: &str = env!("CARGO_CRATE_NAME");
 
-/// What is logged, and how.
+/// The settings of logs.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// The least level that is written, also per module.
+    /// The minimum level, also per module.
     pub level: String,
-    /// How an event is written.
+    /// The format of an event.
     pub format: Format,
-    /// How much is logged of who is refused.
+    /// The rate at which denials are logged.
     pub denials: Denials,
 }
 
-/// How an event is written.
+/// The format of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// For people.
+    /// Readable text.
     Text,
-    /// For machines: one JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// How much is logged of who is refused.
+/// The rate at which denials are logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Denials {
-    /// Nothing.
+    /// No denials.
     Off,
-    /// The first so many of each second, at most [`Denials::PER_SECOND_MAX`].
+    /// The first denials of each second, at most [`Denials::PER_SECOND_MAX`].
     PerSecond(NonZeroU16),
 }
 
-/// Tells what is logged, and changes it while running.
+/// Reads and changes the log level at run time.
 #[derive(Clone, Debug)]
-pub struct Dial {
+pub struct LogControl {
     handle: Handle<EnvFilter, Registry>,
     level: Arc<Mutex<String>>,
     left_out: Arc<AtomicU64>,
     output: Option<Output>,
 }
 
-/// The number of lines that were not written.
+/// The number of log lines dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unwritten {
-    /// Beyond the rate of their call site.
+pub struct DroppedLines {
+    /// Dropped by the rate limit of their call site.
     pub rate: u64,
-    /// Because the output did not take them.
+    /// Dropped because the output did not accept them.
     pub output: u64,
 }
 
-/// A level that cannot be read.
+/// An invalid level.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate::rules=debug"
+    "`{0}` is not a level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate::rules=debug"
 )]
 pub struct LevelError(String);
 
-/// Why logging cannot start.
+/// An error at the start of logging.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The level cannot be read.
+    /// The level is invalid.
     #[error("log.level: {0}")]
     Level(#[from] LevelError),
-    /// The thread that writes cannot be started.
-    #[error("logs cannot be written: {0}")]
+    /// The writer thread cannot be started.
+    #[error("cannot start the log writer: {0}")]
     Thread(#[from] io::Error),
 }
 
-/// Why the level stays as it is.
+/// An error while changing the level; the level stays unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DialError {
-    /// The other one cannot be read.
+pub enum SetLevelError {
+    /// The new level is invalid.
     #[error(transparent)]
     Level(#[from] LevelError),
-    /// Nothing is logged through this dial.
+    /// This control is not attached to any logs.
     #[error("this process does not write logs")]
     Detached,
 }
 
-/// Reads a level. One without a module is for the events of this program; libraries log errors only, unless the level
-/// names their modules.
+/// Parses a level. A level without a module applies to the events of this program; libraries log errors only, unless
+/// the level names their modules.
 pub fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     let wrong = || LevelError(level.to_owned());
-    // The filter would take any other word for a module of which everything is logged, and nothing for `error`.
+    // The filter would read any other word as the name of a module to log in full.
     let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
     let is_word = |part: &str| part.contains(['=', '[']) || is_level(part.trim());
     if !level.split(',').all(is_word) {
@@ -128,27 +128,28 @@ pub fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     EnvFilter::try_new(directives.join(",")).map_err(|_| wrong())
 }
 
-/// Starts logging to standard error. `second` is a number that grows by one each second. A second call in one process
-/// changes nothing.
+/// Starts logging to standard error. `second` returns a number that grows by one each second. A second call in the
+/// same process has no effect.
 pub fn start(
     settings: &Settings,
     second: impl Fn() -> u64 + Clone + Send + Sync + 'static,
-) -> Result<Dial, StartError> {
+) -> Result<LogControl, StartError> {
     let output = Output::start(stderr(), second.clone())?;
     let writer = output.clone();
-    let (logs, dial) = logs(settings, move || writer.clone(), stderr().is_terminal(), second)?;
-    // An error says that logging has already begun, as it may in tests.
+    let (logs, log_control) = logs(settings, move || writer.clone(), stderr().is_terminal(), second)?;
+    // Fails if logging has already started, as in tests.
     let _ = logs.try_init();
-    Ok(Dial { output: Some(output), ..dial })
+    Ok(LogControl { output: Some(output), ..log_control })
 }
 
-/// What writes logs to `writer`, and the dial of it. `second` is a number that grows by one each second.
+/// A subscriber that writes logs to `writer`, and its control. `second` returns a number that grows by one each
+/// second.
 pub fn logs<W>(
     settings: &Settings,
     writer: W,
     colours: bool,
     second: impl Fn() -> u64 + Send + Sync + 'static,
-) -> Result<(impl Subscriber, Dial), LevelError>
+) -> Result<(impl Subscriber, LogControl), LevelError>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -159,50 +160,51 @@ where
     let lines = match settings.format {
         Format::Text => lines
             .map_event_format(|format| {
-                LineRate::new(format.with_ansi(colours), Format::Text, second, counted)
+                CallSiteLimit::new(format.with_ansi(colours), Format::Text, second, counted)
             })
             .boxed(),
         Format::Json => lines
             .json()
             .flatten_event(true)
-            .map_event_format(|format| LineRate::new(format, Format::Json, second, counted))
+            .map_event_format(|format| CallSiteLimit::new(format, Format::Json, second, counted))
             .boxed(),
     };
-    let dial = Dial { handle, level: Arc::new(Mutex::new(settings.level.clone())), left_out, output: None };
-    Ok((tracing_subscriber::registry().with(filter).with(lines), dial))
+    let log_control =
+        LogControl { handle, level: Arc::new(Mutex::new(settings.level.clone())), left_out, output: None };
+    Ok((tracing_subscriber::registry().with(filter).with(lines), log_control))
 }
 
-impl Default for Dial {
-    /// One that nothing is logged through.
+impl Default for LogControl {
+    /// A control without logs.
     fn default() -> Self {
         let (_, handle) = reload::Layer::new(EnvFilter::default());
         Self { handle, level: Arc::new(Mutex::new("off".to_owned())), left_out: Arc::default(), output: None }
     }
 }
 
-impl Dial {
-    /// What is logged.
+impl LogControl {
+    /// The current level.
     pub fn level(&self) -> String {
         self.level.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Logs what `level` says from now on; what was logged before.
-    pub fn turn(&self, level: &str) -> Result<String, DialError> {
+    /// Sets the level and returns the previous one.
+    pub fn set_level(&self, level: &str) -> Result<String, SetLevelError> {
         let filter = filter(level)?;
         let mut current = self.level.lock().unwrap_or_else(PoisonError::into_inner);
-        self.handle.reload(filter).map_err(|_| DialError::Detached)?;
+        self.handle.reload(filter).map_err(|_| SetLevelError::Detached)?;
         Ok(std::mem::replace(&mut *current, level.to_owned()))
     }
 
-    /// The number of lines that were not written so far.
-    pub fn unwritten(&self) -> Unwritten {
-        Unwritten {
+    /// The number of lines dropped so far.
+    pub fn dropped_lines(&self) -> DroppedLines {
+        DroppedLines {
             rate: self.left_out.load(Relaxed),
             output: self.output.as_ref().map_or(0, Output::dropped),
         }
     }
 
-    /// Waits until all lines so far are written, for `time_max` at most.
+    /// Waits until all lines so far are written, for at most `time_max`.
     pub fn flush(&self, time_max: Duration) {
         if let Some(output) = &self.output {
             output.flush(time_max);
@@ -211,10 +213,10 @@ impl Dial {
 }
 
 impl Denials {
-    /// The most that may be asked for.
+    /// The maximum rate.
     pub const PER_SECOND_MAX: u16 = 1_000;
-    /// What may be written.
-    pub const EXPECTED: &str = "off, or how many each second, as in 10/s, from 1/s to 1000/s";
+    /// The accepted values, for messages.
+    pub const EXPECTED: &str = "off, or a rate from 1/s to 1000/s, as in 10/s";
 }
 
 impl FromStr for Denials {

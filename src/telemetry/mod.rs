@@ -1,9 +1,9 @@
-//! What the process tells of itself while it runs.
+//! Logs, metrics and traces of the process.
 
-mod line_rate;
+mod call_site_limit;
 pub mod logs;
 pub mod metrics;
 mod output;
-mod parent;
-pub mod sample;
+mod parent_span;
+pub mod sampler;
 pub mod traces;

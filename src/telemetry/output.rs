@@ -1,8 +1,8 @@
-//! Log output that never blocks the threads that log: a bounded queue, and a thread that writes what is in it.
+//! Log output that never blocks the threads that log: a bounded queue and a writer thread.
 //!
-//! `tracing_appender::non_blocking` does nearly the same. It bounds lines instead of bytes, and at the end of the
-//! process it prints to standard output if its queue is still full: where both outputs are one blocked pipe, the
-//! process would never end.
+//! `tracing_appender::non_blocking` is similar, but bounds lines instead of bytes, and prints to standard output if
+//! its queue is still full at the end of the process: if both outputs are one blocked pipe, the process would never
+//! end.
 
 use std::{
     io::{self, Write},
@@ -18,21 +18,21 @@ use std::{
 
 use tracing::error;
 
-use crate::telemetry::sample::Sample;
+use crate::telemetry::sampler::Sampler;
 
-/// The bytes of lines that may wait to be written. Each thread that logs may exceed it by one line.
+/// The maximum size of queued lines. Each logging thread may exceed it by one line.
 const QUEUE_BYTES_MAX: usize = 1 << 20;
 /// The time without a line after which dropped lines are reported.
 const REPORT_AFTER: Duration = Duration::from_secs(1);
 
-/// Takes lines, each in one `write`, and drops those that its queue has no room for.
+/// Queues lines, each in one `write`, and drops lines for which the queue has no room.
 #[derive(Clone, Debug)]
 pub(super) struct Output {
     queue: Sender<Item>,
     stats: Arc<Stats>,
 }
 
-/// What has become of lines.
+/// Stats of the output.
 #[derive(Debug, Default)]
 struct Stats {
     queued_bytes: AtomicUsize,
@@ -42,13 +42,13 @@ struct Stats {
 #[derive(Debug)]
 enum Item {
     Line(Vec<u8>),
-    /// Answered when everything before it is written.
+    /// Answered when everything queued before it is written.
     Flush(Sender<()>),
 }
 
 impl Output {
-    /// Starts the thread that writes to `target`. Dropped lines are reported in the log, at most once in each of what
-    /// `second` says are different seconds.
+    /// Starts the thread that writes to `target`. Dropped lines are reported in the log, at most once per second of
+    /// `second`.
     pub(super) fn start(
         target: impl Write + Send + 'static,
         second: impl Fn() -> u64 + Send + 'static,
@@ -60,16 +60,16 @@ impl Output {
         Ok(Self { queue, stats })
     }
 
-    /// The number of lines that were not written: the queue was full, or the output refused them.
+    /// The number of lines dropped because the queue was full or the output failed.
     pub(super) fn dropped(&self) -> u64 {
         self.stats.dropped.load(Relaxed)
     }
 
-    /// Waits until all lines so far are written, for `time_max` at most.
+    /// Waits until all lines so far are written, for at most `time_max`.
     pub(super) fn flush(&self, time_max: Duration) {
         let (written, end) = channel();
         if self.queue.send(Item::Flush(written)).is_ok() {
-            // An output that is still blocked is given up.
+            // Fails if the output is still blocked.
             let _ = end.recv_timeout(time_max);
         }
     }
@@ -78,7 +78,7 @@ impl Output {
 impl Write for Output {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.stats.queued_bytes.load(Relaxed) < QUEUE_BYTES_MAX {
-            // First, so that the writer never subtracts what was not added.
+            // Before sending, so that the writer never subtracts what was not added.
             self.stats.queued_bytes.fetch_add(line.len(), Relaxed);
             self.queue.send(Item::Line(line.to_vec())).map_err(io::Error::other)?;
         } else {
@@ -92,7 +92,7 @@ impl Write for Output {
     }
 }
 
-/// The thread that writes.
+/// The writer thread.
 struct Writer<W> {
     items: Receiver<Item>,
     stats: Arc<Stats>,
@@ -101,26 +101,31 @@ struct Writer<W> {
 
 impl<W: Write> Writer<W> {
     fn run(mut self, second: impl Fn() -> u64) {
-        let reports = Sample::new(NonZeroU16::MIN);
+        let reports = Sampler::new(NonZeroU16::MIN);
         let mut reported = 0;
         loop {
-            let is_news = self.stats.dropped.load(Relaxed) != reported;
-            let item = if is_news {
+            let has_new_drops = self.stats.dropped.load(Relaxed) != reported;
+            let item = if has_new_drops {
                 self.items.recv_timeout(REPORT_AFTER)
             } else {
                 self.items.recv().map_err(|_| RecvTimeoutError::Disconnected)
             };
             match item {
                 Ok(Item::Line(line)) => self.write(&line),
-                // An error says that the flush was given up.
-                Ok(Item::Flush(written)) => drop(written.send(())),
+                // Fails if the flush has timed out.
+                Ok(Item::Flush(written)) => {
+                    let _ = written.send(());
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // The output takes lines again. The report is the total, because it may itself be dropped.
-            if is_news && reports.take(second()).is_some() {
+            // The output accepts lines again. The report contains the total, because it may itself be dropped.
+            if has_new_drops && reports.take(second()).is_some() {
                 reported = self.stats.dropped.load(Relaxed);
-                error!(dropped_total = reported, "log lines were dropped: the log output did not take them");
+                error!(
+                    dropped_total = reported,
+                    "log lines were dropped: the log output did not accept them"
+                );
             }
         }
     }
@@ -142,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    /// An output that takes a line only when the test lets it.
+    /// An output that accepts a line only when the test allows it.
     struct Gate(Receiver<()>, Sender<Vec<u8>>);
 
     impl Write for Gate {
@@ -163,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn blocked_output_drops_lines_beyond_its_bound_and_blocks_no_writer() {
+    fn blocked_output_drops_lines_without_blocking_callers() {
         let (mut output, open, lines) = gated();
         let line = vec![b'x'; QUEUE_BYTES_MAX / 4];
         for _ in 0..7 {
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn flush_of_blocked_output_gives_up() {
+    fn flush_of_blocked_output_times_out() {
         let (mut output, _open, lines) = gated();
         output.write_all(b"never written").unwrap();
         output.flush(Duration::from_millis(1));
@@ -190,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_lines_are_reported_once_the_output_moves() {
+    fn dropped_lines_are_reported_when_the_output_recovers() {
         let sink = Arc::new(Mutex::new(Vec::new()));
         let (stats, (queue, items)) = (Arc::new(Stats::default()), channel());
         stats.dropped.fetch_add(7, Relaxed);

@@ -15,34 +15,34 @@ use opentelemetry_sdk::{
 use tonic::transport::{Certificate, ClientTlsConfig};
 use tracing::warn;
 
-use crate::{files, telemetry::parent::Parent};
+use crate::{files, telemetry::parent_span::Parent};
 
-/// How long the last spans may take to leave.
+/// The maximum time to send the last spans.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
-/// The largest file of authorities, in bytes.
+/// The maximum size of a CA file, in bytes.
 const CERTIFICATE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Where spans go. The rest of what OpenTelemetry's variables say is read by its library.
+/// The destination of spans. OpenTelemetry's library reads the other variables itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The collector: `http://` or `https://`, a host and a port.
     pub endpoint: String,
-    /// Whom to trust over `https://`, in PEM; the system's authorities where this is none.
+    /// The CA certificates for `https://`, in PEM; `None` for those of the system.
     pub certificate: Option<PathBuf>,
 }
 
-/// Why no traces can be sent.
+/// An error at the start of tracing.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The authority of the collector's certificate cannot be read.
+    /// The CA file cannot be read.
     #[error("{path}: {error}", path = path.display())]
     Certificate {
-        /// Its file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// The exporter cannot be made.
+    /// The exporter cannot be built.
     #[error(transparent)]
     Exporter(#[from] ExporterBuildError),
 }
@@ -56,7 +56,7 @@ impl Settings {
     }
 }
 
-/// Makes spans and sends them.
+/// Creates spans and sends them to the collector.
 #[derive(Clone, Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
@@ -64,8 +64,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Starts sending, within a runtime; connects when there is something to send. What the collector does not take
-    /// is dropped, by a bounded queue.
+    /// Starts the exporter; must be called within a runtime. Connects when the first spans are sent. Spans that the
+    /// collector does not accept are dropped from a bounded queue.
     pub fn start(settings: &Settings) -> Result<Self, Error> {
         let mut exporter = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint);
         if settings.endpoint.starts_with("https://") {
@@ -78,8 +78,8 @@ impl Traces {
         Ok(Self { provider, tracer })
     }
 
-    /// A span of a call that we serve, part of the trace that its headers tell. `None` where the caller wants none.
-    /// It ends when it is dropped.
+    /// A server span for a call, as a child of the span in its headers. `None` if the caller forbids tracing. The
+    /// span ends when it is dropped.
     pub fn serving(&self, name: &'static str, headers: &HeaderMap) -> Option<Span> {
         let context = match Parent::of(headers) {
             Parent::None => Context::new(),
@@ -90,18 +90,18 @@ impl Traces {
         Some(self.tracer.build_with_context(span, &context))
     }
 
-    /// Sends what is left, for two seconds at most, and makes no more spans.
+    /// Sends the remaining spans, for at most 2 s, and ends tracing.
     pub async fn finish(self) {
         let finish = move || self.provider.shutdown_with_timeout(FLUSH_MAX);
         match tokio::task::spawn_blocking(finish).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "the last spans are lost"),
-            Err(panic) => warn!(error = %panic, "the last spans are lost"),
+            Ok(Err(error)) => warn!(%error, "could not send the last spans"),
+            Err(panic) => warn!(error = %panic, "could not send the last spans"),
         }
     }
 }
 
-/// Who sends: what the environment says, and our name where it says none.
+/// The resource: from the environment, with this program's name as the default service name.
 fn resource() -> Resource {
     const NAME: Key = Key::from_static_str("service.name");
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));

@@ -1,11 +1,11 @@
-//! YAML as JSON.
+//! Converts YAML to JSON.
 
 use serde_json::{Map, Number, Value as Json};
 
-use crate::yaml::{Meaning, Node, Problem, Scalar, Value, quote};
+use crate::yaml::{Node, Problem, Resolved, Scalar, Value, quote};
 
 impl Node {
-    /// The same value as JSON. What JSON cannot hold is left out and reported.
+    /// The value as JSON. Reports numbers that JSON cannot represent and replaces them by null.
     pub fn to_json(&self, problems: &mut Vec<Problem>) -> Json {
         match &self.value {
             Value::Scalar(scalar) => scalar.to_json().unwrap_or_else(|| {
@@ -28,17 +28,17 @@ impl Node {
 
 impl Scalar {
     fn to_json(&self) -> Option<Json> {
-        match self.meaning() {
-            Meaning::Null => Some(Json::Null),
-            Meaning::Bool(value) => Some(Json::Bool(value)),
-            Meaning::Whole(value) => i64::try_from(value)
+        match self.resolve() {
+            Resolved::Null => Some(Json::Null),
+            Resolved::Bool(value) => Some(Json::Bool(value)),
+            Resolved::Integer(value) => i64::try_from(value)
                 .map(Number::from)
                 .or_else(|_| u64::try_from(value).map(Number::from))
                 .ok()
                 .or_else(|| Number::from_f64(value as f64))
                 .map(Json::Number),
-            Meaning::Number(value) => Number::from_f64(value).map(Json::Number),
-            Meaning::Text => Some(Json::String(self.text.to_string())),
+            Resolved::Float(value) => Number::from_f64(value).map(Json::Number),
+            Resolved::Text => Some(Json::String(self.text.to_string())),
         }
     }
 }
@@ -50,7 +50,7 @@ mod tests {
     use crate::yaml::load;
 
     #[test]
-    fn yaml_becomes_the_json_it_means() {
+    fn yaml_converts_to_equal_json() {
         let text = "a: yes\nb: [1, 0x10, 1.5, ~, '1', text]\nc: {d: }\n";
         let stream = load(text.as_bytes());
         let mut problems = Vec::new();
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_json_cannot_hold_is_named() {
+    fn number_that_json_cannot_hold_is_reported() {
         let mut problems = Vec::new();
         load(b"a:\n  b: .inf\n").documents[0].to_json(&mut problems);
         assert_eq!((problems[0].mark.line, problems[0].mark.column), (2, 6));

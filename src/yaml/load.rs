@@ -1,33 +1,33 @@
-//! From bytes to a tree.
+//! Loads bytes as a tree.
 
 use std::collections::{HashMap, HashSet, hash_map::Entry};
 
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
-use crate::yaml::{Mark, Meaning, Node, Pair, Problem, Scalar, Stream, Value, quote};
+use crate::yaml::{Mark, Node, Pair, Problem, Resolved, Scalar, Stream, Value, quote};
 
-/// The largest file: 16 MiB.
+/// The maximum file size: 16 MiB.
 pub const BYTES_MAX: usize = 16 << 20;
-/// How many lists and mappings may be nested in each other.
+/// The maximum depth of nested lists and mappings.
 pub const DEPTH_MAX: usize = 32;
-/// How many problems of one file are reported.
+/// The maximum number of problems reported for one file.
 pub const PROBLEMS_MAX: usize = 1_000;
-/// How many nodes a file may have once its aliases are expanded; long texts weigh as several.
+/// The maximum number of nodes of a file with all aliases expanded. A scalar counts one more for every 64 bytes.
 pub const WEIGHT_MAX: usize = 4_000_000;
 
-/// Mappings of so many keys are searched for twins key by key, which takes no memory.
-const COMPARED_MAX: usize = 16;
+/// Mappings of up to this many keys are searched for duplicates linearly, which allocates nothing.
+const LINEAR_SEARCH_MAX: usize = 16;
 
-/// Reads a file, in as many documents as it has.
+/// Loads all documents of a file.
 pub fn load(bytes: &[u8]) -> Stream {
-    match readable(bytes) {
+    match text_of(bytes) {
         Ok(text) => Loader::default().run(text),
         Err(problem) => Stream { documents: Vec::new(), problems: vec![problem] },
     }
 }
 
-fn readable(bytes: &[u8]) -> Result<&str, Problem> {
-    if BYTES_MAX < bytes.len() {
+fn text_of(bytes: &[u8]) -> Result<&str, Problem> {
+    if bytes.len() > BYTES_MAX {
         let what = format!("the file has {} bytes; at most {BYTES_MAX} are allowed", bytes.len());
         return Err(Problem { mark: Mark::START, what });
     }
@@ -35,7 +35,7 @@ fn readable(bytes: &[u8]) -> Result<&str, Problem> {
         let good = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
         let line = good.matches('\n').count() + 1;
         let column = good.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        Problem { mark: place(line, column), what: "not UTF-8; the file must be UTF-8 text".into() }
+        Problem { mark: mark_at(line, column), what: "not UTF-8; the file must be UTF-8 text".into() }
     })
 }
 
@@ -46,11 +46,11 @@ struct Loader {
     root: Option<Node>,
     open: Vec<Frame>,
     anchors: HashMap<usize, Anchor>,
-    // What has been built so far, with all that aliases expanded to.
+    // The weight of all nodes so far, aliases expanded.
     weight: usize,
 }
 
-/// A list or mapping that has not ended.
+/// An open list or mapping.
 struct Frame {
     mark: Mark,
     anchor: usize,
@@ -64,21 +64,21 @@ enum Items {
     Mapping { pairs: Vec<Pair>, next: Next },
 }
 
-/// What a mapping waits for.
+/// What a mapping expects next.
 enum Next {
     Key,
-    /// The value of a key; `None` where the key was not usable.
+    /// The value of a key; `None` if the key is invalid.
     Value(Option<(Box<str>, Mark)>),
 }
 
-/// A node to which aliases may refer.
+/// A node that aliases may refer to.
 struct Anchor {
     node: Node,
     weight: usize,
     height: usize,
 }
 
-/// Why the rest of a document, or of the file, is not read.
+/// A problem that ends the document, or the whole file.
 enum Stop {
     Document(Problem),
     File(Problem),
@@ -94,7 +94,7 @@ impl Loader {
         let mut parser = Parser::new_from_str_with_options(text, options);
         while let Some(event) = parser.next() {
             let outcome = match event {
-                Ok((event, span)) => self.take(event, span),
+                Ok((event, span)) => self.handle(event, span),
                 Err(error) => Err(Stop::Document(Problem {
                     mark: mark(*error.marker()),
                     what: format!("not YAML: {}", error.info()),
@@ -104,7 +104,7 @@ impl Loader {
                 Ok(()) => {}
                 Err(Stop::Document(problem)) => {
                     self.report(problem);
-                    self.forget_document();
+                    self.clear_document();
                     if !parser.proceed_next_document().unwrap_or(false) {
                         break;
                     }
@@ -118,25 +118,25 @@ impl Loader {
         self.stream
     }
 
-    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Stop> {
+    fn handle(&mut self, event: Event<'_>, span: Span) -> Result<(), Stop> {
         let at = mark(span.start);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
-                self.refuse_tag(at, tag.is_some());
-                // An absent value comes as `~` without a width.
+                self.reject_tag(at, tag.is_some());
+                // The parser yields an absent value as a `~` of zero width.
                 let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
                 let text: Box<str> = if absent { "".into() } else { text.into() };
-                let weight = self.weigh(at, 1 + text.len() / 64)?;
+                let weight = self.add_weight(at, 1 + text.len() / 64)?;
                 let value = Value::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
                 self.finish(Node { mark: at, value }, anchor, weight, 0);
                 Ok(())
             }
             Event::SequenceStart(_, anchor, tag) => {
-                self.refuse_tag(at, tag.is_some());
+                self.reject_tag(at, tag.is_some());
                 self.begin(at, anchor, Items::List(Vec::new()))
             }
             Event::MappingStart(_, anchor, tag) => {
-                self.refuse_tag(at, tag.is_some());
+                self.reject_tag(at, tag.is_some());
                 self.begin(at, anchor, Items::Mapping { pairs: Vec::new(), next: Next::Key })
             }
             Event::SequenceEnd | Event::MappingEnd => {
@@ -145,21 +145,21 @@ impl Loader {
             }
             Event::Alias(anchor) => self.expand(at, anchor),
             Event::UnresolvedAlias(name) => {
-                let what = format!("no anchor `&{name}` stands before this alias");
+                let what = format!("no anchor `&{name}` before this alias");
                 self.report(Problem { mark: at, what });
                 self.add(Node { mark: at, value: Value::Unreadable }, 0);
                 Ok(())
             }
             Event::DocumentEnd => {
                 self.stream.documents.extend(self.root.take());
-                self.forget_document();
+                self.clear_document();
                 Ok(())
             }
             _stream_and_document_starts => Ok(()),
         }
     }
 
-    fn forget_document(&mut self) {
+    fn clear_document(&mut self) {
         self.root = None;
         self.open.clear();
         self.anchors.clear();
@@ -171,7 +171,7 @@ impl Loader {
         }
     }
 
-    fn refuse_tag(&mut self, mark: Mark, tagged: bool) {
+    fn reject_tag(&mut self, mark: Mark, tagged: bool) {
         if tagged {
             let what =
                 "tags (`!...`) are not supported; text is written in quotes, all else without a tag".into();
@@ -179,7 +179,7 @@ impl Loader {
         }
     }
 
-    fn weigh(&mut self, mark: Mark, weight: usize) -> Result<usize, Stop> {
+    fn add_weight(&mut self, mark: Mark, weight: usize) -> Result<usize, Stop> {
         self.weight = self.weight.saturating_add(weight);
         if self.weight <= WEIGHT_MAX {
             return Ok(weight);
@@ -189,11 +189,11 @@ impl Loader {
     }
 
     fn begin(&mut self, mark: Mark, anchor: usize, items: Items) -> Result<(), Stop> {
-        if DEPTH_MAX <= self.open.len() {
+        if self.open.len() >= DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }
         let weight_before = self.weight;
-        self.weigh(mark, 1)?;
+        self.add_weight(mark, 1)?;
         self.open.push(Frame { mark, anchor, weight_before, height: 0, items });
         Ok(())
     }
@@ -202,13 +202,13 @@ impl Loader {
         let Some(frame) = self.open.pop() else { return };
         let value = match frame.items {
             Items::List(nodes) => Value::List(nodes),
-            Items::Mapping { pairs, .. } => Value::Mapping(self.without_twins(pairs)),
+            Items::Mapping { pairs, .. } => Value::Mapping(self.without_duplicates(pairs)),
         };
         let weight = self.weight - frame.weight_before;
         self.finish(Node { mark: frame.mark, value }, frame.anchor, weight, frame.height + 1);
     }
 
-    /// Adds a complete node, and keeps it where aliases may refer to it.
+    /// Adds a complete node and stores it under its anchor.
     fn finish(&mut self, node: Node, anchor: usize, weight: usize, height: usize) {
         if anchor != 0 {
             self.anchors.insert(anchor, Anchor { node: node.clone(), weight, height });
@@ -218,21 +218,21 @@ impl Loader {
 
     fn expand(&mut self, mark: Mark, anchor: usize) -> Result<(), Stop> {
         let Some(Anchor { weight, height, .. }) = self.anchors.get(&anchor) else {
-            self.report(Problem { mark, what: "this alias stands inside what it refers to".into() });
+            self.report(Problem { mark, what: "this alias refers to a node that contains it".into() });
             self.add(Node { mark, value: Value::Unreadable }, 0);
             return Ok(());
         };
         let (weight, height) = (*weight, *height);
-        if DEPTH_MAX < self.open.len() + height {
+        if self.open.len() + height > DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }
-        self.weigh(mark, weight)?;
+        self.add_weight(mark, weight)?;
         let node = self.anchors[&anchor].node.clone();
         self.add(node, height);
         Ok(())
     }
 
-    /// Puts a node where it belongs: into what is open, or at the root.
+    /// Adds a node to the innermost open list or mapping, or as the root.
     fn add(&mut self, mut node: Node, height: usize) {
         let Some(frame) = self.open.last_mut() else {
             self.root = Some(node);
@@ -261,17 +261,18 @@ impl Loader {
         }
     }
 
-    /// The pairs with each key once, the first; then what `<<` adds to them.
-    fn without_twins(&mut self, mut pairs: Vec<Pair>) -> Vec<Pair> {
-        let twins = twins(&pairs);
-        for (twin, first) in &twins {
-            let Pair { key, mark, .. } = &pairs[*twin];
+    /// The pairs without duplicates, of which the first is kept, extended by what `<<` merges in.
+    fn without_duplicates(&mut self, mut pairs: Vec<Pair>) -> Vec<Pair> {
+        let duplicates = duplicates(&pairs);
+        for (duplicate, first) in &duplicates {
+            let Pair { key, mark, .. } = &pairs[*duplicate];
             let what = format!("{} is given twice, first in line {}", quote(key), first.line);
             self.report(Problem { mark: *mark, what });
         }
-        if !twins.is_empty() {
-            let (mut place, mut twins) = (0_usize.., twins.iter().map(|(twin, _)| *twin).peekable());
-            pairs.retain(|_| place.next().is_none_or(|place| twins.next_if_eq(&place).is_none()));
+        if !duplicates.is_empty() {
+            let (mut index, mut duplicates) =
+                (0_usize.., duplicates.iter().map(|(duplicate, _)| *duplicate).peekable());
+            pairs.retain(|_| index.next().is_none_or(|index| duplicates.next_if_eq(&index).is_none()));
         }
         let Some(merge) = pairs.iter().position(|pair| &*pair.key == "<<") else { return pairs };
         let merge = pairs.remove(merge);
@@ -280,7 +281,7 @@ impl Loader {
         pairs
     }
 
-    /// What a `<<` key brings in: the pairs of a mapping, or of each mapping in a list.
+    /// The pairs that a `<<` key merges in, from one mapping or a list of them.
     fn merged(&mut self, pair: Pair) -> Vec<Pair> {
         let sources = match pair.value.value {
             Value::List(nodes) => nodes,
@@ -302,9 +303,9 @@ impl Loader {
     }
 }
 
-/// Which pairs have the key of one before them, in order, and where the first of these is.
-fn twins(pairs: &[Pair]) -> Vec<(usize, Mark)> {
-    if pairs.len() <= COMPARED_MAX {
+/// The indices of pairs with a key that an earlier pair has, and the position of that pair.
+fn duplicates(pairs: &[Pair]) -> Vec<(usize, Mark)> {
+    if pairs.len() <= LINEAR_SEARCH_MAX {
         let first = |(index, pair): (usize, &Pair)| {
             let before = pairs[..index].iter().find(|before| before.key == pair.key);
             before.map(|before| (index, before.mark))
@@ -316,15 +317,15 @@ fn twins(pairs: &[Pair]) -> Vec<(usize, Mark)> {
     for (index, pair) in pairs.iter().enumerate() {
         match firsts.entry(&pair.key) {
             Entry::Occupied(first) => found.push((index, *first.get())),
-            Entry::Vacant(place) => {
-                place.insert(pair.mark);
+            Entry::Vacant(index) => {
+                index.insert(pair.mark);
             }
         }
     }
     found
 }
 
-/// The text of a key and its place; `None` where its problem was reported already.
+/// The text of a key and its position; `None` if its problem was already reported.
 fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
     let what = match node.value {
         Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
@@ -338,12 +339,13 @@ fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
     Err(Problem { mark: node.mark, what })
 }
 
-/// Whether it can be a key. As a key a single letter is a name, as in `x` and `y`, whatever YAML 1.1 says.
+/// Whether a scalar is allowed as a key. A single letter such as `y` is a name here, although YAML 1.1 reads it as a
+/// boolean.
 fn is_key(scalar: &Scalar) -> bool {
-    match scalar.meaning() {
-        Meaning::Text => true,
-        Meaning::Bool(_) => scalar.text.len() == 1,
-        Meaning::Null | Meaning::Whole(_) | Meaning::Number(_) => false,
+    match scalar.resolve() {
+        Resolved::Text => true,
+        Resolved::Bool(_) => scalar.text.len() == 1,
+        Resolved::Null | Resolved::Integer(_) | Resolved::Float(_) => false,
     }
 }
 
@@ -354,11 +356,11 @@ fn too_deep(mark: Mark) -> Problem {
     }
 }
 
-/// Neither is larger than a file may be, which fits.
-fn place(line: usize, column: usize) -> Mark {
+/// Both fit in a `u32`: neither exceeds `BYTES_MAX`.
+fn mark_at(line: usize, column: usize) -> Mark {
     Mark { line: line as u32, column: column as u32 }
 }
 
 fn mark(marker: Marker) -> Mark {
-    place(marker.line(), marker.col() + 1)
+    mark_at(marker.line(), marker.col() + 1)
 }

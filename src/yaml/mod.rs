@@ -1,14 +1,14 @@
-//! YAML as a tree that remembers where everything was written.
+//! YAML as a tree in which every node has its position.
 //!
-//! Reports every problem it can find, not the first: one syntax error per document, and all else there is.
-//! Anchors, aliases and `<<` merges work, within a bound on what they expand to; tags do not.
+//! Loading reports every problem, except that a syntax error ends its document. Anchors, aliases and `<<` merges are
+//! supported, within a bound on the expanded size; tags are not.
 
 mod json;
 mod load;
 mod scalar;
 
 pub use load::{BYTES_MAX, DEPTH_MAX, PROBLEMS_MAX, WEIGHT_MAX, load};
-pub use scalar::Meaning;
+pub use scalar::Resolved;
 
 /// A position in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,77 +24,76 @@ impl Mark {
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
-/// Something wrong, and where.
+/// A problem and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it is.
+    /// The position.
     pub mark: Mark,
     /// What is wrong.
     pub what: String,
 }
 
-/// The documents of one file, and what is wrong with the file.
+/// The documents of one file and the problems found in it.
 #[derive(Debug, Default)]
 pub struct Stream {
-    /// The documents that could be read, in order. An empty document is a node that is null.
+    /// The valid documents, in order. An empty document is a null node.
     pub documents: Vec<Node>,
-    /// What is wrong, in the order it was found. Its number is bounded by [`PROBLEMS_MAX`].
+    /// The problems in the order found; at most [`PROBLEMS_MAX`].
     pub problems: Vec<Problem>,
 }
 
-/// A value and where it starts. Where nothing is written after a key, that is the place of the key.
+/// A value and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Where it starts.
+    /// The position of its first character, or of its key if the value is absent.
     pub mark: Mark,
-    /// What it is.
+    /// The value.
     pub value: Value,
 }
 
-/// What a node is.
+/// The value of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// One text, number, boolean or nothing: which of them is for the reader to say.
+    /// A text, number, boolean or null; the reader resolves which.
     Scalar(Scalar),
     /// Nodes in order.
     List(Vec<Node>),
-    /// Keys, each at most once, with their values, in order.
+    /// Unique keys with their values, in order.
     Mapping(Vec<Pair>),
-    /// Something that was reported as a problem, so that a reader need not report it again.
+    /// An invalid value that was already reported.
     Unreadable,
 }
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// The key's text.
+    /// The text of the key.
     pub key: Box<str>,
-    /// Where the key starts.
+    /// The position of the key.
     pub mark: Mark,
-    /// Its value.
+    /// The value.
     pub value: Node,
 }
 
 /// A scalar as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scalar {
-    /// Its text, without quotes and with escapes resolved. Empty where nothing is written.
+    /// The text, without quotes and with escapes resolved. Empty if the value is absent.
     pub text: Box<str>,
-    /// Whether it was written so that it can only be text: in quotes or as a block.
+    /// Whether it can only be text: it was quoted or is a block scalar.
     pub quoted: bool,
 }
 
 impl Node {
-    /// Whether it is nothing: absent, `~` or `null`.
+    /// Whether the value is null: absent, `~` or `null`.
     pub fn is_null(&self) -> bool {
         match &self.value {
-            Value::Scalar(scalar) => scalar.meaning() == Meaning::Null,
+            Value::Scalar(scalar) => scalar.resolve() == Resolved::Null,
             Value::List(_) | Value::Mapping(_) | Value::Unreadable => false,
         }
     }
 
-    /// Takes the items of the list under `key` of a mapping, which leaves an empty list there; none where there is no
-    /// such list.
+    /// Takes the items of the list under `key` of a mapping and leaves an empty list. Empty if there is no such list.
     pub fn take_items(&mut self, key: &str) -> Vec<Node> {
         let Value::Mapping(pairs) = &mut self.value else { return Vec::new() };
         match pairs.iter_mut().find(|pair| *pair.key == *key).map(|pair| &mut pair.value.value) {
@@ -103,7 +102,7 @@ impl Node {
         }
     }
 
-    /// What it is, for a message: "a list", "the text `x`".
+    /// A description for messages: "a list", "the text `x`".
     pub fn describe(&self) -> String {
         match &self.value {
             Value::Scalar(scalar) => scalar.describe(),
@@ -114,7 +113,7 @@ impl Node {
     }
 }
 
-/// `text` in backquotes for a message, cut where it is long, with control characters escaped.
+/// `text` in backquotes for messages, truncated to 80 characters, with control characters escaped.
 pub fn quote(text: &str) -> String {
     const CHARACTERS_MAX: usize = 80;
     let shown: String = text.chars().take(CHARACTERS_MAX).flat_map(visible).collect();

@@ -1,63 +1,63 @@
-//! What an unquoted scalar means, as YAML 1.1 has it.
+//! Resolves scalars by the rules of YAML 1.1.
 
 use crate::yaml::{Scalar, quote};
 
-/// What a scalar means where its type is free.
+/// A scalar with its implicit type.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Meaning {
-    /// Nothing: absent, `~` or `null`.
+pub enum Resolved {
+    /// Absent, `~` or `null`.
     Null,
     /// `true`, `yes`, `on`, `y` and their opposites.
     Bool(bool),
-    /// A whole number: decimal, `0x`, `0b`, `0o` or with a leading zero octal, `_` between digits.
-    Whole(i128),
+    /// An integer: decimal, `0x`, `0b`, `0o`, or octal with a leading zero; `_` may separate digits.
+    Integer(i128),
     /// Any other number.
-    Number(f64),
-    /// Everything else, and everything in quotes.
+    Float(f64),
+    /// Everything else, and every quoted scalar.
     Text,
 }
 
 impl Scalar {
-    /// What it means where its type is free.
-    pub fn meaning(&self) -> Meaning {
+    /// The scalar with its implicit type.
+    pub fn resolve(&self) -> Resolved {
         if self.quoted {
-            return Meaning::Text;
+            return Resolved::Text;
         }
         match &*self.text {
-            "" | "~" | "null" | "Null" | "NULL" => Meaning::Null,
+            "" | "~" | "null" | "Null" | "NULL" => Resolved::Null,
             "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => {
-                Meaning::Bool(true)
+                Resolved::Bool(true)
             }
             "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "n" | "N" => {
-                Meaning::Bool(false)
+                Resolved::Bool(false)
             }
-            text => number(text).unwrap_or(Meaning::Text),
+            text => number(text).unwrap_or(Resolved::Text),
         }
     }
 
-    /// What it is, for a message.
+    /// A description for messages.
     pub(crate) fn describe(&self) -> String {
         let shown = quote(&self.text);
-        match self.meaning() {
-            Meaning::Null => "nothing".into(),
-            Meaning::Bool(_) => format!("the boolean {shown}"),
-            Meaning::Whole(_) | Meaning::Number(_) => format!("the number {shown}"),
-            Meaning::Text if self.quoted => format!("the text {shown} in quotes"),
-            Meaning::Text => format!("the text {shown}"),
+        match self.resolve() {
+            Resolved::Null => "nothing".into(),
+            Resolved::Bool(_) => format!("the boolean {shown}"),
+            Resolved::Integer(_) | Resolved::Float(_) => format!("the number {shown}"),
+            Resolved::Text if self.quoted => format!("the text {shown} in quotes"),
+            Resolved::Text => format!("the text {shown}"),
         }
     }
 }
 
-fn number(text: &str) -> Option<Meaning> {
+fn number(text: &str) -> Option<Resolved> {
     let starts = text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '+' | '-' | '.'));
-    if !starts || 400 < text.len() {
+    if !starts || text.len() > 400 {
         return None;
     }
     let plain = text.replace('_', "");
-    whole(&plain).map(Meaning::Whole).or_else(|| real(&plain).map(Meaning::Number))
+    integer(&plain).map(Resolved::Integer).or_else(|| float(&plain).map(Resolved::Float))
 }
 
-fn whole(plain: &str) -> Option<i128> {
+fn integer(plain: &str) -> Option<i128> {
     let (negative, digits) = match plain.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, plain.strip_prefix('+').unwrap_or(plain)),
@@ -76,7 +76,7 @@ fn whole(plain: &str) -> Option<i128> {
     Some(if negative { -value } else { value })
 }
 
-fn real(plain: &str) -> Option<f64> {
+fn float(plain: &str) -> Option<f64> {
     let unsigned = plain.strip_prefix(['+', '-']).unwrap_or(plain);
     let sign = if plain.starts_with('-') { -1.0 } else { 1.0 };
     match unsigned {
@@ -84,7 +84,7 @@ fn real(plain: &str) -> Option<f64> {
         ".nan" | ".NaN" | ".NAN" => return Some(f64::NAN),
         _ => {}
     }
-    // What is left must be digits, a point and an exponent: Rust would also read `inf` and `nan`.
+    // The rest must start with a digit: Rust would also parse `inf` and `nan`.
     let digits = unsigned.trim_start_matches('.').starts_with(|first: char| first.is_ascii_digit());
     if digits { plain.parse().ok() } else { None }
 }
@@ -93,12 +93,12 @@ fn real(plain: &str) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn plain(text: &str) -> Meaning {
-        Scalar { text: text.into(), quoted: false }.meaning()
+    fn plain(text: &str) -> Resolved {
+        Scalar { text: text.into(), quoted: false }.resolve()
     }
 
     #[test]
-    fn whole_numbers_are_read_as_yaml_1_1_writes_them() {
+    fn integers_follow_yaml_1_1() {
         for (text, value) in [
             ("0", 0),
             ("12", 12),
@@ -111,38 +111,38 @@ mod tests {
             ("1_000_000", 1_000_000),
             ("18446744073709551615", i128::from(u64::MAX)),
         ] {
-            assert_eq!(plain(text), Meaning::Whole(value), "{text}");
+            assert_eq!(plain(text), Resolved::Integer(value), "{text}");
         }
     }
 
     #[test]
-    fn other_numbers_are_no_whole_numbers() {
+    fn other_numbers_are_floats() {
         for (text, value) in
             [("1.5", 1.5), ("1e3", 1000.0), (".5", 0.5), ("09", 9.0), ("-.inf", f64::NEG_INFINITY)]
         {
-            assert_eq!(plain(text), Meaning::Number(value), "{text}");
+            assert_eq!(plain(text), Resolved::Float(value), "{text}");
         }
     }
 
     #[test]
-    fn words_are_booleans_only_as_yaml_1_1_spells_them() {
+    fn booleans_follow_yaml_1_1() {
         for text in ["y", "Yes", "on", "TRUE"] {
-            assert_eq!(plain(text), Meaning::Bool(true), "{text}");
+            assert_eq!(plain(text), Resolved::Bool(true), "{text}");
         }
         for text in ["n", "No", "off", "False"] {
-            assert_eq!(plain(text), Meaning::Bool(false), "{text}");
+            assert_eq!(plain(text), Resolved::Bool(false), "{text}");
         }
         for text in
             ["yEs", "tRUE", "inf", "-inf", "nan", "1.2.3", "0x", "0xg", "-", "1s", "--1", "2026-01-01"]
         {
-            assert_eq!(plain(text), Meaning::Text, "{text}");
+            assert_eq!(plain(text), Resolved::Text, "{text}");
         }
     }
 
     #[test]
-    fn what_is_quoted_is_text() {
+    fn quoted_scalar_is_text() {
         for text in ["1", "true", "~", ""] {
-            assert_eq!(Scalar { text: text.into(), quoted: true }.meaning(), Meaning::Text, "{text}");
+            assert_eq!(Scalar { text: text.into(), quoted: true }.resolve(), Resolved::Text, "{text}");
         }
     }
 }

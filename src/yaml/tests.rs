@@ -15,7 +15,7 @@ fn json(text: &str) -> serde_json::Value {
 }
 
 #[test]
-fn nodes_keep_their_places_and_scalars_their_texts() {
+fn nodes_keep_positions_and_scalars_keep_texts() {
     let stream = load("a: 010\nb:\n  - 'yes'\n  - ä: 1.50\n".as_bytes());
     let Value::Mapping(pairs) = &stream.documents[0].value else { panic!("a mapping") };
     assert_eq!(pairs[0].value.value, Value::Scalar(Scalar { text: "010".into(), quoted: false }));
@@ -30,7 +30,7 @@ fn nodes_keep_their_places_and_scalars_their_texts() {
 }
 
 #[test]
-fn nothing_after_a_key_is_null_at_the_place_of_the_key() {
+fn absent_value_is_null_at_the_position_of_its_key() {
     let stream = load(b"a:\nb: ~\n");
     let Value::Mapping(pairs) = &stream.documents[0].value else { panic!("a mapping") };
     assert!(pairs[0].value.is_null() && pairs[1].value.is_null());
@@ -39,14 +39,14 @@ fn nothing_after_a_key_is_null_at_the_place_of_the_key() {
 }
 
 #[test]
-fn an_empty_file_and_comments_alone_have_no_document() {
+fn empty_file_and_file_of_comments_have_no_document() {
     for text in ["", "\n\n", "# nothing\n"] {
         assert_eq!(load(text.as_bytes()).documents, [], "{text:?}");
     }
 }
 
 #[test]
-fn every_duplicate_and_every_key_that_is_no_text_is_reported() {
+fn duplicate_keys_and_non_text_keys_are_reported() {
     let text = "a: 1\nb: 2\na: 3\n0.25: x\ntrue: y\n~: z\n[1]: w\nb: 4\n'1': fine\n";
     assert_eq!(
         problems(text),
@@ -62,14 +62,14 @@ fn every_duplicate_and_every_key_that_is_no_text_is_reported() {
 }
 
 #[test]
-fn a_syntax_error_ends_its_document_and_the_next_one_is_read() {
+fn syntax_error_ends_its_document_only() {
     let stream = load(b"a: [1, 2\n---\nb: 1\n---\nc: 'x\n");
     assert_eq!(stream.problems.iter().map(|problem| problem.mark.line).collect::<Vec<_>>(), [1, 6]);
     assert_eq!(stream.documents.len(), 1);
 }
 
 #[test]
-fn anchors_aliases_and_merges_work() {
+fn anchors_aliases_and_merges_are_expanded() {
     let text =
         "base: &b {unit: day, n: 1}\none: *b\ntwo: {n: 2, <<: *b}\nthree: {<<: [{x: 1}, *b, {x: 2}]}\n";
     assert_eq!(
@@ -84,13 +84,13 @@ fn anchors_aliases_and_merges_work() {
 }
 
 #[test]
-fn an_alias_without_an_anchor_or_inside_it_and_a_wrong_merge_are_reported() {
+fn invalid_aliases_merges_and_tags_are_reported() {
     let text = "a: *gone\nb: &b [*b]\nc: {<<: 1}\nd: !!str 5\n";
     assert_eq!(
         problems(text),
         [
-            "1:4: no anchor `&gone` stands before this alias",
-            "2:8: this alias stands inside what it refers to",
+            "1:4: no anchor `&gone` before this alias",
+            "2:8: this alias refers to a node that contains it",
             "3:9: `<<` takes a mapping or a list of mappings",
             "4:10: tags (`!...`) are not supported; text is written in quotes, all else without a tag",
         ]
@@ -98,7 +98,7 @@ fn an_alias_without_an_anchor_or_inside_it_and_a_wrong_merge_are_reported() {
 }
 
 #[test]
-fn aliases_that_expand_without_end_are_refused() {
+fn exponential_alias_expansion_is_refused() {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for level in 1..20 {
         let alias = format!("*a{}", level - 1);
@@ -108,7 +108,7 @@ fn aliases_that_expand_without_end_are_refused() {
 }
 
 #[test]
-fn nesting_is_bounded_however_it_is_written() {
+fn nesting_depth_is_bounded_in_every_notation() {
     let deep = DEPTH_MAX + 1;
     let mut chain = String::from("a0: &a0 []\n");
     (1..deep).for_each(|level| chain += &format!("a{level}: &a{level} [*a{}]\n", level - 1));
@@ -131,58 +131,58 @@ fn nesting_is_bounded_however_it_is_written() {
 }
 
 #[test]
-fn a_byte_order_mark_and_foreign_line_ends_are_no_part_of_the_text() {
+fn byte_order_mark_and_crlf_are_ignored() {
     assert_eq!(json("\u{feff}a: b\r\nc:\r\n  - d\r\n"), serde_json::json!({"a": "b", "c": ["d"]}));
 }
 
 #[test]
-fn bytes_that_are_not_utf_8_are_named_by_line_and_column() {
+fn invalid_utf_8_is_reported_with_line_and_column() {
     let stream = load(b"a: 1\n\xc3\xa4b: \xff\n");
     assert_eq!(stream.problems[0].mark, Mark { line: 2, column: 5 });
 }
 
 #[test]
-fn a_file_that_is_too_large_is_not_read() {
+fn file_beyond_the_size_bound_is_refused() {
     let stream = load(&vec![b' '; BYTES_MAX + 1]);
     assert_eq!(stream.problems.len(), 1);
 }
 
 #[test]
-fn the_number_of_problems_is_bounded() {
+fn number_of_problems_is_bounded() {
     let stream = load("a: 1\n".repeat(PROBLEMS_MAX + 10).as_bytes());
     assert_eq!(stream.problems.len(), PROBLEMS_MAX);
 }
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn load_does_not_panic_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         load(&bytes);
     }
 
     #[test]
-    fn no_yaml_like_text_makes_it_panic(text in "[-a:&*?!|>\\[\\]{},#'\" \n\t0<%~]{0,60}") {
+    fn load_does_not_panic_on_yaml_like_text(text in "[-a:&*?!|>\\[\\]{},#'\" \n\t0<%~]{0,60}") {
         load(text.as_bytes());
     }
 }
 
 proptest! {
     #[test]
-    fn a_key_that_is_given_twice_is_reported_and_dropped_however_many_there_are(
+    fn duplicate_keys_are_reported_and_dropped_at_any_size(
         keys in prop::collection::vec("k[a-d]{1,2}", 0..40),
     ) {
         let text: String = keys.iter().map(|key| format!("{key}: v\n")).collect();
         let stream = load(format!("{{}}\n---\n{text}").as_bytes());
-        let (mut kept, mut twins) = (Vec::new(), Vec::new());
+        let (mut kept, mut duplicates) = (Vec::new(), Vec::new());
         for (index, key) in keys.iter().enumerate() {
             match keys[..index].iter().position(|before| before == key) {
                 None => kept.push((key.clone(), index + 3)),
                 Some(first) => {
-                    twins.push(format!("{}: `{key}` is given twice, first in line {}", index + 3, first + 3));
+                    duplicates.push(format!("{}: `{key}` is given twice, first in line {}", index + 3, first + 3));
                 }
             }
         }
         let problems = stream.problems.iter().map(|problem| format!("{}: {}", problem.mark.line, problem.what));
-        prop_assert_eq!(problems.collect::<Vec<_>>(), twins);
+        prop_assert_eq!(problems.collect::<Vec<_>>(), duplicates);
         if let Some(Node { value: Value::Mapping(pairs), .. }) = stream.documents.get(1) {
             let pairs = pairs.iter().map(|pair| (pair.key.to_string(), pair.mark.line as usize));
             prop_assert_eq!(pairs.collect::<Vec<_>>(), kept);

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tollgate::{
     server::{Error, Server},
-    telemetry::logs::{Denials, Dial, Format, Settings, logs},
+    telemetry::logs::{Denials, Format, LogControl, Settings, logs},
     time::Clock,
 };
 
@@ -99,16 +99,16 @@ async fn logging(level: &str) -> (Service, Lines, (tracing::subscriber::DefaultG
     let (lines, written) =
         (Lines::default(), Settings { level: level.to_owned(), format: Format::Json, denials: Denials::Off });
     let sink = lines.clone();
-    let (subscriber, dial) = logs(&written, move || sink.clone(), false, || 0).unwrap();
+    let (subscriber, log_control) = logs(&written, move || sink.clone(), false, || 0).unwrap();
     // While there is only one subscriber, a line that another test's thread comes to first would be off for all.
     let other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let guard = (tracing::subscriber::set_default(subscriber), other);
-    (start(rules, &[], dial).await.unwrap(), lines, guard)
+    (start(rules, &[], log_control).await.unwrap(), lines, guard)
 }
 
-async fn start(rules: TempDir, given: &[(&str, &str)], dial: Dial) -> Result<Service, Error> {
+async fn start(rules: TempDir, given: &[(&str, &str)], log_control: LogControl) -> Result<Service, Error> {
     let clock = Clock::manual(START);
-    let server = Server::bind(settings(&rules, given), clock.clone()).await?.with_logs(dial);
+    let server = Server::bind(settings(&rules, given), clock.clone()).await?.with_logs(log_control);
     let (addresses, counters) = (server.addresses().unwrap(), server.counters());
     let (leave, left) = mpsc::channel(2);
     let ended = tokio::spawn(server.run(left));
@@ -313,7 +313,7 @@ async fn the_level_changes_while_running_and_a_bad_one_changes_nothing() {
         assert!(why.contains("allowed are error, warn"), "{why}");
     }
     assert_eq!(admin(&service, "GET", "/log", "").await.1, "warn,tollgate::api=info\n");
-    let changes = lines.with("changed what is logged");
+    let changes = lines.with("changed the log level");
     assert_eq!(changes.len(), 1);
     assert_eq!(
         (&changes[0]["before"], &changes[0]["after"]),

@@ -238,7 +238,7 @@ async fn where_nobody_answers_the_error_says_so() {
     for (to, why) in [
         (dead.as_str(), "Connection refused"),
         (&mute.0, "no connection within 200ms"),
-        ("nowhere", "this is no HOST:PORT"),
+        ("nowhere", "not HOST:PORT"),
     ] {
         let output = bench(to, "shop user=ann --timeout 200ms").await;
         let error = String::from_utf8(output.stderr).unwrap();

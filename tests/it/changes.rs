@@ -12,7 +12,7 @@ use std::{
 use proptest::prelude::*;
 use tollgate::{
     algorithm::Operation,
-    rules::{Book, Rules},
+    rules::{ActiveRules, Rules},
 };
 
 use crate::{
@@ -88,8 +88,8 @@ fn what_was_refused_does_not_use_up_a_raise() {
 fn a_thousand_reloads_of_an_unchanged_rule_under_load_move_nothing() {
     for (name, written) in all() {
         let counters = Counters::new();
-        let book = Arc::new(Book::of(rule(&written(500)), START));
-        let limiter = counters.by(book.clone());
+        let active_rules = Arc::new(ActiveRules::of(rule(&written(500)), START));
+        let limiter = counters.by(active_rules.clone());
         let (done, passed) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
             for _ in 0..2 {
@@ -102,7 +102,7 @@ fn a_thousand_reloads_of_an_unchanged_rule_under_load_move_nothing() {
                 });
             }
             for _ in 0..1_000 {
-                book.replace(rule(&written(500)), START);
+                active_rules.replace(rule(&written(500)), START);
             }
             while ask(&limiter, Operation::Peek).remaining != 0 {
                 thread::sleep(Duration::from_micros(100));
@@ -110,7 +110,7 @@ fn a_thousand_reloads_of_an_unchanged_rule_under_load_move_nothing() {
             done.store(true, Ordering::Relaxed);
         });
         assert_eq!(passed.into_inner(), 500, "{name}");
-        assert_eq!(book.status().generation, 1_001);
+        assert_eq!(active_rules.status().generation, 1_001);
     }
 }
 
@@ -172,13 +172,13 @@ fn another_algorithm_is_another_count_and_going_back_finds_the_old_one() {
 fn a_rule_that_is_removed_and_put_back_finds_its_count() {
     for (name, written) in all() {
         let counters = Counters::new();
-        let book = Arc::new(Book::of(rule(&written(10)), START));
-        let limiter = counters.by(book.clone());
+        let active_rules = Arc::new(ActiveRules::of(rule(&written(10)), START));
+        let limiter = counters.by(active_rules.clone());
         ask(&limiter, Operation::Charge(6));
-        book.replace(rules("domain: d\n"), START);
+        active_rules.replace(rules("domain: d\n"), START);
         let told = ask(&limiter, Operation::Charge(1_000));
         assert_eq!((told.passes, told.limited), (true, false), "{name}");
-        book.replace(rule(&written(10)), START);
+        active_rules.replace(rule(&written(10)), START);
         assert_eq!(remaining(&limiter), 4, "{name}");
     }
 }
@@ -254,7 +254,7 @@ proptest! {
                 ) else {
                     continue;
                 };
-                let limiter = counters.by(Arc::new(Book::of(rules, START)));
+                let limiter = counters.by(Arc::new(ActiveRules::of(rules, START)));
                 let before = remaining(&limiter);
                 let told = ask(&limiter, Operation::Charge(*hits));
                 // A classic count ends at 2^64 - 1, also where it should be more.

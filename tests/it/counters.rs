@@ -6,7 +6,7 @@ use tollgate::{
     algorithm::Operation,
     descriptor::{Entry, Secret},
     limiter::{Descriptor, Limiter, Request},
-    rules::{Book, Rules},
+    rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::Clock,
 };
@@ -76,13 +76,13 @@ impl Counters {
     }
 
     /// A limiter over these counters, by a book that the caller may replace.
-    pub fn by(&self, book: Arc<Book>) -> Limiter {
-        Limiter::new(book, self.memory.clone(), self.clock.clone(), Secret::from_bytes([3; 16]))
+    pub fn by(&self, active_rules: Arc<ActiveRules>) -> Limiter {
+        Limiter::new(active_rules, self.memory.clone(), self.clock.clone(), Secret::from_bytes([3; 16]))
     }
 
     /// A limiter over these counters by one rule.
     pub fn under(&self, limit: &str) -> Limiter {
-        self.by(Arc::new(Book::of(rule(limit), START)))
+        self.by(Arc::new(ActiveRules::of(rule(limit), START)))
     }
 
     pub fn pass(&self, time: Duration) {

@@ -18,7 +18,7 @@ use tollgate::{
     cluster::OpenForwards,
     descriptor::Secret,
     limiter::Limiter,
-    rules::{Book, Rules},
+    rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::Clock,
 };
@@ -50,10 +50,14 @@ descriptors:
 /// The service without its sockets, so that a test may let time stand still.
 fn api() -> Api {
     let rules = Rules::parse("rules.yaml", RULES).unwrap_or_else(|problems| panic!("{problems}"));
-    let book = Arc::new(Book::of(rules, START));
+    let active_rules = Arc::new(ActiveRules::of(rules, START));
     let secret = Secret::from_bytes([5; 16]);
-    let limiter =
-        Limiter::new(book, Arc::new(Memory::new(1 << 30, OnFull::Deny)), Clock::manual(START), secret);
+    let limiter = Limiter::new(
+        active_rules,
+        Arc::new(Memory::new(1 << 30, OnFull::Deny)),
+        Clock::manual(START),
+        secret,
+    );
     Api::new(limiter, api::Settings { exact_reset: true, ..api::Settings::default() })
 }
 

@@ -13,7 +13,7 @@ use std::{
 use tempfile::TempDir;
 use tokio::{task::JoinHandle, time};
 use tollgate::{
-    rules::{Book, Settings, Watcher},
+    rules::{ActiveRules, Settings, Watcher},
     time::{Clock, Timestamp},
 };
 
@@ -28,10 +28,10 @@ fn version(number: u64) -> String {
 }
 
 /// The number that the rules in force were given by [`version`].
-fn in_force(book: &Book) -> Option<u64> {
-    let rules = book.snapshot();
+fn in_force(active_rules: &ActiveRules) -> Option<u64> {
+    let rules = active_rules.current();
     let rule = rules.as_ref()?.domain("shop")?.rules().next()?;
-    Some(rule.shown.requests_per_unit)
+    Some(rule.displayed_limit.requests_per_unit)
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -46,7 +46,7 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 /// A watcher that runs, and the directory it has its files in.
 struct Live {
     directory: TempDir,
-    book: Arc<Book>,
+    active_rules: Arc<ActiveRules>,
     task: JoinHandle<()>,
 }
 
@@ -56,11 +56,11 @@ impl Live {
         let directory = tempfile::tempdir().unwrap();
         prepare(directory.path());
         let settings = Settings { path: directory.path().join(path), poll_interval };
-        let book = Arc::new(Book::default());
-        let watcher = Watcher::new(settings, Clock::manual(Timestamp::from_nanos(7)), book.clone());
+        let active_rules = Arc::new(ActiveRules::default());
+        let watcher = Watcher::new(settings, Clock::manual(Timestamp::from_nanos(7)), active_rules.clone());
         let task = tokio::spawn(watcher.run(std::future::pending()));
-        let live = Self { directory, book, task };
-        until("the first rules", || live.book.status() != Default::default()).await;
+        let live = Self { directory, active_rules, task };
+        until("the first rules", || live.active_rules.status() != Default::default()).await;
         live
     }
 
@@ -69,7 +69,7 @@ impl Live {
     }
 
     async fn applies(&self, number: u64, change: &str) {
-        until(&format!("{number} by {change}"), || in_force(&self.book) == Some(number)).await;
+        until(&format!("{number} by {change}"), || in_force(&self.active_rules) == Some(number)).await;
     }
 }
 
@@ -82,7 +82,7 @@ impl Drop for Live {
 /// A watcher that looks when told to.
 struct Still {
     directory: TempDir,
-    book: Arc<Book>,
+    active_rules: Arc<ActiveRules>,
     clock: Clock,
     watcher: Watcher,
 }
@@ -90,17 +90,18 @@ struct Still {
 impl Still {
     async fn start(text: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (book, clock) = (Arc::new(Book::default()), Clock::manual(Timestamp::from_nanos(7)));
+        let (active_rules, clock) =
+            (Arc::new(ActiveRules::default()), Clock::manual(Timestamp::from_nanos(7)));
         let path = directory.path().join("limits.yaml");
         fs::write(&path, text).unwrap();
-        let mut watcher = Watcher::new(Settings::of(path), clock.clone(), book.clone());
-        assert!(watcher.look().await);
-        Self { directory, book, clock, watcher }
+        let mut watcher = Watcher::new(Settings::of(path), clock.clone(), active_rules.clone());
+        assert!(watcher.poll().await);
+        Self { directory, active_rules, clock, watcher }
     }
 
     async fn write(&mut self, text: &str) {
         fs::write(self.directory.path().join("limits.yaml"), text).unwrap();
-        self.watcher.look().await;
+        self.watcher.poll().await;
     }
 }
 
@@ -131,7 +132,7 @@ async fn a_config_map_swapped_100_times_is_applied_each_time() {
         swap_config_map(live.directory.path(), number);
         live.applies(number, "swap").await;
     }
-    assert_eq!(live.book.status().load_errors, 0);
+    assert_eq!(live.active_rules.status().load_errors, 0);
 }
 
 #[tokio::test]
@@ -165,11 +166,11 @@ async fn every_kind_of_change_is_applied(live: Live) {
     fs::rename(live.path("link"), &path).unwrap();
     live.applies(6, "a link renamed over it").await;
     fs::remove_file(&path).unwrap();
-    until("the loss is noticed", || live.book.status().last_error.is_some()).await;
-    assert_eq!(in_force(&live.book), Some(6), "what is lost stays in force");
+    until("the loss is noticed", || live.active_rules.status().last_error.is_some()).await;
+    assert_eq!(in_force(&live.active_rules), Some(6), "what is lost stays in force");
     fs::write(&path, version(7)).unwrap();
     live.applies(7, "bringing it back").await;
-    assert_eq!(live.book.status().last_error, None);
+    assert_eq!(live.active_rules.status().last_error, None);
 }
 
 fn one_file(directory: &Path) {
@@ -222,8 +223,8 @@ async fn a_half_written_file_changes_nothing_until_it_is_complete() {
     let whole = version(1);
     let half = &whole[..whole.len() / 2];
     fs::write(live.path("rules/limits.yaml"), half).unwrap();
-    until("an error", || live.book.status().load_errors == 1).await;
-    assert_eq!(in_force(&live.book), Some(0));
+    until("an error", || live.active_rules.status().load_errors == 1).await;
+    assert_eq!(in_force(&live.active_rules), Some(0));
     fs::write(live.path("rules/limits.yaml"), &whole).unwrap();
     live.applies(1, "the other half").await;
 }
@@ -233,34 +234,34 @@ async fn an_emptied_file_keeps_the_old_rules_and_is_one_error() {
     let mut still = Still::start(&version(0)).await;
     still.write("").await;
     for _ in 0..10 {
-        assert!(!still.watcher.look().await);
+        assert!(!still.watcher.poll().await);
     }
-    let status = still.book.status();
-    assert_eq!((in_force(&still.book), status.load_errors, status.generation), (Some(0), 1, 1));
+    let status = still.active_rules.status();
+    assert_eq!((in_force(&still.active_rules), status.load_errors, status.generation), (Some(0), 1, 1));
     let problem = status.last_error.unwrap().problems.to_string();
     assert!(
         problem.ends_with("limits.yaml:1:1: the file holds no rules; a rule file has at least a `domain`")
     );
     still.write(&version(1)).await;
-    assert_eq!((in_force(&still.book), still.book.status().last_error), (Some(1), None));
+    assert_eq!((in_force(&still.active_rules), still.active_rules.status().last_error), (Some(1), None));
 }
 
 #[tokio::test]
 async fn without_valid_rules_at_the_start_there_are_none_and_the_status_says_where_the_fault_is() {
     let mut still = Still::start("domain: shop\ndescriptors:\n  - kee: a\n").await;
-    assert!(still.book.snapshot().is_none());
-    let status = still.book.status();
+    assert!(still.active_rules.current().is_none());
+    let status = still.active_rules.status();
     assert_eq!((status.generation, status.load_errors, status.hash), (0, 1, None));
     let problems = status.last_error.unwrap().problems.to_string();
     assert!(problems.contains("limits.yaml:3:5: unknown key `kee`; did you mean `key`?"), "{problems}");
     still.write(&version(1)).await;
-    assert_eq!((in_force(&still.book), still.book.status().generation), (Some(1), 1));
+    assert_eq!((in_force(&still.active_rules), still.active_rules.status().generation), (Some(1), 1));
 }
 
 #[tokio::test]
 async fn a_missing_file_is_loaded_once_it_is_there() {
     let live = Live::start("rules/limits.yaml", Duration::from_millis(20), |_| {}).await;
-    assert_eq!(live.book.status().load_errors, 1);
+    assert_eq!(live.active_rules.status().load_errors, 1);
     one_file(live.directory.path());
     live.applies(0, "creating it").await;
 }
@@ -268,13 +269,13 @@ async fn a_missing_file_is_loaded_once_it_is_there() {
 #[tokio::test]
 async fn errors_are_counted_from_0_and_once_for_each_content() {
     let mut still = Still::start(&version(0)).await;
-    assert_eq!(still.book.status().load_errors, 0);
+    assert_eq!(still.active_rules.status().load_errors, 0);
     let twice = "domain: shop\ndescriptors: [{key: a}, {key: a}]\n";
     still.write(twice).await;
     still.write(twice).await;
-    assert_eq!(still.book.status().load_errors, 1);
+    assert_eq!(still.active_rules.status().load_errors, 1);
     still.write("domain: [").await;
-    assert_eq!(still.book.status().load_errors, 2);
+    assert_eq!(still.active_rules.status().load_errors, 2);
 }
 
 /// The lines logged while it lives, by this thread.
@@ -320,10 +321,10 @@ async fn each_content_is_one_line_in_the_log_however_often_it_is_looked_at() {
     let log = Log::start();
     let mut still = Still::start(&version(0)).await;
     let begun = log.take();
-    assert!(begun.len() == 1 && begun[0].contains("new rules are in force"), "{begun:?}");
+    assert!(begun.len() == 1 && begun[0].contains("new rules are active"), "{begun:?}");
     still.write("domain: shop\ndescriptors: [{key: a}, {key: a}, {kez: b}]\n").await;
     for _ in 0..3 {
-        still.watcher.look().await;
+        still.watcher.poll().await;
     }
     let broken = log.take();
     assert!(
@@ -332,7 +333,7 @@ async fn each_content_is_one_line_in_the_log_however_often_it_is_looked_at() {
     );
     assert!(broken[0].contains("limits.yaml:2:25: `shop.a` is already given"), "{broken:?}");
     still.write(&version(1)).await;
-    still.watcher.look().await;
+    still.watcher.poll().await;
     let repaired = log.take();
     assert!(repaired.len() == 1 && repaired[0].contains("recovered=true"), "{repaired:?}");
 }
@@ -340,24 +341,24 @@ async fn each_content_is_one_line_in_the_log_however_often_it_is_looked_at() {
 #[tokio::test]
 async fn content_that_is_as_before_changes_nothing_but_an_error() {
     let mut still = Still::start(&version(0)).await;
-    let before = still.book.status();
+    let before = still.active_rules.status();
     still.clock.set(Timestamp::from_nanos(9));
     still.write(&version(0)).await;
-    assert_eq!(still.book.status(), before);
+    assert_eq!(still.active_rules.status(), before);
     still.write("broken: [").await;
-    assert!(still.book.status().last_error.is_some());
+    assert!(still.active_rules.status().last_error.is_some());
     still.write(&version(0)).await;
-    let after = still.book.status();
+    let after = still.active_rules.status();
     assert_eq!((after.last_error, after.generation, after.loaded_at), (None, 1, before.loaded_at));
 }
 
 #[tokio::test]
 async fn a_day_without_any_event_leaves_the_rules_in_force() {
     let mut still = Still::start(&version(0)).await;
-    let before = still.book.status();
+    let before = still.active_rules.status();
     still.clock.set(Timestamp::EPOCH.plus(24 * HOUR.as_nanos() as u64));
-    assert!(!still.watcher.look().await);
-    assert_eq!((still.book.status(), in_force(&still.book)), (before, Some(0)));
+    assert!(!still.watcher.poll().await);
+    assert_eq!((still.active_rules.status(), in_force(&still.active_rules)), (before, Some(0)));
 }
 
 #[tokio::test]
@@ -365,7 +366,7 @@ async fn a_value_that_reads_like_a_boolean_is_text() {
     let text =
         "domain: shop\ndescriptors: [{key: a, value: true, rate_limit: {unit: day, requests_per_unit: 3}}]\n";
     let still = Still::start(text).await;
-    let rules = still.book.snapshot();
+    let rules = still.active_rules.current();
     let path =
         rules.as_ref().unwrap().domains().flat_map(|domain| domain.rules()).next().unwrap().path.clone();
     assert_eq!(path, "shop.a_true");
@@ -377,7 +378,7 @@ async fn the_watcher_ends_when_it_is_told_to() {
     one_file(directory.path());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let settings = Settings::of(directory.path().join("rules"));
-    let watcher = Watcher::new(settings, Clock::manual(Timestamp::EPOCH), Arc::new(Book::default()));
+    let watcher = Watcher::new(settings, Clock::manual(Timestamp::EPOCH), Arc::new(ActiveRules::default()));
     let task = tokio::spawn(watcher.run(async move { stopped.await.unwrap_or_default() }));
     stop.send(()).unwrap();
     time::timeout(PATIENCE, task).await.unwrap().unwrap();

@@ -12,7 +12,7 @@ use std::{
 use tollgate::{
     algorithm::Operation,
     limiter::Limiter,
-    rules::{Book, Rules},
+    rules::{ActiveRules, Rules},
 };
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 };
 
 fn under(counters: &Counters, text: &str) -> Limiter {
-    counters.by(Arc::new(Book::of(rules(text), START)))
+    counters.by(Arc::new(ActiveRules::of(rules(text), START)))
 }
 
 /// How many single hits of `asked` pass.
@@ -153,7 +153,7 @@ fn no_rule_overflows() {
             match Rules::parse("rules.yaml", &file) {
                 Ok(_) => answers_all(&text, *limit),
                 Err(problems) => {
-                    assert!(problems.iter().all(|problem| problem.place.mark.line == 2), "{problems}");
+                    assert!(problems.iter().all(|problem| problem.location.mark.line == 2), "{problems}");
                     refused += 1;
                     continue;
                 }
@@ -177,7 +177,7 @@ fn no_rule_overflows() {
 
 fn answers_all(text: &str, limit: u64) {
     let counters = Counters::new();
-    let limiter = counters.by(Arc::new(Book::of(rule(text), START)));
+    let limiter = counters.by(Arc::new(ActiveRules::of(rule(text), START)));
     if limit == 0 {
         assert!(!ask(&limiter, Operation::Charge(1)).passes, "{text}");
     }

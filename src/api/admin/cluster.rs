@@ -1,4 +1,4 @@
-//! `/cluster`: the other replicas, as this one sees them.
+//! `/cluster`: the view of this replica of the cluster.
 
 use axum::{
     Json,
@@ -9,43 +9,46 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use crate::{
-    api::admin::{Desk, Peer, Refused},
+    api::admin::{AdminError, AdminState, ClientAddress},
     cluster::{Cluster, MemberId, View},
     telemetry::logs::UNLIMITED,
 };
 
-/// Which member: `?member=ID`.
+/// The query for a member: `?member=ID`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct MemberQuery {
     member: String,
 }
 
-pub(super) async fn view(State(desk): State<Desk>) -> Result<Json<View>, Refused> {
-    Ok(Json(shared(&desk)?.view()))
+pub(super) async fn view(State(state): State<AdminState>) -> Result<Json<View>, AdminError> {
+    Ok(Json(cluster_of(&state)?.view()))
 }
 
 pub(super) async fn declare_dead(
-    State(desk): State<Desk>,
-    peer: Peer,
-    which: Result<Query<Which>, QueryRejection>,
-) -> Result<Json<Value>, Refused> {
-    let cluster = shared(&desk)?;
-    let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let member: MemberId = which.member.parse().map_err(|()| {
-        Refused::bad(format!("member: `{}` is not the 16 hexadecimal digits of an id", which.member))
+    State(state): State<AdminState>,
+    peer: ClientAddress,
+    query: Result<Query<MemberQuery>, QueryRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let cluster = cluster_of(&state)?;
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let member: MemberId = query.member.parse().map_err(|()| {
+        AdminError::bad_request(format!(
+            "member: `{}` is not the 16 hexadecimal digits of an id",
+            query.member
+        ))
     })?;
     if member == cluster.local_id() {
-        return Err(Refused::bad(format!("{member} is this replica itself")));
+        return Err(AdminError::bad_request(format!("{member} is this replica itself")));
     }
     if !cluster.declare_dead(member) {
-        return Err(Refused::not_found(format!("{member} is not known here; /cluster tells who is")));
+        return Err(AdminError::not_found(format!("{member} is not a known member; /cluster lists them")));
     }
     warn!(name: UNLIMITED, %peer, %member, "declared a replica dead");
     Ok(Json(json!({"member": member.to_string(), "declared": "dead"})))
 }
 
-fn shared(desk: &Desk) -> Result<&Cluster, Refused> {
-    let alone = "cluster.listen is off: this replica counts by itself";
-    desk.limiter.cluster().ok_or_else(|| Refused::not_found(alone))
+fn cluster_of(state: &AdminState) -> Result<&Cluster, AdminError> {
+    let alone = "cluster.listen is off: this is a single replica";
+    state.limiter.cluster().ok_or_else(|| AdminError::not_found(alone))
 }

@@ -1,4 +1,4 @@
-//! `/counters`: one counter, looked at, reset or set.
+//! `/counters`: shows, resets or sets one counter.
 
 use axum::{
     Json,
@@ -12,7 +12,7 @@ use tracing::info;
 use crate::{
     algorithm::Limit,
     api::{
-        admin::{Desk, Peer, Refused, words},
+        admin::{AdminError, AdminState, ClientAddress, format},
         written,
     },
     descriptor::Entry,
@@ -21,112 +21,118 @@ use crate::{
     telemetry::logs::UNLIMITED,
 };
 
-/// Which counter: `?domain=D&key=k=v[,k=v]`.
+/// The query for a counter: `?domain=D&key=k=v[,k=v]`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct CounterQuery {
     domain: String,
     key: String,
 }
 
-/// What a counter is set to.
+/// The body that sets a counter.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Set {
+struct SetRequest {
     used: u64,
 }
 
-/// A query that was read, or why it was not.
-type Asked = Result<Query<Which>, axum::extract::rejection::QueryRejection>;
+/// A parsed query, or the error in it.
+type QueryResult = Result<Query<CounterQuery>, axum::extract::rejection::QueryRejection>;
 
-pub(super) async fn get(State(desk): State<Desk>, which: Asked) -> Result<Json<Value>, Refused> {
-    let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let snapshot = desk.limiter.view();
-    let counted = which.find(&snapshot)?;
-    let found = snapshot.peek(&counted).await.map_err(refused)?;
-    Ok(Json(which.told(&counted, kept(&found))))
+pub(super) async fn get(
+    State(state): State<AdminState>,
+    query: QueryResult,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let snapshot = state.limiter.view();
+    let counted = query.find(&snapshot)?;
+    let found = snapshot.peek(&counted).await.map_err(admin_error)?;
+    Ok(Json(query.counter_json(&counted, kept_json(&found))))
 }
 
 pub(super) async fn reset(
-    State(desk): State<Desk>,
-    peer: Peer,
-    which: Asked,
-) -> Result<Json<Value>, Refused> {
-    let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let snapshot = desk.limiter.view();
-    let counted = which.find(&snapshot)?;
-    let replaced = snapshot.replace(&counted, 0).await.map_err(refused)?;
-    which.audit(&peer, &counted, &replaced, "reset a counter");
-    Ok(Json(which.changed(&counted, &replaced)))
+    State(state): State<AdminState>,
+    peer: ClientAddress,
+    query: QueryResult,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let snapshot = state.limiter.view();
+    let counted = query.find(&snapshot)?;
+    let replaced = snapshot.replace(&counted, 0).await.map_err(admin_error)?;
+    query.audit(&peer, &counted, &replaced, "reset a counter");
+    Ok(Json(query.change_json(&counted, &replaced)))
 }
 
 pub(super) async fn set(
-    State(desk): State<Desk>,
-    peer: Peer,
-    which: Asked,
+    State(state): State<AdminState>,
+    peer: ClientAddress,
+    query: QueryResult,
     body: Bytes,
-) -> Result<Json<Value>, Refused> {
-    let Query(which) = which.map_err(|error| Refused::bad(error.body_text()))?;
-    let Set { used } = serde_json::from_slice(&body)
-        .map_err(|error| Refused::bad(format!("the body is JSON like {{\"used\": 5}}: {error}")))?;
-    let snapshot = desk.limiter.view();
-    let counted = which.find(&snapshot)?;
-    let replaced = snapshot.replace(&counted, used).await.map_err(refused)?;
-    which.audit(&peer, &counted, &replaced, "set a counter");
-    let mut told = which.changed(&counted, &replaced);
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let SetRequest { used } = serde_json::from_slice(&body).map_err(|error| {
+        AdminError::bad_request(format!("the body is JSON like {{\"used\": 5}}: {error}"))
+    })?;
+    let snapshot = state.limiter.view();
+    let counted = query.find(&snapshot)?;
+    let replaced = snapshot.replace(&counted, used).await.map_err(admin_error)?;
+    query.audit(&peer, &counted, &replaced, "set a counter");
+    let mut body = query.change_json(&counted, &replaced);
     if used != 0 && replaced.after.idle_at.is_none() {
-        told["note"] = "nothing is kept: there is no memory for it, or the limit holds nothing".into();
+        body["note"] =
+            "nothing is stored: the memory for counters is full, or the limit stores nothing".into();
     } else if counted.limit.allowance() < used {
-        told["note"] = beyond(counted.limit).into();
+        body["note"] = note_beyond_limit(counted.limit).into();
     }
-    Ok(Json(told))
+    Ok(Json(body))
 }
 
-/// What becomes of hits beyond the limit.
-fn beyond(limit: &Limit) -> &'static str {
+/// How hits beyond the limit are stored.
+fn note_beyond_limit(limit: &Limit) -> &'static str {
     match limit {
-        Limit::Classic(_) | Limit::FixedWindow(_) => "all hits are held; this window refuses to its end",
+        Limit::Classic(_) | Limit::FixedWindow(_) => "all hits are stored; the window refuses until its end",
         Limit::SlidingWindow(_) | Limit::SubWindows(_) | Limit::SlidingLog(_) => {
-            "all hits are held, and refuse until they have left the window"
+            "all hits are stored, and requests are refused until they have left the window"
         }
         Limit::TokenBucket(_) | Limit::SteppedBucket(_) | Limit::LeakyBucket(_) => {
-            "all hits are held as a debt (at most overdraft_limit where there is one), refused until it is paid"
+            "all hits are stored as a debt (at most overdraft_limit, if set), and requests are refused until it is repaid"
         }
-        Limit::LeakyQueue(_) => "a queue holds no more than it lets wait: it is full now",
+        Limit::LeakyQueue(_) => "a queue stores at most its burst: it is full now",
     }
 }
 
-impl Which {
-    fn find<'s>(&self, snapshot: &'s ActiveView<'_>) -> Result<CounterRef<'s>, Refused> {
-        let entries = written::entries(&self.key).map_err(|error| Refused::bad(format!("key: {error}")))?;
+impl CounterQuery {
+    fn find<'s>(&self, snapshot: &'s ActiveView<'_>) -> Result<CounterRef<'s>, AdminError> {
+        let entries =
+            written::entries(&self.key).map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
         let entries: Vec<_> =
             entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
-        snapshot.counter_ref(&self.domain, &entries).map_err(refused)
+        snapshot.counter_ref(&self.domain, &entries).map_err(admin_error)
     }
 
-    fn told(&self, counted: &CounterRef<'_>, kept: Value) -> Value {
-        let mut told = json!({
+    fn counter_json(&self, counted: &CounterRef<'_>, kept: Value) -> Value {
+        let mut body = json!({
             "domain": self.domain,
             "key": self.key,
             "rule": counted.rule.path,
-            "limit": words::limit(counted.limit, counted.rule.shown.unit),
-            "counter": words::key(counted.key),
-            "kind": words::kind(counted.limit),
+            "limit": format::limit(counted.limit, counted.rule.displayed_limit.unit),
+            "counter": format::key(counted.key),
+            "kind": format::kind(counted.limit),
             "allowance": counted.limit.allowance(),
         });
-        if let (Value::Object(all), Value::Object(kept)) = (&mut told, kept) {
+        if let (Value::Object(all), Value::Object(kept)) = (&mut body, kept) {
             all.extend(kept);
         }
-        told
+        body
     }
 
-    fn changed(&self, counted: &CounterRef<'_>, replaced: &Replacement) -> Value {
-        let mut told = self.told(counted, kept(&replaced.after));
-        told["before"] = kept(&replaced.before);
-        told
+    fn change_json(&self, counted: &CounterRef<'_>, replaced: &Replacement) -> Value {
+        let mut body = self.counter_json(counted, kept_json(&replaced.after));
+        body["before"] = kept_json(&replaced.before);
+        body
     }
 
-    fn audit(&self, peer: &Peer, counted: &CounterRef<'_>, replaced: &Replacement, what: &str) {
+    fn audit(&self, peer: &ClientAddress, counted: &CounterRef<'_>, replaced: &Replacement, what: &str) {
         let (before, after) = (replaced.before.peek.remaining, replaced.after.peek.remaining);
         info!(
             name: UNLIMITED,
@@ -141,20 +147,20 @@ impl Which {
     }
 }
 
-fn refused(error: NoCounter) -> Refused {
+fn admin_error(error: NoCounter) -> AdminError {
     match error {
-        NoCounter::NoRules | NoCounter::Unreachable => Refused::unavailable(error),
-        NoCounter::NoDomain | NoCounter::NoRule | NoCounter::Unlimited => Refused::not_found(error),
+        NoCounter::NoRules | NoCounter::Unreachable => AdminError::unavailable(error),
+        NoCounter::NoDomain | NoCounter::NoRule | NoCounter::Unlimited => AdminError::not_found(error),
     }
 }
 
-/// What is kept, where nothing is the same as an unused counter.
-pub(super) fn kept(kept: &CounterState) -> Value {
+/// The state of a counter; one without stored state equals an unused one.
+pub(super) fn kept_json(kept: &CounterState) -> Value {
     json!({
         "kept": kept.idle_at.is_some(),
         "remaining": kept.peek.remaining,
         "passes": kept.peek.verdict.passes(),
-        "reset_after_ms": words::millis(kept.peek.reset_after),
-        "idle_at": kept.idle_at.map(words::instant),
+        "reset_after_ms": format::millis(kept.peek.reset_after),
+        "idle_at": kept.idle_at.map(format::instant),
     })
 }

@@ -1,4 +1,4 @@
-//! `/explain`: what would be decided about a request, and why. Nothing is charged.
+//! `/explain`: what would be decided about a request, and why. Charges nothing.
 
 use axum::{
     Json,
@@ -12,33 +12,38 @@ use crate::{
     algorithm::{Operation, Verdict},
     api::{
         Error,
-        admin::{Desk, Refused, counters, words},
+        admin::{AdminError, AdminState, counters, format},
         proto::envoy::{
             extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
         },
         rls, written,
     },
     limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
-    rules::{How, LevelTrace, NodeTrace, Rule},
+    rules::{LevelTrace, MatchKind, NodeTrace, Rule},
     time::Timestamp,
 };
 
-/// As for `/json`.
-pub(super) async fn of_message(State(desk): State<Desk>, body: Body) -> Result<Json<Value>, Refused> {
-    let read = desk.reader.read(body).await;
-    let read = read.map_err(|rejected| Refused(rejected.status(), rejected.to_string()))?;
-    explain(&desk, read.message()).await
+/// Explains a request in the format of `/json`.
+pub(super) async fn of_message(
+    State(state): State<AdminState>,
+    body: Body,
+) -> Result<Json<Value>, AdminError> {
+    let read = state.reader.read(body).await;
+    let read = read.map_err(|rejected| AdminError(rejected.status(), rejected.to_string()))?;
+    explain(&state, read.message()).await
 }
 
-/// `?domain=D&key=k=v[,k=v]`, with more `key`s for more descriptors, and `hits=N` or `refund=N`; 0 hits look.
+/// Explains `?domain=D&key=k=v[,k=v]`, with a `key` for each descriptor, and `hits=N` or `refund=N`; 0 hits charge
+/// nothing.
 pub(super) async fn of_query(
-    State(desk): State<Desk>,
+    State(state): State<AdminState>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
-) -> Result<Json<Value>, Refused> {
-    let Query(pairs) = query.map_err(|error| Refused::bad(error.body_text()))?;
-    let number =
-        |text: &str| text.parse::<u64>().map_err(|_| Refused::bad(format!("`{text}` is no number of hits")));
-    let bounds = desk.reader.bounds();
+) -> Result<Json<Value>, AdminError> {
+    let Query(pairs) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let number = |text: &str| {
+        text.parse::<u64>().map_err(|_| AdminError::bad_request(format!("`{text}` is not a number of hits")))
+    };
+    let bounds = state.reader.bounds();
     let mut request = RateLimitRequest::default();
     let (mut hits, mut refunds) = (None, false);
     for (name, value) in pairs {
@@ -46,44 +51,48 @@ pub(super) async fn of_query(
             "domain" => request.domain = value,
             "key" => {
                 let index = request.descriptors.len();
-                bounds.descriptor(index).map_err(Refused::bad)?;
-                let entries = written::entries(&value).map_err(Refused::bad)?;
+                bounds.descriptor(index).map_err(AdminError::bad_request)?;
+                let entries = written::entries(&value).map_err(AdminError::bad_request)?;
                 let others = entries.len().saturating_sub(1);
-                bounds.entry(index, others).map_err(Refused::bad)?;
+                bounds.entry(index, others).map_err(AdminError::bad_request)?;
                 request.descriptors.push(RateLimitDescriptor { entries, ..RateLimitDescriptor::default() });
             }
             "hits" => (hits, refunds) = (Some(number(&value)?), false),
             "refund" => (hits, refunds) = (Some(number(&value)?), true),
-            _another => return Err(Refused::bad(format!("`{name}` is none of domain, key, hits, refund"))),
+            _another => {
+                return Err(AdminError::bad_request(format!(
+                    "`{name}` is not one of domain, key, hits, refund"
+                )));
+            }
         }
     }
     for descriptor in &mut request.descriptors {
         (descriptor.hits_addend, descriptor.is_negative_hits) = (hits, refunds);
     }
-    explain(&desk, &request.encode_to_vec()).await
+    explain(&state, &request.encode_to_vec()).await
 }
 
-async fn explain(desk: &Desk, message: &[u8]) -> Result<Json<Value>, Refused> {
-    let snapshot = desk.limiter.view();
-    let request = rls::decode(message, desk.reader.bounds()).map_err(|error| unanswered(error.into()))?;
+async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, AdminError> {
+    let snapshot = state.limiter.view();
+    let request = rls::decode(message, state.reader.bounds()).map_err(|error| unanswered(error.into()))?;
     let descriptors = request.descriptors().map_err(unanswered)?;
     let asked = request.limiter_request(&descriptors, None);
     let explanation = snapshot.explain(&asked).await.map_err(|error| match error {
-        LimiterError::Remote => Refused::unavailable(NoCounter::Unreachable),
+        LimiterError::Remote => AdminError::unavailable(NoCounter::Unreachable),
         LimiterError::EmptyDomain
         | LimiterError::NoDescriptors
         | LimiterError::NoRules
         | LimiterError::Joining
         | LimiterError::Overloaded => unanswered(error.into()),
     })?;
-    Ok(Json(all(&asked, &explanation)))
+    Ok(Json(explanation_json(&asked, &explanation)))
 }
 
-fn unanswered(error: Error) -> Refused {
-    if error.is_callers_fault() { Refused::bad(error) } else { Refused::unavailable(error) }
+fn unanswered(error: Error) -> AdminError {
+    if error.is_callers_fault() { AdminError::bad_request(error) } else { AdminError::unavailable(error) }
 }
 
-fn all(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
+fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
     let Explanation { answer, now, .. } = explanation;
     let refusing: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).map(Status::name).collect();
     let descriptors: Vec<_> = request
@@ -91,47 +100,47 @@ fn all(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
         .iter()
         .zip(explanation.descriptors())
         .map(|(descriptor, (status, part))| {
-            let mut told = json!({
+            let mut body = json!({
                 "descriptor": written::text(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
-                "asks": in_words(descriptor.operation),
+                "asks": operation_text(descriptor.operation),
                 "code": code(status.passes),
             });
             match part {
-                None => told["why"] = "no rules for this domain".into(),
-                Some(part) => tell(part, status, *now, &mut told),
+                None => body["why"] = "no rules for this domain".into(),
+                Some(part) => add_part(part, status, *now, &mut body),
             }
-            told
+            body
         })
         .collect();
     json!({
         "domain": request.domain,
-        "at": words::instant(*now),
+        "at": format::instant(*now),
         "code": code(answer.passes),
         "passes_in_shadow_mode": answer.passes_in_shadow,
-        "delay_ms": words::millis(answer.delay),
+        "delay_ms": format::millis(answer.delay),
         "refused_by": refusing,
         "descriptors": descriptors,
     })
 }
 
-/// Adds what is to be said of one descriptor.
-fn tell(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestamp, told: &mut Value) {
-    told["why"] = why(part).into();
-    told["levels"] = part.levels.iter().map(level).collect();
+/// Adds the explanation of one descriptor.
+fn add_part(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestamp, body: &mut Value) {
+    body["why"] = reason(part).into();
+    body["levels"] = part.levels.iter().map(level).collect();
     if let Some(rule) = part.rule {
-        told["rule"] = of_rule(rule, part);
+        body["rule"] = rule_json(rule, part);
     }
     if let Some(check) = &part.check {
         let unit = status.limit.as_ref().and_then(|limit| limit.unit);
-        told["limit"] = words::limit(&check.limit, unit).into();
-        told["counter"] = counter(check);
-        told["verdict"] = verdict(check, now);
-        // As the answer tells it: after these hits.
-        told["remaining"] = status.remaining.into();
+        body["limit"] = format::limit(&check.limit, unit).into();
+        body["counter"] = counter(check);
+        body["verdict"] = verdict(check, now);
+        // As in the response: after these hits.
+        body["remaining"] = status.remaining.into();
     }
     if let Some(candidate) = &part.candidate {
-        told["candidate"] = json!({
-            "limit": words::limit(&candidate.limit, None),
+        body["candidate"] = json!({
+            "limit": format::limit(&candidate.limit, None),
             "counter": counter(candidate),
             "verdict": verdict(candidate, now),
             "remaining": candidate.decision.remaining,
@@ -139,10 +148,10 @@ fn tell(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestamp, t
     }
 }
 
-/// What led to the limit that applies, or to none.
-fn why(part: &DescriptorExplanation<'_>) -> String {
+/// The reason why a limit or no limit applies.
+fn reason(part: &DescriptorExplanation<'_>) -> String {
     let Some(last) = part.levels.last() else {
-        return "the caller brings a limit, so no rule was looked for".to_owned();
+        return "the request contains a limit, so no rule was looked up".to_owned();
     };
     let Some(node) = &last.chosen else {
         let depth = part.levels.len();
@@ -150,13 +159,13 @@ fn why(part: &DescriptorExplanation<'_>) -> String {
     };
     match (part.rule, part.replaced_by.as_slice()) {
         (None, _) => {
-            let deeper = if node.has_children { "; there are descriptors below it" } else { "" };
-            format!("no limit: {} at {} has no rate_limit{deeper}", written(node), node.place)
+            let deeper = if node.has_children { "; it has nested descriptors" } else { "" };
+            format!("no limit: {} at {} has no rate_limit{deeper}", written(node), node.location)
         }
         (Some(rule), []) if part.check.is_none() => format!("no limit: {} is unlimited", rule.path),
         (Some(rule), []) => format!("the limit of {}", rule.path),
         (Some(rule), by) => {
-            let by: Vec<_> = by.iter().map(|rule| format!("{} at {}", rule.path, rule.place)).collect();
+            let by: Vec<_> = by.iter().map(|rule| format!("{} at {}", rule.path, rule.location)).collect();
             format!("no limit: {} is replaced by {}", rule.path, by.join(", "))
         }
     }
@@ -164,36 +173,36 @@ fn why(part: &DescriptorExplanation<'_>) -> String {
 
 fn level(level: &LevelTrace<'_>) -> Value {
     let chosen = level.chosen.as_ref();
-    let mut told = json!({
+    let mut body = json!({
         "looked_up": level.text,
         "matched": chosen.map(|node| json!({
             "descriptor": written(node),
-            "how": how(node.how),
-            "at": node.place.to_string(),
+            "how": how(node.kind),
+            "at": node.location.to_string(),
             "shared": node.is_shared,
         })),
     });
-    let best = chosen.and_then(|node| node.how);
+    let best = chosen.and_then(|node| node.kind);
     let others: Vec<_> = level
-        .losers
+        .other_matches
         .iter()
         .map(|node| {
-            let why = lost(node.how, best);
-            json!({"descriptor": written(node), "at": node.place.to_string(), "why": why})
+            let why = not_chosen_reason(node.kind, best);
+            json!({"descriptor": written(node), "at": node.location.to_string(), "why": why})
         })
         .collect();
-    told["others"] = others.into();
-    told["others_more"] = level.losers_more.into();
+    body["others"] = others.into();
+    body["others_more"] = level.other_matches_more.into();
     if chosen.is_none() {
         let there: Vec<_> = level
-            .strangers
+            .non_matches
             .iter()
-            .map(|node| json!({"descriptor": written(node), "at": node.place.to_string()}))
+            .map(|node| json!({"descriptor": written(node), "at": node.location.to_string()}))
             .collect();
-        told["there"] = there.into();
-        told["there_more"] = level.strangers_more.into();
+        body["there"] = there.into();
+        body["there_more"] = level.non_matches_more.into();
     }
-    told
+    body
 }
 
 /// A node as key and value.
@@ -201,36 +210,44 @@ fn written(node: &NodeTrace<'_>) -> String {
     if node.value.is_empty() { node.key.to_owned() } else { format!("{}={}", node.key, node.value) }
 }
 
-fn how(how: Option<How>) -> &'static str {
+fn how(how: Option<MatchKind>) -> &'static str {
     match how {
-        Some(How::Exact) => "exactly",
-        Some(How::Pattern) => "by its pattern",
-        Some(How::KeyOnly) => "by its key alone",
+        Some(MatchKind::Exact) => "exactly",
+        Some(MatchKind::Pattern) => "by its pattern",
+        Some(MatchKind::KeyOnly) => "by its key alone",
         None => "not at all",
     }
 }
 
-/// Why a node that matches was not chosen.
-fn lost(how: Option<How>, best: Option<How>) -> &'static str {
+/// The reason why a node was not chosen.
+fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> &'static str {
     match (how, best) {
-        (Some(How::Pattern), Some(How::Pattern)) => "its pattern matches too, but is declared later",
-        (Some(How::Pattern), Some(How::Exact)) => "its pattern matches too, but an exact match goes before",
-        (Some(How::KeyOnly), Some(How::Exact)) => "its key alone matches too, but an exact match goes before",
-        (Some(How::KeyOnly), Some(How::Pattern)) => "its key alone matches too, but a pattern goes before",
-        (Some(How::Exact | How::Pattern), Some(How::KeyOnly))
-        | (Some(How::KeyOnly), Some(How::KeyOnly))
-        | (Some(How::Exact), Some(How::Exact | How::Pattern))
+        (Some(MatchKind::Pattern), Some(MatchKind::Pattern)) => {
+            "its pattern matches too, but is declared later"
+        }
+        (Some(MatchKind::Pattern), Some(MatchKind::Exact)) => {
+            "its pattern matches too, but an exact match takes precedence"
+        }
+        (Some(MatchKind::KeyOnly), Some(MatchKind::Exact)) => {
+            "its key alone matches too, but an exact match takes precedence"
+        }
+        (Some(MatchKind::KeyOnly), Some(MatchKind::Pattern)) => {
+            "its key alone matches too, but a pattern takes precedence"
+        }
+        (Some(MatchKind::Exact | MatchKind::Pattern), Some(MatchKind::KeyOnly))
+        | (Some(MatchKind::KeyOnly), Some(MatchKind::KeyOnly))
+        | (Some(MatchKind::Exact), Some(MatchKind::Exact | MatchKind::Pattern))
         | (None, _)
         | (_, None) => "it does not match",
     }
 }
 
-fn of_rule(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
+fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
     let replaced_by: Vec<_> = part.replaced_by.iter().map(|rule| rule.path.as_str()).collect();
     json!({
         "path": rule.path,
         "name": rule.name,
-        "at": rule.place.to_string(),
+        "at": rule.location.to_string(),
         "shadow_mode": rule.shadow_mode,
         "quota_mode": rule.quota_mode,
         "on_owner_unavailable": rule.on_owner_unavailable.name(),
@@ -241,22 +258,22 @@ fn of_rule(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
 }
 
 fn counter(check: &CheckExplanation) -> Value {
-    let mut told = json!({
-        "key": words::key(check.key),
-        "kind": words::kind(&check.limit),
+    let mut body = json!({
+        "key": format::key(check.key),
+        "kind": format::kind(&check.limit),
         "allowance": check.limit.allowance(),
     });
-    told["before"] = counters::kept(&check.before);
-    told
+    body["before"] = counters::kept_json(&check.before);
+    body
 }
 
 fn verdict(check: &CheckExplanation, now: Timestamp) -> Value {
     let decision = &check.decision;
-    let reset_after_ms = words::millis(decision.reset_after);
+    let reset_after_ms = format::millis(decision.reset_after);
     match decision.verdict {
         Verdict::Pass => json!({"passes": true, "reset_after_ms": reset_after_ms}),
         Verdict::Delay(turn) => {
-            json!({"passes": true, "delay_ms": words::millis(turn), "reset_after_ms": reset_after_ms})
+            json!({"passes": true, "delay_ms": format::millis(turn), "reset_after_ms": reset_after_ms})
         }
         Verdict::Refuse { retry_after: None } => {
             json!({"passes": false, "never": true, "reset_after_ms": reset_after_ms})
@@ -265,16 +282,16 @@ fn verdict(check: &CheckExplanation, now: Timestamp) -> Value {
             let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
             json!({
                 "passes": false,
-                "retry_after_ms": words::millis(wait),
-                "passes_at": words::instant(now.plus(nanos)),
+                "retry_after_ms": format::millis(wait),
+                "passes_at": format::instant(now.plus(nanos)),
                 "reset_after_ms": reset_after_ms,
             })
         }
     }
 }
 
-fn in_words(ask: Operation) -> String {
-    match ask {
+fn operation_text(operation: Operation) -> String {
+    match operation {
         Operation::Peek => "a look".to_owned(),
         Operation::Charge(hits) => format!("to charge {hits}"),
         Operation::Refund(hits) => format!("to refund {hits}"),

@@ -1,27 +1,33 @@
-//! `/log`: what is logged, changed while running.
+//! `/log`: the log level, which can be changed at run time.
 
 use axum::{extract::State, http::StatusCode};
 use tracing::warn;
 
 use crate::{
-    api::admin::{Desk, Peer, Refused},
-    telemetry::logs::{DialError, UNLIMITED},
+    api::admin::{AdminError, AdminState, ClientAddress},
+    telemetry::logs::{SetLevelError, UNLIMITED},
 };
 
-pub(super) async fn get(State(desk): State<Desk>) -> String {
-    desk.logs.level() + "\n"
+pub(super) async fn get(State(state): State<AdminState>) -> String {
+    state.logs.level() + "\n"
 }
 
-/// Puts another level in force until the process ends or the next one comes.
-pub(super) async fn put(State(desk): State<Desk>, peer: Peer, body: String) -> Result<String, Refused> {
+/// Sets the level until the process ends or the next change.
+pub(super) async fn put(
+    State(state): State<AdminState>,
+    peer: ClientAddress,
+    body: String,
+) -> Result<String, AdminError> {
     let level = body.trim();
-    match desk.logs.turn(level) {
+    match state.logs.set_level(level) {
         Ok(before) => {
-            // A warning, so that turning logs down leaves a trace of who did.
-            warn!(name: UNLIMITED, %peer, before, after = level, "changed what is logged");
+            // A warning, so that lowering the level leaves a trace of who did it.
+            warn!(name: UNLIMITED, %peer, before, after = level, "changed the log level");
             Ok(format!("{level}\n"))
         }
-        Err(error @ DialError::Level(_)) => Err(Refused::bad(error)),
-        Err(error @ DialError::Detached) => Err(Refused(StatusCode::SERVICE_UNAVAILABLE, error.to_string())),
+        Err(error @ SetLevelError::Level(_)) => Err(AdminError::bad_request(error)),
+        Err(error @ SetLevelError::Detached) => {
+            Err(AdminError(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+        }
     }
 }

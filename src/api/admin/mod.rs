@@ -1,4 +1,4 @@
-//! What operators see and change, on a listener of its own.
+//! The admin pages, for operators, on a listener of their own.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -15,81 +15,83 @@ use serde_json::{Value, json};
 use crate::{
     api::{cross_site, reader::RequestReader},
     limiter::Limiter,
-    rules::Book,
+    rules::ActiveRules,
     store::Memory,
-    telemetry::logs::Dial,
+    telemetry::logs::LogControl,
 };
 
 mod cluster;
+mod config;
 mod counters;
 mod explain;
+mod format;
 mod log;
 mod rules;
-mod setting;
 mod token;
-mod words;
 
-pub use setting::{Origin, Setting};
+pub use config::{EffectiveSetting, Origin};
 pub use token::{Token, TokenError};
 
-/// The pages, each with a line of help.
+/// The pages, each with its help.
 const PAGES: [(&str, &str); 11] = [
     ("/", "this list"),
-    ("/cluster", "the other replicas, as this one sees them"),
-    ("/cluster/declare-dead", "POST ?member=ID: treats a member as dead of which nothing proves that it is"),
-    ("/config", "the settings in force, and what set each"),
+    ("/cluster", "the view of this replica of the cluster"),
+    ("/cluster/declare-dead", "POST ?member=ID: declares a silent member dead"),
+    ("/config", "the effective settings and the origin of each"),
+    ("/counters", "?domain=D&key=k=v[,k=v]: one counter; DELETE resets it, PUT {\"used\": N} sets it"),
     (
-        "/counters",
-        "?domain=D&key=k=v[,k=v]: one counter; DELETE makes it a fresh one, PUT {\"used\": N} sets it",
+        "/explain",
+        "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: the decision and the reasons for it",
     ),
-    ("/explain", "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: what would be decided and why"),
-    ("/log", "what is logged; PUT a level, as in info,tollgate::rules=debug, to change it"),
-    ("/rlconfig", "the rules in force, a line each"),
-    ("/rules", "how the rules in force came about, and what is wrong with those that are not"),
-    ("/store", "how many counters there are"),
-    ("/top", "the keys that are denied most often"),
+    ("/log", "the log level; PUT a level, as in info,tollgate::rules=debug, to change it"),
+    ("/rlconfig", "the active rules, one per line"),
+    ("/rules", "the status of the active rules, and the problems of the last load"),
+    ("/store", "the stats of the counters"),
+    ("/top", "the most denied keys"),
 ];
 
-/// The largest body that sets a counter or a log level, in bytes.
+/// The maximum size of a body that sets a counter or a log level, in bytes.
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// What operators look at.
+/// The state that the admin handlers share.
 #[derive(Clone, Debug)]
-pub struct Desk {
-    /// The rules.
-    pub book: Arc<Book>,
+pub struct AdminState {
+    /// The active rules.
+    pub active_rules: Arc<ActiveRules>,
     /// The counters.
     pub memory: Arc<Memory>,
-    /// Who decides.
+    /// The limiter.
     pub limiter: Limiter,
-    /// Reads requests that are to be explained.
+    /// Reads the requests to explain.
     pub reader: RequestReader,
-    /// The settings in force.
-    pub settings: Arc<[Setting]>,
-    /// What is logged.
-    pub logs: Dial,
+    /// The effective settings.
+    pub settings: Arc<[EffectiveSetting]>,
+    /// The log level.
+    pub logs: LogControl,
 }
 
-/// All pages, and `more` ones. With a token file every request needs the token in it, which no page of another site
-/// knows. Without one, requests that such a page can cause are refused.
-pub fn router(desk: Desk, token_file: Option<PathBuf>, more: Router) -> Router {
+/// All pages, and those of `more`. With a token file every request must contain the token, which no page of another
+/// site knows. Without one, requests that such a page can cause are refused.
+pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> Router {
     let pages = Router::new()
         .route("/", get(index))
         .route("/cluster", get(cluster::view))
         .route("/cluster/declare-dead", post(cluster::declare_dead))
-        .route("/config", get(setting::all))
+        .route("/config", get(config::get))
         .route("/counters", get(counters::get).delete(counters::reset).put(counters::set))
         .route("/explain", post(explain::of_message).get(explain::of_query))
         .route("/log", get(log::get).put(log::put))
         .route("/rlconfig", get(rules::lines))
         .route("/rules", get(rules::status))
         .route("/store", get(store))
-        .with_state(desk)
+        .with_state(state)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .merge(more);
     match token_file {
         None => pages.layer(middleware::from_fn(cross_site::refuse_unless_loopback)),
-        Some(path) => pages.layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::guard)),
+        Some(path) => {
+            pages.layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::require_token))
+        }
     }
 }
 
@@ -97,8 +99,8 @@ async fn index() -> String {
     PAGES.iter().map(|(path, help)| format!("{path}: {help}\n")).collect()
 }
 
-async fn store(State(desk): State<Desk>) -> Json<Value> {
-    let figures = desk.memory.stats();
+async fn store(State(state): State<AdminState>) -> Json<Value> {
+    let figures = state.memory.stats();
     Json(json!({
         "live": figures.live,
         "bytes": figures.bytes,
@@ -108,11 +110,11 @@ async fn store(State(desk): State<Desk>) -> Json<Value> {
     }))
 }
 
-/// Why a page has no answer: a code, and a line of text.
-struct Refused(StatusCode, String);
+/// An error of a page: a status code and a line of text.
+struct AdminError(StatusCode, String);
 
-impl Refused {
-    fn bad(why: impl fmt::Display) -> Self {
+impl AdminError {
+    fn bad_request(why: impl fmt::Display) -> Self {
         Self(StatusCode::BAD_REQUEST, why.to_string())
     }
 
@@ -125,22 +127,22 @@ impl Refused {
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         (self.0, format!("{}\n", self.1)).into_response()
     }
 }
 
-/// Who asks.
-struct Peer(Option<SocketAddr>);
+/// The address of the client.
+struct ClientAddress(Option<SocketAddr>);
 
-impl Peer {
+impl ClientAddress {
     fn of(parts: &request::Parts) -> Self {
         Self(parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
     }
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for ClientAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(address) => address.fmt(f),
@@ -149,7 +151,7 @@ impl fmt::Display for Peer {
     }
 }
 
-impl<S: Sync> axum::extract::FromRequestParts<S> for Peer {
+impl<S: Sync> axum::extract::FromRequestParts<S> for ClientAddress {
     type Rejection = std::convert::Infallible;
 
     async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Self::Rejection> {

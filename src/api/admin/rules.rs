@@ -1,4 +1,4 @@
-//! `/rules` and `/rlconfig`: what is in force, and how it came about.
+//! `/rules` and `/rlconfig`: the active rules and their status.
 
 use std::fmt::Write as _;
 
@@ -6,14 +6,14 @@ use axum::{Json, extract::State};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::admin::{Desk, words},
+    api::admin::{AdminState, format},
     rules::{Allowance, OnOwnerUnavailable, Rule, Rules},
 };
 
-/// How the rules in force came about, their warnings, and how many there are in each domain.
-pub(super) async fn status(State(desk): State<Desk>) -> Json<Value> {
-    let status = desk.book.status();
-    let rules = desk.book.snapshot();
+/// The status of the active rules, their warnings, and the number of rules of each domain.
+pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
+    let status = state.active_rules.status();
+    let rules = state.active_rules.current();
     let rules = rules.as_deref();
     let warnings: Vec<_> = rules.map_or(&[][..], Rules::warnings).iter().map(ToString::to_string).collect();
     let domains: Map<_, _> = rules
@@ -25,20 +25,20 @@ pub(super) async fn status(State(desk): State<Desk>) -> Json<Value> {
         "generation": status.generation,
         "hash": status.hash,
         "load_errors": status.load_errors,
-        "loaded_at": status.loaded_at.map(words::instant),
+        "loaded_at": status.loaded_at.map(format::instant),
         "domains": domains,
         "warnings": warnings,
         "last_error": status.last_error.map(|error| json!({
-            "at": words::instant(error.at),
+            "at": format::instant(error.at),
             "problems": error.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })),
     }))
 }
 
-/// A line for each rule, as envoyproxy/ratelimit writes it, and our own keys behind that.
-pub(super) async fn lines(State(desk): State<Desk>) -> String {
+/// A line for each rule in the format of envoyproxy/ratelimit, followed by the keys that only Tollgate has.
+pub(super) async fn lines(State(state): State<AdminState>) -> String {
     let mut text = String::new();
-    let rules = desk.book.snapshot();
+    let rules = state.active_rules.current();
     for domain in rules.as_deref().into_iter().flat_map(Rules::domains) {
         domain.rules().for_each(|rule| line(rule, &mut text));
     }
@@ -46,16 +46,16 @@ pub(super) async fn lines(State(desk): State<Desk>) -> String {
 }
 
 fn line(rule: &Rule, text: &mut String) {
-    let unit = rule.shown.unit.map_or("unknown", |unit| unit.name()).to_uppercase();
-    let (path, number) = (&rule.path, rule.shown.requests_per_unit);
+    let unit = rule.displayed_limit.unit.map_or("unknown", |unit| unit.name()).to_uppercase();
+    let (path, number) = (&rule.path, rule.displayed_limit.requests_per_unit);
     let (shadow, quota) = (rule.shadow_mode, rule.quota_mode);
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write!(
         text,
         "{path}: unit={unit} requests_per_unit={number}, shadow_mode: {shadow}, quota_mode: {quota}"
     );
     if let Allowance::Limited(limit) = &rule.allowance {
-        for (key, value) in words::own_keys(limit, rule.shown.unit) {
+        for (key, value) in format::own_keys(limit, rule.displayed_limit.unit) {
             let _ = write!(text, ", {key}: {value}");
         }
     }
@@ -66,7 +66,7 @@ fn line(rule: &Rule, text: &mut String) {
         text.push_str(", lease: false");
     }
     if let Some(candidate) = &rule.candidate {
-        let _ = write!(text, ", candidate: {{{}}}", words::limit(candidate, None));
+        let _ = write!(text, ", candidate: {{{}}}", format::limit(candidate, None));
     }
     text.push('\n');
 }

@@ -1,4 +1,4 @@
-//! Who may see these pages: whoever knows the token in a file.
+//! Access control of the admin pages by a bearer token in a file.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -12,22 +12,23 @@ use siphasher::sip128::SipHasher13;
 use tracing::{debug, error};
 
 use crate::{
-    api::admin::{Peer, Refused},
+    api::admin::{AdminError, ClientAddress},
     files,
 };
 
-/// The longest token, in bytes.
+/// The maximum length of a token, in bytes.
 const BYTES_MAX: usize = 4096;
 
 /// A token in a file.
 #[derive(Debug)]
 pub struct Token {
     path: PathBuf,
-    // Of hashes that are compared in place of tokens. Nobody knows it, so how long it takes tells nothing.
+    // The secret seed of the hashes that are compared instead of the tokens, so that the time of the comparison
+    // reveals nothing.
     seed: [u8; 16],
 }
 
-/// Why there is no token.
+/// An error of the token file.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The file cannot be read.
@@ -39,7 +40,7 @@ pub enum TokenError {
         error: std::io::Error,
     },
     /// The file does not hold a token.
-    #[error("admin.token_file: {path}: this is no token of 1 to {BYTES_MAX} visible ASCII characters on one line", path = path.display())]
+    #[error("admin.token_file: {path}: not a token of 1 to {BYTES_MAX} visible ASCII characters on one line", path = path.display())]
     Unfit {
         /// The file.
         path: PathBuf,
@@ -47,15 +48,15 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// The token in the file at `path`, whatever it is at the time.
+    /// The token in the file at `path`, which is read at each use.
     pub fn new(path: PathBuf) -> Self {
         Self { path, seed: rand::random() }
     }
 
-    /// The token that is in the file now.
+    /// Reads the current token.
     pub fn read(&self) -> Result<Vec<u8>, TokenError> {
         let path = self.path.clone();
-        // One more than fits, to tell what is too long, and room for the end of the line.
+        // One byte more than allowed, to detect tokens that are too long, and the end of the line.
         let bytes = match files::read_prefix(&path, BYTES_MAX as u64 + 3) {
             Ok(bytes) => bytes,
             Err(error) => return Err(TokenError::Unreadable { path, error }),
@@ -65,15 +66,15 @@ impl Token {
         if fits { Ok(token.to_vec()) } else { Err(TokenError::Unfit { path }) }
     }
 
-    fn is(&self, token: &[u8], shown: &[u8]) -> bool {
+    fn is(&self, token: &[u8], presented: &[u8]) -> bool {
         let hash = |text: &[u8]| SipHasher13::new_with_key(&self.seed).hash(text).as_u128();
-        hash(token) == hash(shown)
+        hash(token) == hash(presented)
     }
 }
 
-/// Lets pass whoever shows the token. The file is read each time: so a new token is in force at once, and an old one
-/// no longer.
-pub(super) async fn guard(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
+/// Middleware that requires the token. The file is read for each request, so a new token takes effect at once and an
+/// old one is invalid at once.
+pub(super) async fn require_token(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let kept = token.clone();
     let read = tokio::task::spawn_blocking(move || kept.read()).await;
@@ -82,23 +83,23 @@ pub(super) async fn guard(State(token): State<Arc<Token>>, request: Request, nex
         Ok(Err(error)) => return unavailable(error.to_string()),
         Err(error) => return unavailable(error.to_string()),
     };
-    if shown(&parts.headers).is_some_and(|shown| token.is(&known, shown)) {
+    if presented(&parts.headers).is_some_and(|presented| token.is(&known, presented)) {
         return next.run(Request::from_parts(parts, body)).await;
     }
-    debug!(peer = %Peer::of(&parts), path = parts.uri.path(), "turned away without the token");
+    debug!(peer = %ClientAddress::of(&parts), path = parts.uri.path(), "refused a request without the token");
     let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
     let why = "these pages need `Authorization: Bearer TOKEN`, with the token of admin.token_file";
-    (wanted, Refused(StatusCode::UNAUTHORIZED, why.to_owned())).into_response()
+    (wanted, AdminError(StatusCode::UNAUTHORIZED, why.to_owned())).into_response()
 }
 
-/// Nobody passes; where the file is, only the log tells.
+/// Refuses the request. The response does not name the file; the log does.
 fn unavailable(why: String) -> Response {
-    error!(why, "nobody can be let in to the admin pages");
-    let told = "admin.token_file cannot be used; the log tells why";
-    Refused(StatusCode::SERVICE_UNAVAILABLE, told.to_owned()).into_response()
+    error!(why, "cannot read the admin token; refused a request");
+    let body = "admin.token_file cannot be used; see the log";
+    AdminError(StatusCode::SERVICE_UNAVAILABLE, body.to_owned()).into_response()
 }
 
-fn shown(headers: &HeaderMap) -> Option<&[u8]> {
+fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token.trim_ascii())
 }

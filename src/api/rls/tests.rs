@@ -20,7 +20,7 @@ use crate::{
     cluster::OpenForwards,
     descriptor::Secret,
     limiter::{Bounds, Limiter},
-    rules::{Book, Rules},
+    rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
@@ -42,9 +42,9 @@ descriptors:
 ";
 
 fn api(dynamic_metadata: bool) -> Api {
-    let book = Arc::new(Book::of(Rules::parse("test", RULES).unwrap(), NOW));
+    let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
-    let limiter = Limiter::new(book, memory, Clock::manual(NOW), Secret::from_bytes([7; 16]));
+    let limiter = Limiter::new(active_rules, memory, Clock::manual(NOW), Secret::from_bytes([7; 16]));
     let headers = headers::Settings { x_ratelimit: true, retry_after: true, ..headers::Settings::default() };
     Api::new(limiter, Settings { exact_reset: true, dynamic_metadata, ..Settings::default() })
         .with_headers(headers)

@@ -1,4 +1,4 @@
-//! What to ask, how often and for how long, as the command line says it.
+//! The flags of `tollgate bench`.
 
 use std::time::Duration;
 
@@ -12,85 +12,89 @@ use crate::{
     },
     cli::{
         bench::{
-            drive::{Callers, Pace, Run, Traffic},
             frame::{PLACEHOLDER, Template},
             keys::{Hits, KEYS_MAX, Keys},
-            schedule::{Arrivals, Schedule, Span},
+            run::{Callers, LoadModel, Run, Traffic},
+            schedule::{Arrivals, MeasuredSpan, Schedule},
         },
-        place, question,
+        request, target,
     },
 };
 
-/// The most callers: each takes a few kilobytes.
+/// The maximum number of callers; each takes a few kilobytes.
 const CALLERS_MAX: u64 = 100_000;
-/// The longest time that a flag may say, ten days.
+/// The maximum time of a flag: ten days.
 const TIME_MAX: Duration = Duration::from_secs(864_000);
-/// The highest rate, in requests a second.
+/// The maximum rate, in requests per second.
 const RATE_MAX: u64 = 10_000_000;
-/// The largest exponent of Zipf's law; beyond it the first key is nearly all.
+/// The maximum exponent of Zipf's law; beyond it nearly all requests are for the first key.
 const SKEW_MAX: f64 = 20.0;
 
 pub(super) fn command() -> Command {
-    let descriptors = question::descriptor().action(ArgAction::Append).help(
-        "What to ask about, one argument a descriptor; {} in a value stands for the number of the key; \\, and \\= \
+    let descriptors = request::descriptor().action(ArgAction::Append).help(
+        "Descriptor, may be repeated; {} in a value stands for the number of the key; \\, and \\= \
          stand for the characters themselves",
     );
     Command::new("bench")
         .about(
-            "Asks a server as fast as it answers, or at a fixed rate, and tells how it did; exits 0 if there was any \
+            "Generate load on a server, as fast as it answers or at a fixed rate, and report latencies; exits 0 if there was any \
              answer, otherwise 1",
         )
-        .args(place::args())
-        .args([question::domain(), descriptors])
+        .args(target::args())
+        .args([request::domain(), descriptors])
         .args(traffic())
-        .args(pace())
-        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print what was measured as JSON"))
+        .args(load_model())
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the results as JSON"))
 }
 
-/// What requests say.
+/// The flags for the content of requests.
 fn traffic() -> [Arg; 4] {
     [
-        number("keys", "How many keys there are, numbered from 0, each with as many digits", "1")
+        number("keys", "Number of keys, numbered from 0 with equally many digits", "1")
             .value_parser(value_parser!(u64).range(1..=KEYS_MAX)),
-        number("skew", "The exponent of Zipf's law, by which low keys come more often; 0: all by turns", "0")
-            .value_name("S")
-            .value_parser(skew),
-        number("hits", "How many hits each request takes, or as N-M a number between the two", "1")
+        number(
+            "skew",
+            "Exponent of Zipf's law, by which lower keys are more frequent; 0 uses all keys in turn",
+            "0",
+        )
+        .value_name("S")
+        .value_parser(skew),
+        number("hits", "Hits of each request, or a range N-M of random hits", "1")
             .value_name("N|N-M")
             .value_parser(hits),
-        number("seed", "Where chance begins: the same seed draws the same keys, hits and arrivals", "1")
+        number("seed", "Random seed: the same seed yields the same keys, hits and arrivals", "1")
             .value_parser(value_parser!(u64)),
     ]
 }
 
-/// Who asks when, and for how long.
-fn pace() -> [Arg; 8] {
+/// The flags for the load and its duration.
+fn load_model() -> [Arg; 8] {
     let callers = || value_parser!(u64).range(1..=CALLERS_MAX);
     let time = |name, help| Arg::new(name).long(name).value_name("TIME").value_parser(duration).help(help);
     [
-        number("connections", "How many connections", "1").value_parser(callers()),
-        number("streams", "How many requests at a time on each connection, at most", "1").value_parser(callers()),
+        number("connections", "Number of connections", "1").value_parser(callers()),
+        number("streams", "Maximum number of concurrent requests on each connection", "1").value_parser(callers()),
         Arg::new("rate")
             .long("rate")
             .value_name("N")
             .value_parser(value_parser!(u64).range(1..=RATE_MAX))
             .help(
-                "So many requests a second, whether answers come or not; latency counts from when a request was due \
-                 [default: each stream asks again when it is answered]",
+                "Open loop: requests per second, regardless of answers; latency is measured from when a request was due \
+                 [default: closed loop: each stream sends its next request after the answer]",
             ),
         Arg::new("poisson")
             .long("poisson")
             .action(ArgAction::SetTrue)
             .requires("rate")
-            .help("Requests are due at random instants instead of at equal distances"),
-        time("duration", "How long to measure [default: 10s, or until --requests are sent]"),
+            .help("Poisson arrivals instead of equal intervals"),
+        time("duration", "Duration of the measurement [default: 10s, or until --requests are sent]"),
         Arg::new("requests")
             .long("requests")
             .value_name("N")
             .value_parser(value_parser!(u64).range(1..))
-            .help("How many requests to measure, at most"),
-        time("warmup", "How long to ask before that, unmeasured").default_value("0s"),
-        time("timeout", "How long to wait for a connection or an answer").default_value("5s"),
+            .help("Maximum number of requests to measure"),
+        time("warmup", "Duration of the unmeasured warm-up").default_value("0s"),
+        time("timeout", "Time to wait for a connection or an answer").default_value("5s"),
     ]
 }
 
@@ -100,21 +104,21 @@ fn number(name: &'static str, help: &'static str, default: &'static str) -> Arg 
 
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
-    let wanted = || "write a length of time up to ten days, as in 250ms, 5s or 1m 30s".to_owned();
+    let wanted = || "expected a duration up to ten days, as in 250ms, 5s or 1m 30s".to_owned();
     parsed.filter(|time| *time <= TIME_MAX).ok_or_else(wanted)
 }
 
 fn skew(text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|skew| (0.0..=SKEW_MAX).contains(skew));
-    parsed.ok_or_else(|| format!("write a number from 0 to {SKEW_MAX}"))
+    parsed.ok_or_else(|| format!("expected a number from 0 to {SKEW_MAX}"))
 }
 
-/// The least and the most hits.
+/// The minimum and maximum of the hits.
 fn hits(text: &str) -> Result<[u32; 2], String> {
-    let (least, most) = text.split_once('-').unwrap_or((text, text));
-    match (least.parse(), most.parse()) {
-        (Ok(least), Ok(most)) if 0 < least && least <= most => Ok([least, most]),
-        (Ok(_) | Err(_), _) => Err(format!("write N or N-M, from 1 to {}", u32::MAX)),
+    let (min, max) = text.split_once('-').unwrap_or((text, text));
+    match (min.parse(), max.parse()) {
+        (Ok(min), Ok(max)) if min > 0 && min <= max => Ok([min, max]),
+        (Ok(_) | Err(_), _) => Err(format!("expected N or N-M, from 1 to {}", u32::MAX)),
     }
 }
 
@@ -126,41 +130,39 @@ pub(super) fn run(matches: &ArgMatches) -> Result<Run, String> {
     let seed = number("seed").expect(default);
     let callers = callers(number("connections").expect(default), number("streams").expect(default))?;
     let requests = number("requests");
-    // Without either there is an end all the same.
+    // Without either flag, the run ends after 10 s.
     let duration = time("duration").or(if requests.is_some() { None } else { Some(Duration::from_secs(10)) });
-    let patience = time("timeout").expect(default);
-    if duration.is_some_and(|duration| duration.is_zero()) || patience.is_zero() {
-        return Err("--duration and --timeout must be longer than nothing".to_owned());
+    let request_timeout = time("timeout").expect(default);
+    if duration.is_some_and(|duration| duration.is_zero()) || request_timeout.is_zero() {
+        return Err("--duration and --timeout must be greater than 0".to_owned());
     }
-    let span = Span { warmup: time("warmup").expect(default), duration, requests };
+    let span = MeasuredSpan { warmup: time("warmup").expect(default), duration, requests };
     let arrivals = if matches.get_flag("poisson") { Arrivals::Poisson } else { Arrivals::Even };
-    let pace = match number("rate") {
-        None => Pace::Closed,
-        Some(rate) => Pace::Open(Schedule::new(rate, arrivals, span, seed)),
+    let load_model = match number("rate") {
+        None => LoadModel::Closed,
+        Some(rate) => LoadModel::Open(Schedule::new(rate, arrivals, span, seed)),
     };
-    Ok(Run { callers, span, patience, pace, traffic: asked(matches, seed)? })
+    Ok(Run { callers, span, request_timeout, load_model, traffic: answered(matches, seed)? })
 }
 
 fn callers(connections: u64, streams: u64) -> Result<Callers, String> {
     let all = connections.saturating_mul(streams);
-    if CALLERS_MAX < all {
-        return Err(format!("--connections times --streams is {all}, and may be at most {CALLERS_MAX}"));
+    if all > CALLERS_MAX {
+        return Err(format!("--connections times --streams is {all}; at most {CALLERS_MAX} are allowed"));
     }
-    // At most `CALLERS_MAX` each.
+    // Both fit: at most `CALLERS_MAX`.
     Ok(Callers { connections: connections as usize, streams: streams as usize })
 }
 
-fn asked(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
+fn answered(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
     let default = "it has a default";
     let keys = *matches.get_one::<u64>("keys").expect(default);
     let skew = *matches.get_one::<f64>("skew").expect(default);
-    let [least, most] = *matches.get_one::<[u32; 2]>("hits").expect(default);
+    let [min, max] = *matches.get_one::<[u32; 2]>("hits").expect(default);
     let entries: Vec<_> =
         matches.get_many::<Vec<Entry>>("descriptor").into_iter().flatten().cloned().collect();
-    if 1 < keys && !entries.iter().flatten().any(|entry| entry.value.contains(PLACEHOLDER)) {
-        return Err(format!(
-            "--keys {keys} needs a value with {PLACEHOLDER} in it, for the number of the key"
-        ));
+    if keys > 1 && !entries.iter().flatten().any(|entry| entry.value.contains(PLACEHOLDER)) {
+        return Err(format!("--keys {keys} needs {PLACEHOLDER} in a value, for the number of the key"));
     }
     let descriptors =
         entries.into_iter().map(|entries| RateLimitDescriptor { entries, ..Default::default() });
@@ -169,7 +171,7 @@ fn asked(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
     Ok(Traffic {
         template: Template::new(&request, keys),
         keys: Keys::new(keys, skew, seed).map_err(|error| format!("--skew {skew}: {error}"))?,
-        hits: Hits::new(least, most, seed),
+        hits: Hits::new(min, max, seed),
     })
 }
 
@@ -184,22 +186,22 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_one_caller_asks_for_ten_seconds() {
+    fn default_run_is_one_caller_for_ten_seconds() {
         let run = read("").unwrap();
         assert_eq!((run.callers.connections, run.callers.streams), (1, 1));
         assert_eq!(run.span.end(), Some(Duration::from_secs(10)));
-        assert!(matches!(run.pace, Pace::Closed));
+        assert!(matches!(run.load_model, LoadModel::Closed));
     }
 
     #[test]
-    fn a_number_of_requests_alone_has_no_other_end() {
+    fn run_with_requests_only_has_no_time_bound() {
         assert_eq!(read("--requests 5").unwrap().span.end(), None);
         let both = read("--requests 5 --duration 2s --warmup 1s").unwrap().span;
         assert_eq!((both.requests, both.end()), (Some(5), Some(Duration::from_secs(3))));
     }
 
     #[test]
-    fn a_flag_that_makes_no_sense_is_an_error_that_names_it() {
+    fn invalid_flag_is_refused_by_name() {
         for (flags, wrong) in [
             ("--keys 0", "--keys"),
             ("--skew 21", "--skew"),
@@ -214,15 +216,15 @@ mod tests {
             ("--requests 0", "--requests"),
             ("--connections 1000 --streams 1000", "--connections times --streams is 1000000"),
         ] {
-            let error = read(flags).err().unwrap_or_else(|| panic!("{flags} is taken"));
+            let error = read(flags).err().unwrap_or_else(|| panic!("{flags} is accepted"));
             assert!(error.contains(wrong), "{flags}: {error}");
         }
     }
 
     #[test]
-    fn several_keys_need_a_place_for_their_number() {
+    fn several_keys_need_a_placeholder() {
         let flags = ["bench", "--to", "127.0.0.1:1", "shop", "user=ann", "--keys", "2"];
         let matches = command().try_get_matches_from(flags).unwrap();
-        assert!(run(&matches).err().unwrap().contains("--keys 2 needs a value with {}"));
+        assert!(run(&matches).err().unwrap().contains("--keys 2 needs {} in a value"));
     }
 }

@@ -1,4 +1,4 @@
-//! Requests as bytes, made once and filled in for each; and what matters of an answer.
+//! Encoded requests from a template, and the decoding of answers.
 
 use prost::{
     Message,
@@ -8,27 +8,26 @@ use tonic::Code;
 
 use crate::api::proto::envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_response};
 
-/// Stands in values for the number of the key.
+/// The placeholder for the number of the key.
 pub(super) const PLACEHOLDER: &str = "{}";
 
-/// Flag and length before each message.
+/// The gRPC frame header: flag and length.
 const HEAD_BYTES: usize = 5;
-/// The key of `hits_addend` in a request, field 3: fields may come in any order, so it can be added at the end.
+/// The protobuf key of `hits_addend`, field 3. Fields may come in any order, so it can be appended.
 const HITS_KEY: u8 = 3 << 3;
 
-/// A request with places for the number of a key.
+/// An encoded request with placeholders for the number of a key.
 #[derive(Clone, Debug)]
 pub(super) struct Template {
-    // The encoded request without hits, with a head before it.
+    // The encoded request without hits, after its frame header.
     bytes: Vec<u8>,
-    // Invariant: where each number begins; from there on `digits` bytes are in `bytes`.
+    // The offset of each number. Invariant: `digits` bytes of `bytes` follow each offset.
     places: Vec<usize>,
     digits: usize,
 }
 
 impl Template {
-    /// The request with each placeholder in its values replaced by a number below `keys`. All numbers are
-    /// written with as many digits.
+    /// A template in which each placeholder is a number below `keys`. All numbers have the same number of digits.
     pub(super) fn new(request: &RateLimitRequest, keys: u64) -> Self {
         let digits = (keys.max(1) - 1).to_string().len();
         let filled = |digit: &str| {
@@ -41,26 +40,26 @@ impl Template {
             bytes.extend(request.encode_to_vec());
             bytes
         };
-        // Of equal length, so where they differ is a digit.
+        // Both have equal length, so they differ exactly in the digits.
         let (bytes, others) = (filled("0"), filled("1"));
         let differing: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at] != others[*at]).collect();
-        let places = differing.chunks(digits).map(|place| place[0]).collect();
+        let places = differing.chunks(digits).map(|target| target[0]).collect();
         Self { bytes, places, digits }
     }
 
-    /// The request about `key`, which is below the number of keys, for `hits`, at least 1.
+    /// The request for `key`, which is less than the number of keys, with `hits`, at least 1.
     pub(super) fn fill(&self, key: u64, hits: u32) -> Bytes {
         let mut bytes = BytesMut::with_capacity(self.bytes.len() + 6);
         bytes.put_slice(&self.bytes);
-        for place in &self.places {
+        for target in &self.places {
             let mut rest = key;
-            for digit in bytes[*place..place + self.digits].iter_mut().rev() {
-                // Below ten, so no digit is lost.
+            for digit in bytes[*target..target + self.digits].iter_mut().rev() {
+                // Less than ten, so the cast is lossless.
                 *digit = b'0' + (rest % 10) as u8;
                 rest /= 10;
             }
         }
-        if 1 < hits {
+        if hits > 1 {
             bytes.put_u8(HITS_KEY);
             prost::encode_length_delimiter(hits as usize, &mut bytes).expect("a growing buffer has room");
         }
@@ -70,23 +69,23 @@ impl Template {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Ok,
     OverLimit,
-    /// No answer; never `Code::Ok`.
+    /// An error; never `Code::Ok`.
     Failed(Code),
 }
 
-/// The field of an answer that decides; the others are skipped.
+/// The only field of an answer that is decoded.
 #[derive(Clone, PartialEq, Message)]
 struct Answer {
     #[prost(enumeration = "rate_limit_response::Code", tag = "1")]
     overall_code: i32,
 }
 
-/// What the body of an answer says: a head and one message that is not compressed.
+/// Decodes the body of an answer: a frame header and one uncompressed message.
 pub(super) fn outcome(body: &[u8]) -> Outcome {
     let answer = match body.split_at_checked(HEAD_BYTES) {
         Some(([0, length @ ..], message)) if be_u32(length) == message.len() => Answer::decode(message).ok(),
@@ -95,7 +94,7 @@ pub(super) fn outcome(body: &[u8]) -> Outcome {
     match answer.map(|answer| answer.overall_code()) {
         Some(rate_limit_response::Code::Ok) => Outcome::Ok,
         Some(rate_limit_response::Code::OverLimit) => Outcome::OverLimit,
-        // Neither is an answer to the question.
+        // Neither is a decision.
         Some(rate_limit_response::Code::Unknown) | None => Outcome::Failed(Code::Unknown),
     }
 }
@@ -133,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_filled_request_is_the_request_with_the_number_of_its_key(
+        fn filled_template_is_the_request_for_its_key(
             keys in 1_u64..3_000_000,
             pick: prop::sample::Index,
             hits in 1_u32..,
@@ -152,13 +151,13 @@ mod tests {
         }
 
         #[test]
-        fn no_body_makes_the_reader_panic(body: Vec<u8>) {
+        fn decoding_does_not_panic_on_any_body(body: Vec<u8>) {
             outcome(&body);
         }
     }
 
     #[test]
-    fn the_overall_code_of_an_answer_is_its_outcome() {
+    fn outcome_is_the_overall_code_of_the_answer() {
         use rate_limit_response::{Code::Ok, Code::OverLimit, Code::Unknown, DescriptorStatus};
         for (code, wanted) in
             [(Ok, Outcome::Ok), (OverLimit, Outcome::OverLimit), (Unknown, Outcome::Failed(Code::Unknown))]

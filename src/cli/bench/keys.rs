@@ -1,9 +1,9 @@
-//! Which key each request is about.
+//! Selects the key and the hits of each request.
 
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use rand_distr::{Distribution, Zipf};
 
-/// Draws the numbers of keys, from 0 on.
+/// A sequence of key numbers, from 0.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     number: u64,
@@ -12,20 +12,20 @@ pub(super) struct Keys {
 
 #[derive(Clone, Debug)]
 enum Order {
-    /// Every key once before any twice, scattered, so that no cache foresees the next.
+    /// Every key once before any repeats, scattered so that caches cannot predict the next.
     Round { at: u64, step: u64 },
-    /// The key of rank r as often as 1 / r^skew says; rank 1 is number 0.
-    Skewed { law: Zipf<f64>, dice: Box<SmallRng> },
+    /// Zipf's law: the frequency of the key of rank r is proportional to 1 / r^skew; rank 1 is key 0.
+    Skewed { law: Zipf<f64>, rng: Box<SmallRng> },
 }
 
 impl Keys {
-    /// `number` keys, at least one; a `skew` of 0 prefers none. An error where the skew is none.
+    /// `number` keys, at least one. A `skew` of 0 selects all equally often. Fails for an invalid skew.
     pub(super) fn new(number: u64, skew: f64, seed: u64) -> Result<Self, rand_distr::ZipfError> {
         let law = Zipf::new(number as f64, skew)?;
         let order = if skew == 0.0 {
             Order::Round { at: 0, step: stride(number) }
         } else {
-            Order::Skewed { law, dice: Box::new(SmallRng::seed_from_u64(seed)) }
+            Order::Skewed { law, rng: Box::new(SmallRng::seed_from_u64(seed)) }
         };
         Ok(Self { number, order })
     }
@@ -35,20 +35,20 @@ impl Keys {
         match &mut self.order {
             Order::Round { at, step } => {
                 let key = *at;
-                // No overflow: both are below `number`, and that is at most `KEYS_MAX`.
+                // No overflow: both are less than `number`, which is at most `KEYS_MAX`.
                 *at = (key + *step) % self.number;
                 key
             }
-            // The law's ranks are whole numbers from 1 to `number`.
-            Order::Skewed { law, dice } => law.sample(dice) as u64 - 1,
+            // Ranks are integers from 1 to `number`.
+            Order::Skewed { law, rng } => law.sample(rng) as u64 - 1,
         }
     }
 }
 
-/// The most keys there are: each is a whole number that a float holds exactly.
+/// The maximum number of keys: an `f64` represents each exactly.
 pub(super) const KEYS_MAX: u64 = 1 << 50;
 
-/// A step that visits each of `number` keys once before any twice: near the golden ratio, which scatters best.
+/// A step that visits each of `number` keys once before any repeats; near the golden ratio, which scatters best.
 fn stride(number: u64) -> u64 {
     let golden = (number as f64 * 0.618_033_988_75) as u64;
     (golden.max(1)..)
@@ -62,23 +62,23 @@ fn common(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common(b, a % b) }
 }
 
-/// So many hits, or a number between two, each as often.
+/// A fixed number of hits, or a uniformly random one within bounds.
 #[derive(Clone, Debug)]
 pub(super) struct Hits {
-    pub least: u32,
-    pub most: u32,
-    dice: Box<SmallRng>,
+    pub min: u32,
+    pub max: u32,
+    rng: Box<SmallRng>,
 }
 
 impl Hits {
-    /// From `least` to `most`, both included.
-    pub(super) fn new(least: u32, most: u32, seed: u64) -> Self {
-        Self { least, most, dice: Box::new(SmallRng::seed_from_u64(seed)) }
+    /// From `min` to `max`, both included.
+    pub(super) fn new(min: u32, max: u32, seed: u64) -> Self {
+        Self { min, max, rng: Box::new(SmallRng::seed_from_u64(seed)) }
     }
 
     /// The hits of the next request.
     pub(super) fn next(&mut self) -> u32 {
-        if self.least == self.most { self.least } else { self.dice.random_range(self.least..=self.most) }
+        if self.min == self.max { self.min } else { self.rng.random_range(self.min..=self.max) }
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn without_skew_every_key_comes_once_before_any_comes_twice(number in 1_u32..2_000) {
+        fn without_skew_every_key_occurs_once_per_round(number in 1_u32..2_000) {
             let counts = counted(Keys::new(u64::from(number), 0.0, 1).unwrap(), 2 * number);
             prop_assert_eq!(counts.len(), number as usize);
             prop_assert!(counts.into_iter().all(|(key, count)| key < u64::from(number) && count == 2));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn with_skew_ranks_come_as_often_as_the_law_of_zipf_says() {
+    fn skewed_keys_follow_the_law_of_zipf() {
         const REQUESTS: u32 = 200_000;
         for skew in [0.5, 1.0, 1.5] {
             let counts = counted(Keys::new(1_000, skew, 7).unwrap(), REQUESTS);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn one_seed_draws_the_same_keys_and_hits_each_time() {
+    fn same_seed_yields_same_keys_and_hits() {
         let keys = || Keys::new(50, 1.1, 3).unwrap();
         assert_eq!(counted(keys(), 100), counted(keys(), 100));
         let hits = || {

@@ -1,4 +1,4 @@
-//! `tollgate bench`: asks a rate limit server, ours or another's, as fast as it answers or as often as it is told.
+//! `tollgate bench`: generates load on a rate limit server, Tollgate or another, in a closed or an open loop.
 
 use std::{
     io::{IsTerminal, stderr},
@@ -13,16 +13,16 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::cli::{bench::report::Report, place};
+use crate::cli::{bench::report::Report, target};
 
-mod drive;
+mod client;
 mod flags;
 mod frame;
 mod keys;
-mod link;
 mod report;
+mod run;
 mod schedule;
-mod tally;
+mod stats;
 
 pub(super) fn command() -> Command {
     flags::command()
@@ -30,12 +30,12 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let report = flags::run(matches).and_then(|run| {
-        let place = place::of(matches)?;
-        let to = place.to.clone();
+        let target = target::of(matches)?;
+        let to = target.to.clone();
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| error.to_string())?;
         let measured = runtime.block_on(async {
-            let route = link::Route::new(place, run.patience)?;
+            let route = client::Route::new(target, run.request_timeout)?;
             measure(run, route).await
         });
         measured.map_err(|why| format!("no answer from {to}: {why}"))
@@ -52,12 +52,12 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// Runs to the end, or until there is a signal.
-async fn measure(run: drive::Run, route: link::Route) -> Result<Report, String> {
+/// Runs to the end, or until a signal arrives.
+async fn measure(run: run::Run, route: client::Route) -> Result<Report, String> {
     let signals = |kind| signal(kind).map_err(|error| error.to_string());
     let (mut interrupt, mut terminate) =
         (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
-    let (callers, pace) = (run.callers, run.pace.clone());
+    let (callers, load_model) = (run.callers, run.load_model.clone());
     let mut running = tokio::select! {
         running = run.start(route) => running?,
         _ = interrupt.recv() => return Err("interrupted".to_owned()),
@@ -72,13 +72,13 @@ async fn measure(run: drive::Run, route: link::Route) -> Result<Report, String> 
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
             _ = second.tick(), if shows_progress => {
-                // Back to the beginning of the line, and clear it.
-                eprint!("\r\x1b[2K{}", Report::new(callers, &pace, &running).line());
+                // Return to the beginning of the line and clear it.
+                eprint!("\r\x1b[2K{}", Report::new(callers, &load_model, &running).line());
             }
         }
     }
     if shows_progress {
         eprint!("\r\x1b[2K");
     }
-    Ok(Report::new(callers, &pace, &running))
+    Ok(Report::new(callers, &load_model, &running))
 }

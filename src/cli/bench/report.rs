@@ -1,17 +1,17 @@
-//! What a run found, for people and for programs.
+//! The report of a run, as text and as JSON.
 
 use std::{fmt::Write, time::Duration};
 
 use serde_json::{Map, Value, json};
 use tonic::Code;
 
-use crate::cli::bench::drive::{Callers, Pace, Running};
+use crate::cli::bench::run::{Callers, LoadModel, Running};
 
-/// The quantiles that are told, with their names in text and in JSON.
+/// The reported quantiles, with their names in text and in JSON.
 const QUANTILES: [(f64, &str, &str); 4] =
     [(0.5, "p50", "p50"), (0.9, "p90", "p90"), (0.99, "p99", "p99"), (0.999, "p99.9", "p99_9")];
 
-/// The names of gRPC codes, by their numbers.
+/// The names of gRPC codes, indexed by code.
 const CODES: [&str; 17] = [
     "OK",
     "CANCELLED",
@@ -32,7 +32,7 @@ const CODES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-/// What was measured up to one moment.
+/// The measurements up to one moment.
 pub(super) struct Report {
     callers: Callers,
     time: Duration,
@@ -43,11 +43,11 @@ pub(super) struct Report {
     over_limit: u64,
     errors: Vec<(Code, u64)>,
     open: Option<OpenLoop>,
-    /// In nanoseconds; none where nothing has ended.
+    /// In nanoseconds; `None` if no request has ended.
     latency: Option<Latency>,
 }
 
-/// What only an open loop has.
+/// The measurements of an open loop.
 struct OpenLoop {
     rate: u64,
     due: u64,
@@ -61,17 +61,17 @@ struct Latency {
 }
 
 impl Report {
-    /// What `running` has measured by now.
-    pub(super) fn new(callers: Callers, pace: &Pace, running: &Running) -> Self {
+    /// The measurements of `running` so far.
+    pub(super) fn new(callers: Callers, load_model: &LoadModel, running: &Running) -> Self {
         let due = running.due();
-        let tally = running.tally();
-        let open = match pace {
-            Pace::Closed => None,
-            Pace::Open(schedule) => {
-                Some(OpenLoop { rate: schedule.rate(), due: due.unwrap_or(tally.sent), late: tally.late })
+        let stats = running.stats();
+        let open = match load_model {
+            LoadModel::Closed => None,
+            LoadModel::Open(schedule) => {
+                Some(OpenLoop { rate: schedule.rate(), due: due.unwrap_or(stats.sent), late: stats.late })
             }
         };
-        let times = &tally.latency;
+        let times = &stats.latency;
         let latency = (!times.is_empty()).then(|| Latency {
             mean: times.mean(),
             quantiles: QUANTILES.map(|(quantile, ..)| times.value_at_quantile(quantile)),
@@ -80,23 +80,23 @@ impl Report {
         Self {
             callers,
             time: running.measured(),
-            warmup: tally.warmup,
-            sent: tally.sent,
-            ended: tally.ended(),
-            ok: tally.ok,
-            over_limit: tally.over_limit,
-            errors: tally.errors.iter().map(|(code, number)| (Code::from_i32(*code), *number)).collect(),
+            warmup: stats.warmup,
+            sent: stats.sent,
+            ended: stats.ended(),
+            ok: stats.ok,
+            over_limit: stats.over_limit,
+            errors: stats.errors.iter().map(|(code, number)| (Code::from_i32(*code), *number)).collect(),
             open,
             latency,
         }
     }
 
-    /// Whether there was any answer.
+    /// Whether any request was answered.
     pub(super) fn answered(&self) -> bool {
-        0 < self.ok + self.over_limit
+        self.ok + self.over_limit > 0
     }
 
-    /// Requests that ended, in a second.
+    /// Completed requests per second.
     fn rate(&self) -> f64 {
         if self.time.is_zero() { 0.0 } else { self.ended as f64 / self.time.as_secs_f64() }
     }
@@ -105,20 +105,20 @@ impl Report {
         self.errors.iter().map(|(_, number)| number).sum()
     }
 
-    /// How far it is, in one line.
+    /// The progress, in one line.
     pub(super) fn line(&self) -> String {
         let mut line = format!("{} s: {:.0} requests a second", self.time.as_secs(), self.rate());
         if let Some(latency) = &self.latency {
-            // Writing into a string cannot fail.
+            // Writing to a string cannot fail.
             let _ = write!(line, ", p99 {}, max {}", ms(latency.quantiles[2]), ms(latency.max));
         }
-        if 0 < self.failed() {
+        if self.failed() > 0 {
             let _ = write!(line, ", {} errors", self.failed());
         }
         line
     }
 
-    /// The whole, for people.
+    /// The report as text.
     pub(super) fn text(&self) -> String {
         let Callers { connections, streams } = self.callers;
         let mut lines = vec![format!(
@@ -139,7 +139,7 @@ impl Report {
         } else {
             format!("errors      {} ({errors})", self.failed())
         });
-        if self.ended < self.sent {
+        if self.sent > self.ended {
             lines.push(format!("unanswered  {} when it was ended", self.sent - self.ended));
         }
         if let Some(latency) = &self.latency {
@@ -151,7 +151,7 @@ impl Report {
         lines.join("\n")
     }
 
-    /// The whole, for programs.
+    /// The report as JSON.
     pub(super) fn json(&self) -> Value {
         let errors: Map<_, _> =
             self.errors.iter().map(|(code, number)| (name(*code).to_owned(), json!(number))).collect();

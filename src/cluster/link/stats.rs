@@ -10,7 +10,7 @@ use std::{
 use rustls::{AlertDescription, CertificateError, Error};
 use tracing::warn;
 
-use crate::{cluster::protocol::VersionMismatch, telemetry::sample::Sample, time::Stopwatch};
+use crate::{cluster::protocol::VersionMismatch, telemetry::sampler::Sampler, time::Stopwatch};
 
 /// Each reason is logged once per this interval.
 const LOGGED_EVERY_SECONDS: u64 = 10;
@@ -109,7 +109,7 @@ pub(super) struct Counters {
     pub(super) bytes_in: AtomicU64,
     pub(super) bytes_out: AtomicU64,
     failures: [AtomicU64; LinkFailure::ALL.len()],
-    logged: [Sample; LinkFailure::ALL.len()],
+    logged: [Sampler; LinkFailure::ALL.len()],
     since: Stopwatch,
 }
 
@@ -124,7 +124,7 @@ impl Default for Counters {
             bytes_in: AtomicU64::default(),
             bytes_out: AtomicU64::default(),
             failures: array::from_fn(|_| AtomicU64::default()),
-            logged: array::from_fn(|_| Sample::new(NonZeroU16::MIN)),
+            logged: array::from_fn(|_| Sampler::new(NonZeroU16::MIN)),
             since: Stopwatch::start(),
         }
     }

@@ -1,92 +1,101 @@
-//! Rules that fill and drain.
+//! Rules with buckets.
 
 use std::num::NonZeroU64;
 
 use crate::{
     algorithm::{Excess, Limit, Rate, Span, SteppedBucket, TokenBucket},
     rules::{
-        Allowance, Shown,
+        Allowance, DisplayedLimit,
+        diagnostics::Diagnostics,
         file::RateLimit,
         limit::{
-            Length, Terms,
+            Period, RuleTerms,
             excess::{debt, excess},
-            length,
+            period,
         },
-        place::Report,
         reader::Located,
     },
     yaml::Mark,
 };
 
-/// A bucket whose tokens come back evenly: `requests` in each length.
+/// A bucket that refills evenly: `requests` tokens in each period.
 pub(super) fn even(
     draft: &RateLimit,
-    length: &Length,
+    period: &Period,
     requests: u64,
     excess: Excess,
-    report: &mut Report<'_>,
+    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<TokenBucket> {
     let Some(hits) = NonZeroU64::new(requests) else {
-        let pace = Rate::new(NonZeroU64::MIN, length.nanos());
-        return Some(TokenBucket { rate: pace, burst: 0, excess: Excess::Refuse });
+        let rate = Rate::new(NonZeroU64::MIN, period.nanos());
+        return Some(TokenBucket { rate, burst: 0, excess: Excess::Refuse });
     };
     let burst = match (&draft.burst, draft.given("burst")) {
         (None, None) => requests,
         (None, Some(_reported)) => return None,
         (Some(Located { value: 0, mark }), _) => {
-            report.add(*mark, "`burst` is at least 1; to let nothing pass, set `requests_per_unit: 0`");
+            diagnostics.add(*mark, "`burst` is at least 1; to let nothing pass, set `requests_per_unit: 0`");
             return None;
         }
         (Some(burst), _) => burst.value,
     };
-    let pace = Rate::new(hits, length.nanos());
-    let most = burst.saturating_add(debt(excess));
-    comes_back(pace.nanos_for(most), draft, report).then_some(TokenBucket { rate: pace, burst, excess })
+    let rate = Rate::new(hits, period.nanos());
+    let max = burst.saturating_add(debt(excess));
+    comes_back(rate.nanos_for(max), draft, diagnostics).then_some(TokenBucket { rate, burst, excess })
 }
 
-/// A bucket whose tokens come back in steps.
-pub(super) fn in_steps(draft: &RateLimit, steps: Mark, report: &mut Report<'_>) -> Option<Terms> {
+/// A bucket that refills in steps.
+pub(super) fn in_steps(
+    draft: &RateLimit,
+    steps: Mark,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<RuleTerms> {
     for (name, other) in [("refill_amount", "refill_interval"), ("refill_interval", "refill_amount")] {
         if draft.given(name).is_none() {
-            report.add(steps, format!("`{other}` needs a `{name}`: so many tokens, each so often"));
+            diagnostics.add(steps, format!("`{other}` needs a `{name}`: so many tokens, each so often"));
         }
     }
     if draft.given("burst").is_none() {
-        report.add(steps, "`burst` is missing; with steps it must say how many tokens a full bucket holds");
+        diagnostics
+            .add(steps, "`burst` is missing; with steps it must say how many tokens a full bucket holds");
     }
-    let amount = at_least_one(&draft.refill_amount, "refill_amount", report);
+    let amount = at_least_one(&draft.refill_amount, "refill_amount", diagnostics);
     let interval = draft
         .refill_interval
         .as_ref()
-        .and_then(|text| length::nanos(text, "refill_interval", length::NANOS_MIN, report))
+        .and_then(|text| period::nanos(text, "refill_interval", period::NANOS_MIN, diagnostics))
         .and_then(NonZeroU64::new);
-    let burst = at_least_one(&draft.burst, "burst", report).map(NonZeroU64::get);
-    let excess = excess(draft, burst.unwrap_or_default(), report);
+    let burst = at_least_one(&draft.burst, "burst", diagnostics).map(NonZeroU64::get);
+    let excess = excess(draft, burst.unwrap_or_default(), diagnostics);
     let (amount, interval, burst, excess) = (amount?, interval?, burst?, excess?);
     let refills = burst.saturating_add(debt(excess)).div_ceil(amount.get());
     let nanos = u128::from(refills) * u128::from(interval.get());
     let limit = Limit::SteppedBucket(SteppedBucket { amount, interval, burst, excess });
-    comes_back(nanos, draft, report).then_some(Terms {
+    comes_back(nanos, draft, diagnostics).then_some(RuleTerms {
         allowance: Allowance::Limited(limit),
-        shown: Shown { requests_per_unit: burst, unit: None },
+        displayed_limit: DisplayedLimit { requests_per_unit: burst, unit: None },
     })
 }
 
-fn at_least_one(number: &Option<Located<u64>>, name: &str, report: &mut Report<'_>) -> Option<NonZeroU64> {
+fn at_least_one(
+    number: &Option<Located<u64>>,
+    name: &str,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<NonZeroU64> {
     let number = number.as_ref()?;
     let positive = NonZeroU64::new(number.value);
     if positive.is_none() {
-        report.add(number.mark, format!("`{name}` is at least 1"));
+        diagnostics.add(number.mark, format!("`{name}` is at least 1"));
     }
     positive
 }
 
-/// Whether all that can be taken is back within the longest time there is, which is reported if not.
-fn comes_back(nanos: u128, draft: &RateLimit, report: &mut Report<'_>) -> bool {
+/// Whether everything that can be taken is refilled within the longest span; reported if not.
+fn comes_back(nanos: u128, draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> bool {
     let fits = nanos <= u128::from(Span::NANOS_MAX);
     if !fits {
         let mark = draft.given("overdraft_limit").or(draft.given("burst")).unwrap_or(draft.mark);
-        report.add(mark, "a full `burst` (with `overdraft_limit`) takes more than 100 years to come back at this rate; lower it");
+        diagnostics.add(mark, "a full `burst` (with `overdraft_limit`) takes more than 100 years to come back at this rate; lower it");
     }
     fits
 }

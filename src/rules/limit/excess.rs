@@ -1,37 +1,40 @@
-//! What becomes of a charge that is larger than what is left.
+//! How a charge that exceeds the remaining budget is handled.
 
 use crate::{
     algorithm::Excess,
-    rules::{file::RateLimit, place::Report, reader::Located},
+    rules::{diagnostics::Diagnostics, file::RateLimit, reader::Located},
 };
 
-/// What `count_denied`, `overdraft` and `overdraft_limit` say together; a debt is at most `usual` without the
-/// last.
-pub(super) fn excess(draft: &RateLimit, usual: u64, report: &mut Report<'_>) -> Option<Excess> {
-    let is_set = |flag: &Option<Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
-    let (counted, overdrawn) = (is_set(&draft.count_denied), is_set(&draft.overdraft));
+/// Reads `count_denied`, `overdraft` and `overdraft_limit`, whose default is `default_debt`.
+pub(super) fn excess(
+    draft: &RateLimit,
+    default_debt: u64,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Excess> {
+    let is_set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
+    let (stats, overdrawn) = (is_set(&draft.count_denied), is_set(&draft.overdraft));
     if let Some(mark) = draft.given("overdraft_limit").filter(|_| !overdrawn) {
-        report.add(mark, "`overdraft_limit` needs `overdraft: true`");
+        diagnostics.add(mark, "`overdraft_limit` needs `overdraft: true`");
         return None;
     }
-    match (counted, overdrawn) {
+    match (stats, overdrawn) {
         (false, false) => Some(Excess::Refuse),
         (true, false) => Some(Excess::Count),
         (false, true) => {
-            Some(Excess::Overdraft(draft.overdraft_limit.as_ref().map_or(usual, |most| most.value)))
+            Some(Excess::Overdraft(draft.overdraft_limit.as_ref().map_or(default_debt, |max| max.value)))
         }
         (true, true) => {
             let mark = draft.given("overdraft").unwrap_or(draft.mark);
-            report.add(mark, "`overdraft` does not go with `count_denied`; drop one of them");
+            diagnostics.add(mark, "`overdraft` cannot be combined with `count_denied`; remove one of them");
             None
         }
     }
 }
 
-/// The largest debt there can be.
+/// The maximum debt.
 pub(super) fn debt(excess: Excess) -> u64 {
     match excess {
         Excess::Refuse | Excess::Count => 0,
-        Excess::Overdraft(most) => most,
+        Excess::Overdraft(max) => max,
     }
 }

@@ -1,44 +1,44 @@
-//! Rules that let wait.
+//! Rules with a queue.
 
 use std::{num::NonZeroU64, time::Duration};
 
 use crate::{
     algorithm::{LeakyQueue, Limit, Rate, Span},
     rules::{
+        diagnostics::Diagnostics,
         file::RateLimit,
-        limit::{Length, length},
-        place::Report,
+        limit::{Period, period},
     },
 };
 
-/// A queue that `requests` leave in each length.
+/// A queue that `requests` leave in each period.
 pub(super) fn leaky(
     draft: &RateLimit,
-    length: &Length,
+    period: &Period,
     requests: u64,
-    report: &mut Report<'_>,
+    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
     if draft.given("burst").is_none() {
-        report.add(
+        diagnostics.add(
             draft.mark,
-            "`burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets nobody wait",
+            "`burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets no request wait",
         );
     }
     let max_delay = match (&draft.max_delay, draft.given("max_delay")) {
         (None, None) => None,
         (None, Some(_reported)) => return None,
-        (Some(text), _) => Some(Duration::from_nanos(length::nanos(text, "max_delay", 0, report)?)),
+        (Some(text), _) => Some(Duration::from_nanos(period::nanos(text, "max_delay", 0, diagnostics)?)),
     };
     let burst = draft.burst.as_ref()?.value;
     let Some(hits) = NonZeroU64::new(requests) else {
-        let pace = Rate::new(NonZeroU64::MIN, length.nanos());
-        return Some(Limit::LeakyQueue(LeakyQueue { rate: pace, burst: None, max_delay, timeout: None }));
+        let rate = Rate::new(NonZeroU64::MIN, period.nanos());
+        return Some(Limit::LeakyQueue(LeakyQueue { rate, burst: None, max_delay, timeout: None }));
     };
-    let pace = Rate::new(hits, length.nanos());
-    if u128::from(Span::NANOS_MAX) < pace.nanos_for(burst.saturating_add(1)) {
+    let rate = Rate::new(hits, period.nanos());
+    if rate.nanos_for(burst.saturating_add(1)) > u128::from(Span::NANOS_MAX) {
         let mark = draft.given("burst").unwrap_or(draft.mark);
-        report.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
+        diagnostics.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
         return None;
     }
-    Some(Limit::LeakyQueue(LeakyQueue { rate: pace, burst: Some(burst), max_delay, timeout: None }))
+    Some(Limit::LeakyQueue(LeakyQueue { rate: rate, burst: Some(burst), max_delay, timeout: None }))
 }

@@ -1,64 +1,64 @@
-//! Rules that count in windows.
+//! Rules with windows.
 
 use std::num::NonZeroU64;
 
 use crate::{
     algorithm::{Classic, Excess, FixedWindow, Limit, SlidingLog, SlidingWindow, Span},
     rules::{
+        diagnostics::Diagnostics,
         file::RateLimit,
-        limit::{Length, excess::debt},
-        place::Report,
+        limit::{Period, excess::debt},
         reader::Located,
     },
 };
 
-/// The most sub-windows of a window.
+/// The maximum number of sub-windows of a window.
 const SUB_WINDOWS_MAX: u64 = 1_000;
 
-pub(super) fn classic(length: Length, limit: u64) -> Limit {
-    Limit::Classic(Classic { limit, window: length.into_window() })
+pub(super) fn classic(period: Period, limit: u64) -> Limit {
+    Limit::Classic(Classic { limit, window: period.into_window() })
 }
 
 pub(super) fn fixed(
     draft: &RateLimit,
-    length: Length,
+    period: Period,
     limit: u64,
     excess: Excess,
-    report: &mut Report<'_>,
+    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
-    // Where nothing ever passes there is no debt.
+    // A limit of 0 admits nothing and so has no debt.
     let windows = if limit == 0 { 0 } else { debt(excess).div_ceil(limit) };
-    if Span::NANOS_MAX < length.span.nanos().saturating_mul(windows) {
+    if period.span.nanos().saturating_mul(windows) > Span::NANOS_MAX {
         let mark = draft.given("overdraft_limit").unwrap_or(draft.mark);
-        report.add(
+        diagnostics.add(
             mark,
             "a full `overdraft_limit` takes more than 100 years to be paid at this rate; lower it",
         );
         return None;
     }
-    Some(Limit::FixedWindow(FixedWindow { limit, window: length.into_window(), excess }))
+    Some(Limit::FixedWindow(FixedWindow { limit, window: period.into_window(), excess }))
 }
 
 pub(super) fn sliding(
     draft: &RateLimit,
-    length: &Length,
+    period: &Period,
     limit: u64,
     excess: Excess,
-    report: &mut Report<'_>,
+    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
-    let span = length.span;
+    let span = period.span;
     match (&draft.sub_windows, draft.given("sub_windows")) {
         (None, None) => Some(Limit::SlidingWindow(SlidingWindow { limit, span, excess })),
         (None, Some(_reported)) => None,
         (Some(parts), _) => {
-            let grain = grain(span, parts, report)?;
+            let grain = grain(span, parts, diagnostics)?;
             Some(Limit::SubWindows(SlidingLog { limit, span, grain, excess }))
         }
     }
 }
 
-/// The length of one of so many sub-windows.
-fn grain(span: Span, parts: &Located<u64>, report: &mut Report<'_>) -> Option<NonZeroU64> {
+/// The length of a sub-window.
+fn grain(span: Span, parts: &Located<u64>, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
     let Located { value: parts, mark } = *parts;
     let fits = (1..=SUB_WINDOWS_MAX).contains(&parts)
         && span.nanos().is_multiple_of(parts)
@@ -68,12 +68,12 @@ fn grain(span: Span, parts: &Located<u64>, report: &mut Report<'_>) -> Option<No
             "`sub_windows` cannot be {parts}; it is a number from 1 to {SUB_WINDOWS_MAX} that cuts the window \
              into whole nanoseconds, at least 1 ms each"
         );
-        report.add(mark, what);
+        diagnostics.add(mark, what);
         return None;
     }
     NonZeroU64::new(span.nanos() / parts)
 }
 
-pub(super) fn log(length: &Length, limit: u64, excess: Excess) -> Limit {
-    Limit::SlidingLog(SlidingLog { limit, span: length.span, grain: NonZeroU64::MIN, excess })
+pub(super) fn log(period: &Period, limit: u64, excess: Excess) -> Limit {
+    Limit::SlidingLog(SlidingLog { limit, span: period.span, grain: NonZeroU64::MIN, excess })
 }

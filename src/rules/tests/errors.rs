@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::{problems, rules};
 use crate::rules::{Rules, Source, compile};
 
-/// A file with one rule, of which `limit` is the `rate_limit`, one key to a line from line 4 on, column 7.
+/// A file with one rule whose `rate_limit` is `limit`, one key to a line from line 4, column 7.
 fn with_limit(limit: &[&str]) -> String {
     let lines: String = limit.iter().map(|line| format!("      {line}\n")).collect();
     format!("domain: d\ndescriptors:\n  - {{key: a, rate_limit: {{\n{}}}}}\n", lines.replace('\n', ",\n"))
@@ -24,57 +24,57 @@ macro_rules! broken {
 }
 
 broken! {
-    a_file_that_is_no_yaml_is_refused: "no_yaml.yaml" =>
+    file_that_is_not_yaml_is_refused: "no_yaml.yaml" =>
         "f:2:1: not YAML: invalid indentation in multiline quoted scalar";
-    a_key_that_is_no_text_is_refused: "number_as_key.yaml" =>
+    key_that_is_not_text_is_refused: "number_as_key.yaml" =>
         "f:3:5: a key must be text, but this is the number `0.25`; if it is meant as text, put it in quotes\n\
          f:3:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
          f:4:5: `key` is missing; it is the key of a descriptor entry and must not be empty";
-    a_misspelt_key_is_refused_with_the_nearest_known_one: "misspelt_keys.yaml" =>
+    misspelt_key_is_refused_with_nearest_known_key: "misspelt_keys.yaml" =>
         "f:4:5: unknown key `ratelimit`; did you mean `rate_limit`?\n\
          f:9:7: unknown key `requestsperunit`; did you mean `requests_per_unit`?\n\
          f:9:7: `requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything";
-    a_list_of_something_else_than_mappings_is_refused: "list_of_texts.yaml" =>
+    list_of_non_mappings_is_refused: "list_of_texts.yaml" =>
         "f:3:5: expected a mapping, not the text `a`\nf:4:5: expected a mapping, not the number `1`";
-    a_missing_and_an_empty_domain_are_refused: "no_domain.yaml" =>
+    missing_and_empty_domain_are_refused: "no_domain.yaml" =>
         "f:2:1: `domain` is missing; it is the name that requests ask under and must not be empty\n\
          f:6:9: `domain` is empty; it is the name that requests ask under and must not be empty";
-    a_missing_and_an_empty_key_are_refused: "no_key.yaml" =>
+    missing_and_empty_key_are_refused: "no_key.yaml" =>
         "f:3:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
          f:4:10: `key` is empty; it is the key of a descriptor entry and must not be empty\n\
          f:6:7: `unit` cannot be `blink`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`";
-    a_composite_key_that_stands_twice_is_refused: "duplicate_descriptor.yaml" =>
+    duplicate_composite_key_is_refused: "duplicate_descriptor.yaml" =>
         "f:5:5: `d.a_b` is already given at f:3:5; keys and values together must differ\n\
          f:6:5: `d.a_b` is already given at f:3:5; keys and values together must differ\n\
          f:10:9: `d.c.x` is already given at f:9:9; keys and values together must differ";
-    a_unit_that_is_none_or_missing_is_refused: "bad_unit.yaml" =>
+    unknown_or_missing_unit_is_refused: "bad_unit.yaml" =>
         "f:5:13: `unit` cannot be `foo`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`\n\
          f:9:13: `unit` cannot be `minutes`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`\
          ; did you mean `minute`?\n\
          f:12:17: `unit` is missing; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`, \
          or give a `window`";
-    an_unlimited_rule_with_a_unit_is_refused: "unlimited_with_unit.yaml" =>
-        "f:6:7: `unit` has no meaning with `unlimited: true`; drop one of them";
-    an_item_of_replaces_without_a_name_or_with_its_own_is_refused: "bad_replaces.yaml" =>
+    unlimited_rule_with_unit_is_refused: "unlimited_with_unit.yaml" =>
+        "f:6:7: `unit` has no meaning with `unlimited: true`; remove one of them";
+    replaces_without_name_or_with_own_name_is_refused: "bad_replaces.yaml" =>
         "f:9:11: an item of `replaces` needs a `name`, that of the limit it replaces\n\
          f:10:11: an item of `replaces` needs a `name`, that of the limit it replaces\n\
          f:11:11: `replaces` names the limit itself; it takes the names of others\n\
          f:12:11: expected a mapping, not the text `text`";
     share_threshold_without_a_star_is_refused: "share_threshold.yaml" =>
         "f:5:22: `share_threshold` needs a `*` in `key` or `value`, but this is `a_b`";
-    metadata_that_is_no_mapping_of_texts_is_refused: "bad_metadata.yaml" =>
+    metadata_that_is_not_a_mapping_of_texts_is_refused: "bad_metadata.yaml" =>
         "f:4:15: `metadata` takes a mapping, not the text `text`\n\
          f:7:7: a key must be text, but this is the number `1`; if it is meant as text, put it in quotes\n\
          f:8:10: `.nan` is a number that JSON cannot hold; write it as text, in quotes";
-    a_key_at_the_wrong_level_is_refused_with_the_right_one: "misplaced_keys.yaml" =>
+    misplaced_key_is_refused_with_its_section: "misplaced_keys.yaml" =>
         "f:2:1: `unit` does not belong at the root of the document; it belongs in `rate_limit`\n\
          f:5:5: `requests_per_unit` does not belong in a descriptor; it belongs in `rate_limit`\n\
          f:9:7: `shadow_mode` does not belong in `rate_limit`; it belongs in a descriptor\n\
          f:10:19: `unit` does not belong in an item of `replaces`; it belongs in `rate_limit`\n\
          f:11:5: `name` does not belong in a descriptor; it belongs in `rate_limit` or in an item of `replaces`";
-    a_key_that_stands_twice_in_a_mapping_is_refused: "duplicate_key.yaml" =>
+    duplicate_key_in_mapping_is_refused: "duplicate_key.yaml" =>
         "f:2:1: `domain` is given twice, first in line 1\nf:7:7: `unit` is given twice, first in line 6";
-    a_value_of_the_wrong_type_is_refused: "wrong_types.yaml" =>
+    value_of_wrong_type_is_refused: "wrong_types.yaml" =>
         "f:2:12: `on_denied` cannot be `charge_some`; it is one of `charge_all`, `charge_none`; did you mean `charge_none`?\n\
          f:4:10: `key` takes text, not a list\n\
          f:5:18: `shadow_mode` takes `true` or `false`, not the number `1`\n\
@@ -84,7 +84,7 @@ broken! {
 }
 
 #[test]
-fn an_empty_file_and_one_with_nothing_but_comments_are_refused() {
+fn empty_file_and_file_of_comments_are_refused() {
     for text in ["", "# nothing yet\n", "---\n...\n", "~\n"] {
         assert_eq!(
             problems(text),
@@ -95,7 +95,7 @@ fn an_empty_file_and_one_with_nothing_but_comments_are_refused() {
 }
 
 #[test]
-fn a_request_count_must_be_a_whole_number_of_64_bits() {
+fn request_count_that_is_not_a_64_bit_integer_is_refused() {
     for (value, shown) in [
         ("-1", "the number `-1`"),
         ("18446744073709551616", "the number `18446744073709551616`"),
@@ -114,14 +114,14 @@ fn a_request_count_must_be_a_whole_number_of_64_bits() {
 }
 
 #[test]
-fn a_missing_request_count_is_refused() {
+fn missing_request_count_is_refused() {
     let what = "`requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything";
     assert_eq!(limit_problems(&["unit: day"]), format!("f:3:26: {what}"));
     assert_eq!(limit_problems(&["unit: day", "requests_per_unit: "]), format!("f:3:26: {what}"));
 }
 
 #[test]
-fn keys_of_named_rules_need_an_algorithm() {
+fn algorithm_keys_without_algorithm_are_refused() {
     let base = ["unit: day", "requests_per_unit: 1"];
     let at_once = "`fixed_window`, `sliding_window`, `sliding_log`, `token_bucket`, `leaky_bucket`";
     for (key, algorithms) in [
@@ -138,7 +138,7 @@ fn keys_of_named_rules_need_an_algorithm() {
 }
 
 #[test]
-fn a_key_of_another_algorithm_is_refused() {
+fn key_of_another_algorithm_is_refused() {
     let at_once = "`fixed_window`, `sliding_window`, `sliding_log`, `token_bucket`, `leaky_bucket`";
     let bursts = "`token_bucket`, `leaky_bucket`, `leaky_queue`";
     for (algorithm, key, algorithms) in [
@@ -156,16 +156,16 @@ fn a_key_of_another_algorithm_is_refused() {
         ("token_bucket", "calendar: {timezone: UTC}", "`fixed_window` or none"),
     ] {
         let name = key.split(':').next().unwrap();
-        let told =
+        let reported =
             limit_problems(&["unit: day", "requests_per_unit: 1", &format!("algorithm: {algorithm}"), key]);
         let expected =
-            format!("f:7:7: `{name}` does not go with `algorithm: {algorithm}`, only with {algorithms}");
-        assert!(told.lines().any(|line| line == expected), "{told}");
+            format!("f:7:7: `{name}` cannot be used with `algorithm: {algorithm}`, only with {algorithms}");
+        assert!(reported.lines().any(|line| line == expected), "{reported}");
     }
 }
 
 #[test]
-fn an_unknown_algorithm_is_refused_and_what_may_go_with_it_is_not() {
+fn unknown_algorithm_is_refused_and_its_keys_are_not() {
     assert_eq!(
         limit_problems(&[
             "unit: day",
@@ -180,11 +180,11 @@ fn an_unknown_algorithm_is_refused_and_what_may_go_with_it_is_not() {
 }
 
 #[test]
-fn overdraft_excludes_count_denied_and_its_limit_needs_it() {
+fn overdraft_excludes_count_denied_and_overdraft_limit_needs_it() {
     let base = ["unit: day", "requests_per_unit: 1", "algorithm: token_bucket"];
     assert_eq!(
         limit_problems(&[base[0], base[1], base[2], "count_denied: true", "overdraft: true"]),
-        "f:8:7: `overdraft` does not go with `count_denied`; drop one of them"
+        "f:8:7: `overdraft` cannot be combined with `count_denied`; remove one of them"
     );
     assert_eq!(
         limit_problems(&[base[0], base[1], base[2], "overdraft: false", "overdraft_limit: 5"]),
@@ -193,11 +193,11 @@ fn overdraft_excludes_count_denied_and_its_limit_needs_it() {
 }
 
 #[test]
-fn a_window_stands_alone_and_is_a_time_in_whole_milliseconds() {
+fn window_excludes_unit_and_takes_whole_milliseconds() {
     assert_eq!(
         limit_problems(&["window: 90s", "requests_per_unit: 1", "unit: day", "unit_multiplier: 2"]),
-        "f:6:7: `unit` does not go with `window`; drop one of them\n\
-         f:7:7: `unit_multiplier` does not go with `window`; drop one of them"
+        "f:6:7: `unit` cannot be combined with `window`; remove one of them\n\
+         f:7:7: `unit_multiplier` cannot be combined with `window`; remove one of them"
     );
     for window in ["0s", "-5s", "500us", "1500us", "1 month", "90", "900000h", "soon", "''"] {
         let quoted = window.trim_matches('\'');
@@ -212,7 +212,7 @@ fn a_window_stands_alone_and_is_a_time_in_whole_milliseconds() {
 }
 
 #[test]
-fn a_unit_multiplier_is_at_least_1_and_leads_to_at_most_100_years() {
+fn unit_multiplier_is_at_least_1_and_window_at_most_100_years() {
     for value in [0, 101, u64::MAX] {
         assert_eq!(
             limit_problems(&["unit: year", "requests_per_unit: 1", &format!("unit_multiplier: {value}")]),
@@ -225,7 +225,7 @@ fn a_unit_multiplier_is_at_least_1_and_leads_to_at_most_100_years() {
 }
 
 #[test]
-fn a_burst_is_at_least_1_and_comes_back_within_100_years_as_a_debt_does() {
+fn burst_is_at_least_1_and_refills_with_debt_within_100_years() {
     let base = ["unit: year", "requests_per_unit: 1", "algorithm: token_bucket"];
     assert_eq!(
         limit_problems(&[base[0], base[1], base[2], "burst: 0"]),
@@ -244,7 +244,7 @@ fn a_burst_is_at_least_1_and_comes_back_within_100_years_as_a_debt_does() {
 }
 
 #[test]
-fn steps_need_both_their_keys_and_a_burst_and_stand_for_the_rate() {
+fn steps_need_both_keys_and_burst_and_exclude_rate_keys() {
     let bucket = "algorithm: token_bucket";
     assert_eq!(
         limit_problems(&[bucket, "refill_amount: 2"]),
@@ -258,7 +258,7 @@ fn steps_need_both_their_keys_and_a_burst_and_stand_for_the_rate() {
     let steps = [bucket, "refill_amount: 2", "refill_interval: 1s", "burst: 4"];
     for key in ["unit: day", "unit_multiplier: 2", "window: 1s", "requests_per_unit: 4"] {
         let name = key.split(':').next().unwrap();
-        let what = format!("f:8:7: `{name}` does not go with `refill_amount`; drop one of them");
+        let what = format!("f:8:7: `{name}` cannot be combined with `refill_amount`; remove one of them");
         assert_eq!(limit_problems(&[steps[0], steps[1], steps[2], steps[3], key]), what);
     }
     assert_eq!(
@@ -277,7 +277,7 @@ fn steps_need_both_their_keys_and_a_burst_and_stand_for_the_rate() {
 }
 
 #[test]
-fn sub_windows_cut_the_window_into_whole_parts_of_a_millisecond_at_least() {
+fn sub_windows_divide_the_window_into_parts_of_at_least_1_ms() {
     for (window, parts) in [("1m", 0), ("1m", 7), ("1h", 1_001), ("90ms", 100), ("10ms", 20)] {
         let what = format!(
             "f:7:20: `sub_windows` cannot be {parts}; it is a number from 1 to 1000 that cuts the window \
@@ -294,11 +294,11 @@ fn sub_windows_cut_the_window_into_whole_parts_of_a_millisecond_at_least() {
 }
 
 #[test]
-fn a_queue_says_how_many_may_wait_and_for_how_long() {
+fn queue_needs_burst_and_valid_max_delay() {
     let base = ["unit: second", "requests_per_unit: 1", "algorithm: leaky_queue"];
     assert_eq!(
         limit_problems(&base),
-        "f:3:26: `burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets nobody wait"
+        "f:3:26: `burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets no request wait"
     );
     for delay in ["-1s", "soon", "1500us", "5"] {
         assert_eq!(
@@ -317,7 +317,7 @@ fn a_queue_says_how_many_may_wait_and_for_how_long() {
 }
 
 #[test]
-fn a_leaky_bucket_drains_within_100_years() {
+fn leaky_bucket_drains_within_100_years() {
     let limit = ["unit: year", "requests_per_unit: 1", "algorithm: leaky_bucket", "burst: 101"];
     assert_eq!(
         limit_problems(&limit),
@@ -326,7 +326,7 @@ fn a_leaky_bucket_drains_within_100_years() {
 }
 
 #[test]
-fn a_calendar_has_a_known_time_zone_and_units_that_it_changes() {
+fn calendar_needs_known_time_zone_and_a_calendar_unit() {
     let limit = |unit: &str, calendar: &str| {
         limit_problems(&[unit, "requests_per_unit: 1", &format!("calendar: {calendar}")])
     };
@@ -350,7 +350,7 @@ fn a_calendar_has_a_known_time_zone_and_units_that_it_changes() {
     );
     assert_eq!(
         limit("unit: month", "{timezone: UTC, week_start: monday}"),
-        "f:6:33: `week_start` goes with `unit: week` only"
+        "f:6:33: `week_start` requires `unit: week`"
     );
     assert_eq!(
         limit("unit: week", "{timezone: UTC, week_start: mondy}"),
@@ -359,7 +359,7 @@ fn a_calendar_has_a_known_time_zone_and_units_that_it_changes() {
     );
     assert_eq!(
         limit("window: 24h", "{timezone: UTC}"),
-        "f:4:7: `window` does not go with `calendar`; drop one of them"
+        "f:4:7: `window` cannot be combined with `calendar`; remove one of them"
     );
     assert_eq!(limit("unit: day", "UTC"), "f:6:17: expected a mapping, not the text `UTC`");
     assert_eq!(
@@ -369,25 +369,25 @@ fn a_calendar_has_a_known_time_zone_and_units_that_it_changes() {
 }
 
 #[test]
-fn every_problem_of_a_file_is_reported_at_once() {
+fn all_problems_of_a_file_are_reported_together() {
     let text = "domain: d\nextra: 1\ndescriptors:\n  - value: x\n  - key: a\n    rate_limit: {unit: eon, requests_per_unit: -1}\n";
     assert_eq!(problems(text).lines().count(), 4);
 }
 
 #[test]
-fn an_alias_that_could_not_be_read_is_reported_once() {
+fn unresolved_alias_is_reported_once() {
     let text = "domain: d\ndescriptors:\n  - key: *a\n    value: *b\n    metadata: *c\n    rate_limit: *d\n    shadow_mode: *e\n    descriptors: *f\n";
     assert_eq!(problems(text).lines().count(), 6);
 }
 
 proptest! {
     #[test]
-    fn no_file_makes_the_compiler_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn compiler_does_not_panic_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = compile(&[Source { path: "f".into(), bytes }]);
     }
 
     #[test]
-    fn no_mix_of_known_keys_and_values_makes_the_compiler_panic(
+    fn compiler_does_not_panic_on_any_mix_of_known_keys(
         lines in prop::collection::vec((0..crate::rules::keys::KEYS.len(), 0usize..12, 0usize..5), 0..12),
     ) {
         const VALUES: [&str; 12] =

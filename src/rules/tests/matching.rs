@@ -10,7 +10,7 @@ use crate::{
 
 const LIMIT: &str = "rate_limit: {unit: day, requests_per_unit: 1}";
 
-/// The domain `d` with these descriptors, given as flow mappings in which `LIMIT` is spelt out.
+/// The domain `d` with these descriptors, written as flow mappings; `LIMIT` stands for a `rate_limit`.
 fn domain_of(descriptors: &[&str]) -> Rules {
     let items: String =
         descriptors.iter().map(|item| format!("  - {}\n", item.replace("LIMIT", LIMIT))).collect();
@@ -24,7 +24,11 @@ fn key(rules: &Rules, entries: &[(&str, &str)]) -> Key {
             panic!("{} has no limit", found.rule.path)
         };
         let key = found.key(rules.domain("d").unwrap(), entries, limit.kind(), &secret);
-        assert_eq!(key, found.key_text("d", entries).key(&limit.kind().bytes(), &secret), "its text's hash");
+        assert_eq!(
+            key,
+            found.key_text("d", entries).key(&limit.kind().bytes(), &secret),
+            "the hash of the key text"
+        );
         key
     })
 }
@@ -36,7 +40,7 @@ fn metric_name(rules: &Rules, entries: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn an_exact_value_comes_before_a_pattern_and_a_pattern_before_the_key_alone() {
+fn exact_value_precedes_pattern_and_pattern_precedes_key_only() {
     let rules = domain_of(&["{key: a, LIMIT}", "{key: a, value: x*, LIMIT}", "{key: a, value: x1, LIMIT}"]);
     assert_eq!(path(&rules, &[("a", "x1")]), Some("d.a_x1"));
     assert_eq!(path(&rules, &[("a", "x2")]), Some("d.a_x*"));
@@ -46,7 +50,7 @@ fn an_exact_value_comes_before_a_pattern_and_a_pattern_before_the_key_alone() {
 }
 
 #[test]
-fn the_first_declared_pattern_that_matches_wins_even_over_a_more_specific_one() {
+fn first_declared_matching_pattern_wins() {
     let rules = domain_of(&[
         "{key: a, value: 'x*', LIMIT}",
         "{key: a, value: 'xy*', LIMIT}",
@@ -60,13 +64,13 @@ fn the_first_declared_pattern_that_matches_wins_even_over_a_more_specific_one() 
 }
 
 #[test]
-fn a_value_that_reads_like_a_pattern_matches_it_literally_first() {
+fn value_equal_to_a_pattern_matches_it_literally() {
     let rules = domain_of(&["{key: a, value: '*', LIMIT}", "{key: a, value: 'x*', LIMIT}"]);
     assert_eq!(path(&rules, &[("a", "x*")]), Some("d.a_x*"));
 }
 
 #[test]
-fn a_node_once_chosen_is_kept() {
+fn lookup_does_not_backtrack() {
     let rules = domain_of(&[
         "{key: a, value: x, descriptors: [{key: b, value: '1', LIMIT}]}",
         "{key: a, value: 'x*', descriptors: [{key: b, LIMIT}]}",
@@ -80,14 +84,14 @@ fn a_node_once_chosen_is_kept() {
 }
 
 #[test]
-fn a_value_without_a_limit_is_exempt() {
+fn value_without_limit_is_exempt() {
     let rules = domain_of(&["{key: a, LIMIT}", "{key: a, value: vip}"]);
     assert_eq!(path(&rules, &[("a", "vip")]), None);
     assert_eq!(path(&rules, &[("a", "other")]), Some("d.a"));
 }
 
 #[test]
-fn only_the_node_of_the_last_entry_limits() {
+fn only_the_node_of_the_last_entry_applies() {
     let rules = domain_of(&["{key: a, LIMIT, descriptors: [{key: b}]}"]);
     assert_eq!(path(&rules, &[("a", "x")]), Some("d.a"));
     assert_eq!(path(&rules, &[("a", "x"), ("b", "y")]), None);
@@ -97,7 +101,7 @@ fn only_the_node_of_the_last_entry_limits() {
 }
 
 #[test]
-fn an_underscore_joins_key_and_value_so_splits_that_read_the_same_are_the_same() {
+fn keys_and_values_with_equal_composite_text_match() {
     let rules = domain_of(&["{key: a, value: b, LIMIT}", "{key: 'us*', LIMIT}"]);
     assert_eq!(path(&rules, &[("a_b", "x")]), Some("d.a_b"));
     assert_eq!(path(&rules, &[("user", "x")]), Some("d.us*"));
@@ -105,14 +109,14 @@ fn an_underscore_joins_key_and_value_so_splits_that_read_the_same_are_the_same()
 }
 
 #[test]
-fn a_pattern_matches_the_middle_and_nested_levels() {
+fn pattern_matches_in_the_middle_and_at_nested_levels() {
     let rules = domain_of(&["{key: path, value: /api/*/item/*, descriptors: [{key: m, value: G*, LIMIT}]}"]);
     assert_eq!(path(&rules, &[("path", "/api/v1/item/5"), ("m", "GET")]), Some("d.path_/api/*/item/*.m_G*"));
     assert_eq!(path(&rules, &[("path", "/api/v1/items"), ("m", "GET")]), None);
 }
 
 #[test]
-fn values_that_match_a_pattern_share_a_counter_only_where_the_rule_says_so() {
+fn values_of_a_pattern_share_a_counter_with_share_threshold() {
     let rules = domain_of(&[
         "{key: own, value: 'x*', LIMIT}",
         "{key: all, value: 'x*', share_threshold: true, LIMIT}",
@@ -123,24 +127,24 @@ fn values_that_match_a_pattern_share_a_counter_only_where_the_rule_says_so() {
     assert_ne!(
         key(&rules, &[("all", "x1")]),
         key(&rules, &[("all", "x2")]),
-        "an exact sibling keeps its own"
+        "an exact sibling has its own counter"
     );
     assert_ne!(
         key(&rules, &[("all", "x*")]),
         key(&rules, &[("all", "x2")]),
-        "a literal match is no wildcard match"
+        "a literal match is not a wildcard match"
     );
 }
 
 #[test]
-fn a_level_above_the_limit_may_be_the_shared_one() {
+fn level_above_the_limit_can_be_shared() {
     let rules = domain_of(&["{key: a, value: 'x*', share_threshold: true, descriptors: [{key: b, LIMIT}]}"]);
     assert_eq!(key(&rules, &[("a", "x1"), ("b", "1")]), key(&rules, &[("a", "x2"), ("b", "1")]));
     assert_ne!(key(&rules, &[("a", "x1"), ("b", "1")]), key(&rules, &[("a", "x1"), ("b", "2")]));
 }
 
 #[test]
-fn metric_names_are_the_rules_path_unless_the_rule_asks_for_values() {
+fn metric_name_is_the_path_unless_the_rule_adds_values() {
     let rules = domain_of(&[
         "{key: plain, value: v, descriptors: [{key: sub, LIMIT}]}",
         "{key: detailed, detailed_metric: true, LIMIT}",
@@ -163,7 +167,7 @@ fn metric_names_are_the_rules_path_unless_the_rule_asks_for_values() {
 }
 
 #[test]
-fn a_look_up_tries_the_same_number_of_tables_however_many_rules_there_are() {
+fn lookup_cost_does_not_grow_with_the_number_of_rules() {
     let visits = |number: usize| {
         let mut text = String::from("domain: d\ndescriptors:\n");
         for rule in 0..number {
@@ -190,18 +194,18 @@ fn a_look_up_tries_the_same_number_of_tables_however_many_rules_there_are() {
     assert_eq!(few, visits(33_334), "100,002 rules");
 }
 
-/// A descriptor of the oracle below.
+/// A descriptor for the oracle below.
 #[derive(Clone, Debug)]
-struct Sketch {
+struct TestNode {
     key: String,
     value: String,
     limited: bool,
     shared: bool,
-    shown: bool,
-    children: Vec<Sketch>,
+    in_metric: bool,
+    children: Vec<TestNode>,
 }
 
-impl Sketch {
+impl TestNode {
     fn text(&self) -> String {
         if self.value.is_empty() { self.key.clone() } else { format!("{}_{}", self.key, self.value) }
     }
@@ -209,11 +213,11 @@ impl Sketch {
     fn yaml(&self) -> String {
         let limit = if self.limited { LIMIT } else { "rate_limit: " };
         let children: Vec<_> = self.children.iter().map(Self::yaml).collect();
-        let Self { key, value, shown, .. } = self;
+        let Self { key, value, in_metric, .. } = self;
         let shared = self.shared && value.ends_with('*');
         let children = children.join(", ");
         format!(
-            "{{key: '{key}', value: '{value}', {limit}, share_threshold: {shared}, value_to_metric: {shown}, \
+            "{{key: '{key}', value: '{value}', {limit}, share_threshold: {shared}, value_to_metric: {in_metric}, \
              descriptors: [{children}]}}",
         )
     }
@@ -228,76 +232,71 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// The look-up as its definition reads, one rule after the other.
-fn by_definition(level: &[Sketch], path: &str, entries: &[(&str, &str)]) -> Option<String> {
+/// The lookup by its definition, which checks one rule after the other.
+fn by_definition(level: &[TestNode], path: &str, entries: &[(&str, &str)]) -> Option<String> {
     let ((key, value), rest) = entries.split_first()?;
     let text = format!("{key}_{value}");
-    let exact = level.iter().find(|sketch| sketch.text() == text);
-    let pattern =
-        || level.iter().find(|sketch| sketch.text().contains('*') && matches(&sketch.text(), &text));
-    let sketch = exact.or_else(pattern).or_else(|| level.iter().find(|sketch| sketch.text() == *key))?;
-    let path = format!("{path}.{}", sketch.text());
-    if rest.is_empty() {
-        sketch.limited.then_some(path)
-    } else {
-        by_definition(&sketch.children, &path, rest)
-    }
+    let exact = level.iter().find(|node| node.text() == text);
+    let pattern = || level.iter().find(|node| node.text().contains('*') && matches(&node.text(), &text));
+    let node = exact.or_else(pattern).or_else(|| level.iter().find(|node| node.text() == *key))?;
+    let path = format!("{path}.{}", node.text());
+    if rest.is_empty() { node.limited.then_some(path) } else { by_definition(&node.children, &path, rest) }
 }
 
-fn level(children: BoxedStrategy<Vec<Sketch>>) -> BoxedStrategy<Vec<Sketch>> {
-    let sketch = ("[ab*]{1,2}", "[ab_*]{0,3}", any::<[bool; 3]>(), children).prop_map(
-        |(key, value, [limited, shared, shown], children)| Sketch {
+fn level(children: BoxedStrategy<Vec<TestNode>>) -> BoxedStrategy<Vec<TestNode>> {
+    let node = ("[ab*]{1,2}", "[ab_*]{0,3}", any::<[bool; 3]>(), children).prop_map(
+        |(key, value, [limited, shared, in_metric], children)| TestNode {
             key,
             value,
             limited,
             shared,
-            shown,
+            in_metric,
             children,
         },
     );
-    let distinct = |sketches: Vec<Sketch>| {
+    let distinct = |nodes: Vec<TestNode>| {
         let mut seen = std::collections::HashSet::new();
-        sketches.into_iter().filter(|sketch| seen.insert(sketch.text())).collect()
+        nodes.into_iter().filter(|node| seen.insert(node.text())).collect()
     };
-    prop::collection::vec(sketch, 0..6).prop_map(distinct).boxed()
+    prop::collection::vec(node, 0..6).prop_map(distinct).boxed()
 }
 
 proptest! {
     #[test]
-    fn a_look_up_finds_what_its_definition_says(
-        sketches in level(level(Just(Vec::new()).boxed())),
+    fn lookup_agrees_with_its_definition(
+        nodes in level(level(Just(Vec::new()).boxed())),
         entries in prop::collection::vec(("[ab]{1,2}", "[ab_*]{0,3}"), 0..4),
     ) {
-        let items: Vec<_> = sketches.iter().map(Sketch::yaml).collect();
+        let items: Vec<_> = nodes.iter().map(TestNode::yaml).collect();
         let rules = rules(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
         let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let domain: &Domain = rules.domain("d").unwrap();
         let found = with(domain, &entries, |found, _| found.map(|found| found.rule.path.clone()));
-        prop_assert_eq!(found, by_definition(&sketches, "d", &entries));
+        prop_assert_eq!(found, by_definition(&nodes, "d", &entries));
     }
 
     #[test]
-    fn the_usual_way_leads_to_the_same_rule_key_and_name_in_metrics_under_any_secret(
-        sketches in level(level(Just(Vec::new()).boxed())),
+    fn cached_match_agrees_with_full_match_under_any_secret(
+        nodes in level(level(Just(Vec::new()).boxed())),
         all in prop::collection::vec(prop::collection::vec(("[ab]{1,2}", "[ab_*]{0,3}"), 1..4), 1..8),
         secrets in prop::collection::vec(0..2_u8, 8),
     ) {
-        let items: Vec<_> = sketches.iter().map(Sketch::yaml).collect();
+        let items: Vec<_> = nodes.iter().map(TestNode::yaml).collect();
         let rules = rules(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
         let domain = rules.domain("d").unwrap();
-        // What comes first to a rule leaves something for those that follow.
+        // The first descriptor of a rule fills the cache for the following ones.
         for (entries, secret) in all.iter().zip(secrets) {
             let secret = Secret::from_bytes([secret; 16]);
             let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-            let usual = domain.usual(&entries, &secret);
-            prop_assert_eq!(usual.is_some(), domain.usual(&entries, &Secret::from_bytes([9; 16])).is_some());
-            let Some(usual) = usual else { continue };
+            let cached = domain.find_cached(&entries, &secret);
+            prop_assert_eq!(cached.is_some(), domain.find_cached(&entries, &Secret::from_bytes([9; 16])).is_some());
+            let Some(cached) = cached else { continue };
             let found = domain.find(&entries).unwrap();
-            prop_assert_eq!(&usual.rule.path, &found.rule.path);
+            prop_assert_eq!(&cached.rule.path, &found.rule.path);
             let text = found.key_text("d", &entries);
-            prop_assert_eq!(usual.key(&entries), text.key(&usual.limit.kind().bytes(), &secret));
-            let of_usual = usual.found_for_name(domain, &entries);
-            let name = of_usual.map_or(usual.rule.path.clone().into(), |found| found.metric_name("d", &entries));
+            prop_assert_eq!(cached.key(&entries), text.key(&cached.limit.kind().bytes(), &secret));
+            let full_match = cached.match_for_name(domain, &entries);
+            let name = full_match.map_or(cached.rule.path.clone().into(), |found| found.metric_name("d", &entries));
             prop_assert_eq!(name, found.metric_name("d", &entries));
         }
     }

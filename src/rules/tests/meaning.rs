@@ -9,7 +9,7 @@ use crate::{
         Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
-    rules::{Allowance, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Shown, Unit},
+    rules::{Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Unit},
     time::{SECOND, Timestamp},
 };
 
@@ -41,14 +41,14 @@ fn warnings(rules: &Rules) -> Vec<String> {
 }
 
 #[test]
-fn a_rule_that_names_no_algorithm_is_classic() {
+fn rule_without_algorithm_is_classic() {
     let rule = limit("unit: Minute, requests_per_unit: 1_000");
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 1_000, window: window(60) })));
-    assert_eq!(rule.shown, Shown { requests_per_unit: 1_000, unit: Some(Unit::Minute) });
+    assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 1_000, unit: Some(Unit::Minute) });
 }
 
 #[test]
-fn units_are_as_long_as_they_have_always_been() {
+fn units_have_fixed_lengths() {
     let lengths = Unit::ALL.map(|unit| (unit.name(), unit.seconds(), unit.span().nanos() / SECOND));
     let expected = [
         ("second", 1),
@@ -64,19 +64,22 @@ fn units_are_as_long_as_they_have_always_been() {
 }
 
 #[test]
-fn a_multiplied_unit_and_a_window_are_shown_without_a_unit() {
+fn multiplied_unit_and_window_are_displayed_without_unit() {
     let rule = limit("unit: minute, unit_multiplier: 5, requests_per_unit: 9");
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(300) })));
-    assert_eq!(rule.shown, Shown { requests_per_unit: 9, unit: None });
+    assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 9, unit: None });
     for (text, seconds) in [("90s", 90), ("1h 30m", 5_400), ("'60s'", 60), ("PT2M", 120)] {
         let rule = limit(&format!("window: {text}, requests_per_unit: 9"));
         assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(seconds) })));
-        assert_eq!(rule.shown.unit, None);
+        assert_eq!(rule.displayed_limit.unit, None);
     }
     let millisecond = Window::of_nanos(SECOND / 1_000).unwrap();
     let rule = limit("window: 1ms, requests_per_unit: 9");
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: millisecond })));
-    assert_eq!(limit("unit: day, unit_multiplier: 1, requests_per_unit: 9").shown.unit, Some(Unit::Day));
+    assert_eq!(
+        limit("unit: day, unit_multiplier: 1, requests_per_unit: 9").displayed_limit.unit,
+        Some(Unit::Day)
+    );
 }
 
 #[test]
@@ -101,19 +104,19 @@ fn a_named_rule_has_its_algorithm_and_its_excess() {
 }
 
 #[test]
-fn a_limit_of_0_bans() {
+fn limit_of_0_admits_nothing() {
     let rule = limit("unit: second, requests_per_unit: 0");
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 0, window: window(1) })));
     let rule = limit("unit: second, requests_per_unit: 0, algorithm: token_bucket, burst: 5");
     let Allowance::Limited(Limit::TokenBucket(bucket)) = rule.allowance else { panic!("a token bucket") };
-    assert_eq!((bucket.burst, rule.shown.requests_per_unit), (0, 0));
+    assert_eq!((bucket.burst, rule.displayed_limit.requests_per_unit), (0, 0));
     let queue = limit("unit: second, requests_per_unit: 0, algorithm: leaky_queue, burst: 5");
     let Allowance::Limited(Limit::LeakyQueue(queue)) = queue.allowance else { panic!("a leaky queue") };
     assert_eq!(queue.burst, None);
 }
 
 #[test]
-fn nothing_ever_passes_a_limit_of_0_whatever_the_algorithm() {
+fn limit_of_0_refuses_under_every_algorithm() {
     let calendar = "calendar: {timezone: Europe/Berlin}";
     let burst = "burst: 5";
     for (algorithm, more) in [
@@ -136,7 +139,7 @@ fn nothing_ever_passes_a_limit_of_0_whatever_the_algorithm() {
 }
 
 #[test]
-fn every_algorithm_can_be_named() {
+fn every_algorithm_name_yields_its_limit() {
     let span = Span::of_nanos(60 * SECOND).unwrap();
     let log = |grain: u64, excess| {
         let grain = grain.try_into().unwrap();
@@ -160,12 +163,12 @@ fn every_algorithm_can_be_named() {
     ] {
         let rule = limit(&format!("unit: minute, requests_per_unit: 10, algorithm: {text}"));
         assert_eq!(rule.allowance, limited(expected), "{text}");
-        assert_eq!(rule.shown, Shown { requests_per_unit: 10, unit: Some(Unit::Minute) });
+        assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 10, unit: Some(Unit::Minute) });
     }
 }
 
 #[test]
-fn a_bucket_in_steps_is_shown_by_its_burst_and_without_a_unit() {
+fn stepped_bucket_is_displayed_by_burst_without_unit() {
     let steps = "algorithm: token_bucket, refill_amount: 2, refill_interval: 1s, burst: 4";
     let bucket = |excess| {
         let [amount, interval] = [2, SECOND].map(|number| number.try_into().unwrap());
@@ -173,12 +176,12 @@ fn a_bucket_in_steps_is_shown_by_its_burst_and_without_a_unit() {
     };
     let rule = limit(steps);
     assert_eq!(rule.allowance, bucket(Excess::Refuse));
-    assert_eq!(rule.shown, Shown { requests_per_unit: 4, unit: None });
+    assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 4, unit: None });
     assert_eq!(limit(&format!("{steps}, overdraft: true")).allowance, bucket(Excess::Overdraft(4)));
 }
 
 #[test]
-fn a_calendar_goes_with_classic_rules_and_fixed_windows_and_is_shown_without_a_unit() {
+fn calendar_applies_to_classic_rules_and_fixed_windows() {
     for (text, unit) in [
         ("unit: day, calendar: {timezone: Europe/Berlin}", CalendarUnit::Day),
         ("unit: week, calendar: {timezone: Europe/Berlin}", CalendarUnit::Week(Weekday::Monday)),
@@ -192,7 +195,7 @@ fn a_calendar_goes_with_classic_rules_and_fixed_windows_and_is_shown_without_a_u
         let window = Window::Calendar(Calendar::new(unit, "Europe/Berlin").unwrap());
         let rule = limit(&format!("{text}, requests_per_unit: 7"));
         assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 7, window: window.clone() })));
-        assert_eq!(rule.shown, Shown { requests_per_unit: 7, unit: None });
+        assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 7, unit: None });
         let rule = limit(&format!("{text}, requests_per_unit: 7, algorithm: fixed_window"));
         let fixed = FixedWindow { limit: 7, window, excess: Excess::Refuse };
         assert_eq!(rule.allowance, limited(Limit::FixedWindow(fixed)));
@@ -200,15 +203,15 @@ fn a_calendar_goes_with_classic_rules_and_fixed_windows_and_is_shown_without_a_u
 }
 
 #[test]
-fn an_unlimited_rule_may_say_a_number_but_it_means_nothing() {
+fn unlimited_rule_ignores_its_request_count() {
     let rule = limit("unlimited: yes, requests_per_unit: 5, name: free, replaces: [{name: other}]");
     assert_eq!(rule.allowance, Allowance::Unlimited);
-    assert_eq!(rule.shown, Shown { requests_per_unit: 0, unit: None });
+    assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 0, unit: None });
     assert_eq!((rule.name.as_deref(), rule.replaces), (Some("free"), vec!["other".into()]));
 }
 
 #[test]
-fn numbers_and_booleans_are_text_where_text_is_wanted() {
+fn numbers_and_booleans_are_accepted_as_text() {
     let values = ["010", "yes", "1.5", "true", "5", "99999999999999999999", "2026-01-01"];
     let items: String = values
         .iter()
@@ -220,18 +223,18 @@ fn numbers_and_booleans_are_text_where_text_is_wanted() {
 }
 
 #[test]
-fn what_stands_beside_a_limit_is_kept_with_it() {
+fn options_beside_a_limit_are_kept_in_the_rule() {
     let text = "domain: d\non_denied: charge_none\ndescriptors:\n  - key: a\n    shadow_mode: on\n    quota_mode: true\n    \
                 detailed_metric: true\n    metadata: {tier: gold, cost: {per: 0x10}}\n    rate_limit: {unit: day, requests_per_unit: 1}\n";
     assert_eq!(rules(text).domain("d").unwrap().on_denied, Some(OnDenied::ChargeNone));
     let rule = only_rule(text);
     assert!(rule.shadow_mode && rule.quota_mode && rule.detailed_metric);
     assert_eq!(json!(rule.metadata), json!({"tier": "gold", "cost": {"per": 16}}));
-    assert_eq!(rule.place.to_string(), "rules.yaml:9:17");
+    assert_eq!(rule.location.to_string(), "rules.yaml:9:17");
 }
 
 #[test]
-fn a_rule_says_what_becomes_of_it_when_its_count_is_out_of_reach() {
+fn on_owner_unavailable_and_lease_are_read() {
     let rule = |keys: &str| {
         let limit = format!("{{unit: day, requests_per_unit: 1{keys}}}");
         only_rule(&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {limit}}}]\n"))
@@ -248,7 +251,7 @@ fn a_rule_says_what_becomes_of_it_when_its_count_is_out_of_reach() {
 }
 
 #[test]
-fn rules_come_in_the_order_of_the_file() {
+fn rules_are_in_file_order() {
     let text = "domain: d\ndescriptors:\n  - key: z\n    rate_limit: {unlimited: true}\n    descriptors:\n      \
                 - {key: y, rate_limit: {unlimited: true}}\n  - {key: a, rate_limit: {unlimited: true}}\n";
     let rules = rules(text);
@@ -257,7 +260,7 @@ fn rules_come_in_the_order_of_the_file() {
 }
 
 #[test]
-fn a_domain_may_have_no_rules_and_absent_values_are_as_good_as_no_key() {
+fn domain_without_rules_is_valid_and_null_counts_as_absent() {
     for text in [
         "domain: d\n",
         "domain: d\ndescriptors:\n",
@@ -269,7 +272,7 @@ fn a_domain_may_have_no_rules_and_absent_values_are_as_good_as_no_key() {
 }
 
 #[test]
-fn replacing_a_limit_that_no_rule_of_the_domain_has_is_a_warning() {
+fn replacing_an_unknown_limit_is_a_warning() {
     let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit:\n      unlimited: true\n      replaces: [{name: b}, {name: gone}]\n  \
                 - {key: b, rate_limit: {unlimited: true, name: b}}\n";
     assert_eq!(
@@ -279,7 +282,7 @@ fn replacing_a_limit_that_no_rule_of_the_domain_has_is_a_warning() {
 }
 
 #[test]
-fn a_mode_without_a_limit_beside_it_is_a_warning() {
+fn mode_without_a_limit_is_a_warning() {
     let text = "domain: d\ndescriptors:\n  - key: a\n    shadow_mode: true\n    quota_mode: false\n    metadata: {}\n";
     assert_eq!(
         warnings(&rules(text)),
@@ -291,10 +294,11 @@ fn a_mode_without_a_limit_beside_it_is_a_warning() {
 }
 
 #[test]
-fn aliases_and_merges_spare_repetition() {
+fn aliases_and_merges_are_expanded() {
     let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit: &base {unit: day, requests_per_unit: 1}\n  \
                 - {key: b, rate_limit: *base}\n  - {key: c, rate_limit: {<<: *base, requests_per_unit: 2}}\n";
     let rules = rules(text);
-    let shown: Vec<_> = rules.domain("d").unwrap().rules().map(|rule| rule.shown.requests_per_unit).collect();
-    assert_eq!(shown, [1, 1, 2]);
+    let limits: Vec<_> =
+        rules.domain("d").unwrap().rules().map(|rule| rule.displayed_limit.requests_per_unit).collect();
+    assert_eq!(limits, [1, 1, 2]);
 }

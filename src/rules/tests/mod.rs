@@ -9,21 +9,21 @@ mod matching;
 mod meaning;
 mod several_files;
 
-/// The rules of a file that is right.
+/// The rules of a valid file.
 fn rules(text: &str) -> Rules {
     Rules::parse("rules.yaml", text).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
-/// Everything that is wrong with a file, one to a line.
+/// All problems of an invalid file, one to a line.
 fn problems(text: &str) -> String {
-    Rules::parse("f", text).expect_err("the file is wrong").to_string()
+    Rules::parse("f", text).expect_err("the file is invalid").to_string()
 }
 
 fn sources<const N: usize>(files: [(&str, &str); N]) -> Vec<Source> {
     files.map(|(path, text)| Source { path: path.into(), bytes: text.into() }).into()
 }
 
-/// The path of the rule that a descriptor finds in the domain `d`.
+/// The path of the rule for a descriptor in the domain `d`.
 fn path<'r>(rules: &'r Rules, entries: &[(&str, &str)]) -> Option<&'r str> {
     with(rules.domain("d").unwrap(), entries, |found, _| found.map(|found| found.rule.path.as_str()))
 }
@@ -31,14 +31,14 @@ fn path<'r>(rules: &'r Rules, entries: &[(&str, &str)]) -> Option<&'r str> {
 fn with<'r, T>(
     domain: &'r Domain,
     entries: &[(&str, &str)],
-    look: impl FnOnce(Option<Match<'r>>, &[Entry<'_>]) -> T,
+    inspect: impl FnOnce(Option<Match<'r>>, &[Entry<'_>]) -> T,
 ) -> T {
     let entries: Vec<_> = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
-    look(domain.find(&entries), &entries)
+    inspect(domain.find(&entries), &entries)
 }
 
 #[test]
-fn the_hash_is_that_of_the_contents_alone() {
+fn hash_depends_on_contents_only() {
     let text = "domain: d\n";
     let one = compile(&sources([("a", text)])).unwrap();
     let other = compile(&sources([("b", text)])).unwrap();
@@ -47,7 +47,7 @@ fn the_hash_is_that_of_the_contents_alone() {
 }
 
 #[test]
-fn what_is_wrong_with_descriptors_is_reported_also_where_the_domain_is_missing() {
+fn problems_of_descriptors_are_reported_without_a_domain() {
     let text = "descriptors:\n  - {key: a, descriptors: [{value: x}]}\n  - {key: b, rate_limit: 5}\n";
     assert_eq!(
         problems(text),

@@ -9,7 +9,7 @@ fn failure<const N: usize>(files: [(&str, &str); N]) -> String {
 }
 
 #[test]
-fn several_documents_and_files_make_one_set_in_their_order() {
+fn documents_and_files_are_merged_in_order() {
     let both = compile(&sources([("a", A), ("b", B), ("c", "domain: e\n---\ndomain: f\n")])).unwrap();
     let names: Vec<_> = both.domains().map(|domain| domain.name.as_str()).collect();
     assert_eq!((names, both.len()), (vec!["d", "e", "f"], 2));
@@ -22,7 +22,7 @@ fn several_documents_and_files_make_one_set_in_their_order() {
 }
 
 #[test]
-fn the_same_descriptor_in_two_files_is_refused_naming_both_even_without_limits() {
+fn duplicate_descriptor_in_two_files_is_refused_with_both_places() {
     assert_eq!(
         failure([("one", A), ("two", A)]),
         "two:2:15: `d.a_*` is already given at one:2:15; keys and values together must differ"
@@ -34,24 +34,24 @@ fn the_same_descriptor_in_two_files_is_refused_naming_both_even_without_limits()
 }
 
 #[test]
-fn on_denied_may_be_given_once_or_alike_but_not_otherwise() {
+fn conflicting_on_denied_in_two_files_is_refused() {
     let none = "domain: d\non_denied: charge_none\n";
     let merged = compile(&sources([("a", A), ("b", none), ("c", none)])).unwrap();
     assert_eq!(merged.domain("d").unwrap().on_denied, Some(OnDenied::ChargeNone));
     assert_eq!(
         failure([("a", none), ("b", "domain: d\non_denied: charge_all\n")]),
-        "b:2:12: `on_denied` of this domain is set otherwise at a:2:12; give it once, or the same"
+        "b:2:12: `on_denied` of this domain has another value at a:2:12; set it once, or to the same value"
     );
 }
 
 #[test]
-fn one_bad_file_refuses_all_and_every_file_is_reported() {
+fn one_invalid_file_refuses_all_and_all_problems_are_reported() {
     let what = failure([("a", A), ("b", "domain: [\n"), ("c", ""), ("d", "domain: e\nx: 1\n")]);
     let places: Vec<_> = what.lines().map(|line| &line[..2]).collect();
     assert_eq!(places, ["b:", "c:", "d:"]);
 }
 
 #[test]
-fn a_broken_document_does_not_hide_the_problems_of_the_others() {
+fn invalid_document_does_not_hide_problems_of_others() {
     assert_eq!(problems("domain: [\n---\ndomain: d\nx: 1\n---\ndomain: ''\n").lines().count(), 3);
 }

@@ -22,7 +22,7 @@ use crate::{
     },
     descriptor::Secret,
     limiter::Limiter,
-    rules::{Book, Rules},
+    rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
@@ -71,9 +71,9 @@ fn host(router: Router) -> Host {
     let now = Timestamp::from_nanos(1_790_000_000_000_000_000);
     let rules =
         "domain: d\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 1000000}}]\n";
-    let book = Arc::new(Book::of(Rules::parse("test", rules).unwrap(), now));
+    let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", rules).unwrap(), now));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
-    let limiter = Limiter::new(book, memory, Clock::manual(now), Secret::from_bytes([7; 16]));
+    let limiter = Limiter::new(active_rules, memory, Clock::manual(now), Secret::from_bytes([7; 16]));
     let long = Duration::from_secs(3_600);
     Host {
         name: "test",

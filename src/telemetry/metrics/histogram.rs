@@ -1,58 +1,58 @@
-//! How long something takes, as counts between bounds.
+//! Histograms of durations.
 
 use std::time::Duration;
 
-use crate::telemetry::metrics::Cells;
+use crate::telemetry::metrics::ShardedCounters;
 
-/// The most bounds that a histogram can have.
+/// The maximum number of bounds.
 const BOUNDS_MAX: usize = 22;
-/// The cell that holds the sum, in nanoseconds.
+/// The index of the counter for the sum, in nanoseconds.
 const SUM: usize = BOUNDS_MAX + 1;
 
-/// Counts lengths of time between bounds.
+/// Counts durations in buckets.
 #[derive(Debug)]
 pub struct Histogram {
-    // In ascending order, at most `BOUNDS_MAX`.
+    // Invariant: ascending, at most `BOUNDS_MAX`.
     bounds: &'static [Duration],
-    // One for each bound, one for what is above all of them, and the sum.
-    cells: Cells<{ SUM + 1 }>,
+    // One counter for each bound, one for longer durations, and the sum.
+    counters: ShardedCounters<{ SUM + 1 }>,
 }
 
-/// What a histogram has counted.
+/// The content of a histogram.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buckets {
-    /// Each bound in seconds, and how many were not above it.
+    /// Each bound in seconds, with the number of durations up to it.
     pub up_to: Vec<(f64, u64)>,
-    /// How many there were in all.
+    /// The number of durations.
     pub count: u64,
-    /// Their sum in seconds.
+    /// The sum of all durations in seconds.
     pub sum: f64,
 }
 
 impl Histogram {
-    /// A histogram with these bounds, in ascending order, of which there are at most 22.
+    /// A histogram with these bounds, in ascending order; at most 22.
     pub const fn new(bounds: &'static [Duration]) -> Self {
         assert!(bounds.len() <= BOUNDS_MAX, "a histogram has at most 22 bounds");
-        Self { bounds, cells: Cells::new() }
+        Self { bounds, counters: ShardedCounters::new() }
     }
 
-    /// Counts one length of time.
+    /// Records a duration.
     pub fn record(&self, time: Duration) {
         self.record_mean(time, 1);
     }
 
-    /// Counts so many lengths of time by their mean, of which this is the sum.
+    /// Records `count` durations, each as the mean of their `sum`.
     pub fn record_mean(&self, sum: Duration, count: u32) {
         let Some(mean) = sum.checked_div(count) else { return };
         let bucket = self.bounds.partition_point(|bound| *bound < mean);
-        let place = self.cells.place();
-        place.add(bucket, count.into());
-        place.add(SUM, u64::try_from(sum.as_nanos()).unwrap_or(u64::MAX));
+        let shard = self.counters.shard();
+        shard.add(bucket, count.into());
+        shard.add(SUM, u64::try_from(sum.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// What was counted so far.
+    /// The content so far.
     pub fn buckets(&self) -> Buckets {
-        let sums = self.cells.sums();
+        let sums = self.counters.sums();
         let mut count = 0;
         let mut up_to = Vec::with_capacity(self.bounds.len());
         for (bound, number) in self.bounds.iter().zip(sums) {
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_belongs_to_its_own_bucket_and_each_bucket_holds_those_below_it_too() {
+    fn buckets_are_cumulative_and_include_their_bound() {
         const BOUNDS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
         let histogram = Histogram::new(&BOUNDS);
         for millis in [0, 10, 11, 500, 501, 978] {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn several_together_count_by_their_mean_and_none_by_nothing() {
+    fn record_mean_counts_each_at_the_mean_and_ignores_none() {
         const BOUNDS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
         let histogram = Histogram::new(&BOUNDS);
         histogram.record_mean(Duration::from_millis(30), 3);

@@ -1,10 +1,10 @@
-//! The text format of Prometheus, version 0.0.4.
+//! The Prometheus text format, version 0.0.4.
 
 use std::fmt::{Display, Write as _};
 
 use crate::telemetry::metrics::{Buckets, Metric};
 
-/// The media type of a page.
+/// The content type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A page of metrics under construction.
@@ -19,28 +19,28 @@ pub struct Family<'p> {
 }
 
 impl Page {
-    /// Begins a metric; each only once.
+    /// Begins a metric. Each metric may occur only once on a page.
     pub fn family(&mut self, metric: Metric) -> Family<'_> {
         let Metric { name, kind, help, .. } = metric;
         write(&mut self.0, format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
         Family { page: &mut self.0, metric }
     }
 
-    /// A metric of a single number.
+    /// Adds a metric with a single value.
     pub fn single(&mut self, metric: Metric, value: impl Display) {
         self.family(metric).sample(&[], value);
     }
 
-    /// The page.
+    /// The text of the page.
     pub fn finish(self) -> String {
         self.0
     }
 }
 
 impl Family<'_> {
-    /// Adds a series with these values of the metric's labels, in their order.
+    /// Adds a series with these label values, in the order of the metric's labels.
     pub fn sample(&mut self, values: &[&str], value: impl Display) {
-        debug_assert_eq!(values.len(), self.metric.labels.len(), "a value for each label");
+        debug_assert_eq!(values.len(), self.metric.labels.len(), "one value per label");
         self.page.push_str(self.metric.name);
         for (index, (label, text)) in self.metric.labels.iter().zip(values).enumerate() {
             self.page.push(if index == 0 { '{' } else { ',' });
@@ -53,7 +53,7 @@ impl Family<'_> {
         write(self.page, format_args!("{close} {value}\n"));
     }
 
-    /// Adds what a histogram without labels has counted.
+    /// Adds the buckets of a histogram without labels.
     pub fn buckets(&mut self, buckets: &Buckets) {
         let (name, Buckets { up_to, count, sum }) = (self.metric.name, buckets);
         for (bound, number) in up_to {
@@ -85,10 +85,10 @@ fn escape(page: &mut String, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::{ALL, HITS, Kind, QUEUE_DELAY, RULES, cluster};
+    use crate::telemetry::metrics::{ALL, HITS, MetricKind, QUEUE_DELAY, RULES, cluster};
 
     #[test]
-    fn a_page_is_in_the_text_format_with_hostile_values_escaped() {
+    fn page_is_in_text_format_with_escaped_label_values() {
         let mut page = Page::default();
         page.family(HITS).sample(&["a\"b\\c\nd", "µ.é=1,"], 7);
         page.single(RULES, 0.5);
@@ -114,9 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn counters_and_only_they_end_with_total() {
+    fn exactly_counters_end_with_total() {
         for metric in ALL.iter().chain(cluster::ALL) {
-            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert_eq!(
+                metric.kind == MetricKind::Counter,
+                metric.name.ends_with("_total"),
+                "{}",
+                metric.name
+            );
         }
     }
 }

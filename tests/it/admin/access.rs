@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Output};
 
 use serde_json::{Value, json};
-use tollgate::telemetry::logs::Dial;
+use tollgate::telemetry::logs::LogControl;
 
 use crate::{
     admin::{RULES, admin_with, send, start},
@@ -131,7 +131,7 @@ async fn without_a_readable_token_the_process_does_not_start() {
             fs::write(&file, text).unwrap();
         }
         let given = [("admin.token_file", file.to_str().unwrap())];
-        let error = start(tempfile::tempdir().unwrap(), &given, Dial::default()).await.err().unwrap();
+        let error = start(tempfile::tempdir().unwrap(), &given, LogControl::default()).await.err().unwrap();
         assert!(error.to_string().starts_with("admin.token_file: "), "{error}");
     }
 }
@@ -144,7 +144,7 @@ async fn the_commands_show_explain_reset_and_set() {
     let text = printed(&explained);
     assert_eq!(explained.status.code(), Some(0), "{text}");
     for part in [
-        "would be passed",
+        "decision: passed",
         "shop.user",
         "rules.yaml:5:17",
         "2 per minute",
@@ -179,7 +179,7 @@ async fn the_commands_show_the_token_and_say_what_is_wrong() {
         (output.status.code(), printed(&output))
     };
     let (code, text) = ask(&["user=bob"]).await;
-    assert!(code == Some(1) && text.contains("give --token-file"), "{text}");
+    assert!(code == Some(1) && text.contains("set --token-file"), "{text}");
     let (code, text) = ask(&["user=bob", "--token-file", path]).await;
     assert!(code == Some(0) && text.contains("2 left"), "{text}");
     let (code, text) = ask(&["colour=red", "--token-file", path]).await;

@@ -189,7 +189,7 @@ async fn a_member_that_is_declared_dead_is_gone_at_once_and_nobody_else() {
     for (query, code, why) in [
         (page(&own), 400, "is this replica itself"),
         (page("12345"), 400, "16 hexadecimal digits"),
-        (page("00000000000000ab"), 404, "is not known here"),
+        (page("00000000000000ab"), 404, "is not a known member"),
         ("/cluster/declare-dead".to_owned(), 400, "member"),
     ] {
         let (answered, told) = admin(one_of, "POST", &query, "").await;
@@ -214,7 +214,7 @@ async fn a_replica_that_counts_by_itself_says_that_it_has_no_cluster() {
     let known = "authorization: Bearer known\r\n";
     for (method, path) in [("GET", "/cluster"), ("POST", "/cluster/declare-dead?member=00000000000000ab")] {
         let (code, why) = admin_with(&service, known, method, path, "").await;
-        assert_eq!((code, why.as_str()), (404, "cluster.listen is off: this replica counts by itself\n"));
+        assert_eq!((code, why.as_str()), (404, "cluster.listen is off: this is a single replica\n"));
         assert_eq!(admin_with(&service, "", method, path, "").await.0, 401, "{path}");
     }
 }

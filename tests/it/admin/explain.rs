@@ -31,7 +31,7 @@ async fn an_explanation_names_the_rule_its_place_and_why_others_were_not_chosen(
     assert_eq!(
         others,
         [
-            (&json!("user"), &json!("its key alone matches too, but a pattern goes before")),
+            (&json!("user"), &json!("its key alone matches too, but a pattern takes precedence")),
             (&json!("user=al*"), &json!("its pattern matches too, but is declared later")),
         ]
     );
@@ -47,7 +47,7 @@ async fn an_explanation_says_why_there_is_no_limit() {
         ("user=root", "no limit: shop.user_root is unlimited"),
         ("colour=red", "no limit: nothing matches `colour_red`, entry 1 of the descriptor"),
         ("team=a,badge=b", "no limit: nothing matches `badge_b`, entry 2 of the descriptor"),
-        ("team=a", "has no rate_limit; there are descriptors below it"),
+        ("team=a", "has no rate_limit; it has nested descriptors"),
     ] {
         let told = explained(&service, &format!("key={key}")).await;
         let told = &told["descriptors"][0];
@@ -141,8 +141,8 @@ async fn what_cannot_be_explained_is_answered_with_what_is_wrong() {
         ("", "domain"),
         ("?domain=shop", "no descriptors"),
         ("?domain=shop&key=user", "no `=`"),
-        ("?domain=shop&key=a=b&hits=x", "no number"),
-        ("?domain=shop&keys=a=b", "`keys` is none of"),
+        ("?domain=shop&key=a=b&hits=x", "not a number"),
+        ("?domain=shop&keys=a=b", "`keys` is not one of"),
     ] {
         let (code, why) = admin(&service, "GET", &format!("/explain{query}"), "").await;
         assert_eq!(code, 400, "{why}");

@@ -1,4 +1,4 @@
-//! Where something is written, and what is wrong there.
+//! Problems in rule files and their locations.
 
 use std::{fmt, sync::Arc};
 
@@ -6,42 +6,42 @@ use crate::yaml::{self, Mark};
 
 /// A position in a rule file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// The file, by the path it was asked for.
+pub struct Location {
+    /// The path of the file, as configured.
     pub file: Arc<str>,
     /// Line and column.
     pub mark: Mark,
 }
 
-impl Place {
-    /// The place that stands for a file as a whole.
+impl Location {
+    /// The location of a file as a whole.
     pub fn whole(file: Arc<str>) -> Self {
         Self { file, mark: Mark::START }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.mark.line, self.mark.column)
     }
 }
 
-/// Something wrong with a rule file: what it is, and what is allowed. Shown as `file:line:column: what`.
+/// A problem in a rule file. Displayed as `file:line:column: what`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Where.
-    pub place: Place,
-    /// What is wrong, and what is allowed.
+    /// The location.
+    pub location: Location,
+    /// What is wrong and what is allowed.
     pub what: String,
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.what)
+        write!(f, "{}: {}", self.location, self.what)
     }
 }
 
-/// Everything that is wrong with a set of rule files. Shown one to a line.
+/// All problems of a set of rule files. Displayed one to a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems {
     list: Vec<Problem>,
@@ -49,32 +49,32 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// How many are kept; the others are only counted.
+    /// The maximum number of problems kept; further ones are only counted.
     pub const MAX: usize = 1_000;
 
-    /// Adds one.
+    /// Adds a problem.
     pub fn push(&mut self, problem: Problem) {
         if self.list.len() < Self::MAX { self.list.push(problem) } else { self.dropped += 1 }
     }
 
-    /// Those that are kept, by file and then as they were found.
+    /// The problems kept, in the order of the files.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.list.iter()
     }
 
-    /// How many there are, kept or not.
+    /// The number of problems, including those not kept.
     pub fn len(&self) -> usize {
         self.list.len() + self.dropped
     }
 
-    /// Whether all is well.
+    /// Whether there is no problem.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Brings them into the order of the files.
+    /// Sorts the problems by location.
     pub(crate) fn sort(&mut self) {
-        self.list.sort_by(|one, other| one.place.cmp(&other.place));
+        self.list.sort_by(|one, other| one.location.cmp(&other.location));
     }
 }
 
@@ -93,27 +93,27 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// Takes down the problems of one file.
-pub(crate) struct Report<'p> {
+/// Collects the problems of one file.
+pub(crate) struct Diagnostics<'p> {
     file: Arc<str>,
     problems: &'p mut Problems,
 }
 
-impl<'p> Report<'p> {
+impl<'p> Diagnostics<'p> {
     pub(crate) fn new(file: Arc<str>, problems: &'p mut Problems) -> Self {
         Self { file, problems }
     }
 
     pub(crate) fn add(&mut self, mark: Mark, what: impl Into<String>) {
-        let place = self.place(mark);
-        self.problems.push(Problem { place, what: what.into() });
+        let location = self.location(mark);
+        self.problems.push(Problem { location, what: what.into() });
     }
 
     pub(crate) fn add_all(&mut self, problems: Vec<yaml::Problem>) {
         problems.into_iter().for_each(|problem| self.add(problem.mark, problem.what));
     }
 
-    pub(crate) fn place(&self, mark: Mark) -> Place {
-        Place { file: self.file.clone(), mark }
+    pub(crate) fn location(&self, mark: Mark) -> Location {
+        Location { file: self.file.clone(), mark }
     }
 }

@@ -1,4 +1,4 @@
-//! A connection to the server that is made anew when it ends, and calls over it.
+//! A gRPC client that reconnects when its connection ends.
 
 use std::{future::poll_fn, io, sync::Arc, time::Duration};
 
@@ -25,33 +25,33 @@ use tonic::Code;
 
 use crate::cli::{
     bench::frame::{self, Outcome},
-    place::{Place, Tls},
+    target::{Target, Tls},
 };
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// How long a connection that failed is left alone before it is tried again.
+/// The pause before a failed connection is tried again.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What the server may send before it is told to go on, in bytes: so much that it never waits.
+/// The flow-control window: large enough that the server never waits.
 const WINDOW_BYTES: u32 = 1 << 24;
-/// The longest answer that is read.
+/// The maximum size of an answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// How to reach the server, worked out once.
+/// The address of the server with everything needed to connect.
 pub(super) struct Route {
     to: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     head: Request<()>,
-    patience: Duration,
+    request_timeout: Duration,
 }
 
 impl Route {
-    /// The way to `place`, on which a connection may take `patience` to be made.
-    pub(super) fn new(place: Place, patience: Duration) -> Result<Self, String> {
-        let unix = place.to.starts_with("unix:");
-        let authority = if unix { "localhost" } else { place.to.as_str() };
-        let scheme = if place.tls.is_some() { "https" } else { "http" };
-        let no_address = || "this is no HOST:PORT".to_owned();
-        if !unix && place.to.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+    /// The route to `target`; connecting may take `request_timeout`.
+    pub(super) fn new(target: Target, request_timeout: Duration) -> Result<Self, String> {
+        let unix = target.to.starts_with("unix:");
+        let authority = if unix { "localhost" } else { target.to.as_str() };
+        let scheme = if target.tls.is_some() { "https" } else { "http" };
+        let no_address = || "not HOST:PORT".to_owned();
+        if !unix && target.to.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
             return Err(no_address());
         }
         let mut head = Request::post(format!("{scheme}://{authority}{METHOD}"))
@@ -61,7 +61,7 @@ impl Route {
         let headers = head.headers_mut();
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/grpc"));
         headers.insert(header::TE, header::HeaderValue::from_static("trailers"));
-        let tls = match place.tls {
+        let tls = match target.tls {
             None => None,
             Some(tls) => {
                 let host = head.uri().host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
@@ -70,11 +70,11 @@ impl Route {
                 Some((trust(tls)?, name))
             }
         };
-        Ok(Self { to: place.to, tls, head, patience })
+        Ok(Self { to: target.to, tls, head, request_timeout })
     }
 
-    async fn connect(&self) -> Result<Line, String> {
-        let made = async {
+    async fn connect(&self) -> Result<Established, String> {
+        let connecting = async {
             let io = self.socket().await.map_err(|error| error.to_string())?;
             let (sender, mut connection) = h2::client::Builder::new()
                 .initial_window_size(WINDOW_BYTES)
@@ -83,8 +83,8 @@ impl Route {
                 .handshake(io)
                 .await
                 .map_err(|error| error.to_string())?;
-            // A server that speaks something else is found out here and not by the first request.
-            let mut ping = connection.ping_pong().expect("nobody has taken it yet");
+            // Detects a server of another protocol now instead of with the first request.
+            let mut ping = connection.ping_pong().expect("taken only once");
             tokio::select! {
                 pong = ping.ping(Ping::opaque()) => pong.map_err(|error| error.to_string())?,
                 ended = &mut connection => {
@@ -92,10 +92,10 @@ impl Route {
                     return Err(format!("no HTTP/2: {why}"));
                 }
             };
-            Ok(Line { sender, connection })
+            Ok(Established { sender, connection })
         };
-        let late = |_| Err(format!("no connection within {:?}", self.patience));
-        timeout(self.patience, made).await.unwrap_or_else(late)
+        let late = |_| Err(format!("no connection within {:?}", self.request_timeout));
+        timeout(self.request_timeout, connecting).await.unwrap_or_else(late)
     }
 
     async fn socket(&self) -> io::Result<Box<dyn Io>> {
@@ -142,79 +142,83 @@ fn trust(tls: Tls) -> Result<TlsConnector, String> {
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// A connection that has been made.
-struct Line {
+/// An established connection.
+struct Established {
     sender: SendRequest<Bytes>,
     connection: Connection<Box<dyn Io>, Bytes>,
 }
 
-/// Which of the connections that were made one after the other.
+/// The number of a connection, counted over reconnects.
 type Generation = u64;
 
-/// What is said of the connection that is in use.
+/// The connection in use.
 #[derive(Clone)]
 struct Current {
     generation: Generation,
-    // Absent while a new one is being made.
+    // `None` while reconnecting.
     sender: Option<SendRequest<Bytes>>,
 }
 
-/// One of the connections of a run. Clones call over the same one.
+/// One connection of a run. Clones share the connection.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(super) struct Client {
     route: Arc<Route>,
-    mine: Option<(Generation, SendRequest<Bytes>)>,
-    // The last generation that has taken no call of this link.
-    left: Generation,
+    sender: Option<(Generation, SendRequest<Bytes>)>,
+    // The last generation that has refused a call of this client.
+    last_left: Generation,
     current: watch::Receiver<Current>,
-    // The last generation that takes no more calls.
+    // The last generation that accepts no more calls.
     ended: Arc<watch::Sender<Generation>>,
 }
 
-/// Keeps a link connected; to be run beside the calls.
-pub(super) struct Keeper {
+/// Keeps a client connected; runs beside the calls.
+pub(super) struct Reconnector {
     route: Arc<Route>,
-    line: Line,
+    established: Established,
     current: watch::Sender<Current>,
     ended: watch::Receiver<Generation>,
 }
 
-/// Makes a connection: the link to call over, and what keeps it.
-pub(super) async fn open(route: Arc<Route>) -> Result<(Link, Keeper), String> {
-    let line = route.connect().await?;
-    let (told, current) = watch::channel(Current { generation: 1, sender: Some(line.sender.clone()) });
-    let (ended, hears) = watch::channel(0);
-    let link = Link { route: route.clone(), mine: None, left: 0, current, ended: Arc::new(ended) };
-    Ok((link, Keeper { route, line, current: told, ended: hears }))
+/// Connects; returns the client and its reconnector.
+pub(super) async fn open(route: Arc<Route>) -> Result<(Client, Reconnector), String> {
+    let established = route.connect().await?;
+    let (current_sender, current) =
+        watch::channel(Current { generation: 1, sender: Some(established.sender.clone()) });
+    let (ended, ended_receiver) = watch::channel(0);
+    let client = Client { route: route.clone(), sender: None, last_left: 0, current, ended: Arc::new(ended) };
+    Ok((client, Reconnector { route, established, current: current_sender, ended: ended_receiver }))
 }
 
-impl Keeper {
-    /// Drives the connection, and makes another whenever it takes no more calls; until it is dropped.
+impl Reconnector {
+    /// Drives the connection, and reconnects whenever it accepts no more calls, until dropped.
     pub(super) async fn run(self) {
-        let Self { route, mut line, current, mut ended } = self;
+        let Self { route, mut established, current, mut ended } = self;
         let mut leaving = JoinSet::new();
         for generation in 1.. {
             tokio::select! {
-                _ = &mut line.connection => {}
+                _ = &mut established.connection => {}
                 _ = ended.wait_for(|ended| generation <= *ended) => {}
             }
             current.send_replace(Current { generation, sender: None });
-            // Calls that are open on it are still answered; each ends by its timeout.
-            leaving.spawn(line.connection);
+            // Calls that are open on it are still answered; their timeout bounds them.
+            leaving.spawn(established.connection);
             while leaving.try_join_next().is_some() {}
-            line = loop {
+            established = loop {
                 match route.connect().await {
-                    Ok(line) => break line,
+                    Ok(established) => break established,
                     Err(_) => sleep(PAUSE).await,
                 }
             };
-            current.send_replace(Current { generation: generation + 1, sender: Some(line.sender.clone()) });
+            current.send_replace(Current {
+                generation: generation + 1,
+                sender: Some(established.sender.clone()),
+            });
         }
     }
 }
 
-impl Link {
-    /// Sends one request and waits for the end of its answer; without a connection, for one.
+impl Client {
+    /// Sends a request and waits for the whole answer. Waits for a connection if there is none.
     pub(super) async fn call(&mut self, body: Bytes) -> Outcome {
         let (answer, mut stream) = loop {
             let Some((generation, mut sender)) = self.ready().await else {
@@ -222,10 +226,10 @@ impl Link {
             };
             match sender.send_request(self.route.head.clone(), false) {
                 Ok(sent) => {
-                    self.mine = Some((generation, sender));
+                    self.sender = Some((generation, sender));
                     break sent;
                 }
-                // Refused before anything was sent, so it may go over the next connection.
+                // Refused before anything was sent, so the call may use the next connection.
                 Err(_) => self.leave(generation),
             }
         };
@@ -239,24 +243,24 @@ impl Link {
         }
     }
 
-    /// The connection, as soon as there is one that takes a call; `None` where there will be none.
+    /// The connection, once one accepts calls; `None` if there will be none.
     async fn ready(&mut self) -> Option<(Generation, SendRequest<Bytes>)> {
         loop {
-            if let Some((generation, mut sender)) = self.mine.take() {
+            if let Some((generation, mut sender)) = self.sender.take() {
                 if poll_fn(|context| sender.poll_ready(context)).await.is_ok() {
                     return Some((generation, sender));
                 }
                 self.leave(generation);
             }
-            let left = self.left;
-            let newer = |current: &Current| current.sender.is_some() && left < current.generation;
+            let last_left = self.last_left;
+            let newer = |current: &Current| current.sender.is_some() && last_left < current.generation;
             let current = self.current.wait_for(newer).await.ok()?.clone();
-            self.mine = current.sender.map(|sender| (current.generation, sender));
+            self.sender = current.sender.map(|sender| (current.generation, sender));
         }
     }
 
     fn leave(&mut self, generation: Generation) {
-        self.left = generation;
+        self.last_left = generation;
         self.ended.send_if_modified(|ended| {
             let news = *ended < generation;
             *ended = generation.max(*ended);
@@ -279,9 +283,9 @@ async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Outcome {
         if stream.flow_control().release_capacity(data.len()).is_err() {
             return Outcome::Failed(Code::Internal);
         }
-        // Nearly always it is one piece.
+        // Fast path: nearly all answers arrive in one piece.
         body = if body.is_empty() { data } else { [body, data].concat().into() };
-        if ANSWER_BYTES_MAX < body.len() {
+        if body.len() > ANSWER_BYTES_MAX {
             return Outcome::Failed(Code::ResourceExhausted);
         }
     }
@@ -295,7 +299,7 @@ async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Outcome {
     }
 }
 
-/// The code of an answer that is over with its head.
+/// The error code of an answer that ends with its header.
 fn refusal(answered: StatusCode, headers: &HeaderMap) -> Option<Code> {
     match (answered.as_u16(), status(headers)) {
         (200, Some(Code::Ok) | None) => None,

@@ -1,7 +1,7 @@
-//! From the entries of a descriptor to its rule.
+//! The prefix tree that leads from the entries of a descriptor to its rule.
 //!
-//! Each entry is looked up among the children of the node found for the one before. A node once chosen is kept:
-//! where nothing below it matches there is no rule, whatever a sibling would have had.
+//! Each entry is looked up among the children of the node that matched the previous entry. There is no backtracking:
+//! if nothing below the chosen node matches, there is no rule, even if a sibling would have had one.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,23 +12,23 @@ use crate::{
     descriptor::Entry,
     rules::{
         Rule,
+        diagnostics::Location,
+        key_prefix::KeyPrefix,
         pattern::{Pattern, Patterns},
-        place::Place,
-        usual::Trunk,
     },
 };
 
-/// The bytes of a text that needs no memory of its own: enough for nearly all.
-const NEAR: usize = 256;
+/// The size of the buffer on the stack for `key_value`; longer texts are allocated.
+const INLINE_BYTES: usize = 256;
 
-/// The descriptors that stand beside each other in a rule file.
+/// The descriptors of one level of a rule file.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     // In the order of declaration.
     nodes: Vec<Node>,
-    // Every node under its key and value as written, so that a literal match comes first for patterns as well.
+    // Every node by its literal key and value, patterns included: a literal match takes precedence.
     by_text: FxHashMap<Box<[u8]>, u32>,
-    // A bit for each length of these texts; the last one is for all that are longer.
+    // A bit for each length of these texts; the highest bit stands for all longer ones.
     lengths: u64,
     patterns: Patterns,
 }
@@ -36,48 +36,48 @@ pub(crate) struct Level {
 /// One descriptor of a rule file.
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) place: Place,
+    pub(crate) location: Location,
     pub(crate) key: Box<str>,
     pub(crate) value: Box<str>,
     pub(crate) rule: Option<Arc<Rule>>,
     pub(crate) value_to_metric: bool,
     pub(crate) share_threshold: bool,
     pub(crate) children: Level,
-    /// How entries lead to it that have the key and a value as it means them.
-    pub(crate) usual: How,
-    /// Set when the first descriptor has come to its rule by the usual way.
-    pub(crate) trunk: OnceLock<Box<Trunk>>,
+    /// The kind of match of an entry with the literal key and a fitting value.
+    pub(crate) declared_kind: MatchKind,
+    /// Set by the first descriptor that matches by literal keys.
+    pub(crate) key_prefix: OnceLock<Box<KeyPrefix>>,
 }
 
-/// Why an entry led to a node.
+/// The way in which an entry matches a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// Its key and value are those of the node.
+pub enum MatchKind {
+    /// Key and value are equal to those of the node.
     Exact,
-    /// They match its pattern.
+    /// Key and value match the pattern of the node.
     Pattern,
-    /// Its key is that of a node without a value.
+    /// The key is equal to that of a node without a value.
     KeyOnly,
 }
 
-/// A node on the way to a rule.
+/// A node on the path to a rule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Hop<'r> {
+pub(crate) struct Step<'r> {
     pub(crate) node: &'r Node,
-    pub(crate) how: How,
+    pub(crate) kind: MatchKind,
 }
 
-/// A way through the tree.
-pub(crate) type Hops<'r> = SmallVec<[Hop<'r>; 4]>;
+/// A path through the tree.
+pub(crate) type Steps<'r> = SmallVec<[Step<'r>; 4]>;
 
-/// A key and a value as one text: `key_value`, or `key` alone for a rule without a value.
+/// The composite text `key_value`, or `key` for a node without a value.
 pub(crate) fn composite(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
 }
 
-impl How {
-    /// How a node of this key and value is meant to be led to.
-    pub(crate) fn usual(key: &str, value: &str) -> Self {
+impl MatchKind {
+    /// The kind of match that a node with this key and value declares.
+    pub(crate) fn declared(key: &str, value: &str) -> Self {
         if Pattern::parse(&composite(key, value)).is_some() {
             Self::Pattern
         } else if value.is_empty() {
@@ -95,18 +95,18 @@ impl Node {
 }
 
 impl Level {
-    /// The node whose key and value together read like `composite`.
+    /// The node with this composite text.
     pub(crate) fn get(&self, composite: &str) -> Option<&Node> {
         self.at(composite.as_bytes())
     }
 
-    /// Makes room for so many more nodes.
+    /// Reserves capacity for `more` nodes.
     pub(crate) fn reserve(&mut self, more: usize) {
         self.nodes.reserve_exact(more);
         self.by_text.reserve(more);
     }
 
-    /// Adds a node behind the others, none of which may read the same.
+    /// Appends a node. Its composite text must be new.
     pub(crate) fn push(&mut self, node: Node) {
         let composite = node.composite();
         debug_assert!(self.get(&composite).is_none(), "composite keys are unique");
@@ -120,56 +120,57 @@ impl Level {
         self.nodes.push(node);
     }
 
-    /// Adds the way that `entries` lead to `hops`: one for each entry, or fewer where it ends before. Says how many
-    /// tables and patterns were tried.
-    pub(crate) fn way<'r>(&'r self, entries: &[Entry<'_>], hops: &mut Hops<'r>) -> usize {
+    /// Appends the path that `entries` take to `steps`: one step for each entry, or fewer if an entry has no match.
+    /// Returns the number of tables and patterns tried.
+    pub(crate) fn walk<'r>(&'r self, entries: &[Entry<'_>], steps: &mut Steps<'r>) -> usize {
         let (mut level, mut visits) = (self, 0);
         for entry in entries {
-            let Some(hop) = level.hop(*entry, &mut visits) else { break };
-            hops.push(hop);
-            level = &hop.node.children;
+            let Some(step) = level.step(*entry, &mut visits) else { break };
+            steps.push(step);
+            level = &step.node.children;
         }
         visits
     }
 
-    /// The node that `entries` lead to, if each has led on as its node means it to be: with its key, and not only with
-    /// a text that reads like key and value together.
+    /// The node that `entries` lead to, if every entry matches with the literal key of its node and in the declared
+    /// way, and not only by an equal composite text.
     #[inline]
-    pub(crate) fn usual(&self, entries: &[Entry<'_>]) -> Option<&Node> {
+    pub(crate) fn direct(&self, entries: &[Entry<'_>]) -> Option<&Node> {
         let (mut level, mut last) = (self, None);
         for entry in entries {
-            let node = level.usual_step(*entry)?;
+            let node = level.direct_step(*entry)?;
             (level, last) = (&node.children, Some(node));
         }
         last
     }
 
     #[inline(always)]
-    fn usual_step(&self, entry: Entry<'_>) -> Option<&Node> {
-        // Often there is but one, and it need not be looked for.
+    fn direct_step(&self, entry: Entry<'_>) -> Option<&Node> {
+        // Fast path for a level with a single node.
         if let [only] = &*self.nodes
             && *only.key == *entry.key
         {
-            match only.usual {
-                How::KeyOnly => return Some(only),
-                How::Exact => return (*only.value == *entry.value).then_some(only),
-                How::Pattern => {}
+            match only.declared_kind {
+                MatchKind::KeyOnly => return Some(only),
+                MatchKind::Exact => return (*only.value == *entry.value).then_some(only),
+                MatchKind::Pattern => {}
             }
         }
-        let Hop { node, how } = self.hop(entry, &mut 0)?;
-        // Texts that are the same, of keys as long, have the same keys; one that fits a pattern is not the same.
-        let has_key = node.key.len() == entry.key.len() && (how != How::Pattern || *node.key == *entry.key);
-        (how == node.usual && has_key).then_some(node)
+        let Step { node, kind } = self.step(entry, &mut 0)?;
+        // Equal composite texts with keys of equal length have equal keys. A pattern match compares the keys.
+        let has_key =
+            node.key.len() == entry.key.len() && (kind != MatchKind::Pattern || *node.key == *entry.key);
+        (kind == node.declared_kind && has_key).then_some(node)
     }
 
-    fn hop(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Hop<'_>> {
+    fn step(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Step<'_>> {
         *visits += 1;
         let length = entry.key.len() + 1 + entry.value.len();
-        // Where nothing can match the text, it need not be put together.
+        // Skips building the text if nothing can match it.
         if self.has_text_of(length) || !self.patterns.is_empty() {
-            let mut near = [0; NEAR];
-            let far;
-            let text = match near.get_mut(..length) {
+            let mut inline = [0; INLINE_BYTES];
+            let allocated;
+            let text = match inline.get_mut(..length) {
                 Some(text) => {
                     let (key, value) = text.split_at_mut(entry.key.len());
                     key.copy_from_slice(entry.key.as_bytes());
@@ -178,25 +179,25 @@ impl Level {
                     &*text
                 }
                 None => {
-                    far = [entry.key, "_", entry.value].concat();
-                    far.as_bytes()
+                    allocated = [entry.key, "_", entry.value].concat();
+                    allocated.as_bytes()
                 }
             };
             if let Some(node) = self.at(text) {
-                return Some(Hop { node, how: How::Exact });
+                return Some(Step { node, kind: MatchKind::Exact });
             }
             let found = self.patterns.first_match(text);
             *visits += found.visits;
             if let Some(number) = found.number {
-                return Some(Hop { node: &self.nodes[number as usize], how: How::Pattern });
+                return Some(Step { node: &self.nodes[number as usize], kind: MatchKind::Pattern });
             }
         }
         *visits += 1;
         let node = self.at(entry.key.as_bytes())?;
-        Some(Hop { node, how: How::KeyOnly })
+        Some(Step { node, kind: MatchKind::KeyOnly })
     }
 
-    /// Its nodes, in the order of declaration.
+    /// The nodes in the order of declaration.
     pub(crate) fn nodes(&self) -> &[Node] {
         &self.nodes
     }

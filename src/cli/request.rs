@@ -1,4 +1,4 @@
-//! What to ask about, as commands take it.
+//! The arguments for a rate limit request.
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 
@@ -10,9 +10,9 @@ use crate::api::{
     written,
 };
 
-/// Which set of rules applies.
+/// The domain.
 pub(super) fn domain() -> Arg {
-    Arg::new("domain").value_name("DOMAIN").required(true).help("Which set of rules applies")
+    Arg::new("domain").value_name("DOMAIN").required(true).help("Domain of the rules")
 }
 
 /// A descriptor.
@@ -21,19 +21,19 @@ pub(super) fn descriptor() -> Arg {
         .value_name("KEY=VALUE[,KEY=VALUE]...")
         .required(true)
         .value_parser(written::entries)
-        .help("What to ask about; \\, and \\= stand for the characters themselves")
+        .help("Descriptor; \\, and \\= stand for the characters themselves")
 }
 
-/// `command` with a question: a domain, descriptors, and what is wanted of them.
+/// `command` with the arguments of a request: domain, descriptors, and the operation.
 pub(super) fn of(command: Command) -> Command {
-    let descriptors = descriptor().action(ArgAction::Append).help(
-        "What to ask about, one argument a descriptor; \\, and \\= stand for the characters themselves",
-    );
+    let descriptors = descriptor()
+        .action(ArgAction::Append)
+        .help("Descriptor, may be repeated; \\, and \\= stand for the characters themselves");
     let hits = Arg::new("hits")
         .long("hits")
         .value_name("N")
         .value_parser(value_parser!(u64).range(1..))
-        .help("How many hits to take [default: 1]");
+        .help("Number of hits to charge [default: 1]");
     let peek = Arg::new("peek")
         .long("peek")
         .action(ArgAction::SetTrue)
@@ -42,14 +42,14 @@ pub(super) fn of(command: Command) -> Command {
         .long("refund")
         .value_name("N")
         .value_parser(value_parser!(u64).range(1..))
-        .help("How many hits to give back");
+        .help("Number of hits to refund");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
     command
         .args([domain(), descriptors, hits, peek, refund, json])
         .group(ArgGroup::new("what").args(["hits", "peek", "refund"]))
 }
 
-/// The question that the arguments are.
+/// The request that the arguments describe.
 pub(super) fn request(matches: &ArgMatches) -> RateLimitRequest {
     let domain = matches.get_one::<String>("domain").cloned().unwrap_or_default();
     let refund = matches.get_one::<u64>("refund").copied();

@@ -1,4 +1,4 @@
-//! Which server to ask over gRPC, and how to trust it, as commands take it.
+//! The flags for the gRPC server of a command and its TLS options.
 
 use std::{
     fs,
@@ -7,19 +7,19 @@ use std::{
 
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
 
-/// A server and how to speak to it.
-pub(super) struct Place {
+/// A server and its TLS options.
+pub(super) struct Target {
     /// `HOST:PORT`, or `unix:` and a path.
     pub to: String,
-    /// Without it, plaintext.
+    /// `None` for plaintext.
     pub tls: Option<Tls>,
 }
 
-/// Whom to trust and who to be; all in PEM.
+/// The TLS options of a client; all in PEM.
 pub(super) struct Tls {
     pub authority: Vec<u8>,
     pub identity: Option<Identity>,
-    /// The name that the server's certificate must have, where it is not that of the address.
+    /// The name in the server's certificate, if it differs from the address.
     pub name: Option<String>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Identity {
     pub key: Vec<u8>,
 }
 
-/// The flags that name a server.
+/// The flags for the server.
 pub(super) fn args() -> [Arg; 5] {
     let file = |name: &'static str, help: &'static str| {
         let arg = Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf));
@@ -40,20 +40,20 @@ pub(super) fn args() -> [Arg; 5] {
             .long("to")
             .value_name("HOST:PORT")
             .required(true)
-            .help("The server to ask, over gRPC; unix:/path/to.sock for one on a Unix socket"),
-        file("tls-ca", "Ask over TLS, and trust whom this authority (PEM) has signed, nobody else"),
-        file("tls-cert", "The certificate to show (PEM)").requires("tls-ca").requires("tls-key"),
-        file("tls-key", "The key of that certificate (PEM)").requires("tls-cert"),
+            .help("gRPC address of the server; unix:/path/to.sock for a Unix socket"),
+        file("tls-ca", "Use TLS, and trust only certificates signed by these CA certificates (PEM)"),
+        file("tls-cert", "Client certificate (PEM)").requires("tls-ca").requires("tls-key"),
+        file("tls-key", "Private key of the client certificate (PEM)").requires("tls-cert"),
         Arg::new("tls-name")
             .long("tls-name")
             .value_name("HOST")
             .requires("tls-ca")
-            .help("The name that the server's certificate must have [default: that of --to]"),
+            .help("Name that the server's certificate must contain [default: the host of --to]"),
     ]
 }
 
-/// The server that the flags name, with the files that they name read.
-pub(super) fn of(matches: &ArgMatches) -> Result<Place, String> {
+/// The server that the flags name, with all files read.
+pub(super) fn of(matches: &ArgMatches) -> Result<Target, String> {
     let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
     let text = |name: &str| matches.get_one::<String>(name).cloned();
@@ -63,5 +63,5 @@ pub(super) fn of(matches: &ArgMatches) -> Result<Place, String> {
         (Some(_) | None, None) | (None, Some(_)) => None,
     };
     let tls = file("tls-ca")?.map(|authority| Tls { authority, identity, name: text("tls-name") });
-    Ok(Place { to: text("to").unwrap_or_default(), tls })
+    Ok(Target { to: text("to").unwrap_or_default(), tls })
 }

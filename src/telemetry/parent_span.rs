@@ -1,16 +1,16 @@
-//! Which trace a call belongs to, as its caller says: W3C `traceparent`, or else B3 in one header or in several.
+//! The parent span of a call from its headers: W3C `traceparent`, or else B3 in one or several headers.
 
 use axum::http::HeaderMap;
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
-/// What a caller says of the trace.
+/// The trace context of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Parent {
-    /// Nothing that can be understood.
+    /// None, or invalid headers.
     None,
-    /// That there is to be none.
+    /// The caller forbids tracing the call.
     Denied,
-    /// The span that the call is part of, sampled or not.
+    /// The parent span, sampled or not.
     Span(SpanContext),
 }
 
@@ -20,8 +20,8 @@ impl Parent {
     }
 }
 
-/// `traceparent: {version}-{trace}-{span}-{flags}`, to which versions after 00 may add. Not by the library, which
-/// takes shorter numbers and signs.
+/// `traceparent: {version}-{trace}-{span}-{flags}`; versions after 00 may append fields. Not parsed by the
+/// OpenTelemetry library, which accepts shorter numbers and signs.
 fn w3c(headers: &HeaderMap) -> Option<SpanContext> {
     let parent = text(headers, "traceparent")?;
     let mut parts = parent.split('-');
@@ -39,7 +39,7 @@ fn w3c(headers: &HeaderMap) -> Option<SpanContext> {
     context(trace, span, sampled, state.unwrap_or_default())
 }
 
-/// `b3: {trace}-{span}[-{sampled}[-{parent}]]` or `b3: 0`; else the same in `x-b3-...`.
+/// `b3: {trace}-{span}[-{sampled}[-{parent}]]` or `b3: 0`; else the same fields in `x-b3-...`.
 fn b3(headers: &HeaderMap) -> Parent {
     if let Some(single) = text(headers, "b3") {
         let mut parts = single.split('-');
@@ -58,13 +58,13 @@ fn b3(headers: &HeaderMap) -> Parent {
     }
 }
 
-/// A caller that has not decided whether to sample counts as one that does not.
+/// A deferred sampling decision counts as not sampled.
 fn b3_span(trace: &str, span: &str, sampled: Option<&str>) -> Parent {
     let sampled = matches!(sampled, Some("1" | "true" | "d"));
     context(trace, span, sampled, TraceState::default()).map_or(Parent::None, Parent::Span)
 }
 
-/// A trace of 32 digits, or of the 16 that B3 also has, and a span of 16.
+/// A trace id of 32 digits, or of 16 as B3 allows, and a span id of 16 digits.
 fn context(trace: &str, span: &str, sampled: bool, state: TraceState) -> Option<SpanContext> {
     if !(is_hex(trace, 32) || is_hex(trace, 16)) || !is_hex(span, 16) {
         return None;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_traceparent_names_the_span_and_whether_it_is_sampled() {
+    fn traceparent_yields_span_and_sampling() {
         for (flags, sampled) in [("01", true), ("00", false)] {
             assert_eq!(
                 parent(&[("traceparent", &format!("00-{TRACE}-{SPAN}-{flags}"))]),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn one_b3_header_names_the_span_and_whether_it_is_sampled() {
+    fn single_b3_header_yields_span_and_sampling() {
         for (end, sampled) in
             [("-1", true), ("-d", true), ("-1-0000000000000007", true), ("-0", false), ("", false)]
         {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn several_b3_headers_do_so_too() {
+    fn several_b3_headers_yield_span_and_sampling() {
         let ids = [("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN)];
         assert_eq!(parent(&[ids[0], ids[1], ("x-b3-sampled", "1")]), span(TRACE, true));
         assert_eq!(parent(&[ids[0], ids[1], ("x-b3-flags", "1")]), span(TRACE, true));
@@ -131,19 +131,19 @@ mod tests {
     }
 
     #[test]
-    fn a_short_b3_trace_is_filled_with_zeros() {
+    fn short_b3_trace_id_is_padded_with_zeros() {
         let short = &TRACE[16..];
         assert_eq!(parent(&[("b3", &format!("{short}-{SPAN}-1"))]), span(&format!("{:0>32}", short), true));
     }
 
     #[test]
-    fn w3c_wins_over_b3() {
+    fn w3c_takes_precedence_over_b3() {
         let (w3c, b3) = (format!("00-{TRACE}-{SPAN}-01"), format!("{}-{SPAN}-0", "1".repeat(32)));
         assert_eq!(parent(&[("traceparent", &w3c), ("b3", &b3)]), span(TRACE, true));
     }
 
     #[test]
-    fn what_cannot_be_understood_is_no_parent() {
+    fn invalid_headers_yield_no_parent() {
         for b3 in
             ["", "1", "x", "d", &format!("{TRACE}-{}", "0".repeat(16)), &format!("+{}-{SPAN}-1", &TRACE[1..])]
         {

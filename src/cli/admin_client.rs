@@ -1,4 +1,4 @@
-//! Asks the admin listener of a server.
+//! A client for the admin listener of a server.
 
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -11,37 +11,37 @@ use tokio::{
     time::timeout,
 };
 
-/// How long to wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time to wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest answer, in bytes.
+/// The maximum size of an answer, in bytes.
 const ANSWER_MAX: u64 = 16 * 1024 * 1024;
 
-/// What is asked of a page.
+/// An admin request.
 pub(super) struct Call {
     pub(super) method: &'static str,
     pub(super) path: String,
     pub(super) body: String,
 }
 
-/// Where the admin listener is, and what opens it.
+/// The flags for the admin listener and its token.
 pub(super) fn args() -> [Arg; 2] {
     [
         Arg::new("to")
             .long("to")
             .value_name("HOST:PORT")
             .default_value("127.0.0.1:6070")
-            .help("The admin listener of the server to ask"),
+            .help("Address of the server's admin listener"),
         Arg::new("token-file")
             .long("token-file")
             .value_name("FILE")
             .value_parser(value_parser!(PathBuf))
             .value_hint(ValueHint::FilePath)
-            .help("The file with the token that the server wants, as its admin.token_file"),
+            .help("File with the bearer token, as in the server's admin.token_file"),
     ]
 }
 
-/// The answer of the server that the arguments name, or why there is none.
+/// The answer of the server that the arguments name, or the reason why there is none.
 pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
     let to = matches.get_one::<String>("to").cloned().unwrap_or_default();
     let none = |why: String| format!("no answer from {to}: {why}");
@@ -55,13 +55,13 @@ pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
         .enable_all()
         .build()
         .map_err(|error| none(error.to_string()))?;
-    let asked = async {
-        match timeout(PATIENCE, send(&to, token.as_deref(), call)).await {
+    let answered = async {
+        match timeout(TIMEOUT, send(&to, token.as_deref(), call)).await {
             Ok(answered) => answered.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("none within {} s", PATIENCE.as_secs())),
+            Err(_) => Err(format!("none within {} s", TIMEOUT.as_secs())),
         }
     };
-    let answer = runtime.block_on(asked).map_err(none)?;
+    let answer = runtime.block_on(answered).map_err(none)?;
     let (head, body) =
         answer.split_once("\r\n\r\n").ok_or_else(|| none("it does not speak HTTP".to_owned()))?;
     match head.split(' ').nth(1) {
@@ -69,8 +69,8 @@ pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
         Some("404") if body.is_empty() => {
             Err(none("there is no such page; is this an admin listener?".to_owned()))
         }
-        Some("401") => Err(format!("{to} wants a token: {}; give --token-file", body.trim())),
-        Some(_) => Err(format!("{to} refuses: {}", body.trim())),
+        Some("401") => Err(format!("{to} requires a token: {}; set --token-file", body.trim())),
+        Some(_) => Err(format!("{to} refused the request: {}", body.trim())),
         None => Err(none("it does not speak HTTP".to_owned())),
     }
 }
@@ -79,7 +79,7 @@ async fn send(to: &str, token: Option<&str>, call: &Call) -> std::io::Result<Str
     let Call { method, path, body } = call;
     let mut stream = TcpStream::connect(to).await?;
     let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
-    // The version without chunks: the answer ends with the connection.
+    // HTTP/1.0 has no chunked encoding: the answer ends with the connection.
     let host = host(to, stream.peer_addr()?);
     let head =
         format!("{method} {path} HTTP/1.0\r\nhost: {host}\r\n{token}content-length: {}\r\n\r\n", body.len());
@@ -95,8 +95,8 @@ fn host(to: &str, address: SocketAddr) -> String {
     if address.ip().to_canonical().is_loopback() { address.to_string() } else { to.to_owned() }
 }
 
-/// `text` as a value in a query.
-pub(super) fn in_query(text: &str) -> String {
+/// `text` percent-encoded for a query.
+pub(super) fn percent_encode(text: &str) -> String {
     let mut query = String::new();
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() {

@@ -1,4 +1,4 @@
-//! How long a window is.
+//! The period of a limit.
 
 use std::num::NonZeroU64;
 
@@ -8,92 +8,98 @@ use crate::{
     algorithm::{Calendar, CalendarUnit, Span, Window},
     rules::{
         Unit,
+        diagnostics::Diagnostics,
         file::{self, RateLimit},
         keys,
-        place::Report,
         reader::Located,
     },
     yaml::{Mark, quote},
 };
 
-/// A length of time, and the unit that names it, if one does.
-pub(super) struct Length {
+/// A period and the unit of the same length, if there is one.
+pub(super) struct Period {
     pub(super) span: Span,
     pub(super) unit: Option<Unit>,
-    /// `span` is then about as long as its windows.
+    /// If set, `span` is only the approximate length of a window.
     calendar: Option<Calendar>,
 }
 
-impl Length {
-    /// What `unit`, `unit_multiplier`, `window` and `calendar` say together.
-    pub(super) fn read(draft: &RateLimit, report: &mut Report<'_>) -> Option<Self> {
+impl Period {
+    /// Reads `unit`, `unit_multiplier`, `window` and `calendar`.
+    pub(super) fn read(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         if draft.given("window").is_some() {
-            let span = window(draft.window.as_ref()?, report)?;
+            let span = window(draft.window.as_ref()?, diagnostics)?;
             return Some(Self { span, unit: None, calendar: None });
         }
         if draft.given("unit").is_none() {
-            let names = keys::list(Unit::ALL.iter().map(|unit| unit.name()));
-            report.add(draft.mark, format!("`unit` is missing; it is one of {names}, or give a `window`"));
+            let names = keys::quoted_list(Unit::ALL.iter().map(|unit| unit.name()));
+            diagnostics
+                .add(draft.mark, format!("`unit` is missing; it is one of {names}, or give a `window`"));
             return None;
         }
         let unit = draft.unit.as_ref()?;
         if draft.given("calendar").is_some() {
-            let calendar = calendar(unit, draft.calendar.as_ref()?, report)?;
+            let calendar = calendar(unit, draft.calendar.as_ref()?, diagnostics)?;
             return Some(Self { span: unit.value.span(), unit: None, calendar: Some(calendar) });
         }
-        multiplied(draft, unit.value, report)
+        multiplied(draft, unit.value, diagnostics)
     }
 
     pub(super) fn nanos(&self) -> NonZeroU64 {
-        // A span is at least a millisecond long.
+        // A span is at least 1 ms long.
         NonZeroU64::new(self.span.nanos()).unwrap_or(NonZeroU64::MIN)
     }
 
-    /// The windows of this length.
+    /// The windows of this period.
     pub(super) fn into_window(self) -> Window {
         self.calendar.map_or(Window::Aligned(self.span), Window::Calendar)
     }
 }
 
-fn multiplied(draft: &RateLimit, unit: Unit, report: &mut Report<'_>) -> Option<Length> {
+fn multiplied(draft: &RateLimit, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
     match (&draft.unit_multiplier, draft.given("unit_multiplier")) {
         (None, Some(_reported)) => None,
         (None, None) | (Some(Located { value: 1, .. }), _) => {
-            Some(Length { span: unit.span(), unit: Some(unit), calendar: None })
+            Some(Period { span: unit.span(), unit: Some(unit), calendar: None })
         }
         (Some(Located { value, mark }), _) => {
             let span = Span::of_nanos(unit.span().nanos().saturating_mul(*value));
             if span.is_none() {
-                report.add(*mark, format!("`unit_multiplier` of {value} is out of range; it is at least 1, and the window at most 100 years"));
+                diagnostics.add(*mark, format!("`unit_multiplier` of {value} is out of range; it is at least 1, and the window at most 100 years"));
             }
-            Some(Length { span: span?, unit: None, calendar: None })
+            Some(Period { span: span?, unit: None, calendar: None })
         }
     }
 }
 
-fn window(text: &Located<String>, report: &mut Report<'_>) -> Option<Span> {
-    Span::of_nanos(nanos(text, "window", NANOS_MIN, report)?)
+fn window(text: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<Span> {
+    Span::of_nanos(nanos(text, "window", NANOS_MIN, diagnostics)?)
 }
 
-/// The shortest time that most keys take.
+/// The shortest time that most keys accept.
 pub(super) const NANOS_MIN: u64 = Span::NANOS_MIN;
 
-/// The nanoseconds of a time in whole milliseconds, from `least` to a hundred years.
-pub(super) fn nanos(text: &Located<String>, key: &str, least: u64, report: &mut Report<'_>) -> Option<u64> {
+/// The nanoseconds of a time in whole milliseconds, from `min` to 100 years.
+pub(super) fn nanos(
+    text: &Located<String>,
+    key: &str,
+    min: u64,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<u64> {
     const MILLISECOND: u64 = 1_000_000;
     let nanos = text
         .value
         .parse::<SignedDuration>()
         .ok()
         .and_then(|time| u64::try_from(time.as_nanos()).ok())
-        .filter(|nanos| nanos.is_multiple_of(MILLISECOND) && (least..=Span::NANOS_MAX).contains(nanos));
+        .filter(|nanos| nanos.is_multiple_of(MILLISECOND) && (min..=Span::NANOS_MAX).contains(nanos));
     if nanos.is_none() {
-        let least = least / MILLISECOND;
-        report.add(
+        let min = min / MILLISECOND;
+        diagnostics.add(
             text.mark,
             format!(
                 "`{key}` cannot be {}; it is a time like `90s`, `250ms` or `1h 30m`, in whole milliseconds, \
-                 from {least} ms to 100 years",
+                 from {min} ms to 100 years",
                 quote(&text.value)
             ),
         );
@@ -101,13 +107,17 @@ pub(super) fn nanos(text: &Located<String>, key: &str, least: u64, report: &mut 
     nanos
 }
 
-fn calendar(unit: &Located<Unit>, draft: &file::Calendar, report: &mut Report<'_>) -> Option<Calendar> {
-    let unit = calendar_unit(unit, draft, report);
+fn calendar(
+    unit: &Located<Unit>,
+    draft: &file::Calendar,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Calendar> {
+    let unit = calendar_unit(unit, draft, diagnostics);
     let zone = draft.timezone.as_ref()?;
-    // Any unit does for the check of the zone.
+    // The unit does not matter for checking the zone.
     let calendar = Calendar::new(unit.unwrap_or(CalendarUnit::Day), &zone.value);
     if calendar.is_none() {
-        unknown_zone(&zone.value, zone.mark, report);
+        unknown_zone(&zone.value, zone.mark, diagnostics);
     }
     unit.and(calendar)
 }
@@ -115,10 +125,10 @@ fn calendar(unit: &Located<Unit>, draft: &file::Calendar, report: &mut Report<'_
 fn calendar_unit(
     unit: &Located<Unit>,
     draft: &file::Calendar,
-    report: &mut Report<'_>,
+    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<CalendarUnit> {
     if let Some(mark) = draft.week_start_given.filter(|_| unit.value != Unit::Week) {
-        report.add(mark, "`week_start` goes with `unit: week` only");
+        diagnostics.add(mark, "`week_start` requires `unit: week`");
         return None;
     }
     match unit.value {
@@ -127,7 +137,7 @@ fn calendar_unit(
                 "`unit: {}` is the same in every calendar; with `calendar` it is one of `day`, `week`, `month`, `year`",
                 unit.value.name()
             );
-            report.add(unit.mark, what);
+            diagnostics.add(unit.mark, what);
             None
         }
         Unit::Day => Some(CalendarUnit::Day),
@@ -141,7 +151,7 @@ fn calendar_unit(
     }
 }
 
-fn unknown_zone(zone: &str, mark: Mark, report: &mut Report<'_>) {
+fn unknown_zone(zone: &str, mark: Mark, diagnostics: &mut Diagnostics<'_>) {
     let known: Vec<String> = jiff::tz::db().available().map(|name| name.to_string()).collect();
     let near = keys::nearest(zone, known.iter().map(String::as_str));
     let hint = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
@@ -149,5 +159,5 @@ fn unknown_zone(zone: &str, mark: Mark, report: &mut Report<'_>) {
         "`timezone` cannot be {}; it is an IANA name such as `Europe/Berlin` or `UTC`{hint}",
         quote(zone)
     );
-    report.add(mark, what);
+    diagnostics.add(mark, what);
 }

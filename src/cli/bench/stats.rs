@@ -1,4 +1,4 @@
-//! What was measured.
+//! The stats of a run.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,38 +6,38 @@ use hdrhistogram::Histogram;
 
 use crate::cli::bench::frame::Outcome;
 
-/// The longest time that is told apart, in nanoseconds: longer ones count as this one. An hour.
+/// The longest latency that is distinguished, one hour, in nanoseconds; longer ones count as this one.
 const LONGEST_NANOS: u64 = 3_600 * 1_000_000_000;
-/// Digits of a time that are kept: a thousandth of it.
+/// The significant digits of a latency.
 const DIGITS: u8 = 3;
-/// A request that is sent later than this after it was due is late.
+/// A request sent later than this after it was due counts as late.
 pub(super) const LATE: Duration = Duration::from_millis(1);
 
-/// Counts and times of the requests that are measured.
+/// Counts and latencies of the measured requests.
 #[derive(Debug)]
-pub(super) struct Tally {
-    /// Requests sent while warming up.
+pub(super) struct Stats {
+    /// Requests sent during the warm-up.
     pub warmup: u64,
-    /// Requests sent after that.
+    /// Requests sent after it.
     pub sent: u64,
     pub ok: u64,
     pub over_limit: u64,
     /// By gRPC code.
     pub errors: BTreeMap<i32, u64>,
-    /// Requests that were sent later than `LATE` after they were due. Of an open loop only.
+    /// Requests sent more than `LATE` after they were due. Open loop only.
     pub late: u64,
     /// From when a request was due (open loop) or sent (closed loop) to its end, errors included.
     pub latency: Histogram<u64>,
 }
 
-impl Tally {
+impl Stats {
     pub(super) fn new() -> Self {
         let latency =
             Histogram::new_with_bounds(1, LONGEST_NANOS, DIGITS).expect("an hour in three digits fits");
         Self { warmup: 0, sent: 0, ok: 0, over_limit: 0, errors: BTreeMap::new(), late: 0, latency }
     }
 
-    /// Notes how a measured request ended.
+    /// Records the end of a measured request.
     pub(super) fn end(&mut self, outcome: Outcome, latency: Duration) {
         match outcome {
             Outcome::Ok => self.ok += 1,
@@ -47,12 +47,12 @@ impl Tally {
         self.latency.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Requests that have an answer.
+    /// Requests with an answer.
     pub(super) fn answered(&self) -> u64 {
         self.ok + self.over_limit
     }
 
-    /// Requests that ended without one.
+    /// Requests that ended with an error.
     pub(super) fn failed(&self) -> u64 {
         self.errors.values().sum()
     }
@@ -70,26 +70,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_end_is_counted_once_and_its_time_kept_to_a_thousandth() {
-        let mut tally = Tally::new();
+    fn outcomes_are_counted_and_latencies_kept_to_three_digits() {
+        let mut stats = Stats::new();
         for (outcome, ms) in [
             (Outcome::Ok, 1),
             (Outcome::OverLimit, 2),
             (Outcome::Failed(Code::Unavailable), 3),
             (Outcome::Failed(Code::Unavailable), 5_000),
         ] {
-            tally.end(outcome, Duration::from_millis(ms));
+            stats.end(outcome, Duration::from_millis(ms));
         }
-        assert_eq!((tally.ok, tally.over_limit, tally.failed(), tally.ended()), (1, 1, 2, 4));
-        assert_eq!(tally.errors, BTreeMap::from([(Code::Unavailable as i32, 2)]));
-        let longest = tally.latency.max() as f64 / 5e9;
+        assert_eq!((stats.ok, stats.over_limit, stats.failed(), stats.ended()), (1, 1, 2, 4));
+        assert_eq!(stats.errors, BTreeMap::from([(Code::Unavailable as i32, 2)]));
+        let longest = stats.latency.max() as f64 / 5e9;
         assert!((longest - 1.0).abs() < 0.001, "{longest}");
     }
 
     #[test]
-    fn a_time_beyond_the_longest_counts_as_the_longest() {
-        let mut tally = Tally::new();
-        tally.end(Outcome::Ok, Duration::MAX);
-        assert_eq!(tally.latency.len(), 1);
+    fn latency_beyond_the_longest_counts_as_the_longest() {
+        let mut stats = Stats::new();
+        stats.end(Outcome::Ok, Duration::MAX);
+        assert_eq!(stats.latency.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! A bound on the lines of each place in the code that logs: what a peer does can make it log again and again.
+//! Bounds the log lines of each call site, because a peer can trigger the same line again and again.
 
 use std::{
     collections::HashMap,
@@ -15,37 +15,37 @@ use tracing_subscriber::{
 
 use crate::telemetry::{
     logs::{Format, UNLIMITED},
-    sample::Sample,
+    sampler::Sampler,
 };
 
-/// The lines of one call site in a second. The lines of a library that logs by the crate `log` count as one call site
-/// for each level.
+/// The maximum number of lines of one call site per second. The lines of a library that logs through the crate `log`
+/// count as one call site per level.
 const PER_SECOND_MAX: NonZeroU16 = NonZeroU16::new(10).expect("10 is not 0");
 
-/// Formats the first events of each call site and second, and says with the next one how many were left out. Levels
-/// below `info` are not bounded: they are written only where the operator asks for them.
-pub(super) struct LineRate<F, S> {
+/// Formats the first events of each call site per second and reports with the next one how many were left out. Levels
+/// below `info` are not bounded: they are written only if the operator enables them.
+pub(super) struct CallSiteLimit<F, S> {
     pub(super) inner: F,
     pub(super) format: Format,
     pub(super) second: S,
     pub(super) left_out: Arc<AtomicU64>,
-    // Bounded by the call sites in the program.
-    call_sites: Mutex<HashMap<Identifier, Sample>>,
+    // Bounded by the number of call sites in the program.
+    call_sites: Mutex<HashMap<Identifier, Sampler>>,
 }
 
-impl<F, S: Fn() -> u64> LineRate<F, S> {
+impl<F, S: Fn() -> u64> CallSiteLimit<F, S> {
     pub(super) fn new(inner: F, format: Format, second: S, left_out: Arc<AtomicU64>) -> Self {
         Self { inner, format, second, left_out, call_sites: Mutex::default() }
     }
 
-    /// Whether to write an event: if so, how many of its call site were left out since the last one.
+    /// Whether to write an event: if so, the number of events of its call site left out since the last one.
     fn take(&self, metadata: &Metadata<'_>) -> Option<u64> {
-        if Level::INFO < *metadata.level() || metadata.name() == UNLIMITED {
+        if *metadata.level() > Level::INFO || metadata.name() == UNLIMITED {
             return Some(0);
         }
         let second = (self.second)();
         let mut call_sites = self.call_sites.lock().unwrap_or_else(PoisonError::into_inner);
-        let sample = call_sites.entry(metadata.callsite()).or_insert_with(|| Sample::new(PER_SECOND_MAX));
+        let sample = call_sites.entry(metadata.callsite()).or_insert_with(|| Sampler::new(PER_SECOND_MAX));
         let taken = sample.take(second);
         if taken.is_none() {
             self.left_out.fetch_add(1, Relaxed);
@@ -54,7 +54,7 @@ impl<F, S: Fn() -> u64> LineRate<F, S> {
     }
 }
 
-impl<C, N, F, S> FormatEvent<C, N> for LineRate<F, S>
+impl<C, N, F, S> FormatEvent<C, N> for CallSiteLimit<F, S>
 where
     C: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// What is written while `log` runs, whose argument is the number of the second.
+    /// The lines written while `log` runs; its argument is the current second.
     fn written(format: Format, log: impl FnOnce(&AtomicU64)) -> Vec<String> {
         let settings = Settings { level: "debug".to_owned(), format, denials: Denials::Off };
         let (lines, second) = (Lines::default(), Arc::new(AtomicU64::new(5)));
@@ -122,7 +122,7 @@ mod tests {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// So many events of one call site.
+    /// Logs `number` events from one call site.
     fn repeat(number: u64) {
         for number in 0..number {
             warn!(number, "again");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn call_site_is_bounded_and_next_line_tells_what_was_left_out() {
+    fn call_site_is_bounded_and_next_line_reports_left_out() {
         for format in [Format::Text, Format::Json] {
             let lines = written(format, |second| {
                 repeat(100);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_operators_ask_for_are_not_bounded() {
+    fn debug_and_unlimited_lines_are_not_bounded() {
         let lines = written(Format::Text, |_| {
             for _ in 0..100 {
                 debug!("on request");

@@ -1,4 +1,4 @@
-//! Limits, counters and times in words.
+//! Formats limits, counters and times for operators.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// An instant as in RFC 3339.
+/// An instant in RFC 3339.
 pub(super) fn instant(instant: Timestamp) -> String {
     let nanos = i128::from(instant.as_nanos());
     jiff::Timestamp::from_nanosecond(nanos).unwrap_or(jiff::Timestamp::MAX).to_string()
@@ -25,7 +25,7 @@ pub(super) fn key(key: Key) -> String {
     format!("{:016x}{:016x}", key.high(), key.low())
 }
 
-/// A limit with all that is said of it: `10 per minute, algorithm: token_bucket, burst: 20`.
+/// A limit with its options: `10 per minute, algorithm: token_bucket, burst: 20`.
 pub(super) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
     let mut text = match (limit, unit) {
         (Limit::SteppedBucket(bucket), _) => bucket.burst.to_string(),
@@ -46,7 +46,7 @@ pub(super) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
     text
 }
 
-/// The kind of its counter: which limits share what was counted.
+/// The kind of its counter. Limits of the same kind share counters.
 pub(super) fn kind(limit: &Limit) -> String {
     let over = match (window(limit), limit) {
         (Some(Window::Calendar(calendar)), _) => calendar_words(calendar.unit(), calendar.zone()),
@@ -119,7 +119,7 @@ fn algorithm(limit: &Limit) -> &'static str {
     }
 }
 
-/// Hits that come in one window.
+/// The number of hits per window.
 fn number(limit: &Limit) -> u64 {
     match limit {
         Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) if limit.burst == 0 => 0,
@@ -167,12 +167,12 @@ fn calendar_unit(unit: CalendarUnit) -> &'static str {
     }
 }
 
-/// A time as people write it, in rule files too.
+/// A duration as written in rule files.
 fn time(time: Duration) -> String {
     const DAY: u64 = Span::NANOS_MAX / (100 * 365);
-    // A unit's own length reads best by its number of days.
+    // Whole days are more readable than hours.
     let days = time.as_nanos() / u128::from(DAY);
-    if 0 < days && time.as_nanos().is_multiple_of(u128::from(DAY)) {
+    if days > 0 && time.as_nanos().is_multiple_of(u128::from(DAY)) {
         return format!("{days}d");
     }
     jiff::SignedDuration::try_from(time).map_or_else(|_| format!("{time:?}"), |time| format!("{time:#}"))

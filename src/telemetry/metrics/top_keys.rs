@@ -1,30 +1,31 @@
-//! The keys that something happens to most often, in bounded memory: the algorithm Space-Saving of Metwally,
-//! Agrawal and El Abbadi. A key that is not in a full list takes the place and the count of the rarest one.
+//! The most frequent keys in bounded memory: the Space-Saving algorithm of Metwally, Agrawal and El Abbadi. A key
+//! that is not in a full list takes the place and the count of the least frequent one.
 
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Mutex, PoisonError, TryLockError},
 };
 
-use crate::telemetry::metrics::{Counter, shard};
+use crate::telemetry::metrics::{Counter, sharded};
 
-/// The most bytes of a text that are kept.
+/// The maximum length of a text, in bytes; longer ones are truncated.
 const TEXT_MAX: usize = 256;
-/// The most lists that threads share.
+/// The maximum number of lists, which threads share.
 const LISTS_MAX: usize = 8;
 
-/// The most frequent keys of all threads. Counting never waits: what comes while a list is read is left out.
+/// The most frequent keys over all threads. Counting never blocks: keys that arrive while a list is being read are
+/// left out.
 #[derive(Debug)]
-pub struct Top {
-    lists: Box<[Mutex<Sketch>]>,
+pub struct TopKeys {
+    lists: Box<[Mutex<SpaceSaving>]>,
     missed: Counter,
 }
 
-/// The most frequent keys, as far as a bounded list can tell.
+/// The most frequent keys of one list.
 #[derive(Clone, Debug)]
-pub struct Sketch {
+pub struct SpaceSaving {
     capacity: usize,
-    // At most `capacity`; each is in both of the others.
+    // Invariant: at most `capacity` slots, each of which is in both indexes.
     slots: Vec<Slot>,
     by_key: HashMap<u128, usize>,
     by_count: BTreeSet<(u64, usize)>,
@@ -40,112 +41,112 @@ struct Slot {
 
 /// One of the most frequent keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// What the key stands for, cut where it is longer than 256 bytes.
+pub struct TopKey {
+    /// The text of the key, truncated to 256 bytes.
     pub text: String,
-    /// How often it came: at most this,
+    /// The upper bound of its frequency.
     pub count: u64,
-    /// and at least this less.
+    /// The maximum overestimation: the true frequency is at least `count - error`.
     pub error: u64,
 }
 
-impl Sketch {
+impl SpaceSaving {
     /// A list of at most `capacity` keys.
     pub fn new(capacity: usize) -> Self {
         Self { capacity, slots: Vec::new(), by_key: HashMap::new(), by_count: BTreeSet::new() }
     }
 
-    /// Counts a key once. Its text is asked for only when it enters the list.
+    /// Counts a key once. `text` is called only if the key enters the list.
     pub fn add(&mut self, key: u128, text: impl FnOnce() -> String) {
         if self.capacity == 0 {
             return;
         }
-        if let Some(place) = self.by_key.get(&key).copied() {
-            self.count(place);
+        if let Some(index) = self.by_key.get(&key).copied() {
+            self.count(index);
             return;
         }
         let full = self.slots.len() == self.capacity;
         let rarest = self.by_count.first().filter(|_| full).copied();
-        let place = match rarest {
+        let index = match rarest {
             None => {
                 self.slots.push(Slot { key, text: cut(text()), count: 0, error: 0 });
                 self.by_count.insert((0, self.slots.len() - 1));
                 self.slots.len() - 1
             }
-            Some((count, place)) => {
-                self.by_key.remove(&self.slots[place].key);
-                self.slots[place] = Slot { key, text: cut(text()), count, error: count };
-                place
+            Some((count, index)) => {
+                self.by_key.remove(&self.slots[index].key);
+                self.slots[index] = Slot { key, text: cut(text()), count, error: count };
+                index
             }
         };
-        self.by_key.insert(key, place);
-        self.count(place);
+        self.by_key.insert(key, index);
+        self.count(index);
     }
 
-    fn count(&mut self, place: usize) {
-        let slot = &mut self.slots[place];
-        self.by_count.remove(&(slot.count, place));
+    fn count(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        self.by_count.remove(&(slot.count, index));
         slot.count += 1;
-        self.by_count.insert((slot.count, place));
+        self.by_count.insert((slot.count, index));
     }
 
-    /// The most that a key can have come which is not in the list.
+    /// The maximum frequency of a key that is not in the list.
     fn unseen_max(&self) -> u64 {
         let full = self.slots.len() == self.capacity;
         self.by_count.first().filter(|_| full).map_or(0, |(count, _)| *count)
     }
 }
 
-impl Top {
+impl TopKeys {
     /// Lists of at most `capacity` keys each.
     pub fn new(capacity: usize) -> Self {
-        let lists = shard::places().min(LISTS_MAX);
+        let lists = sharded::shard_count().min(LISTS_MAX);
         Self {
-            lists: (0..lists).map(|_| Mutex::new(Sketch::new(capacity))).collect(),
+            lists: (0..lists).map(|_| Mutex::new(SpaceSaving::new(capacity))).collect(),
             missed: Counter::default(),
         }
     }
 
-    /// Counts a key once.
+    /// Counts a key once. `text` is called only if the key enters the list.
     pub fn add(&self, key: u128, text: impl FnOnce() -> String) {
-        match self.lists[shard::seat() % self.lists.len()].try_lock() {
+        match self.lists[sharded::shard_index() % self.lists.len()].try_lock() {
             Ok(mut list) => list.add(key, text),
             Err(TryLockError::Poisoned(list)) => list.into_inner().add(key, text),
             Err(TryLockError::WouldBlock) => self.missed.increase(),
         }
     }
 
-    /// How many were left out.
+    /// The number of keys left out.
     pub fn missed(&self) -> u64 {
         self.missed.get()
     }
 
-    /// The most frequent keys of all lists together, at most `most` of them, those that come most often first.
-    pub fn entries(&self, most: usize) -> Vec<Entry> {
+    /// The most frequent keys of all lists together, at most `max`, in descending order.
+    pub fn entries(&self, max: usize) -> Vec<TopKey> {
         let lists = self.lists.iter().map(|list| list.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        merged(&lists.collect::<Vec<_>>(), most)
+        merged(&lists.collect::<Vec<_>>(), max)
     }
 }
 
-fn merged(lists: &[Sketch], most: usize) -> Vec<Entry> {
-    let unseen_max: u64 = lists.iter().map(Sketch::unseen_max).sum();
-    let mut all: HashMap<u128, Entry> = HashMap::new();
+fn merged(lists: &[SpaceSaving], max: usize) -> Vec<TopKey> {
+    let unseen_max: u64 = lists.iter().map(SpaceSaving::unseen_max).sum();
+    let mut all: HashMap<u128, TopKey> = HashMap::new();
     for list in lists {
         for slot in &list.slots {
-            // Each list that lacks the key may have missed as many as its rarest key has.
-            let entry = all.entry(slot.key).or_insert_with(|| Entry {
+            // A list without the key may have missed it as often as its least frequent key occurs.
+            let entry = all.entry(slot.key).or_insert_with(|| TopKey {
                 text: slot.text.to_string(),
                 count: unseen_max,
                 error: unseen_max,
             });
             entry.count += slot.count - list.unseen_max();
-            // Never below zero: the error of a slot is at most the rarest count.
+            // No underflow: the error of a slot is at most the smallest count.
             entry.error = entry.error + slot.error - list.unseen_max();
         }
     }
     let mut all: Vec<_> = all.into_values().collect();
     all.sort_unstable_by(|one, other| other.count.cmp(&one.count).then_with(|| one.text.cmp(&other.text)));
-    all.truncate(most);
+    all.truncate(max);
     all
 }
 
@@ -163,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys of which the `n`th comes about `1/n` times as often as the first.
+    /// Keys of which the `n`th occurs about `1/n` times as often as the first.
     fn zipf(keys: u64, draws: usize, seed: u64) -> Vec<u128> {
         let weights: Vec<f64> = (1..=keys).map(|rank| 1.0 / rank as f64).collect();
         let all: f64 = weights.iter().sum();
@@ -190,54 +191,54 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
-        fn the_true_count_lies_within_the_bounds_that_are_told(
+        fn true_count_lies_within_the_reported_bounds(
             seed: u64,
             lists in 1_usize..4,
             capacity in 20_usize..60,
         ) {
             let stream = zipf(500, 10_000, seed);
-            let mut sketches = vec![Sketch::new(capacity); lists];
+            let mut sketches = vec![SpaceSaving::new(capacity); lists];
             for (index, key) in stream.iter().enumerate() {
                 sketches[index % lists].add(*key, || key.to_string());
             }
-            let (truth, told) = (exact(&stream), merged(&sketches, usize::MAX));
-            for Entry { text, count, error } in &told {
+            let (truth, entries) = (exact(&stream), merged(&sketches, usize::MAX));
+            for TopKey { text, count, error } in &entries {
                 let came = truth[text];
                 prop_assert!(count - error <= came && came <= *count, "{text}: {came} in {count}-{error}");
                 prop_assert!(*error <= (stream.len() / capacity) as u64, "the bound of the algorithm");
             }
-            // Whoever came more often than the bound is in the list.
+            // Every key more frequent than the bound is in the list.
             for (text, came) in &truth {
-                let listed = told.iter().any(|entry| entry.text == *text);
+                let listed = entries.iter().any(|entry| entry.text == *text);
                 prop_assert!(listed || *came <= (stream.len() / capacity) as u64, "{text} came {came} times");
             }
-            prop_assert_eq!(&told[0].text, "0");
+            prop_assert_eq!(&entries[0].text, "0");
         }
     }
 
     #[test]
-    fn no_more_keys_are_kept_than_there_is_room_for() {
-        let mut sketch = Sketch::new(10);
+    fn list_keeps_at_most_its_capacity() {
+        let mut sketch = SpaceSaving::new(10);
         (0..100_000).for_each(|key| sketch.add(key, || key.to_string()));
         assert_eq!((sketch.slots.len(), sketch.by_key.len(), sketch.by_count.len()), (10, 10, 10));
-        let told = merged(&[sketch], 3);
-        assert!(told.len() == 3 && told.iter().all(|entry| entry.count - entry.error <= 1));
+        let entries = merged(&[sketch], 3);
+        assert!(entries.len() == 3 && entries.iter().all(|entry| entry.count - entry.error <= 1));
     }
 
     #[test]
-    fn a_long_text_is_cut_between_characters() {
+    fn long_text_is_truncated_at_a_character_boundary() {
         let kept = cut("é".repeat(1_000));
         assert_eq!(*kept, *format!("{}…", "é".repeat(TEXT_MAX / 2)));
     }
 
     #[test]
-    fn counting_while_a_list_is_read_is_left_out_and_told() {
-        let top = Top::new(10);
-        let held: Vec<_> = top.lists.iter().map(|list| list.lock().unwrap()).collect();
-        top.add(1, || "one".to_owned());
+    fn key_counted_during_a_read_is_missed_and_reported() {
+        let top_keys = TopKeys::new(10);
+        let held: Vec<_> = top_keys.lists.iter().map(|list| list.lock().unwrap()).collect();
+        top_keys.add(1, || "one".to_owned());
         drop(held);
-        top.add(1, || "one".to_owned());
-        assert_eq!(top.missed(), 1);
-        assert_eq!(top.entries(9), [Entry { text: "one".to_owned(), count: 1, error: 0 }]);
+        top_keys.add(1, || "one".to_owned());
+        assert_eq!(top_keys.missed(), 1);
+        assert_eq!(top_keys.entries(9), [TopKey { text: "one".to_owned(), count: 1, error: 0 }]);
     }
 }
