@@ -1,6 +1,6 @@
-//! What one decision costs: alone, with its counting and its answer, each of its parts, and the algorithm alone.
+//! The cost of one decision: alone, with stats and response, each of its parts, and the algorithm alone.
 
-#![allow(clippy::unwrap_used, reason = "a benchmark without its rules has nothing to measure")]
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 
 use std::{hint::black_box, sync::Arc};
 
@@ -14,13 +14,13 @@ use tollgate::{
     time::{Clock, SECOND, Timestamp},
 };
 
-// As the program has it.
+// The allocator of the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const KEYS: usize = 1_000_000;
-/// Coprime with the number of keys, so that steps of it visit each once before any twice.
+/// Coprime with the number of keys, so that steps of this size visit every key once per round.
 const STRIDE: usize = 611_953;
 
 const ALGORITHMS: [(&str, &str); 3] = [
@@ -35,8 +35,8 @@ fn rules(algorithm: &str) -> Rules {
     Rules::parse("bench", &format!("domain: d\ndescriptors: [{{key: user, rate_limit: {limit}}}]\n")).unwrap()
 }
 
-/// The name of a user, written where it is in the cache, as the bytes of a request are when it is read.
-fn name(buffer: &mut [u8; 12], user: usize) -> &str {
+/// The name of a user, written into a buffer that is in the cache, as the bytes of a received request are.
+fn user_name(buffer: &mut [u8; 12], user: usize) -> &str {
     *buffer = *b"user-0000000";
     for (place, digit) in buffer[5..].iter_mut().rev().enumerate() {
         *digit = b"0123456789abcdef"[user >> (4 * place) & 15];
@@ -44,7 +44,7 @@ fn name(buffer: &mut [u8; 12], user: usize) -> &str {
     std::str::from_utf8(buffer).unwrap()
 }
 
-/// The rule, the key, and what its counter says.
+/// Looks the rule up, hashes the key and decides the check.
 fn decide(domain: &Domain, memory: &Memory, secret: &Secret, user: &str) -> bool {
     let entries = [Entry { key: "user", value: user }];
     let usual = domain.find_cached(&entries, secret).unwrap();
@@ -53,8 +53,8 @@ fn decide(domain: &Domain, memory: &Memory, secret: &Secret, user: &str) -> bool
     memory.apply_single(&check, NOW).unwrap().unwrap().decision.verdict.passes()
 }
 
-/// The same, counted and answered. (The server takes a snapshot for all calls that it reads together, so that is no part
-/// of it.)
+/// The same with stats and response. (The server takes one view for all calls that it reads together, so that is not
+/// included.)
 fn answer(snapshot: &ActiveView<'_>, user: &str) -> bool {
     let entries = [Entry { key: "user", value: user }];
     let descriptors = [Descriptor { entries: &entries, operation: Operation::Charge(1), limit: None }];
@@ -64,42 +64,44 @@ fn answer(snapshot: &ActiveView<'_>, user: &str) -> bool {
 fn hot_and_cold(
     criterion: &mut Criterion,
     what: &str,
-    kind: &str,
+    algorithm_name: &str,
     memory: &Memory,
-    ask: impl Fn(&str) -> bool,
+    decide: impl Fn(&str) -> bool,
 ) {
     let mut group = criterion.benchmark_group(what);
     group.throughput(Throughput::Elements(1));
-    group.bench_function(format!("{kind}/hot key"), |bencher| {
-        bencher.iter(|| ask(black_box("user-0000000")));
+    group.bench_function(format!("{algorithm_name}/hot key"), |bencher| {
+        bencher.iter(|| decide(black_box("user-0000000")));
     });
     let mut buffer = [0; 12];
     for user in 0..KEYS {
-        assert!(ask(name(&mut buffer, user)));
+        assert!(decide(user_name(&mut buffer, user)));
     }
     assert_eq!(memory.stats().live, KEYS);
     let mut next = 0;
-    group.bench_function(format!("{kind}/1M cold keys"), |bencher| {
+    group.bench_function(format!("{algorithm_name}/1M cold keys"), |bencher| {
         bencher.iter(|| {
             next = (next + STRIDE) % KEYS;
-            ask(black_box(name(&mut buffer, next)))
+            decide(black_box(user_name(&mut buffer, next)))
         });
     });
 }
 
 fn whole(criterion: &mut Criterion) {
-    for (kind, algorithm) in ALGORITHMS {
+    for (algorithm_name, algorithm) in ALGORITHMS {
         let secret = Secret::from_bytes([7; 16]);
         let memory = || Arc::new(Memory::new(1 << 30, OnFull::Deny));
         let (rules, alone) = (rules(algorithm), memory());
         let domain = rules.domain("d").unwrap();
-        hot_and_cold(criterion, "decision", kind, &alone, |user| decide(domain, &alone, &secret, user));
+        hot_and_cold(criterion, "decision", algorithm_name, &alone, |user| {
+            decide(domain, &alone, &secret, user)
+        });
         drop(alone);
 
         let (active_rules, counted) = (Arc::new(ActiveRules::of(rules, NOW)), memory());
         let limiter = Limiter::new(active_rules, counted.clone(), Clock::manual(NOW), secret);
         let snapshot = limiter.view();
-        hot_and_cold(criterion, "answer", kind, &counted, |user| answer(&snapshot, user));
+        hot_and_cold(criterion, "answer", algorithm_name, &counted, |user| answer(&snapshot, user));
     }
 }
 
@@ -112,14 +114,15 @@ fn key_of(rules: &Rules, secret: &Secret, user: &str) -> Key {
 fn limit_of(rule: &Rule) -> &Limit {
     match &rule.allowance {
         Allowance::Limited(limit) => limit,
-        Allowance::Unlimited => unreachable!("all rules here have a limit"),
+        Allowance::Unlimited => unreachable!("every rule here has a limit"),
     }
 }
 
 fn parts(criterion: &mut Criterion) {
     let (rules, secret, mut buffer) = (rules(""), Secret::from_bytes([7; 16]), [0; 12]);
     let limit = limit_of(rules.domain("d").unwrap().rules().next().unwrap());
-    let keys: Vec<Key> = (0..KEYS).map(|user| key_of(&rules, &secret, name(&mut buffer, user))).collect();
+    let keys: Vec<Key> =
+        (0..KEYS).map(|user| key_of(&rules, &secret, user_name(&mut buffer, user))).collect();
     let memory = Memory::new(1 << 30, OnFull::Deny);
     let charge = |key: Key| {
         let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
@@ -128,7 +131,7 @@ fn parts(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("part of a classic decision");
     group.throughput(Throughput::Elements(1));
     group.bench_function("name of the user", |bencher| {
-        bencher.iter(|| name(&mut buffer, black_box(KEYS / 2)).len());
+        bencher.iter(|| user_name(&mut buffer, black_box(KEYS / 2)).len());
     });
     group.bench_function("rule", |bencher| {
         bencher.iter(|| {
@@ -141,7 +144,7 @@ fn parts(criterion: &mut Criterion) {
         charge(*key);
     });
     let mut next = 0;
-    // (The keys themselves are in memory, too: each in a line that holds four of them.)
+    // (The keys are read from memory too: four of them share a cache line.)
     group.bench_function("counter/1M cold keys", |bencher| {
         bencher.iter(|| {
             next = (next + STRIDE) % KEYS;

@@ -1,6 +1,6 @@
-//! A flood of ten million new keys against a small budget, and what a million counters really take.
+//! A flood of ten million new keys against a small memory budget, and the memory that a million counters take.
 //!
-//! Prints counts, not times: they are the same on every machine. It ends with an error where a promise is broken.
+//! Prints counts, not times: they are the same on every machine. Exits with an error if a bound is exceeded.
 
 use std::num::NonZeroU64;
 
@@ -33,7 +33,7 @@ fn passes(memory: &Memory, limit: &Limit, value: u64) -> bool {
         operation: Operation::Charge(1),
         on_refusal: OnRefusal::TakeBack,
     };
-    memory.apply(&[check], NOW, |_| false).expect("it holds all slots")[0].verdict.passes()
+    memory.apply(&[check], NOW, |_| false).expect("the store owns all slots")[0].verdict.passes()
 }
 
 fn limits() -> [(&'static str, Limit); 3] {
@@ -49,7 +49,7 @@ fn limits() -> [(&'static str, Limit); 3] {
 }
 
 fn main() {
-    // `cargo test --benches` only wants to know that it compiles and starts.
+    // `cargo test --benches` only checks that the benchmark compiles and starts.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -69,21 +69,21 @@ fn main() {
             passes(&memory, &limit, value);
         }
         let (figures, allocated) = (memory.stats(), PeakAlloc.current_usage() - before);
-        assert!(!passes(&memory, &limit, exhausted), "who was refused is refused still");
+        assert!(!passes(&memory, &limit, exhausted), "a refused key stays refused");
         assert!(figures.bytes as u64 <= BUDGET);
         let share = 100.0 * allocated as f64 / BUDGET as f64;
         println!("| {name} | {worst:.1} | {share:.0} % | {} | {} |", figures.live, figures.refused_full);
     }
 }
 
-/// The most bytes that a counter took, all in, on the way to a million of them.
+/// The most allocated bytes per counter while a million of them are created.
 fn bytes_a_counter(limit: &Limit) -> f64 {
     let before = PeakAlloc.current_usage();
     let memory = Memory::new(1 << 30, OnFull::Deny);
     let mut worst = 0.0_f64;
     for value in 0..1_000_000_u64 {
         passes(&memory, limit, value);
-        if 500_000 <= value && value % 1_000 == 0 {
+        if value >= 500_000 && value % 1_000 == 0 {
             worst = worst.max((PeakAlloc.current_usage() - before) as f64 / (value + 1) as f64);
         }
     }

@@ -1,49 +1,49 @@
-//! What finding a rule costs, in few rules and in many.
+//! The cost of a rule lookup among few and among many rules.
 
-#![allow(clippy::unwrap_used, reason = "a benchmark without its rules has nothing to measure")]
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 
 use std::{fmt::Write, hint::black_box};
 
 use criterion::{Criterion, Throughput};
 use tollgate::{descriptor::Entry, rules::Rules};
 
-// As the program has it.
+// The allocator of the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const SIZES: [usize; 3] = [10, 1_000, 100_000];
-/// How many rules are looked up in turn. Three stay in the processor's first cache however many others there are.
-const ASKED: [usize; 2] = [3, 1_000];
+/// How many rules are looked up in turn. Three stay in the first-level cache whatever the number of rules.
+const LOOKED_UP: [usize; 2] = [3, 1_000];
 
-/// A way to write rules, and the entries that find them.
-struct Sort {
+/// A form of rule, and the entries that match it.
+struct RuleForm {
     name: &'static str,
     rule: fn(usize) -> String,
     entry: fn(usize) -> (String, String),
 }
 
-const SORTS: [Sort; 3] = [
-    Sort {
+const FORMS: [RuleForm; 3] = [
+    RuleForm {
         name: "exact",
         rule: |n| format!("key: user, value: u{n:06}"),
         entry: |n| ("user".into(), format!("u{n:06}")),
     },
-    Sort {
+    RuleForm {
         name: "key only",
         rule: |n| format!("key: k{n:06}"),
         entry: |n| (format!("k{n:06}"), "any".into()),
     },
-    Sort {
+    RuleForm {
         name: "trailing star",
         rule: |n| format!("key: path, value: /p{n:06}/*"),
         entry: |n| ("path".into(), format!("/p{n:06}/any")),
     },
 ];
 
-fn rules(sort: &Sort, size: usize) -> Rules {
+fn rules(form: &RuleForm, size: usize) -> Rules {
     let mut text = String::from("domain: d\ndescriptors:\n");
     for n in 0..size {
-        let rule = (sort.rule)(n);
+        let rule = (form.rule)(n);
         writeln!(text, "  - {{{rule}, rate_limit: {{unit: hour, requests_per_unit: 1}}}}").unwrap();
     }
     Rules::parse("bench", &text).unwrap()
@@ -52,23 +52,23 @@ fn rules(sort: &Sort, size: usize) -> Rules {
 fn lookup(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("lookup");
     group.throughput(Throughput::Elements(1));
-    for sort in &SORTS {
+    for form in &FORMS {
         let mut visits = Vec::new();
         for size in SIZES {
-            let rules = rules(sort, size);
+            let rules = rules(form, size);
             let domain = rules.domain("d").unwrap();
-            for asked in ASKED.into_iter().filter(|asked| *asked <= size) {
-                // Spread over all rules.
-                let entries: Vec<_> = (0..asked).map(|turn| (sort.entry)(turn * 7_919 % size)).collect();
+            for looked_up in LOOKED_UP.into_iter().filter(|looked_up| *looked_up <= size) {
+                // The looked-up rules are spread over all rules.
+                let entries: Vec<_> = (0..looked_up).map(|turn| (form.entry)(turn * 7_919 % size)).collect();
                 for (key, value) in &entries {
                     let entries = [Entry { key, value }];
                     assert!(domain.find(&entries).is_some());
                     visits.push(domain.visits(&entries));
                 }
                 let mut turn = 0;
-                group.bench_function(format!("{}/{size} rules, {asked} asked", sort.name), |bencher| {
+                group.bench_function(format!("{}/{size} rules, {looked_up} asked", form.name), |bencher| {
                     bencher.iter(|| {
-                        turn = (turn + 1) % asked;
+                        turn = (turn + 1) % looked_up;
                         let (key, value) = &entries[turn];
                         domain.find(black_box(&[Entry { key, value }])).is_some()
                     });
@@ -77,8 +77,8 @@ fn lookup(criterion: &mut Criterion) {
         }
         assert!(
             visits.windows(2).all(|pair| pair[0] == pair[1]),
-            "{}: as many steps in any number",
-            sort.name
+            "{}: the number of steps depends on the number of rules",
+            form.name
         );
     }
 }

@@ -29,7 +29,7 @@ const STEP_MS: usize = 20;
 
 /// The times of hits: a burst on each side of a window boundary, slow hits, a burst within a window, three more.
 #[rustfmt::skip]
-const ASKED_MS: [u64; 26] = [
+const HITS_MS: [u64; 26] = [
     7_000, 7_600, 8_200, 8_800, 9_400, 10_400, 10_800, 11_200, 11_600, 12_000,
     14_000, 15_500, 17_000, 18_500, 20_000,
     25_000, 25_400, 25_800, 26_200, 26_600, 27_000, 27_400, 27_800,
@@ -46,12 +46,12 @@ struct Picture {
     file: &'static str,
     title: &'static str,
     limit: Limit,
-    line: Line,
+    series: Series,
 }
 
 /// What the line below the hits shows.
 #[derive(Clone, Copy, PartialEq)]
-enum Line {
+enum Series {
     Left,
     Held,
     Waiting,
@@ -65,12 +65,12 @@ struct Hit {
 }
 
 /// The interval of a window's length in which the most hits passed.
-struct Crowded {
+struct BusiestSpan {
     from: u64,
     hits: usize,
 }
 
-impl Line {
+impl Series {
     fn name(self) -> &'static str {
         match self {
             Self::Left => "left",
@@ -86,32 +86,32 @@ fn pictures() -> Vec<Picture> {
     let log = |grain| SlidingLog { limit: LIMIT, span, grain: number(grain), excess };
     let pace = Rate::new(number(LIMIT), number(WINDOW));
     let bucket = TokenBucket { rate: pace, burst: LIMIT, excess };
-    let picture = |file, title, limit, line| Picture { file, title, limit, line };
+    let picture = |file, title, limit, series| Picture { file, title, limit, series };
     vec![
         picture(
             "fixed_window",
             "fixed_window: 5 in each 10 s",
             Limit::FixedWindow(FixedWindow { limit: LIMIT, window: Window::Aligned(span), excess }),
-            Line::Left,
+            Series::Left,
         ),
         picture(
             "sliding_window",
             "sliding_window: 5 in 10 s, by the weighed count",
             Limit::SlidingWindow(SlidingWindow { limit: LIMIT, span, excess }),
-            Line::Left,
+            Series::Left,
         ),
         picture(
             "sub_windows",
             "sliding_window: 5 in 10 s, by 5 sub_windows",
             Limit::SubWindows(log(2 * SECOND)),
-            Line::Left,
+            Series::Left,
         ),
-        picture("sliding_log", "sliding_log: 5 in any 10 s", Limit::SlidingLog(log(1)), Line::Left),
+        picture("sliding_log", "sliding_log: 5 in any 10 s", Limit::SlidingLog(log(1)), Series::Left),
         picture(
             "token_bucket",
             "token_bucket: 5 in 10 s, evenly; burst 5",
             Limit::TokenBucket(bucket),
-            Line::Left,
+            Series::Left,
         ),
         picture(
             "stepped_bucket",
@@ -122,19 +122,19 @@ fn pictures() -> Vec<Picture> {
                 burst: LIMIT,
                 excess,
             }),
-            Line::Left,
+            Series::Left,
         ),
         picture(
             "leaky_bucket",
             "leaky_bucket: leaks 5 in 10 s; burst 2",
             Limit::LeakyBucket(TokenBucket { burst: 2, ..bucket }),
-            Line::Held,
+            Series::Held,
         ),
         picture(
             "leaky_queue",
             "leaky_queue: one leaves every 2 s; 4 wait",
             Limit::LeakyQueue(LeakyQueue { rate: pace, burst: Some(4), max_delay: None, timeout: None }),
-            Line::Waiting,
+            Series::Waiting,
         ),
     ]
 }
@@ -142,7 +142,7 @@ fn pictures() -> Vec<Picture> {
 /// The decision on each hit, and what is left at each step of time.
 fn replay(limit: &Limit) -> (Vec<Hit>, Vec<(u64, u64)>) {
     let (mut counter, mut hits, mut left) = (limit.fresh(), Vec::new(), Vec::new());
-    let mut asked = ASKED_MS.into_iter().peekable();
+    let mut asked = HITS_MS.into_iter().peekable();
     for at in (0..=END_MS).step_by(STEP_MS) {
         let now = START.plus(at * MILLISECOND);
         left.push((at, limit.decide(&mut counter, now, Operation::Peek).remaining));
@@ -161,13 +161,13 @@ fn replay(limit: &Limit) -> (Vec<Hit>, Vec<(u64, u64)>) {
     (hits, left)
 }
 
-fn crowded(hits: &[Hit]) -> Crowded {
+fn busiest(hits: &[Hit]) -> BusiestSpan {
     let passed: Vec<u64> = hits.iter().filter_map(|hit| hit.passed).collect();
     let within =
         |from: u64| passed.iter().filter(|at| from <= **at && **at < from + WINDOW / MILLISECOND).count();
     // Of equal intervals the first.
-    let each = passed.iter().rev().map(|&from| Crowded { from, hits: within(from) });
-    each.max_by_key(|crowded| crowded.hits).unwrap()
+    let each = passed.iter().rev().map(|&from| BusiestSpan { from, hits: within(from) });
+    each.max_by_key(|busiest| busiest.hits).unwrap()
 }
 
 fn x(ms: u64) -> f64 {
@@ -190,26 +190,26 @@ fn steps(values: &[(u64, u64)]) -> String {
 fn draw(picture: &Picture) -> String {
     let (hits, mut values) = replay(&picture.limit);
     for (at, value) in &mut values {
-        match picture.line {
-            Line::Left => {}
-            Line::Held => *value = picture.limit.allowance() - *value,
-            Line::Waiting => {
+        match picture.series {
+            Series::Left => {}
+            Series::Held => *value = picture.limit.allowance() - *value,
+            Series::Waiting => {
                 let waits = |hit: &&Hit| hit.asked <= *at && hit.passed.is_some_and(|turn| *at < turn);
                 *value = hits.iter().filter(waits).count() as u64;
             }
         }
     }
     let passed = hits.iter().filter(|hit| hit.passed.is_some()).count();
-    let crowded = crowded(&hits);
+    let busiest = busiest(&hits);
     let summary = format!("{} asked, {passed} passed, {} refused", hits.len(), hits.len() - passed);
 
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 724 252\" role=\"img\">\n\
          <title>{}. {summary}; at most {} passed within 10 s.</title>\n<style>{STYLE}</style>\n\
          <rect width=\"724\" height=\"252\" rx=\"6\" fill=\"#fbfbf8\"/>\n",
-        picture.title, crowded.hits,
+        picture.title, busiest.hits,
     );
-    frame(&mut svg, picture, &summary, &crowded);
+    frame(&mut svg, picture, &summary, &busiest);
     let path = steps(&values);
     let (left, right, ground) = (x(0), x(END_MS), y(0));
     writeln!(svg, "<path class=\"area\" d=\"{path}L{right:.1} {ground:.0}H{left:.1}Z\"/>").unwrap();
@@ -220,18 +220,18 @@ fn draw(picture: &Picture) -> String {
     svg + "</svg>\n"
 }
 
-fn frame(svg: &mut String, picture: &Picture, summary: &str, crowded: &Crowded) {
+fn frame(svg: &mut String, picture: &Picture, summary: &str, busiest: &BusiestSpan) {
     let right = x(END_MS);
     writeln!(svg, "<text class=\"title\" x=\"16\" y=\"25\">{}</text>", picture.title).unwrap();
     writeln!(svg, "<text class=\"small\" x=\"{right:.1}\" y=\"25\" text-anchor=\"end\">{summary}</text>")
         .unwrap();
-    let (from, width) = (x(crowded.from), x(WINDOW / MILLISECOND) - x(0));
+    let (from, width) = (x(busiest.from), x(WINDOW / MILLISECOND) - x(0));
     writeln!(
         svg,
         "<rect class=\"band\" x=\"{from:.1}\" y=\"38\" width=\"{width:.1}\" height=\"94\"/>\n\
          <text class=\"small\" x=\"{:.1}\" y=\"52\">within 10 s: {} passed</text>",
         from + 5.0,
-        crowded.hits,
+        busiest.hits,
     )
     .unwrap();
     for turn in (0..=END_MS).step_by(10_000) {
@@ -246,12 +246,12 @@ fn frame(svg: &mut String, picture: &Picture, summary: &str, crowded: &Crowded) 
         .unwrap();
     }
     let lanes = [("asked", 72.0), ("passed", 97.0), ("refused", 122.0)];
-    let most = match picture.line {
-        Line::Left | Line::Held => picture.limit.allowance(),
-        Line::Waiting => picture.limit.allowance() - 1,
+    let most = match picture.series {
+        Series::Left | Series::Held => picture.limit.allowance(),
+        Series::Waiting => picture.limit.allowance() - 1,
     };
     let middle = (y(0) + y(most)) / 2.0 + 4.0;
-    for (name, height) in lanes.into_iter().chain([(picture.line.name(), middle)]) {
+    for (name, height) in lanes.into_iter().chain([(picture.series.name(), middle)]) {
         writeln!(svg, "<text x=\"16\" y=\"{height:.0}\">{name}</text>").unwrap();
     }
     for value in [0, most] {
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pictures_in_the_documentation_are_what_the_code_draws() {
+    fn pictures_of_docs_match_drawn_pictures() {
         for picture in pictures() {
             let path = Path::new(FOLDER).join(picture.file).with_extension("svg");
             let drawn = fs::read_to_string(&path).unwrap_or_default();

@@ -1,4 +1,4 @@
-"""What is measured of a server, whichever it is: CPU, system calls, memory."""
+"""Measurements of any server: CPU, system calls, memory."""
 
 import contextlib
 import json
@@ -11,11 +11,11 @@ import subprocess
 
 from servers import CLIENT_CORE, Unavailable, eventually, shell
 
-# Flag and length before each message: an answer has at least these bytes, an error has none.
-HEAD_BYTES = 5
+# Flag and length before each message: a reply has at least these bytes, an error has none.
+PREFIX_BYTES = 5
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# A settings frame without settings, and its acknowledgement.
-SETTINGS, ACKNOWLEDGED = b"\0\0\0\x04\0\0\0\0\0", b"\0\0\0\x04\x01\0\0\0\0"
+# An empty SETTINGS frame, and its acknowledgement.
+SETTINGS, SETTINGS_ACK = b"\0\0\0\x04\0\0\0\0\0", b"\0\0\0\x04\x01\0\0\0\0"
 
 
 def cpu_ns(pid):
@@ -34,7 +34,7 @@ def resident_bytes(pid):
 
 
 def h2load(server, scratch, connections, streams, requests, rate=None):
-    """Asks one question again and again; each must be answered. Says how often."""
+    """Sends the same request `requests` times; every one must be answered. Returns their number."""
     body = scratch / "body"
     body.write_bytes(server.body())
     host, port = server.address
@@ -42,27 +42,27 @@ def h2load(server, scratch, connections, streams, requests, rate=None):
     if rate:
         command.append(f"--rps={rate / connections}")
     command += ["-d", body, "-H", "content-type: application/grpc", "-H", "te: trailers"]
-    said = shell(*command, f"http://{host}:{port}{server.path}", patience=600)
-    succeeded = int(re.search(r"(\d+) succeeded", said)[1])
-    data = int(re.search(r"\((\d+)\) data", said)[1])
-    if succeeded != requests or data < HEAD_BYTES * requests:
-        raise Unavailable(f"{server.name} has not answered everything:\n{said}")
+    output = shell(*command, f"http://{host}:{port}{server.path}", timeout=600)
+    succeeded = int(re.search(r"(\d+) succeeded", output)[1])
+    data = int(re.search(r"\((\d+)\) data", output)[1])
+    if succeeded != requests or data < PREFIX_BYTES * requests:
+        raise Unavailable(f"{server.name} did not answer every request:\n{output}")
     return requests
 
 
 def bench(server, binary, *flags):
-    """`tollgate bench`, and what it measured; everything must be answered."""
+    """Runs `tollgate bench` and returns its measurements; every request must be answered."""
     host, port = server.address
     command = ["taskset", "-c", CLIENT_CORE, binary, "bench", "--to", f"{host}:{port}", "--json", *flags]
-    said = shell(*command, "benchmark", "tenant=acme-corporation,user=user-{}-of-the-key-space", patience=600)
-    found = json.loads(said)
+    output = shell(*command, "benchmark", "tenant=acme-corporation,user=user-{}-of-the-key-space", timeout=600)
+    found = json.loads(output)
     if found["errors"] or found["over_limit"]:
-        raise Unavailable(f"{server.name} has not answered everything: {said}")
+        raise Unavailable(f"{server.name} did not answer every request: {output}")
     return found
 
 
 def cpu_us(server, repeat, load):
-    """CPU microseconds of the server a request, the least of `repeat` times; `load()` says how many requests it made."""
+    """CPU microseconds of the server per request, the minimum of `repeat` runs; `load()` returns the number."""
     found = []
     for _ in range(repeat):
         before = cpu_ns(server.pid)
@@ -72,7 +72,7 @@ def cpu_us(server, repeat, load):
 
 
 def writes(server, scratch, requests, load):
-    """System calls that send, a request; `None` where there is no strace, or it may not look at the server."""
+    """Sending system calls per request; `None` if strace is missing or may not attach to the server."""
     if not shutil.which("strace"):
         return None
     counts = scratch / "strace"
@@ -87,7 +87,7 @@ def writes(server, scratch, requests, load):
             statuses = [(task / "status").read_text() for task in tasks.iterdir()]
             return all(re.search(r"^TracerPid:\s+[1-9]", status, re.MULTILINE) for status in statuses)
 
-        eventually("strace looks at every thread", traced)
+        eventually("strace is attached to every thread", traced)
         if tracer.poll() is not None:
             return None
         load(requests)
@@ -95,20 +95,22 @@ def writes(server, scratch, requests, load):
         if tracer.poll() is None:
             tracer.send_signal(signal.SIGINT)
         tracer.wait(30)
-    # % time, seconds, usecs/call, calls, and errors where there were any; then the name.
-    rows = re.findall(r"^\s*[\d.]+\s+[\d.]+\s+\d+\s+(\d+)\s+(?:\d+\s+)?(?:write|sen)\w*$", counts.read_text(), re.MULTILINE)
+    # % time, seconds, usecs/call, calls, errors if there are any, and the name.
+    rows = re.findall(
+        r"^\s*[\d.]+\s+[\d.]+\s+\d+\s+(\d+)\s+(?:\d+\s+)?(?:write|sen)\w*$", counts.read_text(), re.MULTILINE
+    )
     return sum(int(calls) for calls in rows) / requests
 
 
 def idle_connection_bytes(server, connections):
-    """What an open connection takes that has greeted and says nothing more."""
+    """Resident bytes per open connection that has sent its preface and is idle."""
     before = resident_bytes(server.pid)
     with contextlib.ExitStack() as stack:
         for _ in range(connections):
             sock = stack.enter_context(socket.create_connection(server.address, 5))
             sock.sendall(PREFACE + SETTINGS)
-            # Its settings, or at least their beginning: the server has made all that a connection needs.
+            # The first bytes of its SETTINGS: the server has set the connection up.
             if not sock.recv(9):
                 raise Unavailable(f"{server.name} has closed an idle connection")
-            sock.sendall(ACKNOWLEDGED)
+            sock.sendall(SETTINGS_ACK)
         return (resident_bytes(server.pid) - before) / connections

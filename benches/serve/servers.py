@@ -1,4 +1,4 @@
-"""The servers that are compared: how each is obtained, started and asked. All of them stay on the loopback."""
+"""The compared servers: how each is built, started and called. All of them listen on the loopback only."""
 
 import contextlib
 import http.client
@@ -15,45 +15,45 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOOPBACK = "127.0.0.1"
 SERVER_CORE, CLIENT_CORE = "0", "1"
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 THROTTLECRAB = "0.4.40"
 GUBERNATOR = "2.13.0"
 GUBERNATOR_MODULE = "github.com/gubernator-io/gubernator/v2"
-# Go compares what it downloads with these, so that what is measured is what was published.
+# Go verifies the download with these sums, so that the published version is measured.
 GUBERNATOR_SUMS = {
     "": "h1:kvY3ppEpKBnUCKGLXBXO9QT/HQTpQVTwLzpQe6asOu0=",
     "/go.mod": "h1:jHkFFXCkRmxI5/4HOK052gls1uXiYzcvtrmCzhsIY+0=",
 }
-# Brings protoc, which throttlecrab-server is built with, where there is none.
+# Provides protoc, which throttlecrab-server needs to build, if it is not installed.
 GRPC_TOOLS = "1.85.1"
 
 
 class Unavailable(Exception):
-    """A server that cannot be measured here, and why."""
+    """A server that cannot be measured on this machine, with the reason."""
 
 
-def eventually(what, condition, patience=PATIENCE):
-    """Waits until `condition()` gives something true, and returns it."""
-    deadline = time.monotonic() + patience
+def eventually(what, condition, timeout=TIMEOUT):
+    """Waits until `condition()` returns a true value, and returns it."""
+    deadline = time.monotonic() + timeout
     while True:
         found = condition()
         if found:
             return found
         if time.monotonic() > deadline:
-            raise Unavailable(f"not within {patience} s: {what}")
+            raise Unavailable(f"not within {timeout} s: {what}")
         time.sleep(0.01)
 
 
-def shell(*command, patience=3600, **options):
-    """Runs a command to its end and returns its output; one that fails is told with the end of what it said."""
+def shell(*command, timeout=3600, **options):
+    """Runs a command and returns its output; the error of a failed command has the end of its output."""
     done = subprocess.run(
         [str(part) for part in command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=patience,
+        timeout=timeout,
         check=False,
         **options,
     )
@@ -64,16 +64,16 @@ def shell(*command, patience=3600, **options):
 
 
 def target():
-    """Where cargo builds to."""
+    """The target directory of cargo."""
     metadata = shell("cargo", "metadata", "--locked", "--no-deps", "--format-version", "1", cwd=ROOT)
     return pathlib.Path(json.loads(metadata[metadata.index("{") :])["target_directory"])
 
 
-def say(text):
+def log_progress(text):
     print(text, file=sys.stderr, flush=True)
 
 
-# The messages, by the rules of Protocol Buffers.
+# Encoding of Protocol Buffers messages.
 
 
 def varint(number):
@@ -85,7 +85,7 @@ def varint(number):
 
 
 def field(number, value):
-    """A field: whole numbers as varints, everything else with its length before it."""
+    """A field: integers as varints, other values length-delimited."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     content = value.encode() if isinstance(value, str) else value
@@ -97,7 +97,7 @@ def framed(message):
 
 
 class Server:
-    """A server that runs, pinned to a core: ready within its `with`, and gone after it."""
+    """A running server, pinned to a core: ready inside its `with` block, stopped after it."""
 
     name = path = address = None
 
@@ -115,13 +115,13 @@ class Server:
 
     @property
     def pid(self):
-        # taskset becomes the command that it starts.
+        # taskset executes the command in its own process.
         return self.child.pid
 
-    def must_run(self):
+    def assert_running(self):
         if self.child.poll() is not None:
             last = self.log.read_text(errors="replace")[-500:]
-            raise Unavailable(f"{self.name} has ended with {self.child.returncode}: {last}")
+            raise Unavailable(f"{self.name} exited with {self.child.returncode}: {last}")
 
     def __enter__(self):
         try:
@@ -139,7 +139,7 @@ class Server:
 
     def await_listening(self):
         def listens():
-            self.must_run()
+            self.assert_running()
             with contextlib.suppress(OSError), socket.create_connection(self.address, 1):
                 return True
             return False
@@ -153,7 +153,7 @@ class Server:
                 self.child.wait(10)
         if self.child.poll() is None:
             self.child.kill()
-        self.child.wait(PATIENCE)
+        self.child.wait(TIMEOUT)
 
 
 def free_port():
@@ -165,7 +165,7 @@ def free_port():
 class Tollgate(Server):
     name = "Tollgate"
     path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-    # A limit that nothing reaches: an answer that refuses would cost something else.
+    # A limit that is never reached: a refusal would have another cost.
     RULE = {
         "key": "tenant",
         "descriptors": [{"key": "user", "rate_limit": {"unit": "hour", "requests_per_unit": 4_000_000_000}}],
@@ -180,12 +180,12 @@ class Tollgate(Server):
 
     @staticmethod
     def obtain(folder):
-        say("building tollgate")
+        log_progress("building tollgate")
         shell("cargo", "build", "--release", "--locked", "--bin", "tollgate", cwd=ROOT)
         return folder / "release" / "tollgate"
 
     def __init__(self, binary, scratch):
-        # In a folder of its own: what else happens beside a rule file makes the server look at it.
+        # In its own directory: other changes beside a rule file would make the server read it again.
         self.rules = scratch / "rules" / "rules.yaml"
         self.rules.parent.mkdir(exist_ok=True)
         self.replace_rules(self.rule_file("first.yaml", []))
@@ -201,10 +201,10 @@ class Tollgate(Server):
         self.listeners = eventually("Tollgate listens", self._listeners)
         host, port = self.listeners["grpc"].rsplit(":", 1)
         self.address = (host, int(port))
-        eventually("Tollgate has its rules", self.generations)
+        eventually("Tollgate has loaded its rules", self.generations)
 
     def rule_file(self, name, more):
-        """A file of this name that holds the rule and `more`."""
+        """A file of this name with the rule and `more`."""
         file = self.rules.parent.with_name(name)
         # JSON is YAML too.
         lines = ",\n".join(json.dumps(rule) for rule in [self.RULE, *more])
@@ -212,26 +212,26 @@ class Tollgate(Server):
         return file
 
     def replace_rules(self, rule_file):
-        """Puts a file in force by a rename, as a deployment would. It is written already, so this takes no time."""
+        """Activates a file by a rename, like a deployment. The file is already written, so this takes no time."""
         new = self.rules.with_suffix(".new")
-        # It is left behind where both are one file already.
+        # A rename between two links of the same file leaves it behind.
         new.unlink(missing_ok=True)
         os.link(rule_file, new)
         new.replace(self.rules)
 
     def events(self):
         for line in self.log.read_text(errors="replace").splitlines():
-            # A line that is still being written is left out.
+            # An incomplete last line is skipped.
             with contextlib.suppress(json.JSONDecodeError):
                 yield json.loads(line)
 
     def generations(self):
-        """How many sets of rules have been in force."""
-        self.must_run()
+        """How many generations of rules have been active."""
+        self.assert_running()
         return sum(event.get("message") == "new rules are in force" for event in self.events())
 
     def _listeners(self):
-        self.must_run()
+        self.assert_running()
         found = {e["listener"]: e["address"] for e in self.events() if e.get("message") == "listening"}
         return found if len(found) == 4 else None
 
@@ -242,7 +242,12 @@ class Throttlecrab(Server):
 
     @staticmethod
     def body():
-        key, burst, count, period, hits = "benchmark acme-corporation user-000000-of-the-key-space", *[2_000_000_000] * 2, 60, 1
+        key, burst, count, period, hits = (
+            "benchmark acme-corporation user-000000-of-the-key-space",
+            *[2_000_000_000] * 2,
+            60,
+            1,
+        )
         return framed(field(1, key) + field(2, burst) + field(3, count) + field(4, period) + field(5, hits))
 
     @staticmethod
@@ -250,7 +255,7 @@ class Throttlecrab(Server):
         peers = folder / "peers"
         binary = peers / "bin" / "throttlecrab-server"
         if not binary.exists():
-            say(f"building throttlecrab-server {THROTTLECRAB} into {peers}")
+            log_progress(f"building throttlecrab-server {THROTTLECRAB} into {peers}")
             environment = os.environ | {"CARGO_TARGET_DIR": str(peers / "build")}
             if not shutil.which("protoc"):
                 environment["PROTOC"] = str(protoc(peers))
@@ -270,7 +275,7 @@ class Throttlecrab(Server):
 
 
 def protoc(peers):
-    """A protoc out of a Python package, for machines without one."""
+    """A protoc from a Python package, for machines without one."""
     wrapper = peers / "protoc"
     if not wrapper.exists():
         python = peers / "python"
@@ -298,7 +303,7 @@ class Gubernator(Server):
             return binary
         if not shutil.which("go"):
             raise Unavailable("Go is not installed")
-        say(f"building gubernator {GUBERNATOR} into {folder / 'peers'}")
+        log_progress(f"building gubernator {GUBERNATOR} into {folder / 'peers'}")
         module = folder / "peers" / "gubernator"
         module.mkdir(parents=True, exist_ok=True)
         (module / "go.mod").write_text(f"module peers\n\nrequire {GUBERNATOR_MODULE} v{GUBERNATOR}\n")
@@ -306,7 +311,7 @@ class Gubernator(Server):
         (module / "go.sum").write_text("".join(sums))
         found = shell("go", "mod", "download", "-json", GUBERNATOR_MODULE, cwd=module)
         source = json.loads(found[found.index("{") :])["Dir"]
-        # In its own folder, with the sums of its dependencies that come with it.
+        # In its own directory, with the checksums of its dependencies.
         shell("go", "build", "-mod=readonly", "-buildvcs=false", "-o", binary, "./cmd/gubernator", cwd=source)
         return binary
 
@@ -317,7 +322,7 @@ class Gubernator(Server):
             "GUBER_GRPC_ADDRESS": grpc,
             "GUBER_HTTP_ADDRESS": self.web,
             "GUBER_ADVERTISE_ADDRESS": grpc,
-            # A cluster of itself alone.
+            # A cluster of one.
             "GUBER_MEMBERLIST_ADDRESS": gossip,
             "GUBER_MEMBERLIST_BIND_ADDRESS": gossip,
             "GUBER_MEMBERLIST_ADVERTISE_ADDRESS": grpc,
@@ -330,7 +335,7 @@ class Gubernator(Server):
         self.await_listening()
 
         def healthy():
-            self.must_run()
+            self.assert_running()
             host, port = self.web.rsplit(":", 1)
             with contextlib.suppress(OSError):
                 connection = http.client.HTTPConnection(host, int(port), timeout=5)
@@ -338,7 +343,7 @@ class Gubernator(Server):
                 return json.loads(connection.getresponse().read()).get("peer_count") == 1
             return False
 
-        eventually("gubernator has found itself", healthy)
+        eventually("gubernator is a cluster of one", healthy)
 
 
 ALL = [Tollgate, Throttlecrab, Gubernator]

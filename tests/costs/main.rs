@@ -1,6 +1,7 @@
-//! What a call costs, in counts that are the same on every machine. In a program of its own: nobody else allocates.
+//! The cost of a call in allocations, which are the same on every machine. It is a separate test program, so that no
+//! other test allocates meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::{alloc::System, fs, time::Duration};
 
@@ -31,16 +32,16 @@ descriptors:
     descriptors:
       - {key: path, rate_limit: {unit: hour, requests_per_unit: 1000000}}
 ";
-/// Calls under way at a time.
+/// Concurrent calls.
 const CALLS: usize = 100;
-/// How often so many of them, until all that grows has grown.
+/// Rounds of calls until every growing buffer has its final size.
 const WARM: usize = 20;
 const ROUNDS: usize = 50;
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any step here takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn settings(rules: &str) -> Settings {
-    let given = [
+    let overrides = [
         ("rules.path", rules),
         ("grpc.listen", "127.0.0.1:0"),
         ("http.listen", "127.0.0.1:0"),
@@ -48,25 +49,25 @@ fn settings(rules: &str) -> Settings {
         ("metrics.listen", "127.0.0.1:0"),
         ("drain.delay", "0s"),
     ];
-    let flags = given.map(|(name, value)| {
+    let flags = overrides.map(|(name, value)| {
         let setting = CATALOG.iter().find(|setting| setting.name == name).unwrap();
         (setting, value.to_owned())
     });
     Sources { flags: flags.into(), ..Sources::default() }.load().unwrap()
 }
 
-fn question() -> Vec<u8> {
+fn encoded_request() -> Vec<u8> {
     let entry = |key: &str, value: &str| Entry { key: key.into(), value: value.into() };
     let entries = vec![entry("remote_address", "203.0.113.195"), entry("path", "/api/v1/orders")];
     let descriptor = RateLimitDescriptor { entries, ..RateLimitDescriptor::default() };
     RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], hits_addend: 0 }.encode_to_vec()
 }
 
-/// Waits until there are rules, by asking.
+/// Repeats a call until the server has its rules.
 async fn until_answered(addresses: &Addresses) -> Client {
     loop {
         let mut client = Client::connect(&addresses.grpc.to_string()).await;
-        if client.ask(&question(), 1).await.is_some_and(|answer| !answer.is_empty()) {
+        if client.call(&encoded_request(), 1).await.is_some_and(|answer| !answer.is_empty()) {
             return client;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -74,23 +75,23 @@ async fn until_answered(addresses: &Addresses) -> Client {
 }
 
 #[tokio::test]
-async fn a_call_takes_at_most_20_allocations() {
+async fn call_takes_at_most_20_allocations() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rules.yaml");
     fs::write(&file, RULES).unwrap();
     let server = Server::bind(settings(file.to_str().unwrap()), Clock::system()).await.unwrap();
     let addresses = server.addresses().unwrap();
-    let (leave, left) = mpsc::channel(1);
-    let serving = tokio::spawn(server.run(left));
+    let (shutdown, shutdown_signal) = mpsc::channel(1);
+    let task = tokio::spawn(server.run(shutdown_signal));
 
-    let mut client = timeout(PATIENCE, until_answered(&addresses)).await.unwrap();
-    let question = question();
+    let mut client = timeout(TIMEOUT, until_answered(&addresses)).await.unwrap();
+    let message = encoded_request();
     for _ in 0..WARM {
-        client.ask(&question, CALLS).await.unwrap();
+        client.call(&message, CALLS).await.unwrap();
     }
     let region = Region::new(ALLOCATOR);
     for _ in 0..ROUNDS {
-        client.ask(&question, CALLS).await.unwrap();
+        client.call(&message, CALLS).await.unwrap();
     }
     let change = region.change();
     let each = |number: usize| number as f64 / (ROUNDS * CALLS) as f64;
@@ -98,16 +99,16 @@ async fn a_call_takes_at_most_20_allocations() {
         each(change.allocations + change.reallocations),
         change.bytes_allocated as isize - change.bytes_deallocated as isize,
     );
-    println!("{allocations:.2} allocations a call; {kept} bytes are kept after {}", ROUNDS * CALLS);
+    println!("{allocations:.2} allocations a call; {kept} bytes retained after {}", ROUNDS * CALLS);
     assert!(allocations <= 20.0, "{allocations} allocations a call");
-    assert!(kept.unsigned_abs() < 64 * CALLS * ROUNDS / 10, "{kept} bytes are kept");
+    assert!(kept.unsigned_abs() < 64 * CALLS * ROUNDS / 10, "{kept} bytes retained");
 
-    let answer = RateLimitResponse::decode(&*client.ask(&question, 1).await.unwrap()).unwrap();
+    let answer = RateLimitResponse::decode(&*client.call(&message, 1).await.unwrap()).unwrap();
     assert_eq!(answer.overall_code(), Code::Ok);
-    let asked = 1 + ((WARM + ROUNDS) * CALLS) as u32 + 1;
-    assert_eq!(answer.statuses[0].limit_remaining, 1_000_000 - asked, "each was charged, and once");
+    let charged = 1 + ((WARM + ROUNDS) * CALLS) as u32 + 1;
+    assert_eq!(answer.statuses[0].limit_remaining, 1_000_000 - charged, "every call is charged once");
 
     drop(client);
-    leave.send(()).await.unwrap();
-    serving.await.unwrap().unwrap();
+    shutdown.send(()).await.unwrap();
+    task.await.unwrap().unwrap();
 }

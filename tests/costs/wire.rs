@@ -1,4 +1,4 @@
-//! A client that speaks just enough HTTP/2 to ask, and allocates nothing while it does.
+//! A minimal HTTP/2 client that sends calls without allocating.
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -7,10 +7,10 @@ use tokio::{
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The bytes before what a frame holds.
+/// The length of a frame header in bytes.
 const HEAD: usize = 9;
 
-// Kinds of frames, and their flags.
+// Frame types and flags.
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const SETTINGS: u8 = 4;
@@ -25,20 +25,20 @@ pub struct Client {
     next_stream: u32,
     headers: Vec<u8>,
     out: Vec<u8>,
-    inward: Vec<u8>,
+    incoming: Vec<u8>,
 }
 
 impl Client {
-    /// Connects, and opens all windows.
+    /// Connects and opens the connection window.
     pub async fn connect(address: &str) -> Self {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
-        let mut hello = PREFACE.to_vec();
-        frame(&mut hello, SETTINGS, 0, 0, &[]);
+        let mut preface = PREFACE.to_vec();
+        frame(&mut preface, SETTINGS, 0, 0, &[]);
         let window = (1_u32 << 31) - 1 - 65_535;
-        frame(&mut hello, WINDOW_UPDATE, 0, 0, &window.to_be_bytes());
-        stream.write_all(&hello).await.unwrap();
-        // POST and http by their numbers in the static table, the others as texts.
+        frame(&mut preface, WINDOW_UPDATE, 0, 0, &window.to_be_bytes());
+        stream.write_all(&preface).await.unwrap();
+        // POST and http as indices into the static table, the others as literals.
         let mut headers = vec![0x83, 0x86, 0x04];
         text(&mut headers, METHOD);
         headers.push(0x01);
@@ -48,13 +48,13 @@ impl Client {
         headers.push(0x00);
         text(&mut headers, "te");
         text(&mut headers, "trailers");
-        let (out, inward) = (Vec::with_capacity(1 << 16), Vec::with_capacity(1 << 16));
-        Self { stream, next_stream: 1, headers, out, inward }
+        let (out, incoming) = (Vec::with_capacity(1 << 16), Vec::with_capacity(1 << 16));
+        Self { stream, next_stream: 1, headers, out, incoming }
     }
 
-    /// Asks the same so many times at once. The message of the last answer that has come; nothing where a call is
-    /// answered without one, `None` where the connection ends.
-    pub async fn ask(&mut self, message: &[u8], calls: usize) -> Option<Vec<u8>> {
+    /// Sends the same message in `calls` concurrent calls. Returns the message of the reply if `calls` is 1, otherwise
+    /// an empty one. `None` if the connection ends.
+    pub async fn call(&mut self, message: &[u8], calls: usize) -> Option<Vec<u8>> {
         self.out.clear();
         for _ in 0..calls {
             frame(&mut self.out, HEADERS, END_HEADERS, self.next_stream, &self.headers);
@@ -68,13 +68,13 @@ impl Client {
         self.stream.write_all(&self.out).await.ok()?;
         let (mut ended, mut answer) = (0, None);
         while ended < calls {
-            if self.stream.read_buf(&mut self.inward).await.ok()? == 0 {
+            if self.stream.read_buf(&mut self.incoming).await.ok()? == 0 {
                 return None;
             }
             let mut at = 0;
-            while let Some([high, middle, low, kind, flags, ..]) = self.inward.get(at..at + HEAD) {
+            while let Some([high, middle, low, kind, flags, ..]) = self.incoming.get(at..at + HEAD) {
                 let length = usize::from(*high) << 16 | usize::from(*middle) << 8 | usize::from(*low);
-                let Some(held) = self.inward.get(at + HEAD..at + HEAD + length) else { break };
+                let Some(held) = self.incoming.get(at + HEAD..at + HEAD + length) else { break };
                 match *kind {
                     GOAWAY => return None,
                     DATA if calls == 1 => answer = Some(held[5..].to_vec()),
@@ -85,7 +85,7 @@ impl Client {
                 }
                 at += HEAD + length;
             }
-            self.inward.drain(..at);
+            self.incoming.drain(..at);
         }
         Some(answer.unwrap_or_default())
     }

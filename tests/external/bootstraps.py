@@ -16,14 +16,14 @@ def bootstrap(
     own_headers=True,
     access_log=None,
 ):
-    """An edge that asks `tollgates` (addresses) about what `routes` say and passes requests on to `upstream`.
+    """An edge proxy that calls `tollgates` (addresses) as `routes` configure and forwards requests to `upstream`.
 
-    Over TLS where `tls` is one of `upstream_tls`. With `own_headers` Envoy adds x-ratelimit headers of its own;
+    `tls` is a result of `upstream_tls`. With `own_headers` Envoy adds its own x-ratelimit headers;
     `access_log` is a path and a format.
     """
     limiter = {
         "domain": "edge",
-        # Long, because these tests ask what is decided and not how soon.
+        # Long, because these tests check decisions and not latency.
         "timeout": timeout,
         "failure_mode_deny": failure_mode_deny,
         "enable_x_ratelimit_headers": "DRAFT_VERSION_03" if own_headers else "OFF",
@@ -75,7 +75,7 @@ def bootstrap(
 
 
 def route(prefix, *rate_limits):
-    """A route whose rate limits are asked about; per route, as some of their fields are allowed only there."""
+    """A route with rate limits, configured per route because some of their fields are allowed only there."""
     per_route = {"@type": type_url("extensions.filters.http.ratelimit.v3.RateLimitPerRoute")}
     return {
         "match": {"prefix": prefix},
@@ -106,7 +106,7 @@ def type_url(kind):
 
 
 def upstream_tls(authority, certificate=None, key=None):
-    """What a cluster needs for TLS: whom it trusts, and what it shows (paths of PEM files)."""
+    """The TLS settings of a cluster: trusted authority and client certificate (paths of PEM files)."""
     context = {"validation_context": {"trusted_ca": {"filename": str(authority)}}}
     if certificate:
         pair = {"certificate_chain": {"filename": str(certificate)}, "private_key": {"filename": str(key)}}
@@ -124,7 +124,7 @@ def socket_address(address):
 
 
 def tollgate_cluster(addresses):
-    # Checked often, so that a test need not wait long until a draining instance is left alone.
+    # Frequent health checks, so that Envoy soon stops calling a draining instance.
     check = {"timeout": "1s", "interval": "0.1s", "unhealthy_threshold": 1, "healthy_threshold": 1}
     check |= {"no_traffic_interval": "0.1s", "unhealthy_interval": "0.1s", "grpc_health_check": {}}
     return cluster("tollgate", addresses, {"http2_protocol_options": {}}) | {"health_checks": [check]}

@@ -1,4 +1,4 @@
-"""Replicas of one cluster as processes on loopback: started, replaced, drained and killed."""
+"""Replicas of one cluster as processes on the loopback: started, replaced, drained and killed."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ import signal
 from processes import LOOPBACK, Tollgate, eventually, http_call
 
 SECRET = "a secret that only these replicas share"
-# By the year, so that no window turns while a test looks.
+# Windows of a year, so that none ends during a test.
 RULES = """
     domain: edge
     on_denied: charge_none
@@ -35,60 +35,61 @@ RULES = """
       - key: group
         rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
 """
-# For tests of what is decided and not how soon: whoever is asked may take half of what its caller waits.
-PATIENT = ["--cluster-forward-budget-max", "5s"]
-# In seconds, unless set.
+# For tests of decisions and not of latency: a forward may take up to half of the caller's timeout.
+LONG_FORWARD_BUDGET = ["--cluster-forward-budget-max", "5s"]
+# The default, in seconds.
 BACKUP_INTERVAL = 0.1
-# Of replicas, so that no two write the same log.
+# Numbers of replicas, so that each has its own log.
 NUMBERS = itertools.count(1)
-# How long a cluster may take until all replicas agree who holds what.
-SETTLED_WITHIN = 30.0
+# The time within which all replicas must agree on the owner of every slot.
+SETTLE_TIMEOUT = 30.0
 
 
 class Replica(Tollgate):
-    """A process of a cluster. `cluster` is where it listens to others, `advertised` where it tells them to."""
+    """A process of a cluster. `cluster` is its listen address for peers, `advertised` its advertised address."""
 
     cluster = advertised = None
 
-    def __init__(self, name, rules, log, *, host=LOOPBACK, space=None, cluster_listen=None, flags=(), **options):
+    def __init__(self, name, rules, log, *, host=LOOPBACK, sandbox=None, cluster_listen=None, flags=(), **options):
         self.name = name
-        self.space = space
-        within = space.within if space else ()
+        self.sandbox = sandbox
+        prefix = sandbox.prefix if sandbox else ()
         flags = ["--cluster-listen", cluster_listen or f"{host}:0", "--api-dynamic-metadata", "true", *flags]
-        super().__init__(rules, log, flags=flags, host=host, within=within, **options)
+        super().__init__(rules, log, flags=flags, host=host, prefix=prefix, **options)
 
     def await_listening(self):
         super().await_listening()
-        told = eventually("it listens to other replicas", lambda: self.event("listening for links from other replicas"))
-        self.cluster, self.advertised = told["listen"], told["advertised"]
+        message = "listening for links from other replicas"
+        event = eventually("the replica listens to its peers", lambda: self.event(message))
+        self.cluster, self.advertised = event["listen"], event["advertised"]
 
     def event(self, message):
-        """The first event in the log with this message, if there is one."""
+        """The first log event with this message, or None."""
         return next((event for event in self.events() if event.get("message") == message), None)
 
     def call(self, address, *arguments):
-        return (self.space.call if self.space else http_call)(address, *arguments)
+        return (self.sandbox.call if self.sandbox else http_call)(address, *arguments)
 
     def view(self):
-        """How the cluster looks from here."""
-        self.must_run()
-        answer = self.call(self.admin, "/cluster")
-        assert answer.code == 200, answer.body
-        return answer.json()
+        """The cluster as this replica sees it."""
+        self.assert_running()
+        response = self.call(self.admin, "/cluster")
+        assert response.code == 200, response.body
+        return response.json()
 
     def states(self):
-        """What each member is doing, by its id."""
+        """The state of each member, by id."""
         return {member["id"]: member["state"] for member in self.view()["members"]}
 
     def serving(self):
         return sorted(member for member, state in self.states().items() if state == "serving")
 
     def metric(self, name, **labels):
-        """The sum of the series of this name that have these labels."""
+        """The sum of the series with this name and these labels."""
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         lines = self.call(self.metrics, "/metrics").body.splitlines()
         found = [line for line in lines if re.match(rf"{name}(\{{|\s)", line)]
-        assert found, f"there is no {name}"
+        assert found, f"no metric {name}"
         return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(one in line for one in wanted))
 
     def post(self, path):
@@ -98,7 +99,7 @@ class Replica(Tollgate):
         return len(list(pathlib.Path(f"/proc/{self.child.pid}/fd").iterdir()))
 
     def freeze(self):
-        """It stops and says nothing, and its system still takes connections."""
+        """Stops the process; the kernel still accepts connections."""
         self.child.send_signal(signal.SIGSTOP)
 
     def thaw(self):
@@ -106,16 +107,16 @@ class Replica(Tollgate):
 
     def kill(self):
         if self.child.poll() is None:
-            # A process that is stopped is not ended by a gentle signal.
+            # A stopped process does not handle SIGTERM.
             self.thaw()
         super().kill()
 
 
 class Cluster:
-    """Some replicas. Those that are started know those that are there."""
+    """Several replicas. A new replica has the existing ones as seeds."""
 
-    def __init__(self, ends, folder, rules, flags=(), proxies=None, **options):
-        self.ends = ends
+    def __init__(self, cleanup, folder, rules, flags=(), proxies=None, **options):
+        self.cleanup = cleanup
         self.folder = folder
         self.rules = rules
         self.flags = list(flags)
@@ -124,46 +125,46 @@ class Cluster:
         self.secret = folder / "cluster.secret"
         self.secret.write_text(f"{SECRET}\n")
         self.replicas = []
-        # Where callers may ask: those that are ready, and not told to leave.
+        # Addresses for callers: ready replicas that are not draining.
         self.targets = []
 
-    def launch(self, *, seeds=None, flags=(), space=None, secret=None, **options):
-        """Starts one, and does not wait until it is ready."""
+    def launch(self, *, seeds=None, flags=(), sandbox=None, secret=None, **options):
+        """Starts a replica without waiting until it is ready."""
         name = f"replica-{next(NUMBERS)}"
         seeds = [one.advertised for one in self.replicas] if seeds is None else seeds
-        more = [part for seed in seeds for part in ("--cluster-seed", seed)]
-        more += ["--cluster-secret-file", str(secret or self.secret)]
+        seed_flags = [part for seed in seeds for part in ("--cluster-seed", seed)]
+        seed_flags += ["--cluster-secret-file", str(secret or self.secret)]
         if self.proxies:
-            more += ["--cluster-advertise", self.proxies.open(name)]
+            seed_flags += ["--cluster-advertise", self.proxies.open(name)]
         log = self.folder / f"{name}.log"
         options = {**self.options, **options}
-        replica = Replica(name, self.rules, log, space=space, flags=[*self.flags, *more, *flags], **options)
-        self.ends.callback(replica.kill)
+        replica = Replica(name, self.rules, log, sandbox=sandbox, flags=[*self.flags, *seed_flags, *flags], **options)
+        self.cleanup.callback(replica.kill)
         replica.await_listening()
         if self.proxies:
-            self.proxies.leads_to(name, replica)
+            self.proxies.set_target(name, replica)
         self.replicas.append(replica)
         return replica
 
     def start(self, count=1, **options):
-        """Starts so many and waits until all answer and agree."""
+        """Starts `count` replicas and waits until all are ready and the cluster is settled."""
         started = [self.launch(**options) for _ in range(count)]
-        self.ready()
+        self.await_ready()
         return started
 
-    def ready(self):
-        """Waits until all that were launched answer, and agree."""
+    def await_ready(self):
+        """Waits until all launched replicas are ready and the cluster is settled."""
         for replica in self.replicas:
             replica.await_ready()
             if replica.grpc not in self.targets:
                 self.targets.append(replica.grpc)
-        self.settled()
+        self.await_settled()
 
-    def settled(self, patience=SETTLED_WITHIN):
-        """Waits until all see the same members, and every slot is held by whoever should hold it."""
-        eventually(f"{len(self.replicas)} replicas agree", self.agree, patience)
+    def await_settled(self, timeout=SETTLE_TIMEOUT):
+        """Waits until all replicas see the same members, and every slot is at its intended owner."""
+        eventually(f"{len(self.replicas)} replicas agree", self.is_settled, timeout)
 
-    def agree(self):
+    def is_settled(self):
         views = [replica.view() for replica in self.replicas]
         members = [[one["id"] for one in view["members"] if one["state"] == "serving"] for view in views]
         return (
@@ -173,47 +174,47 @@ class Cluster:
         )
 
     def remove(self, *replicas):
-        """Drains some at once, to their ends."""
+        """Drains replicas at the same time, and waits until they exit."""
         for replica in replicas:
             replica.terminate()
-            self.avoid(replica)
+            self.exclude(replica)
             self.replicas.remove(replica)
         for replica in replicas:
             assert replica.wait() == 0, replica.output()
 
     def kill(self, *replicas):
-        """Ends some without a word."""
+        """Kills replicas without a drain."""
         for replica in replicas:
-            self.avoid(replica)
+            self.exclude(replica)
             self.replicas.remove(replica)
             replica.kill()
 
-    def avoid(self, replica):
-        """Callers ask it no more."""
+    def exclude(self, replica):
+        """Removes a replica from the addresses for callers."""
         if replica.grpc in self.targets:
             self.targets.remove(replica.grpc)
 
     def replace(self, old, **options):
-        """Starts another one, and drains `old` when it serves. Waits until all is settled."""
+        """Starts a new replica, then drains `old`. Waits until the cluster is settled."""
         [new] = self.start(**options)
         self.remove(old)
-        self.settled()
+        self.await_settled()
         return new
 
     def roll(self):
-        """Replaces all of them, one after the other."""
+        """Replaces all replicas, one after the other."""
         for old in list(self.replicas):
             self.replace(old)
 
     def total(self, metric, **labels):
         return sum(replica.metric(metric, **labels) for replica in self.replicas)
 
-    def backed_up(self):
-        """Waits until nothing has changed for so long that all of it is kept by another replica, too."""
+    def await_backup(self):
+        """Waits until every slot has an up-to-date backup at another replica."""
         age = "tollgate_cluster_backup_age_seconds"
         long = 3 * BACKUP_INTERVAL
         eventually("all is backed up", lambda: all(long < replica.metric(age) for replica in self.replicas))
 
-    def told(self):
-        """What all replicas see, to be read where something has not come true."""
+    def views_json(self):
+        """The views of all replicas, for messages of failed tests."""
         return json.dumps([replica.view() for replica in self.replicas], indent=1)

@@ -1,4 +1,4 @@
-"""What the tests share: each gets programs of its own, and they are gone when it is over."""
+"""Shared fixtures: each test gets its own programs, which are stopped after it."""
 
 import contextlib
 import itertools
@@ -15,13 +15,13 @@ from rls import Callers
 
 
 @pytest.fixture(scope="session", autouse=True)
-def programs_are_there():
+def programs_exist():
     assert processes.TOLLGATE.exists(), f"{processes.TOLLGATE} is missing: build it, or set TOLLGATE to its path"
 
 
 @pytest.fixture
-def ends():
-    """Ends what a test started, last first."""
+def cleanup():
+    """Stops everything that a test started, in reverse order."""
     with contextlib.ExitStack() as stack:
         yield stack
 
@@ -39,12 +39,12 @@ def rule_file(tmp_path):
 
 
 @pytest.fixture
-def start_tollgate(ends, tmp_path):
+def start_tollgate(cleanup, tmp_path):
     numbers = itertools.count(1)
 
     def start(rules, ready=True, **options):
         tollgate = processes.Tollgate(rules, tmp_path / f"tollgate-{next(numbers)}.log", **options)
-        ends.callback(tollgate.stop)
+        cleanup.callback(tollgate.stop)
         tollgate.await_listening()
         if ready:
             tollgate.await_ready()
@@ -54,37 +54,37 @@ def start_tollgate(ends, tmp_path):
 
 
 @pytest.fixture
-def nobody():
-    """An address that refuses connections: bound, so that nobody else can take it, but not listening."""
+def closed_port():
+    """An address that refuses connections: bound, so that no other process can take it, but not listening."""
     with socket.socket() as taken:
         taken.bind((processes.LOOPBACK, 0))
         yield f"{processes.LOOPBACK}:{taken.getsockname()[1]}"
 
 
 @pytest.fixture
-def silence():
-    """An address that takes connections and never says anything."""
+def silent_server():
+    """An address that accepts connections and never sends a byte."""
     with socket.create_server((processes.LOOPBACK, 0)) as listening:
         yield f"{processes.LOOPBACK}:{listening.getsockname()[1]}"
 
 
 @pytest.fixture
-def callers(ends):
-    """Asks over gRPC."""
+def callers(cleanup):
+    """Calls over gRPC."""
     callers = Callers()
-    ends.callback(callers.stop)
+    cleanup.callback(callers.stop)
     return callers
 
 
 @pytest.fixture
-def make_cluster(ends, tmp_path, rule_file):
-    """A cluster that has no replicas yet."""
-    return lambda rules=RULES, **options: Cluster(ends, tmp_path, rule_file(rules), **options)
+def make_cluster(cleanup, tmp_path, rule_file):
+    """A cluster without replicas."""
+    return lambda rules=RULES, **options: Cluster(cleanup, tmp_path, rule_file(rules), **options)
 
 
 @pytest.fixture
 def start_cluster(make_cluster):
-    """A cluster of so many replicas that answer and agree."""
+    """A settled cluster of `count` ready replicas."""
 
     def start(count=3, **options):
         cluster = make_cluster(**options)
@@ -95,18 +95,18 @@ def start_cluster(make_cluster):
 
 
 @pytest.fixture
-def proxies(ends):
-    """What can stall and slow what passes between replicas."""
+def proxies(cleanup):
+    """Proxies that can stall and slow the links between replicas."""
     proxies = network.Proxies()
-    ends.callback(proxies.stop)
+    cleanup.callback(proxies.stop)
     return proxies
 
 
 @pytest.fixture
-def start_envoy(ends, tmp_path):
+def start_envoy(cleanup, tmp_path):
     def start(bootstrap):
         envoy = processes.Envoy(bootstrap, tmp_path)
-        ends.callback(envoy.stop)
+        cleanup.callback(envoy.stop)
         envoy.await_live()
         return envoy
 
@@ -114,13 +114,13 @@ def start_envoy(ends, tmp_path):
 
 
 @pytest.fixture
-def echo(ends):
+def echo(cleanup):
     upstream = processes.Echo()
-    ends.callback(upstream.stop)
+    cleanup.callback(upstream.stop)
     return upstream
 
 
 @pytest.fixture(scope="session")
 def schemas(tmp_path_factory):
-    """A folder of schemas for kubeconform."""
+    """A directory of schemas for kubeconform."""
     return manifests.write_schemas(tmp_path_factory.mktemp("schemas"))

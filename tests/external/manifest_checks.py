@@ -1,14 +1,14 @@
-"""What schemas cannot see: whether the objects of a rendered overlay fit each other, and Tollgate."""
+"""Checks beyond schemas: whether the objects of a rendered overlay are consistent with each other and with Tollgate."""
 
 import re
 
 from processes import ROOT
 
-# Secrets that the operator makes; docs/kubernetes.md says how.
-OF_THE_OPERATOR = {"tollgate-cluster", "tollgate-tls", "tollgate-peers-tls"}
+# Secrets that the operator creates, as docs/kubernetes.md describes.
+OPERATOR_SECRETS = {"tollgate-cluster", "tollgate-tls", "tollgate-peers-tls"}
 
-# Words of which the schemas only say that they are texts.
-WORDS = {
+# Allowed values of fields that the schemas declare as plain strings.
+ENUMS = {
     "imagePullPolicy": {"Always", "Never", "IfNotPresent"},
     "protocol": {"TCP", "UDP", "SCTP"},
     "whenUnsatisfiable": {"DoNotSchedule", "ScheduleAnyway"},
@@ -18,11 +18,11 @@ WORDS = {
     "unhealthyPodEvictionPolicy": {"AlwaysAllow", "IfHealthyBudget"},
 }
 HANDLERS = {"httpGet", "tcpSocket", "exec", "grpc"}
-NOBODY = 65534
+NOBODY_UID = 65534
 
 
 class Overlay:
-    """The objects of a rendered overlay, by what they are for."""
+    """The objects of a rendered overlay, by purpose."""
 
     def __init__(self, objects):
         self.objects = objects
@@ -55,7 +55,7 @@ class Overlay:
 
 
 def problems(objects):
-    """Everything that is wrong, as sentences."""
+    """All problems, as sentences."""
     overlay = Overlay(objects)
     return [problem for check in CHECKS for problem in check(overlay)]
 
@@ -68,8 +68,10 @@ def selectors(overlay):
         selecting.append((kind, spec.get("selector", spec.get("podSelector"))["matchLabels"]))
     for spread in overlay.pod["topologySpreadConstraints"]:
         selecting.append((spread["topologyKey"], spread.get("labelSelector", {}).get("matchLabels")))
-    yield from (f"{who} selects no pod by {labels}" for who, labels in selecting if not overlay.selects(labels))
-    if {"kubernetes.io/hostname", "topology.kubernetes.io/zone"} != {who for who, _ in selecting if "/" in who}:
+    yield from (f"{subject} selects no pod by {labels}" for subject, labels in selecting if not overlay.selects(labels))
+    if {"kubernetes.io/hostname", "topology.kubernetes.io/zone"} != {
+        subject for subject, _ in selecting if "/" in subject
+    }:
         yield "pods are not spread over machines and zones"
 
 
@@ -91,22 +93,22 @@ def probes(overlay):
         handlers = [probe[handler] for handler in HANDLERS & probe.keys()]
         if len(handlers) != 1:
             yield f"{name} asks in {len(handlers)} ways"
-        asked = [handler["port"] for handler in handlers if "port" in handler]
-        yield from (f"{name} asks at no port of the pod: {port}" for port in asked if not overlay.has_port(port))
-    # Whoever is alive but not ready must not be restarted: it has no rules, or it is leaving.
+        probed = [handler["port"] for handler in handlers if "port" in handler]
+        yield from (f"{name} asks at no port of the pod: {port}" for port in probed if not overlay.has_port(port))
+    # A live process that is not ready must not be restarted: it has no rules, or it is draining.
     for name, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         if overlay.container.get(name, {}).get("httpGet", {}).get("path") != path:
             yield f"{name} does not ask for {path}"
 
 
-def strangers(overlay):
+def network_policy(overlay):
     for rule in overlay.one("NetworkPolicy")["spec"]["ingress"]:
         if not rule.get("from"):
-            yield "everybody may come in"
+            yield "ingress is open to everything"
         to_counters = any(port["port"] in ("cluster", overlay.ports["cluster"]) for port in rule["ports"])
-        for who in rule.get("from", []) if to_counters else []:
-            if not overlay.selects(who.get("podSelector", {}).get("matchLabels")) or "namespaceSelector" in who:
-                yield f"not only replicas may reach the counters of replicas: {who}"
+        for subject in rule.get("from", []) if to_counters else []:
+            if not overlay.selects(subject.get("podSelector", {}).get("matchLabels")) or "namespaceSelector" in subject:
+                yield f"not only replicas may reach the counters of replicas: {subject}"
 
 
 def mounts(overlay):
@@ -121,17 +123,17 @@ def mounts(overlay):
 
 
 def references(overlay):
-    yield from (f"the secret {one['metadata']['name']} would be known to all" for one in overlay.all("Secret"))
+    yield from (f"the secret {one['metadata']['name']} would be public" for one in overlay.all("Secret"))
     maps = {one["metadata"]["name"] for one in overlay.all("ConfigMap")}
     for volume in overlay.volumes.values():
         source = volume.get("configMap") or volume["secret"]
         if source.get("optional"):
             yield f"the pod starts without {volume['name']}"
-        if source.get("name", source.get("secretName")) not in (maps if "configMap" in volume else OF_THE_OPERATOR):
-            yield f"nobody makes what {volume['name']} holds"
+        if source.get("name", source.get("secretName")) not in (maps if "configMap" in volume else OPERATOR_SECRETS):
+            yield f"no object provides the content of {volume['name']}"
 
 
-def leaving(overlay):
+def draining(overlay):
     delay, timeout = (seconds(overlay.variables[f"TOLLGATE_DRAIN__{name}"]) for name in ("DELAY", "TIMEOUT"))
     if overlay.pod["terminationGracePeriodSeconds"] <= delay + timeout:
         yield "the grace period is shorter than the drain"
@@ -140,7 +142,7 @@ def leaving(overlay):
         yield "a roll does not replace one replica at a time"
     budget = overlay.one("PodDisruptionBudget")["spec"]
     if budget.get("maxUnavailable") != 1 or overlay.replicas_min() < 2:
-        yield "the disruption budget does not let exactly one of several go"
+        yield "the disruption budget does not allow exactly one disruption of several replicas"
 
 
 def scaling(overlay):
@@ -148,22 +150,22 @@ def scaling(overlay):
         return
     spec, target = overlay.autoscaler["spec"], overlay.autoscaler["spec"]["scaleTargetRef"]
     if not spec["minReplicas"] < spec["maxReplicas"]:
-        yield "the autoscaler has nothing to choose from"
+        yield "the autoscaler has no range"
     if (target["kind"], target["name"]) != ("Deployment", overlay.deployment["metadata"]["name"]):
         yield "the autoscaler scales something else"
     if "replicas" in overlay.deployment["spec"]:
         yield "each apply undoes what the autoscaler did"
     for metric in spec["metrics"]:
         if metric["resource"]["name"] not in overlay.container["resources"]["requests"]:
-            yield f"a share of {metric['resource']['name']} that nobody requests"
+            yield f"a share of {metric['resource']['name']}, which is not requested"
     down = spec["behavior"]["scaleDown"]
     (step,) = down["policies"]
     has_left = overlay.pod["terminationGracePeriodSeconds"] < step["periodSeconds"]
     if down["stabilizationWindowSeconds"] < 300 or step["value"] != 1 or not has_left:
-        yield "replicas leave faster than one after the other"
+        yield "replicas are removed faster than one after the other"
 
 
-def joining(overlay):
+def peer_discovery(overlay):
     name, port = overlay.variables["TOLLGATE_CLUSTER__SEED"].split(":")
     seeds = next((one["spec"] for one in overlay.all("Service") if one["metadata"]["name"] == name), {})
     if seeds.get("clusterIP") != "None" or not seeds.get("publishNotReadyAddresses"):
@@ -187,42 +189,42 @@ def settings(overlay):
     yield from (f"no setting is called {name}" for name in overlay.variables.keys() - variables)
 
 
-def confinement(overlay):
+def security_context(overlay):
     pod, container = overlay.pod.get("securityContext", {}), overlay.container.get("securityContext", {})
     wanted = {
         "service links are off": overlay.pod.get("enableServiceLinks") is False,
         "there is no token for the Kubernetes API": overlay.pod.get("automountServiceAccountToken") is False,
-        "the process is nobody": (pod.get("runAsNonRoot"), pod.get("runAsUser")) == (True, NOBODY),
-        "its group can read Secrets": pod.get("fsGroup") == pod.get("runAsGroup") == NOBODY,
+        "the process runs as nobody": (pod.get("runAsNonRoot"), pod.get("runAsUser")) == (True, NOBODY_UID),
+        "its group can read Secrets": pod.get("fsGroup") == pod.get("runAsGroup") == NOBODY_UID,
         "system calls are filtered": pod.get("seccompProfile") == {"type": "RuntimeDefault"},
         "its root is read-only": container.get("readOnlyRootFilesystem") is True,
         "it has no capabilities": container.get("capabilities") == {"drop": ["ALL"]},
         "it gains no privileges": container.get("allowPrivilegeEscalation") is False,
         "its memory is bounded": "memory" in overlay.container["resources"].get("limits", {}),
     }
-    yield from (f"not so: {fact}" for fact, holds in wanted.items() if not holds)
+    yield from (f"not true: {fact}" for fact, holds in wanted.items() if not holds)
 
 
-def words(overlay):
-    for value, allowed in _chosen(overlay.objects):
+def enums(overlay):
+    for value, allowed in _enum_values(overlay.objects):
         if value not in allowed:
-            yield f"{value} is none of {sorted(allowed)}"
+            yield f"{value} is not one of {sorted(allowed)}"
 
 
-def _chosen(node):
-    """All values that have to be one of a few words."""
+def _enum_values(node):
+    """All values of fields with a fixed set of allowed values."""
     for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-        if key in WORDS:
-            yield from ((one, WORDS[key]) for one in (value if isinstance(value, list) else [value]))
+        if key in ENUMS:
+            yield from ((one, ENUMS[key]) for one in (value if isinstance(value, list) else [value]))
         elif isinstance(value, (dict, list)):
-            yield from _chosen(value)
+            yield from _enum_values(value)
 
 
 def seconds(text):
-    """A length of time as settings have it: `10s`, `5m`."""
+    """A duration in the format of settings: `10s`, `5m`."""
     number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()
     return int(number) * {"s": 1, "m": 60}[unit]
 
 
-CHECKS = [selectors, ports, probes, strangers, mounts, references]
-CHECKS += [leaving, scaling, joining, settings, confinement, words]
+CHECKS = [selectors, ports, probes, network_policy, mounts, references]
+CHECKS += [draining, scaling, peer_discovery, settings, security_context, enums]

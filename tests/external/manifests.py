@@ -1,4 +1,4 @@
-"""Renders deploy/kubernetes and asks other people's programs what they think of it."""
+"""Renders deploy/kubernetes and validates it with third-party programs."""
 
 import copy
 import functools
@@ -19,17 +19,17 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 VERSION = "1.36"
 SOURCES = "k8s.io/kubernetes@v1.36.3"
 QUANTITY = r"^[+-]?(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$"
-PATIENCE = 180.0
+TIMEOUT = 180.0
 
 
 def tool(name):
-    """The path of a program that tests/run installs; without it the test is left out."""
-    return shutil.which(name) or pytest.skip(f"the program {name} is not there; tests/run installs it where Go is")
+    """The path of a program that tests/run installs; skips the test without it."""
+    return shutil.which(name) or pytest.skip(f"{name} is not installed; tests/run installs it if Go is available")
 
 
 def output(*command, stdin=None):
     done = subprocess.run(
-        [str(part) for part in command], input=stdin, capture_output=True, text=True, timeout=PATIENCE, check=False
+        [str(part) for part in command], input=stdin, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert done.returncode == 0, f"{command[0]}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -37,7 +37,7 @@ def output(*command, stdin=None):
 
 @functools.cache
 def rendered(folder):
-    """What `kubectl apply -k` would send for a folder of kustomize's, as text."""
+    """The output of kustomize for a directory, as `kubectl apply -k` would send it."""
     return output(tool("kustomize"), "build", folder)
 
 
@@ -52,50 +52,50 @@ def _parsed(folder):
 
 
 def with_component(component, overlay, folder):
-    """A new overlay in `folder`: another one and a component."""
+    """A new overlay in `folder`: another overlay with a component."""
     paths = {"resources": overlay, "components": FOLDER / "components" / component}
     kinds = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    # kustomize takes no absolute paths, and follows no links out of the folder.
+    # kustomize accepts no absolute paths, and follows no links out of the directory.
     relative = {key: [os.path.relpath(path, folder.resolve())] for key, path in paths.items()}
     (folder / "kustomization.yaml").write_text(json.dumps(kinds | relative))
     return folder
 
 
-def complaints_of_kubernetes_validate(found):
-    """Of each object the first; a kind that is unknown is one too."""
-    complaints = []
+def kubernetes_validate_errors(found):
+    """The first error of each object; an unknown kind is an error too."""
+    errors = []
     for one in found:
         try:
             kubernetes_validate.validate(one, VERSION, strict=True)
         except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
-            complaints.append(f"kubernetes-validate: {one['kind']}: {error.message}")
-    return complaints
+            errors.append(f"kubernetes-validate: {one['kind']}: {error.message}")
+    return errors
 
 
-def complaints_of_kubeconform(found, schemas):
-    """Of each object; `schemas` is a folder that `write_schemas` has filled."""
+def kubeconform_errors(found, schemas):
+    """The errors of each object; `schemas` is a directory that `write_schemas` has filled."""
     command = [tool("kubeconform"), "-strict", "-output", "json"]
     command += ["-schema-location", f"{schemas}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
     done = subprocess.run(
-        command, input=yaml.safe_dump_all(found), capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, input=yaml.safe_dump_all(found), capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
-    complaints = [f"kubeconform: {one['kind']}: {one['msg']}" for one in json.loads(done.stdout)["resources"]]
-    assert bool(complaints) == bool(done.returncode), done.stderr
-    return complaints
+    errors = [f"kubeconform: {one['kind']}: {one['msg']}" for one in json.loads(done.stdout)["resources"]]
+    assert bool(errors) == bool(done.returncode), done.stderr
+    return errors
 
 
 @functools.cache
 def definitions():
-    """The types of Kubernetes' own interface, as its sources describe them."""
+    """The type definitions of the Kubernetes API, from its sources."""
     if not shutil.which("go"):
-        pytest.skip("Go is not there to fetch the sources of Kubernetes")
+        pytest.skip("Go is not installed, which fetches the sources of Kubernetes")
     module = json.loads(output("go", "mod", "download", "-json", SOURCES))
     swagger = pathlib.Path(module["Dir"]) / "api" / "openapi-spec" / "swagger.json"
     return json.loads(swagger.read_text())["definitions"]
 
 
 def write_schemas(folder):
-    """Makes strict JSON schemas of them, a file for each kind, as kubeconform looks for them."""
+    """Writes strict JSON schemas of the definitions, one file per kind, as kubeconform expects them."""
     kinds, types = {}, {}
     for name, definition in definitions().items():
         types[name] = _strict(name, definition)

@@ -1,4 +1,4 @@
-"""What is between replicas: proxies that stall and slow links, and network namespaces that can be torn apart."""
+"""The network between replicas: proxies that stall and slow links, and network namespaces that can be partitioned."""
 
 import asyncio
 import contextlib
@@ -15,16 +15,16 @@ import time
 from processes import LOOPBACK, http_call
 
 CHUNK = 64 * 1024
-# How much may be on its way through a proxy in each direction, in chunks.
+# The bound on chunks in flight through a proxy in each direction.
 CHUNKS_MAX = 64
-# How soon it is noticed that a link carries again.
-GLANCE = 0.005
+# The polling interval of stalled links.
+POLL_INTERVAL = 0.005
 
 
 class Proxies:
-    """A proxy in front of each replica. What passes between two of them can be stalled, or made slow.
+    """A proxy in front of each replica. The link between two replicas can be stalled or slowed.
 
-    A link that is stalled says nothing: nobody is refused, because a refusal would prove a death.
+    A stalled link does not refuse connections, because a refusal would prove that the peer is dead.
     """
 
     def __init__(self):
@@ -51,7 +51,7 @@ class Proxies:
         self.loop.close()
 
     def open(self, name):
-        """The address of a new proxy for the replica `name`, which is told to it by `leads_to`."""
+        """The address of a new proxy for the replica `name`, which `set_target` sets."""
 
         async def start():
             server = await asyncio.start_server(lambda *streams: self._accepted(name, *streams), LOOPBACK, 0)
@@ -60,11 +60,11 @@ class Proxies:
 
         return self._run(start())
 
-    def leads_to(self, name, replica):
+    def set_target(self, name, replica):
         self.replicas[name] = replica
 
     def stall(self, one, other):
-        """Nothing passes between two replicas any more."""
+        """Stalls the link between two replicas."""
         self.stalled.add(frozenset((one, other)))
 
     def stall_all(self, name):
@@ -72,7 +72,7 @@ class Proxies:
             self.stall(name, other)
 
     def slow(self, name, seconds):
-        """All that passes from or to a replica takes so much longer."""
+        """Delays all traffic from and to a replica."""
         self.delays[name] = seconds
 
     def heal(self):
@@ -85,20 +85,20 @@ class Proxies:
     async def _accepted(self, name, reader, writer):
         self.tasks.add(asyncio.current_task())
         try:
-            await self._carry(name, reader, writer)
+            await self._forward(name, reader, writer)
         finally:
             self.tasks.discard(asyncio.current_task())
             writer.close()
 
-    async def _carry(self, name, reader, writer):
-        pair = frozenset((name, self._who_dials(writer)))
-        if not await self._carries(pair, reader) or name not in self.replicas:
+    async def _forward(self, name, reader, writer):
+        pair = frozenset((name, self._dialing_replica(writer)))
+        if not await self._await_flow(pair, reader) or name not in self.replicas:
             return
         host, port = self.replicas[name].cluster.rsplit(":", 1)
         try:
             there, back = await asyncio.open_connection(host, int(port))
         except OSError:
-            # As nobody is there, nobody is here.
+            # The target refuses, so the proxy closes the connection.
             return
         pumps = [
             asyncio.ensure_future(one) for one in (self._pump(pair, reader, back), self._pump(pair, there, writer))
@@ -110,10 +110,10 @@ class Proxies:
                 pump.cancel()
             back.close()
 
-    async def _carries(self, pair, reader):
-        """Waits while the link is stalled; false where the caller has gone meanwhile."""
+    async def _await_flow(self, pair, reader):
+        """Waits while the link is stalled; false if the dialing side has closed the connection."""
         while pair in self.stalled:
-            await asyncio.sleep(GLANCE)
+            await asyncio.sleep(POLL_INTERVAL)
             if reader.at_eof():
                 return False
         return True
@@ -132,7 +132,7 @@ class Proxies:
                 due, chunk = await waiting.get()
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 while pair in self.stalled:
-                    await asyncio.sleep(GLANCE)
+                    await asyncio.sleep(POLL_INTERVAL)
                 if not chunk:
                     return
                 writer.write(chunk)
@@ -145,8 +145,8 @@ class Proxies:
     def _delay(self, pair):
         return max(self.delays.get(name, 0.0) for name in pair)
 
-    def _who_dials(self, writer):
-        """The name of the replica at the other end: whoever has the socket with that port open."""
+    def _dialing_replica(self, writer):
+        """The name of the replica that has the other end of the connection open."""
         socket = self._inode(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
         for name, replica in self.replicas.items():
             with contextlib.suppress(OSError):
@@ -159,14 +159,14 @@ class Proxies:
     @staticmethod
     def _inode(theirs, ours):
         for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            _, local, remote, *_, = line.split()[:3]
+            _, local, remote = line.split()[:3]
             if int(local.split(":")[1], 16) == theirs and int(remote.split(":")[1], 16) == ours:
                 return line.split()[9]
         return None
 
 
 class Namespaces:
-    """A network namespace for each replica, all on one bridge, until some are moved to another."""
+    """A network namespace for each replica, all on one bridge; a partition moves some to a second bridge."""
 
     numbers = itertools.count()
 
@@ -185,47 +185,47 @@ class Namespaces:
 
     @staticmethod
     def missing():
-        """Why there can be none here, or nothing."""
+        """The reason why namespaces cannot be created here, or None."""
         if not shutil.which("ip"):
             return "the program ip is not installed"
         if os.geteuid() != 0:
-            return "it takes root to make them"
+            return "root is required"
         try:
             Namespaces().remove()
         except subprocess.CalledProcessError as error:
-            return f"this machine does not let us make them: {error.stderr.strip()}"
+            return f"not permitted on this machine: {error.stderr.strip()}"
         return None
 
     def add(self):
-        """A namespace, and the address that it has on the bridge."""
+        """A new namespace with an address on the bridge."""
         self.count += 1
-        space, port, address = self._make(str(self.count)), f"port{self.count}", f"10.77.0.{self.count}"
-        add = ["link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", space]
+        namespace, port, address = self._make(str(self.count)), f"port{self.count}", f"10.77.0.{self.count}"
+        add = ["link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", namespace]
         self._ip("-n", self.hub, *add)
         self._ip("-n", self.hub, "link", "set", port, "master", "whole", "up")
-        self._ip("-n", space, "address", "add", f"{address}/24", "dev", "eth0")
+        self._ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
-            self._ip("-n", space, "link", "set", device, "up")
-        return Namespace(space, address, port)
+            self._ip("-n", namespace, "link", "set", device, "up")
+        return Namespace(namespace, address, port)
 
-    def part(self, *spaces):
-        """Nothing passes between these and the others; nobody is told."""
-        for space in spaces:
-            self._ip("-n", self.hub, "link", "set", space.port, "master", "apart")
+    def partition(self, *namespaces):
+        """Separates these namespaces from the others without an error on either side."""
+        for namespace in namespaces:
+            self._ip("-n", self.hub, "link", "set", namespace.port, "master", "apart")
 
-    def heal(self, *spaces):
-        for space in spaces:
-            self._ip("-n", self.hub, "link", "set", space.port, "master", "whole")
+    def heal(self, *namespaces):
+        for namespace in namespaces:
+            self._ip("-n", self.hub, "link", "set", namespace.port, "master", "whole")
 
     def remove(self):
-        for space in reversed(self.made):
-            subprocess.run(["ip", "netns", "delete", space], check=False, capture_output=True, timeout=10)
+        for namespace in reversed(self.made):
+            subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True, timeout=10)
 
     def _make(self, name):
-        space = f"{self.prefix}-{name}"
-        self._ip("netns", "add", space)
-        self.made.append(space)
-        return space
+        namespace = f"{self.prefix}-{name}"
+        self._ip("netns", "add", namespace)
+        self.made.append(namespace)
+        return namespace
 
     @staticmethod
     def _ip(*arguments):
@@ -233,20 +233,20 @@ class Namespaces:
 
 
 class Namespace:
-    """One of them: where it is, and how it is gone into."""
+    """A network namespace: its name, its address, and the command prefix that enters it."""
 
     def __init__(self, name, address, port):
         self.name, self.address, self.port = name, address, port
-        self.within = ("ip", "netns", "exec", name)
+        self.prefix = ("ip", "netns", "exec", name)
 
     def call(self, *arguments):
-        """An HTTP request from inside."""
+        """An HTTP request from inside the namespace."""
         with self._inside():
             return http_call(*arguments)
 
     @contextlib.contextmanager
     def _inside(self):
-        """This thread is in the namespace meanwhile, and so are the sockets it makes."""
+        """Moves this thread into the namespace, and so the sockets that it creates."""
         libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
         with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.name}") as there:
             enter(libc, there)
@@ -256,7 +256,7 @@ class Namespace:
                 enter(libc, home)
 
 
-def enter(libc, space):
-    any_kind = 0
-    if libc.setns(space.fileno(), any_kind) != 0:
-        raise OSError(ctypes.get_errno(), "this namespace cannot be entered")
+def enter(libc, namespace):
+    any_type = 0
+    if libc.setns(namespace.fileno(), any_type) != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter the network namespace")

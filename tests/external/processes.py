@@ -1,4 +1,4 @@
-"""Starts the programs under test on loopback, talks to them, and ends exactly those."""
+"""Starts the programs under test on the loopback, calls them, and stops exactly those."""
 
 import contextlib
 import dataclasses
@@ -16,27 +16,27 @@ import envoy as envoy_package
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOLLGATE = pathlib.Path(os.environ.get("TOLLGATE", ROOT / "target" / "debug" / "tollgate"))
-# The program itself and not the wheel's launcher, so that a signal reaches it.
+# The program and not the launcher of the wheel, so that a signal reaches it.
 ENVOY = pathlib.Path(envoy_package.__file__).parent / "_bin" / "envoy"
 LOOPBACK = "127.0.0.1"
-PATIENCE = 20.0
+TIMEOUT = 20.0
 LISTENERS = ("grpc", "http", "admin", "metrics")
 
 
-def eventually(what, condition, patience=PATIENCE):
-    """Waits until `condition()` gives something true, and returns it."""
-    deadline = time.monotonic() + patience
+def eventually(what, condition, timeout=TIMEOUT):
+    """Waits until `condition()` returns a true value, and returns it."""
+    deadline = time.monotonic() + timeout
     while True:
         found = condition()
         if found:
             return found
-        assert time.monotonic() < deadline, f"not within {patience} s: {what}"
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
         time.sleep(0.01)
 
 
 @dataclasses.dataclass
-class Answer:
-    """What an HTTP server answered. Header names are in lower case."""
+class Response:
+    """An HTTP response. Header names are in lower case."""
 
     code: int
     headers: dict
@@ -47,25 +47,25 @@ class Answer:
 
 
 def http_call(address, path="/", method="GET", headers=None, body=None, timeout=10.0):
-    """One HTTP request over a connection of its own."""
+    """One HTTP request over a new connection."""
     host, port = address.rsplit(":", 1)
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
     try:
         connection.request(method, path, body=body, headers=headers or {})
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, text)
+        response = connection.getresponse()
+        text = response.read().decode()
+        return Response(response.status, {name.lower(): value for name, value in response.getheaders()}, text)
     finally:
         connection.close()
 
 
 class Process:
-    """A child process: its output goes to a file, and only it is ever signalled."""
+    """A child process with its output in a file. Signals go to this process only."""
 
     def __init__(self, command, log):
         self.log = pathlib.Path(log)
         with self.log.open("wb") as output:
-            # A fresh environment, so that no setting of the caller's shell changes what is tested.
+            # An empty environment, so that no variable of the caller's shell affects the test.
             environment = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
             self.child = subprocess.Popen(
                 [str(part) for part in command],
@@ -78,19 +78,19 @@ class Process:
     def output(self):
         return self.log.read_text(errors="replace")
 
-    def must_run(self):
-        assert self.child.poll() is None, f"ended with {self.child.returncode}:\n{self.output()}"
+    def assert_running(self):
+        assert self.child.poll() is None, f"exited with {self.child.returncode}:\n{self.output()}"
 
     def terminate(self):
         self.child.send_signal(signal.SIGTERM)
 
-    def wait(self, patience=PATIENCE):
-        return self.child.wait(patience)
+    def wait(self, timeout=TIMEOUT):
+        return self.child.wait(timeout)
 
     def kill(self):
         if self.child.poll() is None:
             self.child.kill()
-        self.child.wait(PATIENCE)
+        self.child.wait(TIMEOUT)
 
     def stop(self):
         if self.child.poll() is None:
@@ -101,14 +101,14 @@ class Process:
 
 
 class Tollgate(Process):
-    """`tollgate serve`; its addresses are known once `await_listening` is through."""
+    """`tollgate serve`; its addresses are known after `await_listening`."""
 
     grpc = http = admin = metrics = None
 
-    def __init__(self, rules, log, grpc=None, drain_delay="0s", flags=(), host=LOOPBACK, within=()):
-        """`host` is where all it listens on is; `within` are words that go before the command, as those of `ip`."""
+    def __init__(self, rules, log, grpc=None, drain_delay="0s", flags=(), host=LOOPBACK, prefix=()):
+        """`host` is the host of all listeners; `prefix` is a command prefix such as `ip netns exec`."""
         super().__init__(
-            [*within, TOLLGATE, "serve", "--rules", rules, "--grpc-listen", grpc or f"{host}:0"]
+            [*prefix, TOLLGATE, "serve", "--rules", rules, "--grpc-listen", grpc or f"{host}:0"]
             + ["--http-listen", f"{host}:0", "--admin-listen", f"{host}:0"]
             + ["--metrics-listen", f"{host}:0", "--log-format", "json"]
             + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms", *flags],
@@ -120,18 +120,18 @@ class Tollgate(Process):
         self.grpc, self.http, self.admin, self.metrics = (listeners[name] for name in LISTENERS)
 
     def await_ready(self):
-        eventually("tollgate is ready", self.ready)
+        eventually("tollgate is ready", self.is_ready)
 
-    def ready(self):
-        self.must_run()
+    def is_ready(self):
+        self.assert_running()
         return self.call(self.http, "/readyz").code == 200
 
     def call(self, address, *arguments):
-        """An HTTP request to one of its addresses."""
+        """An HTTP request to one of the listeners."""
         return http_call(address, *arguments)
 
     def events(self):
-        """The log so far; a line that is still being written is left out."""
+        """The log events so far; an incomplete last line is skipped."""
         events = []
         for line in self.output().splitlines():
             with contextlib.suppress(json.JSONDecodeError):
@@ -139,7 +139,7 @@ class Tollgate(Process):
         return events
 
     def _listeners(self):
-        self.must_run()
+        self.assert_running()
         found = {e["listener"]: e["address"] for e in self.events() if e.get("message") == "listening"}
         return found if set(LISTENERS) <= found.keys() else None
 
@@ -154,31 +154,31 @@ class Tollgate(Process):
         return run("ask", "--to", self.grpc, *arguments)
 
     def remaining(self, *entries):
-        """Looks, without charging, at what is left for the descriptor of these (key, value) pairs."""
+        """Peeks at the remaining hits of the descriptor with these (key, value) pairs."""
         descriptor = {"entries": [{"key": k, "value": v} for k, v in entries], "hitsAddend": "0"}
-        question = json.dumps({"domain": "edge", "descriptors": [descriptor]})
-        answer = self.call(self.http, "/json", "POST", {"content-type": "application/json"}, question)
-        assert answer.code in (200, 429), answer.body
-        return answer.json()["statuses"][0].get("limitRemaining", 0)
+        request = json.dumps({"domain": "edge", "descriptors": [descriptor]})
+        response = self.call(self.http, "/json", "POST", {"content-type": "application/json"}, request)
+        assert response.code in (200, 429), response.body
+        return response.json()["statuses"][0].get("limitRemaining", 0)
 
     def await_remaining(self, count, *entries):
         eventually(f"{count} remain for {entries}", lambda: self.remaining(*entries) == count)
 
 
 def run(*arguments):
-    """Runs `tollgate` to its end."""
+    """Runs `tollgate` until it exits."""
     return subprocess.run(
         [str(TOLLGATE), *(str(argument) for argument in arguments)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
 
 
 class Envoy(Process):
-    """A real Envoy; `bootstrap` is the text of its configuration. It serves once `await_live` is through."""
+    """A real Envoy; `bootstrap` is the text of its configuration. It serves after `await_live`."""
 
     address = admin = None
 
@@ -198,30 +198,30 @@ class Envoy(Process):
         self.address = self._listener("edge")
 
     def get(self, path="/", **headers):
-        """A GET by a client; `x_user="ann"` sends the header `x-user`."""
+        """A GET request; `x_user="ann"` sends the header `x-user`."""
         return http_call(self.address, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
     def codes(self, count, path="/", **headers):
         return [self.get(path, **headers).code for _ in range(count)]
 
     def healthy_hosts(self, cluster):
-        """How many of the cluster's hosts Envoy would send requests to."""
+        """The number of healthy hosts of the cluster."""
         return self.statistic(f"cluster.{cluster}.membership_healthy")
 
     def healthy(self, cluster):
         return self.healthy_hosts(cluster) > 0
 
     def statistic(self, name):
-        """The value of a counter or gauge; 0 before it was first used."""
-        answer = self._admin(f"/stats?format=json&filter=^{name}$").json()
-        return next((s["value"] for s in answer["stats"] if s.get("name") == name), 0)
+        """The value of a counter or gauge; 0 before its first use."""
+        response = self._admin(f"/stats?format=json&filter=^{name}$").json()
+        return next((s["value"] for s in response["stats"] if s.get("name") == name), 0)
 
     def _first_line(self, path):
-        self.must_run()
+        self.assert_running()
         return path.read_text().strip() if path.exists() else None
 
     def _admin(self, path):
-        self.must_run()
+        self.assert_running()
         return http_call(self.admin, path)
 
     def _listener(self, name):
@@ -231,7 +231,7 @@ class Envoy(Process):
 
 
 class Echo:
-    """An upstream that counts what reaches it; the header `x-tokens` comes back as `x-tokens-used`."""
+    """An upstream that records requests and returns the header `x-tokens` as `x-tokens-used`."""
 
     def __init__(self):
         self.requests = []

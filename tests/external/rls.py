@@ -1,4 +1,4 @@
-"""Asks over gRPC as Envoy does, one call or many at a time; nothing is ever asked twice."""
+"""A gRPC client like Envoy's, for single or concurrent calls, without retries."""
 
 import asyncio
 import dataclasses
@@ -16,13 +16,13 @@ from grpc_tools import protoc
 from processes import ROOT
 
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-# Long, because most tests ask what is decided and not how soon.
+# Long, because most tests check decisions and not latency.
 TIMEOUT = 10.0
 CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
-    # By itself it names a Unix socket by its path, which no server of HTTP/2 has to accept as an authority.
+    # The default authority of a Unix socket is its path, which an HTTP/2 server need not accept.
     ("grpc.default_authority", "localhost"),
-    # Each channel has connections of its own.
+    # Each channel has its own connections.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
@@ -31,15 +31,15 @@ CHANNEL_OPTIONS = [
 
 @functools.cache
 def _messages():
-    """The classes of a question and of an answer, made from the protocol's files."""
+    """The classes of request and response, generated from the proto files."""
     proto = ROOT / "proto"
     known = importlib.resources.files("grpc_tools") / "_proto"
     files = sorted(str(path) for path in (proto / "envoy").rglob("*.proto"))
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(folder) / "set"
         where = [f"-I{proto}", f"-I{known}", "--include_imports", f"--descriptor_set_out={made}"]
-        assert protoc.main(["", *where, *files]) == 0, "the protocol's files are not understood"
-        # A pool of its own: another package named `envoy` would be in the way of generated modules.
+        assert protoc.main(["", *where, *files]) == 0, "the proto files cannot be compiled"
+        # A separate pool, because generated modules would conflict with another package named `envoy`.
         pool = descriptor_pool.DescriptorPool()
         for file in descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes()).file:
             pool.Add(file)
@@ -49,11 +49,11 @@ def _messages():
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """What was answered, or the name of the gRPC error in `error`."""
+class Response:
+    """A response, or the name of the gRPC error in `error`."""
 
     passes: bool = False
-    # Of each descriptor.
+    # One item per descriptor.
     remaining: tuple = ()
     passed_each: tuple = ()
     reset_seconds: tuple = ()
@@ -62,13 +62,13 @@ class Answer:
     seconds: float = 0.0
 
 
-def question(*descriptors, hits=0, domain="edge"):
-    """A request about descriptors, each of which is made by `by`."""
+def rate_limit_request(*descriptors, hits=0, domain="edge"):
+    """A request with descriptors made by `descriptor`."""
     return _messages()[0](domain=domain, descriptors=descriptors, hits_addend=hits)
 
 
-def by(*entries, hits=None, refund=False, override=None):
-    """A descriptor of (key, value) pairs; `override` is hits and the number of their unit."""
+def descriptor(*entries, hits=None, refund=False, override=None):
+    """A descriptor of (key, value) pairs; `override` is a limit and the number of its unit."""
     descriptor = {"entries": [{"key": key, "value": value} for key, value in entries]}
     if hits is not None:
         descriptor["hits_addend"] = {"value": hits}
@@ -82,7 +82,7 @@ def by(*entries, hits=None, refund=False, override=None):
 def _read(response, seconds):
     statuses = response.statuses
     ok = response.DESCRIPTOR.enum_types_by_name["Code"].values_by_name["OK"].number
-    return Answer(
+    return Response(
         passes=response.overall_code == ok,
         remaining=tuple(status.limit_remaining for status in statuses),
         passed_each=tuple(status.code == ok for status in statuses),
@@ -93,7 +93,7 @@ def _read(response, seconds):
 
 
 class Callers:
-    """Calls from an event loop of its own, over one connection to each address."""
+    """Calls from a separate event loop, over one connection per address."""
 
     def __init__(self):
         self.loop = asyncio.new_event_loop()
@@ -111,34 +111,34 @@ class Callers:
         self.thread.join()
         self.loop.close()
 
-    def run(self, work, patience=120.0):
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(patience)
+    def run(self, work, timeout=120.0):
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
-    def ask(self, to, *descriptors, hits=0, timeout=TIMEOUT):
-        """One call to an address."""
-        return self.run(self.call(to, question(*descriptors, hits=hits), timeout))
+    def call(self, to, *descriptors, hits=0, timeout=TIMEOUT):
+        """Sends one call to an address."""
+        return self.run(self.call_async(to, rate_limit_request(*descriptors, hits=hits), timeout))
 
-    def ask_all(self, calls, at_once=32, timeout=TIMEOUT):
-        """The answers to (address, question) pairs, in their order, so many of them at a time."""
+    def call_all(self, calls, concurrency=32, timeout=TIMEOUT):
+        """The responses to (address, request) pairs in order, with at most `concurrency` calls at a time."""
 
         async def all_of_them():
-            gate = asyncio.Semaphore(at_once)
+            semaphore = asyncio.Semaphore(concurrency)
 
-            async def one(to, asked):
-                async with gate:
-                    return await self.call(to, asked, timeout)
+            async def one(to, request):
+                async with semaphore:
+                    return await self.call_async(to, request, timeout)
 
-            return await asyncio.gather(*(one(to, asked) for to, asked in calls))
+            return await asyncio.gather(*(one(to, request) for to, request in calls))
 
         return self.run(all_of_them())
 
-    async def call(self, to, asked, timeout=TIMEOUT):
-        began = time.monotonic()
+    async def call_async(self, to, request, timeout=TIMEOUT):
+        started = time.monotonic()
         try:
-            response = await self._method(to)(asked, timeout=timeout, wait_for_ready=False)
+            response = await self._method(to)(request, timeout=timeout, wait_for_ready=False)
         except grpc.aio.AioRpcError as error:
-            return Answer(error=f"{error.code().name}: {error.details()}", seconds=time.monotonic() - began)
-        return _read(response, time.monotonic() - began)
+            return Response(error=f"{error.code().name}: {error.details()}", seconds=time.monotonic() - started)
+        return _read(response, time.monotonic() - started)
 
     def _method(self, to):
         if to not in self.channels:

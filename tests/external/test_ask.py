@@ -1,4 +1,4 @@
-"""`tollgate ask` as its user sees it."""
+"""The command `tollgate ask`."""
 
 import json
 import socket
@@ -31,13 +31,13 @@ def tollgate(rule_file, start_tollgate):
     return start_tollgate(rule_file(RULES))
 
 
-def test_it_passes_until_the_limit_is_reached(tollgate):
+def test_ask_passes_until_limit_is_reached(tollgate):
     codes = [tollgate.ask("edge", "user=ann").returncode for _ in range(4)]
 
     assert codes == [PASSED, PASSED, PASSED, OVER_LIMIT]
 
 
-def test_it_tells_limit_name_and_remaining(tollgate):
+def test_ask_prints_limit_name_and_remaining(tollgate):
     done = tollgate.ask("edge", "user=ann")
 
     assert "per_user" in done.stdout
@@ -45,7 +45,7 @@ def test_it_tells_limit_name_and_remaining(tollgate):
     assert done.stderr == ""
 
 
-def test_hits_are_charged_at_once_or_not_at_all(tollgate):
+def test_several_hits_are_charged_all_or_none(tollgate):
     assert tollgate.ask("edge", "user=ann", "--hits", "2").returncode == PASSED
     for _ in range(3):
         assert tollgate.ask("edge", "user=ann", "--hits", "2").returncode == OVER_LIMIT
@@ -53,7 +53,7 @@ def test_hits_are_charged_at_once_or_not_at_all(tollgate):
     assert tollgate.ask("edge", "user=ann").returncode == PASSED
 
 
-def test_a_look_charges_nothing_and_a_refund_gives_back(tollgate):
+def test_peek_charges_nothing_and_refund_restores(tollgate):
     peeks = [tollgate.ask("edge", "user=ann", "--peek").returncode for _ in range(5)]
     assert peeks == [PASSED] * 5
     assert tollgate.ask("edge", "user=ann", "--hits", "3").returncode == PASSED
@@ -62,10 +62,10 @@ def test_a_look_charges_nothing_and_a_refund_gives_back(tollgate):
     assert tollgate.ask("edge", "user=ann", "--refund", "2").returncode == PASSED
     assert tollgate.remaining(("user", "ann")) == 2
     assert tollgate.ask("edge", "user=ann", "--refund", "50").returncode == PASSED
-    assert tollgate.remaining(("user", "ann")) == 3, "never more than the limit"
+    assert tollgate.remaining(("user", "ann")) == 3, "at most the limit"
 
 
-def test_several_descriptors_go_into_one_call(tollgate):
+def test_several_descriptors_are_sent_in_one_call(tollgate):
     assert tollgate.ask("edge", "user=ann", "group=red").returncode == PASSED
     assert tollgate.ask("edge", "user=ann", "group=red", "--hits", "3").returncode == OVER_LIMIT
 
@@ -73,7 +73,7 @@ def test_several_descriptors_go_into_one_call(tollgate):
     assert tollgate.remaining(("group", "red")) == 9, "a refused call charges nothing"
 
 
-def test_entries_nest_and_their_separators_can_be_escaped(tollgate):
+def test_nested_entries_and_escaped_separators_are_parsed(tollgate):
     assert tollgate.ask("edge", "group=red,user=ann").returncode == PASSED
     assert tollgate.ask("edge", "group=red,user=ann").returncode == OVER_LIMIT
 
@@ -81,29 +81,29 @@ def test_entries_nest_and_their_separators_can_be_escaped(tollgate):
     assert tollgate.remaining(("user", "a,b=c")) == 2
 
 
-def test_a_value_that_yaml_takes_for_a_boolean_is_text(tollgate):
+def test_yaml_boolean_value_is_text(tollgate):
     assert [tollgate.ask("edge", "beta=true").returncode for _ in range(2)] == [PASSED, OVER_LIMIT]
-    assert tollgate.ask("edge", "beta=false", "--hits", "9").returncode == PASSED, "no rule is for that"
+    assert tollgate.ask("edge", "beta=false", "--hits", "9").returncode == PASSED, "no rule matches"
 
 
-def test_json_is_what_the_http_endpoint_answers(tollgate):
+def test_json_output_equals_http_response(tollgate):
     done = tollgate.ask("edge", "user=ann", "--peek", "--json")
 
-    question = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ann"}], "hitsAddend": "0"}]}
-    answer = http_call(tollgate.http, "/json", "POST", body=json.dumps(question)).json()
-    told = json.loads(done.stdout)
-    for one in (told, answer):
+    request = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ann"}], "hitsAddend": "0"}]}
+    response = http_call(tollgate.http, "/json", "POST", body=json.dumps(request)).json()
+    printed = json.loads(done.stdout)
+    for one in (printed, response):
         for status in one["statuses"]:
             status.pop("durationUntilReset")
-    assert told == answer
+    assert printed == response
 
 
-def test_an_unknown_domain_passes(tollgate):
+def test_unknown_domain_passes(tollgate):
     assert tollgate.ask("elsewhere", "user=ann").returncode == PASSED
 
 
-def test_nobody_there_is_no_answer():
-    # Bound but not listening: nobody else can take the port meanwhile, and nobody answers.
+def test_ask_without_server_exits_with_no_answer():
+    # Bound but not listening, so that no other process can take the port.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         done = run("ask", "--to", f"127.0.0.1:{taken.getsockname()[1]}", "edge", "user=ann")
@@ -112,7 +112,7 @@ def test_nobody_there_is_no_answer():
     assert done.stderr.strip()
 
 
-def test_an_empty_domain_is_an_error_and_no_pass(tollgate):
+def test_empty_domain_is_an_error_and_no_pass(tollgate):
     done = tollgate.ask("", "user=ann")
 
     assert done.returncode == NO_ANSWER
@@ -130,9 +130,9 @@ def test_an_empty_domain_is_an_error_and_no_pass(tollgate):
     ],
     ids=["no descriptor", "no value", "hits no number", "hits and peek", "unknown flag"],
 )
-def test_bad_arguments_are_neither_a_pass_nor_a_refusal(tollgate, arguments):
+def test_bad_ask_arguments_are_neither_pass_nor_refusal(tollgate, arguments):
     done = tollgate.ask(*arguments)
 
-    assert done.returncode == NO_ANSWER, "a script must not take it for an answer"
+    assert done.returncode == NO_ANSWER, "a script must not read it as a decision"
     assert done.stderr.strip()
     assert tollgate.remaining(("user", "ann")) == 3

@@ -1,4 +1,4 @@
-"""`tollgate check` as its user sees it."""
+"""The command `tollgate check`."""
 
 import re
 
@@ -15,13 +15,13 @@ GOOD = """
 
 
 def problems(done):
-    """(line, column, text) of each problem that was told."""
+    """(line, column, text) of each reported problem."""
     assert done.returncode == 1, done
     found = re.findall(r"^\S+?:(\d+):(\d+): (.+)$", done.stdout + done.stderr, re.MULTILINE)
     return [(int(line), int(column), text) for line, column, text in found]
 
 
-def test_a_good_file_gives_one_line_and_success(rule_file):
+def test_valid_file_prints_one_line_and_succeeds(rule_file):
     done = run("check", rule_file(GOOD))
 
     assert done.returncode == 0, done
@@ -31,19 +31,19 @@ def test_a_good_file_gives_one_line_and_success(rule_file):
 RULES_TO_DEPLOY = sorted((ROOT / "deploy").rglob("rules/*.yaml"))
 
 
-def test_there_are_rules_to_deploy():
+def test_deployed_rule_files_exist():
     assert ROOT / "deploy" / "rules" / "example.yaml" in RULES_TO_DEPLOY
     assert len(RULES_TO_DEPLOY) >= 2
 
 
 @pytest.mark.parametrize("path", RULES_TO_DEPLOY, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_rules_to_deploy_are_good(path):
+def test_deployed_rule_files_are_valid(path):
     done = run("check", path)
 
     assert done.returncode == 0, done
 
 
-def test_every_problem_is_named_with_its_place(rule_file):
+def test_every_problem_is_reported_with_its_location(rule_file):
     path = rule_file(
         """\
         domain: edge
@@ -61,8 +61,8 @@ def test_every_problem_is_named_with_its_place(rule_file):
 
     found = problems(done)
     assert [line for line, _, _ in found] == [4, 7, 8]
-    assert found[0][1] == 5, "the column at which the misspelled key begins"
-    assert "rate_limit" in found[0][2], "the key that was meant"
+    assert found[0][1] == 5, "the column of the misspelled key"
+    assert "rate_limit" in found[0][2], "the suggested key"
     assert str(path) in done.stdout + done.stderr
 
 
@@ -93,11 +93,11 @@ def test_every_problem_is_named_with_its_place(rule_file):
         "rule twice",
     ],
 )
-def test_a_bad_file_is_refused_with_a_place(rule_file, text):
+def test_invalid_file_is_rejected_with_location(rule_file, text):
     assert problems(run("check", rule_file(text)))
 
 
-def test_a_directory_is_checked_whole(tmp_path):
+def test_every_file_of_directory_is_checked(tmp_path):
     (tmp_path / "a.yaml").write_text(
         "domain: a\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
     )
@@ -114,7 +114,7 @@ def test_a_directory_is_checked_whole(tmp_path):
     assert run("check", tmp_path).returncode == 0
 
 
-def test_a_path_that_is_not_there_is_named(tmp_path):
+def test_missing_path_is_named(tmp_path):
     done = run("check", tmp_path / "nowhere.yaml")
 
     assert done.returncode == 1

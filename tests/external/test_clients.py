@@ -1,4 +1,4 @@
-"""The example clients in five languages, and grpcurl, against the real service."""
+"""The example clients in five languages and grpcurl, against the real service."""
 
 import re
 import time
@@ -42,87 +42,90 @@ def tollgate(rule_file, start_tollgate):
     return start_tollgate(rule_file(RULES))
 
 
-def told(done):
-    """The one line that a client printed, and its exit code."""
+def printed(done):
+    """The single line of output of a client, and its exit code."""
     lines = done.stdout.splitlines()
     assert len(lines) == 1, (done.stdout, done.stderr)
     return lines[0], done.returncode
 
 
-def verdict_without_answer(done):
-    """Verdict, gRPC's name of the failure in the spelling of the protocol, and exit code."""
-    line, code = told(done)
+def verdict_without_response(done):
+    """Verdict, name of the gRPC status in protocol spelling, and exit code."""
+    line, code = printed(done)
     verdict, name = line.split(" no_answer=")
     return verdict, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper(), code
 
 
-def test_it_allows_until_the_limit_is_reached_and_then_tells_the_wait(client, tollgate):
-    question = ["--domain", "edge", "user=ann"]
+def test_client_allows_up_to_limit_then_prints_retry_after(client, tollgate):
+    arguments = ["--domain", "edge", "user=ann"]
 
-    assert told(client.run(tollgate.grpc, *question)) == ("allowed remaining=2 retry_after=0", ALLOWED)
-    assert told(client.run(tollgate.grpc, *question, "--hits", "2")) == ("allowed remaining=0 retry_after=0", ALLOWED)
-    line, code = told(client.run(tollgate.grpc, *question))
+    assert printed(client.run(tollgate.grpc, *arguments)) == ("allowed remaining=2 retry_after=0", ALLOWED)
+    assert printed(client.run(tollgate.grpc, *arguments, "--hits", "2")) == (
+        "allowed remaining=0 retry_after=0",
+        ALLOWED,
+    )
+    line, code = printed(client.run(tollgate.grpc, *arguments))
 
     wait = re.fullmatch(r"denied remaining=0 retry_after=(\d+)", line)
     assert wait and code == DENIED, (line, code)
-    # One token of three in a minute comes back after 20 s, or a bit less: the questions took some of it.
+    # One token of three per minute refills after at most 20 s, less the time of the earlier calls.
     assert 5 <= int(wait[1]) <= 20
 
 
-def test_several_entries_make_one_descriptor_in_their_order(client, tollgate):
-    question = ["--domain", "edge", "group=red,user=a=b"]
+def test_several_entries_form_one_ordered_descriptor(client, tollgate):
+    arguments = ["--domain", "edge", "group=red,user=a=b"]
 
-    assert told(client.run(tollgate.grpc, *question)) == ("allowed remaining=0 retry_after=0", ALLOWED)
-    assert client.run(tollgate.grpc, *question).returncode == DENIED
-    assert told(client.run(tollgate.grpc, "--domain", "edge", "group=red")) == (
+    assert printed(client.run(tollgate.grpc, *arguments)) == ("allowed remaining=0 retry_after=0", ALLOWED)
+    assert client.run(tollgate.grpc, *arguments).returncode == DENIED
+    assert printed(client.run(tollgate.grpc, "--domain", "edge", "group=red")) == (
         "allowed remaining=9 retry_after=0",
         ALLOWED,
     )
     assert tollgate.remaining(("group", "red"), ("user", "a=b")) == 0
 
 
-def test_where_no_limit_applies_nothing_is_said_to_remain(client, tollgate):
+def test_client_without_matching_limit_prints_unlimited(client, tollgate):
     done = client.run(tollgate.grpc, "--domain", "edge", "free=lunch")
 
-    assert told(done) == ("allowed remaining=unlimited retry_after=0", ALLOWED)
+    assert printed(done) == ("allowed remaining=unlimited retry_after=0", ALLOWED)
 
 
-def test_when_the_service_is_down_the_flag_decides(client, nobody):
-    question = ["--domain", "edge", "user=ann"]
+def test_on_error_flag_decides_while_service_is_down(client, closed_port):
+    arguments = ["--domain", "edge", "user=ann"]
 
-    assert verdict_without_answer(client.run(nobody, *question)) == ("allowed", "UNAVAILABLE", ALLOWED)
-    done = client.run(nobody, *question, "--on-error", "deny")
+    assert verdict_without_response(client.run(closed_port, *arguments)) == ("allowed", "UNAVAILABLE", ALLOWED)
+    done = client.run(closed_port, *arguments, "--on-error", "deny")
 
-    assert verdict_without_answer(done) == ("denied", "UNAVAILABLE", DENIED)
-    assert done.stderr.strip(), "the reason is for whoever looks"
+    assert verdict_without_response(done) == ("denied", "UNAVAILABLE", DENIED)
+    assert done.stderr.strip(), "the reason is on stderr"
 
 
-def test_a_deadline_is_kept_while_the_service_is_silent(client, silence):
+def test_client_keeps_deadline_while_service_is_silent(client, silent_server):
     def seconds(timeout_ms):
         begin = time.monotonic()
-        done = client.run(silence, "--domain", "edge", "user=ann", "--on-error", "deny", timeout_ms=timeout_ms)
-        verdict, name, code = verdict_without_answer(done)
+        done = client.run(silent_server, "--domain", "edge", "user=ann", "--on-error", "deny", timeout_ms=timeout_ms)
+        verdict, name, code = verdict_without_response(done)
         assert (verdict, code) == ("denied", DENIED)
-        # Rust's gRPC gives its own deadline the second name.
+        # tonic reports its own deadline with the second name.
         assert name in ("DEADLINE_EXCEEDED", "CANCELLED"), done.stderr
         return time.monotonic() - begin
 
-    # What the program takes to start is in both and differs by less than the deadlines do.
+    # Both include the start-up time of the client, which differs by less than the deadlines.
     short, long = seconds(200), seconds(3_200)
 
     assert 3.2 <= long
     assert 1 <= long - short
 
 
-def test_the_service_hears_of_the_deadline_and_refuses_a_turn_that_comes_later(client, tollgate):
-    question = ["--domain", "edge", "turn=mine"]
+def test_client_deadline_refuses_later_queue_turn_at_once(client, tollgate):
+    arguments = ["--domain", "edge", "turn=mine"]
 
-    assert client.run(tollgate.grpc, *question).returncode == ALLOWED
+    assert client.run(tollgate.grpc, *arguments).returncode == ALLOWED
     begin = time.monotonic()
-    line, code = told(client.run(tollgate.grpc, *question, timeout_ms=20_000))
+    line, code = printed(client.run(tollgate.grpc, *arguments, timeout_ms=20_000))
 
     assert (line.split()[0], code) == ("denied", DENIED)
-    assert time.monotonic() - begin < 20, "at once, and not at the deadline"
+    assert time.monotonic() - begin < 20, "refused at once, not at the deadline"
 
 
 @pytest.mark.parametrize(
@@ -139,14 +142,14 @@ def test_the_service_hears_of_the_deadline_and_refuses_a_turn_that_comes_later(c
     ],
     ids=["no descriptor", "no domain", "no value", "no key", "hits 0", "hits no number", "on-error", "unknown flag"],
 )
-def test_bad_arguments_are_neither_allowed_nor_denied(client, nobody, arguments):
-    done = client.run(nobody, *arguments)
+def test_bad_client_arguments_are_neither_allowed_nor_denied(client, closed_port, arguments):
+    done = client.run(closed_port, *arguments)
 
-    assert (done.returncode, done.stdout) == (USAGE, ""), "a script must not take it for an answer"
+    assert (done.returncode, done.stdout) == (USAGE, ""), "a script must not read it as a decision"
     assert done.stderr.strip()
 
 
-def test_grpcurl_asks_by_reflection(tollgate):
+def test_grpcurl_calls_by_reflection(tollgate):
     if clients.missing("go"):
         pytest.skip("grpcurl: go is not installed")
     done = clients.grpcurl(tollgate.grpc)
@@ -155,7 +158,7 @@ def test_grpcurl_asks_by_reflection(tollgate):
     assert '"overallCode": "OK"' in done.stdout
 
 
-def test_the_generated_go_code_is_that_of_the_protocol_files(tmp_path):
+def test_generated_go_code_matches_proto_files(tmp_path):
     if clients.missing("go"):
         pytest.skip("the generated Go code: go is not installed")
     clients.generate_go(tmp_path)
@@ -164,13 +167,13 @@ def test_the_generated_go_code_is_that_of_the_protocol_files(tmp_path):
     names = [path.relative_to(tmp_path) for path in sorted(tmp_path.rglob("*.go"))]
     assert names == [path.relative_to(there) for path in sorted(there.rglob("*.go"))]
     for name in names:
-        # Compilers of the protocol write the same code and different versions of themselves.
+        # The header names the version of protoc, which may differ.
         made, kept = (re.sub(r"(?m)^// .*protoc .*$", "", (at / name).read_text()) for at in (tmp_path, there))
         assert made == kept, f"{name}: run `go generate` in examples/go"
 
 
 @pytest.mark.parametrize("language", clients.TOOLS)
-def test_the_lines_on_the_main_page_are_lines_of_the_clients(language):
+def test_readme_snippets_are_lines_of_the_clients(language):
     [lines] = clients.blocks((ROOT / "README.md").read_text(), FENCE[language])
     sources = (clients.EXAMPLES / language).rglob(f"[Ll]imiter.{ENDING[language]}")
     there = {line.strip() for path in sources for line in path.read_text().splitlines()}

@@ -1,21 +1,21 @@
-"""Planned changes: replicas are replaced, added, removed and stopped, and every budget goes on from where it was."""
+"""Planned changes: replicas are replaced, added, removed and stopped, and every counter keeps its value."""
 
 import socket
 
 import pytest
 
 from bootstraps import bootstrap, header, rate_limit, route
-from cluster import PATIENT
+from cluster import LONG_FORWARD_BUDGET
 from load import EdgeLoad, Load
 from processes import LOOPBACK, eventually
-from rls import by, question
+from rls import descriptor, rate_limit_request
 
 KEYS = [(key, f"name-{number}") for key in ("user", "bucket") for number in range(100)]
 
 
 @pytest.fixture
 def free_address():
-    """An address of the loopback at which nobody listens."""
+    """A loopback address with a free port."""
 
     def free_address():
         with socket.socket() as taken:
@@ -26,125 +26,127 @@ def free_address():
 
 
 @pytest.fixture
-def spend(callers):
-    """Charges so many hits of each key, spread over the replicas, and says how many of the calls passed."""
+def charge_all(callers):
+    """Charges hits to each key, spread over the replicas, and returns how many calls passed."""
 
-    def spend(cluster, hits, keys=KEYS):
+    def charge_all(cluster, hits, keys=KEYS):
         targets = cluster.targets
-        calls = [(targets[n % len(targets)], question(by(key, hits=hits))) for n, key in enumerate(keys)]
-        answers = callers.ask_all(calls)
-        assert not [answer for answer in answers if answer.error or answer.degraded]
-        return sum(answer.passes for answer in answers)
+        calls = [
+            (targets[n % len(targets)], rate_limit_request(descriptor(key, hits=hits))) for n, key in enumerate(keys)
+        ]
+        responses = callers.call_all(calls)
+        assert not [response for response in responses if response.error or response.degraded]
+        return sum(response.passes for response in responses)
 
-    return spend
+    return charge_all
 
 
 @pytest.fixture
-def exactly_remain(spend):
-    """So many hits of each key pass, and not one more."""
+def assert_remaining(charge_all):
+    """Asserts that exactly `hits` more hits of each key pass."""
 
-    def exactly_remain(cluster, hits, keys=KEYS):
-        assert spend(cluster, hits, keys) == len(keys)
-        assert spend(cluster, 1, keys) == 0
+    def assert_remaining(cluster, hits, keys=KEYS):
+        assert charge_all(cluster, hits, keys) == len(keys)
+        assert charge_all(cluster, 1, keys) == 0
 
-    return exactly_remain
+    return assert_remaining
 
 
-def test_after_all_three_are_replaced_exactly_the_rest_is_admitted(start_cluster, spend, exactly_remain):
-    cluster = start_cluster(flags=PATIENT)
+def test_replacing_all_replicas_keeps_exact_remaining(start_cluster, charge_all, assert_remaining):
+    cluster = start_cluster(flags=LONG_FORWARD_BUDGET)
     former = cluster.replicas[0].serving()
-    assert spend(cluster, 4) == len(KEYS)
+    assert charge_all(cluster, 4) == len(KEYS)
 
     cluster.roll()
 
     assert not set(former) & set(cluster.replicas[0].serving())
-    exactly_remain(cluster, 6)
+    assert_remaining(cluster, 6)
 
 
-def test_from_three_to_five_to_two_exactly_the_rest_is_admitted(start_cluster, spend, exactly_remain):
-    cluster = start_cluster(flags=PATIENT)
-    assert spend(cluster, 3) == len(KEYS)
+def test_scaling_3_to_5_to_2_replicas_keeps_exact_remaining(start_cluster, charge_all, assert_remaining):
+    cluster = start_cluster(flags=LONG_FORWARD_BUDGET)
+    assert charge_all(cluster, 3) == len(KEYS)
 
     cluster.start(2)
-    assert spend(cluster, 3) == len(KEYS)
-    # Also those that hold what was theirs from the start.
+    assert charge_all(cluster, 3) == len(KEYS)
+    # These replicas include the first owners.
     cluster.remove(*cluster.replicas[:3])
-    cluster.settled()
+    cluster.await_settled()
 
-    exactly_remain(cluster, 4)
+    assert_remaining(cluster, 4)
 
 
-def test_while_all_are_replaced_and_scaled_under_load_no_call_fails_and_no_budget_changes(start_cluster, callers):
-    cluster = start_cluster(drain_delay="500ms", flags=PATIENT)
-    hot, plenty = by(("hot", "one")), [by(("plenty", f"name-{number}")) for number in range(50)]
+def test_rolling_and_scaling_under_load_fails_no_call_and_stays_exact(start_cluster, callers):
+    cluster = start_cluster(drain_delay="500ms", flags=LONG_FORWARD_BUDGET)
+    hot, plenty = descriptor(("hot", "one")), [descriptor(("plenty", f"name-{number}")) for number in range(50)]
 
     with Load(callers, cluster.targets, [hot, *plenty]) as load:
         for old in list(cluster.replicas):
             cluster.replace(old)
-            load.await_further(50)
+            load.await_calls(50)
         cluster.start(2)
-        load.await_further(50)
+        load.await_calls(50)
         cluster.remove(*cluster.replicas[:3])
-        cluster.settled()
-        load.await_further(50)
+        cluster.await_settled()
+        load.await_calls(50)
 
     assert not load.failed() and not load.degraded()
     assert cluster.total("tollgate_cluster_degraded_checks_total") == 0
-    [left] = callers.ask(cluster.targets[0], looked_at(hot)).remaining
-    assert load.passed_of(hot) + left == 300
+    [left] = callers.call(cluster.targets[0], as_peek(hot)).remaining
+    assert load.passed_count(hot) + left == 300
 
 
-def test_while_all_are_replaced_envoy_sees_no_error(start_cluster, start_envoy, echo, free_address):
-    # Longer than the second in which Envoy gathers changes of health before it acts on them.
-    cluster = start_cluster(2, drain_delay="2s", flags=PATIENT)
+def test_rolling_replacement_causes_no_envoy_errors(start_cluster, start_envoy, echo, free_address):
+    # Longer than the second for which Envoy batches changes of health.
+    cluster = start_cluster(2, drain_delay="2s", flags=LONG_FORWARD_BUDGET)
     spare = free_address()
     routes = [route("/", rate_limit(header("plenty")), rate_limit(header("user")))]
     envoy = start_envoy(bootstrap([*cluster.targets, spare], echo.address, routes, failure_mode_deny=True))
-    eventually("both are in use", lambda: envoy.healthy_hosts("tollgate") == 2)
+    eventually("both are healthy", lambda: envoy.healthy_hosts("tollgate") == 2)
     assert envoy.codes(4, x_user="ann") == [200] * 4
 
     with EdgeLoad(envoy, clients=3, header="x_plenty") as load:
         for old in list(cluster.replicas):
             cluster.start(grpc=spare)
-            eventually("the new one is in use", lambda: envoy.healthy_hosts("tollgate") == 3)
+            eventually("the new one is healthy", lambda: envoy.healthy_hosts("tollgate") == 3)
             cluster.remove(old)
-            cluster.settled()
+            cluster.await_settled()
             spare = old.grpc
-            load.await_further(30)
+            load.await_calls(30)
 
     assert load.failures() == []
     assert envoy.statistic("cluster.upstream.ratelimit.error") == 0
     assert envoy.codes(8, x_user="ann") == [200] * 6 + [429] * 2
 
 
-def test_all_are_stopped_at_once_under_load_and_end_in_time(start_cluster, callers):
-    cluster = start_cluster(flags=PATIENT)
-    plenty = [by(("plenty", f"name-{number}")) for number in range(50)]
-    with Load(callers, list(cluster.targets), plenty, at_once=8) as load:
+def test_simultaneous_shutdown_under_load_ends_in_time(start_cluster, callers):
+    cluster = start_cluster(flags=LONG_FORWARD_BUDGET)
+    plenty = [descriptor(("plenty", f"name-{number}")) for number in range(50)]
+    with Load(callers, list(cluster.targets), plenty, concurrency=8) as load:
         cluster.remove(*cluster.replicas)
-        assert load.answers
+        assert load.responses
 
 
 @pytest.mark.parametrize("begins", ["all together", "one alone"])
-def test_a_full_stop_and_a_start_go_on_from_the_snapshots(make_cluster, spend, exactly_remain, begins):
-    cluster = make_cluster(flags=PATIENT)
-    kept = [["--snapshot", cluster.folder / f"counters-{number}"] for number in range(3)]
-    for flags in kept:
+def test_full_cluster_restart_resumes_from_snapshots(make_cluster, charge_all, assert_remaining, begins):
+    cluster = make_cluster(flags=LONG_FORWARD_BUDGET)
+    snapshots = [["--snapshot", cluster.folder / f"counters-{number}"] for number in range(3)]
+    for flags in snapshots:
         cluster.launch(flags=flags)
-    cluster.ready()
-    assert spend(cluster, 7) == len(KEYS)
+    cluster.await_ready()
+    assert charge_all(cluster, 7) == len(KEYS)
 
     cluster.remove(*cluster.replicas)
-    last, *others = reversed(kept)
+    last, *others = reversed(snapshots)
     cluster.launch(flags=last)
     if begins == "one alone":
-        cluster.ready()
+        cluster.await_ready()
     for flags in others:
         cluster.launch(flags=flags)
-    cluster.ready()
+    cluster.await_ready()
 
-    exactly_remain(cluster, 3)
+    assert_remaining(cluster, 3)
 
 
-def looked_at(descriptor):
+def as_peek(descriptor):
     return descriptor | {"hits_addend": {"value": 0}}

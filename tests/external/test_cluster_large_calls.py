@@ -1,47 +1,51 @@
-"""Callers with large calls beside others: the bounds hold, and the others' limits stay exact."""
+"""Callers with large calls beside others: bounds are enforced, and the limits of the others stay exact."""
 
 import concurrent.futures
 import itertools
 
-from cluster import PATIENT
-from rls import Callers, by, question
+from cluster import LONG_FORWARD_BUDGET
+from rls import Callers, descriptor, rate_limit_request
 
 DESCRIPTORS_MAX = 256
-# Beyond what one connection may have under way.
+# Above the limit of open forwards per connection.
 AT_ONCE = 200
 names = (f"name-{number}" for number in itertools.count())
 
 
 def large_call():
-    return question(*(by(("plenty", next(names))) for _ in range(DESCRIPTORS_MAX)))
+    return rate_limit_request(*(descriptor(("plenty", next(names))) for _ in range(DESCRIPTORS_MAX)))
 
 
-def test_large_calls_of_four_callers_leave_other_limits_exact(start_cluster, callers, ends):
-    cluster = start_cluster(flags=PATIENT)
-    asked = cluster.replicas[0]
-    greedy = [Callers() for _ in range(4)]
-    for one in greedy:
-        ends.callback(one.stop)
-    calls = [[(asked.grpc, large_call()) for _ in range(AT_ONCE)] for _ in greedy]
+def test_large_calls_of_four_callers_leave_other_limits_exact(start_cluster, callers, cleanup):
+    cluster = start_cluster(flags=LONG_FORWARD_BUDGET)
+    target = cluster.replicas[0]
+    heavy_callers = [Callers() for _ in range(4)]
+    for one in heavy_callers:
+        cleanup.callback(one.stop)
+    calls = [[(target.grpc, large_call()) for _ in range(AT_ONCE)] for _ in heavy_callers]
 
-    with concurrent.futures.ThreadPoolExecutor(len(greedy)) as pool:
-        answers = [pool.submit(one.ask_all, its, AT_ONCE, 60.0) for one, its in zip(greedy, calls, strict=True)]
+    with concurrent.futures.ThreadPoolExecutor(len(heavy_callers)) as pool:
+        responses = [
+            pool.submit(one.call_all, own, AT_ONCE, 60.0) for one, own in zip(heavy_callers, calls, strict=True)
+        ]
         others = []
-        while not others or not all(done.done() for done in answers):
+        while not others or not all(done.done() for done in responses):
             key = ("hot", next(names))
-            others.append(callers.ask_all([(asked.grpc, question(by(key, hits=10)))] * 35, timeout=60.0))
-        answers = [done.result() for done in answers]
+            others.append(
+                callers.call_all([(target.grpc, rate_limit_request(descriptor(key, hits=10)))] * 35, timeout=60.0)
+            )
+        responses = [done.result() for done in responses]
 
-    assert not [answer for its in others for answer in its if answer.error or answer.degraded]
-    assert {sum(answer.passes for answer in its) for its in others} == {30}
+    assert not [response for own in others for response in own if response.error or response.degraded]
+    assert {sum(response.passes for response in own) for own in others} == {30}
     assert cluster.total("tollgate_cluster_degraded_checks_total") == 0
     assert cluster.total("tollgate_cluster_breaker_openings_total") == 0
-    flat = [answer for its in answers for answer in its]
-    refused = [answer for answer in flat if answer.error]
+    flat = [response for own in responses for response in own]
+    refused = [response for response in flat if response.error]
     assert 0 < len(refused) < len(flat)
-    assert all(answer.error.startswith("RESOURCE_EXHAUSTED") for answer in refused)
-    assert asked.metric("tollgate_unanswered_requests_total", reason="overloaded") == len(refused)
-    # Nothing of a refused call is charged.
-    for answer, (_, call) in zip(answers[0], calls[0], strict=True):
-        left = callers.ask(asked.grpc, by(("plenty", call.descriptors[0].entries[0].value), hits=0)).remaining
-        assert left == (10**9 - (0 if answer.error else 1),)
+    assert all(response.error.startswith("RESOURCE_EXHAUSTED") for response in refused)
+    assert target.metric("tollgate_unanswered_requests_total", reason="overloaded") == len(refused)
+    # A refused call charges nothing.
+    for response, (_, call) in zip(responses[0], calls[0], strict=True):
+        left = callers.call(target.grpc, descriptor(("plenty", call.descriptors[0].entries[0].value), hits=0)).remaining
+        assert left == (10**9 - (0 if response.error else 1),)

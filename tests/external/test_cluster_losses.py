@@ -1,195 +1,197 @@
-"""Replicas are killed, fall silent or become slow: what is forgotten, who answers meanwhile, and how soon."""
+"""Killed, silent and slow replicas: lost hits, degraded replies and latency."""
 
 import collections
 import itertools
 import time
 
-from cluster import BACKUP_INTERVAL, PATIENT
+from cluster import BACKUP_INTERVAL, LONG_FORWARD_BUDGET
 from load import Load
 from processes import eventually
-from rls import by, question
+from rls import descriptor, rate_limit_request
 
 FORWARD_BUDGET = 0.5
-# What a busy machine may add to any time.
+# Slack for a busy machine.
 GRACE = 0.4
 KEYS = [(key, f"name-{number}") for key in ("user", "bucket") for number in range(60)]
-PLENTY = [by(("plenty", f"name-{number}")) for number in range(60)]
+PLENTY = [descriptor(("plenty", f"name-{number}")) for number in range(60)]
 
 
-def spend(callers, cluster, hits, keys=KEYS):
+def charge_all(callers, cluster, hits, keys=KEYS):
     targets = cluster.targets
-    calls = [(targets[n % len(targets)], question(by(key, hits=hits))) for n, key in enumerate(keys)]
-    return callers.ask_all(calls)
+    calls = [(targets[n % len(targets)], rate_limit_request(descriptor(key, hits=hits))) for n, key in enumerate(keys)]
+    return callers.call_all(calls)
 
 
-def passes(answers):
-    return sum(answer.passes for answer in answers)
+def passes(responses):
+    return sum(response.passes for response in responses)
 
 
-def test_a_killed_replica_is_replaced_by_the_others_and_nothing_older_than_a_backup_is_forgotten(
-    start_cluster, callers
-):
-    cluster = start_cluster(flags=PATIENT)
-    assert passes(spend(callers, cluster, 4)) == len(KEYS)
-    cluster.backed_up()
+def test_killed_replica_loses_nothing_that_is_backed_up(start_cluster, callers):
+    cluster = start_cluster(flags=LONG_FORWARD_BUDGET)
+    assert passes(charge_all(callers, cluster, 4)) == len(KEYS)
+    cluster.await_backup()
 
-    with Load(callers, cluster.targets[:2], PLENTY, at_once=2) as load:
+    with Load(callers, cluster.targets[:2], PLENTY, concurrency=2) as load:
         cluster.kill(cluster.replicas[2])
-        cluster.settled(patience=5.0)
-        load.await_further(50)
+        cluster.await_settled(timeout=5.0)
+        load.await_calls(50)
 
     assert not load.failed() and not load.degraded()
     assert cluster.total("tollgate_cluster_degraded_checks_total") == 0
-    assert passes(spend(callers, cluster, 6)) == len(KEYS)
-    assert passes(spend(callers, cluster, 1)) == 0
+    assert passes(charge_all(callers, cluster, 6)) == len(KEYS)
+    assert passes(charge_all(callers, cluster, 1)) == 0
 
 
-def test_a_kill_under_load_forgets_no_more_than_was_admitted_since_the_last_backup(start_cluster, callers):
-    cluster = start_cluster(flags=PATIENT)
+def test_kill_under_load_loses_at_most_hits_since_last_backup(start_cluster, callers):
+    cluster = start_cluster(flags=LONG_FORWARD_BUDGET)
     keys = [("hot", f"name-{number}") for number in range(6)]
 
-    with Load(callers, cluster.targets, [by(key) for key in keys], at_once=6, pause=0.002) as load:
-        load.await_further(600)
-        # Callers leave it alone first, so that all calls that fail do so for another reason.
+    with Load(callers, cluster.targets, [descriptor(key) for key in keys], concurrency=6, interval=0.002) as load:
+        load.await_calls(600)
+        # Callers stop calling it first, so that a failed call has another reason.
         killed = cluster.replicas[0]
-        cluster.avoid(killed)
-        load.await_further(60)
+        cluster.exclude(killed)
+        load.await_calls(60)
         killed_at = time.monotonic()
         cluster.kill(killed)
-        cluster.settled(patience=5.0)
-        load.await_further(60)
+        cluster.await_settled(timeout=5.0)
+        load.await_calls(60)
 
     assert not load.failed() and not load.degraded()
     at_risk = killed_at - BACKUP_INTERVAL - GRACE
     for key in keys:
-        passed = load.passed_of(by(key)) + passes(callers.ask_all([(cluster.targets[0], question(by(key)))] * 300))
-        # A call that was on its way to the dead may have been charged twice.
-        assert 300 - 6 <= passed <= 300 + load.passed_since(by(key), at_risk), key
+        passed = load.passed_count(descriptor(key)) + passes(
+            callers.call_all([(cluster.targets[0], rate_limit_request(descriptor(key)))] * 300)
+        )
+        # A forward in flight to the killed replica may have been charged twice.
+        assert 300 - 6 <= passed <= 300 + load.passed_since(descriptor(key), at_risk), key
 
 
-def test_beside_a_silent_replica_others_join_and_take_over_from_the_dead_within_two_seconds(start_cluster, callers):
+def test_silent_replica_does_not_delay_join_and_recovery_beyond_2_s(start_cluster, callers):
     cluster = start_cluster(4)
     silent, dead = cluster.replicas[2:]
     silent.freeze()
-    eventually("its silence is noticed", lambda: knows_silent(cluster.replicas[0], silent))
+    eventually("the others notice the silence", lambda: sees_silence(cluster.replicas[0], silent))
 
-    began = time.monotonic()
+    started = time.monotonic()
     joined = cluster.launch(seeds=[cluster.replicas[0].advertised])
     joined.await_ready()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - started < 2.0
 
     held = holding(cluster.replicas[0], dead)
     assert 0 < held
-    began = time.monotonic()
+    started = time.monotonic()
     cluster.replicas.remove(dead)
     dead.kill()
-    eventually("what the dead held is claimed", lambda: holding(cluster.replicas[0], dead) == 0, 2.0)
-    assert time.monotonic() - began < 2.0
+    eventually("the slots of the dead replica have new owners", lambda: holding(cluster.replicas[0], dead) == 0, 2.0)
+    assert time.monotonic() - started < 2.0
 
     silent.thaw()
-    cluster.settled()
+    cluster.await_settled()
 
 
-def test_while_a_replica_is_silent_each_rule_does_what_it_says_and_every_answer_is_in_time(start_cluster, callers):
+def test_silent_owner_applies_on_owner_unavailable_in_time(start_cluster, callers):
     cluster = start_cluster()
     kinds = ("share", "allow", "deny")
     keys = [(kind, f"name-{number}") for kind in kinds for number in range(30)]
-    assert passes(spend(callers, cluster, 1, keys)) == len(keys)
+    assert passes(charge_all(callers, cluster, 1, keys)) == len(keys)
     silent = cluster.replicas[2]
     silent.freeze()
-    cluster.avoid(silent)
+    cluster.exclude(silent)
     one, other = cluster.targets
 
-    by_time = callers.ask_all([(one, question(by(key))) for key in keys], at_once=90)
-    assert max(answer.seconds for answer in by_time) < FORWARD_BUDGET + GRACE
-    assert not [answer for answer in by_time if answer.error]
-    eventually("its silence is noticed", lambda: all(knows_silent(one, silent) for one in cluster.replicas[:2]))
+    timed_responses = callers.call_all([(one, rate_limit_request(descriptor(key))) for key in keys], concurrency=90)
+    assert max(response.seconds for response in timed_responses) < FORWARD_BUDGET + GRACE
+    assert not [response for response in timed_responses if response.error]
+    eventually("the others notice the silence", lambda: all(sees_silence(one, silent) for one in cluster.replicas[:2]))
 
-    answers = collections.defaultdict(list)
+    responses = collections.defaultdict(list)
     for _ in range(10):
-        for key, answer in zip(keys, callers.ask_all([(other, question(by(key))) for key in keys]), strict=True):
-            answers[key].append(answer)
-    lost = [key for key in keys if answers[key][0].degraded]
-    # A third of the slots, by and large.
+        for key, response in zip(
+            keys, callers.call_all([(other, rate_limit_request(descriptor(key))) for key in keys]), strict=True
+        ):
+            responses[key].append(response)
+    lost = [key for key in keys if responses[key][0].degraded]
+    # About a third of the slots.
     assert all(0 < sum(key[0] == kind for key in lost) < 30 for kind in kinds)
     for key in keys:
-        assert not [answer for answer in answers[key] if answer.error or answer.degraded != (key in lost)]
-        assert max(answer.seconds for answer in answers[key]) < GRACE, "there is nothing to wait for"
-        passed = passes(answers[key])
+        assert not [response for response in responses[key] if response.error or response.degraded != (key in lost)]
+        assert max(response.seconds for response in responses[key]) < GRACE, "degraded replies are immediate"
+        passed = passes(responses[key])
         if key not in lost:
-            assert passed == 9 - 1 - 1, "one was spent before, and one by the first who asked"
+            assert passed == 9 - 1 - 1, "one hit was charged before, and one by the first round"
         else:
             assert passed == {"share": 3, "allow": 10, "deny": 0}[key[0]], key
     assert cluster.replicas[1].metric("tollgate_cluster_degraded_checks_total") == 10 * len(lost)
 
 
-def test_what_shares_have_admitted_is_charged_when_the_silent_one_is_heard_again(start_cluster, callers):
+def test_local_share_hits_are_charged_when_owner_returns(start_cluster, callers):
     cluster = start_cluster()
     keys = [("share", f"name-{number}") for number in range(30)]
     silent = cluster.replicas[2]
     silent.freeze()
-    cluster.avoid(silent)
-    eventually("its silence is noticed", lambda: all(knows_silent(one, silent) for one in cluster.replicas[:2]))
+    cluster.exclude(silent)
+    eventually("the others notice the silence", lambda: all(sees_silence(one, silent) for one in cluster.replicas[:2]))
     passed = collections.Counter()
     for to in cluster.targets:
         for key in keys:
-            passed[key] += passes(callers.ask_all([(to, question(by(key)))] * 4))
-    assert set(passed.values()) == {8, 6}, "four of each at its holder, or two shares of three"
+            passed[key] += passes(callers.call_all([(to, rate_limit_request(descriptor(key)))] * 4))
+    assert set(passed.values()) == {8, 6}, "four per replica at the owner, or two local shares of three"
 
     silent.thaw()
-    cluster.ready()
+    cluster.await_ready()
 
     def left(key):
-        return callers.ask(cluster.targets[0], by(key, hits=0)).remaining
+        return callers.call(cluster.targets[0], descriptor(key, hits=0)).remaining
 
     for key in keys:
-        eventually("what was admitted is charged", lambda key=key: left(key) == (9 - passed[key],))
+        eventually("hits of local shares are charged", lambda key=key: left(key) == (9 - passed[key],))
 
 
-def test_a_slow_replica_holds_up_no_join_and_no_answer_for_longer_than_its_budget(start_cluster, callers, proxies):
+def test_slow_replica_delays_no_join_and_no_reply_beyond_budget(start_cluster, callers, proxies):
     cluster = start_cluster(3, proxies=proxies)
     slow = cluster.replicas[2]
     proxies.slow(slow.name, 1.0)
-    cluster.avoid(slow)
+    cluster.exclude(slow)
 
-    with Load(callers, cluster.targets, PLENTY, timeout=2 * FORWARD_BUDGET, at_once=8) as load:
-        began = time.monotonic()
+    with Load(callers, cluster.targets, PLENTY, timeout=2 * FORWARD_BUDGET, concurrency=8) as load:
+        started = time.monotonic()
         joined = cluster.launch(seeds=[cluster.replicas[0].advertised])
         joined.await_ready()
-        assert time.monotonic() - began < 2.0 + GRACE
-        load.await_further(100)
+        assert time.monotonic() - started < 2.0 + GRACE
+        load.await_calls(100)
 
     assert not load.failed()
     assert load.slowest() < FORWARD_BUDGET + GRACE
-    assert load.degraded(), "what only the slow one could answer"
+    assert load.degraded(), "checks of the slow owner are degraded"
 
 
-def test_a_silent_replica_costs_no_call_more_than_its_budget_and_no_memory(start_cluster, callers):
+def test_silent_replica_costs_at_most_forward_budget_and_no_memory(start_cluster, callers):
     cluster = start_cluster()
     silent = cluster.replicas[2]
     silent.freeze()
-    cluster.avoid(silent)
-    with Load(callers, cluster.targets, PLENTY, timeout=2 * FORWARD_BUDGET, at_once=16, pause=0.001) as load:
-        load.await_further(500)
+    cluster.exclude(silent)
+    with Load(callers, cluster.targets, PLENTY, timeout=2 * FORWARD_BUDGET, concurrency=16, interval=0.001) as load:
+        load.await_calls(500)
         before = resident(cluster.replicas[0])
-        load.await_further(3000)
+        load.await_calls(3000)
         after = resident(cluster.replicas[0])
 
     assert not load.failed()
     assert load.slowest() < FORWARD_BUDGET + GRACE
-    times = sorted(answer.seconds for answer in load.answers[-2000:])
-    assert times[int(0.99 * len(times))] < 0.1, "once it is known, nobody waits"
+    times = sorted(response.seconds for response in load.responses[-2000:])
+    assert times[int(0.99 * len(times))] < 0.1, "calls do not wait once the silence is known"
     assert after - before < 16 * 1024 * 1024
 
 
-def knows_silent(replica, silent):
+def sees_silence(replica, silent):
     return any(
         member["address"] == silent.advertised and member["silent_ms"] > 1000 for member in replica.view()["members"]
     )
 
 
 def holding(replica, of):
-    """How many slots `of` holds, as far as a replica knows."""
+    """The number of slots of `of`, as a replica sees it."""
     return sum(one["holding"] for one in replica.view()["members"] if one["address"] == of.advertised)
 
 
@@ -198,34 +200,34 @@ def resident(replica):
         return int(statm.read().split()[1]) * 4096
 
 
-def test_hits_that_a_frozen_replica_has_borrowed_are_given_back_when_it_is_heard_again(start_cluster, callers):
+def test_leased_hits_of_frozen_replica_return_when_it_resumes(start_cluster, callers):
     cluster = start_cluster()
     borrower = cluster.replicas[0]
     others = cluster.replicas[1:]
     lost = "tollgate_cluster_slices_lost_total"
 
-    def freeze_with_slices():
-        """Freezes it while it has borrowed hits of a new key; says how many hits of that were used."""
+    def freeze_with_leases():
+        """Freezes the borrower while it has leased hits of a new key; returns the key and the used hits."""
         key = ("hot", f"name-{next(numbers)}")
         before = sum(one.metric(lost) for one in others)
-        passed = passes(callers.ask_all([(borrower.grpc, question(by(key)))] * 60, at_once=16))
+        passed = passes(callers.call_all([(borrower.grpc, rate_limit_request(descriptor(key)))] * 60, concurrency=16))
         borrower.freeze()
         try:
-            eventually("it has borrowed", lambda: before < sum(one.metric(lost) for one in others), 2.0)
+            eventually("the borrower has leased hits", lambda: before < sum(one.metric(lost) for one in others), 2.0)
         except AssertionError:
             borrower.thaw()
-            cluster.settled()
+            cluster.await_settled()
             return None
         return key, passed
 
     numbers = itertools.count()
-    key, passed = eventually("a replica is frozen with slices", freeze_with_slices, 60.0)
+    key, passed = eventually("a replica is frozen with leases", freeze_with_leases, 60.0)
     borrower.thaw()
-    cluster.settled()
+    cluster.await_settled()
 
     def left():
-        return callers.ask(others[0].grpc, by(key, hits=0)).remaining
+        return callers.call(others[0].grpc, descriptor(key, hits=0)).remaining
 
-    eventually("what it has not used is given back", lambda: left() == (300 - passed,))
-    passed += passes(callers.ask_all([(others[0].grpc, question(by(key)))] * 320))
+    eventually("unused leased hits return", lambda: left() == (300 - passed,))
+    passed += passes(callers.call_all([(others[0].grpc, rate_limit_request(descriptor(key)))] * 320))
     assert passed == 300

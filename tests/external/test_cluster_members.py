@@ -1,29 +1,29 @@
-"""Who is let into a cluster, how replicas find each other, and what they say where they cannot."""
+"""Cluster membership, discovery of peers, and errors of both."""
 
 import pytest
 
-from cluster import PATIENT, SECRET
+from cluster import LONG_FORWARD_BUDGET, SECRET
 from load import Load
 from processes import LOOPBACK, eventually, run
-from rls import by
+from rls import descriptor
 
 OTHER_SECRET = "another secret of the same length"
 USER = ("user", "ann")
-PLENTY = [by(("plenty", f"name-{number}")) for number in range(20)]
+PLENTY = [descriptor(("plenty", f"name-{number}")) for number in range(20)]
 
 
-def test_a_lone_replica_is_a_cluster_of_one_also_where_its_seeds_lead_nowhere(make_cluster, callers, nobody, silence):
+def test_replica_with_unreachable_seeds_is_a_cluster_of_one(make_cluster, callers, closed_port, silent_server):
     cluster = make_cluster()
-    for seeds in ([], [nobody], [silence], ["no.such.host.invalid:8082"]):
+    for seeds in ([], [closed_port], [silent_server], ["no.such.host.invalid:8082"]):
         cluster.launch(seeds=seeds)
 
     for replica in cluster.replicas:
         replica.await_ready()
         assert len(replica.serving()) == 1
-        assert [callers.ask(replica.grpc, by(USER, hits=4)).passes for _ in range(3)] == [True, True, False]
+        assert [callers.call(replica.grpc, descriptor(USER, hits=4)).passes for _ in range(3)] == [True, True, False]
 
 
-def test_replica_with_another_secret_is_not_let_in_and_not_ready(start_cluster, make_cluster, callers):
+def test_replica_with_other_secret_is_rejected_and_not_ready(start_cluster, make_cluster, callers):
     cluster = start_cluster(2)
     secret = cluster.folder / "other.secret"
     secret.write_text(OTHER_SECRET)
@@ -32,134 +32,136 @@ def test_replica_with_another_secret_is_not_let_in_and_not_ready(start_cluster, 
     stranger = cluster.launch(secret=secret)
     cluster.replicas.remove(stranger)
     inside = cluster.replicas[0]
-    eventually("it is refused", lambda: cluster.total("tollgate_cluster_links_refused_total") > 0)
-    eventually("it says why", lambda: "(untrusted)" in stranger.call(stranger.http, "/readyz").body)
+    eventually("the stranger is refused", lambda: cluster.total("tollgate_cluster_links_refused_total") > 0)
+    eventually(
+        "the readiness probe has the reason", lambda: "(untrusted)" in stranger.call(stranger.http, "/readyz").body
+    )
     assert stranger.call(stranger.http, "/readyz").code == 503
-    assert all(replica.ready() for replica in cluster.replicas)
-    eventually("it counts by itself", lambda: len(stranger.serving()) == 1)
+    assert all(replica.is_ready() for replica in cluster.replicas)
+    eventually("the stranger is a cluster of one", lambda: len(stranger.serving()) == 1)
 
     assert inside.serving() == members
-    assert callers.ask(inside.grpc, by(USER, hits=10)).passes
-    assert callers.ask(stranger.grpc, by(USER)).remaining == (9,), "it was told nothing"
+    assert callers.call(inside.grpc, descriptor(USER, hits=10)).passes
+    assert callers.call(stranger.grpc, descriptor(USER)).remaining == (9,), "the stranger has its own counters"
 
 
-def test_a_secret_is_replaced_in_three_rolls_and_no_budget_changes(start_cluster, callers):
+def test_secret_rotation_in_three_rollouts_keeps_counters(start_cluster, callers):
     cluster = start_cluster(2)
-    assert callers.ask(cluster.targets[0], by(USER, hits=4)).passes
+    assert callers.call(cluster.targets[0], descriptor(USER, hits=4)).passes
 
     for secrets in ([SECRET, OTHER_SECRET], [OTHER_SECRET, SECRET], [OTHER_SECRET]):
-        # Those that run keep what they have read.
+        # Running replicas keep the secrets that they have read.
         cluster.secret = cluster.folder / f"{len(secrets)}-{secrets[0][:7]}.secret"
         cluster.secret.write_text("\n".join(secrets))
         cluster.roll()
 
-    assert callers.ask(cluster.targets[1], by(USER, hits=6)).passes
-    assert not callers.ask(cluster.targets[0], by(USER)).passes
+    assert callers.call(cluster.targets[1], descriptor(USER, hits=6)).passes
+    assert not callers.call(cluster.targets[0], descriptor(USER)).passes
 
 
-def test_two_that_began_apart_become_one_when_they_meet_and_say_so(start_cluster, callers):
+def test_separately_bootstrapped_clusters_merge_and_log_it(start_cluster, callers):
     cluster = start_cluster(1)
     apart = start_cluster(1)
     both = [cluster.replicas[0], apart.replicas[0]]
     assert len({one.view()["view"] for one in both}) == 2
     for one in both:
-        assert callers.ask(one.grpc, by(USER, hits=10)).passes
+        assert callers.call(one.grpc, descriptor(USER, hits=10)).passes
 
-    # Somebody who knows both brings them together.
+    # A replica with both as seeds connects them.
     cluster.replicas.append(apart.replicas[0])
     cluster.targets.append(apart.replicas[0].grpc)
     cluster.start()
 
-    # Whoever brings them together may have met first the one that gives up.
+    # The new replica may have joined the losing cluster first.
     assert cluster.total("tollgate_cluster_begun_anew_total") in (1, 2)
-    told = "all of this replica are given up"
-    assert [any(told in event["message"] for event in one.events()) for one in both].count(True) == 1
-    # One of them has kept its counts.
-    assert not any(callers.ask(one.grpc, by(USER)).passes for one in cluster.replicas)
+    expected = "all of this replica are given up"
+    assert [any(expected in event["message"] for event in one.events()) for one in both].count(True) == 1
+    # One cluster has kept its counters.
+    assert not any(callers.call(one.grpc, descriptor(USER)).passes for one in cluster.replicas)
 
 
-def test_replicas_of_an_ipv6_only_machine_share_their_counts(start_cluster, callers):
+def test_replicas_on_ipv6_only_host_share_counters(start_cluster, callers):
     cluster = start_cluster(3, host="[::1]")
     assert all(replica.advertised.startswith("[::1]:") for replica in cluster.replicas)
 
-    assert [callers.ask(to, by(USER, hits=4)).passes for to in cluster.targets] == [True, True, False]
+    assert [callers.call(to, descriptor(USER, hits=4)).passes for to in cluster.targets] == [True, True, False]
 
     cluster.remove(cluster.replicas[0])
-    cluster.settled()
-    assert callers.ask(cluster.targets[0], by(USER, hits=0)).remaining == (2,)
+    cluster.await_settled()
+    assert callers.call(cluster.targets[0], descriptor(USER, hits=0)).remaining == (2,)
 
 
-def test_replicas_that_come_and_go_leave_no_connection_behind(start_cluster, callers):
-    cluster = start_cluster(2, flags=PATIENT)
+def test_joining_and_leaving_replicas_leak_no_connection(start_cluster, callers):
+    cluster = start_cluster(2, flags=LONG_FORWARD_BUDGET)
     stays = cluster.replicas[0]
     opened = stays.open_files()
 
-    with Load(callers, cluster.targets[:1], PLENTY, at_once=2) as load:
+    with Load(callers, cluster.targets[:1], PLENTY, concurrency=2) as load:
         for number in range(6):
             cluster.start()
             if number % 2:
                 cluster.kill(cluster.replicas[-1])
             else:
                 cluster.remove(cluster.replicas[-1])
-            cluster.settled()
+            cluster.await_settled()
 
     assert not load.failed() and not load.degraded()
-    eventually("what was opened is closed", lambda: stays.open_files() <= opened + 1)
+    eventually("no files stay open", lambda: stays.open_files() <= opened + 1)
 
 
-def test_a_member_that_the_operator_declares_dead_is_replaced_at_once(start_cluster, callers):
+def test_member_declared_dead_is_replaced_at_once(start_cluster, callers):
     cluster = start_cluster(3)
     silent = cluster.replicas[2]
     silent.freeze()
     lost = [member["id"] for member in silent_members(cluster.replicas[0], silent)]
 
     for replica in cluster.replicas[:2]:
-        answer = replica.post(f"/cluster/declare-dead?member={lost[0]}")
-        assert answer.code == 200, answer.body
+        response = replica.post(f"/cluster/declare-dead?member={lost[0]}")
+        assert response.code == 200, response.body
     cluster.replicas.remove(silent)
-    cluster.settled(5.0)
+    cluster.await_settled(5.0)
 
 
 def silent_members(replica, silent):
     return [member for member in replica.view()["members"] if member["address"] == silent.advertised]
 
 
-def test_what_a_newcomer_has_kept_of_another_cluster_takes_nothing_away(make_cluster, callers):
+def test_snapshot_of_other_cluster_does_not_change_counters(make_cluster, callers):
     cluster = make_cluster()
-    kept = [cluster.folder / f"counters-{number}" for number in range(3)]
-    others = [make_cluster() for _ in kept]
-    for other, path in zip(others, kept, strict=True):
+    snapshots = [cluster.folder / f"counters-{number}" for number in range(3)]
+    others = [make_cluster() for _ in snapshots]
+    for other, path in zip(others, snapshots, strict=True):
         other.launch(flags=["--snapshot", path])
     for other in others:
-        other.ready()
-        assert callers.ask(other.targets[0], by(USER, hits=3)).passes
+        other.await_ready()
+        assert callers.call(other.targets[0], descriptor(USER, hits=3)).passes
         other.remove(*other.replicas)
 
     cluster.start()
-    assert callers.ask(cluster.targets[0], by(USER, hits=6)).passes
-    # Whoever has the smallest number of all may be among them.
-    for path in kept:
+    assert callers.call(cluster.targets[0], descriptor(USER, hits=6)).passes
+    # The replica with the smallest id may be among them.
+    for path in snapshots:
         cluster.launch(flags=["--snapshot", path])
-    cluster.ready()
+    cluster.await_ready()
 
     for to in cluster.targets:
-        assert callers.ask(to, by(USER, hits=0)).remaining == (4,)
+        assert callers.call(to, descriptor(USER, hits=0)).remaining == (4,)
     assert cluster.total("tollgate_cluster_begun_anew_total") == 0
 
 
 BAD = {
-    "a secret file that is not there": (["--cluster-secret-file", "nowhere"], "nowhere"),
-    "nothing to know members by": ([], "secret_file"),
+    "a missing secret file": (["--cluster-secret-file", "nowhere"], "nowhere"),
+    "no secret and no certificates": ([], "secret_file"),
     "a certificate without its key": (["--cluster-cert", "cert.pem"], "cluster"),
-    "a seed that is no address": (["--cluster-seed", "replica"], "seed"),
-    "an address that is no address": (["--cluster-advertise", "replica"], "advertise"),
+    "a malformed seed": (["--cluster-seed", "replica"], "seed"),
+    "a malformed address": (["--cluster-advertise", "replica"], "advertise"),
     "no budget": (["--cluster-forward-budget-max", "0s"], "forward"),
-    "backups without a pause": (["--cluster-backup-interval", "1ms"], "backup"),
+    "a backup interval below the minimum": (["--cluster-backup-interval", "1ms"], "backup"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_setting_refuses_to_start_and_is_named(rule_file, tmp_path, what):
+def test_bad_cluster_setting_refuses_start_and_is_named(rule_file, tmp_path, what):
     flags, named = BAD[what]
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
@@ -174,7 +176,7 @@ def test_a_bad_setting_refuses_to_start_and_is_named(rule_file, tmp_path, what):
 
 
 @pytest.mark.parametrize("text", ["short", "aaaaaaaaaaaaaaaa"])
-def test_a_secret_that_is_easily_guessed_refuses_to_start(rule_file, tmp_path, text):
+def test_weak_secret_refuses_start(rule_file, tmp_path, text):
     secret = tmp_path / "secret"
     secret.write_text(text)
 
@@ -186,7 +188,7 @@ def test_a_secret_that_is_easily_guessed_refuses_to_start(rule_file, tmp_path, t
     assert "openssl rand -base64 32" in done.stdout + done.stderr
 
 
-def test_settings_of_a_cluster_without_its_address_are_an_error(rule_file):
+def test_cluster_settings_without_listen_address_are_an_error(rule_file):
     done = run("serve", "--rules", rule_file("domain: edge"), "--cluster-seed", "127.0.0.1:8082")
 
     assert done.returncode == 1

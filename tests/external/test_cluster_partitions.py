@@ -1,4 +1,4 @@
-"""A network that falls into two parts, and comes together again: real ones, where the machine allows namespaces."""
+"""Network partitions in real network namespaces, if the machine allows them."""
 
 import collections
 import functools
@@ -7,7 +7,7 @@ import pytest
 
 import network
 from processes import eventually
-from rls import by, question
+from rls import descriptor, rate_limit_request
 
 MISSING = network.Namespaces.missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"network namespaces: {MISSING}")
@@ -16,82 +16,80 @@ KEYS = [("share", f"name-{number}") for number in range(40)]
 
 
 @pytest.fixture
-def namespaces(ends):
+def namespaces(cleanup):
     namespaces = network.Namespaces()
-    ends.callback(namespaces.remove)
+    cleanup.callback(namespaces.remove)
     return namespaces
 
 
 @pytest.fixture
-def apart_from_each_other(make_cluster, namespaces):
-    """Replicas that have a machine of their own each, as far as their network goes."""
+def start_namespaced_cluster(make_cluster, namespaces):
+    """Replicas in separate network namespaces."""
 
     def start(count, **options):
         cluster = make_cluster(**options)
         for _ in range(count):
-            space = namespaces.add()
-            # Sockets in the file system are reached from everywhere.
+            sandbox = namespaces.add()
+            # Unix sockets are reachable from every namespace.
             cluster.start(
-                space=space, grpc=f"unix:{cluster.folder}/{space.port}", cluster_listen=f"{space.address}:0"
+                sandbox=sandbox, grpc=f"unix:{cluster.folder}/{sandbox.port}", cluster_listen=f"{sandbox.address}:0"
             )
         return cluster
 
     return start
 
 
-def ask_until_refused(callers, cluster, to, passed, rounds=LIMIT + 1):
+def call_until_refused(callers, cluster, to, passed, rounds=LIMIT + 1):
     for _ in range(rounds):
-        answers = callers.ask_all([(to, question(by(key))) for key in KEYS])
-        assert not [answer for answer in answers if answer.error]
-        for key, answer in zip(KEYS, answers, strict=True):
-            passed[key] += answer.passes
+        responses = callers.call_all([(to, rate_limit_request(descriptor(key))) for key in KEYS])
+        assert not [response for response in responses if response.error]
+        for key, response in zip(KEYS, responses, strict=True):
+            passed[key] += response.passes
 
 
-def test_a_partition_admits_a_bounded_number_and_heals_by_itself(apart_from_each_other, namespaces, callers):
-    cluster = apart_from_each_other(3)
+def test_partition_admits_bounded_excess_and_heals(start_namespaced_cluster, namespaces, callers):
+    cluster = start_namespaced_cluster(3)
     passed = collections.Counter()
     first, second, third = cluster.replicas
-    ask_until_refused(callers, cluster, first.grpc, passed, rounds=2)
+    call_until_refused(callers, cluster, first.grpc, passed, rounds=2)
 
-    namespaces.part(third.space)
-    eventually("the smaller part knows", lambda: third.view()["isolated"])
+    namespaces.partition(third.sandbox)
+    eventually("the minority detects its isolation", lambda: third.view()["isolated"])
     assert not first.view()["isolated"] and not second.view()["isolated"]
     for replica in cluster.replicas:
-        ask_until_refused(callers, cluster, replica.grpc, passed)
-    # With the cut a third of the limit may be admitted more, and rounding.
+        call_until_refused(callers, cluster, replica.grpc, passed)
+    # The isolated replica may admit a third of the limit more, and rounding.
     assert max(passed.values()) <= LIMIT + LIMIT // 3 + 3
     assert min(passed.values()) >= 2 + 3
 
-    namespaces.heal(third.space)
-    cluster.settled()
+    namespaces.heal(third.sandbox)
+    cluster.await_settled()
 
     assert third.metric("tollgate_cluster_isolations_total") == 1
     for key in KEYS:
         left = (max(0, LIMIT - passed[key]),)
         for to in cluster.targets:
-            told = functools.partial(callers.ask, to, by(key, hits=0))
-            eventually(f"{key} has what was admitted charged", lambda told=told, left=left: told().remaining == left)
+            peek = functools.partial(callers.call, to, descriptor(key, hits=0))
+            eventually(f"{key}: all admitted hits are charged", lambda peek=peek, left=left: peek().remaining == left)
 
 
-def test_whoever_is_silent_for_long_is_replaced_and_comes_back_when_the_network_does(
-    apart_from_each_other, namespaces, callers
-):
-    cluster = apart_from_each_other(3, flags=["--cluster-forget-after", "3s"])
+def test_long_partitioned_replica_is_replaced_and_rejoins(start_namespaced_cluster, namespaces, callers):
+    cluster = start_namespaced_cluster(3, flags=["--cluster-forget-after", "3s"])
     third = cluster.replicas[2]
     before = collections.Counter()
-    ask_until_refused(callers, cluster, third.grpc, before, rounds=3)
-    cluster.backed_up()
+    call_until_refused(callers, cluster, third.grpc, before, rounds=3)
+    cluster.await_backup()
 
-    namespaces.part(third.space)
+    namespaces.partition(third.sandbox)
     cluster.replicas.remove(third)
-    cluster.settled()
+    cluster.await_settled()
     passed = collections.Counter(before)
-    ask_until_refused(callers, cluster, cluster.targets[0], passed)
-    assert set(passed.values()) == {LIMIT}, "the backups know what was spent, and nobody is degraded"
+    call_until_refused(callers, cluster, cluster.targets[0], passed)
+    assert set(passed.values()) == {LIMIT}, "backups have all charges, and no reply is degraded"
 
-    namespaces.heal(third.space)
+    namespaces.heal(third.sandbox)
     cluster.replicas.append(third)
-    cluster.settled()
+    cluster.await_settled()
     for to in cluster.targets:
-        answers = callers.ask_all([(to, question(by(key))) for key in KEYS])
-        assert not [answer for answer in answers if answer.passes or answer.error or answer.degraded]
+        responses = callers.call_all([(to, rate_limit_request(descriptor(key))) for key in KEYS])
+        assert not [response for response in responses if response.passes or response.error or response.degraded]

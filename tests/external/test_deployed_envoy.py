@@ -1,4 +1,4 @@
-"""deploy/envoy/envoy.yaml and deploy/rules/example.yaml as they are, but for ports and one time-out."""
+"""deploy/envoy/envoy.yaml and deploy/rules/example.yaml, unchanged except for ports and one timeout."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ BURST = 20
 
 
 @pytest.mark.parametrize("bootstrap", sorted((ROOT / "deploy").rglob("envoy/*.yaml")), ids=lambda path: path.name)
-def test_envoy_accepts_the_bootstrap_and_finds_nothing_deprecated_in_it(bootstrap):
+def test_envoy_accepts_bootstrap_without_deprecations(bootstrap):
     command = [str(ENVOY), "--mode", "validate", "-c", str(bootstrap), "--use-dynamic-base-id"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -26,31 +26,31 @@ def test_envoy_accepts_the_bootstrap_and_finds_nothing_deprecated_in_it(bootstra
 def edge(start_tollgate, start_envoy, tmp_path):
     tollgate = start_tollgate(RULES)
     text = BOOTSTRAP.read_text()
-    # Its own upstream is asked over a Unix socket here: a port of 0 would be known to the listener only.
-    text = replaced(
+    # The upstream is a Unix socket here, because the port of a listener on port 0 is unknown to the cluster.
+    text = substitute(
         text, "socket_address: { address: 127.0.0.1, port_value: 10001 }", f'pipe: {{ path: "{tmp_path}/up" }}'
     )
-    text = replaced(text, "port_value: 10000", "port_value: 0")
-    text = replaced(text, "port_value: 9901", "port_value: 0")
-    text = replaced(text, "port_value: 8081", f"port_value: {tollgate.grpc.rsplit(':', 1)[1]}")
-    # A busy test machine may take its time; whoever is late would pass.
-    text = replaced(text, "timeout: 0.25s\n                      #", "timeout: 5s\n                      #")
+    text = substitute(text, "port_value: 10000", "port_value: 0")
+    text = substitute(text, "port_value: 9901", "port_value: 0")
+    text = substitute(text, "port_value: 8081", f"port_value: {tollgate.grpc.rsplit(':', 1)[1]}")
+    # A late reply on a busy test machine would let the request pass.
+    text = substitute(text, "timeout: 0.25s\n                      #", "timeout: 5s\n                      #")
     envoy = start_envoy(text)
-    eventually("envoy has found tollgate", lambda: envoy.healthy("tollgate"))
+    eventually("tollgate is healthy in envoy", lambda: envoy.healthy("tollgate"))
     return tollgate, envoy
 
 
-def replaced(text, old, new):
-    assert old in text, f"{BOOTSTRAP} has no {old!r} any more"
+def substitute(text, old, new):
+    assert old in text, f"{BOOTSTRAP} does not contain {old!r}"
     return text.replace(old, new)
 
 
-def names(answer):
-    """The names of the limits that the answer's header tells of."""
-    return set(re.findall(r'name="([^"]*)"', answer.headers["x-ratelimit-limit"]))
+def names(response):
+    """The names of the limits in the header of a response."""
+    return set(re.findall(r'name="([^"]*)"', response.headers["x-ratelimit-limit"]))
 
 
-def test_the_tour_gives_200s_and_then_429s(edge):
+def test_quick_start_returns_200s_then_429s(edge):
     _, envoy = edge
 
     start = time.monotonic()
@@ -63,17 +63,17 @@ def test_the_tour_gives_200s_and_then_429s(edge):
     assert codes.count(200) <= BURST + refilled + 1, "one a second beyond the burst"
 
 
-def test_a_forged_forwarded_for_header_does_not_dodge_the_address_limit(edge):
+def test_forged_forwarded_for_header_does_not_bypass_address_limit(edge):
     _, envoy = edge
 
     codes = [envoy.get(x_forwarded_for=f"198.51.100.{number}").code for number in range(2 * BURST)]
     exempt = envoy.codes(3, x_forwarded_for="10.1.2.3")
 
     assert 429 in codes
-    assert 429 in exempt, "nor does the exempt address, when it is only claimed"
+    assert 429 in exempt, "a forged exempt address is not exempt"
 
 
-def test_a_query_string_or_another_spelling_does_not_dodge_a_path_limit(edge):
+def test_query_or_path_spelling_does_not_bypass_path_limit(edge):
     tollgate, envoy = edge
     spellings = ["/reports/a?x=1", "/reports/a?x=2", "//reports//a", "/x/../reports/./a", "/reports/%61"]
 
@@ -82,25 +82,25 @@ def test_a_query_string_or_another_spelling_does_not_dodge_a_path_limit(edge):
     assert tollgate.remaining(("path", "/reports/a")) == 10 - len(spellings)
 
 
-def test_a_login_without_an_account_is_limited_too(edge):
+def test_login_without_account_is_limited(edge):
     _, envoy = edge
 
     assert names(envoy.get("/login")) == {"per_address", "login_without_account"}
 
-    # Five minutes are no unit that Envoy could print, so it shows the number alone.
-    answer = envoy.get("/login", x_account="ann")
-    assert answer.headers["x-ratelimit-limit"].startswith("5, ")
-    assert names(answer) == {"per_address"}
+    # Envoy has no unit for five minutes, so it shows only the number.
+    response = envoy.get("/login", x_account="ann")
+    assert response.headers["x-ratelimit-limit"].startswith("5, ")
+    assert names(response) == {"per_address"}
 
 
-def test_the_sixth_login_of_an_account_is_refused(edge):
+def test_sixth_login_of_account_is_refused(edge):
     _, envoy = edge
 
     assert envoy.codes(6, "/login", x_account="ann") == [200] * 5 + [429]
     assert envoy.get("/login", x_account="bob").code == 200
 
 
-def test_a_model_call_is_charged_what_it_cost_when_it_is_done(edge):
+def test_model_call_is_charged_its_cost_when_done(edge):
     tollgate, envoy = edge
     team = [("model_tokens", "all"), ("team", "red")]
 
@@ -109,16 +109,16 @@ def test_a_model_call_is_charged_what_it_cost_when_it_is_done(edge):
     assert envoy.get("/model", x_team="red", x_pretend_tokens="600").code == 200
     tollgate.await_remaining(0, *team)
     assert envoy.get("/model", x_team="red").code == 429
-    assert envoy.get("/model").code == 429, "a call of no team has no tokens"
+    assert envoy.get("/model").code == 429, "a call without a team has no tokens"
 
 
-def test_a_shadow_rule_never_refuses(edge):
+def test_deployed_shadow_rule_never_refuses(edge):
     _, envoy = edge
 
     assert envoy.codes(8, user_agent="some-bot") == [200] * 8
 
 
-def test_the_exempt_address_passes_and_the_banned_one_never(start_tollgate):
+def test_exempt_address_passes_and_banned_address_never(start_tollgate):
     tollgate = start_tollgate(RULES)
 
     assert tollgate.ask("edge", "remote_address=10.1.2.3", "--hits", "1000000").returncode == 0

@@ -1,11 +1,11 @@
-"""tests/FAILURE_MODES.md stays true."""
+"""The test names in tests/FAILURE_MODES.md."""
 
 import re
 
 from processes import ROOT
 
 
-def test_every_test_that_the_table_names_exists():
+def test_names_in_failure_modes_table_exist():
     rows = [line for line in (ROOT / "tests" / "FAILURE_MODES.md").read_text().splitlines() if re.match(r"\| \d", line)]
     sources = [*(ROOT / "tests").rglob("*.rs"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "src").rglob("*.rs")]
     functions = set(re.findall(r"\b(?:fn|def) (?:test_)?(\w+)", "\n".join(source.read_text() for source in sources)))

@@ -1,4 +1,4 @@
-"""deploy/Dockerfile: its steps, on bases that stand in for those that a test cannot fetch."""
+"""deploy/Dockerfile: its steps, on stubs of the base images, which a test cannot fetch."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from processes import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 BASE = "rust:1.95-slim-bookworm"
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
-# What the stand-in has in place of the real programs. Each does what the steps rely on, and refuses anything else.
-# The compiler's place is taken, so that a test needs no network and no ten minutes.
+# Stub programs of the base image. Each does what the steps rely on, and refuses anything else.
+# The compiler is a stub, so that a test needs no network and no ten minutes.
 PROGRAMS = {
     "apt-get": """
         case "$1" in
@@ -39,16 +39,16 @@ PROGRAMS = {
 }
 
 
-def test_hadolint_has_nothing_to_say():
+def test_dockerfile_passes_hadolint():
     hadolint = pathlib.Path(sys.executable).parent / "hadolint"
 
-    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=TIMEOUT, check=False)
 
     assert (done.returncode, done.stdout) == (0, "")
 
 
 class Buildah:
-    """Builds images, all of them in a folder of its own."""
+    """Builds images in its own directory."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -56,24 +56,24 @@ class Buildah:
         self.command += ["--storage-driver", "vfs"]
 
     def __call__(self, *arguments):
-        # Its caches and temporary files are here too.
+        # Caches and temporary files are in the same directory.
         environment = os.environ | {"TMPDIR": str(self.folder)}
         command = [str(part) for part in [*self.command, *arguments]]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment, cwd=ROOT
+            command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environment, cwd=ROOT
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def must_run(self, container):
-        """Leaves the test out where this machine lets nobody change the root of a process."""
+    def assert_running(self, container):
+        """Skips the test if this machine does not allow chroot."""
         try:
             self("run", "--isolation", "chroot", container, "--", "/bin/sh", "-c", ":")
         except AssertionError as error:
             pytest.skip(f"buildah cannot run anything here: {error}")
 
     def files(self, image):
-        """The folder in which an image's files can be read."""
+        """The directory where the files of an image are mounted."""
         return pathlib.Path(self("mount", self("from", "--pull-never", image)))
 
     def build(self, tag, *more):
@@ -84,24 +84,24 @@ class Buildah:
 @pytest.fixture(scope="module")
 def buildah(tmp_path_factory):
     if not shutil.which("buildah") or os.geteuid() != 0:
-        pytest.skip("buildah or root is not there; tests/run installs it where it can")
+        pytest.skip("buildah or root is missing; tests/run installs buildah if it can")
     folder = tmp_path_factory.mktemp("buildah")
     buildah = Buildah(folder)
     container = buildah("from", "scratch")
-    buildah("copy", container, stand_in(folder / "base"), "/")
+    buildah("copy", container, stub_base(folder / "base"), "/")
     buildah("commit", container, BASE)
-    buildah.must_run(container)
+    buildah.assert_running(container)
     yield buildah
-    # Images keep the owners and modes that they have, which whoever clears up may trip over.
+    # Files of images have owners and modes that pytest may be unable to remove.
     buildah("rm", "--all")
     buildah("rmi", "--all", "--force")
 
 
-def stand_in(folder):
-    """A base with a shell, a few of this machine's programs and those above."""
+def stub_base(folder):
+    """A base with a shell, a few programs of this machine and the stub programs."""
     for program in ("sh", "chmod", "cp", "mkdir", "rm", "uname"):
         path = shutil.which(program)
-        linked = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+        linked = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
         for source in [path, *re.findall(r"(/\S+) \(0x", linked)]:
             place = folder / ("bin/" + program if source == path else source.lstrip("/"))
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def stand_in(folder):
     return folder
 
 
-def test_the_stand_in_is_named_like_the_base():
+def test_stub_base_image_is_named_like_the_base():
     text = DOCKERFILE.read_text()
     version = re.search(r"^ARG RUST=(.+)$", text, re.MULTILINE).group(1)
     base = re.search(r"^FROM (\S+) AS build$", text, re.MULTILINE).group(1)
@@ -126,7 +126,7 @@ def test_the_stand_in_is_named_like_the_base():
     assert f'rust-version = "{version}"' in (ROOT / "Cargo.toml").read_text()
 
 
-def test_the_image_holds_the_program_and_nothing_else(buildah):
+def test_image_contains_only_program_and_its_files(buildah):
     files = buildah.files(buildah.build("tollgate"))
 
     found = {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
@@ -134,7 +134,7 @@ def test_the_image_holds_the_program_and_nothing_else(buildah):
     assert (files / "tollgate").stat().st_mode & 0o777 == 0o755
 
 
-def test_the_image_runs_the_service_as_nobody(buildah):
+def test_image_runs_service_as_user_nobody(buildah):
     image = json.loads(buildah("inspect", "--type", "image", buildah.build("tollgate")))["OCIv1"]["config"]
 
     assert (image["User"], image["Entrypoint"], image["Cmd"]) == ("65534:65534", ["/tollgate"], ["serve"])
@@ -143,7 +143,7 @@ def test_the_image_runs_the_service_as_nobody(buildah):
     assert image["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_the_compiler_is_given_all_that_the_program_is_made_of_and_no_more(buildah):
+def test_build_context_is_exactly_the_sources(buildah):
     source = buildah.files(buildah.build("stage", "--target", "build")) / "src"
 
     parts = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "build.rs", "examples/pictures.rs")]
@@ -151,7 +151,7 @@ def test_the_compiler_is_given_all_that_the_program_is_made_of_and_no_more(build
     wanted = {str(path.relative_to(ROOT)) for path in parts}
     assert {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()} == wanted
 
-    # Every target that the manifest names has its file, or cargo would not begin.
+    # cargo requires a file for every target of the manifest.
     command = ["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a client sees when a real Envoy asks Tollgate."""
+"""Rate limits of a client behind a real Envoy."""
 
 import math
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from bootstraps import bootstrap, generic, header, rate_limit, route
 
-# Windows of a year end only once in a year, and so not in the middle of a test.
+# Windows of a year, so that none ends during a test.
 YEAR_SECONDS = 365 * 24 * 3600
 
 
@@ -24,7 +24,7 @@ def edge(rule_file, start_tollgate, start_envoy, echo):
 
 
 @pytest.mark.parametrize("algorithm", ["classic", "fixed_window"])
-def test_the_limit_passes_and_the_rest_is_refused(edge, echo, algorithm):
+def test_calls_up_to_limit_pass_and_others_are_refused(edge, echo, algorithm):
     named = "" if algorithm == "classic" else f", algorithm: {algorithm}"
     rules = f"""
         domain: edge
@@ -36,10 +36,10 @@ def test_the_limit_passes_and_the_rest_is_refused(edge, echo, algorithm):
 
     assert envoy.codes(8, x_user="ann") == [200] * 5 + [429] * 3
     assert envoy.codes(6, x_user="bob") == [200] * 5 + [429]
-    assert len(echo.requests) == 10, "only what passed reached the upstream"
+    assert len(echo.requests) == 10, "only passing requests reached the upstream"
 
 
-def test_a_token_bucket_passes_its_burst_at_once(edge):
+def test_token_bucket_admits_its_burst_at_once(edge):
     rules = """
         domain: edge
         descriptors:
@@ -51,7 +51,7 @@ def test_a_token_bucket_passes_its_burst_at_once(edge):
     assert envoy.codes(7, x_user="ann") == [200] * 4 + [429] * 3
 
 
-def test_the_headers_tell_limit_remaining_and_reset(edge):
+def test_envoy_headers_show_limit_remaining_and_reset(edge):
     rules = """
         domain: edge
         descriptors:
@@ -61,20 +61,20 @@ def test_the_headers_tell_limit_remaining_and_reset(edge):
     _, envoy = edge(rules, route("/", rate_limit(header("user"))))
 
     before = time.time()
-    answers = [envoy.get(x_user="ann") for _ in range(3)]
+    responses = [envoy.get(x_user="ann") for _ in range(3)]
     after = time.time()
 
-    assert [answer.code for answer in answers] == [200, 200, 429]
-    for answer in answers:
-        assert answer.headers["x-ratelimit-limit"] == f'2, 2;w={YEAR_SECONDS};name="yearly"'
-    assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["1", "0", "0"]
+    assert [response.code for response in responses] == [200, 200, 429]
+    for response in responses:
+        assert response.headers["x-ratelimit-limit"] == f'2, 2;w={YEAR_SECONDS};name="yearly"'
+    assert [response.headers["x-ratelimit-remaining"] for response in responses] == ["1", "0", "0"]
     latest, earliest = (math.ceil(YEAR_SECONDS - moment % YEAR_SECONDS) for moment in (before, after))
-    for answer in answers:
-        assert earliest <= int(answer.headers["x-ratelimit-reset"]) <= latest
-    assert "x-envoy-ratelimited" in answers[2].headers
+    for response in responses:
+        assert earliest <= int(response.headers["x-ratelimit-reset"]) <= latest
+    assert "x-envoy-ratelimited" in responses[2].headers
 
 
-def test_the_headers_speak_of_the_strictest_of_several_limits(edge):
+def test_envoy_headers_show_tightest_limit(edge):
     rules = """
         domain: edge
         descriptors:
@@ -86,14 +86,14 @@ def test_the_headers_speak_of_the_strictest_of_several_limits(edge):
     limits = rate_limit(header("user")), rate_limit(header("group"))
     _, envoy = edge(rules, route("/", *limits))
 
-    answer = envoy.get(x_user="ann", x_group="red")
+    response = envoy.get(x_user="ann", x_group="red")
 
-    assert answer.headers["x-ratelimit-limit"].startswith("3, ")
-    assert answer.headers["x-ratelimit-remaining"] == "2"
+    assert response.headers["x-ratelimit-limit"].startswith("3, ")
+    assert response.headers["x-ratelimit-remaining"] == "2"
 
 
 @pytest.mark.parametrize("on_denied, left_for_the_group", [("charge_none", 7), ("charge_all", 5)])
-def test_a_call_refused_by_one_limit_charges_the_other_as_on_denied_says(edge, on_denied, left_for_the_group):
+def test_refused_call_charges_other_limit_as_on_denied_says(edge, on_denied, left_for_the_group):
     rules = f"""
         domain: edge
         on_denied: {on_denied}
@@ -109,13 +109,13 @@ def test_a_call_refused_by_one_limit_charges_the_other_as_on_denied_says(edge, o
     assert envoy.codes(5, x_user="ann", x_group="red") == [200] * 3 + [429] * 2
     assert tollgate.remaining(("group", "red")) == left_for_the_group
 
-    # The last of the budget tells the same: every member of the group has three of their own.
+    # The rest of the budget confirms it: every member of the group has its own three hits.
     members = [f"member-{number}" for number in range(11)]
     codes = [envoy.get(x_user=member, x_group="red").code for member in members]
     assert codes == [200] * left_for_the_group + [429] * (11 - left_for_the_group)
 
 
-def test_nested_exempt_banned_and_shadow_rules_do_what_they_say(edge):
+def test_nested_exempt_banned_and_shadow_rules_apply(edge):
     rules = """
         domain: edge
         descriptors:
@@ -144,7 +144,7 @@ def test_nested_exempt_banned_and_shadow_rules_do_what_they_say(edge):
     assert tollgate.remaining(("route", "api"), ("user", "trial-7")) == 0, "a shadow rule counts"
 
 
-def test_tokens_are_looked_at_before_and_charged_when_the_stream_is_done(edge):
+def test_tokens_are_peeked_first_and_charged_at_stream_end(edge):
     rules = """
         domain: edge
         on_denied: charge_none
@@ -152,24 +152,24 @@ def test_tokens_are_looked_at_before_and_charged_when_the_stream_is_done(edge):
           - key: team
             rate_limit: {unit: year, requests_per_unit: 100, algorithm: fixed_window, overdraft: true}
     """
-    look = rate_limit(header("team"), hits_addend={"number": 0})
+    peek = rate_limit(header("team"), hits_addend={"number": 0})
     charge = rate_limit(header("team"), hits_addend={"format": "%RESP(x-tokens-used)%"}, apply_on_stream_done=True)
-    tollgate, envoy = edge(rules, route("/", look, charge))
+    tollgate, envoy = edge(rules, route("/", peek, charge))
     team = ("team", "red")
 
     first = envoy.get(x_team="red", x_tokens="40")
-    assert (first.code, first.headers["x-ratelimit-remaining"]) == (200, "100"), "a look takes nothing"
+    assert (first.code, first.headers["x-ratelimit-remaining"]) == (200, "100"), "a peek charges nothing"
     tollgate.await_remaining(60, team)
 
-    # It may run over, once: what is left is enough for the look.
+    # The last call may overdraw, because some budget remains for the peek.
     assert envoy.get(x_team="red", x_tokens="70").code == 200
     tollgate.await_remaining(0, team)
 
     assert envoy.codes(2, x_team="red", x_tokens="1") == [429] * 2
-    assert envoy.get(x_team="blue", x_tokens="1").code == 200, "another team has its own"
+    assert envoy.get(x_team="blue", x_tokens="1").code == 200, "another team has its own counter"
 
 
-def test_a_refused_stream_charges_no_tokens(edge):
+def test_refused_stream_charges_no_tokens(edge):
     rules = """
         domain: edge
         on_denied: charge_none
@@ -179,14 +179,14 @@ def test_a_refused_stream_charges_no_tokens(edge):
           - key: user
             rate_limit: {unit: year, requests_per_unit: 1}
     """
-    look = rate_limit(header("team"), hits_addend={"number": 0})
+    peek = rate_limit(header("team"), hits_addend={"number": 0})
     charge = rate_limit(header("team"), hits_addend={"format": "%RESP(x-tokens-used)%"}, apply_on_stream_done=True)
-    tollgate, envoy = edge(rules, route("/", rate_limit(header("user")), look, charge))
+    tollgate, envoy = edge(rules, route("/", rate_limit(header("user")), peek, charge))
 
     codes = envoy.codes(3, x_user="ann", x_team="red", x_tokens="10")
 
     assert codes == [200, 429, 429]
-    # A later charge comes after everything that the refused streams may have sent.
+    # A later charge arrives after all charges of the refused streams.
     assert envoy.get(x_user="bob", x_team="red", x_tokens="10").code == 200
     tollgate.await_remaining(80, ("team", "red"))
 
@@ -209,28 +209,28 @@ FIVE_FOR_EACH_USER = """
 """
 
 
-def test_a_limit_from_dynamic_metadata_takes_the_place_of_the_rule(edge):
+def test_limit_from_dynamic_metadata_overrides_rule(edge):
     filters, limit = override("YEAR")
     _, envoy = edge(FIVE_FOR_EACH_USER, route("/", limit), filters=filters)
 
-    answer = envoy.get(x_user="ann")
+    response = envoy.get(x_user="ann")
 
-    assert answer.headers["x-ratelimit-limit"] == f"2, 2;w={YEAR_SECONDS}"
+    assert response.headers["x-ratelimit-limit"] == f"2, 2;w={YEAR_SECONDS}"
     assert envoy.codes(3, x_user="ann") == [200, 429, 429]
 
 
-def test_a_limit_in_a_unit_that_envoy_does_not_know_leaves_the_rule_in_force(edge):
+def test_override_with_unknown_envoy_unit_keeps_rule(edge):
     filters, limit = override("FORTNIGHT")
     _, envoy = edge(FIVE_FOR_EACH_USER, route("/", limit), filters=filters)
 
     assert envoy.codes(7, x_user="ann") == [200] * 5 + [429] * 2
 
 
-def test_a_limit_in_the_unit_unknown_is_refused_as_a_question_and_harms_nobody(edge):
+def test_override_with_unit_unknown_is_an_error_of_that_call(edge):
     filters, limit = override("UNKNOWN")
     routes = route("/bad", limit), route("/", rate_limit(header("user")))
     tollgate, envoy = edge(FIVE_FOR_EACH_USER, *routes, filters=filters, failure_mode_deny=True)
 
-    assert envoy.get("/bad", x_user="ann").code == 500, "the call is an error"
-    tollgate.must_run()
+    assert envoy.get("/bad", x_user="ann").code == 500, "the gRPC call fails"
+    tollgate.assert_running()
     assert envoy.codes(6, x_user="ann") == [200] * 5 + [429]

@@ -1,4 +1,4 @@
-"""Log output: what peers can write into it, and a pipe that nothing reads."""
+"""Log output: lines caused by peers, and a pipe without a reader."""
 
 import array
 import fcntl
@@ -19,16 +19,16 @@ RULES = """
         rate_limit: {unit: year, requests_per_unit: 100000}
 """
 
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 PING = b"\0\0\x08\x06\0\0\0\0\0" + b"the last"
 PING_ACK = b"\0\0\x08\x06\x01\0\0\0\0"
 EVERYTHING = ("--log-level", "debug,h2=debug")
-# What a pipe holds, less a line that did not fit.
+# The capacity of a pipe, less a line that did not fit.
 FULL = 60_000
 
 
 class PipedTollgate(Tollgate):
-    """Its output goes to a pipe, which is read only by `output`."""
+    """A process whose output goes to a pipe that only `output` reads."""
 
     def __init__(self, rules, pipe, **options):
         os.mkfifo(pipe)
@@ -56,10 +56,10 @@ class PipedTollgate(Tollgate):
 
 
 @pytest.fixture
-def start_piped(ends, tmp_path, rule_file):
+def start_piped(cleanup, tmp_path, rule_file):
     def start(**options):
         tollgate = PipedTollgate(rule_file(RULES), tmp_path / "pipe", **options)
-        ends.callback(tollgate.stop)
+        cleanup.callback(tollgate.stop)
         tollgate.await_listening()
         tollgate.await_ready()
         return tollgate
@@ -68,15 +68,15 @@ def start_piped(ends, tmp_path, rule_file):
 
 
 def flood(address, count):
-    """Acknowledges so many pings that were never sent, and waits until the server has read that."""
+    """Sends `count` acknowledgements of pings that were never sent, and waits until the server has read them."""
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        connection.sendall(GREETING + b"".join(PING_ACK + number.to_bytes(8, "big") for number in range(count)) + PING)
-        answer = b""
-        while PING_ACK + b"the last" not in answer:
+        connection.sendall(PREFACE + b"".join(PING_ACK + number.to_bytes(8, "big") for number in range(count)) + PING)
+        response = b""
+        while PING_ACK + b"the last" not in response:
             chunk = connection.recv(65536)
-            assert chunk, "the server has closed the connection"
-            answer = (answer + chunk)[-100:]
+            assert chunk, "the server closed the connection"
+            response = (response + chunk)[-100:]
 
 
 def dropped(tollgate, reason):
@@ -84,14 +84,14 @@ def dropped(tollgate, reason):
     return int(re.search(rf'^tollgate_log_lines_dropped_total{{reason="{reason}"}} (\d+)$', page, re.M)[1])
 
 
-def block(tollgate):
-    """Fills the pipe, and the queue before it."""
+def fill_pipe(tollgate):
+    """Fills the pipe and the queue of the log writer."""
     for _ in range(3):
         flood(tollgate.grpc, 10_000)
     eventually("the pipe is full", lambda: tollgate.unread() >= FULL and dropped(tollgate, "output") > 0)
 
 
-def test_pings_that_were_not_asked_for_write_nothing_into_the_log(rule_file, start_tollgate):
+def test_unsolicited_ping_acks_write_nothing_to_the_log(rule_file, start_tollgate):
     tollgate = start_tollgate(rule_file(RULES))
     before = len(tollgate.output())
 
@@ -112,11 +112,11 @@ def test_library_named_in_the_level_logs_at_a_bounded_rate(rule_file, start_toll
     flood(tollgate.grpc, 20_000)
     assert eventually("warnings", warnings) and dropped(tollgate, "rate") > 10_000
 
-    def told():
+    def dropped_counts():
         flood(tollgate.grpc, 1)
         return [event["left_out"] for event in warnings() if "left_out" in event]
 
-    assert eventually("the next line tells how many were left out", told)[0] > 10_000
+    assert eventually("the next line has the number of dropped lines", dropped_counts)[0] > 10_000
 
 
 def test_requests_that_cause_errors_are_logged_at_a_bounded_rate(rule_file, start_tollgate, tmp_path):
@@ -128,7 +128,7 @@ def test_requests_that_cause_errors_are_logged_at_a_bounded_rate(rule_file, star
     def refuse():
         assert http_call(tollgate.admin, "/rules").code == 503
 
-    # Until so many fall into one second.
+    # Repeated until enough lines fall into one second.
     def beyond_the_rate():
         for _ in range(100):
             refuse()
@@ -136,16 +136,16 @@ def test_requests_that_cause_errors_are_logged_at_a_bounded_rate(rule_file, star
 
     eventually("more lines than the rate", beyond_the_rate)
 
-    def told():
+    def dropped_counts():
         refuse()
         return [event["left_out"] for event in tollgate.events() if "left_out" in event]
 
-    assert eventually("the next line tells how many were left out", told)[0] > 0
+    assert eventually("the next line has the number of dropped lines", dropped_counts)[0] > 0
 
 
-def test_full_log_pipe_stops_neither_answers_nor_the_end(start_piped):
+def test_full_log_pipe_blocks_neither_replies_nor_shutdown(start_piped):
     tollgate = start_piped(flags=(*EVERYTHING, "--drain-timeout", "5s"))
-    block(tollgate)
+    fill_pipe(tollgate)
 
     for path in ("/livez", "/readyz"):
         assert http_call(tollgate.http, path).code == 200
@@ -153,30 +153,30 @@ def test_full_log_pipe_stops_neither_answers_nor_the_end(start_piped):
     assert http_call(tollgate.admin, "/log", "PUT", body="debug").code == 200
 
     tollgate.terminate()
-    # The drain's time, and a few seconds to end what is left.
+    # The drain timeout, and a few seconds for the remaining shutdown.
     assert tollgate.wait(5 + 5) == 0
     assert tollgate.unread() >= FULL
 
 
-def test_lines_that_a_full_pipe_dropped_are_reported_when_it_moves(start_piped):
+def test_lines_dropped_by_full_pipe_are_reported_later(start_piped):
     tollgate = start_piped(flags=EVERYTHING)
-    block(tollgate)
+    fill_pipe(tollgate)
 
     def report():
         return [event["dropped_total"] for event in tollgate.events() if "dropped_total" in event]
 
-    assert eventually("the log tells what was dropped", report)[0] > 0
+    assert eventually("the log reports dropped lines", report)[0] > 0
     tollgate.terminate()
     eventually("the last line is written", lambda: "stopped" in tollgate.output())
     assert tollgate.wait() == 0
 
 
-def test_failed_snapshot_is_logged_with_the_reason_of_the_system(start_piped, tmp_path):
+def test_failed_snapshot_is_logged_with_system_error(start_piped, tmp_path):
     snapshot = tmp_path / "counters"
-    # No file may grow beyond some 8 KiB, and the signal that comes with that is ignored.
+    # Files are limited to about 8 KiB, and SIGXFSZ is ignored.
     limited = ["sh", "-c", 'trap "" XFSZ; ulimit -f 16; exec "$@"', "sh"]
     flags = ("--snapshot", snapshot, "--store-snapshot-every", "100ms")
-    tollgate = start_piped(within=limited, flags=flags)
+    tollgate = start_piped(prefix=limited, flags=flags)
     for call in range(20):
         descriptors = [{"entries": [{"key": "user", "value": f"{call}-{user}"}]} for user in range(50)]
         body = json.dumps({"domain": "edge", "descriptors": descriptors})

@@ -1,4 +1,4 @@
-"""What the checks of deploy/kubernetes find: each fault that a person could make is planted once."""
+"""The checks of deploy/kubernetes report every planted fault."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from manifests import FOLDER
 PRODUCTION = FOLDER / "overlays" / "production"
 
 
-class Spoilt(Overlay):
-    """The production overlay, about to be spoilt; its parts by short names."""
+class FaultyOverlay(Overlay):
+    """The production overlay for planting a fault, with short names for its parts."""
 
     def __init__(self):
         super().__init__(manifests.objects(PRODUCTION))
@@ -31,18 +31,18 @@ class Spoilt(Overlay):
     def mount(self, name):
         return next(one for one in self.container["volumeMounts"] if one["name"] == name)
 
-    def complaints(self, schemas):
-        """What anybody has to say now; only what has changed is validated again."""
-        sound = manifests.objects(PRODUCTION)
-        changed = [one for one in self.objects if one not in sound]
-        found = manifests.complaints_of_kubernetes_validate(changed)
-        return found + manifests.complaints_of_kubeconform(changed, schemas) + problems(self.objects)
+    def errors(self, schemas):
+        """The errors of all validators; only changed objects are validated again."""
+        unchanged = manifests.objects(PRODUCTION)
+        changed = [one for one in self.objects if one not in unchanged]
+        found = manifests.kubernetes_validate_errors(changed)
+        return found + manifests.kubeconform_errors(changed, schemas) + problems(self.objects)
 
 
 GATE = {"apiVersion": "v1", "kind": "Gate", "metadata": {"name": "gate"}}
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tollgate-cluster"}, "stringData": {"secret": "1"}}
 
-# The fault, how it comes about, and what somebody says of it.
+# The fault, how it is planted, and the expected message.
 FAULTS = {
     "an unknown field": (lambda o: o.spec.update(replica=3), "'replica' not allowed"),
     "a nested typing error": (
@@ -52,7 +52,7 @@ FAULTS = {
     "a wrong type": (lambda o: o.spec.update(minReadySeconds="ten"), "got string, want integer"),
     "a bad quantity": (lambda o: o.container["resources"]["limits"].update(memory="1Gib"), "'1Gib' does not match"),
     "a removed API": (lambda o: o.budget.update(apiVersion="policy/v1beta1"), "could not find schema"),
-    "a word that is none": (lambda o: o.container.update(imagePullPolicy="Sometimes"), "Sometimes is none of"),
+    "an invalid enum value": (lambda o: o.container.update(imagePullPolicy="Sometimes"), "Sometimes is not one of"),
     "a selector that matches nothing": (
         lambda o: o.service("tollgate")["selector"].update(app="gate"),
         "Service tollgate selects no pod",
@@ -62,13 +62,13 @@ FAULTS = {
         "livenessProbe asks in 2 ways",
     ),
     "a mount without a volume": (lambda o: o.pod["volumes"].remove(o.volume("tls")), "no volume tls"),
-    "a maximum below the minimum": (lambda o: o.scaling.update(maxReplicas=2), "nothing to choose from"),
+    "a maximum below the minimum": (lambda o: o.scaling.update(maxReplicas=2), "the autoscaler has no range"),
     "an unknown kind": (lambda o: o.objects.append(GATE), "could not find schema for Gate"),
     "a probe of no port": (
         lambda o: o.container["readinessProbe"]["httpGet"].update(port="health"),
         "at no port of the pod: health",
     ),
-    "a restart for want of rules": (
+    "a liveness probe that needs rules": (
         lambda o: o.container["livenessProbe"]["httpGet"].update(path="/readyz"),
         "livenessProbe does not ask for /livez",
     ),
@@ -76,7 +76,7 @@ FAULTS = {
         lambda o: o.policy["ingress"][1]["ports"].append({"port": 8082}),
         "not only replicas may reach the counters",
     ),
-    "a door for everybody": (lambda o: o.policy["ingress"][2].pop("from"), "everybody may come in"),
+    "unrestricted ingress": (lambda o: o.policy["ingress"][2].pop("from"), "ingress is open to everything"),
     "a service of no port": (
         lambda o: o.service("tollgate")["ports"][0].update(targetPort=8091),
         "the pod has no port 8091",
@@ -105,11 +105,14 @@ FAULTS = {
         lambda o: o.mount("rules").update(subPath="edge.yaml"),
         "rules is mounted as a file and never changes",
     ),
-    "rules that are not there": (lambda o: o.objects.remove(o.one("ConfigMap")), "nobody makes what rules holds"),
-    "a secret known to all": (lambda o: o.objects.append(SECRET), "would be known to all"),
-    "a secret that nobody makes": (
+    "rules that are not there": (
+        lambda o: o.objects.remove(o.one("ConfigMap")),
+        "no object provides the content of rules",
+    ),
+    "a public secret": (lambda o: o.objects.append(SECRET), "would be public"),
+    "an undefined secret": (
         lambda o: o.volume("tls")["secret"].update(secretName="tls"),
-        "nobody makes what tls holds",
+        "no object provides the content of tls",
     ),
     "a pod that starts without its secret": (
         lambda o: o.volume("cluster-secret")["secret"].update(optional=True),
@@ -119,12 +122,12 @@ FAULTS = {
         lambda o: o.pod.update(terminationGracePeriodSeconds=30),
         "the grace period is shorter",
     ),
-    "a budget that lets nobody go": (lambda o: o.budget["spec"].update(maxUnavailable=0), "the disruption budget"),
+    "a budget without disruptions": (lambda o: o.budget["spec"].update(maxUnavailable=0), "the disruption budget"),
     "an autoscaler that leaves one": (lambda o: o.scaling.update(minReplicas=1), "the disruption budget"),
     "a number of replicas beside the autoscaler": (lambda o: o.spec.update(replicas=3), "each apply undoes"),
     "shrinking at once": (
         lambda o: o.scaling["behavior"]["scaleDown"].update(stabilizationWindowSeconds=0),
-        "replicas leave faster",
+        "replicas are removed faster",
     ),
     "a share of nothing": (lambda o: o.container["resources"]["requests"].pop("cpu"), "a share of cpu"),
     "a roll that takes one away first": (
@@ -144,7 +147,7 @@ FAULTS = {
         "the seeds are at another port",
     ),
     "variables of every service": (lambda o: o.pod.pop("enableServiceLinks"), "service links are off"),
-    "a process that is root": (lambda o: o.pod["securityContext"].update(runAsUser=0), "the process is nobody"),
+    "a process that is root": (lambda o: o.pod["securityContext"].update(runAsUser=0), "the process runs as nobody"),
     "a root that can be written": (
         lambda o: o.container["securityContext"].update(readOnlyRootFilesystem=False),
         "its root is read-only",
@@ -153,12 +156,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found_and_named(fault, schemas):
-    spoil, told = FAULTS[fault]
-    overlay = Spoilt()
-    assert not overlay.complaints(schemas), "sound before"
+def test_planted_manifest_fault_is_reported(fault, schemas):
+    plant, expected = FAULTS[fault]
+    overlay = FaultyOverlay()
+    assert not overlay.errors(schemas), "valid before the fault is planted"
 
-    spoil(overlay)
+    plant(overlay)
 
-    found = overlay.complaints(schemas)
-    assert any(told in one for one in found), found
+    found = overlay.errors(schemas)
+    assert any(expected in one for one in found), found

@@ -1,4 +1,4 @@
-"""The page of metrics, as Prometheus' own tool reads it."""
+"""The metrics page, as promtool reads it."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ HOSTILE = [
 
 
 def rules():
-    """Domains and keys that are as hostile as values; one rule shows values."""
+    """Rules with hostile domains, keys and values."""
     domains = []
     for index, text in enumerate(HOSTILE):
         limit = {"unit": "hour", "requests_per_unit": 2}
@@ -55,20 +55,20 @@ def scraped(tmp_path, start_tollgate):
         for text in HOSTILE:
             entries = [(f"key {text}", "x"), ("exact", text), ("valued", text), ("detailed", text)]
             descriptors = [{"entries": [{"key": key, "value": value}]} for key, value in entries]
-            question = json.dumps({"domain": domain["domain"], "descriptors": descriptors})
-            answer = http_call(tollgate.http, "/json", "POST", body=question)
-            assert answer.code in (200, 429), answer
-    # A name that is in no rule.
-    question = {"domain": "no\nsuch\"domain", "descriptors": [{"entries": [{"key": "k"}]}]}
-    assert http_call(tollgate.http, "/json", "POST", body=json.dumps(question)).code == 200
-    answer = http_call(tollgate.metrics, "/metrics")
-    assert answer.code == 200
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    return answer.body
+            request = json.dumps({"domain": domain["domain"], "descriptors": descriptors})
+            response = http_call(tollgate.http, "/json", "POST", body=request)
+            assert response.code in (200, 429), response
+    # A domain without rules.
+    request = {"domain": 'no\nsuch"domain', "descriptors": [{"entries": [{"key": "k"}]}]}
+    assert http_call(tollgate.http, "/json", "POST", body=json.dumps(request)).code == 200
+    response = http_call(tollgate.metrics, "/metrics")
+    assert response.code == 200
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return response.body
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian and Ubuntu: the package prometheus)")
-def test_promtool_has_nothing_to_say_about_the_page(scraped):
+def test_metrics_page_passes_promtool(scraped):
     done = subprocess.run(
         [PROMTOOL, "check", "metrics"], input=scraped.encode(), capture_output=True, timeout=60, check=False
     )
@@ -80,16 +80,16 @@ def test_hostile_values_stay_inside_their_labels(scraped):
     assert lines.pop() == ""
     for line in lines:
         assert line.startswith(("tollgate_", "process_", "# HELP ", "# TYPE ")), line
-    # Whatever begins a line with our name is one of our own, in full.
+    # A line that begins with the prefix of Tollgate is a real metric.
     names = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
     assert "tollgate_forged_total" not in names
-    assert not any("such" in line for line in lines), "a domain without rules makes no series"
+    assert not any("such" in line for line in lines), "a domain without rules has no series"
     series = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
-    assert len(series) == len(set(series)), "each series is there once"
+    assert len(series) == len(set(series)), "each series exists once"
     assert any('domain="domain 0 quote \\" quote",rule="domain 0 quote \\" quote.exact_' in one for one in series)
 
 
-def test_a_page_of_its_own_port_is_read_only(rule_file, start_tollgate):
+def test_metrics_listener_is_read_only(rule_file, start_tollgate):
     tollgate = start_tollgate(rule_file("domain: edge\ndescriptors: []\n"))
     assert http_call(tollgate.metrics, "/metrics").code == 200
     assert http_call(tollgate.metrics, "/metrics", "POST").code == 405

@@ -1,4 +1,4 @@
-"""What Envoy does when Tollgate is down, comes back, drains, or is replaced."""
+"""Envoy while Tollgate is down, restarts, drains or is replaced."""
 
 import pytest
 
@@ -17,7 +17,7 @@ ROUTES = [route("/", rate_limit(header("user")))]
 
 
 @pytest.mark.parametrize("failure_mode_deny, code", [(False, 200), (True, 500)])
-def test_while_tollgate_is_down_envoy_does_as_failure_mode_deny_says_and_limits_again_after(
+def test_envoy_applies_failure_mode_deny_while_tollgate_is_down(
     rule_file, start_tollgate, start_envoy, echo, failure_mode_deny, code
 ):
     rules = rule_file(THREE_FOR_EACH_USER)
@@ -30,7 +30,7 @@ def test_while_tollgate_is_down_envoy_does_as_failure_mode_deny_says_and_limits_
     assert envoy.statistic("cluster.upstream.ratelimit.error") == 5
 
     start_tollgate(rules, grpc=tollgate.grpc)
-    eventually("envoy finds it again", lambda: envoy.healthy("tollgate"))
+    eventually("tollgate is healthy again", lambda: envoy.healthy("tollgate"))
     assert envoy.codes(5, x_user="bob") == [200] * 3 + [429] * 2
 
 
@@ -40,11 +40,11 @@ def test_calls_that_arrive_during_the_drain_delay_are_answered(rule_file, start_
     assert envoy.get(x_user="ann").code == 200
 
     tollgate.terminate()
-    eventually("it is not ready any more", lambda: http_call(tollgate.http, "/readyz").code == 503)
-    assert http_call(tollgate.http, "/livez").code == 200, "not ready is not dead"
+    eventually("the process is no longer ready", lambda: http_call(tollgate.http, "/readyz").code == 503)
+    assert http_call(tollgate.http, "/livez").code == 200, "a draining process is alive"
     codes = envoy.codes(50, x_user="ann")
 
-    tollgate.must_run()
+    tollgate.assert_running()
     assert codes == [200] * 2 + [429] * 48
     assert tollgate.wait() == 0
 
@@ -54,15 +54,15 @@ def test_two_instances_replaced_in_turn_under_load_fail_no_call(rule_file, start
     instances = [start_tollgate(rules, drain_delay="2s") for _ in range(2)]
     addresses = [instance.grpc for instance in instances]
     envoy = start_envoy(bootstrap(addresses, echo.address, ROUTES, failure_mode_deny=True))
-    eventually("both are in use", lambda: envoy.healthy_hosts("tollgate") == 2)
+    eventually("both are healthy", lambda: envoy.healthy_hosts("tollgate") == 2)
 
     with EdgeLoad(envoy, clients=4) as load:
         for old in instances:
             old.terminate()
             assert old.wait() == 0
             start_tollgate(rules, grpc=old.grpc)
-            eventually("both are in use again", lambda: envoy.healthy_hosts("tollgate") == 2)
-            load.await_further(50)
+            eventually("both are healthy again", lambda: envoy.healthy_hosts("tollgate") == 2)
+            load.await_calls(50)
 
     assert load.failures() == []
     assert envoy.statistic("cluster.upstream.ratelimit.error") == 0

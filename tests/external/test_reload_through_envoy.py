@@ -1,4 +1,4 @@
-"""A rule file is edited while requests come in through a real Envoy."""
+"""Edits of a rule file during requests through a real Envoy."""
 
 import os
 
@@ -44,7 +44,7 @@ def deleted_and_created(path, text):
 
 
 def saved_by_an_editor(path, text):
-    """Keeps the old version beside it, as some editors do."""
+    """Keeps the old version as a backup, as some editors do."""
     os.replace(path, path.with_name(f"{path.name}~"))
     with path.open("w") as file:
         file.write(text)
@@ -53,7 +53,7 @@ def saved_by_an_editor(path, text):
 
 
 @pytest.mark.parametrize("edit", [in_place, renamed_over, deleted_and_created, saved_by_an_editor])
-def test_an_edited_limit_binds_on_the_next_request_of_an_existing_counter(edge, rule_file, edit):
+def test_edited_limit_applies_to_existing_counter_at_once(edge, rule_file, edit):
     tollgate, envoy = edge(classic(3))
     path = rule_file(classic(3))
     assert envoy.codes(2, x_user="ann") == [200] * 2
@@ -62,13 +62,13 @@ def test_an_edited_limit_binds_on_the_next_request_of_an_existing_counter(edge, 
     edit(path, classic(5))
     tollgate.await_generation_after(generation)
 
-    answer = envoy.get(x_user="ann")
-    assert (answer.code, answer.headers["x-ratelimit-remaining"]) == (200, "2"), "2 were counted before, 1 now"
+    response = envoy.get(x_user="ann")
+    assert (response.code, response.headers["x-ratelimit-remaining"]) == (200, "2"), "2 hits were counted before, 1 now"
     assert envoy.codes(3, x_user="ann") == [200, 200, 429]
 
 
-def test_a_swapped_symbolic_link_is_seen_as_an_edit(tmp_path, start_tollgate):
-    """The layout of a ConfigMap that is mounted as a directory."""
+def test_swapped_symlink_is_reloaded(tmp_path, start_tollgate):
+    """The layout of a ConfigMap mounted as a directory."""
     mounted = tmp_path / "mounted"
     mounted.mkdir()
 
@@ -88,32 +88,32 @@ def test_a_swapped_symbolic_link_is_seen_as_an_edit(tmp_path, start_tollgate):
         version(number, classic(number))
         tollgate.await_generation_after(generation)
         assert tollgate.ask("edge", "user=ann").returncode == 0
-        assert tollgate.remaining(("user", "ann")) == 1, "one more each time, of which one is used"
-        assert not tollgate.rules()["last_error"], "nothing was read twice"
+        assert tollgate.remaining(("user", "ann")) == 1, "the limit rises by one each time, and one hit is charged"
+        assert not tollgate.rules()["last_error"], "no file was read twice"
 
 
-def test_a_limit_lowered_below_what_was_used_removed_and_put_back_goes_on_from_what_was_counted(edge, rule_file):
+def test_limit_lowered_removed_and_restored_keeps_count(edge, rule_file):
     tollgate, envoy = edge(named(10))
     assert envoy.codes(6, x_user="ann") == [200] * 6
 
     generation = tollgate.rules()["generation"]
     rule_file(named(4))
     tollgate.await_generation_after(generation)
-    answer = envoy.get(x_user="ann")
-    assert (answer.code, answer.headers["x-ratelimit-remaining"]) == (429, "0")
+    response = envoy.get(x_user="ann")
+    assert (response.code, response.headers["x-ratelimit-remaining"]) == (429, "0")
 
     generation = tollgate.rules()["generation"]
     rule_file("{domain: edge, descriptors: [{key: group}]}")
     tollgate.await_generation_after(generation)
-    assert envoy.codes(2, x_user="ann") == [200] * 2, "without a rule there is no limit"
+    assert envoy.codes(2, x_user="ann") == [200] * 2, "no rule, no limit"
 
     generation = tollgate.rules()["generation"]
     rule_file(named(8))
     tollgate.await_generation_after(generation)
-    assert envoy.codes(3, x_user="ann") == [200, 200, 429], "6 were counted; what had no limit was not"
+    assert envoy.codes(3, x_user="ann") == [200, 200, 429], "6 hits were counted; hits without a limit were not"
 
 
-def test_a_raised_limit_admits_exactly_the_difference_after_many_refusals(edge, rule_file):
+def test_raised_limit_admits_exactly_the_difference(edge, rule_file):
     tollgate, envoy = edge(named(10))
     assert envoy.codes(50, x_user="ann") == [200] * 10 + [429] * 40
 
@@ -129,7 +129,7 @@ def test_a_raised_limit_admits_exactly_the_difference_after_many_refusals(edge, 
     ["", "domain: edge\ndescriptors:\n  - key: user\n    rate_limit: {unit: ye", "domain: edge\ndescriptor: []\n"],
     ids=["empty", "half written", "misspelled"],
 )
-def test_a_broken_edit_keeps_the_old_limit_and_a_repair_is_taken(edge, rule_file, broken):
+def test_broken_edit_keeps_old_limit_until_repaired(edge, rule_file, broken):
     tollgate, envoy = edge(classic(3))
     assert envoy.get(x_user="ann").code == 200
     before = tollgate.rules()
@@ -140,7 +140,7 @@ def test_a_broken_edit_keeps_the_old_limit_and_a_repair_is_taken(edge, rule_file
     during = tollgate.rules()
     assert (during["generation"], during["hash"]) == (before["generation"], before["hash"])
     assert envoy.codes(3, x_user="ann") == [200, 200, 429]
-    assert tollgate.ready(), "rules are in force, so it stays ready"
+    assert tollgate.is_ready(), "the process stays ready with its old rules"
 
     rule_file(classic(4))
     tollgate.await_generation_after(before["generation"])

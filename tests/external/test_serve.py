@@ -1,4 +1,4 @@
-"""`tollgate serve`: how it starts, what it tells, how it ends."""
+"""`tollgate serve`: start, output and exit."""
 
 import json
 import os
@@ -16,7 +16,7 @@ GOOD = """
 """
 
 
-def test_it_answers_its_health_and_ends_with_success(rule_file, start_tollgate):
+def test_server_answers_probes_and_exits_with_success(rule_file, start_tollgate):
     tollgate = start_tollgate(rule_file(GOOD))
     for path in ("/healthcheck", "/livez", "/readyz"):
         assert http_call(tollgate.http, path).code == 200
@@ -26,14 +26,14 @@ def test_it_answers_its_health_and_ends_with_success(rule_file, start_tollgate):
     assert tollgate.wait() == 0
 
 
-def test_without_valid_rules_it_runs_but_is_not_ready_until_they_are_repaired(rule_file, start_tollgate):
+def test_server_without_valid_rules_is_not_ready_until_repaired(rule_file, start_tollgate):
     path = rule_file("domain: edge\ndescriptor: []\n")
     tollgate = start_tollgate(path, ready=False)
     error = eventually("the error is shown", lambda: tollgate.rules()["last_error"])
     assert f"{path.name}:2:1" in json.dumps(error)
     assert http_call(tollgate.http, "/livez").code == 200
     assert http_call(tollgate.http, "/readyz").code == 503
-    assert tollgate.ask("edge", "user=ann").returncode == 1, "no rules is no answer, and no pass"
+    assert tollgate.ask("edge", "user=ann").returncode == 1, "without rules there is no decision"
 
     rule_file(GOOD)
     tollgate.await_ready()
@@ -41,18 +41,18 @@ def test_without_valid_rules_it_runs_but_is_not_ready_until_they_are_repaired(ru
     assert [tollgate.ask("edge", "user=ann").returncode for _ in range(3)] == [0, 0, 2]
 
 
-def test_a_broken_generation_is_logged_once(rule_file, start_tollgate):
+def test_broken_generation_is_logged_once(rule_file, start_tollgate):
     path = rule_file(GOOD)
     tollgate = start_tollgate(path)
     generation = tollgate.rules()["generation"]
 
-    # The same broken text again and again: each time a new file, and never a half-written one.
+    # The same broken text several times: each time a complete new file.
     for number in range(5):
         again = path.with_name(f"broken-{number}.tmp")
         again.write_text("domain: edge\ndescriptor: []\n")
         os.replace(again, path)
         eventually("the error is shown", lambda: tollgate.rules()["last_error"])
-    # That the repair is taken proves that whatever the last of them set off has been seen too.
+    # The applied repair proves that all earlier events have been handled.
     good = path.with_name("good.tmp")
     good.write_text("domain: edge\ndescriptors: []\n")
     os.replace(good, path)
@@ -64,35 +64,35 @@ def test_a_broken_generation_is_logged_once(rule_file, start_tollgate):
 
 def test_json_answers_200_429_and_400(rule_file, start_tollgate):
     tollgate = start_tollgate(rule_file(GOOD))
-    question = json.dumps({"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]})
+    request = json.dumps({"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]})
 
-    answers = [http_call(tollgate.http, "/json", "POST", body=question) for _ in range(3)]
+    responses = [http_call(tollgate.http, "/json", "POST", body=request) for _ in range(3)]
 
-    assert [answer.code for answer in answers] == [200, 200, 429]
-    assert answers[0].json()["overallCode"] == "OK"
-    assert answers[0].json()["statuses"][0]["currentLimit"] == {"requestsPerUnit": 2, "unit": "YEAR"}
-    assert answers[2].json()["overallCode"] == "OVER_LIMIT"
+    assert [response.code for response in responses] == [200, 200, 429]
+    assert responses[0].json()["overallCode"] == "OK"
+    assert responses[0].json()["statuses"][0]["currentLimit"] == {"requestsPerUnit": 2, "unit": "YEAR"}
+    assert responses[2].json()["overallCode"] == "OVER_LIMIT"
     for bad in ("", "{", "[]", "{}", '{"domain": "edge"}', '{"domain": "edge", "descriptor": []}'):
         assert http_call(tollgate.http, "/json", "POST", body=bad).code == 400, bad
 
 
-def test_an_addend_of_0_is_1_for_a_request_and_a_look_for_a_descriptor(rule_file, start_tollgate):
+def test_addend_0_is_1_for_request_and_peek_for_descriptor(rule_file, start_tollgate):
     tollgate = start_tollgate(rule_file(GOOD.replace("requests_per_unit: 2", "requests_per_unit: 20")))
     entries = {"entries": [{"key": "user", "value": "ann"}]}
 
     def remaining_after(addend, *descriptors):
-        question = {"domain": "edge", "hitsAddend": addend, "descriptors": descriptors}
-        answer = http_call(tollgate.http, "/json", "POST", body=json.dumps(question)).json()
-        return [status["limitRemaining"] for status in answer["statuses"]]
+        request = {"domain": "edge", "hitsAddend": addend, "descriptors": descriptors}
+        response = http_call(tollgate.http, "/json", "POST", body=json.dumps(request)).json()
+        return [status["limitRemaining"] for status in response["statuses"]]
 
     assert remaining_after(0, entries) == [19]
     assert remaining_after(7, {**entries, "hitsAddend": "0"}) == [19]
-    # Each descriptor of one request is charged its own number.
+    # Each descriptor of a request is charged its own addend.
     bob = {"entries": [{"key": "user", "value": "bob"}]}
     assert remaining_after(2, {**entries, "hitsAddend": "5"}, bob) == [14, 18]
 
 
-def test_a_second_instance_on_the_same_port_is_an_error(rule_file, start_tollgate):
+def test_second_instance_on_same_port_is_an_error(rule_file, start_tollgate):
     path = rule_file(GOOD)
     tollgate = start_tollgate(path)
 
@@ -102,7 +102,7 @@ def test_a_second_instance_on_the_same_port_is_an_error(rule_file, start_tollgat
 
     assert done.returncode not in (0, None)
     assert tollgate.grpc in done.stdout + done.stderr
-    assert tollgate.ready()
+    assert tollgate.is_ready()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_second_instance_on_the_same_port_is_an_error(rule_file, start_tollgat
     ],
     ids=["bad value", "unknown name"],
 )
-def test_a_bad_setting_is_named_before_anything_listens(rule_file, environment, named):
+def test_bad_setting_is_reported_before_listening(rule_file, environment, named):
     names = ("grpc", "http", "admin", "metrics")
     listen = [part for name in names for part in (f"--{name}-listen", f"{LOOPBACK}:0")]
     command = [str(TOLLGATE), "serve", "--rules", str(rule_file(GOOD)), "--log-format", "json", *listen]
@@ -124,7 +124,7 @@ def test_a_bad_setting_is_named_before_anything_listens(rule_file, environment, 
     assert "listening" not in done.stdout + done.stderr
 
 
-def test_a_variable_that_is_no_setting_is_ignored(rule_file):
+def test_variable_of_no_setting_is_ignored(rule_file):
     environment = {"TOLLGATE_PORT": "tcp://10.0.0.1:8081", "TOLLGATE_SERVICE_HOST": "10.0.0.1"}
     command = [str(TOLLGATE), "check", str(rule_file(GOOD))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)

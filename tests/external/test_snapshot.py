@@ -1,4 +1,4 @@
-"""Counters that outlive their process, through its good end, its bad end, and a damaged file."""
+"""Snapshots of counters: restart after shutdown, restart after a kill, and a damaged file."""
 
 from processes import eventually, http_call, run
 
@@ -10,12 +10,12 @@ RULES = """
 """
 
 
-def kept(path, every="1h"):
+def snapshot_flags(path, every="1h"):
     return ["--snapshot", path, "--store-snapshot-every", every]
 
 
-def test_sigterm_and_a_restart_forget_nothing(rule_file, start_tollgate, tmp_path):
-    flags, rules = kept(tmp_path / "counters"), rule_file(RULES)
+def test_restart_after_sigterm_keeps_all_counters(rule_file, start_tollgate, tmp_path):
+    flags, rules = snapshot_flags(tmp_path / "counters"), rule_file(RULES)
     first = start_tollgate(rules, flags=flags)
     assert first.ask("edge", "user=ann", "--hits", 7).returncode == 0
     first.terminate()
@@ -27,12 +27,12 @@ def test_sigterm_and_a_restart_forget_nothing(rule_file, start_tollgate, tmp_pat
     assert second.ask("edge", "user=ann", "--hits", 4).returncode == 2
 
 
-def test_a_killed_process_forgets_at_most_what_came_after_its_last_snapshot(rule_file, start_tollgate, tmp_path):
+def test_killed_process_loses_only_hits_after_last_snapshot(rule_file, start_tollgate, tmp_path):
     snapshot, rules = tmp_path / "counters", rule_file(RULES)
-    flags = kept(snapshot, every="50ms")
+    flags = snapshot_flags(snapshot, every="50ms")
     first = start_tollgate(rules, flags=flags)
     assert first.ask("edge", "user=ann", "--hits", 7).returncode == 0
-    # Two more are surely begun after the charge.
+    # At least one complete snapshot begins after the charge.
     for _ in range(3):
         written = snapshot.stat().st_mtime_ns if snapshot.exists() else 0
         eventually("another snapshot", lambda: snapshot.exists() and snapshot.stat().st_mtime_ns != written)
@@ -43,34 +43,34 @@ def test_a_killed_process_forgets_at_most_what_came_after_its_last_snapshot(rule
     assert second.remaining(("user", "ann")) == 3
 
 
-def test_a_torn_snapshot_is_set_aside_and_the_process_starts(rule_file, start_tollgate, tmp_path):
+def test_truncated_snapshot_is_set_aside_and_process_starts(rule_file, start_tollgate, tmp_path):
     snapshot, rules = tmp_path / "counters", rule_file(RULES)
-    first = start_tollgate(rules, flags=kept(snapshot))
+    first = start_tollgate(rules, flags=snapshot_flags(snapshot))
     assert first.ask("edge", "user=ann").returncode == 0
     first.terminate()
     assert first.wait() == 0
     whole = snapshot.read_bytes()
     snapshot.write_bytes(whole[: len(whole) // 2])
 
-    second = start_tollgate(rules, flags=kept(snapshot))
+    second = start_tollgate(rules, flags=snapshot_flags(snapshot))
 
     assert second.remaining(("user", "ann")) == 10
     assert (tmp_path / "counters.bad").read_bytes() == whole[: len(whole) // 2]
     assert any(event.get("level") == "ERROR" for event in second.events())
 
 
-def test_the_operators_page_tells_how_many_counters_there_are(rule_file, start_tollgate):
+def test_store_page_shows_number_of_counters(rule_file, start_tollgate):
     tollgate = start_tollgate(rule_file(RULES))
     for user in range(5):
         assert tollgate.ask("edge", f"user={user}").returncode == 0
 
-    figures = http_call(tollgate.admin, "/store").json()
+    stats = http_call(tollgate.admin, "/store").json()
 
-    assert figures["live"] == 5 and figures["bytes"] > 0
-    assert figures["evicted_unexpired"] == figures["refused_full"] == 0
+    assert stats["live"] == 5 and stats["bytes"] > 0
+    assert stats["evicted_unexpired"] == stats["refused_full"] == 0
 
 
-def test_a_memory_limit_beyond_the_machine_or_next_to_nothing_refuses_to_start(rule_file):
+def test_unusable_memory_limit_refuses_start(rule_file):
     for size in ("4KiB", "100000TiB", "much"):
         refused = run("serve", "--rules", rule_file(RULES), "--store-memory-limit", size)
         assert refused.returncode == 1

@@ -1,4 +1,4 @@
-"""Envoy asks Tollgate over TLS, where each checks the other's certificate, and over a Unix socket."""
+"""Envoy calls Tollgate over mutual TLS, and over a Unix socket."""
 
 import os
 import shutil
@@ -20,11 +20,13 @@ PLENTY_FOR_EACH_USER = THREE_FOR_EACH_USER.replace("3}", "1000000000}")
 ROUTES = [route("/", rate_limit(header("user")))]
 ENVOYS_NAME = "spiffe://shop/edge"
 
-needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="the program openssl makes the certificates")
+needs_openssl = pytest.mark.skipif(
+    not shutil.which("openssl"), reason="not installed: openssl, which creates the certificates"
+)
 
 
 class Authority:
-    """Signs certificates, in a folder of its own."""
+    """A certificate authority in its own directory."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -34,13 +36,13 @@ class Authority:
         openssl("req", "-x509", *new, "-keyout", self.key, "-out", self.cert, "-subj", f"/CN={folder.name}")
 
     def sign(self, name, names):
-        """The paths of a new certificate for `names`, as openssl writes them, and of its key."""
-        cert, key, asked, more = (self.folder / f"{name}.{end}" for end in ("crt", "key", "csr", "ext"))
+        """The paths of a new certificate for `names` (in the syntax of openssl), and of its key."""
+        cert, key, request, more = (self.folder / f"{name}.{end}" for end in ("crt", "key", "csr", "ext"))
         new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        openssl("req", *new, "-keyout", key, "-out", asked, "-subj", f"/CN={name}")
+        openssl("req", *new, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         more.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")
         signer = ["-CA", self.cert, "-CAkey", self.key, "-CAcreateserial"]
-        openssl("x509", "-req", "-in", asked, *signer, "-days", "2", "-extfile", more, "-out", cert)
+        openssl("x509", "-req", "-in", request, *signer, "-days", "2", "-extfile", more, "-out", cert)
         return cert, key
 
 
@@ -55,7 +57,7 @@ def authority(tmp_path):
 
 @pytest.fixture
 def start_with_tls(authority, rule_file, start_tollgate):
-    """A Tollgate that shows a certificate of the authority and lets in nobody but Envoy."""
+    """A Tollgate with a certificate of the authority that accepts only Envoy."""
 
     def start(rules, *more):
         cert, key = authority.sign("tollgate", "DNS:localhost,IP:127.0.0.1")
@@ -67,7 +69,7 @@ def start_with_tls(authority, rule_file, start_tollgate):
 
 
 @needs_openssl
-def test_envoy_and_tollgate_check_each_others_certificates(authority, start_with_tls, start_envoy, echo):
+def test_envoy_and_tollgate_verify_each_other(authority, start_with_tls, start_envoy, echo):
     tollgate = start_with_tls(THREE_FOR_EACH_USER)
     tls = upstream_tls(authority.cert, *authority.sign("envoy", f"URI:{ENVOYS_NAME}"))
     envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, ROUTES, failure_mode_deny=True, tls=tls))
@@ -77,20 +79,20 @@ def test_envoy_and_tollgate_check_each_others_certificates(authority, start_with
 
 
 @needs_openssl
-@pytest.mark.parametrize("who", ["nobody", "another name", "another authority", "an authority that envoy does not know"])
-def test_without_the_right_certificates_there_is_no_answer(
-    authority, start_with_tls, start_envoy, echo, tmp_path, who
-):
+@pytest.mark.parametrize(
+    "presented", ["no certificate", "another name", "another authority", "an authority unknown to envoy"]
+)
+def test_wrong_certificates_get_no_reply(authority, start_with_tls, start_envoy, echo, tmp_path, presented):
     tollgate = start_with_tls(THREE_FOR_EACH_USER)
     other = Authority(tmp_path / "other")
     tls = {
-        "nobody": lambda: upstream_tls(authority.cert),
+        "no certificate": lambda: upstream_tls(authority.cert),
         "another name": lambda: upstream_tls(authority.cert, *authority.sign("envoy", "URI:spiffe://shop/other")),
         "another authority": lambda: upstream_tls(authority.cert, *other.sign("envoy", f"URI:{ENVOYS_NAME}")),
-        "an authority that envoy does not know": lambda: upstream_tls(
+        "an authority unknown to envoy": lambda: upstream_tls(
             other.cert, *authority.sign("envoy", f"URI:{ENVOYS_NAME}")
         ),
-    }[who]()
+    }[presented]()
     envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, ROUTES, failure_mode_deny=True, tls=tls))
 
     assert envoy.codes(3, x_user="ann") == [500] * 3
@@ -98,17 +100,15 @@ def test_without_the_right_certificates_there_is_no_answer(
 
 
 @needs_openssl
-def test_certificates_are_replaced_and_connections_age_under_load_and_no_call_fails(
-    authority, start_with_tls, start_envoy, echo
-):
+def test_certificate_rotation_under_load_fails_no_call(authority, start_with_tls, start_envoy, echo):
     tollgate = start_with_tls(PLENTY_FOR_EACH_USER, "--grpc-max-connection-age", "300ms")
     tls = upstream_tls(authority.cert, *authority.sign("envoy", f"URI:{ENVOYS_NAME}"))
     envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, ROUTES, failure_mode_deny=True, tls=tls))
-    eventually("envoy has found it", lambda: envoy.healthy("tollgate"))
-    codes, over = [], threading.Event()
+    eventually("tollgate is healthy in envoy", lambda: envoy.healthy("tollgate"))
+    codes, stopped = [], threading.Event()
 
     def load():
-        while not over.wait(0.005):
+        while not stopped.wait(0.005):
             codes.append(envoy.get(x_user="ann").code)
 
     threads = [threading.Thread(target=load) for _ in range(4)]
@@ -117,14 +117,14 @@ def test_certificates_are_replaced_and_connections_age_under_load_and_no_call_fa
     try:
         for number in range(1, 4):
             replace(authority, number)
-            eventually("it is in force", lambda: taken(tollgate) == number)
+            eventually("the new certificate is active", lambda: reloads(tollgate) == number)
             connections = envoy.statistic("cluster.tollgate.upstream_cx_total")
             eventually(
-                "envoy has connected anew",
+                "envoy has reconnected",
                 lambda: envoy.statistic("cluster.tollgate.upstream_cx_total") >= connections + 2,
             )
     finally:
-        over.set()
+        stopped.set()
         for thread in threads:
             thread.join()
 
@@ -134,29 +134,31 @@ def test_certificates_are_replaced_and_connections_age_under_load_and_no_call_fa
 
 
 def replace(authority, number):
-    """Puts a new pair where Tollgate looks."""
+    """Replaces the certificate and key of Tollgate."""
     cert, key = authority.sign(f"tollgate-{number}", "DNS:localhost,IP:127.0.0.1")
     os.replace(key, authority.folder / "tollgate.key")
     os.replace(cert, authority.folder / "tollgate.crt")
 
 
-def taken(tollgate):
+def reloads(tollgate):
     return sum(event.get("message") == "new certificates are in force" for event in tollgate.events())
 
 
-def test_bad_certificates_at_the_start_refuse_it_and_name_the_setting(rule_file, tmp_path):
+def test_bad_certificates_refuse_start_and_name_setting(rule_file, tmp_path):
     bad = tmp_path / "bad.pem"
     bad.write_text("no certificate")
     listen = [part for name in ("grpc", "http", "admin") for part in (f"--{name}-listen", "127.0.0.1:0")]
 
-    done = run("serve", "--rules", rule_file(THREE_FOR_EACH_USER), *listen, "--grpc-tls-cert", bad, "--grpc-tls-key", bad)
+    done = run(
+        "serve", "--rules", rule_file(THREE_FOR_EACH_USER), *listen, "--grpc-tls-cert", bad, "--grpc-tls-key", bad
+    )
 
     assert done.returncode == 1
     assert "grpc.tls_cert" in done.stdout + done.stderr
     assert "listening" not in done.stdout + done.stderr
 
 
-def test_envoy_asks_over_a_unix_socket(rule_file, start_tollgate, start_envoy, echo, tmp_path):
+def test_envoy_calls_over_unix_socket(rule_file, start_tollgate, start_envoy, echo, tmp_path):
     path = tmp_path / "tollgate.sock"
     tollgate = start_tollgate(rule_file(THREE_FOR_EACH_USER), grpc=f"unix:{path}")
     assert tollgate.grpc == f"unix:{path}"
@@ -168,8 +170,8 @@ def test_envoy_asks_over_a_unix_socket(rule_file, start_tollgate, start_envoy, e
     tollgate.terminate()
     assert tollgate.wait() == 0
     assert not path.exists()
-    # A killed process leaves its file behind, which the next one replaces.
+    # A killed process leaves its socket file behind, and the next one replaces it.
     start_tollgate(rule_file(THREE_FOR_EACH_USER), grpc=f"unix:{path}").kill()
     assert path.exists()
     start_tollgate(rule_file(THREE_FOR_EACH_USER), grpc=f"unix:{path}")
-    eventually("envoy finds it again", lambda: envoy.get(x_user="bob").code == 200)
+    eventually("tollgate is healthy again", lambda: envoy.get(x_user="bob").code == 200)

@@ -1,4 +1,4 @@
-//! The operators' pages, over HTTP and by the commands that ask them.
+//! The admin pages, over HTTP and through the admin client of the command line.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use tollgate::{
     time::Clock,
 };
 
-use crate::harness::{START, Service, one, settings, with_hits};
+use crate::harness::{START, Service, request_for, settings, with_hits};
 
 mod access;
 mod cluster;
@@ -82,37 +82,43 @@ pub async fn send(to: SocketAddr, headers: &str, method: &str, path: &str, body:
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-async fn good(service: &Service, method: &str, path: &str, body: &str) -> Value {
+async fn ok_json(service: &Service, method: &str, path: &str, body: &str) -> Value {
     let (code, answer) = admin(service, method, path, body).await;
     assert_eq!(code, 200, "{answer}");
     serde_json::from_str(&answer).unwrap()
 }
 
-async fn explained(service: &Service, query: &str) -> Value {
-    good(service, "GET", &format!("/explain?domain=shop&{query}"), "").await
+async fn explain_json(service: &Service, query: &str) -> Value {
+    ok_json(service, "GET", &format!("/explain?domain=shop&{query}"), "").await
 }
 
-/// A service that logs into what comes with it.
-async fn logging(level: &str) -> (Service, Lines, (tracing::subscriber::DefaultGuard, tracing::Dispatch)) {
+/// A service and the log lines that it writes.
+async fn start_logging(
+    level: &str,
+) -> (Service, Lines, (tracing::subscriber::DefaultGuard, tracing::Dispatch)) {
     let rules = tempfile::tempdir().unwrap();
     fs::write(rules.path().join("rules.yaml"), RULES).unwrap();
     let (lines, written) =
         (Lines::default(), Settings { level: level.to_owned(), format: Format::Json, denials: Denials::Off });
     let sink = lines.clone();
     let (subscriber, log_control) = logs(&written, move || sink.clone(), false, || 0).unwrap();
-    // While there is only one subscriber, a line that another test's thread comes to first would be off for all.
+    // With a single subscriber, a callsite that another test's thread reaches first would be disabled for all threads.
     let other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let guard = (tracing::subscriber::set_default(subscriber), other);
     (start(rules, &[], log_control).await.unwrap(), lines, guard)
 }
 
-async fn start(rules: TempDir, given: &[(&str, &str)], log_control: LogControl) -> Result<Service, Error> {
+async fn start(
+    rules: TempDir,
+    overrides: &[(&str, &str)],
+    log_control: LogControl,
+) -> Result<Service, Error> {
     let clock = Clock::manual(START);
-    let server = Server::bind(settings(&rules, given), clock.clone()).await?.with_logs(log_control);
+    let server = Server::bind(settings(&rules, overrides), clock.clone()).await?.with_logs(log_control);
     let (addresses, counters) = (server.addresses().unwrap(), server.counters());
-    let (leave, left) = mpsc::channel(2);
-    let ended = tokio::spawn(server.run(left));
-    let service = Service { addresses, clock, leave, ended, rules, counters };
+    let (shutdown, shutdown_signal) = mpsc::channel(2);
+    let task = tokio::spawn(server.run(shutdown_signal));
+    let service = Service { addresses, clock, shutdown, task, rules, counters };
     service.until_http("/readyz", 200).await;
     Ok(service)
 }
@@ -140,7 +146,7 @@ impl Lines {
 }
 
 #[tokio::test]
-async fn the_first_page_lists_the_others_and_each_of_them_is_there() {
+async fn index_page_lists_every_page_and_each_exists() {
     let service = Service::start(RULES).await;
     let (code, list) = admin(&service, "GET", "/", "").await;
     assert_eq!(code, 200);
@@ -148,22 +154,22 @@ async fn the_first_page_lists_the_others_and_each_of_them_is_there() {
     assert!(paths.is_sorted() && paths.contains(&"/explain"), "{list}");
     for path in paths {
         let (code, body) = admin(&service, "GET", path, "").await;
-        // A page that has nothing to tell says why.
+        // A page without content says why.
         assert!(code != 404 || !body.is_empty(), "{path}");
     }
 }
 
 #[tokio::test]
-async fn the_rules_page_counts_rules_and_shows_warnings() {
+async fn rules_page_counts_rules_and_shows_warnings() {
     let rules = "domain: a\ndescriptors:\n  - {key: x, shadow_mode: true}\n  - {key: y, rate_limit: {unlimited: true}}\n";
     let service = Service::start(rules).await;
-    let page = good(&service, "GET", "/rules", "").await;
+    let page = ok_json(&service, "GET", "/rules", "").await;
     assert_eq!(page["domains"], json!({"a": 1}));
     assert!(page["warnings"][0].as_str().unwrap().contains("rules.yaml:3:"), "{page}");
 }
 
 #[tokio::test]
-async fn a_line_for_each_rule_is_written_as_envoyproxy_ratelimit_writes_it_with_our_own_keys_behind() {
+async fn rlconfig_page_matches_envoyproxy_format_plus_own_keys() {
     let service = Service::start(RULES).await;
     let (code, lines) = admin(&service, "GET", "/rlconfig", "").await;
     let flags = "shadow_mode: false, quota_mode: false";
@@ -188,7 +194,7 @@ async fn a_line_for_each_rule_is_written_as_envoyproxy_ratelimit_writes_it_with_
 }
 
 #[tokio::test]
-async fn without_rules_there_are_no_lines_and_nothing_can_be_explained() {
+async fn admin_pages_without_rules_are_empty_or_unavailable() {
     let service = Service::start_unready("nonsense", &[]).await;
     assert_eq!(admin(&service, "GET", "/rlconfig", "").await, (200, String::new()));
     assert_eq!(admin(&service, "GET", "/explain?domain=shop&key=user=x", "").await.0, 503);
@@ -196,9 +202,9 @@ async fn without_rules_there_are_no_lines_and_nothing_can_be_explained() {
 }
 
 #[tokio::test]
-async fn the_settings_page_tells_each_value_and_what_set_it() {
+async fn config_page_shows_value_and_source_of_each_setting() {
     let service = Service::start_with(RULES, &[("api.exact_reset", "true")]).await;
-    let page = good(&service, "GET", "/config", "").await;
+    let page = ok_json(&service, "GET", "/config", "").await;
     assert_eq!(
         (&page["settings"]["api.exact_reset"], &page["from"]["api.exact_reset"]),
         (&json!("true"), &json!("flag"))
@@ -210,16 +216,16 @@ async fn the_settings_page_tells_each_value_and_what_set_it() {
 }
 
 #[tokio::test]
-async fn a_counter_is_shown_reset_and_set_and_each_change_is_in_the_log() {
-    let (service, lines, _guard) = logging("info").await;
+async fn counter_is_shown_reset_and_set_and_changes_are_logged() {
+    let (service, lines, _guard) = start_logging("info").await;
     let page = "/counters?domain=shop&key=user=bob";
-    let shown = good(&service, "GET", page, "").await;
+    let shown = ok_json(&service, "GET", page, "").await;
     assert_eq!(
         (&shown["kept"], &shown["remaining"], &shown["idle_at"]),
         (&json!(false), &json!(2), &Value::Null)
     );
-    service.ask(with_hits(one("shop", "user", "bob"), 2)).await.unwrap();
-    let shown = good(&service, "GET", page, "").await;
+    service.call(with_hits(request_for("shop", "user", "bob"), 2)).await.unwrap();
+    let shown = ok_json(&service, "GET", page, "").await;
     assert_eq!(
         (&shown["remaining"], &shown["allowance"], &shown["reset_after_ms"]),
         (&json!(0), &json!(2), &json!(36_000))
@@ -227,15 +233,15 @@ async fn a_counter_is_shown_reset_and_set_and_each_change_is_in_the_log() {
     assert_eq!((&shown["rule"], &shown["limit"]), (&json!("shop.user"), &json!("2 per minute")));
     assert!(shown["idle_at"].as_str().unwrap().ends_with(":00Z"));
 
-    let reset = good(&service, "DELETE", page, "").await;
+    let reset = ok_json(&service, "DELETE", page, "").await;
     assert_eq!(
         (&reset["before"]["remaining"], &reset["remaining"], &reset["kept"]),
         (&json!(0), &json!(2), &json!(false))
     );
-    assert_eq!(service.status(one("shop", "user", "bob")).await.limit_remaining, 1);
-    let set = good(&service, "PUT", page, r#"{"used": 2}"#).await;
+    assert_eq!(service.status(request_for("shop", "user", "bob")).await.limit_remaining, 1);
+    let set = ok_json(&service, "PUT", page, r#"{"used": 2}"#).await;
     assert_eq!((&set["before"]["remaining"], &set["remaining"]), (&json!(1), &json!(0)));
-    assert_eq!(service.status(one("shop", "user", "bob")).await.code, 2);
+    assert_eq!(service.status(request_for("shop", "user", "bob")).await.code, 2);
 
     let (resets, sets) = (lines.with("reset a counter"), lines.with("set a counter"));
     assert_eq!((resets.len(), sets.len()), (1, 1));
@@ -249,37 +255,37 @@ async fn a_counter_is_shown_reset_and_set_and_each_change_is_in_the_log() {
 }
 
 #[tokio::test]
-async fn a_counter_of_every_algorithm_holds_what_it_is_set_to() {
-    for (name, written) in crate::counters::all() {
-        let rules = format!("domain: d\ndescriptors:\n  - {{key: k, rate_limit: {{{}}}}}\n", written(10));
+async fn counter_of_every_algorithm_can_be_set() {
+    for (name, rule_text) in crate::counters::every_rule() {
+        let rules = format!("domain: d\ndescriptors:\n  - {{key: k, rate_limit: {{{}}}}}\n", rule_text(10));
         let service = Service::start(&rules).await;
         let page = "/counters?domain=d&key=k=v";
         for used in [4, 10, 25, 0, 3] {
-            let set = good(&service, "PUT", page, &json!({"used": used}).to_string()).await;
+            let set = ok_json(&service, "PUT", page, &json!({"used": used}).to_string()).await;
             assert_eq!(set["remaining"], 10_u64.saturating_sub(used), "{name} {set}");
-            assert_eq!(set["kept"], 0 < used, "{name} {set}");
-            assert_eq!(set["note"].is_string(), 10 < used, "{name} {set}");
-            let status = service.status(with_hits(one("d", "k", "v"), 0)).await;
+            assert_eq!(set["kept"], used > 0, "{name} {set}");
+            assert_eq!(set["note"].is_string(), used > 10, "{name} {set}");
+            let status = service.status(with_hits(request_for("d", "k", "v"), 0)).await;
             assert_eq!(u64::from(status.limit_remaining), 10_u64.saturating_sub(used), "{name}");
         }
-        let figures = good(&service, "GET", "/store", "").await;
+        let figures = ok_json(&service, "GET", "/store", "").await;
         assert_eq!(figures["live"], 1, "{name}");
     }
 }
 
 #[tokio::test]
-async fn a_bucket_that_is_set_beyond_its_limit_refuses_until_the_debt_is_paid() {
+async fn bucket_set_above_limit_refuses_until_debt_is_paid() {
     let rules = "domain: d\ndescriptors:\n  - {key: k, rate_limit: {algorithm: token_bucket, unit: minute, requests_per_unit: 60}}\n";
     let service = Service::start(rules).await;
-    good(&service, "PUT", "/counters?domain=d&key=k=v", r#"{"used": 90}"#).await;
-    service.pass(Duration::from_secs(30));
-    assert_eq!(service.status(one("d", "k", "v")).await.code, 2);
-    service.pass(Duration::from_secs(1));
-    assert_eq!(service.status(one("d", "k", "v")).await.code, 1);
+    ok_json(&service, "PUT", "/counters?domain=d&key=k=v", r#"{"used": 90}"#).await;
+    service.advance(Duration::from_secs(30));
+    assert_eq!(service.status(request_for("d", "k", "v")).await.code, 2);
+    service.advance(Duration::from_secs(1));
+    assert_eq!(service.status(request_for("d", "k", "v")).await.code, 1);
 }
 
 #[tokio::test]
-async fn a_counter_that_is_not_there_or_not_written_right_is_refused() {
+async fn counters_page_rejects_unknown_counter_and_bad_input() {
     let service = Service::start(RULES).await;
     for (method, query, body, code, wrong) in [
         ("GET", "?domain=other&key=a=b", "", 404, "no rules for this domain"),
@@ -299,8 +305,8 @@ async fn a_counter_that_is_not_there_or_not_written_right_is_refused() {
 }
 
 #[tokio::test]
-async fn the_level_changes_while_running_and_a_bad_one_changes_nothing() {
-    let (service, lines, _guard) = logging("error").await;
+async fn log_level_changes_at_runtime_and_bad_level_is_rejected() {
+    let (service, lines, _guard) = start_logging("error").await;
     assert_eq!(admin(&service, "GET", "/log", "").await, (200, "error\n".to_owned()));
     admin(&service, "DELETE", "/counters?domain=shop&key=user=bob", "").await;
     assert_eq!(lines.with("reset a counter").len(), 0);

@@ -1,4 +1,4 @@
-//! `tollgate bench` as its user sees it: what it counts, against a service and against servers that misbehave.
+//! `tollgate bench`, run against the service and against misbehaving servers.
 
 use std::{process::Output, sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use tollgate::api::proto::envoy::service::ratelimit::v3::{
 use tonic::{Request, Response, Status, transport::server::TcpIncoming};
 
 use crate::{
-    certificates::{Authority, Files, given},
-    harness::{PATIENCE, Service, one, with_hits},
+    certificates::{Authority, Files, borrowed},
+    harness::{Service, TIMEOUT, request_for, with_hits},
 };
 
 const RULES: &str = "
@@ -31,144 +31,150 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 1000000, algorithm: fixed_window}
 ";
 
-/// How long nothing must happen to be sure that nothing does.
+/// How long a test waits to conclude that nothing happens.
 const STALL: Duration = Duration::from_millis(300);
 
 async fn bench(to: &str, arguments: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.args(["bench", "--to", to]).args(arguments.split_whitespace()).kill_on_drop(true);
-    timeout(PATIENCE, command.output()).await.unwrap().unwrap()
+    timeout(TIMEOUT, command.output()).await.unwrap().unwrap()
 }
 
-/// What it measured, as JSON.
-async fn measured(to: &str, arguments: &str) -> Value {
+/// The measurements of a run, as JSON.
+async fn measure(to: &str, arguments: &str) -> Value {
     let output = bench(to, &format!("{arguments} --json")).await;
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.stderr.is_empty(), "no progress where nobody watches");
+    assert!(output.stderr.is_empty(), "no progress output without a terminal");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A server that hands each request over before it answers, and takes the answer's turn from `turns`.
+/// A server that passes each request to `received`, and takes a permit of `permits` for each reply.
 #[derive(Clone)]
-struct Slow {
-    asked: mpsc::UnboundedSender<RateLimitRequest>,
-    turns: Arc<Semaphore>,
+struct SlowServer {
+    received: mpsc::UnboundedSender<RateLimitRequest>,
+    permits: Arc<Semaphore>,
     answer: Result<Code, tonic::Code>,
 }
 
 #[tonic::async_trait]
-impl RateLimitService for Slow {
+impl RateLimitService for SlowServer {
     async fn should_rate_limit(
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        self.asked.send(request.into_inner()).unwrap();
-        self.turns.acquire().await.unwrap().forget();
-        let code = self.answer.map_err(|code| Status::new(code, "as told"))?;
+        self.received.send(request.into_inner()).unwrap();
+        self.permits.acquire().await.unwrap().forget();
+        let code = self.answer.map_err(|code| Status::new(code, "as configured"))?;
         Ok(Response::new(RateLimitResponse { overall_code: code.into(), ..Default::default() }))
     }
 }
 
-/// A slow server that answers `turns` requests: its address, what it is asked, and further turns to give.
-async fn slow(
-    turns: usize,
+/// A slow server that answers `permits` requests: its address, the received requests, and permits for more replies.
+async fn start_slow_server(
+    permits: usize,
     answer: Result<Code, tonic::Code>,
 ) -> (String, mpsc::UnboundedReceiver<RateLimitRequest>, Arc<Semaphore>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let (asked, hears) = mpsc::unbounded_channel();
-    let turns = Arc::new(Semaphore::new(turns));
-    let service = RateLimitServiceServer::new(Slow { asked, turns: turns.clone(), answer });
+    let (received, requests) = mpsc::unbounded_channel();
+    let permits = Arc::new(Semaphore::new(permits));
+    let service = RateLimitServiceServer::new(SlowServer { received, permits: permits.clone(), answer });
     let mut server = tonic::transport::Server::builder();
     tokio::spawn(server.add_service(service).serve_with_incoming(TcpIncoming::from(listener)));
-    (address, hears, turns)
+    (address, requests, permits)
 }
 
 #[tokio::test]
-async fn in_a_closed_loop_exactly_the_limit_of_each_key_passes() {
+async fn closed_loop_counts_exactly_the_limit_of_each_key() {
     let service = Service::start(RULES).await;
     let to = service.addresses.grpc.to_string();
     let flags = "shop user=u{} --keys 3 --requests 300 --connections 2 --streams 8";
-    let found = measured(&to, flags).await;
+    let found = measure(&to, flags).await;
     assert_eq!((&found["ok"], &found["over_limit"], &found["errors"]), (&json!(60), &json!(240), &json!({})));
     assert_eq!((&found["loop"], &found["requests"]), (&json!("closed"), &json!(300)));
-    // Each key was asked about: the counters are those of u0, u1 and u2.
+    // Each key was charged: the counters are those of u0, u1 and u2.
     for user in ["u0", "u1", "u2"] {
-        assert_eq!(service.status(with_hits(one("shop", "user", user), 1)).await.code(), Code::OverLimit);
+        assert_eq!(
+            service.status(with_hits(request_for("shop", "user", user), 1)).await.code(),
+            Code::OverLimit
+        );
     }
 }
 
 #[tokio::test]
-async fn several_descriptors_and_several_hits_are_charged_in_one_call() {
+async fn bench_charges_several_descriptors_and_hits_in_one_call() {
     let service = Service::start(RULES).await;
     let to = service.addresses.grpc.to_string();
-    let found = measured(&to, "shop user=ann wide=x,more=1 wide=w --hits 4 --requests 10").await;
+    let found = measure(&to, "shop user=ann wide=x,more=1 wide=w --hits 4 --requests 10").await;
     assert_eq!((&found["ok"], &found["over_limit"]), (&json!(5), &json!(5)));
-    // What was refused took nothing from the other counter.
-    assert_eq!(service.status(one("shop", "wide", "w")).await.limit_remaining, 1_000_000 - 5 * 4 - 1);
-    let found = measured(&to, "shop wide=y --hits 2-6 --requests 100").await;
-    let taken = 1_000_000 - 1 - service.status(one("shop", "wide", "y")).await.limit_remaining;
+    // Refused calls charged nothing to the other counter.
+    assert_eq!(service.status(request_for("shop", "wide", "w")).await.limit_remaining, 1_000_000 - 5 * 4 - 1);
+    let found = measure(&to, "shop wide=y --hits 2-6 --requests 100").await;
+    let taken = 1_000_000 - 1 - service.status(request_for("shop", "wide", "y")).await.limit_remaining;
     assert_eq!(found["ok"], 100);
-    // Between least and most, and neither of them each time.
+    // Between minimum and maximum, and not always one of them.
     assert!((201..600).contains(&taken), "{taken}");
 }
 
 #[tokio::test]
-async fn an_open_loop_sends_each_request_that_was_due_or_says_that_it_did_not() {
+async fn open_loop_sends_or_reports_every_due_request() {
     let service = Service::start(RULES).await;
     let to = service.addresses.grpc.to_string();
     let flags = "shop wide=w{} --keys 100 --rate 500 --duration 1s --connections 4 --streams 16";
     for (flags, poisson) in [(flags.to_owned(), false), (format!("{flags} --poisson"), true)] {
-        let found = measured(&to, &flags).await;
+        let found = measure(&to, &flags).await;
         let number = |name: &str| found[name].as_u64().unwrap();
         assert_eq!((&found["loop"], &found["rate"]), (&json!("open"), &json!(500)));
         assert_eq!(number("due"), number("requests") + number("unsent"));
         assert_eq!(number("requests"), number("ok"));
         assert_eq!(number("unanswered"), 0);
-        // Five standard deviations of the law of Poisson.
+        // Five standard deviations of a Poisson distribution.
         let slack = if poisson { 112 } else { 0 };
         assert!(number("due").abs_diff(500) <= slack, "{found}");
     }
 }
 
 #[tokio::test]
-async fn a_stall_of_the_server_is_in_the_latency_of_every_request_that_was_due_meanwhile() {
+async fn server_stall_is_in_latency_of_every_request_due_meanwhile() {
     const BEFORE: usize = 10;
-    let (to, mut asked, turns) = slow(BEFORE, Ok(Code::Ok)).await;
+    let (to, mut received, permits) = start_slow_server(BEFORE, Ok(Code::Ok)).await;
     let flags = "shop user=ann --rate 100 --requests 60 --connections 1 --streams 1";
-    let running = tokio::spawn(async move { measured(&to, flags).await });
+    let running = tokio::spawn(async move { measure(&to, flags).await });
     for _ in 0..=BEFORE {
-        timeout(PATIENCE, asked.recv()).await.unwrap().unwrap();
+        timeout(TIMEOUT, received.recv()).await.unwrap().unwrap();
     }
-    assert!(timeout(STALL, asked.recv()).await.is_err(), "the only stream waits for its answer");
-    turns.add_permits(1_000);
-    let found = timeout(PATIENCE, running).await.unwrap().unwrap();
+    assert!(timeout(STALL, received.recv()).await.is_err(), "the only stream waits for its answer");
+    permits.add_permits(1_000);
+    let found = timeout(TIMEOUT, running).await.unwrap().unwrap();
     assert_eq!((&found["due"], &found["ok"], &found["unsent"]), (&json!(60), &json!(60), &json!(0)));
     let (late, latency) = (found["late"].as_u64().unwrap(), &found["latency_us"]);
-    // One is due each 10 ms: in 300 ms at least 29, of which the last may just be in time.
-    assert!(28 < late, "{found}");
-    assert!(300_000.0 <= latency["max"].as_f64().unwrap(), "{found}");
-    // A third of all was due in the first 200 ms of the stall, and waited for more than 100 ms.
-    assert!(90_000.0 <= latency["p90"].as_f64().unwrap(), "{found}");
+    // One request is due each 10 ms: at least 29 in 300 ms, the last of which may be in time.
+    assert!(late > 28, "{found}");
+    assert!(latency["max"].as_f64().unwrap() >= 300_000.0, "{found}");
+    // A third of the requests was due in the first 200 ms of the stall and waited for more than 100 ms.
+    assert!(latency["p90"].as_f64().unwrap() >= 90_000.0, "{found}");
 }
 
 #[tokio::test]
-async fn what_was_due_and_never_sent_is_told() {
-    let (to, _asked, turns) = slow(0, Ok(Code::Ok)).await;
+async fn unsent_due_requests_are_reported() {
+    let (to, _received, permits) = start_slow_server(0, Ok(Code::Ok)).await;
     let flags = "shop user=ann --rate 100 --duration 1s --streams 2 --timeout 1500ms --json";
     let output = bench(&to, flags).await;
-    turns.close();
+    permits.close();
     assert_eq!(output.status.code(), Some(1), "there was no answer");
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(found["due"], 100);
     assert_eq!((&found["requests"], &found["unsent"]), (&json!(2), &json!(98)));
     assert_eq!(found["errors"], json!({"DEADLINE_EXCEEDED": 2}));
-    assert!(1_500_000.0 <= found["latency_us"]["p50"].as_f64().unwrap(), "an error has a time too: {found}");
+    assert!(
+        found["latency_us"]["p50"].as_f64().unwrap() >= 1_500_000.0,
+        "errors have a latency too: {found}"
+    );
 }
 
 #[tokio::test]
-async fn errors_are_counted_by_their_code() {
-    let (to, _asked, _turns) = slow(1_000, Err(tonic::Code::ResourceExhausted)).await;
+async fn bench_errors_are_counted_by_code() {
+    let (to, _received, _permits) = start_slow_server(1_000, Err(tonic::Code::ResourceExhausted)).await;
     let output = bench(&to, "shop user=ann --requests 7 --json").await;
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&found["requests"], &found["ok"]), (&json!(7), &json!(0)));
@@ -178,61 +184,61 @@ async fn errors_are_counted_by_their_code() {
 }
 
 #[tokio::test]
-async fn a_signal_ends_it_and_what_was_measured_is_told() {
-    let (to, mut asked, _turns) = slow(25, Ok(Code::OverLimit)).await;
+async fn interrupted_bench_reports_its_measurements() {
+    let (to, mut received, _permits) = start_slow_server(25, Ok(Code::OverLimit)).await;
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.args(["bench", "--to", &to, "shop", "user=ann", "--duration", "1h", "--timeout", "1h", "--json"]);
     let child = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    // The last of these is never answered.
+    // The last of these requests is never answered.
     for _ in 0..26 {
-        timeout(PATIENCE, asked.recv()).await.unwrap().unwrap();
+        timeout(TIMEOUT, received.recv()).await.unwrap().unwrap();
     }
     let id = child.id().unwrap().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
-    let output = timeout(PATIENCE, child.wait_with_output()).await.unwrap().unwrap();
+    let output = timeout(TIMEOUT, child.wait_with_output()).await.unwrap().unwrap();
     assert_eq!(output.status.code(), Some(0));
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&found["over_limit"], &found["unanswered"]), (&json!(25), &json!(1)));
 }
 
 #[tokio::test]
-async fn a_connection_that_is_told_to_go_away_is_replaced_and_no_request_fails() {
-    let given = [("grpc.max_connection_age", "100ms"), ("grpc.max_connection_age_grace", "10s")];
-    let service = Service::start_with(RULES, &given).await;
+async fn bench_replaces_connection_after_goaway_without_errors() {
+    let overrides = [("grpc.max_connection_age", "100ms"), ("grpc.max_connection_age_grace", "10s")];
+    let service = Service::start_with(RULES, &overrides).await;
     let to = service.addresses.grpc.to_string();
-    let found = measured(&to, "shop wide=w --duration 1s --connections 2 --streams 4").await;
+    let found = measure(&to, "shop wide=w --duration 1s --connections 2 --streams 4").await;
     assert_eq!((&found["errors"], &found["over_limit"]), (&json!({}), &json!(0)));
     assert_eq!(found["requests"], found["ok"]);
 }
 
 #[tokio::test]
-async fn it_asks_over_tls_and_over_a_unix_socket() {
+async fn bench_works_over_tls_and_unix_socket() {
     let authority = Authority::new("ours");
     let files = Files::of(&authority.server());
     files.write("ca.crt", &authority.pem);
     let settings = files.settings("grpc");
-    let service = Service::start_with(RULES, &given(&settings)).await;
+    let service = Service::start_with(RULES, &borrowed(&settings)).await;
     let ca = files.path("ca.crt");
     let to = service.addresses.grpc.to_string();
-    let found = measured(&to, &format!("shop wide=w --requests 20 --streams 4 --tls-ca {ca}")).await;
+    let found = measure(&to, &format!("shop wide=w --requests 20 --streams 4 --tls-ca {ca}")).await;
     assert_eq!(found["ok"], 20);
     assert_eq!(bench(&to, "shop wide=w --requests 1").await.status.code(), Some(1), "not in plaintext");
     let other = bench(&to, &format!("shop wide=w --requests 1 --tls-ca {ca} --tls-name elsewhere")).await;
-    assert_eq!(other.status.code(), Some(1), "not as somebody else");
+    assert_eq!(other.status.code(), Some(1), "not under another name");
 
     let folder = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}/socket", folder.path().display());
     let _service = Service::start_with(RULES, &[("grpc.listen", &socket)]).await;
-    assert_eq!(measured(&socket, "shop wide=w --requests 20 --streams 4").await["ok"], 20);
+    assert_eq!(measure(&socket, "shop wide=w --requests 20 --streams 4").await["ok"], 20);
 }
 
 #[tokio::test]
-async fn where_nobody_answers_the_error_says_so() {
-    // Bound and not listening: nobody else can take the port meanwhile.
+async fn bench_without_server_reports_error() {
+    // Bound but not listening, so that no other process takes the port.
     let taken = tokio::net::TcpSocket::new_v4().unwrap();
     taken.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let dead = taken.local_addr().unwrap().to_string();
-    // It listens, and speaks no HTTP/2.
+    // Listens, but does not speak HTTP/2.
     let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mute = (mute.local_addr().unwrap().to_string(), mute);
     for (to, why) in [
@@ -249,11 +255,11 @@ async fn where_nobody_answers_the_error_says_so() {
 }
 
 #[tokio::test]
-async fn the_fields_of_its_json_are_those_that_are_documented() {
+async fn bench_json_fields_match_documentation() {
     let page = include_str!("../../docs/bench.md");
     let service = Service::start(RULES).await;
     let to = service.addresses.grpc.to_string();
-    let found = measured(&to, "shop wide=w --rate 100 --requests 10").await;
+    let found = measure(&to, "shop wide=w --rate 100 --requests 10").await;
     let mut names: Vec<_> = found.as_object().unwrap().keys().cloned().collect();
     names.extend(found["latency_us"].as_object().unwrap().keys().map(|name| format!("latency_us.{name}")));
     names.retain(|name| name != "latency_us");
@@ -265,7 +271,7 @@ async fn the_fields_of_its_json_are_those_that_are_documented() {
 }
 
 #[tokio::test]
-async fn its_flags_are_those_that_are_documented() {
+async fn bench_flags_match_documentation() {
     let page = include_str!("../../docs/bench.md");
     let help = bench("127.0.0.1:1", "--help").await;
     let help = String::from_utf8(help.stdout).unwrap();
@@ -275,7 +281,7 @@ async fn its_flags_are_those_that_are_documented() {
         lines.map(|line| line.split(ends).next().unwrap().to_owned()).collect()
     };
     let mut documented = flags(page, "| `--");
-    // Those of `ask`, which the page refers to.
+    // The flags of `ask`, which the page links to.
     documented.extend(["to", "tls-ca", "tls-cert", "tls-key", "tls-name"].map(str::to_owned));
     assert_eq!(flags(&help, "--"), documented);
 }

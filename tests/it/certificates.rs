@@ -1,4 +1,4 @@
-//! Certificates for tests, made on the spot.
+//! Certificates for tests, generated at run time.
 
 use std::{fs, path::PathBuf};
 
@@ -9,7 +9,7 @@ use rcgen::{
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-/// Who signs certificates.
+/// A certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
@@ -34,7 +34,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// A pair for a host or a client with these names, hosts or URIs, that ends with the year before `end`.
+    /// A certificate for a host or client with these host names or URIs, valid until the first day of the year `end`.
     pub fn pair(&self, names: &[&str], end: i32) -> Pair {
         let (uris, hosts): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| name.contains("://"));
         let hosts: Vec<_> = hosts.into_iter().map(str::to_owned).collect();
@@ -49,24 +49,24 @@ impl Authority {
         Pair { cert, key: key.serialize_pem() }
     }
 
-    /// A pair for a server on the loopback that ends long after this is forgotten.
+    /// A certificate for a server on the loopback, valid until 2100.
     pub fn server(&self) -> Pair {
         self.pair(&["localhost", "127.0.0.1"], 2100)
     }
 }
 
-/// A folder with the files of a listener's certificates.
+/// A directory with the certificate files of a listener.
 pub struct Files(pub TempDir);
 
 impl Files {
     pub fn of(pair: &Pair) -> Self {
         let files = Self(tempfile::tempdir().unwrap());
-        files.put(pair);
+        files.replace(pair);
         files
     }
 
     /// Replaces the pair.
-    pub fn put(&self, pair: &Pair) {
+    pub fn replace(&self, pair: &Pair) {
         self.write("tls.key", &pair.key);
         self.write("tls.crt", &pair.cert);
     }
@@ -90,7 +90,7 @@ impl Files {
         ]
     }
 
-    /// The same, and clients have to show a certificate of `authority`.
+    /// The same, and clients must present a certificate of `authority`.
     pub fn mutual(&self, listener: &str, authority: &Authority) -> Vec<(String, String)> {
         self.write("ca.crt", &authority.pem);
         let mut settings = self.settings(listener);
@@ -99,12 +99,12 @@ impl Files {
     }
 }
 
-/// Settings as the harness takes them.
-pub fn given(settings: &[(String, String)]) -> Vec<(&str, &str)> {
+/// Borrowed settings, as the harness takes them.
+pub fn borrowed(settings: &[(String, String)]) -> Vec<(&str, &str)> {
     settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
 
-/// A connection over TLS that trusts `authority` and shows `identity`.
+/// A connection over TLS that trusts `authority` and presents `identity`.
 pub async fn connect(
     address: impl std::fmt::Display,
     authority: &Authority,

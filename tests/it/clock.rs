@@ -1,4 +1,4 @@
-//! A machine whose clock jumps ahead and is put right.
+//! A machine whose clock jumps ahead and is corrected.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use tollgate::{
 };
 
 use crate::{
-    harness::{Service, http, one, settings, until},
+    harness::{Service, http, request_for, settings, until},
     reload::Log,
 };
 
@@ -23,24 +23,24 @@ descriptors:
 ";
 const DAYS: i64 = 3 * 86_400 * SECOND as i64;
 
-/// A replica with a clock of its own, ready to answer.
+/// A ready replica with its own clock.
 async fn replica(secret: &TempDir, seeds: &str) -> Service {
     let rules = tempfile::tempdir().unwrap();
     fs::write(rules.path().join("rules.yaml"), RULES).unwrap();
     let file = secret.path().join("secret");
     fs::write(&file, "a secret that replicas share").unwrap();
-    let given = [
+    let overrides = [
         ("cluster.listen", "127.0.0.1:0"),
         ("cluster.secret_file", file.to_str().unwrap()),
         ("cluster.seed", seeds),
         ("tls.poll_interval", "50ms"),
     ];
     let clock = Clock::system();
-    let server = Server::bind(settings(&rules, &given), clock.clone()).await.unwrap();
+    let server = Server::bind(settings(&rules, &overrides), clock.clone()).await.unwrap();
     let (addresses, counters) = (server.addresses().unwrap(), server.counters());
-    let (leave, left) = mpsc::channel(2);
-    let ended = tokio::spawn(server.run(left));
-    let service = Service { addresses, clock, leave, ended, rules, counters };
+    let (shutdown, shutdown_signal) = mpsc::channel(2);
+    let task = tokio::spawn(server.run(shutdown_signal));
+    let service = Service { addresses, clock, shutdown, task, rules, counters };
     service.until_http("/readyz", 200).await;
     service
 }
@@ -69,18 +69,18 @@ async fn until_stepped(replica: &Service, direction: &str) {
     .await;
 }
 
-/// How many of `calls` pass, from both by turns.
+/// How many of `calls` pass, sent to both replicas in turn.
 async fn passed(replicas: [&Service; 2], key: &str, value: &str, calls: usize) -> usize {
     let mut passed = 0;
     for call in 0..calls {
-        let status = replicas[call % 2].status(one("shop", key, value)).await;
+        let status = replicas[call % 2].status(request_for("shop", key, value)).await;
         passed += usize::from(status.code == 1);
     }
     passed
 }
 
 #[tokio::test]
-async fn replica_whose_clock_was_put_right_links_again_and_keeps_limits() {
+async fn replica_with_corrected_clock_relinks_and_keeps_limits() {
     let log = Log::start();
     let secret = tempfile::tempdir().unwrap();
     let kept = replica(&secret, "off").await;
@@ -90,25 +90,25 @@ async fn replica_whose_clock_was_put_right_links_again_and_keeps_limits() {
 
     kept.clock.set_wall_ahead(DAYS);
     until_stepped(&kept, "forward").await;
-    // While it is ahead, a bucket is used up.
+    // A bucket is used up while the clock is ahead.
     for value in ["a", "b", "c", "d"] {
-        assert!(20 <= passed([&kept, &first], "bucket", value, 22).await);
+        assert!(passed([&kept, &first], "bucket", value, 22).await >= 20);
     }
     kept.clock.set_wall_ahead(0);
     until_stepped(&kept, "back").await;
     assert!(log.take().iter().any(|line| line.contains("WARN") && line.contains("was put right")));
 
-    // The other replica restarts: every link is a new one.
-    first.leave.send(()).await.unwrap();
-    first.ended.await.unwrap().unwrap();
+    // The other replica restarts, so that every link is new.
+    first.shutdown.send(()).await.unwrap();
+    first.task.await.unwrap().unwrap();
     let second = replica(&secret, &address).await;
     until_linked(&kept).await;
     until_linked(&second).await;
     for value in ["e", "f", "g", "h"] {
-        assert_eq!(passed([&kept, &second], "user", value, 30).await, 20, "the limit, and no more");
+        assert_eq!(passed([&kept, &second], "user", value, 30).await, 20, "exactly the limit");
     }
     for value in ["a", "b", "c", "d"] {
-        let status = kept.status(one("shop", "bucket", value)).await;
+        let status = kept.status(request_for("shop", "bucket", value)).await;
         let until_reset = status.duration_until_reset.unwrap().seconds;
         assert!(until_reset <= 3_600, "locked out for {until_reset} s");
     }

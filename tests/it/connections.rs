@@ -1,4 +1,4 @@
-//! Connections: where they come from, how long they last, how many there may be.
+//! Connections: listeners, maximum age and maximum number.
 
 use std::{
     os::unix::fs::{FileTypeExt, PermissionsExt},
@@ -19,8 +19,8 @@ use tollgate::{
 use tonic::transport::Channel;
 
 use crate::{
-    certificates::{Authority, Files, given},
-    harness::{PATIENCE, START, Service, one, settings, until},
+    certificates::{Authority, Files, borrowed},
+    harness::{START, Service, TIMEOUT, request_for, settings, until},
 };
 
 const RULES: &str = "
@@ -32,13 +32,13 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 1}
 ";
 
-/// What an HTTP/2 client says first: the preface and its settings, of which there are none.
-pub const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The type of the frame that tells a client to go away.
+/// The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame.
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// The type of a GOAWAY frame.
 pub const GOAWAY: u8 = 7;
 
-/// Reads frames until one is of `kind`; its content. `None` where the connection ends before.
-pub async fn frame(stream: &mut TcpStream, kind: u8) -> Option<Vec<u8>> {
+/// Reads frames until one is of type `kind`, and returns its payload. `None` if the connection ends before.
+pub async fn read_frame(stream: &mut TcpStream, kind: u8) -> Option<Vec<u8>> {
     loop {
         let mut head = [0; 9];
         stream.read_exact(&mut head).await.ok()?;
@@ -51,43 +51,43 @@ pub async fn frame(stream: &mut TcpStream, kind: u8) -> Option<Vec<u8>> {
     }
 }
 
-async fn ask_by_command(to: &str, more: &[&str]) -> Option<i32> {
+async fn run_ask(to: &str, more: &[&str]) -> Option<i32> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.args(["ask", "--to", to, "shop", "once=x"]).args(more);
-    timeout(PATIENCE, command.output()).await.unwrap().unwrap().status.code()
+    timeout(TIMEOUT, command.output()).await.unwrap().unwrap().status.code()
 }
 
 #[tokio::test]
-async fn a_unix_socket_is_served_with_its_mode_and_removed_at_the_end() {
+async fn unix_socket_has_its_mode_and_is_removed_at_shutdown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tollgate.sock");
     let listen = format!("unix:{}", path.display());
-    let given = [("grpc.listen", listen.as_str()), ("grpc.socket_mode", "0600")];
-    let service = Service::start_with(RULES, &given).await;
+    let overrides = [("grpc.listen", listen.as_str()), ("grpc.socket_mode", "0600")];
+    let service = Service::start_with(RULES, &overrides).await;
     assert_eq!(service.addresses.grpc.to_string(), listen);
     let file = std::fs::metadata(&path).unwrap();
     assert!(file.file_type().is_socket());
     assert_eq!(file.permissions().mode() & 0o777, 0o600);
-    assert_eq!([ask_by_command(&listen, &[]).await, ask_by_command(&listen, &[]).await], [Some(0), Some(2)]);
+    assert_eq!([run_ask(&listen, &[]).await, run_ask(&listen, &[]).await], [Some(0), Some(2)]);
 
-    let error = Server::bind(settings(&service.rules, &given), Clock::manual(START)).await.unwrap_err();
+    let error = Server::bind(settings(&service.rules, &overrides), Clock::manual(START)).await.unwrap_err();
     let expected = format!("grpc.listen: cannot listen on {listen}: another process listens on it");
     assert_eq!(error.to_string(), expected);
 
-    service.leave.send(()).await.unwrap();
-    assert!(timeout(PATIENCE, service.ended).await.unwrap().unwrap().is_ok());
+    service.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     assert!(!path.exists());
 }
 
 #[tokio::test]
-async fn a_socket_that_a_dead_process_left_is_replaced_and_a_file_is_not() {
+async fn stale_unix_socket_is_replaced_and_regular_file_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tollgate.sock");
     drop(UnixListener::bind(&path).unwrap());
-    assert!(path.exists(), "nobody listens, but it is there");
+    assert!(path.exists(), "the socket file remains without a listener");
     let listen = format!("unix:{}", path.display());
     let service = Service::start_with(RULES, &[("grpc.listen", &listen)]).await;
-    assert_eq!(ask_by_command(&listen, &[]).await, Some(0));
+    assert_eq!(run_ask(&listen, &[]).await, Some(0));
 
     let file = folder.path().join("file");
     std::fs::write(&file, "precious").unwrap();
@@ -99,38 +99,38 @@ async fn a_socket_that_a_dead_process_left_is_replaced_and_a_file_is_not() {
 }
 
 #[tokio::test]
-async fn a_process_leaves_a_socket_alone_that_is_no_longer_its_own() {
+async fn shutdown_keeps_unix_socket_of_another_process() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tollgate.sock");
     let service = Service::start_with(RULES, &[("grpc.listen", &format!("unix:{}", path.display()))]).await;
     std::fs::remove_file(&path).unwrap();
     let _next = UnixListener::bind(&path).unwrap();
-    service.leave.send(()).await.unwrap();
-    assert!(timeout(PATIENCE, service.ended).await.unwrap().unwrap().is_ok());
+    service.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     assert!(path.exists());
 }
 
 #[tokio::test]
-async fn the_command_asks_over_tls_and_shows_its_certificate() {
+async fn ask_command_uses_tls_and_client_certificate() {
     let ours = Authority::new("ours");
     let files = Files::of(&ours.server());
-    let service = Service::start_with(RULES, &given(&files.mutual("grpc", &ours))).await;
+    let service = Service::start_with(RULES, &borrowed(&files.mutual("grpc", &ours))).await;
     let client = Files::of(&ours.pair(&["edge"], 2100));
     let to = service.addresses.grpc.to_string();
     let (ca, cert, key) = (files.path("ca.crt"), client.path("tls.crt"), client.path("tls.key"));
     let shown = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
-    assert_eq!(ask_by_command(&to, &shown).await, Some(0));
-    assert_eq!(ask_by_command(&to, &shown).await, Some(2));
-    assert_eq!(ask_by_command(&to, &["--tls-ca", &ca]).await, Some(1), "without a certificate");
-    assert_eq!(ask_by_command(&to, &[]).await, Some(1), "without TLS");
-    assert_eq!(ask_by_command(&to, &["--tls-cert", &cert]).await, Some(1), "a certificate without its key");
+    assert_eq!(run_ask(&to, &shown).await, Some(0));
+    assert_eq!(run_ask(&to, &shown).await, Some(2));
+    assert_eq!(run_ask(&to, &["--tls-ca", &ca]).await, Some(1), "without a certificate");
+    assert_eq!(run_ask(&to, &[]).await, Some(1), "without TLS");
+    assert_eq!(run_ask(&to, &["--tls-cert", &cert]).await, Some(1), "a certificate without its key");
     let named = [&shown[..], &["--tls-name", "localhost"]].concat();
-    assert_eq!(ask_by_command(&to, &named).await, Some(2));
-    assert_eq!(ask_by_command(&to, &[&shown[..], &["--tls-name", "other"]].concat()).await, Some(1));
+    assert_eq!(run_ask(&to, &named).await, Some(2));
+    assert_eq!(run_ask(&to, &[&shown[..], &["--tls-name", "other"]].concat()).await, Some(1));
 }
 
 #[tokio::test]
-async fn connections_made_together_are_told_to_go_away_at_different_times() {
+async fn connections_opened_together_get_goaway_at_different_times() {
     const AGE: Duration = Duration::from_millis(500);
     let service = Service::start_with(RULES, &[("grpc.max_connection_age", "500ms")]).await;
     let mut clients = JoinSet::new();
@@ -139,20 +139,20 @@ async fn connections_made_together_are_told_to_go_away_at_different_times() {
         #[expect(clippy::disallowed_methods, reason = "what is measured is real time")]
         let start = Instant::now();
         clients.spawn(async move {
-            stream.write_all(GREETING).await.unwrap();
-            assert!(frame(&mut stream, GOAWAY).await.is_some());
+            stream.write_all(PREFACE).await.unwrap();
+            assert!(read_frame(&mut stream, GOAWAY).await.is_some());
             start.elapsed()
         });
     }
-    let ages = timeout(PATIENCE, clients.join_all()).await.unwrap();
+    let ages = timeout(TIMEOUT, clients.join_all()).await.unwrap();
     let (first, last) = (*ages.iter().min().unwrap(), *ages.iter().max().unwrap());
-    assert!(AGE.mul_f64(0.79) <= first, "{ages:?}");
-    assert!(AGE.mul_f64(0.05) <= last - first, "{ages:?}");
+    assert!(first >= AGE.mul_f64(0.79), "{ages:?}");
+    assert!(last - first >= AGE.mul_f64(0.05), "{ages:?}");
     assert_eq!(service.counters.grpc.figures().aged, 16);
 }
 
 #[tokio::test]
-async fn a_call_that_is_open_when_its_connection_ages_is_finished() {
+async fn open_call_is_finished_when_connection_reaches_max_age() {
     let queue = "
 domain: shop
 descriptors:
@@ -161,42 +161,42 @@ descriptors:
 ";
     let service = Service::start_with(queue, &[("grpc.max_connection_age", "100ms")]).await;
     let mut client = service.client().await;
-    client.should_rate_limit(one("shop", "queue", "x")).await.unwrap();
-    // This one waits for half a second.
-    assert!(client.should_rate_limit(one("shop", "queue", "x")).await.is_ok());
+    client.should_rate_limit(request_for("shop", "queue", "x")).await.unwrap();
+    // This call is delayed by half a second.
+    assert!(client.should_rate_limit(request_for("shop", "queue", "x")).await.is_ok());
     assert_eq!(service.counters.grpc.figures().aged, 1);
 }
 
 #[tokio::test]
-async fn at_the_end_of_the_grace_a_connection_is_cut() {
-    let given = [("grpc.max_connection_age", "50ms"), ("grpc.max_connection_age_grace", "50ms")];
-    let service = Service::start_with(RULES, &given).await;
+async fn connection_is_closed_at_end_of_age_grace() {
+    let overrides = [("grpc.max_connection_age", "50ms"), ("grpc.max_connection_age_grace", "50ms")];
+    let service = Service::start_with(RULES, &overrides).await;
     let mut stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
-    // This client does not go away when it is told to.
-    stream.write_all(GREETING).await.unwrap();
-    assert!(timeout(PATIENCE, frame(&mut stream, u8::MAX)).await.unwrap().is_none());
+    // This client ignores GOAWAY.
+    stream.write_all(PREFACE).await.unwrap();
+    assert!(timeout(TIMEOUT, read_frame(&mut stream, u8::MAX)).await.unwrap().is_none());
     until(async || (service.counters.grpc.figures().cut == 1).then_some(())).await;
     until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_answer_pings_is_closed() {
-    let given = [("grpc.keepalive_interval", "50ms"), ("grpc.keepalive_timeout", "50ms")];
-    let service = Service::start_with(RULES, &given).await;
+async fn connection_without_ping_ack_is_closed() {
+    let overrides = [("grpc.keepalive_interval", "50ms"), ("grpc.keepalive_timeout", "50ms")];
+    let service = Service::start_with(RULES, &overrides).await;
     let mut stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
-    stream.write_all(GREETING).await.unwrap();
-    assert!(timeout(PATIENCE, frame(&mut stream, u8::MAX)).await.unwrap().is_none());
+    stream.write_all(PREFACE).await.unwrap();
+    assert!(timeout(TIMEOUT, read_frame(&mut stream, u8::MAX)).await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn grpc_connection_too_many_is_closed_at_once_and_counted() {
+async fn grpc_connection_above_limit_is_closed_and_counted() {
     let service = Service::start_with(RULES, &[("grpc.max_connections", "2")]).await;
     let (address, counters) = (service.addresses.grpc.to_string(), &service.counters.grpc);
     let first = TcpStream::connect(&address).await.unwrap();
     let _second = TcpStream::connect(&address).await.unwrap();
     until(async || (counters.figures().open == 2).then_some(())).await;
     let mut third = TcpStream::connect(&address).await.unwrap();
-    assert_eq!(timeout(PATIENCE, third.read(&mut [0])).await.unwrap().unwrap_or(0), 0);
+    assert_eq!(timeout(TIMEOUT, third.read(&mut [0])).await.unwrap().unwrap_or(0), 0);
     assert_eq!(counters.figures().refused_full, 1);
     drop(first);
     until(async || (counters.figures().open == 1).then_some(())).await;
@@ -206,26 +206,26 @@ async fn grpc_connection_too_many_is_closed_at_once_and_counted() {
 }
 
 #[tokio::test]
-async fn calls_beyond_the_streams_of_a_connection_wait_and_are_answered() {
+async fn calls_above_stream_limit_wait_and_are_answered() {
     let service = Service::start_with(RULES, &[("grpc.max_concurrent_streams", "2")]).await;
     let mut client = service.client().await;
-    // With its answer the client has learnt how many streams it may open.
-    client.should_rate_limit(one("shop", "user", "x")).await.unwrap();
+    // With the reply the client knows the limit of concurrent streams.
+    client.should_rate_limit(request_for("shop", "user", "x")).await.unwrap();
     let mut calls = JoinSet::new();
     for _ in 0..50 {
         let mut client = client.clone();
-        calls.spawn(async move { client.should_rate_limit(one("shop", "user", "x")).await.is_ok() });
+        calls.spawn(async move { client.should_rate_limit(request_for("shop", "user", "x")).await.is_ok() });
     }
-    assert_eq!(timeout(PATIENCE, calls.join_all()).await.unwrap(), [true; 50]);
+    assert_eq!(timeout(TIMEOUT, calls.join_all()).await.unwrap(), [true; 50]);
 }
 
 #[tokio::test]
-async fn an_idle_channel_connects_anew_after_its_age() {
+async fn idle_channel_reconnects_after_max_age() {
     let service = Service::start_with(RULES, &[("grpc.max_connection_age", "50ms")]).await;
     let address = format!("http://{}", service.addresses.grpc);
     let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
     until(async || (service.counters.grpc.figures().aged == 1).then_some(())).await;
     until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
     let mut client = RateLimitServiceClient::new(channel);
-    assert!(client.should_rate_limit(one("shop", "user", "x")).await.is_ok());
+    assert!(client.should_rate_limit(request_for("shop", "user", "x")).await.is_ok());
 }

@@ -1,4 +1,4 @@
-//! Counters that outlive the rules they are held against, and a rule of every algorithm.
+//! Counters that outlive their rules, and a rule of every algorithm.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,10 +14,10 @@ use tollgate::{
 use crate::harness::START;
 
 /// A rule of one algorithm with this limit.
-pub type Written = fn(u64) -> String;
+pub type RuleText = fn(u64) -> String;
 
-/// Those that keep what was counted: hits, or tokens that are missing.
-pub const KEEP_THE_COUNT: [(&str, Written); 9] = [
+/// Rules whose counters keep the counted hits, or the missing tokens, when the limit changes.
+pub const COUNT_PRESERVING: [(&str, RuleText); 9] = [
     ("classic", |limit| format!("unit: hour, requests_per_unit: {limit}")),
     ("classic by the calendar", |limit| {
         format!("unit: day, calendar: {{timezone: Europe/Berlin}}, requests_per_unit: {limit}")
@@ -41,8 +41,8 @@ pub const KEEP_THE_COUNT: [(&str, Written); 9] = [
     }),
 ];
 
-/// Those that keep how much of the whole is used: a debt is a time.
-pub const KEEP_THE_SHARE: [(&str, Written); 3] = [
+/// Rules whose counters keep the used share when the limit changes, because a debt is a time.
+pub const SHARE_PRESERVING: [(&str, RuleText); 3] = [
     ("token_bucket", |limit| format!("algorithm: token_bucket, unit: hour, requests_per_unit: {limit}")),
     ("leaky_bucket", |limit| format!("algorithm: leaky_bucket, unit: hour, requests_per_unit: {limit}")),
     ("leaky_queue", |limit| {
@@ -52,19 +52,19 @@ pub const KEEP_THE_SHARE: [(&str, Written); 3] = [
 ];
 
 /// One rule of every algorithm.
-pub fn all() -> impl Iterator<Item = (&'static str, Written)> {
-    KEEP_THE_COUNT.into_iter().chain(KEEP_THE_SHARE)
+pub fn every_rule() -> impl Iterator<Item = (&'static str, RuleText)> {
+    COUNT_PRESERVING.into_iter().chain(SHARE_PRESERVING)
 }
 
-/// Counters and a clock, which outlive the rules.
+/// Counters and a clock that outlive the rules.
 pub struct Counters {
     pub memory: Arc<Memory>,
     pub clock: Clock,
 }
 
-/// What an ask was answered: whether it passes, what is left, whether a limit applied.
+/// The decision of an operation: whether it passes, what remains, whether a limit applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct Outcome {
     pub passes: bool,
     pub remaining: u64,
     pub limited: bool,
@@ -75,17 +75,17 @@ impl Counters {
         Self { memory: Arc::new(Memory::new(1 << 30, OnFull::Deny)), clock: Clock::manual(START) }
     }
 
-    /// A limiter over these counters, by a book that the caller may replace.
-    pub fn by(&self, active_rules: Arc<ActiveRules>) -> Limiter {
+    /// A limiter over these counters with rules that the caller may replace.
+    pub fn with_rules(&self, active_rules: Arc<ActiveRules>) -> Limiter {
         Limiter::new(active_rules, self.memory.clone(), self.clock.clone(), Secret::from_bytes([3; 16]))
     }
 
-    /// A limiter over these counters by one rule.
-    pub fn under(&self, limit: &str) -> Limiter {
-        self.by(Arc::new(ActiveRules::of(rule(limit), START)))
+    /// A limiter over these counters with one rule.
+    pub fn with_rule(&self, limit: &str) -> Limiter {
+        self.with_rules(Arc::new(ActiveRules::of(rule(limit), START)))
     }
 
-    pub fn pass(&self, time: Duration) {
+    pub fn advance(&self, time: Duration) {
         self.clock.set(self.clock.now().plus(u64::try_from(time.as_nanos()).unwrap()));
     }
 }
@@ -95,27 +95,27 @@ pub fn rule(limit: &str) -> Rules {
     rules(&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {{{limit}}}}}]\n"))
 }
 
-/// The rules of a file that is right.
+/// The rules of a valid file.
 pub fn rules(text: &str) -> Rules {
     Rules::parse("rules.yaml", text).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
-/// Asks about the only rule that [`rule`] makes.
-pub fn ask(limiter: &Limiter, ask: Operation) -> Told {
-    ask_about(limiter, ("a", "x"), ask)
+/// Applies an operation to the only rule of [`rule`].
+pub fn apply(limiter: &Limiter, operation: Operation) -> Outcome {
+    apply_to(limiter, ("a", "x"), operation)
 }
 
-/// Asks about a descriptor of one entry in the domain `d`.
-pub fn ask_about(limiter: &Limiter, (key, value): (&str, &str), ask: Operation) -> Told {
+/// Applies an operation to a descriptor of one entry in the domain `d`.
+pub fn apply_to(limiter: &Limiter, (key, value): (&str, &str), ask: Operation) -> Outcome {
     let entries = [Entry { key, value }];
     let descriptors = [Descriptor { entries: &entries, operation: ask, limit: None }];
     let snapshot = limiter.view();
     let answer = snapshot.decide(&Request { domain: "d", descriptors: &descriptors, timeout: None }).unwrap();
     let status = answer.statuses[0];
-    Told { passes: answer.passes, remaining: status.remaining, limited: status.limit.is_some() }
+    Outcome { passes: answer.passes, remaining: status.remaining, limited: status.limit.is_some() }
 }
 
-/// What is left of the only rule that [`rule`] makes.
+/// What remains of the only rule of [`rule`].
 pub fn remaining(limiter: &Limiter) -> u64 {
-    ask(limiter, Operation::Peek).remaining
+    apply(limiter, Operation::Peek).remaining
 }

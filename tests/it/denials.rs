@@ -1,4 +1,4 @@
-//! Who is refused, in the log.
+//! Denials in the log.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use tracing_subscriber::{
     registry,
 };
 
-use crate::harness::{Service, descriptor, one, request, with_hits};
+use crate::harness::{Service, descriptor, request, request_for, with_hits};
 
 const RULES: &str = "
 domain: shop
@@ -56,8 +56,8 @@ impl Visit for Fields {
 }
 
 impl Log {
-    /// Hears what is logged on this thread, on which a test and its service run, while the guard lives.
-    fn listen() -> (Self, tracing::subscriber::DefaultGuard) {
+    /// Captures the log of this thread, on which the test and its service run, while the guard lives.
+    fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
         let log = Self::default();
         let guard = tracing::subscriber::set_default(registry().with(log.clone()));
         (log, guard)
@@ -69,57 +69,59 @@ impl Log {
 }
 
 #[tokio::test]
-async fn a_denial_tells_the_rule_the_descriptor_the_limit_and_the_wait() {
-    let (log, _guard) = Log::listen();
-    let service = Service::start_here(RULES, &[("log.denials", "10/s")]).await;
-    service.ask(with_hits(one("shop", "user", "ada\nx"), 1)).await.unwrap();
-    assert!(log.field("rule").is_empty(), "what passes is not told");
-    service.ask(with_hits(one("shop", "user", "ada\nx"), 1)).await.unwrap();
-    service.ask(request("shop", vec![descriptor(&[("plan", "a"), ("seat", "1")])])).await.unwrap();
+async fn denial_log_has_rule_descriptor_limit_and_retry_after() {
+    let (log, _guard) = Log::capture();
+    let service = Service::start_on_this_thread(RULES, &[("log.denials", "10/s")]).await;
+    service.call(with_hits(request_for("shop", "user", "ada\nx"), 1)).await.unwrap();
+    assert!(log.field("rule").is_empty(), "a passing call is not logged");
+    service.call(with_hits(request_for("shop", "user", "ada\nx"), 1)).await.unwrap();
+    service.call(request("shop", vec![descriptor(&[("plan", "a"), ("seat", "1")])])).await.unwrap();
 
     let fields = log.0.lock().unwrap().clone();
-    let told = |names: [&str; 7], values: [&str; 7]| -> BTreeMap<String, String> {
+    let event_fields = |names: [&str; 7], values: [&str; 7]| -> BTreeMap<String, String> {
         names.iter().zip(values).map(|(name, value)| ((*name).to_owned(), value.to_owned())).collect()
     };
     let names = ["message", "domain", "rule", "descriptor", "limit", "call_passes", "left_out"];
     let mut user =
-        told(names, ["denied", "\"shop\"", "\"each_user\"", "\"user=ada\\nx\"", "1", "false", "0"]);
+        event_fields(names, ["denied", "\"shop\"", "\"each_user\"", "\"user=ada\\nx\"", "1", "false", "0"]);
     user.insert("retry_after".to_owned(), "36.0".to_owned());
-    let seat =
-        told(names, ["denied", "\"shop\"", "\"shop.plan.seat\"", "\"plan=a,seat=1\"", "0", "false", "0"]);
+    let seat = event_fields(
+        names,
+        ["denied", "\"shop\"", "\"shop.plan.seat\"", "\"plan=a,seat=1\"", "0", "false", "0"],
+    );
     assert_eq!(fields, [user, seat]);
 }
 
 #[tokio::test]
-async fn no_more_denials_are_told_in_a_second_than_are_asked_for() {
-    let (log, _guard) = Log::listen();
-    let service = Service::start_here(RULES, &[("log.denials", "2/s")]).await;
+async fn denial_log_keeps_its_rate_limit() {
+    let (log, _guard) = Log::capture();
+    let service = Service::start_on_this_thread(RULES, &[("log.denials", "2/s")]).await;
     let mut client = service.client().await;
     for _ in 0..2 {
         for _ in 0..6 {
-            client.should_rate_limit(with_hits(one("shop", "user", "ada"), 1)).await.unwrap();
+            client.should_rate_limit(with_hits(request_for("shop", "user", "ada"), 1)).await.unwrap();
         }
-        service.pass(Duration::from_secs(1));
+        service.advance(Duration::from_secs(1));
     }
     let left_out = log.field("left_out").into_iter().flatten();
     assert_eq!(left_out.collect::<Vec<_>>(), ["0", "0", "3", "0"], "of 5 denials, then of 6");
 }
 
 #[tokio::test]
-async fn a_call_that_passes_in_shadow_is_told_as_such_and_a_shadow_rule_denies_nothing() {
-    let (log, _guard) = Log::listen();
-    let given = [("log.denials", "10/s"), ("limiter.shadow_mode", "true")];
-    let service = Service::start_here(RULES, &given).await;
-    service.ask(one("shop", "trial", "x")).await.unwrap();
-    service.ask(with_hits(one("shop", "user", "ada"), 2)).await.unwrap();
+async fn denial_log_marks_shadow_mode_and_skips_shadow_rules() {
+    let (log, _guard) = Log::capture();
+    let overrides = [("log.denials", "10/s"), ("limiter.shadow_mode", "true")];
+    let service = Service::start_on_this_thread(RULES, &overrides).await;
+    service.call(request_for("shop", "trial", "x")).await.unwrap();
+    service.call(with_hits(request_for("shop", "user", "ada"), 2)).await.unwrap();
     assert_eq!(log.field("call_passes"), [Some("true".to_owned())]);
-    assert_eq!(log.field("retry_after"), [None], "two never pass");
+    assert_eq!(log.field("retry_after"), [None], "two hits never pass");
 }
 
 #[tokio::test]
-async fn unless_asked_for_no_denial_is_told() {
-    let (log, _guard) = Log::listen();
-    let service = Service::start_here(RULES, &[]).await;
-    service.ask(with_hits(one("shop", "user", "ada"), 2)).await.unwrap();
+async fn denial_log_is_off_by_default() {
+    let (log, _guard) = Log::capture();
+    let service = Service::start_on_this_thread(RULES, &[]).await;
+    service.call(with_hits(request_for("shop", "user", "ada"), 2)).await.unwrap();
     assert!(log.field("rule").is_empty());
 }

@@ -1,4 +1,4 @@
-//! The pages tell the truth where a test can know it.
+//! Checks of the documentation against the code.
 
 use std::{
     collections::BTreeSet,
@@ -21,12 +21,12 @@ fn pages() -> Vec<(PathBuf, String)> {
     std::iter::once(Path::new(ROOT).join("README.md")).chain(pages).map(read).collect()
 }
 
-/// What lies between `open` and the next `close`, again and again.
+/// Every text between `open` and the next `close`.
 fn between<'t>(text: &'t str, open: &'t str, close: &'t str) -> impl Iterator<Item = &'t str> {
     text.split(open).skip(1).filter_map(move |rest| Some(rest.split_once(close)?.0))
 }
 
-/// All sources under a folder of the project, as one text.
+/// All sources under a directory of the project, as one text.
 fn sources(folder: &str) -> String {
     let mut text = String::new();
     let mut folders = vec![Path::new(ROOT).join(folder)];
@@ -44,12 +44,12 @@ fn sources(folder: &str) -> String {
 }
 
 #[test]
-fn every_relative_link_leads_to_a_file() {
+fn relative_links_of_docs_lead_to_files() {
     let mut broken = Vec::new();
     for (page, text) in pages() {
         for link in between(&text, "](", ")").filter(|link| !link.contains("://")) {
             let path = link.split('#').next().unwrap();
-            // A link within the page has no path, and leads to the folder: that exists.
+            // A link within the page has an empty path, which resolves to the directory.
             if !page.parent().unwrap().join(path).exists() {
                 broken.push(format!("{}: {link}", page.display()));
             }
@@ -59,12 +59,12 @@ fn every_relative_link_leads_to_a_file() {
 }
 
 #[test]
-fn the_rules_in_the_readme_and_on_the_page_of_algorithms_compile() {
+fn rule_examples_of_readme_and_algorithms_page_compile() {
     for page in ["README.md", "docs/algorithms.md"] {
         let text = fs::read_to_string(Path::new(ROOT).join(page)).unwrap();
         let blocks: Vec<_> =
             between(&text, "```yaml\n", "```").filter(|block| block.starts_with("domain:")).collect();
-        assert!(!blocks.is_empty(), "{page} has examples");
+        assert!(!blocks.is_empty(), "no examples found in {page}");
         for block in blocks {
             let file = tempfile::NamedTempFile::new().unwrap();
             fs::write(&file, block).unwrap();
@@ -75,19 +75,19 @@ fn the_rules_in_the_readme_and_on_the_page_of_algorithms_compile() {
 }
 
 #[test]
-fn every_law_that_the_page_of_algorithms_names_exists() {
+fn laws_named_by_algorithms_page_exist() {
     let page = fs::read_to_string(Path::new(ROOT).join("docs/algorithms.md")).unwrap();
     let sources = sources("src/algorithm");
     let laws: Vec<_> =
         page.lines().filter_map(|line| Some(line.strip_prefix("- `")?.split_once('`')?.0)).collect();
-    assert!(8 < laws.len(), "the laws on the page were found");
+    assert!(laws.len() > 8, "too few laws found on the page");
     for law in laws {
         assert!(sources.contains(&format!("fn {law}(")), "no law is called {law}");
     }
 }
 
 #[test]
-fn every_test_that_the_architecture_names_exists() {
+fn tests_named_by_architecture_page_exist() {
     let page = fs::read_to_string(Path::new(ROOT).join("docs/architecture.md")).unwrap();
     let sources = sources("src") + &sources("tests") + &sources("examples");
     let rows = page.lines().filter(|line| line.starts_with('|'));
@@ -97,22 +97,22 @@ fn every_test_that_the_architecture_names_exists() {
         named += 1;
         assert!(sources.contains(&format!("fn {test}(")), "no test is called {test}");
     }
-    assert!(named > 20, "the tests in the table were found");
+    assert!(named > 20, "too few tests found in the table");
 }
 
 #[test]
-fn every_part_of_the_source_tree_is_in_the_architecture() {
+fn source_tree_of_architecture_page_is_complete() {
     let page = fs::read_to_string(Path::new(ROOT).join("docs/architecture.md")).unwrap();
     for entry in fs::read_dir(Path::new(ROOT).join("src")).unwrap() {
         let entry = entry.unwrap();
         let end = if entry.path().is_dir() { "/ " } else { " " };
         let line = format!("\n  {}{end}", entry.file_name().to_str().unwrap());
-        assert!(page.contains(&line), "the tree lacks {line}");
+        assert!(page.contains(&line), "the source tree of the page has no {line}");
     }
 }
 
 #[test]
-fn every_dependency_has_a_row_and_every_row_is_a_dependency() {
+fn dependencies_page_lists_exactly_the_dependencies() {
     let manifest = fs::read_to_string(Path::new(ROOT).join("Cargo.toml")).unwrap();
     let page = fs::read_to_string(Path::new(ROOT).join("docs/dependencies.md")).unwrap();
     let sections = between(&manifest, "dependencies]\n", "\n\n");
@@ -122,7 +122,7 @@ fn every_dependency_has_a_row_and_every_row_is_a_dependency() {
     assert_eq!(rows.collect::<BTreeSet<_>>(), wanted);
 }
 
-/// The words of `text` that begin with `start` and go on with what `goes_on` allows.
+/// The words of `text` that begin with `start` and continue with characters for which `goes_on` is true.
 fn words<'t>(text: &'t str, start: &'t str, goes_on: impl Fn(char) -> bool) -> impl Iterator<Item = &'t str> {
     text.match_indices(start).map(move |(at, _)| {
         let word = &text[at..];
@@ -131,20 +131,20 @@ fn words<'t>(text: &'t str, start: &'t str, goes_on: impl Fn(char) -> bool) -> i
 }
 
 #[test]
-fn every_variable_and_flag_that_the_migration_page_names_exists() {
+fn variables_and_flags_of_migration_page_exist() {
     let page = fs::read_to_string(Path::new(ROOT).join("docs/migrating.md")).unwrap();
     let variables: BTreeSet<_> = CATALOG.iter().map(Setting::variable).collect();
     let is_capital = |letter: char| letter == '_' || letter.is_ascii_uppercase() || letter.is_ascii_digit();
     let named: BTreeSet<_> = words(&page, "TOLLGATE_", is_capital)
-        // A whole section is written with dots after it.
+        // A name with two underscores at its end stands for a section.
         .filter(|name| !name.ends_with("__"))
         .collect();
-    assert!(named.len() > 20, "the variables were found");
+    assert!(named.len() > 20, "too few variables found");
     let unknown: Vec<_> = named.iter().filter(|name| !variables.contains(**name)).collect();
     assert!(unknown.is_empty(), "no such variables: {unknown:#?}");
 
     let mut flags: BTreeSet<_> = CATALOG.iter().map(|setting| format!("--{}", setting.flag())).collect();
-    // Those of `tollgate ask`, and the settings file of `tollgate serve`.
+    // The flags of `tollgate ask`, and the settings file of `tollgate serve`.
     flags.extend(["--to", "--peek", "--refund", "--hits", "--json", "--settings"].map(str::to_owned));
     let unknown: Vec<_> = words(&page, "--", |letter| letter == '-' || letter.is_ascii_lowercase())
         .filter(|flag| !flag.trim_matches('-').is_empty() && !flags.contains(*flag))

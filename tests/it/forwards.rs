@@ -1,4 +1,4 @@
-//! Calls whose checks other replicas decide: how much work they are, and what bounds them.
+//! Calls whose checks are forwarded to other replicas: their cost and their bounds.
 
 use std::{
     future::poll_fn,
@@ -24,11 +24,11 @@ use tollgate::{
 use crate::harness::until;
 
 /// Longer than any check here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two replicas in this process, over real links.
 struct Pair {
-    asked: Cluster,
+    caller: Cluster,
     memories: [Arc<Memory>; 2],
     _running: JoinSet<Result<(), link::Error>>,
     _folder: TempDir,
@@ -51,7 +51,7 @@ impl Pair {
             let link = link::Settings { listen, advertise: None, seeds: seeds.clone(), trust };
             let settings = cluster::Settings {
                 link,
-                forward_budget_max: PATIENCE,
+                forward_budget_max: TIMEOUT,
                 backup_interval: None,
                 forget_after: Duration::from_secs(30),
                 lease_from: None,
@@ -71,12 +71,12 @@ impl Pair {
             figures.members == 2 && figures.slots_moving == 0
         };
         until(async || clusters.iter().all(settled).then_some(())).await;
-        let asked = clusters.swap_remove(0);
+        let caller = clusters.swap_remove(0);
         let memories = <[_; 2]>::try_from(memories).unwrap();
-        Self { asked, memories, _running: running, _folder: folder }
+        Self { caller, memories, _running: running, _folder: folder }
     }
 
-    /// Decides a call of so many checks, each of a key of its own. Says how often its future was polled.
+    /// Decides a call of `checks` checks with distinct keys. Returns how many pass, and the number of polls.
     async fn decide(&self, checks: usize, connection: &OpenForwards) -> (Result<usize, Overloaded>, usize) {
         let window = Window::of_nanos(1_000 * SECOND).unwrap();
         let limit = Limit::Classic(Classic { limit: 10, window });
@@ -92,12 +92,12 @@ impl Pair {
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
         };
-        let asked: Vec<Check<'_>> = (0..checks as u64).map(check).collect();
+        let batch: Vec<Check<'_>> = (0..checks as u64).map(check).collect();
         let wishes =
             vec![ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false }; checks];
         let refused = |decisions: &[Decision]| decisions.iter().any(|one| !one.verdict.passes());
         let polls = AtomicUsize::new(0);
-        let mut deciding = pin!(self.asked.decide(&asked, &wishes, None, connection, refused));
+        let mut deciding = pin!(self.caller.decide(&batch, &wishes, None, connection, refused));
         let decided = poll_fn(|cx| {
             polls.fetch_add(1, Relaxed);
             deciding.as_mut().poll(cx)
@@ -116,18 +116,18 @@ impl Pair {
 }
 
 #[tokio::test]
-async fn call_is_polled_once_a_round_however_many_checks_it_has() {
+async fn call_is_polled_once_per_round_for_any_number_of_checks() {
     let pair = Pair::start().await;
     for checks in [2, 256, 1_024] {
         let (passed, polls) = pair.decide(checks, &OpenForwards::default()).await;
         assert_eq!(passed, Ok(checks));
-        // At first, when all are looked at, and when all are charged.
+        // At the start, when all peeks are answered, and when all charges are answered.
         assert!(polls <= 3, "{polls} polls for {checks} checks");
     }
 }
 
 #[tokio::test]
-async fn call_beyond_its_bound_is_refused_and_charges_nothing() {
+async fn call_above_forward_limit_is_refused_and_charges_nothing() {
     let pair = Pair::start().await;
     let connection = OpenForwards::default();
     let (refused, _) = pair.decide(30_000, &connection).await;
@@ -137,7 +137,7 @@ async fn call_beyond_its_bound_is_refused_and_charges_nothing() {
 }
 
 #[tokio::test]
-async fn calls_beyond_their_connections_bound_are_refused_and_others_are_not() {
+async fn calls_above_connection_forward_limit_are_refused_alone() {
     let pair = Pair::start().await;
     let (greedy, modest) = (OpenForwards::default(), OpenForwards::default());
     let calls = (0..64).map(|_| pair.decide(256, &greedy));
@@ -146,5 +146,5 @@ async fn calls_beyond_their_connections_bound_are_refused_and_others_are_not() {
     let refused = answers.iter().filter(|(answer, _)| *answer == Err(Overloaded)).count();
     assert_eq!(refused, 64 - 4_096 / 256);
     let (again, _) = pair.decide(256, &greedy).await;
-    assert!(again.is_ok(), "what was under way is done");
+    assert!(again.is_ok(), "earlier calls no longer count towards the bound");
 }

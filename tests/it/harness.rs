@@ -1,4 +1,4 @@
-//! A service in this process, on free ports of the loopback, and clients of it.
+//! A service in this process, on free ports of the loopback, and its clients.
 
 use std::{fs, time::Duration};
 
@@ -24,8 +24,8 @@ use tollgate::{
 };
 use tonic::{Status, transport::Channel};
 
-/// Longer than anything here takes; a test that waits this long has failed.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than any step of a test takes; a test that waits this long fails.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Twenty-four seconds into a minute.
 pub const START: Timestamp = Timestamp::from_nanos((1_790_000_040 + 24) * 1_000_000_000);
@@ -34,16 +34,16 @@ pub const START: Timestamp = Timestamp::from_nanos((1_790_000_040 + 24) * 1_000_
 pub struct Service {
     pub addresses: Addresses,
     pub clock: Clock,
-    pub leave: mpsc::Sender<()>,
-    pub ended: JoinHandle<Result<(), Error>>,
+    pub shutdown: mpsc::Sender<()>,
+    pub task: JoinHandle<Result<(), Error>>,
     pub rules: TempDir,
     pub counters: Counters,
 }
 
-/// Settings for a test: free ports, quick, rules in `rules`, and those given.
-pub fn settings(rules: &TempDir, given: &[(&str, &str)]) -> Settings {
+/// Settings for a test: free ports, short delays, the rules in `rules`, and the given settings.
+pub fn settings(rules: &TempDir, overrides: &[(&str, &str)]) -> Settings {
     let path = rules.path().to_str().unwrap();
-    let quick = [
+    let defaults = [
         ("rules.path", path),
         ("rules.poll_interval", "50ms"),
         ("grpc.listen", "127.0.0.1:0"),
@@ -52,7 +52,7 @@ pub fn settings(rules: &TempDir, given: &[(&str, &str)]) -> Settings {
         ("metrics.listen", "127.0.0.1:0"),
         ("drain.delay", "0s"),
     ];
-    let flags = quick.iter().chain(given).map(|(name, value)| {
+    let flags = defaults.iter().chain(overrides).map(|(name, value)| {
         let setting = CATALOG.iter().find(|setting| setting.name == *name).unwrap();
         (setting, (*value).to_owned())
     });
@@ -66,64 +66,64 @@ impl Service {
     }
 
     /// The same with these settings.
-    pub async fn start_with(rules: &str, given: &[(&str, &str)]) -> Self {
-        let service = Self::start_unready(rules, given).await;
+    pub async fn start_with(rules: &str, overrides: &[(&str, &str)]) -> Self {
+        let service = Self::start_unready(rules, overrides).await;
         service.until_http("/readyz", 200).await;
         service
     }
 
     /// A service that need not become ready.
-    pub async fn start_unready(rules: &str, given: &[(&str, &str)]) -> Self {
-        Self::start_changed(rules, given, |_| ()).await
+    pub async fn start_unready(rules: &str, overrides: &[(&str, &str)]) -> Self {
+        Self::start_modified(rules, overrides, |_| ()).await
     }
 
-    /// The same with settings that `change` has changed.
-    pub async fn start_changed(
+    /// The same after `change` has modified the settings.
+    pub async fn start_modified(
         rules: &str,
-        given: &[(&str, &str)],
+        overrides: &[(&str, &str)],
         change: impl FnOnce(&mut Settings),
     ) -> Self {
-        Self::start_by(Crew::of(2).unwrap(), rules, given, change).await
+        Self::start_on(Crew::of(2).unwrap(), rules, overrides, change).await
     }
 
-    /// A service in the test's own thread, so that the test may stop its time and see its log.
-    pub async fn start_here(rules: &str, given: &[(&str, &str)]) -> Self {
-        let service = Self::start_by(Crew::default(), rules, given, |_| ()).await;
+    /// A service on the thread of the test, so that the test can pause its time and capture its log.
+    pub async fn start_on_this_thread(rules: &str, overrides: &[(&str, &str)]) -> Self {
+        let service = Self::start_on(Crew::default(), rules, overrides, |_| ()).await;
         service.until_http("/readyz", 200).await;
         service
     }
 
-    async fn start_by(
+    async fn start_on(
         crew: Crew,
         rules: &str,
-        given: &[(&str, &str)],
+        overrides: &[(&str, &str)],
         change: impl FnOnce(&mut Settings),
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("rules.yaml"), rules).unwrap();
         let clock = Clock::manual(START);
-        let mut settings = settings(&folder, given);
+        let mut settings = settings(&folder, overrides);
         change(&mut settings);
         let server = Server::bind(settings, clock.clone()).await.unwrap().with_crew(crew);
         let (addresses, counters) = (server.addresses().unwrap(), server.counters());
-        let (leave, left) = mpsc::channel(2);
-        let ended = tokio::spawn(server.run(left));
-        Self { addresses, clock, leave, ended, rules: folder, counters }
+        let (shutdown, shutdown_signal) = mpsc::channel(2);
+        let task = tokio::spawn(server.run(shutdown_signal));
+        Self { addresses, clock, shutdown, task, rules: folder, counters }
     }
 
-    /// A client with a connection of its own.
+    /// A client with its own connection.
     pub async fn client(&self) -> RateLimitServiceClient<Channel> {
         RateLimitServiceClient::connect(format!("http://{}", self.addresses.grpc)).await.unwrap()
     }
 
-    /// Asks one request on a new connection.
-    pub async fn ask(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    /// Sends one request on a new connection.
+    pub async fn call(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
         self.client().await.should_rate_limit(request).await.map(tonic::Response::into_inner)
     }
 
-    /// The status of the only descriptor of a request that is answered.
+    /// The status of the only descriptor of a request, which must be answered.
     pub async fn status(&self, request: RateLimitRequest) -> DescriptorStatus {
-        let mut answer = self.ask(request).await.unwrap();
+        let mut answer = self.call(request).await.unwrap();
         assert_eq!(answer.statuses.len(), 1);
         answer.statuses.remove(0)
     }
@@ -133,7 +133,7 @@ impl Service {
         http(self.addresses.http, method, path, body).await.unwrap()
     }
 
-    /// Waits until `path` is answered with `code`; the body of that answer.
+    /// Waits until `path` is answered with `code`, and returns the body.
     pub async fn until_http(&self, path: &str, code: u16) -> String {
         until(async || {
             let (answered, body) = self.http("GET", path, "").await;
@@ -142,26 +142,26 @@ impl Service {
         .await
     }
 
-    /// Moves the service's clock on.
-    pub fn pass(&self, time: Duration) {
+    /// Advances the clock of the service.
+    pub fn advance(&self, time: Duration) {
         self.clock.set(self.clock.now().plus(u64::try_from(time.as_nanos()).unwrap()));
     }
 }
 
-/// Asks again and again until there is something, which must not take long.
-pub async fn until<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+/// Repeats `ask` until it returns a value; fails after the timeout.
+pub async fn until<T>(mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let found = async {
         loop {
-            if let Some(found) = ask().await {
+            if let Some(found) = condition().await {
                 return found;
             }
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, found).await.expect("what was waited for has not come")
+    timeout(TIMEOUT, found).await.expect("the condition did not hold within the timeout")
 }
 
-/// One HTTP/1.1 request on a connection of its own.
+/// One HTTP/1.1 request on a new connection.
 pub async fn http(
     address: std::net::SocketAddr,
     method: &str,
@@ -181,23 +181,23 @@ pub async fn http(
     Ok((code, body.to_owned()))
 }
 
-/// A descriptor of these entries.
+/// A descriptor with these entries.
 pub fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     let entries = entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() });
     RateLimitDescriptor { entries: entries.collect(), ..RateLimitDescriptor::default() }
 }
 
-/// A request about these descriptors.
+/// A request with these descriptors.
 pub fn request(domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest { domain: domain.into(), descriptors, hits_addend: 0 }
 }
 
-/// A request about one descriptor of one entry.
-pub fn one(domain: &str, key: &str, value: &str) -> RateLimitRequest {
+/// A request with one descriptor of one entry.
+pub fn request_for(domain: &str, key: &str, value: &str) -> RateLimitRequest {
     request(domain, vec![descriptor(&[(key, value)])])
 }
 
-/// The same request, with so many hits of each descriptor's own.
+/// The same request with this hits addend in each descriptor.
 pub fn with_hits(mut request: RateLimitRequest, hits: u64) -> RateLimitRequest {
     for descriptor in &mut request.descriptors {
         descriptor.hits_addend = Some(hits);

@@ -1,4 +1,4 @@
-//! Probes, JSON and the operator's page.
+//! Probes, JSON and the rules page.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ descriptors:
 const ALICE: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"alice"}]}]}"#;
 
 #[tokio::test]
-async fn the_probes_of_a_serving_process_are_good() {
+async fn probes_of_serving_process_answer_200() {
     let service = Service::start(RULES).await;
     for probe in ["/livez", "/readyz", "/healthcheck"] {
         assert_eq!(service.http("GET", probe, "").await, (200, "OK".to_owned()));
@@ -22,7 +22,7 @@ async fn the_probes_of_a_serving_process_are_good() {
 }
 
 #[tokio::test]
-async fn json_answers_200_and_then_429_with_the_same_messages_as_grpc() {
+async fn json_answers_200_then_429_with_grpc_messages() {
     let service = Service::start(RULES).await;
     let (code, body) = service.http("POST", "/json", ALICE).await;
     assert_eq!(code, 200);
@@ -43,25 +43,25 @@ async fn json_answers_200_and_then_429_with_the_same_messages_as_grpc() {
 }
 
 #[tokio::test]
-async fn json_takes_the_names_of_the_proto_files_too() {
+async fn json_accepts_proto_field_names() {
     let service = Service::start(RULES).await;
     let body =
         r#"{"domain":"shop","hits_addend":2,"descriptors":[{"entries":[{"key":"user","value":"x"}]}]}"#;
     let (code, body) = service.http("POST", "/json", body).await;
     assert_eq!(code, 200);
-    assert!(!body.contains("limitRemaining"), "both hits were taken, and a zero is left out: {body}");
+    assert!(!body.contains("limitRemaining"), "both hits are charged, and a zero is omitted: {body}");
 }
 
 #[tokio::test]
-async fn json_tells_resets_to_the_millisecond() {
+async fn json_resets_have_millisecond_precision() {
     let service = Service::start(RULES).await;
-    service.pass(std::time::Duration::from_nanos(250_000_001));
+    service.advance(std::time::Duration::from_nanos(250_000_001));
     let (_, body) = service.http("POST", "/json", ALICE).await;
     assert!(body.contains(r#""durationUntilReset":"35.750s""#), "{body}");
 }
 
 #[tokio::test]
-async fn bad_json_is_answered_with_400_and_what_is_wrong() {
+async fn bad_json_answers_400_with_reason() {
     let service = Service::start(RULES).await;
     let bad = [
         ("", "EOF"),
@@ -81,7 +81,7 @@ async fn bad_json_is_answered_with_400_and_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn the_operators_page_shows_the_generation_and_the_last_error() {
+async fn rules_page_shows_generation_and_last_error() {
     let service = Service::start(RULES).await;
     let (code, body) = http(service.addresses.admin, "GET", "/rules", "").await.unwrap();
     let page: Value = serde_json::from_str(&body).unwrap();

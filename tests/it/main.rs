@@ -1,35 +1,34 @@
-//! Tests of the service as its users see it: over real sockets, in one process, needing nothing else.
+//! Integration tests of the service over real sockets, in one process.
 
-#![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod admin;
-mod answers;
 mod bench;
 mod calls;
 mod certificates;
-mod changes;
 mod clock;
 mod connections;
 mod counters;
 mod denials;
 mod docs;
-mod floors;
 mod forwards;
 mod frames;
-
 mod harness;
-mod hostile;
+mod hostile_clients;
 mod http;
-mod life;
+mod layers;
+mod lifecycle;
 mod links;
 mod metrics;
 mod program;
 mod queue;
 mod readiness;
 mod reload;
+mod responses;
+mod rule_changes;
 mod settings;
-mod sizes;
+mod size_limits;
 mod special_files;
 mod tls;
 mod traces;
-mod uses;
+mod use_cases;

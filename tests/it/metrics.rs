@@ -1,4 +1,4 @@
-//! What is scraped, over a real socket.
+//! The metrics page, scraped over a real socket.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -13,7 +13,7 @@ use tollgate::{
     time::Clock,
 };
 
-use crate::harness::{Service, descriptor, http, one, request, settings, until, with_hits};
+use crate::harness::{Service, descriptor, http, request, request_for, settings, until, with_hits};
 
 const RULES: &str = "
 domain: shop
@@ -38,7 +38,7 @@ async fn page(service: &Service) -> String {
     page
 }
 
-/// The value of the series that is written like this.
+/// The value of a series, given as text.
 fn value(page: &str, series: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {series} in\n{page}")).parse().unwrap()
@@ -49,7 +49,7 @@ fn series(page: &str) -> impl Iterator<Item = &str> {
     lines.map(|line| line.rsplit_once(' ').unwrap().0)
 }
 
-/// The sum of what all rules and overrides have charged.
+/// The sum of the hits that all rules and overrides have charged.
 fn charged(page: &str) -> f64 {
     let hits =
         |line: &&str| line.starts_with("tollgate_hits_total{") || line.starts_with("tollgate_override_hits");
@@ -64,7 +64,7 @@ fn with_override(mut request: RateLimitRequest, requests_per_unit: u32) -> RateL
 }
 
 #[tokio::test]
-async fn before_anything_happens_all_series_are_there_at_zero() {
+async fn all_series_exist_at_zero_after_start() {
     let service = Service::start(RULES).await;
     let page = page(&service).await;
     for zero in [
@@ -91,12 +91,12 @@ async fn before_anything_happens_all_series_are_there_at_zero() {
 }
 
 #[tokio::test]
-async fn a_replica_that_shares_keys_tells_of_its_cluster() {
+async fn cluster_replica_exports_cluster_metrics() {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret");
     fs::write(&secret, "a secret that replicas share").unwrap();
-    let given = [("cluster.listen", "127.0.0.1:0"), ("cluster.secret_file", secret.to_str().unwrap())];
-    let service = Service::start_with(RULES, &given).await;
+    let overrides = [("cluster.listen", "127.0.0.1:0"), ("cluster.secret_file", secret.to_str().unwrap())];
+    let service = Service::start_with(RULES, &overrides).await;
     let page = page(&service).await;
     for metric in metrics::cluster::ALL {
         assert!(page.contains(&format!("\n# TYPE {} ", metric.name)), "{}", metric.name);
@@ -113,38 +113,38 @@ async fn a_replica_that_shares_keys_tells_of_its_cluster() {
 }
 
 #[tokio::test]
-async fn load_errors_are_there_at_zero_and_counted_even_if_rules_were_never_good() {
+async fn load_errors_are_counted_before_first_valid_rules() {
     let service = Service::start_unready("domain: [", &[]).await;
     assert!(page(&service).await.contains("\ntollgate_rules_generation 0\n"));
     until(async || (value(&page(&service).await, "tollgate_rules_load_errors_total") == 1.0).then_some(()))
         .await;
     assert_eq!(value(&page(&service).await, "tollgate_rules_stale"), 1.0);
-    assert!(service.ask(one("shop", "user", "ann")).await.is_err());
+    assert!(service.call(request_for("shop", "user", "ann")).await.is_err());
     assert_eq!(value(&page(&service).await, r#"tollgate_unanswered_requests_total{reason="no_rules"}"#), 1.0);
     fs::write(service.rules.path().join("rules.yaml"), RULES).unwrap();
     service.until_http("/readyz", 200).await;
-    let mended = page(&service).await;
-    assert_eq!(value(&mended, "tollgate_rules_load_errors_total"), 1.0);
-    assert_eq!(value(&mended, "tollgate_rules_stale"), 0.0);
+    let repaired = page(&service).await;
+    assert_eq!(value(&repaired, "tollgate_rules_load_errors_total"), 1.0);
+    assert_eq!(value(&repaired, "tollgate_rules_stale"), 0.0);
 }
 
 #[tokio::test]
-async fn each_decision_is_counted_under_its_rule_and_code() {
+async fn decisions_are_counted_by_rule_and_code() {
     let service = Service::start(RULES).await;
     for _ in 0..3 {
-        service.ask(with_hits(one("shop", "user", "ann"), 3)).await.unwrap();
+        service.call(with_hits(request_for("shop", "user", "ann"), 3)).await.unwrap();
     }
-    service.ask(with_hits(one("shop", "user", "ann"), 2)).await.unwrap();
+    service.call(with_hits(request_for("shop", "user", "ann"), 2)).await.unwrap();
     for _ in 0..3 {
-        service.ask(one("shop", "seen", "ann")).await.unwrap();
+        service.call(request_for("shop", "seen", "ann")).await.unwrap();
     }
-    service.ask(one("shop", "free", "ann")).await.unwrap();
+    service.call(request_for("shop", "free", "ann")).await.unwrap();
     for _ in 0..3 {
-        service.ask(one("shop", "tried", "ann")).await.unwrap();
+        service.call(request_for("shop", "tried", "ann")).await.unwrap();
     }
-    service.ask(one("shop", "nobody", "ann")).await.unwrap();
-    service.ask(one("elsewhere", "user", "ann")).await.unwrap();
-    service.ask(request("shop", Vec::new())).await.unwrap_err();
+    service.call(request_for("shop", "unmatched", "ann")).await.unwrap();
+    service.call(request_for("elsewhere", "user", "ann")).await.unwrap();
+    service.call(request("shop", Vec::new())).await.unwrap_err();
     let page = page(&service).await;
     for (series, expected) in [
         (r#"tollgate_decisions_total{domain="shop",rule="shop.user",code="ok"}"#, 3.0),
@@ -164,11 +164,11 @@ async fn each_decision_is_counted_under_its_rule_and_code() {
     ] {
         assert_eq!(value(&page, series), expected, "{series}");
     }
-    assert!(!page.contains("elsewhere"), "a domain without rules makes no series");
+    assert!(!page.contains("elsewhere"), "a domain without rules has no series");
 }
 
 #[tokio::test]
-async fn what_is_counted_as_charged_is_what_the_counters_hold() {
+async fn hits_metric_equals_hits_charged_to_counters() {
     let service = Service::start(
         "
 domain: shop
@@ -183,23 +183,24 @@ descriptors:
     .await;
     let (few, many) = (descriptor(&[("few", "x")]), descriptor(&[("many", "x")]));
     for _ in 0..7 {
-        // Four of these are refused, and take nothing from either counter.
-        service.ask(request("shop", vec![few.clone(), many.clone()])).await.unwrap();
-        service.ask(with_hits(one("shop", "hard", "x"), 1)).await.unwrap();
-        service.ask(with_hits(one("shop", "plain", "x"), 5)).await.unwrap();
-        service.ask(with_hits(one("shop", "plain", "x"), 0)).await.unwrap();
-        service.ask(with_override(one("shop", "own", "x"), 100)).await.unwrap();
+        // Four of these calls are refused, and charge nothing to either counter.
+        service.call(request("shop", vec![few.clone(), many.clone()])).await.unwrap();
+        service.call(with_hits(request_for("shop", "hard", "x"), 1)).await.unwrap();
+        service.call(with_hits(request_for("shop", "plain", "x"), 5)).await.unwrap();
+        service.call(with_hits(request_for("shop", "plain", "x"), 0)).await.unwrap();
+        service.call(with_override(request_for("shop", "own", "x"), 100)).await.unwrap();
     }
-    // 3 and 3; all 7, as refused ones count; 35; 7.
+    // 3 and 3; all 7, because refused hits count; 35; 7.
     assert_eq!(charged(&page(&service).await), 3.0 + 3.0 + 7.0 + 35.0 + 7.0);
-    let left = async |key: &str| service.status(with_hits(one("shop", key, "x"), 0)).await.limit_remaining;
+    let left =
+        async |key: &str| service.status(with_hits(request_for("shop", key, "x"), 0)).await.limit_remaining;
     assert_eq!((left("few").await, left("many").await, left("plain").await), (0, 97, 965));
-    let own = service.status(with_hits(with_override(one("shop", "own", "x"), 100), 0)).await;
+    let own = service.status(with_hits(with_override(request_for("shop", "own", "x"), 100), 0)).await;
     assert_eq!(own.limit_remaining, 93);
 }
 
 #[tokio::test]
-async fn values_and_overrides_without_number_leave_the_number_of_series_as_it_is() {
+async fn many_values_and_overrides_do_not_add_series() {
     let service = Service::start_with(RULES, &[("metrics.names_per_rule", "5")]).await;
     let mut client = service.client().await;
     let mut numbers = BTreeSet::new();
@@ -207,14 +208,15 @@ async fn values_and_overrides_without_number_leave_the_number_of_series_as_it_is
         let descriptors: Vec<_> = (0..1_000)
             .flat_map(|value| {
                 let value = format!("{round}-{value}");
-                let limited = with_override(one("shop", "user", &value), round * 1_000 + 1).descriptors;
+                let limited =
+                    with_override(request_for("shop", "user", &value), round * 1_000 + 1).descriptors;
                 limited.into_iter().chain([descriptor(&[("plan", &value)]), descriptor(&[("user", &value)])])
             })
             .collect();
         for descriptors in descriptors.chunks(250) {
             client.should_rate_limit(request("shop", descriptors.to_vec())).await.unwrap();
         }
-        client.should_rate_limit(one(&format!("domain-{round}"), "user", "x")).await.unwrap();
+        client.should_rate_limit(request_for(&format!("domain-{round}"), "user", "x")).await.unwrap();
         numbers.insert(series(&page(&service).await).count());
     }
     assert_eq!(numbers.len(), 1, "{numbers:?}");
@@ -222,14 +224,14 @@ async fn values_and_overrides_without_number_leave_the_number_of_series_as_it_is
     assert_eq!(value(&page, r#"tollgate_hits_total{domain="shop",rule="shop.plan:other"}"#), 19_995.0);
     assert_eq!(value(&page, "tollgate_override_hits_total"), 20_000.0);
     let all: Vec<_> = series(&page).collect();
-    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "each series is there once");
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "each series exists once");
 }
 
 #[tokio::test]
-async fn a_reload_keeps_the_counts_of_the_rules_that_stay() {
+async fn reload_keeps_metrics_of_remaining_rules() {
     let service = Service::start(RULES).await;
-    service.ask(one("shop", "user", "ann")).await.unwrap();
-    service.ask(one("shop", "seen", "ann")).await.unwrap();
+    service.call(request_for("shop", "user", "ann")).await.unwrap();
+    service.call(request_for("shop", "seen", "ann")).await.unwrap();
     let fewer = "
 domain: shop
 descriptors:
@@ -237,23 +239,24 @@ descriptors:
 ";
     fs::write(service.rules.path().join("rules.yaml"), fewer).unwrap();
     until(async || (value(&page(&service).await, "tollgate_rules_generation") == 2.0).then_some(())).await;
-    service.ask(one("shop", "user", "ann")).await.unwrap();
+    service.call(request_for("shop", "user", "ann")).await.unwrap();
     let page = page(&service).await;
     assert_eq!(value(&page, r#"tollgate_hits_total{domain="shop",rule="shop.user"}"#), 2.0);
-    assert!(!page.contains("shop.seen"), "a rule that is gone has no series");
+    assert!(!page.contains("shop.seen"), "a removed rule has no series");
 }
 
 #[tokio::test]
-async fn a_request_that_waits_for_its_turn_is_seen_waiting_and_with_its_delay() {
+async fn queued_request_is_counted_as_waiting_with_its_delay() {
     let queue = "
 domain: shop
 descriptors:
   - {key: queue, rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_queue, burst: 5}}
 ";
     let service = Service::start(queue).await;
-    service.ask(one("shop", "queue", "x")).await.unwrap();
+    service.call(request_for("shop", "queue", "x")).await.unwrap();
     let mut client = service.client().await;
-    let waiting = tokio::spawn(async move { client.should_rate_limit(one("shop", "queue", "x")).await });
+    let waiting =
+        tokio::spawn(async move { client.should_rate_limit(request_for("shop", "queue", "x")).await });
     until(async || (value(&page(&service).await, "tollgate_queue_waiting_requests") == 1.0).then_some(()))
         .await;
     assert_eq!(value(&page(&service).await, "tollgate_queue_delay_seconds_sum"), 3_600.0);
@@ -263,11 +266,11 @@ descriptors:
 }
 
 #[tokio::test]
-async fn the_keys_denied_most_often_are_shown_to_operators() {
+async fn top_page_shows_most_denied_keys() {
     let service = Service::start(RULES).await;
     for (user, hits) in [("a\"b", 13), ("bob", 11), ("cid", 10)] {
         for _ in 0..hits {
-            service.ask(one("shop", "user", user)).await.unwrap();
+            service.call(request_for("shop", "user", user)).await.unwrap();
         }
     }
     let (code, body) = http(service.addresses.admin, "GET", "/top", "").await.unwrap();
@@ -279,7 +282,7 @@ async fn the_keys_denied_most_often_are_shown_to_operators() {
 }
 
 #[tokio::test]
-async fn only_the_page_is_served_and_nothing_can_be_sent() {
+async fn metrics_listener_serves_only_get_metrics() {
     let service = Service::start(RULES).await;
     for (method, path, expected) in
         [("GET", "/", 404), ("GET", "/rules", 404), ("GET", "/top", 404), ("POST", "/metrics", 405)]
@@ -290,7 +293,7 @@ async fn only_the_page_is_served_and_nothing_can_be_sent() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_an_error_that_names_the_metrics() {
+async fn metrics_address_in_use_is_an_error_naming_the_listener() {
     let service = Service::start(RULES).await;
     let address = service.addresses.metrics.to_string();
     let settings = settings(&service.rules, &[("metrics.listen", &address)]);
@@ -299,13 +302,13 @@ async fn an_address_in_use_is_an_error_that_names_the_metrics() {
 }
 
 #[tokio::test]
-async fn the_documentation_the_code_and_the_page_name_the_same_metrics() {
+async fn metrics_of_docs_code_and_page_are_the_same() {
     let service = Service::start(RULES).await;
-    service.pass(Duration::from_secs(1));
+    service.advance(Duration::from_secs(1));
     let scraped = page(&service).await;
     let types = scraped.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let known: Vec<_> = metrics::ALL.iter().map(|metric| metric.name).collect();
-    assert_eq!(types.collect::<Vec<_>>(), known, "a replica that counts by itself has nothing of a cluster");
+    assert_eq!(types.collect::<Vec<_>>(), known, "a replica without a cluster has no cluster metrics");
 
     let manual = include_str!("../../docs/operations.md");
     let all = || metrics::ALL.iter().chain(metrics::cluster::ALL);

@@ -1,4 +1,4 @@
-//! The program as a process of its own, on free ports of the loopback.
+//! The program as a child process, on free ports of the loopback.
 
 use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, process::Stdio};
 
@@ -8,7 +8,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::harness::{PATIENCE, http, until};
+use crate::harness::{TIMEOUT, http, until};
 
 /// The program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_tollgate");
@@ -25,11 +25,11 @@ pub struct Program {
 impl Program {
     /// Starts it with these rules and flags, and waits until it is ready.
     pub async fn start(rules: &str, flags: &[&str]) -> Self {
-        Self::start_by(Command::new(PROGRAM), rules, flags).await
+        Self::start_command(Command::new(PROGRAM), rules, flags).await
     }
 
-    /// The same by a command that runs the program with the arguments that it gets.
-    pub async fn start_by(mut command: Command, rules: &str, flags: &[&str]) -> Self {
+    /// The same with a command that runs the program with the arguments appended to it.
+    pub async fn start_command(mut command: Command, rules: &str, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("rules.yaml"), rules).unwrap();
         command.args(["serve", "--log-format", "json", "--rules"]).arg(folder.path()).args(flags);
@@ -40,7 +40,7 @@ impl Program {
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let mut addresses = Vec::new();
         while addresses.len() < 3 {
-            let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
+            let line = timeout(TIMEOUT, lines.next_line()).await.unwrap().unwrap().unwrap();
             let event: serde_json::Value = serde_json::from_str(&line).unwrap();
             if event["message"] == "listening" {
                 addresses.push(event["address"].as_str().unwrap().parse().unwrap());
@@ -52,13 +52,13 @@ impl Program {
         Self { process, grpc, http: http_at, admin, _rules: folder }
     }
 
-    /// The CPU time of each thread, by its id and with its name.
+    /// Name and CPU time of each thread, by thread id.
     pub fn cpu_nanos(&self) -> BTreeMap<u32, (String, u64)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id().unwrap())).unwrap();
         let tasks = tasks.map(|task| task.unwrap().path());
         let read = |task: PathBuf| {
             let id = task.file_name()?.to_str()?.parse().ok()?;
-            // A thread may end meanwhile.
+            // A thread may have ended meanwhile.
             let name = fs::read_to_string(task.join("comm")).ok()?;
             let times = fs::read_to_string(task.join("schedstat")).ok()?;
             Some((id, (name, times.split(' ').next()?.parse().ok()?)))
@@ -66,7 +66,7 @@ impl Program {
         tasks.filter_map(read).collect()
     }
 
-    /// The most memory that was resident until now.
+    /// The peak of resident memory.
     pub fn peak_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id().unwrap())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

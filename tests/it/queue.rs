@@ -1,4 +1,4 @@
-//! Requests that wait for their turn.
+//! Requests delayed by a `leaky_queue`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use tollgate::{
     time::Clock,
 };
 
-use crate::harness::{PATIENCE, START, Service, descriptor, one, request, until};
+use crate::harness::{START, Service, TIMEOUT, descriptor, request, request_for, until};
 
 const RULES: &str = "
 domain: shop
@@ -38,7 +38,7 @@ descriptors:
   # A turn each minute.
   - key: slow
     rate_limit: {algorithm: leaky_queue, unit: minute, requests_per_unit: 1, burst: 10000}
-  - key: impatient
+  - key: bounded
     rate_limit: {algorithm: leaky_queue, unit: minute, requests_per_unit: 1, burst: 9, max_delay: 90s}
   - key: shadow
     shadow_mode: true
@@ -47,7 +47,7 @@ descriptors:
     rate_limit: {algorithm: fixed_window, unit: minute, requests_per_unit: 1}
 ";
 
-/// The service without its sockets, so that a test may let time stand still.
+/// The service without sockets, so that a test can pause time.
 fn api() -> Api {
     let rules = Rules::parse("rules.yaml", RULES).unwrap_or_else(|problems| panic!("{problems}"));
     let active_rules = Arc::new(ActiveRules::of(rules, START));
@@ -61,18 +61,18 @@ fn api() -> Api {
     Api::new(limiter, api::Settings { exact_reset: true, ..api::Settings::default() })
 }
 
-fn of(key: &str) -> RateLimitRequest {
-    one("shop", key, "x")
+fn request_of(key: &str) -> RateLimitRequest {
+    request_for("shop", key, "x")
 }
 
-/// An answer and how long it took.
+/// A response and its latency.
 async fn timed(
     api: &Api,
     request: RateLimitRequest,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
 ) -> (RateLimitResponse, Duration) {
     let start = Instant::now();
-    let answer = answer(api, &request, patience).await;
+    let answer = answer(api, &request, timeout).await;
     (answer, start.elapsed())
 }
 
@@ -96,17 +96,17 @@ fn reset_ms(answer: &RateLimitResponse) -> u128 {
     Duration::try_from(reset).unwrap().as_millis()
 }
 
-/// Timers tick in milliseconds.
+/// The resolution of timers.
 const TICK: Duration = Duration::from_millis(1);
 
 #[tokio::test(start_paused = true)]
-async fn ten_thousand_wait_on_one_thread_and_leave_in_order_each_at_its_turn() {
+async fn queued_calls_10k_on_one_thread_leave_in_order_and_on_time() {
     let (api, start) = (api(), Instant::now());
     let mut waiting = JoinSet::new();
     for index in 0..10_000_u32 {
         let api = api.clone();
         waiting.spawn(async move {
-            let answer = answer(&api, &of("fast"), None).await;
+            let answer = answer(&api, &request_of("fast"), None).await;
             assert_eq!(answer.overall_code(), Code::Ok);
             (index, start.elapsed())
         });
@@ -116,91 +116,98 @@ async fn ten_thousand_wait_on_one_thread_and_leave_in_order_each_at_its_turn() {
         let (index, after) = answered.unwrap();
         let turn = TICK * index;
         assert_eq!(index, left, "first come, first served");
-        assert!(turn <= after && after <= turn + 2 * TICK, "{index} after {after:?}");
+        assert!((turn..=turn + 2 * TICK).contains(&after), "{index} after {after:?}");
         left += 1;
     }
     assert_eq!(left, 10_000);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_does_not_hold_up_those_behind_it() {
+async fn cancelled_queued_call_does_not_delay_later_calls() {
     let api = api();
     let [mut first, second, mut third] = [0, 1, 2].map(|_| {
         let api = api.clone();
-        tokio::spawn(async move { timed(&api, of("slow"), None).await.1 })
+        tokio::spawn(async move { timed(&api, request_of("slow"), None).await.1 })
     });
     assert_eq!((&mut first).await.unwrap(), Duration::ZERO);
     second.abort();
     let after = (&mut third).await.unwrap();
     let turn = Duration::from_secs(120);
-    assert!(turn <= after && after <= turn + 2 * TICK, "{after:?}");
+    assert!((turn..=turn + 2 * TICK).contains(&after), "{after:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_finds_the_queue_full_or_would_wait_too_long_is_refused_at_once() {
+async fn full_queue_or_delay_above_max_refuses_at_once() {
     let api = api();
     let mut waiting = JoinSet::new();
     for _ in 0..10 {
         let api = api.clone();
-        waiting.spawn(async move { timed(&api, of("calm"), None).await.0.overall_code() });
+        waiting.spawn(async move { timed(&api, request_of("calm"), None).await.0.overall_code() });
     }
     tokio::task::yield_now().await;
-    let (refused, after) = timed(&api, of("calm"), None).await;
+    let (refused, after) = timed(&api, request_of("calm"), None).await;
     assert_eq!((refused.overall_code(), after), (Code::OverLimit, Duration::ZERO));
     assert_eq!((refused.statuses[0].limit_remaining, reset_ms(&refused)), (0, 20));
     assert!(waiting.join_all().await.iter().all(|code| *code == Code::Ok));
 
     for turn in [0, 60] {
-        let (passed, after) = timed(&api, of("impatient"), None).await;
+        let (passed, after) = timed(&api, request_of("bounded"), None).await;
         assert_eq!(passed.overall_code(), Code::Ok);
-        assert!(Duration::from_secs(turn) <= after);
+        assert!(after >= Duration::from_secs(turn));
     }
-    let (refused, after) = timed(&api, of("impatient"), None).await;
+    let (refused, after) = timed(&api, request_of("bounded"), None).await;
     assert_eq!((refused.overall_code(), after), (Code::OverLimit, Duration::ZERO));
-    assert_eq!(reset_ms(&refused), 30_000, "a turn in 120 s, of which it may wait 90");
+    assert_eq!(reset_ms(&refused), 30_000, "the delay is 120 s, and at most 90 s are allowed");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_after_the_callers_patience_is_refused_at_once_with_the_wait_it_would_have_needed() {
+async fn delay_beyond_deadline_is_refused_at_once_with_needed_delay() {
     let api = api();
-    let patient = |seconds| Some(Duration::from_secs(seconds));
-    assert_eq!(timed(&api, of("slow"), patient(0)).await.0.overall_code(), Code::Ok, "it need not wait");
+    let within = |seconds| Some(Duration::from_secs(seconds));
+    assert_eq!(
+        timed(&api, request_of("slow"), within(0)).await.0.overall_code(),
+        Code::Ok,
+        "the first call has no delay"
+    );
     for _ in 0..3 {
-        let (refused, after) = timed(&api, of("slow"), patient(59)).await;
+        let (refused, after) = timed(&api, request_of("slow"), within(59)).await;
         assert_eq!((refused.overall_code(), after), (Code::OverLimit, Duration::ZERO));
         assert_eq!((refused.statuses[0].limit_remaining, reset_ms(&refused)), (0, 60_000));
     }
-    let (passed, after) = timed(&api, of("slow"), patient(60)).await;
-    assert_eq!(passed.overall_code(), Code::Ok, "those that were refused have not taken the turn");
-    assert!(Duration::from_secs(60) <= after);
+    let (passed, after) = timed(&api, request_of("slow"), within(60)).await;
+    assert_eq!(passed.overall_code(), Code::Ok, "refused calls do not take a place in the queue");
+    assert!(after >= Duration::from_secs(60));
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_racing_callers_of_little_patience_exactly_those_pass_whose_turn_comes_in_time() {
+async fn racing_callers_with_deadline_admit_exactly_those_in_time() {
     let api = api();
     let mut racing = JoinSet::new();
     for _ in 0..500 {
         let api = api.clone();
         racing.spawn(async move {
-            let patience = Some(Duration::from_millis(100));
-            timed(&api, of("fast"), patience).await.0.overall_code()
+            let timeout = Some(Duration::from_millis(100));
+            timed(&api, request_of("fast"), timeout).await.0.overall_code()
         });
     }
     let codes = racing.join_all().await;
-    assert_eq!(codes.iter().filter(|code| **code == Code::Ok).count(), 101, "one at once, one each ms");
+    assert_eq!(codes.iter().filter(|code| **code == Code::Ok).count(), 101, "one at once, then one per ms");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_refused_for_another_rule_does_not_wait_and_gives_its_place_back() {
+async fn call_refused_by_other_rule_leaves_queue_without_delay() {
     let api = api();
     let both = request("shop", vec![descriptor(&[("slow", "x")]), descriptor(&[("window", "x")])]);
     assert_eq!(timed(&api, both.clone(), None).await.0.overall_code(), Code::Ok);
     for _ in 0..3 {
         let (refused, after) = timed(&api, both.clone(), None).await;
         assert_eq!((refused.overall_code(), after), (Code::OverLimit, Duration::ZERO));
-        assert_eq!(refused.statuses[0].limit_remaining, 10_000, "only the first has a place");
+        assert_eq!(
+            refused.statuses[0].limit_remaining, 10_000,
+            "only the first call has a place in the queue"
+        );
     }
-    // Nor does one that is refused for its own patience charge the other rule.
+    // A call that is refused for its deadline does not charge the other rule either.
     let fresh = request("shop", vec![descriptor(&[("slow", "x")]), descriptor(&[("window", "y")])]);
     let refused = timed(&api, fresh, Some(Duration::from_secs(1))).await.0;
     let codes = refused.statuses.iter().map(|status| (status.code(), status.limit_remaining));
@@ -208,16 +215,16 @@ async fn a_call_that_is_refused_for_another_rule_does_not_wait_and_gives_its_pla
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_shadow_mode_nobody_waits() {
+async fn shadow_queue_delays_no_call() {
     let api = api();
     for _ in 0..20 {
-        let (answer, after) = timed(&api, of("shadow"), None).await;
+        let (answer, after) = timed(&api, request_of("shadow"), None).await;
         assert_eq!((answer.overall_code(), after), (Code::Ok, Duration::ZERO));
     }
 }
 
 #[tokio::test]
-async fn over_grpc_answers_come_in_turn_and_not_before_it() {
+async fn grpc_queued_replies_come_in_order_and_not_early() {
     let service = Service::start(RULES).await;
     let client = service.client().await;
     let start = Instant::now();
@@ -225,56 +232,59 @@ async fn over_grpc_answers_come_in_turn_and_not_before_it() {
     for _ in 0..10 {
         let mut client = client.clone();
         waiting.spawn(async move {
-            let answer = client.should_rate_limit(of("calm")).await.unwrap().into_inner();
+            let answer = client.should_rate_limit(request_of("calm")).await.unwrap().into_inner();
             (answer.statuses[0].limit_remaining, start.elapsed())
         });
     }
     for place in 0..10_u32 {
         let (left, after) = waiting.join_next().await.unwrap().unwrap();
-        assert_eq!(left, 9 - place, "in the order in which they were decided");
-        assert!(Duration::from_millis(20) * place <= after);
+        assert_eq!(left, 9 - place, "replies come in the order of decisions");
+        assert!(after >= Duration::from_millis(20) * place);
     }
 }
 
 #[tokio::test]
-async fn over_grpc_a_turn_after_the_timeout_is_refused_before_the_timeout_ends() {
+async fn grpc_delay_beyond_timeout_is_refused_before_timeout() {
     let service = Service::start(RULES).await;
     let mut client = service.client().await;
     let with_timeout = |timeout: &'static str| {
-        let mut request = tonic::Request::new(of("slow"));
+        let mut request = tonic::Request::new(request_of("slow"));
         request.metadata_mut().insert("grpc-timeout", timeout.parse().unwrap());
         request
     };
-    assert_eq!(client.should_rate_limit(of("slow")).await.unwrap().get_ref().overall_code(), Code::Ok);
+    assert_eq!(
+        client.should_rate_limit(request_of("slow")).await.unwrap().get_ref().overall_code(),
+        Code::Ok
+    );
     for timeout in ["30S", "59999m", "20S"] {
         let answer = client.should_rate_limit(with_timeout(timeout)).await.unwrap().into_inner();
-        assert_eq!(answer.overall_code(), Code::OverLimit, "an answer, not an error");
+        assert_eq!(answer.overall_code(), Code::OverLimit, "a response, not an error");
         assert_eq!(reset_ms(&answer), 60_000);
     }
 }
 
 #[tokio::test]
-async fn thousands_that_wait_on_a_connection_hold_up_nobody_else_on_it() {
+async fn thousands_of_queued_calls_do_not_block_their_connection() {
     const WAITING: u32 = 2_000;
     let service = Service::start_with(RULES, &[("grpc.max_concurrent_streams", "3000")]).await;
     let mut client = service.client().await;
     let mut waiting = JoinSet::new();
     for _ in 0..WAITING {
         let mut client = client.clone();
-        waiting.spawn(async move { client.should_rate_limit(of("slow")).await.is_ok() });
+        waiting.spawn(async move { client.should_rate_limit(request_of("slow")).await.is_ok() });
     }
-    let mut look = of("slow");
+    let mut look = request_of("slow");
     look.descriptors[0].hits_addend = Some(0);
     until(async || {
         let answer = client.should_rate_limit(look.clone()).await.unwrap().into_inner();
         (answer.statuses[0].limit_remaining == 10_001 - WAITING).then_some(())
     })
     .await;
-    let other = timeout(PATIENCE, client.should_rate_limit(of("window"))).await.unwrap().unwrap();
+    let other = timeout(TIMEOUT, client.should_rate_limit(request_of("window"))).await.unwrap().unwrap();
     assert_eq!(other.get_ref().overall_code(), Code::Ok);
-    // All but the first are still waiting; when they go away the line goes on.
+    // All calls but the first are still delayed; after they are cancelled, other calls continue.
     waiting.abort_all();
     sleep(Duration::from_millis(20)).await;
-    let answer = client.should_rate_limit(of("window")).await.unwrap();
+    let answer = client.should_rate_limit(request_of("window")).await.unwrap();
     assert_eq!(answer.get_ref().overall_code(), Code::OverLimit);
 }

@@ -1,4 +1,4 @@
-//! When a replica is not to be sent requests because of the other replicas.
+//! When the state of its links makes a replica not ready.
 
 use std::fs;
 
@@ -15,21 +15,21 @@ const RULES: &str =
 const SECRET: &str = "a secret that replicas share";
 const OTHER: &str = "another secret that replicas share";
 
-/// A replica with this secret, which need not become ready, and the folder with the file of its secret.
+/// A replica with this secret, possibly not ready, and the directory with its secret file.
 async fn replica(secret: &str, seeds: &str) -> (Service, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("secret");
     fs::write(&file, secret).unwrap();
-    let given = [
+    let overrides = [
         ("cluster.listen", "127.0.0.1:0"),
         ("cluster.secret_file", file.to_str().unwrap()),
         ("cluster.seed", seeds),
         ("tls.poll_interval", "50ms"),
     ];
-    (Service::start_unready(RULES, &given).await, folder)
+    (Service::start_unready(RULES, &overrides).await, folder)
 }
 
-async fn links_to(service: &Service) -> String {
+async fn cluster_address(service: &Service) -> String {
     let (_, view) = http(service.addresses.admin, "GET", "/cluster", "").await.unwrap();
     let view: serde_json::Value = serde_json::from_str(&view).unwrap();
     view["members"][0]["address"].as_str().unwrap().to_owned()
@@ -45,7 +45,7 @@ async fn health(service: &Service) -> ServingStatus {
 async fn replica_whose_links_are_all_rejected_is_not_ready() {
     let (inside, _folder) = replica(SECRET, "off").await;
     inside.until_http("/readyz", 200).await;
-    let address = links_to(&inside).await;
+    let address = cluster_address(&inside).await;
     let (outside, folder) = replica(OTHER, &address).await;
 
     let why = until(async || {
@@ -55,7 +55,7 @@ async fn replica_whose_links_are_all_rejected_is_not_ready() {
     .await;
     assert_eq!(why, format!("every link to another replica is rejected: {address} (untrusted)\n"));
     until(async || (health(&outside).await == ServingStatus::NotServing).then_some(())).await;
-    // A stranger that dials changes nothing.
+    // A stranger that dials does not change the readiness of a member.
     assert_eq!(inside.http("GET", "/readyz", "").await.0, 200);
 
     fs::write(folder.path().join("secret"), SECRET).unwrap();
@@ -68,7 +68,7 @@ async fn replica_whose_peers_are_silent_is_ready() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (replica, _folder) = replica(SECRET, &silent.local_addr().unwrap().to_string()).await;
     replica.until_http("/readyz", 200).await;
-    // The handshake is begun, and never answered.
+    // The peer accepts connections and never answers the handshake.
     let (_open, _) = silent.accept().await.unwrap();
     let (_again, _) = silent.accept().await.unwrap();
     assert_eq!(replica.http("GET", "/readyz", "").await.0, 200);

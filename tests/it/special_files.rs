@@ -1,4 +1,4 @@
-//! Pipes in the place of files that settings name: refused by name, never waited for.
+//! Named pipes in place of configured files: refused with their name, without blocking.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use tokio::{process::Command, time::timeout};
 
 use crate::{
     admin::send,
-    harness::{PATIENCE, Service},
+    harness::{Service, TIMEOUT},
 };
 
 const RULES: &str = "
@@ -17,7 +17,7 @@ descriptors:
 ";
 const REFUSAL: &str = "it is a named pipe, not a regular file";
 
-/// A folder with rules and a named pipe, and the path of each.
+/// A directory with rules and a named pipe, and the path of each.
 fn folder() -> (tempfile::TempDir, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let [rules, pipe] = ["rules.yaml", "pipe"].map(|name| folder.path().join(name));
@@ -31,11 +31,11 @@ fn make_pipe(path: &Path) {
     assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// Whether the program succeeds, and what it prints, both of which has to come soon.
+/// Whether the program succeeds, and its output, within the timeout.
 async fn run(arguments: &[&str]) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     let output = command.args(arguments).kill_on_drop(true).output();
-    let output = timeout(PATIENCE, output).await.expect("the program ends").unwrap();
+    let output = timeout(TIMEOUT, output).await.expect("the program ends").unwrap();
     let printed = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8(printed).unwrap())
 }
@@ -68,11 +68,11 @@ async fn pipe_as_rules_is_a_problem_of_that_file() {
 }
 
 #[tokio::test]
-async fn pipe_as_snapshot_stays_and_counters_begin_anew() {
+async fn pipe_as_snapshot_is_kept_and_counters_start_empty() {
     let (_folder, _, pipe) = folder();
-    let service = timeout(PATIENCE, Service::start_with(RULES, &[("store.snapshot", &pipe)])).await.unwrap();
-    service.leave.send(()).await.unwrap();
-    assert!(timeout(PATIENCE, service.ended).await.unwrap().unwrap().is_ok());
+    let service = timeout(TIMEOUT, Service::start_with(RULES, &[("store.snapshot", &pipe)])).await.unwrap();
+    service.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     assert!(!fs::symlink_metadata(&pipe).unwrap().is_file());
 }
 
@@ -83,9 +83,9 @@ async fn token_file_that_becomes_a_pipe_answers_503() {
     fs::write(&token, "first").unwrap();
     let service = Service::start_with(RULES, &[("admin.token_file", token.to_str().unwrap())]).await;
     let headers = "host: localhost\r\nauthorization: Bearer first\r\n";
-    let ask = || timeout(PATIENCE, send(service.addresses.admin, headers, "GET", "/rules", ""));
-    assert_eq!(ask().await.unwrap().0, 200);
+    let get_rules = || timeout(TIMEOUT, send(service.addresses.admin, headers, "GET", "/rules", ""));
+    assert_eq!(get_rules().await.unwrap().0, 200);
     fs::remove_file(&token).unwrap();
     make_pipe(&token);
-    assert_eq!(ask().await.unwrap().0, 503);
+    assert_eq!(get_rules().await.unwrap().0, 503);
 }

@@ -1,4 +1,4 @@
-//! Certificates: whom we show ourselves to be, whom we let in, and how they change.
+//! TLS: server certificates, client certificates, and their reload.
 
 use std::{
     sync::{
@@ -27,8 +27,8 @@ use tonic::{
 };
 
 use crate::{
-    certificates::{Authority, Files, Pair, connect, given},
-    harness::{START, Service, one, settings, until},
+    certificates::{Authority, Files, Pair, borrowed, connect},
+    harness::{START, Service, request_for, settings, until},
 };
 
 const RULES: &str = "
@@ -38,22 +38,22 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 1000000}
 ";
 
-fn question() -> RateLimitRequest {
-    one("shop", "user", "x")
+fn sample_request() -> RateLimitRequest {
+    request_for("shop", "user", "x")
 }
 
 /// Whether a client on a new connection is answered.
 async fn is_answered(service: &Service, authority: &Authority, identity: Option<&Pair>) -> bool {
     let Ok(channel) = connect(&service.addresses.grpc, authority, identity).await else { return false };
-    RateLimitServiceClient::new(channel).should_rate_limit(question()).await.is_ok()
+    RateLimitServiceClient::new(channel).should_rate_limit(sample_request()).await.is_ok()
 }
 
 async fn start(settings: &[(String, String)]) -> Service {
-    Service::start_with(RULES, &given(settings)).await
+    Service::start_with(RULES, &borrowed(settings)).await
 }
 
 #[tokio::test]
-async fn a_client_that_trusts_the_authority_is_answered_and_no_other() {
+async fn only_client_that_trusts_the_authority_is_answered() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     let files = Files::of(&ours.server());
     let service = start(&files.settings("grpc")).await;
@@ -61,12 +61,12 @@ async fn a_client_that_trusts_the_authority_is_answered_and_no_other() {
     assert!(!is_answered(&service, &other, None).await);
     let plain = RateLimitServiceClient::connect(format!("http://{}", service.addresses.grpc)).await;
     if let Ok(mut client) = plain {
-        assert!(client.should_rate_limit(question()).await.is_err(), "plaintext is not understood");
+        assert!(client.should_rate_limit(sample_request()).await.is_err(), "plaintext is refused");
     }
 }
 
 #[tokio::test]
-async fn a_client_needs_a_certificate_of_the_one_authority_that_is_set() {
+async fn client_certificate_of_configured_authority_is_required() {
     let (ours, clients, other) = (Authority::new("ours"), Authority::new("clients"), Authority::new("other"));
     let files = Files::of(&ours.server());
     let service = start(&files.mutual("grpc", &clients)).await;
@@ -78,16 +78,16 @@ async fn a_client_needs_a_certificate_of_the_one_authority_that_is_set() {
         "of the server's authority"
     );
     assert!(!is_answered(&service, &ours, Some(&clients.pair(&["edge"], 2020))).await, "expired");
-    // A client that learns late that it was refused may have come again.
+    // A client that learns late of its refusal may have reconnected.
     until(async || {
         let figures = service.counters.grpc.figures();
-        (4 <= figures.handshakes_failed && figures.handshakes_failed == figures.accepted - 1).then_some(())
+        (figures.handshakes_failed >= 4 && figures.handshakes_failed == figures.accepted - 1).then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn of_the_authoritys_clients_only_those_with_an_allowed_name_are_let_in() {
+async fn client_certificate_needs_an_allowed_name() {
     let ours = Authority::new("ours");
     let files = Files::of(&ours.server());
     let mut settings = files.mutual("grpc", &ours);
@@ -107,7 +107,7 @@ async fn tls_1_1_is_refused() {
     let files = Files::of(&Authority::new("ours").server());
     let service = start(&files.settings("grpc")).await;
     let mut stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
-    // A hello of TLS 1.1 with one cipher that it knows.
+    // A TLS 1.1 ClientHello with one known cipher suite.
     let body = [&[3, 2][..], &[7; 32], &[0], &[0, 2, 0xc0, 0x13], &[1, 0]].concat();
     let hello = [&[1, 0, 0, body.len() as u8][..], &body].concat();
     let record = [&[22, 3, 1, 0, hello.len() as u8][..], &hello].concat();
@@ -118,16 +118,16 @@ async fn tls_1_1_is_refused() {
 }
 
 #[tokio::test]
-async fn http_is_served_over_tls_in_both_versions() {
+async fn http_1_and_2_are_served_over_tls() {
     let ours = Authority::new("ours");
     let files = Files::of(&ours.server());
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
-    let server = Server::bind(settings(&folder, &given(&files.settings("http"))), Clock::manual(START));
+    let server = Server::bind(settings(&folder, &borrowed(&files.settings("http"))), Clock::manual(START));
     let server = server.await.unwrap();
     let address = server.addresses().unwrap().http;
-    let (_leave, left) = tokio::sync::mpsc::channel(2);
-    tokio::spawn(server.run(left));
+    let (_shutdown, shutdown_signal) = tokio::sync::mpsc::channel(2);
+    tokio::spawn(server.run(shutdown_signal));
 
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ours.pem.as_bytes()).unwrap()).unwrap();
@@ -145,14 +145,14 @@ async fn http_is_served_over_tls_in_both_versions() {
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
 
-    // Nothing is called so over HTTP: to be told that takes an HTTP/2 answer.
+    // The HTTP listener has no gRPC method; an UNIMPLEMENTED status proves an HTTP/2 reply.
     let channel = connect(address, &ours, None).await.unwrap();
-    let error = RateLimitServiceClient::new(channel).should_rate_limit(question()).await.unwrap_err();
+    let error = RateLimitServiceClient::new(channel).should_rate_limit(sample_request()).await.unwrap_err();
     assert_eq!(error.code(), Code::Unimplemented);
 }
 
 #[tokio::test]
-async fn certificates_are_swapped_under_load_and_no_call_fails() {
+async fn certificate_swap_under_load_fails_no_call() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let files = Files::of(&old.server());
     let service = start(&files.settings("grpc")).await;
@@ -167,11 +167,11 @@ async fn certificates_are_swapped_under_load_and_no_call_fails() {
             let mut client = RateLimitServiceClient::new(endpoint.connect().await.unwrap());
             let mut answered = 0;
             while !stop.load(SeqCst) {
-                // Half of them connect anew for each call.
+                // Half of the clients reconnect for each call.
                 if number % 2 == 0 {
                     client = RateLimitServiceClient::new(endpoint.connect().await.unwrap());
                 }
-                client.should_rate_limit(question()).await.unwrap();
+                client.should_rate_limit(sample_request()).await.unwrap();
                 answered += 1;
             }
             answered
@@ -179,7 +179,7 @@ async fn certificates_are_swapped_under_load_and_no_call_fails() {
     }
     for turn in 0..6 {
         let authority = if turn % 2 == 0 { &new } else { &old };
-        files.put(&authority.server());
+        files.replace(&authority.server());
         until(async || is_answered(&service, authority, None).await.then_some(())).await;
     }
     assert_eq!(service.counters.grpc.figures().certificates_loaded, 7);
@@ -190,7 +190,7 @@ async fn certificates_are_swapped_under_load_and_no_call_fails() {
 }
 
 #[tokio::test]
-async fn a_new_authority_of_clients_is_taken_too() {
+async fn changed_client_authority_is_reloaded() {
     let (ours, clients, next) = (Authority::new("ours"), Authority::new("clients"), Authority::new("next"));
     let files = Files::of(&ours.server());
     let service = start(&files.mutual("grpc", &clients)).await;
@@ -205,7 +205,7 @@ async fn a_new_authority_of_clients_is_taken_too() {
 }
 
 #[tokio::test]
-async fn bad_certificates_at_a_reload_keep_the_old_and_are_counted_once_each() {
+async fn bad_certificates_at_reload_keep_old_and_are_counted_once() {
     let ours = Authority::new("ours");
     let (good, other) = (ours.server(), ours.server());
     let files = Files::of(&good);
@@ -218,7 +218,7 @@ async fn bad_certificates_at_a_reload_keep_the_old_and_are_counted_once_each() {
         ("expired", ours.pair(&["localhost", "127.0.0.1"], 2020)),
     ];
     for (number, (what, pair)) in (1..).zip(bad) {
-        // The mismatch between the two writes does not count: it does not last.
+        // The mismatch between the two writes is not counted, because it does not settle.
         std::fs::write(files.path("tls.key"), &pair.key).unwrap();
         std::fs::write(files.path("tls.crt"), &pair.cert).unwrap();
         until(async || (errors() == number).then_some(())).await;
@@ -226,31 +226,31 @@ async fn bad_certificates_at_a_reload_keep_the_old_and_are_counted_once_each() {
     }
     std::fs::remove_file(files.path("tls.crt")).unwrap();
     until(async || (errors() == 5).then_some(())).await;
-    // Several looks later nothing more has been counted, and what is good again is taken.
+    // Further polls count no more errors, and a valid certificate is loaded again.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(errors(), 5);
-    files.put(&other);
+    files.replace(&other);
     until(async || (service.counters.grpc.figures().certificates_loaded == 2).then_some(())).await;
     assert!(is_answered(&service, &ours, None).await);
 }
 
 #[tokio::test]
-async fn a_certificate_that_was_not_valid_yet_is_taken_when_it_is() {
+async fn certificate_not_valid_yet_is_loaded_when_valid() {
     let ours = Authority::new("ours");
     let files = Files::of(&ours.server());
     let service = start(&files.settings("grpc")).await;
     let figures = || service.counters.grpc.figures();
     let day = Duration::from_secs(24 * 60 * 60);
-    // The clock goes to the year 1999, before any of them.
+    // The clock moves to 1999, before any certificate is valid.
     service.clock.set(tollgate::time::Timestamp::from_nanos(29 * 365 * day.as_nanos() as u64));
-    files.put(&ours.server());
+    files.replace(&ours.server());
     until(async || (figures().certificate_errors == 1).then_some(())).await;
     service.clock.set(START);
     until(async || (figures().certificates_loaded == 2).then_some(())).await;
 }
 
 #[tokio::test]
-async fn bad_certificates_at_the_start_refuse_it_and_name_the_setting() {
+async fn bad_certificates_refuse_start_and_name_the_setting() {
     let ours = Authority::new("ours");
     let (good, other) = (ours.server(), ours.server());
     let expired = ours.pair(&["localhost"], 2020);
@@ -263,7 +263,7 @@ async fn bad_certificates_at_the_start_refuse_it_and_name_the_setting() {
     let rules = tempfile::tempdir().unwrap();
     for (pair, setting, why) in cases {
         let files = Files::of(&pair);
-        let settings = settings(&rules, &given(&files.settings("grpc")));
+        let settings = settings(&rules, &borrowed(&files.settings("grpc")));
         let error = Server::bind(settings, Clock::manual(START)).await.unwrap_err();
         assert!(matches!(error, Error::Certificates(_)));
         let text = error.to_string();
@@ -274,23 +274,25 @@ async fn bad_certificates_at_the_start_refuse_it_and_name_the_setting() {
         let mut lines = files.mutual("grpc", &ours);
         files.write("ca.crt", text);
         lines.push(("grpc.tls_client_san".to_owned(), "edge".to_owned()));
-        let error = Server::bind(settings(&rules, &given(&lines)), Clock::manual(START)).await.unwrap_err();
+        let error =
+            Server::bind(settings(&rules, &borrowed(&lines)), Clock::manual(START)).await.unwrap_err();
         let error = error.to_string();
         assert!(error.starts_with("grpc.tls_client_ca: ") && error.contains(why), "{error}");
     }
     std::fs::remove_file(files.path("tls.key")).unwrap();
-    let error = Server::bind(settings(&rules, &given(&files.settings("grpc"))), Clock::manual(START)).await;
+    let error =
+        Server::bind(settings(&rules, &borrowed(&files.settings("grpc"))), Clock::manual(START)).await;
     assert!(error.unwrap_err().to_string().contains("tls.key: No such file"));
 }
 
-/// An authority's certificate that is no good any more.
+/// An expired certificate of an authority.
 fn expired_authority() -> &'static str {
     static PEM: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     PEM.get_or_init(|| Authority::new("x").pair(&["authority"], 2020).cert)
 }
 
 #[tokio::test]
-async fn the_end_of_the_certificate_in_force_is_told() {
+async fn stats_show_expiry_of_active_certificate() {
     let files = Files::of(&Authority::new("ours").server());
     let service = start(&files.settings("grpc")).await;
     let ends = service.counters.grpc.figures().certificate_ends.unwrap();

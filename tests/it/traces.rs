@@ -1,4 +1,4 @@
-//! Spans, as a collector in this process receives them.
+//! Exported spans, received by a collector in this process.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use tonic::{
 
 use crate::{
     certificates::Authority,
-    harness::{Service, one},
+    harness::{Service, request_for},
 };
 
 const RULES: &str = "
@@ -36,7 +36,7 @@ descriptors:
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const SPAN: &str = "b7ad6b7169203331";
 
-/// What a collector has received.
+/// A collector that keeps received spans.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
@@ -52,7 +52,7 @@ impl TraceService for Collector {
 }
 
 impl Collector {
-    /// A collector and where it listens.
+    /// A collector and its endpoint.
     async fn start() -> (Self, String) {
         let (collector, port) = Self::start_as(tonic::transport::Server::builder()).await;
         (collector, format!("http://127.0.0.1:{port}"))
@@ -75,13 +75,13 @@ impl Collector {
     }
 }
 
-async fn traced(rules: &str, endpoint: String) -> Service {
+async fn start_traced(rules: &str, endpoint: String) -> Service {
     let traces = traces::Settings { endpoint, certificate: None };
-    Service::start_changed(rules, &[], |settings| settings.traces = Some(traces)).await
+    Service::start_modified(rules, &[], |settings| settings.traces = Some(traces)).await
 }
 
-/// Asks with these headers; the code of the answer.
-async fn ask(service: &Service, request: RateLimitRequest, headers: &[(&'static str, String)]) -> Code {
+/// Sends a request with these headers, and returns the code of the response.
+async fn call(service: &Service, request: RateLimitRequest, headers: &[(&'static str, String)]) -> Code {
     let mut request = Request::new(request);
     for (name, value) in headers {
         request.metadata_mut().insert(*name, value.parse().unwrap());
@@ -90,17 +90,17 @@ async fn ask(service: &Service, request: RateLimitRequest, headers: &[(&'static 
     answer.err().map_or(Code::Ok, |status| status.code())
 }
 
-/// Makes the service leave, and so send what is left.
-async fn leave(service: Service) {
-    service.leave.send(()).await.unwrap();
-    service.ended.await.unwrap().unwrap();
+/// Shuts the service down, which flushes its spans.
+async fn shut_down(service: Service) {
+    service.shutdown.send(()).await.unwrap();
+    service.task.await.unwrap().unwrap();
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn named(attributes: &[KeyValue]) -> BTreeMap<String, String> {
+fn attributes_of(attributes: &[KeyValue]) -> BTreeMap<String, String> {
     let text = |attribute: &KeyValue| match attribute.value.clone().and_then(|value| value.value) {
         Some(Value::StringValue(text)) => text,
         Some(Value::IntValue(number)) => number.to_string(),
@@ -110,7 +110,7 @@ fn named(attributes: &[KeyValue]) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn a_collector_over_tls_is_trusted_by_its_authority_and_no_other() {
+async fn tls_collector_is_trusted_only_by_its_authority() {
     let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
     let pair = authority.server();
     let identity = Identity::from_pem(&pair.cert, &pair.key);
@@ -121,15 +121,15 @@ async fn a_collector_over_tls_is_trusted_by_its_authority_and_no_other() {
         std::fs::write(file.path(), &trusted.pem).unwrap();
         let endpoint = format!("https://localhost:{port}");
         let traces = traces::Settings { endpoint, certificate: Some(file.path().to_owned()) };
-        let service = Service::start_changed(RULES, &[], |settings| settings.traces = Some(traces)).await;
-        ask(&service, one("shop", "user", "x"), &[]).await;
-        leave(service).await;
+        let service = Service::start_modified(RULES, &[], |settings| settings.traces = Some(traces)).await;
+        call(&service, request_for("shop", "user", "x"), &[]).await;
+        shut_down(service).await;
         assert_eq!(collector.spans().len(), spans);
     }
 }
 
 #[tokio::test]
-async fn a_call_is_a_span_of_its_callers_trace() {
+async fn call_span_continues_trace_of_caller() {
     let several = [("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN), ("x-b3-sampled", "1")];
     for headers in [
         vec![("traceparent", format!("00-{TRACE}-{SPAN}-01"))],
@@ -137,10 +137,10 @@ async fn a_call_is_a_span_of_its_callers_trace() {
         several.map(|(name, value)| (name, value.to_owned())).to_vec(),
     ] {
         let (collector, endpoint) = Collector::start().await;
-        let service = traced(RULES, endpoint).await;
+        let service = start_traced(RULES, endpoint).await;
         service.until_http("/readyz", 200).await;
-        assert_eq!(ask(&service, one("shop", "user", "ada"), &headers).await, Code::Ok);
-        leave(service).await;
+        assert_eq!(call(&service, request_for("shop", "user", "ada"), &headers).await, Code::Ok);
+        shut_down(service).await;
         let spans = collector.spans();
         assert_eq!(spans.len(), 1, "{headers:?}");
         assert_eq!((hex(&spans[0].trace_id).as_str(), hex(&spans[0].parent_span_id).as_str()), (TRACE, SPAN));
@@ -148,14 +148,14 @@ async fn a_call_is_a_span_of_its_callers_trace() {
 }
 
 #[tokio::test]
-async fn a_span_tells_the_call_and_its_answer_but_no_value() {
+async fn span_has_call_and_response_but_no_values() {
     let (collector, endpoint) = Collector::start().await;
-    let service = traced(RULES, endpoint).await;
+    let service = start_traced(RULES, endpoint).await;
     service.until_http("/readyz", 200).await;
     for _ in 0..2 {
-        assert_eq!(ask(&service, one("shop", "user", "ada"), &[]).await, Code::Ok);
+        assert_eq!(call(&service, request_for("shop", "user", "ada"), &[]).await, Code::Ok);
     }
-    leave(service).await;
+    shut_down(service).await;
 
     let spans = collector.spans();
     assert_eq!(spans.len(), 2);
@@ -171,20 +171,23 @@ async fn a_span_tells_the_call_and_its_answer_but_no_value() {
             ("tollgate.descriptors", "1"),
             ("tollgate.domain", "shop"),
         ];
-        assert_eq!(named(&span.attributes), expected.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+        assert_eq!(
+            attributes_of(&span.attributes),
+            expected.map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+        );
     }
-    assert_ne!(spans[0].trace_id, spans[1].trace_id, "each without a caller's trace begins one");
+    assert_ne!(spans[0].trace_id, spans[1].trace_id, "a call without a parent begins a trace");
     let received = collector.0.lock().unwrap().clone();
     let resource = received[0].resource_spans[0].resource.clone().unwrap();
     assert_eq!(resource.attributes.iter().filter(|attribute| attribute.key == "service.name").count(), 1);
     let sent: Vec<u8> = received.iter().flat_map(Message::encode_to_vec).collect();
-    assert!(!sent.windows(3).any(|bytes| bytes == b"ada"), "what was asked about is not told");
+    assert!(!sent.windows(3).any(|bytes| bytes == b"ada"), "values of entries are not exported");
 }
 
 #[tokio::test]
-async fn a_parent_that_is_not_sampled_sends_no_span() {
+async fn unsampled_parent_sends_no_span() {
     let (collector, endpoint) = Collector::start().await;
-    let service = traced(RULES, endpoint).await;
+    let service = start_traced(RULES, endpoint).await;
     service.until_http("/readyz", 200).await;
     for header in [
         ("traceparent", format!("00-{TRACE}-{SPAN}-00")),
@@ -192,45 +195,45 @@ async fn a_parent_that_is_not_sampled_sends_no_span() {
         ("b3", "0".to_owned()),
         ("x-b3-sampled", "0".to_owned()),
     ] {
-        assert_eq!(ask(&service, one("shop", "user", "ada"), &[header]).await, Code::Ok);
+        assert_eq!(call(&service, request_for("shop", "user", "ada"), &[header]).await, Code::Ok);
     }
-    leave(service).await;
+    shut_down(service).await;
     assert_eq!(collector.spans(), []);
 }
 
 #[tokio::test]
-async fn a_call_without_an_answer_is_a_span_with_its_code() {
+async fn failed_call_is_a_span_with_its_code() {
     let (collector, endpoint) = Collector::start().await;
-    let service = traced("domain: [", endpoint).await;
-    assert_eq!(ask(&service, one("", "user", "ada"), &[]).await, Code::InvalidArgument);
-    assert_eq!(ask(&service, one("shop", "user", "ada"), &[]).await, Code::Unavailable);
-    leave(service).await;
-    let told: Vec<_> = collector
+    let service = start_traced("domain: [", endpoint).await;
+    assert_eq!(call(&service, request_for("", "user", "ada"), &[]).await, Code::InvalidArgument);
+    assert_eq!(call(&service, request_for("shop", "user", "ada"), &[]).await, Code::Unavailable);
+    shut_down(service).await;
+    let codes: Vec<_> = collector
         .spans()
         .into_iter()
         .map(|span| {
             let status = span.status.as_ref().map_or(StatusCode::Unset, |status| status.code());
-            (named(&span.attributes)["rpc.grpc.status_code"].clone(), status)
+            (attributes_of(&span.attributes)["rpc.grpc.status_code"].clone(), status)
         })
         .collect();
-    assert_eq!(told, [("3".to_owned(), StatusCode::Unset), ("14".to_owned(), StatusCode::Error)]);
+    assert_eq!(codes, [("3".to_owned(), StatusCode::Unset), ("14".to_owned(), StatusCode::Error)]);
 }
 
 #[tokio::test]
-async fn without_an_endpoint_nothing_is_sent() {
+async fn no_endpoint_sends_no_spans() {
     let (collector, _endpoint) = Collector::start().await;
     let service = Service::start(RULES).await;
     let header = ("traceparent", format!("00-{TRACE}-{SPAN}-01"));
-    assert_eq!(ask(&service, one("shop", "user", "ada"), &[header]).await, Code::Ok);
-    leave(service).await;
+    assert_eq!(call(&service, request_for("shop", "user", "ada"), &[header]).await, Code::Ok);
+    shut_down(service).await;
     assert!(collector.0.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_collector_that_never_answers_holds_up_neither_calls_nor_the_end() {
+async fn silent_collector_delays_neither_calls_nor_shutdown() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let service = traced(RULES, format!("http://{}", silent.local_addr().unwrap())).await;
+    let service = start_traced(RULES, format!("http://{}", silent.local_addr().unwrap())).await;
     service.until_http("/readyz", 200).await;
-    assert_eq!(ask(&service, one("shop", "user", "ada"), &[]).await, Code::Ok);
-    timeout(Duration::from_secs(8), leave(service)).await.expect("flushing has a bound");
+    assert_eq!(call(&service, request_for("shop", "user", "ada"), &[]).await, Code::Ok);
+    timeout(Duration::from_secs(8), shut_down(service)).await.expect("the final flush is bounded");
 }

@@ -1,8 +1,8 @@
-//! A process with a limit of memory outlives callers that take all they can, and answers the others meanwhile.
+//! A process at its memory limit survives callers that use all they can, and still answers the others.
 //!
-//! It is a program of its own, so that no other test takes the cores from the deadlines.
+//! It is a separate test program, so that no other test competes for CPU with the deadlines.
 
-#![allow(clippy::unwrap_used, reason = "what a test unwraps, it asserts")]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::{
     fs, io,
@@ -27,8 +27,8 @@ mod harness;
 mod program;
 
 use crate::{
-    frames::{DATA, END_STREAM, SETTINGS, announcing, call_head, connect, frame, framed, stream},
-    harness::{PATIENCE, http, one},
+    frames::{DATA, END_STREAM, SETTINGS, call_headers, connect, frame, framed, partial_message, stream},
+    harness::{TIMEOUT, http, request_for},
     program::{PROGRAM, Program},
 };
 
@@ -38,19 +38,19 @@ descriptors:
   - key: user
     rate_limit: {unit: hour, requests_per_unit: 1000000}
 ";
-/// What deploy/kubernetes gives the process.
+/// The memory limit of deploy/kubernetes.
 const LIMIT: u64 = 256 << 20;
-/// The deadline of the other caller.
+/// The deadline of the well-behaved caller.
 const DEADLINE: Duration = Duration::from_secs(1);
 const MESSAGE_BYTES_MAX: u32 = 4 << 20;
 
-/// A control group of this machine with a limit of memory, removed with this.
+/// A control group with a memory limit, removed on drop.
 struct MemoryGroup {
     path: PathBuf,
 }
 
 impl MemoryGroup {
-    /// A new group, in either version of control groups; an error where this user may make none.
+    /// A new group, in either version of control groups; an error if this user may not create one.
     fn new(name: &str, bytes: u64) -> io::Result<Self> {
         let groups = [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
         let (mount, file) = groups[usize::from(Path::new(groups[1].0).join(groups[1].1).exists())];
@@ -60,7 +60,7 @@ impl MemoryGroup {
         Ok(group)
     }
 
-    /// A command that enters the group and then is the program.
+    /// A command that enters the group and then executes the program.
     fn command(&self) -> Command {
         let mut shell = Command::new("sh");
         shell
@@ -73,31 +73,31 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // It stays where the process has not ended yet.
+        // The group remains if the process has not ended yet.
         let _ = fs::remove_dir(&self.path);
     }
 }
 
-/// Sends `bytes` for as long as the server takes them, at most until `PATIENCE`, and keeps the connection.
+/// Sends `bytes` as long as the server accepts them, at most for the timeout, and keeps the connection.
 async fn push(mut client: TcpStream, bytes: &[u8]) -> TcpStream {
-    let _ = timeout(PATIENCE, client.write_all(bytes)).await;
+    let _ = timeout(TIMEOUT, client.write_all(bytes)).await;
     client
 }
 
-/// Calls that announce a message of 4 MiB and send 10 bytes of it.
-fn announced_calls(calls: u32) -> Vec<u8> {
-    let begun = announcing(MESSAGE_BYTES_MAX, b"0123456789");
-    let call = |call| [call_head(call), frame(DATA, 0, stream(call), &begun)].concat();
+/// Calls that declare a message of 4 MiB and send 10 bytes of it.
+fn declared_calls(calls: u32) -> Vec<u8> {
+    let partial = partial_message(MESSAGE_BYTES_MAX, b"0123456789");
+    let call = |call| [call_headers(call), frame(DATA, 0, stream(call), &partial)].concat();
     (0..calls).flat_map(call).collect()
 }
 
-/// Calls that send as much of a message as the windows of streams allow, without an end.
+/// Calls that send as much of a message as the stream windows allow, without an end.
 fn unfinished_calls(calls: u32) -> Vec<u8> {
-    let begin = announcing(MESSAGE_BYTES_MAX, &[b'x'; 16_000]);
+    let begin = partial_message(MESSAGE_BYTES_MAX, &[b'x'; 16_000]);
     let call = |call| {
         let (more, number) = ([b'x'; 16_000], stream(call));
         [
-            call_head(call),
+            call_headers(call),
             frame(DATA, 0, number, &begin),
             frame(DATA, 0, number, &more),
             frame(DATA, 0, number, &more),
@@ -107,15 +107,15 @@ fn unfinished_calls(calls: u32) -> Vec<u8> {
     (0..calls).flat_map(call).collect()
 }
 
-/// Calls whose replies have no window.
+/// Calls whose replies are blocked by flow control.
 fn calls_without_window(calls: u32) -> Vec<u8> {
-    let message = framed(&one("shop", "user", "x"));
-    let call = |call| [call_head(call), frame(DATA, END_STREAM, stream(call), &message)].concat();
+    let message = framed(&request_for("shop", "user", "x"));
+    let call = |call| [call_headers(call), frame(DATA, END_STREAM, stream(call), &message)].concat();
     [frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]), (0..calls).flat_map(call).collect()].concat()
 }
 
-async fn answer_in_time(caller: &mut RateLimitServiceClient<Channel>) {
-    let answering = caller.should_rate_limit(one("shop", "user", "y"));
+async fn expect_timely_reply(caller: &mut RateLimitServiceClient<Channel>) {
+    let answering = caller.should_rate_limit(request_for("shop", "user", "y"));
     let answered = timeout(DEADLINE, answering).await.expect("other callers are answered within a second");
     answered.unwrap();
 }
@@ -125,7 +125,7 @@ async fn process_at_its_memory_limit_answers_other_callers() {
     const CONNECTIONS: usize = 600;
     const ATTACKERS: usize = 45;
     let group = MemoryGroup::new("tollgate-test", LIMIT);
-    // Without a group its parts of the limit are given as settings, and the resident memory is what is measured.
+    // Without a group, settings give the parts of the limit, and the test measures resident memory.
     let parts = [
         "--store-memory-limit",
         "128MiB",
@@ -138,8 +138,8 @@ async fn process_at_its_memory_limit_answers_other_callers() {
     ];
     let flags: &[&str] = if group.is_ok() { &[] } else { &parts };
     let command = group.as_ref().map_or_else(|_| Command::new(PROGRAM), MemoryGroup::command);
-    let program = Program::start_by(command, RULES, flags).await;
-    let mut other = RateLimitServiceClient::connect(format!("http://{}", program.grpc)).await.unwrap();
+    let program = Program::start_command(command, RULES, flags).await;
+    let mut well_behaved = RateLimitServiceClient::connect(format!("http://{}", program.grpc)).await.unwrap();
 
     let mut idle = JoinSet::new();
     for _ in 0..CONNECTIONS - ATTACKERS - 1 {
@@ -147,7 +147,7 @@ async fn process_at_its_memory_limit_answers_other_callers() {
     }
     let _idle = idle.join_all().await;
     let mut attackers = JoinSet::new();
-    let attacks = [announced_calls(900), unfinished_calls(200), calls_without_window(900)].map(Arc::new);
+    let attacks = [declared_calls(900), unfinished_calls(200), calls_without_window(900)].map(Arc::new);
     for attack in attacks.iter().cycle().take(ATTACKERS) {
         let (address, frames) = (program.grpc, attack.clone());
         attackers.spawn(async move { push(connect(address).await, &frames).await });
@@ -155,20 +155,20 @@ async fn process_at_its_memory_limit_answers_other_callers() {
     for _ in 0..4 {
         let (address, body) = (program.http, format!("{{\"domain\":\"{}\"}}", "x".repeat(4_000_000)));
         attackers.spawn(async move {
-            // It may be told to come again.
-            let _ = timeout(PATIENCE, http(address, "POST", "/json", &body)).await;
+            // The server may refuse it with a retry.
+            let _ = timeout(TIMEOUT, http(address, "POST", "/json", &body)).await;
             TcpStream::connect(address).await.unwrap()
         });
     }
     let mut attacked = Vec::new();
     while !attackers.is_empty() {
-        answer_in_time(&mut other).await;
+        expect_timely_reply(&mut well_behaved).await;
         while let Some(client) = attackers.try_join_next() {
             attacked.push(client.unwrap());
         }
     }
     for _ in 0..100 {
-        answer_in_time(&mut other).await;
+        expect_timely_reply(&mut well_behaved).await;
     }
     assert!(program.peak_bytes() < LIMIT, "{} MiB", program.peak_bytes() >> 20);
     drop(attacked);

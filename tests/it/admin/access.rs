@@ -1,4 +1,4 @@
-//! Who may see the pages, and the commands that ask for them.
+//! Access control of the admin pages, and the commands that call them.
 
 use std::{fs, path::Path, process::Output};
 
@@ -7,7 +7,7 @@ use tollgate::telemetry::logs::LogControl;
 
 use crate::{
     admin::{RULES, admin_with, send, start},
-    harness::{Service, one},
+    harness::{Service, request_for},
 };
 
 /// Runs the program.
@@ -22,7 +22,7 @@ fn printed(output: &Output) -> String {
 }
 
 #[tokio::test]
-async fn with_a_token_file_every_page_needs_the_token_that_is_in_it_now() {
+async fn admin_pages_require_current_token_of_token_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     fs::write(&file, "first\n").unwrap();
@@ -55,7 +55,7 @@ async fn with_a_token_file_every_page_needs_the_token_that_is_in_it_now() {
     assert_eq!(service.http("GET", "/readyz", "").await.0, 200, "probes need no token");
 }
 
-/// What tells a request that another site's page has sent.
+/// Headers of a request that a page of another site has sent.
 const FOREIGN: [&str; 6] = [
     "host: evil.example\r\n",
     "host: localhost\r\norigin: http://evil.example\r\n",
@@ -70,7 +70,7 @@ async fn admin_without_token_refuses_cross_site_requests() {
     let service = Service::start(RULES).await;
     let to = service.addresses.admin;
     let counter = "/counters?domain=shop&key=user=bob";
-    service.ask(one("shop", "user", "bob")).await.unwrap();
+    service.call(request_for("shop", "user", "bob")).await.unwrap();
     for headers in FOREIGN {
         let requests = [
             ("DELETE", counter, ""),
@@ -108,36 +108,37 @@ async fn admin_with_token_answers_for_any_host() {
 async fn json_refuses_cross_site_requests_and_charges_nothing() {
     let service = Service::start(RULES).await;
     let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}"#;
-    let ask = async |headers: &str| send(service.addresses.http, headers, "POST", "/json", body).await;
+    let post = async |headers: &str| send(service.addresses.http, headers, "POST", "/json", body).await;
     for headers in
         FOREIGN.into_iter().filter(|headers| headers.contains("origin:") || headers.contains("sec-"))
     {
-        assert_eq!(ask(headers).await.0, 403, "{headers:?}");
+        assert_eq!(post(headers).await.0, 403, "{headers:?}");
     }
-    // Whatever it is called, and whatever it says that it sends.
+    // Any host and any content type are accepted.
     let own = "host: tollgate.example\r\norigin: http://tollgate.example\r\nsec-fetch-site: same-origin\r\n";
     let plain = "host: tollgate.example\r\ncontent-type: text/plain\r\n";
     for (headers, code) in [(own, 200), (plain, 200), ("host: x\r\n", 429)] {
-        assert_eq!(ask(headers).await.0, code, "two pass: {headers:?}");
+        assert_eq!(post(headers).await.0, code, "two pass: {headers:?}");
     }
 }
 
 #[tokio::test]
-async fn without_a_readable_token_the_process_does_not_start() {
+async fn unreadable_token_file_refuses_start() {
     for text in [None, Some(""), Some("two words")] {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
         if let Some(text) = text {
             fs::write(&file, text).unwrap();
         }
-        let given = [("admin.token_file", file.to_str().unwrap())];
-        let error = start(tempfile::tempdir().unwrap(), &given, LogControl::default()).await.err().unwrap();
+        let overrides = [("admin.token_file", file.to_str().unwrap())];
+        let error =
+            start(tempfile::tempdir().unwrap(), &overrides, LogControl::default()).await.err().unwrap();
         assert!(error.to_string().starts_with("admin.token_file: "), "{error}");
     }
 }
 
 #[tokio::test]
-async fn the_commands_show_explain_reset_and_set() {
+async fn admin_commands_show_explain_reset_and_set_counters() {
     let service = Service::start(RULES).await;
     let to = service.addresses.admin.to_string();
     let explained = tollgate(&["explain", "--to", &to, "shop", "user=bob", "--hits", "2"]).await;
@@ -161,35 +162,37 @@ async fn the_commands_show_explain_reset_and_set() {
     let reset = tollgate(&["counters", "--to", &to, "shop", "user=bob", "--reset", "--json"]).await;
     let reset: Value = serde_json::from_str(&printed(&reset)).unwrap();
     assert_eq!((&reset["before"]["remaining"], &reset["remaining"]), (&json!(0), &json!(2)));
-    let odd = tollgate(&["counters", "--to", &to, "shop", r"user=b\,o b=ü&%"]).await;
-    assert!(printed(&odd).starts_with(r"user=b\,o b\=ü&% of rule shop.user"), "{}", printed(&odd));
+    let escaped = tollgate(&["counters", "--to", &to, "shop", r"user=b\,o b=ü&%"]).await;
+    assert!(printed(&escaped).starts_with(r"user=b\,o b\=ü&% of rule shop.user"), "{}", printed(&escaped));
 }
 
 #[tokio::test]
-async fn the_commands_show_the_token_and_say_what_is_wrong() {
+async fn admin_commands_send_token_and_report_errors() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     fs::write(&file, "s3cret\n").unwrap();
     let path = file.to_str().unwrap();
     let service = Service::start_with(RULES, &[("admin.token_file", path)]).await;
     let to = service.addresses.admin.to_string();
-    let ask = async |more: &[&str]| {
+    let counters = async |more: &[&str]| {
         let arguments: Vec<_> = ["counters", "--to", &to, "shop"].iter().chain(more).copied().collect();
         let output = tollgate(&arguments).await;
         (output.status.code(), printed(&output))
     };
-    let (code, text) = ask(&["user=bob"]).await;
+    let (code, text) = counters(&["user=bob"]).await;
     assert!(code == Some(1) && text.contains("set --token-file"), "{text}");
-    let (code, text) = ask(&["user=bob", "--token-file", path]).await;
+    let (code, text) = counters(&["user=bob", "--token-file", path]).await;
     assert!(code == Some(0) && text.contains("2 left"), "{text}");
-    let (code, text) = ask(&["colour=red", "--token-file", path]).await;
+    let (code, text) = counters(&["colour=red", "--token-file", path]).await;
     assert!(code == Some(1) && text.contains("no rule matches"), "{text}");
-    let nobody = tollgate(&["explain", "--to", "127.0.0.1:1", "shop", "user=bob"]).await;
-    assert!(nobody.status.code() == Some(1) && printed(&nobody).contains("no answer from 127.0.0.1:1"));
+    let unreachable = tollgate(&["explain", "--to", "127.0.0.1:1", "shop", "user=bob"]).await;
+    assert!(
+        unreachable.status.code() == Some(1) && printed(&unreachable).contains("no answer from 127.0.0.1:1")
+    );
 }
 
 #[tokio::test]
-async fn a_process_whose_admin_listener_is_open_to_others_needs_a_token_file() {
+async fn non_loopback_admin_listener_requires_token_file() {
     let rules = tempfile::tempdir().unwrap();
     fs::write(rules.path().join("rules.yaml"), RULES).unwrap();
     let path = |path: &Path| path.to_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! The operators' pages of replicas that share keys.
+//! The admin pages of replicas of one cluster.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 
 use crate::{
-    admin::{admin, admin_with, good},
-    harness::{Service, one, until, with_hits},
+    admin::{admin, admin_with, ok_json},
+    harness::{Service, request_for, until, with_hits},
 };
 
 const RULES: &str = "
@@ -21,14 +21,14 @@ descriptors:
   - {key: plain, rate_limit: {unit: hour, requests_per_unit: 10}}
 ";
 
-/// Services of one cluster, and the file of its secret.
+/// Services of one cluster, and the file with its secret.
 struct Cluster {
     replicas: Vec<Service>,
     _secret: TempDir,
 }
 
 impl Cluster {
-    /// So many replicas that agree on who holds what.
+    /// `number` replicas that agree on the owner of every slot.
     async fn of(number: usize) -> Self {
         let (folder, file) = secret();
         let mut replicas = vec![Service::start_with(RULES, &settings(&file, "off")).await];
@@ -40,7 +40,7 @@ impl Cluster {
         until(async || {
             let mut views = Vec::new();
             for replica in &cluster.replicas {
-                views.push(good(replica, "GET", "/cluster", "").await);
+                views.push(ok_json(replica, "GET", "/cluster", "").await);
             }
             let settled = views.iter().all(|view| {
                 let serving = serving(view);
@@ -65,7 +65,7 @@ fn settings<'a>(secret: &'a str, seed: &'a str) -> [(&'a str, &'a str); 3] {
 }
 
 async fn address(replica: &Service) -> String {
-    let view = good(replica, "GET", "/cluster", "").await;
+    let view = ok_json(replica, "GET", "/cluster", "").await;
     view["members"][0]["address"].as_str().unwrap().to_owned()
 }
 
@@ -78,18 +78,18 @@ fn serving(view: &Value) -> usize {
 }
 
 #[tokio::test]
-async fn every_replica_shows_the_same_members_and_who_holds_how_much() {
+async fn every_replica_shows_same_members_and_slot_counts() {
     let cluster = Cluster::of(2).await;
     let mut held = 0;
     for replica in &cluster.replicas {
-        let view = good(replica, "GET", "/cluster", "").await;
+        let view = ok_json(replica, "GET", "/cluster", "").await;
         let own = members(&view).iter().find(|member| member["id"] == view["self"]).unwrap();
         assert_eq!((&own["holding"], &view["isolated"]), (&view["holding"], &json!(false)), "{view}");
         let all: u64 = members(&view).iter().map(|member| member["holding"].as_u64().unwrap()).sum();
         held += view["holding"].as_u64().unwrap();
         assert_eq!(all, 4_096, "{view}");
         until(async || {
-            let view = good(replica, "GET", "/cluster", "").await;
+            let view = ok_json(replica, "GET", "/cluster", "").await;
             (members(&view)[0]["rules"] == members(&view)[1]["rules"]).then_some(())
         })
         .await;
@@ -98,74 +98,88 @@ async fn every_replica_shows_the_same_members_and_who_holds_how_much() {
 }
 
 #[tokio::test]
-async fn a_counter_is_shown_explained_reset_and_set_from_any_replica() {
+async fn counter_can_be_shown_and_changed_from_any_replica() {
     let cluster = Cluster::of(2).await;
-    let [one_of, other] = &cluster.replicas[..] else { panic!("there are two") };
-    // Some of these are held by the one, some by the other.
+    let [first, second] = &cluster.replicas[..] else { panic!("there are two") };
+    // Some of these keys belong to the one replica, some to the other.
     for user in ["ann", "bob", "cid", "dan", "eve", "fay"] {
         for key in ["user", "bucket", "queue", "plain"] {
             let page = format!("/counters?domain=shop&key={key}={user}");
-            one_of.ask(with_hits(one("shop", key, user), 3)).await.unwrap();
-            for replica in [one_of, other] {
-                let shown = good(replica, "GET", &page, "").await;
+            first.call(with_hits(request_for("shop", key, user), 3)).await.unwrap();
+            for replica in [first, second] {
+                let shown = ok_json(replica, "GET", &page, "").await;
                 assert_eq!((&shown["remaining"], &shown["kept"]), (&json!(7), &json!(true)), "{shown}");
-                let told = good(replica, "GET", &page.replace("counters?", "explain?hits=8&"), "").await;
-                let told = (&told["code"], &told["descriptors"][0]);
-                assert_eq!(told.0, "OVER_LIMIT", "{}", told.1);
-                assert_eq!(told.1["verdict"]["never"], Value::Null, "{}", told.1);
-                assert!(told.1["verdict"]["retry_after_ms"].as_u64().unwrap() > 0, "{}", told.1);
-                let told = good(replica, "GET", &page.replace("counters?", "explain?hits=2&"), "").await;
-                let told = (&told["code"], &told["descriptors"][0]);
-                assert_eq!((told.0, &told.1["remaining"]), (&json!("OK"), &json!(5)), "{}", told.1);
-                let never = good(replica, "GET", &page.replace("counters?", "explain?hits=11&"), "").await;
+                let explanation =
+                    ok_json(replica, "GET", &page.replace("counters?", "explain?hits=8&"), "").await;
+                let explanation = (&explanation["code"], &explanation["descriptors"][0]);
+                assert_eq!(explanation.0, "OVER_LIMIT", "{}", explanation.1);
+                assert_eq!(explanation.1["verdict"]["never"], Value::Null, "{}", explanation.1);
+                assert!(
+                    explanation.1["verdict"]["retry_after_ms"].as_u64().unwrap() > 0,
+                    "{}",
+                    explanation.1
+                );
+                let explanation =
+                    ok_json(replica, "GET", &page.replace("counters?", "explain?hits=2&"), "").await;
+                let explanation = (&explanation["code"], &explanation["descriptors"][0]);
+                assert_eq!(
+                    (explanation.0, &explanation.1["remaining"]),
+                    (&json!("OK"), &json!(5)),
+                    "{}",
+                    explanation.1
+                );
+                let never = ok_json(replica, "GET", &page.replace("counters?", "explain?hits=11&"), "").await;
                 assert_eq!(never["descriptors"][0]["verdict"]["never"], true, "{never}");
             }
-            let reset = good(other, "DELETE", &page, "").await;
+            let reset = ok_json(second, "DELETE", &page, "").await;
             assert_eq!(
                 (&reset["before"]["remaining"], &reset["remaining"]),
                 (&json!(7), &json!(10)),
                 "{reset}"
             );
-            let set = good(other, "PUT", &page, r#"{"used": 25}"#).await;
+            let set = ok_json(second, "PUT", &page, r#"{"used": 25}"#).await;
             assert_eq!((&set["before"]["remaining"], &set["remaining"]), (&json!(10), &json!(0)), "{set}");
-            assert_eq!(one_of.status(one("shop", key, user)).await.code, 2, "{key}");
-            let set = good(one_of, "PUT", &page, r#"{"used": 4}"#).await;
+            assert_eq!(first.status(request_for("shop", key, user)).await.code, 2, "{key}");
+            let set = ok_json(first, "PUT", &page, r#"{"used": 4}"#).await;
             assert_eq!(set["remaining"], 6, "{set}");
-            let status = other.status(with_hits(one("shop", key, user), 0)).await;
+            let status = second.status(with_hits(request_for("shop", key, user), 0)).await;
             assert_eq!(status.limit_remaining, 6, "{key}");
         }
     }
 }
 
 #[tokio::test]
-async fn an_explanation_of_several_limits_tells_what_the_request_is_then_answered_anywhere() {
+async fn explanation_of_several_limits_is_equal_on_every_replica() {
     let cluster = Cluster::of(2).await;
-    let [one_of, other] = &cluster.replicas[..] else { panic!("there are two") };
+    let [first, second] = &cluster.replicas[..] else { panic!("there are two") };
     for user in ["ann", "bob", "cid", "dan"] {
-        one_of.ask(with_hits(one("shop", "user", user), 8)).await.unwrap();
-        for replica in [one_of, other] {
-            // The same counter twice; and one whose limit is passed.
+        first.call(with_hits(request_for("shop", "user", user), 8)).await.unwrap();
+        for replica in [first, second] {
+            // The same counter twice; and a counter above its limit.
             for (query, code, left) in [
                 (format!("key=user={user}&key=user={user}"), "OK", [json!(1), json!(0)]),
                 (format!("key=user={user}&key=bucket={user}&hits=3"), "OVER_LIMIT", [json!(2), json!(10)]),
             ] {
-                let told = good(replica, "GET", &format!("/explain?domain=shop&{query}"), "").await;
-                assert_eq!(told["code"], code, "{told}");
-                let each = [&told["descriptors"][0]["remaining"], &told["descriptors"][1]["remaining"]];
-                assert_eq!(each, [&left[0], &left[1]], "{told}");
+                let explanation = ok_json(replica, "GET", &format!("/explain?domain=shop&{query}"), "").await;
+                assert_eq!(explanation["code"], code, "{explanation}");
+                let each = [
+                    &explanation["descriptors"][0]["remaining"],
+                    &explanation["descriptors"][1]["remaining"],
+                ];
+                assert_eq!(each, [&left[0], &left[1]], "{explanation}");
             }
         }
     }
 }
 
 #[tokio::test]
-async fn while_the_others_are_silent_a_counter_cannot_be_seen_and_the_answer_says_so() {
-    // Takes connections, and never says anything.
+async fn counter_of_unreachable_owner_answers_503_with_reason() {
+    // Accepts connections and never sends a byte.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let seed = silent.local_addr().unwrap().to_string();
     let (_folder, file) = secret();
     let replica = Service::start_unready(RULES, &settings(&file, &seed)).await;
-    until(async || (good(&replica, "GET", "/rules", "").await["generation"] == 1).then_some(())).await;
+    until(async || (ok_json(&replica, "GET", "/rules", "").await["generation"] == 1).then_some(())).await;
     for (method, body) in [("GET", ""), ("DELETE", ""), ("PUT", r#"{"used": 1}"#)] {
         let (code, why) = admin(&replica, method, "/counters?domain=shop&key=user=ann", body).await;
         assert_eq!(code, 503, "{why}");
@@ -174,17 +188,17 @@ async fn while_the_others_are_silent_a_counter_cannot_be_seen_and_the_answer_say
     let (code, why) = admin(&replica, "GET", "/explain?domain=shop&key=user=ann", "").await;
     assert_eq!((code, why.as_str()), (503, "still joining the cluster\n"));
     assert_eq!(replica.http("GET", "/readyz", "").await, (503, "still joining the cluster\n".to_owned()));
-    let view = good(&replica, "GET", "/cluster", "").await;
+    let view = ok_json(&replica, "GET", "/cluster", "").await;
     assert_eq!(members(&view)[0]["state"], "joining");
 }
 
 #[tokio::test]
-async fn a_member_that_is_declared_dead_is_gone_at_once_and_nobody_else() {
+async fn declare_dead_removes_only_that_member_at_once() {
     let cluster = Cluster::of(2).await;
-    let [one_of, other] = &cluster.replicas[..] else { panic!("there are two") };
+    let [first, second] = &cluster.replicas[..] else { panic!("there are two") };
     let id = |view: &Value| view["self"].as_str().unwrap().to_owned();
     let (own, others) =
-        (id(&good(one_of, "GET", "/cluster", "").await), id(&good(other, "GET", "/cluster", "").await));
+        (id(&ok_json(first, "GET", "/cluster", "").await), id(&ok_json(second, "GET", "/cluster", "").await));
     let page = |member: &str| format!("/cluster/declare-dead?member={member}");
     for (query, code, why) in [
         (page(&own), 400, "is this replica itself"),
@@ -192,21 +206,21 @@ async fn a_member_that_is_declared_dead_is_gone_at_once_and_nobody_else() {
         (page("00000000000000ab"), 404, "is not a known member"),
         ("/cluster/declare-dead".to_owned(), 400, "member"),
     ] {
-        let (answered, told) = admin(one_of, "POST", &query, "").await;
-        assert_eq!(answered, code, "{told}");
-        assert!(told.contains(why), "{told}");
+        let (answered, answer) = admin(first, "POST", &query, "").await;
+        assert_eq!(answered, code, "{answer}");
+        assert!(answer.contains(why), "{answer}");
     }
-    assert_eq!(admin(one_of, "GET", &page(&others), "").await.0, 405);
-    let told = good(one_of, "POST", &page(&others), "").await;
-    assert_eq!(told, json!({"member": others, "declared": "dead"}));
-    let view = good(one_of, "GET", "/cluster", "").await;
+    assert_eq!(admin(first, "GET", &page(&others), "").await.0, 405);
+    let answer = ok_json(first, "POST", &page(&others), "").await;
+    assert_eq!(answer, json!({"member": others, "declared": "dead"}));
+    let view = ok_json(first, "GET", "/cluster", "").await;
     let of = |id: &str| members(&view).iter().find(|member| member["id"] == id).cloned();
     assert_ne!(of(&others).unwrap()["state"], "serving", "{view}");
     assert_eq!(of(&own).unwrap()["state"], "serving", "{view}");
 }
 
 #[tokio::test]
-async fn a_replica_that_counts_by_itself_says_that_it_has_no_cluster() {
+async fn cluster_pages_without_cluster_answer_404() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     fs::write(&file, "known").unwrap();

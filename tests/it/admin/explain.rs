@@ -1,22 +1,22 @@
-//! What would be decided, and why.
+//! The explain page: the decision that a request would get, and its reason.
 
 use serde_json::{Value, json};
 
 use crate::{
-    admin::{RULES, admin, explained, good},
-    harness::{Service, one, request, with_hits},
+    admin::{RULES, admin, explain_json, ok_json},
+    harness::{Service, request, request_for, with_hits},
 };
 
 #[tokio::test]
-async fn an_explanation_names_the_rule_its_place_and_why_others_were_not_chosen() {
+async fn explanation_names_rule_location_and_rejected_candidates() {
     let service = Service::start(RULES).await;
-    let told = explained(&service, "key=user=alice").await;
-    assert_eq!(told["code"], "OK");
-    let told = &told["descriptors"][0];
-    assert_eq!(told["rule"]["path"], "shop.user_a*");
-    assert!(told["rule"]["at"].as_str().unwrap().ends_with("rules.yaml:8:17"), "{told}");
-    assert_eq!(told["limit"], "10 per minute, algorithm: token_bucket, burst: 20");
-    let level = &told["levels"][0];
+    let explanation = explain_json(&service, "key=user=alice").await;
+    assert_eq!(explanation["code"], "OK");
+    let explanation = &explanation["descriptors"][0];
+    assert_eq!(explanation["rule"]["path"], "shop.user_a*");
+    assert!(explanation["rule"]["at"].as_str().unwrap().ends_with("rules.yaml:8:17"), "{explanation}");
+    assert_eq!(explanation["limit"], "10 per minute, algorithm: token_bucket, burst: 20");
+    let level = &explanation["levels"][0];
     assert_eq!(level["looked_up"], "user_alice");
     assert_eq!(
         (&level["matched"]["descriptor"], &level["matched"]["how"]),
@@ -35,13 +35,16 @@ async fn an_explanation_names_the_rule_its_place_and_why_others_were_not_chosen(
             (&json!("user=al*"), &json!("its pattern matches too, but is declared later")),
         ]
     );
-    assert_eq!(told["counter"]["key"].as_str().unwrap().len(), 32);
-    assert_eq!(told["counter"]["kind"], "token_bucket over 1m");
-    assert_eq!((&told["counter"]["before"]["remaining"], &told["remaining"]), (&json!(20), &json!(19)));
+    assert_eq!(explanation["counter"]["key"].as_str().unwrap().len(), 32);
+    assert_eq!(explanation["counter"]["kind"], "token_bucket over 1m");
+    assert_eq!(
+        (&explanation["counter"]["before"]["remaining"], &explanation["remaining"]),
+        (&json!(20), &json!(19))
+    );
 }
 
 #[tokio::test]
-async fn an_explanation_says_why_there_is_no_limit() {
+async fn explanation_says_why_no_limit_applies() {
     let service = Service::start(RULES).await;
     for (key, why) in [
         ("user=root", "no limit: shop.user_root is unlimited"),
@@ -49,22 +52,22 @@ async fn an_explanation_says_why_there_is_no_limit() {
         ("team=a,badge=b", "no limit: nothing matches `badge_b`, entry 2 of the descriptor"),
         ("team=a", "has no rate_limit; it has nested descriptors"),
     ] {
-        let told = explained(&service, &format!("key={key}")).await;
-        let told = &told["descriptors"][0];
-        assert!(told["why"].as_str().unwrap().contains(why), "{told}");
-        assert!(told["counter"].is_null() && told["code"] == "OK");
+        let explanation = explain_json(&service, &format!("key={key}")).await;
+        let explanation = &explanation["descriptors"][0];
+        assert!(explanation["why"].as_str().unwrap().contains(why), "{explanation}");
+        assert!(explanation["counter"].is_null() && explanation["code"] == "OK");
     }
-    let told = explained(&service, "key=team=a,badge=b").await;
-    assert_eq!(told["descriptors"][0]["levels"][1]["there"][0]["descriptor"], "member");
-    let told = good(&service, "GET", "/explain?domain=other&key=a=b", "").await;
-    assert_eq!(told["descriptors"][0]["why"], "no rules for this domain");
+    let explanation = explain_json(&service, "key=team=a,badge=b").await;
+    assert_eq!(explanation["descriptors"][0]["levels"][1]["there"][0]["descriptor"], "member");
+    let explanation = ok_json(&service, "GET", "/explain?domain=other&key=a=b", "").await;
+    assert_eq!(explanation["descriptors"][0]["why"], "no rules for this domain");
 }
 
 #[tokio::test]
-async fn an_explanation_names_what_replaces_a_rule() {
+async fn explanation_names_replacing_rule() {
     let service = Service::start(RULES).await;
-    let told = explained(&service, "key=basic=x&key=plan=gold").await;
-    let (basic, gold) = (&told["descriptors"][0], &told["descriptors"][1]);
+    let explanation = explain_json(&service, "key=basic=x&key=plan=gold").await;
+    let (basic, gold) = (&explanation["descriptors"][0], &explanation["descriptors"][1]);
     assert!(
         basic["why"].as_str().unwrap().starts_with("no limit: shop.basic is replaced by shop.plan_gold at ")
     );
@@ -73,41 +76,47 @@ async fn an_explanation_names_what_replaces_a_rule() {
 }
 
 #[tokio::test]
-async fn an_explanation_of_a_refusal_tells_when_the_same_would_pass() {
+async fn explanation_of_refusal_shows_retry_after() {
     let service = Service::start(RULES).await;
-    service.ask(with_hits(one("shop", "user", "bob"), 2)).await.unwrap();
-    let told = explained(&service, "key=user=bob").await;
-    assert_eq!((&told["code"], &told["refused_by"]), (&json!("OVER_LIMIT"), &json!(["shop.user"])));
-    let verdict = &told["descriptors"][0]["verdict"];
+    service.call(with_hits(request_for("shop", "user", "bob"), 2)).await.unwrap();
+    let explanation = explain_json(&service, "key=user=bob").await;
+    assert_eq!(
+        (&explanation["code"], &explanation["refused_by"]),
+        (&json!("OVER_LIMIT"), &json!(["shop.user"]))
+    );
+    let verdict = &explanation["descriptors"][0]["verdict"];
     assert_eq!((&verdict["passes"], &verdict["retry_after_ms"]), (&json!(false), &json!(36_000)));
-    let told = explained(&service, "key=user=bob&hits=3").await;
-    assert_eq!(told["descriptors"][0]["verdict"]["never"], true);
-    let told = explained(&service, "key=user=bob&refund=1").await;
-    assert_eq!((&told["code"], &told["descriptors"][0]["remaining"]), (&json!("OK"), &json!(1)));
+    let explanation = explain_json(&service, "key=user=bob&hits=3").await;
+    assert_eq!(explanation["descriptors"][0]["verdict"]["never"], true);
+    let explanation = explain_json(&service, "key=user=bob&refund=1").await;
+    assert_eq!(
+        (&explanation["code"], &explanation["descriptors"][0]["remaining"]),
+        (&json!("OK"), &json!(1))
+    );
 }
 
 #[tokio::test]
-async fn an_explanation_shows_a_shared_counter_a_shadow_rule_and_its_candidate() {
+async fn explanation_shows_shared_counter_shadow_rule_and_candidate() {
     let service = Service::start(RULES).await;
-    let path = |value: &str| with_hits(one("shop", "path", value), 4);
-    let told = explained(&service, "key=path=/api/a&hits=4").await;
-    let told = &told["descriptors"][0];
-    assert_eq!((&told["code"], &told["verdict"]["passes"]), (&json!("OK"), &json!(false)));
+    let path = |value: &str| with_hits(request_for("shop", "path", value), 4);
+    let explanation = explain_json(&service, "key=path=/api/a&hits=4").await;
+    let explanation = &explanation["descriptors"][0];
+    assert_eq!((&explanation["code"], &explanation["verdict"]["passes"]), (&json!("OK"), &json!(false)));
     assert_eq!(
-        (&told["levels"][0]["matched"]["shared"], &told["rule"]["shadow_mode"]),
+        (&explanation["levels"][0]["matched"]["shared"], &explanation["rule"]["shadow_mode"]),
         (&json!(true), &json!(true))
     );
     assert_eq!(
-        (&told["candidate"]["limit"], &told["candidate"]["verdict"]["passes"]),
+        (&explanation["candidate"]["limit"], &explanation["candidate"]["verdict"]["passes"]),
         (&json!("1 per 1h"), &json!(false))
     );
-    assert!(service.ask(path("/api/b")).await.is_ok());
-    let other = explained(&service, "key=path=/api/b").await;
-    assert_eq!(other["descriptors"][0]["counter"]["key"], told["counter"]["key"]);
+    assert!(service.call(path("/api/b")).await.is_ok());
+    let other = explain_json(&service, "key=path=/api/b").await;
+    assert_eq!(other["descriptors"][0]["counter"]["key"], explanation["counter"]["key"]);
 }
 
 #[tokio::test]
-async fn an_explanation_changes_nothing_and_tells_what_the_request_is_then_answered() {
+async fn explanation_charges_nothing_and_matches_next_response() {
     let service =
         Service::start(&format!("{RULES}\n").replace("domain: shop", "domain: shop\non_denied: charge_none"))
             .await;
@@ -118,24 +127,32 @@ async fn an_explanation_changes_nothing_and_tells_what_the_request_is_then_answe
         {"entries":[{"key":"user","value":"bob"}],"limit":{"requestsPerUnit":3,"unit":"HOUR"}}]}"#;
     for turn in 0..4 {
         let counters = admin(&service, "GET", "/store", "").await;
-        let told = good(&service, "POST", "/explain", body).await;
-        assert_eq!(good(&service, "POST", "/explain", body).await, told, "asked again, it is the same");
-        assert_eq!(admin(&service, "GET", "/store", "").await, counters, "no counter has come");
+        let explanation = ok_json(&service, "POST", "/explain", body).await;
+        assert_eq!(
+            ok_json(&service, "POST", "/explain", body).await,
+            explanation,
+            "repeated, the explanation is the same"
+        );
+        assert_eq!(admin(&service, "GET", "/store", "").await, counters, "no counter was created");
         let (code, answer) = service.http("POST", "/json", body).await;
         assert_eq!(code, if turn == 0 { 200 } else { 429 }, "{answer}");
         let answer: Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(told["code"], answer["overallCode"]);
-        for (told, status) in
-            told["descriptors"].as_array().unwrap().iter().zip(answer["statuses"].as_array().unwrap())
+        assert_eq!(explanation["code"], answer["overallCode"]);
+        for (explanation, status) in
+            explanation["descriptors"].as_array().unwrap().iter().zip(answer["statuses"].as_array().unwrap())
         {
-            assert_eq!(told["code"], status["code"], "{told}");
-            assert_eq!(told["remaining"], *status.get("limitRemaining").unwrap_or(&json!(0)), "{told}");
+            assert_eq!(explanation["code"], status["code"], "{explanation}");
+            assert_eq!(
+                explanation["remaining"],
+                *status.get("limitRemaining").unwrap_or(&json!(0)),
+                "{explanation}"
+            );
         }
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_explained_is_answered_with_what_is_wrong() {
+async fn bad_explain_request_answers_400_with_reason() {
     let service = Service::start(RULES).await;
     for (query, wrong) in [
         ("", "domain"),
@@ -152,10 +169,11 @@ async fn what_cannot_be_explained_is_answered_with_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn two_charges_to_one_counter_are_explained_one_after_the_other() {
+async fn explanation_applies_charges_of_one_counter_in_order() {
     let service = Service::start(RULES).await;
-    let told = explained(&service, "key=user=bob&key=user=bob&key=user=bob").await;
-    let passes: Vec<_> = (0..3).map(|index| &told["descriptors"][index]["verdict"]["passes"]).collect();
+    let explanation = explain_json(&service, "key=user=bob&key=user=bob&key=user=bob").await;
+    let passes: Vec<_> =
+        (0..3).map(|index| &explanation["descriptors"][index]["verdict"]["passes"]).collect();
     assert_eq!(passes, [&json!(true), &json!(true), &json!(false)]);
-    assert_eq!(service.ask(request("shop", vec![])).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    assert_eq!(service.call(request("shop", vec![])).await.unwrap_err().code(), tonic::Code::InvalidArgument);
 }

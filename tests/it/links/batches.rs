@@ -1,4 +1,4 @@
-//! What is sent arrives, once and in order.
+//! Batches arrive once and in order.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use prost::bytes::Bytes;
 use tokio::time::{interval, timeout};
 
 use crate::{
-    harness::{PATIENCE, until},
+    harness::{TIMEOUT, until},
     links::{
         proxy::Proxy,
         replica::{Event, Replica},
@@ -14,7 +14,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn two_processes_are_linked_and_batches_go_both_ways() {
+async fn linked_replicas_exchange_batches_in_both_directions() {
     let one = Replica::start(&[]).await;
     let two = Replica::start(&[&one.address()]).await;
     one.until_linked(&two).await;
@@ -34,18 +34,19 @@ async fn two_processes_are_linked_and_batches_go_both_ways() {
 }
 
 #[tokio::test]
-async fn over_ipv6_it_is_the_same() {
-    let one = Replica::start_changed(&[], |settings| settings.listen = "[::1]:0".parse().unwrap()).await;
+async fn replicas_link_over_ipv6() {
+    let one = Replica::start_modified(&[], |settings| settings.listen = "[::1]:0".parse().unwrap()).await;
     assert!(one.address().starts_with("[::1]:"), "{}", one.address());
     let seed = one.address();
-    let two = Replica::start_changed(&[&seed], |settings| settings.listen = "[::1]:0".parse().unwrap()).await;
+    let two =
+        Replica::start_modified(&[&seed], |settings| settings.listen = "[::1]:0".parse().unwrap()).await;
     one.until_linked(&two).await;
     one.send(two.id(), "six");
     two.until_received(one.id(), 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_thousand_batches_arrive_once_and_in_order_over_connections_that_break_all_the_time() {
+async fn batches_arrive_once_and_in_order_over_breaking_connections() {
     const BATCHES: u32 = 100_000;
     let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
     let one = Replica::start_behind(&to_one, &[]).await;
@@ -66,27 +67,27 @@ async fn a_hundred_thousand_batches_arrive_once_and_in_order_over_connections_th
             two.send(one.id(), Bytes::copy_from_slice(&number.to_be_bytes()));
             if number % 1_000 == 0 {
                 let sent = number as usize;
-                // Some are always under way, and many cuts come between.
-                until(async || (sent <= two.received_count(one.id()) + 5_000).then_some(())).await;
-                until(async || (sent <= one.received_count(two.id()) + 5_000).then_some(())).await;
+                // Some batches are always in flight, and many cuts occur between them.
+                until(async || (two.received_count(one.id()) + 5_000 >= sent).then_some(())).await;
+                until(async || (one.received_count(two.id()) + 5_000 >= sent).then_some(())).await;
             }
         }
     };
     tokio::select! {
         () = cutting => {}
-        done = timeout(3 * PATIENCE, sending) => done.unwrap(),
+        done = timeout(3 * TIMEOUT, sending) => done.unwrap(),
     }
     let expected: Vec<_> = (0..BATCHES).map(|number| Bytes::copy_from_slice(&number.to_be_bytes())).collect();
     for (from, to) in [(&one, &two), (&two, &one)] {
         to.until_received(from.id(), BATCHES as usize).await;
-        assert!(to.received(from.id()) == expected, "each once, in order");
-        assert_eq!(to.events(), [Event::Linked(from.id())], "and it was one session");
+        assert!(to.received(from.id()) == expected, "each batch once, in order");
+        assert_eq!(to.events(), [Event::Linked(from.id())], "it was one session");
     }
-    assert!(1 < one.links.stats().reconnects, "{:?}", one.links.stats());
+    assert!(one.links.stats().reconnects > 1, "{:?}", one.links.stats());
 }
 
 #[tokio::test]
-async fn a_batch_of_8_mib_arrives_whole_and_heartbeats_go_on_beside_it() {
+async fn batch_of_8_mib_arrives_whole_between_heartbeats() {
     let one = Replica::start(&[]).await;
     let two = Replica::start(&[&one.address()]).await;
     one.until_linked(&two).await;
@@ -95,11 +96,11 @@ async fn a_batch_of_8_mib_arrives_whole_and_heartbeats_go_on_beside_it() {
     one.send(two.id(), "next");
     two.until_received(one.id(), 2).await;
     assert!(two.received(one.id()) == [Bytes::from(batch), Bytes::from("next")]);
-    assert!(32 <= two.heard(one.id()), "it came in pieces");
+    assert!(two.heard(one.id()) >= 32, "the batch arrived in pieces");
 }
 
 #[tokio::test]
-async fn while_nothing_is_acknowledged_a_bounded_number_of_bytes_is_taken() {
+async fn unacknowledged_bytes_of_a_link_are_bounded() {
     const MIB: u64 = 1024 * 1024;
     let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
     let one = Replica::start_behind(&to_one, &[]).await;
@@ -111,12 +112,12 @@ async fn while_nothing_is_acknowledged_a_bounded_number_of_bytes_is_taken() {
     for _ in 0..640 {
         one.send(two.id(), vec![0; 64 * 1024]);
     }
-    // The link is given up, and every other that is tried.
+    // The link times out, and so does every later one.
     until(async || (one.links.stats().links_up == 0).then_some(())).await;
     let taken = one.links.stats().bytes_out;
     assert!(taken <= 9 * MIB, "{taken}");
-    to_one.flow();
-    to_two.flow();
+    to_one.resume();
+    to_two.resume();
     two.until_received(one.id(), 640).await;
     assert_eq!(two.events(), [Event::Linked(one.id())]);
 }

@@ -1,4 +1,4 @@
-//! What flapping leaves behind: nothing.
+//! Flapping links leak no tasks and no sockets.
 
 use std::fs;
 
@@ -13,18 +13,18 @@ use crate::{
     },
 };
 
-/// How many sockets lead from or to these ports. Other tests have theirs in the same process.
+/// The number of sockets from or to these ports. Other tests have sockets in the same process.
 fn connections(ports: &[u16]) -> usize {
     let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
     let port = |address: &str| u16::from_str_radix(address.rsplit(':').next().unwrap(), 16).unwrap();
     let rows = table.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());
-    // Not those that wait for stray packets, which no process has open any more.
+    // Sockets in TIME_WAIT belong to no process.
     let open = rows.filter(|row| row[3] != "06");
     open.filter(|row| ports.contains(&port(row[1])) || ports.contains(&port(row[2]))).count()
 }
 
 #[tokio::test]
-async fn a_thousand_broken_connections_leave_no_task_and_no_socket() {
+async fn thousand_broken_connections_leak_no_task_and_no_socket() {
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
     let one = Replica::start_behind(&to_one, &[]).await;
@@ -32,7 +32,7 @@ async fn a_thousand_broken_connections_leave_no_task_and_no_socket() {
     let ports = [to_one.address.port(), to_two.address.port(), one.listen.port(), two.listen.port()];
     one.until_linked(&two).await;
     two.until_linked(&one).await;
-    // What there is between two that have been linked for a moment.
+    // The state of two replicas that have been linked for a moment.
     one.send(two.id(), "first");
     two.until_received(one.id(), 1).await;
     let quiet = tasks();
@@ -48,7 +48,7 @@ async fn a_thousand_broken_connections_leave_no_task_and_no_socket() {
 }
 
 #[tokio::test]
-async fn processes_that_come_and_go_leave_nothing() {
+async fn joining_and_dying_replicas_leak_nothing() {
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let one = Replica::start(&[]).await;
     until(async || (one.links.seed_state() != tollgate::cluster::SeedState::Searching).then_some(())).await;

@@ -1,9 +1,9 @@
 //! Links between replicas, over real sockets of the loopback.
 
 mod batches;
+mod discovery;
 mod leaks;
 mod loss;
-mod meeting;
 mod proxy;
 mod replica;
 mod trust;

@@ -1,4 +1,4 @@
-//! A stretch of network between two processes that can be cut, stalled and closed.
+//! A TCP proxy between two replicas that can be cut, stalled and closed.
 
 use std::{
     net::SocketAddr,
@@ -15,7 +15,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// Leads to one process, by an address of its own.
+/// A proxy with its own address in front of one replica.
 pub struct Proxy {
     pub address: SocketAddr,
     target: Arc<Mutex<Option<SocketAddr>>>,
@@ -41,8 +41,8 @@ impl Proxy {
         Self { address, target, state, connections, task }
     }
 
-    /// Leads to this address from here on.
-    pub fn lead_to(&self, target: SocketAddr) {
+    /// Sets the address to which new connections are forwarded.
+    pub fn set_target(&self, target: SocketAddr) {
         *self.target.lock().unwrap() = Some(target);
     }
 
@@ -51,17 +51,17 @@ impl Proxy {
         self.state.send_modify(|state| state.cuts += 1);
     }
 
-    /// Lets nothing through, and breaks nothing.
+    /// Forwards nothing, and keeps every connection open.
     pub fn stall(&self) {
         self.state.send_modify(|state| state.stalled = true);
     }
 
-    /// Lets everything through again.
-    pub fn flow(&self) {
+    /// Forwards again.
+    pub fn resume(&self) {
         self.state.send_modify(|state| state.stalled = false);
     }
 
-    /// Refuses connections and breaks those that are open.
+    /// Refuses new connections and breaks the open ones.
     pub fn close(&self) {
         self.task.abort();
     }
@@ -84,29 +84,30 @@ async fn serve(
         tokio::select! {
             Some(_) = open.join_next() => {}
             accepted = listener.accept() => {
-                let Ok((near, _)) = accepted else { continue };
+                let Ok((downstream, _)) = accepted else { continue };
                 connections.fetch_add(1, SeqCst);
                 let target = *target.lock().unwrap();
-                open.spawn(carry(near, target, state.subscribe()));
+                open.spawn(forward(downstream, target, state.subscribe()));
             }
         }
     }
 }
 
-async fn carry(near: TcpStream, target: Option<SocketAddr>, mut state: watch::Receiver<State>) {
+async fn forward(downstream: TcpStream, target: Option<SocketAddr>, mut state: watch::Receiver<State>) {
     let cuts = state.borrow().cuts;
     let mut cut = state.clone();
     let passing = async {
-        let flows = |state: &State| !state.stalled;
-        state.wait_for(flows).await.ok();
+        let is_flowing = |state: &State| !state.stalled;
+        let _ = state.wait_for(is_flowing).await;
         let Some(target) = target else { return };
-        let Ok(far) = TcpStream::connect(target).await else { return };
-        near.set_nodelay(true).ok();
-        far.set_nodelay(true).ok();
-        let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+        let Ok(upstream) = TcpStream::connect(target).await else { return };
+        let _ = downstream.set_nodelay(true);
+        let _ = upstream.set_nodelay(true);
+        let ((downstream_in, downstream_out), (upstream_in, upstream_out)) =
+            (downstream.into_split(), upstream.into_split());
         tokio::select! {
-            () = pump(near_in, far_out, state.clone()) => {}
-            () = pump(far_in, near_out, state.clone()) => {}
+            () = pump(downstream_in, upstream_out, state.clone()) => {}
+            () = pump(upstream_in, downstream_out, state.clone()) => {}
         }
     };
     tokio::select! {
@@ -118,9 +119,9 @@ async fn carry(near: TcpStream, target: Option<SocketAddr>, mut state: watch::Re
 async fn pump(mut from: tcp::OwnedReadHalf, mut to: tcp::OwnedWriteHalf, mut state: watch::Receiver<State>) {
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        state.wait_for(|state| !state.stalled).await.ok();
+        let _ = state.wait_for(|state| !state.stalled).await;
         let Ok(length @ 1..) = from.read(&mut buffer).await else { return };
-        state.wait_for(|state| !state.stalled).await.ok();
+        let _ = state.wait_for(|state| !state.stalled).await;
         if to.write_all(&buffer[..length]).await.is_err() {
             return;
         }

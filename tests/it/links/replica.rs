@@ -1,4 +1,4 @@
-//! A process of a cluster, as far as links go: it sends what it is given and notes what it hears.
+//! The link layer of a replica: it sends queued batches and records events and received batches.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,19 +22,19 @@ use tollgate::{
 
 use crate::{harness::until, links::proxy::Proxy};
 
-/// A secret that is long enough.
+/// A valid secret.
 pub const SECRET: &str = "a secret that replicas share";
 
-/// What has happened, in order.
+/// An event of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Linked(MemberId),
     Lost(MemberId, DisconnectReason),
 }
 
-/// What waits for others, and what has come from them.
+/// Queued batches for peers, and what was received from them.
 #[derive(Default)]
-pub struct Post {
+pub struct RecordedTraffic {
     state: Mutex<State>,
 }
 
@@ -47,7 +47,7 @@ struct State {
     addresses: HashMap<MemberId, String>,
 }
 
-impl LinkHandler for Post {
+impl LinkHandler for RecordedTraffic {
     fn connected(&self, peer: MemberId, address: &str) {
         let mut state = self.state.lock().unwrap();
         state.events.push(Event::Linked(peer));
@@ -71,15 +71,15 @@ impl LinkHandler for Post {
     }
 }
 
-/// A process with links.
+/// A replica with links.
 pub struct Replica {
     pub links: Links,
-    pub post: Arc<Post>,
+    pub traffic: Arc<RecordedTraffic>,
     pub listen: SocketAddr,
-    pub running: JoinHandle<Result<(), Error>>,
+    pub task: JoinHandle<Result<(), Error>>,
 }
 
-/// Trust in the secrets of a file.
+/// Trust by the secrets of a file.
 pub fn trust(file: PathBuf) -> Trust {
     Trust { files: None, secret_file: Some(file), poll_interval: Duration::from_millis(50) }
 }
@@ -99,32 +99,33 @@ pub fn settings(trust: Trust, seeds: &[&str]) -> Settings {
 }
 
 impl Replica {
-    /// One that looks for others at these seeds.
+    /// A replica with these seeds.
     pub async fn start(seeds: &[&str]) -> Self {
-        Self::start_changed(seeds, |_| ()).await
+        Self::start_modified(seeds, |_| ()).await
     }
 
-    /// The same with settings that `change` has changed.
-    pub async fn start_changed(seeds: &[&str], change: impl FnOnce(&mut Settings)) -> Self {
+    /// The same after `change` has modified the settings.
+    pub async fn start_modified(seeds: &[&str], change: impl FnOnce(&mut Settings)) -> Self {
         let (_folder, file) = secrets(SECRET);
         let mut settings = settings(trust(file), seeds);
         change(&mut settings);
         Self::start_with(settings, MemberId::random(), Clock::system()).await
     }
 
-    /// One that others reach only through `proxy`.
+    /// A replica that its peers reach only through `proxy`.
     pub async fn start_behind(proxy: &Proxy, seeds: &[&str]) -> Self {
         let replica =
-            Self::start_changed(seeds, |settings| settings.advertise = Some(proxy.address.to_string())).await;
-        proxy.lead_to(replica.listen);
+            Self::start_modified(seeds, |settings| settings.advertise = Some(proxy.address.to_string()))
+                .await;
+        proxy.set_target(replica.listen);
         replica
     }
 
     pub async fn start_with(settings: Settings, me: MemberId, clock: Clock) -> Self {
         let (links, listening) = Links::bind(settings, me, clock).await.unwrap();
-        let (post, listen) = (Arc::new(Post::default()), listening.address());
-        let running = tokio::spawn(listening.run(post.clone()));
-        Self { links, post, listen, running }
+        let (traffic, listen) = (Arc::new(RecordedTraffic::default()), listening.address());
+        let task = tokio::spawn(listening.run(traffic.clone()));
+        Self { links, traffic, listen, task }
     }
 
     pub fn id(&self) -> MemberId {
@@ -136,33 +137,33 @@ impl Replica {
     }
 
     pub fn send(&self, to: MemberId, batch: impl Into<Bytes>) {
-        self.post.state.lock().unwrap().waiting.entry(to).or_default().push_back(batch.into());
+        self.traffic.state.lock().unwrap().waiting.entry(to).or_default().push_back(batch.into());
         self.links.wake(to);
     }
 
-    /// Ends it as a killed process ends: its sockets are closed, and it says nothing.
+    /// Ends it like a killed process: its sockets are closed without a goodbye.
     pub async fn kill(self) {
-        self.running.abort();
-        self.running.await.ok();
+        self.task.abort();
+        let _ = self.task.await;
     }
 
     pub fn events(&self) -> Vec<Event> {
-        self.post.state.lock().unwrap().events.clone()
+        self.traffic.state.lock().unwrap().events.clone()
     }
 
     pub fn received(&self, from: MemberId) -> Vec<Bytes> {
-        self.post.state.lock().unwrap().received.get(&from).cloned().unwrap_or_default()
+        self.traffic.state.lock().unwrap().received.get(&from).cloned().unwrap_or_default()
     }
 
     pub fn received_count(&self, from: MemberId) -> usize {
-        self.post.state.lock().unwrap().received.get(&from).map_or(0, Vec::len)
+        self.traffic.state.lock().unwrap().received.get(&from).map_or(0, Vec::len)
     }
 
     pub fn heard(&self, from: MemberId) -> u64 {
-        self.post.state.lock().unwrap().heard.get(&from).copied().unwrap_or_default()
+        self.traffic.state.lock().unwrap().heard.get(&from).copied().unwrap_or_default()
     }
 
-    /// Waits until this has happened.
+    /// Waits for an event.
     pub async fn until(&self, event: Event) {
         until(async || self.events().contains(&event).then_some(())).await;
     }
@@ -172,6 +173,6 @@ impl Replica {
     }
 
     pub async fn until_received(&self, from: MemberId, batches: usize) {
-        until(async || (batches <= self.received_count(from)).then_some(())).await;
+        until(async || (self.received_count(from) >= batches).then_some(())).await;
     }
 }

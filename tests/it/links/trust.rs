@@ -1,4 +1,4 @@
-//! Who is let in, and who is not.
+//! Which replicas are accepted as members, and which are refused.
 
 use std::{
     fs,
@@ -37,7 +37,7 @@ use crate::{
 
 const OTHER: &str = "another secret that replicas share";
 
-/// A process with these secrets in its file.
+/// A replica with these secrets in its file.
 async fn with_secrets(lines: &str, seeds: &[&str]) -> (TempDir, Replica) {
     let (folder, file) = secrets(lines);
     let replica = Replica::start_with(settings(trust(file), seeds), MemberId::random(), Clock::system());
@@ -50,11 +50,11 @@ async fn with_clock(clock: &Clock, seeds: &[&str]) -> Replica {
 }
 
 async fn until_refused(replica: &Replica, reason: LinkFailure) {
-    until(async || (0 < replica.links.stats().failures(reason)).then_some(())).await;
+    until(async || (replica.links.stats().failures(reason) > 0).then_some(())).await;
 }
 
 #[tokio::test]
-async fn without_the_secret_nobody_is_let_in_and_nobody_is_trusted() {
+async fn replica_with_other_secret_is_rejected_on_both_sides() {
     let (_folder, one) = with_secrets(SECRET, &[]).await;
     let (_folder, stranger) = with_secrets(OTHER, &[&one.address()]).await;
     until_refused(&stranger, LinkFailure::Untrusted).await;
@@ -65,7 +65,7 @@ async fn without_the_secret_nobody_is_let_in_and_nobody_is_trusted() {
 }
 
 #[tokio::test]
-async fn a_secret_is_replaced_in_three_rolls() {
+async fn secret_is_replaced_in_three_rollouts() {
     let rolls = ["old secret of replicas\n", "old secret of replicas\nnew secret of replicas\n"];
     let rolls =
         [rolls[0], rolls[1], "new secret of replicas\nold secret of replicas\n", "new secret of replicas\n"];
@@ -82,9 +82,9 @@ async fn a_secret_is_replaced_in_three_rolls() {
 }
 
 #[tokio::test]
-async fn a_file_of_secrets_that_changes_holds_for_the_next_connection() {
+async fn changed_secret_file_applies_to_next_connection() {
     let (folder, one) = with_secrets(SECRET, &[]).await;
-    // Half a line, and then all of it.
+    // A part of a line, and then the whole file.
     fs::write(folder.path().join("secrets"), "short").unwrap();
     fs::write(folder.path().join("new"), format!("# the new one\n\n  {OTHER}  \n")).unwrap();
     fs::rename(folder.path().join("new"), folder.path().join("secrets")).unwrap();
@@ -95,7 +95,7 @@ async fn a_file_of_secrets_that_changes_holds_for_the_next_connection() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_has_expired_is_refused() {
+async fn expired_certificate_is_refused() {
     let one = with_clock(&Clock::manual(START), &[]).await;
     let late = with_clock(&Clock::manual(START.minus(25 * 3_600 * SECOND)), &[]).await;
     one.links.dial(&late.address());
@@ -104,14 +104,14 @@ async fn a_certificate_that_has_expired_is_refused() {
 }
 
 #[tokio::test]
-async fn clocks_may_be_almost_an_hour_apart() {
+async fn replicas_link_with_clocks_almost_an_hour_apart() {
     let one = with_clock(&Clock::manual(START), &[]).await;
     let late = with_clock(&Clock::manual(START.minus(3_500 * SECOND)), &[&one.address()]).await;
     one.until_linked(&late).await;
 }
 
 #[tokio::test]
-async fn a_process_renews_its_certificate_before_it_expires() {
+async fn replica_renews_certificate_before_expiry() {
     let clock = Clock::manual(START);
     let one = with_clock(&clock, &[]).await;
     clock.set(after(START, Duration::from_secs(30 * 3_600)));
@@ -124,14 +124,14 @@ fn after(start: Timestamp, time: Duration) -> Timestamp {
 }
 
 #[tokio::test]
-async fn who_speaks_no_tls_is_refused_and_counted() {
+async fn connection_without_tls_is_refused_and_counted() {
     let one = Replica::start(&[]).await;
     let mut stranger = TcpStream::connect(one.listen).await.unwrap();
     stranger.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
     until_refused(&one, LinkFailure::NotTls).await;
-    let mut said = Vec::new();
-    stranger.read_to_end(&mut said).await.ok();
-    assert!(said.len() < 16, "nothing but an alert");
+    let mut received = Vec::new();
+    let _ = stranger.read_to_end(&mut received).await;
+    assert!(received.len() < 16, "at most an alert is sent");
     let silent = TcpStream::connect(one.listen).await.unwrap();
     until_refused(&one, LinkFailure::Slow).await;
     drop(silent);
@@ -139,11 +139,11 @@ async fn who_speaks_no_tls_is_refused_and_counted() {
 
 const LOCALHOST: &str = "localhost";
 
-/// Takes any certificate, and keeps it.
+/// Accepts any certificate, and keeps it.
 #[derive(Debug, Default)]
-struct Shown(Mutex<Vec<u8>>);
+struct CapturedCertificate(Mutex<Vec<u8>>);
 
-impl ServerCertVerifier for Shown {
+impl ServerCertVerifier for CapturedCertificate {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -179,9 +179,9 @@ impl ServerCertVerifier for Shown {
     }
 }
 
-/// A client without a certificate that offers this protocol, and what it is shown.
-fn stranger(protocol: &[u8]) -> (TlsConnector, Arc<Shown>) {
-    let shown = Arc::new(Shown::default());
+/// A client without a certificate that offers this protocol, and the certificate that it receives.
+fn untrusted_client(protocol: &[u8]) -> (TlsConnector, Arc<CapturedCertificate>) {
+    let shown = Arc::new(CapturedCertificate::default());
     let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -192,29 +192,30 @@ fn stranger(protocol: &[u8]) -> (TlsConnector, Arc<Shown>) {
     (TlsConnector::from(Arc::new(config)), shown)
 }
 
-fn says_both_versions(log: &Log, theirs: u32) -> bool {
-    let told = format!("the peer speaks tollgate-cluster/{theirs}, this replica speaks tollgate-cluster/2");
-    log.take().iter().any(|line| line.contains(&told) && line.contains("version"))
+fn logs_both_versions(log: &Log, theirs: u32) -> bool {
+    let expected =
+        format!("the peer speaks tollgate-cluster/{theirs}, this replica speaks tollgate-cluster/2");
+    log.take().iter().any(|line| line.contains(&expected) && line.contains("version"))
 }
 
 #[tokio::test]
-async fn client_of_another_version_is_refused_and_told_ours() {
+async fn client_of_other_version_is_refused_and_shown_own_version() {
     let log = Log::start();
     let one = Replica::start(&[]).await;
-    let (client, shown) = stranger(b"tollgate-cluster/1");
+    let (client, shown) = untrusted_client(b"tollgate-cluster/1");
     let socket = TcpStream::connect(one.listen).await.unwrap();
     let mut stream = client.connect(LOCALHOST.try_into().unwrap(), socket).await.unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-    assert!(matches!(stream.read(&mut [0; 16]).await, Ok(0) | Err(_)), "nothing is spoken");
+    assert!(matches!(stream.read(&mut [0; 16]).await, Ok(0) | Err(_)), "the server sends nothing");
     let shown = CertificateDer::from(shown.0.lock().unwrap().clone());
     let shown = webpki::EndEntityCert::try_from(&shown).unwrap();
     assert_eq!(shown.valid_dns_names().collect::<Vec<_>>(), ["protocol-2.tollgate.invalid"]);
     until_refused(&one, LinkFailure::Version).await;
-    assert!(says_both_versions(&log, 1));
+    assert!(logs_both_versions(&log, 1));
 }
 
 #[tokio::test]
-async fn server_of_another_version_is_refused_and_both_are_logged() {
+async fn server_of_other_version_is_refused_and_both_are_logged() {
     let log = Log::start();
     let key = rcgen::KeyPair::generate().unwrap();
     let params = rcgen::CertificateParams::new(vec!["protocol-3.tollgate.invalid".to_owned()]).unwrap();
@@ -230,18 +231,18 @@ async fn server_of_another_version_is_refused_and_both_are_logged() {
     tokio::spawn(async move {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         while let Ok((socket, _)) = listener.accept().await {
-            acceptor.accept(socket).await.ok();
+            let _ = acceptor.accept(socket).await;
         }
     });
     let one = Replica::start(&[]).await;
     one.links.dial(&address.to_string());
     until_refused(&one, LinkFailure::Version).await;
-    assert!(says_both_versions(&log, 3));
+    assert!(logs_both_versions(&log, 3));
     assert_eq!(one.links.rejected(), Some(format!("{address} (version)")));
 }
 
 #[tokio::test]
-async fn secret_file_that_all_can_read_is_warned_of() {
+async fn world_readable_secret_file_logs_a_warning() {
     let log = Log::start();
     for (mode, warned) in [(0o600, false), (0o440, false), (0o644, true)] {
         let (_folder, file) = secrets(SECRET);
@@ -254,8 +255,8 @@ async fn secret_file_that_all_can_read_is_warned_of() {
     }
 }
 
-/// The operator's certificates, by this authority.
-fn by(authority: &Authority) -> (certificates::Files, Trust) {
+/// Configured certificates of this authority.
+fn trust_of(authority: &Authority) -> (certificates::Files, Trust) {
     let files = certificates::Files::of(&authority.server());
     files.write("ca.crt", &authority.pem);
     let [cert, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| files.path(name).into());
@@ -263,48 +264,48 @@ fn by(authority: &Authority) -> (certificates::Files, Trust) {
     (files, Trust { files: Some(Files { cert, key, ca }), secret_file: None, poll_interval })
 }
 
-async fn trusting(trust: &Trust, seeds: &[&str]) -> Replica {
+async fn start_trusting(trust: &Trust, seeds: &[&str]) -> Replica {
     Replica::start_with(settings(trust.clone(), seeds), MemberId::random(), Clock::system()).await
 }
 
 #[tokio::test]
-async fn whoever_the_operators_authority_has_signed_is_a_member() {
+async fn certificate_of_configured_authority_grants_membership() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let ((files, trust), (_files, others)) = (by(&ours), by(&theirs));
-    let one = trusting(&trust, &[]).await;
-    let two = trusting(&trust, &[&one.address()]).await;
+    let ((files, trust), (_files, others)) = (trust_of(&ours), trust_of(&theirs));
+    let one = start_trusting(&trust, &[]).await;
+    let two = start_trusting(&trust, &[&one.address()]).await;
     one.until_linked(&two).await;
-    let stranger = trusting(&others, &[&one.address()]).await;
+    let stranger = start_trusting(&others, &[&one.address()]).await;
     until_refused(&stranger, LinkFailure::Untrusted).await;
     until_refused(&one, LinkFailure::ByPeer).await;
 
-    // And when the operator goes over to the other authority, it is the other way round.
-    files.put(&theirs.server());
+    // After a change to the other authority, the stranger is accepted.
+    files.replace(&theirs.server());
     files.write("ca.crt", &theirs.pem);
     one.until_linked(&stranger).await;
 }
 
 #[tokio::test]
-async fn who_shows_no_certificate_is_refused() {
+async fn connection_without_certificate_is_refused() {
     let authority = Authority::new("ours");
-    let (_files, trust) = by(&authority);
-    let one = trusting(&trust, &[]).await;
-    let (client, _shown) = stranger(b"tollgate-cluster/2");
+    let (_files, trust) = trust_of(&authority);
+    let one = start_trusting(&trust, &[]).await;
+    let (client, _shown) = untrusted_client(b"tollgate-cluster/2");
     let socket = TcpStream::connect(one.listen).await.unwrap();
     let mut stream = client.connect(LOCALHOST.try_into().unwrap(), socket).await.unwrap();
     stream.read_to_end(&mut Vec::new()).await.unwrap_err();
     until_refused(&one, LinkFailure::NoCertificate).await;
 }
 
-/// Why nobody can be linked with these settings.
-async fn why_not(settings: Settings) -> String {
+/// The error of a bind with these settings.
+async fn bind_error(settings: Settings) -> String {
     Links::bind(settings, MemberId::random(), Clock::system()).await.unwrap_err().to_string()
 }
 
 #[tokio::test]
-async fn without_anything_to_trust_it_does_not_start_and_says_what_is_missing() {
+async fn bind_without_secret_or_certificates_names_missing_settings() {
     let nothing = Trust { files: None, secret_file: None, poll_interval: Duration::from_secs(1) };
-    let why = why_not(settings(nothing, &[])).await;
+    let why = bind_error(settings(nothing, &[])).await;
     assert!(why.contains("cluster.secret_file") && why.contains("cluster.cert"), "{why}");
     for (lines, expected) in [
         (
@@ -318,15 +319,15 @@ async fn without_anything_to_trust_it_does_not_start_and_says_what_is_missing() 
         ("# nothing but a comment, which is long enough\n", "the file contains no secret"),
     ] {
         let (_folder, file) = secrets(lines);
-        let why = why_not(settings(trust(file.clone()), &[])).await;
+        let why = bind_error(settings(trust(file.clone()), &[])).await;
         assert_eq!(why, format!("cluster.secret_file: {}: {expected}", file.display()));
     }
-    let why = why_not(settings(trust("/nowhere/secrets".into()), &[])).await;
+    let why = bind_error(settings(trust("/nowhere/secrets".into()), &[])).await;
     assert!(why.starts_with("cluster.secret_file: /nowhere/secrets: "), "{why}");
 }
 
 #[tokio::test]
-async fn nothing_that_is_shown_for_debugging_tells_a_secret() {
+async fn debug_output_contains_no_secret() {
     let (_folder, one) = with_secrets(SECRET, &[]).await;
     assert!(!format!("{:?}", one.links).contains("secret that"), "{:?}", one.links);
 }

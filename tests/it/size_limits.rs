@@ -1,4 +1,4 @@
-//! One request, body or page takes a bounded amount of memory and time.
+//! Bounds on the memory and time of one request, body or page.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -20,7 +20,7 @@ use tollgate::api::{
 use tonic::Code;
 
 use crate::{
-    harness::{PATIENCE, Service, descriptor, http, request, until},
+    harness::{Service, TIMEOUT, descriptor, http, request, until},
     program::Program,
 };
 
@@ -35,12 +35,12 @@ descriptors:
 
 const LARGEST: usize = 4 * 1024 * 1024;
 
-/// A list of `number` times `one`.
+/// A list of `number` copies of `one`.
 fn repeated(number: usize, begin: &str, one: &str, end: &str) -> String {
     format!("{begin}{}{end}", vec![one; number].join(","))
 }
 
-/// Requests in JSON that are small on the way and large when built.
+/// JSON requests that are small on the wire and large when built.
 fn large_requests() -> [String; 2] {
     let entries = r#"{"domain":"shop","descriptors":[{"entries":["#;
     let number = (LARGEST - 1024) / 3;
@@ -51,24 +51,27 @@ fn large_requests() -> [String; 2] {
 }
 
 #[tokio::test]
-async fn request_beyond_its_bounds_is_refused_by_every_api() {
+async fn request_above_bounds_is_refused_by_every_api() {
     let bounds = [("api.max_descriptors", "2"), ("api.max_entries", "3")];
     let service = Service::start_with(RULES, &bounds).await;
     let entries = |number: usize| descriptor(&vec![("user", "x"); number]);
     let at_the_bounds = request("shop", vec![entries(3), entries(3)]);
     let descriptors = request("shop", vec![entries(1), entries(1), entries(1)]);
     let entries = request("shop", vec![entries(1), entries(4)]);
-    assert!(service.ask(at_the_bounds.clone()).await.is_ok());
+    assert!(service.call(at_the_bounds.clone()).await.is_ok());
     assert_eq!(service.http("POST", "/json", &json(&at_the_bounds)).await.0, 200);
-    for (asked, wrong) in [(&descriptors, "more than 2 descriptors"), (&entries, "more than 3 entries")] {
-        let refused = service.ask(asked.clone()).await.unwrap_err();
+    for (refused_request, wrong) in
+        [(&descriptors, "more than 2 descriptors"), (&entries, "more than 3 entries")]
+    {
+        let refused = service.call(refused_request.clone()).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         assert!(refused.message().contains(wrong), "{refused}");
-        let query: String = asked.descriptors.iter().map(|each| format!("&key={}", query(each))).collect();
+        let query: String =
+            refused_request.descriptors.iter().map(|each| format!("&key={}", query(each))).collect();
         let explain = format!("/explain?domain=shop{query}");
         for (address, method, path, body) in [
-            (service.addresses.http, "POST", "/json", json(asked)),
-            (service.addresses.admin, "POST", "/explain", json(asked)),
+            (service.addresses.http, "POST", "/json", json(refused_request)),
+            (service.addresses.admin, "POST", "/explain", json(refused_request)),
             (service.addresses.admin, "GET", explain.as_str(), String::new()),
         ] {
             let (code, answer) = http(address, method, path, &body).await.unwrap();
@@ -90,7 +93,7 @@ fn query(descriptor: &RateLimitDescriptor) -> String {
     entries.collect::<Vec<_>>().join(",")
 }
 
-/// The status that a call with this message is refused with.
+/// The gRPC status of a refused call with this message.
 async fn status(address: SocketAddr, message: Vec<u8>) -> Code {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut client, connection) =
@@ -105,10 +108,10 @@ async fn status(address: SocketAddr, message: Vec<u8>) -> Code {
 }
 
 #[tokio::test]
-async fn requests_of_4_mib_that_repeat_take_little_memory() {
+async fn repetitive_4_mib_requests_take_little_memory() {
     const AT_A_TIME: usize = 4;
     let program = Program::start(RULES, &[]).await;
-    // The numbers of the fields, each with a length of 0.
+    // Field tags, each with a length of 0.
     let (descriptors, entries) = ([0x12, 0].repeat(LARGEST / 2), [0x0a, 0].repeat(LARGEST / 2 - 8));
     let descriptor = [&[0x12, 0xf0, 0xff, 0xff, 0x01][..], &entries].concat();
     for message in [descriptors, descriptor] {
@@ -116,7 +119,7 @@ async fn requests_of_4_mib_that_repeat_take_little_memory() {
         for _ in 0..AT_A_TIME {
             calls.spawn(status(program.grpc, message.clone()));
         }
-        let codes = timeout(PATIENCE, calls.join_all()).await.unwrap();
+        let codes = timeout(TIMEOUT, calls.join_all()).await.unwrap();
         assert_eq!(codes, [Code::InvalidArgument; AT_A_TIME]);
     }
     for body in large_requests() {
@@ -126,17 +129,17 @@ async fn requests_of_4_mib_that_repeat_take_little_memory() {
                 let body = body.clone();
                 calls.spawn(async move { http(address, "POST", path, &body).await.unwrap().0 });
             }
-            let codes = timeout(PATIENCE, calls.join_all()).await.unwrap();
+            let codes = timeout(TIMEOUT, calls.join_all()).await.unwrap();
             assert_eq!(codes, [400; AT_A_TIME]);
         }
     }
-    // Eight messages of 4 MiB at a time, what they are read into, and the process itself.
+    // Eight messages of 4 MiB at a time, their decoded form, and the process itself.
     let peak = program.peak_bytes();
     assert!(peak < 160 << 20, "{} MiB", peak >> 20);
 }
 
 #[tokio::test]
-async fn large_bodies_wait_for_each_other_and_are_answered() {
+async fn large_json_bodies_are_read_in_turn_and_answered() {
     let service = Service::start(RULES).await;
     let body = format!(
         r#"{{"domain":"shop","descriptors":[{{"entries":[{{"key":"{}"}}]}}]}}"#,
@@ -147,39 +150,39 @@ async fn large_bodies_wait_for_each_other_and_are_answered() {
         let (body, address) = (body.clone(), service.addresses.http);
         calls.spawn(async move { http(address, "POST", "/json", &body).await.unwrap().0 });
     }
-    assert_eq!(timeout(PATIENCE, calls.join_all()).await.unwrap(), [200; 6]);
+    assert_eq!(timeout(TIMEOUT, calls.join_all()).await.unwrap(), [200; 6]);
 }
 
 #[tokio::test]
-async fn body_beyond_4_mib_is_refused_with_413() {
+async fn body_above_4_mib_answers_413() {
     let service = Service::start(RULES).await;
     let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
     let head = format!("POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", LARGEST + 1);
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = [0; 12];
-    timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    timeout(TIMEOUT, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"HTTP/1.1 413");
-    // The same where its length is not announced.
+    // The same without a declared length.
     let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
     stream.write_all(b"POST /json HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
     let chunk = [b"10000\r\n".as_slice(), &[b'x'; 0x10000], b"\r\n"].concat();
     for _ in 0..=LARGEST / 0x10000 {
-        // The server may answer before it has read all.
-        stream.write_all(&chunk).await.ok();
+        // The server may answer before it has read the whole body.
+        let _ = stream.write_all(&chunk).await;
     }
-    timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    timeout(TIMEOUT, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"HTTP/1.1 413");
 }
 
-/// Connections that each begin with `says`, and go no further.
-async fn crowd(address: SocketAddr, number: usize, says: &str) -> Vec<TcpStream> {
-    let mut crowd = Vec::new();
+/// Connections that each send `bytes` and nothing more.
+async fn open_many(address: SocketAddr, number: usize, bytes: &str) -> Vec<TcpStream> {
+    let mut clients = Vec::new();
     for _ in 0..number {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(says.as_bytes()).await.unwrap();
-        crowd.push(stream);
+        stream.write_all(bytes.as_bytes()).await.unwrap();
+        clients.push(stream);
     }
-    crowd
+    clients
 }
 
 #[tokio::test]
@@ -193,52 +196,52 @@ async fn full_listener_closes_the_longest_idle_connection_for_a_new_one() {
         (service.addresses.metrics, "/metrics", &service.counters.metrics),
     ] {
         until(async || (counters.figures().open == 0).then_some(())).await;
-        let mut idle = crowd(address, 1, "").await;
+        let mut idle = open_many(address, 1, "").await;
         until(async || (counters.figures().open == 1).then_some(())).await;
         let mut kept = TcpStream::connect(address).await.unwrap();
         until(async || (counters.figures().open == 2).then_some(())).await;
-        let ask = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
-        kept.write_all(ask.as_bytes()).await.unwrap();
+        let get = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        kept.write_all(get.as_bytes()).await.unwrap();
         let mut answer = [0; 12];
-        timeout(PATIENCE, kept.read_exact(&mut answer)).await.unwrap().unwrap();
+        timeout(TIMEOUT, kept.read_exact(&mut answer)).await.unwrap().unwrap();
         assert_eq!(http(address, "GET", path, "").await.unwrap().0, 200);
-        assert_eq!(timeout(PATIENCE, idle[0].read(&mut [0])).await.unwrap().unwrap_or(0), 0);
+        assert_eq!(timeout(TIMEOUT, idle[0].read(&mut [0])).await.unwrap().unwrap_or(0), 0);
         let figures = counters.figures();
         assert_eq!((figures.closed_idle, figures.refused_full), (1, 0));
-        // The other one is still there.
-        kept.write_all(ask.as_bytes()).await.unwrap();
-        timeout(PATIENCE, kept.read_exact(&mut answer)).await.unwrap().unwrap();
+        // The other connection is still open.
+        kept.write_all(get.as_bytes()).await.unwrap();
+        timeout(TIMEOUT, kept.read_exact(&mut answer)).await.unwrap().unwrap();
     }
 }
 
 #[tokio::test]
-async fn liveness_probe_is_answered_while_clients_hold_every_connection() {
+async fn liveness_probe_is_answered_while_all_connections_are_used() {
     const MOST: usize = 100;
     let service = Service::start_with(RULES, &[("http.max_connections", &MOST.to_string())]).await;
     let queued = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"queue"}]}]}"#;
     let waiting =
         format!("POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{queued}", queued.len());
-    for says in [
+    for bytes in [
         "",
         "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n",
         "GET /livez HTTP/1.1\r\nhost: x\r\nx-slow: ",
         "POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
         "POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{",
-        // These are answered within a day.
+        // These calls are delayed by up to a day.
         waiting.as_str(),
     ] {
-        let crowd = crowd(service.addresses.http, MOST + 10, says).await;
+        let clients = open_many(service.addresses.http, MOST + 10, bytes).await;
         for _ in 0..8 {
             let (code, _) = timeout(Duration::from_secs(5), service.http("GET", "/livez", "")).await.unwrap();
-            assert_eq!(code, 200, "beside connections that say {says:?}");
+            assert_eq!(code, 200, "beside connections that send {bytes:?}");
         }
-        drop(crowd);
+        drop(clients);
         until(async || (service.counters.http.figures().open == 0).then_some(())).await;
     }
 }
 
 #[tokio::test]
-async fn call_of_a_queue_is_not_closed_for_a_new_connection() {
+async fn connection_with_queued_call_is_not_closed_for_a_new_one() {
     let rules = RULES.replace("unit: day", "unit: second");
     let service = Service::start_with(&rules, &[("http.max_connections", "2")]).await;
     let queued = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"queue"}]}]}"#;
@@ -249,14 +252,14 @@ async fn call_of_a_queue_is_not_closed_for_a_new_connection() {
             page.contains("tollgate_queue_waiting_requests 1\n").then_some(())
         })
         .await;
-        let _idle = crowd(service.addresses.http, 5, "").await;
+        let _idle = open_many(service.addresses.http, 5, "").await;
         until(async || (service.counters.http.figures().accepted >= 7).then_some(())).await;
     });
     assert_eq!(call.0, 200);
 }
 
 #[tokio::test]
-async fn json_is_parsed_beside_the_threads_of_grpc_and_probes() {
+async fn json_is_parsed_outside_grpc_and_probe_threads() {
     let program = Program::start(RULES, &[]).await;
     let descriptor = repeated(100, "{\"entries\":[", "{}", "]}");
     let body = repeated(200, r#"{"domain":"shop","descriptors":["#, &descriptor, "]}");

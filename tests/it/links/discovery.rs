@@ -1,4 +1,4 @@
-//! How processes find each other, and themselves.
+//! How replicas find each other, and how a replica recognises itself.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// Waits until there is one link between the two, and both have met once.
+/// Waits until there is one link between the two replicas.
 async fn until_one_link(one: &Replica, two: &Replica) {
     one.until_linked(two).await;
     two.until_linked(one).await;
@@ -20,7 +20,7 @@ async fn until_one_link(one: &Replica, two: &Replica) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_that_dial_each_other_at_once_have_one_session() {
+async fn simultaneous_dials_result_in_one_session() {
     for _ in 0..50 {
         let (one, two) = (Replica::start(&[]).await, Replica::start(&[]).await);
         one.links.dial(&two.address());
@@ -38,7 +38,7 @@ async fn two_that_dial_each_other_at_once_have_one_session() {
 }
 
 #[tokio::test]
-async fn three_that_know_one_seed_are_all_linked_once_they_are_told_of_each_other() {
+async fn three_replicas_with_one_seed_are_fully_linked_after_dial() {
     let one = Replica::start(&[]).await;
     let two = Replica::start(&[&one.address()]).await;
     let three = Replica::start(&[&one.address()]).await;
@@ -53,42 +53,42 @@ async fn three_that_know_one_seed_are_all_linked_once_they_are_told_of_each_othe
 }
 
 #[tokio::test]
-async fn who_finds_itself_at_its_seed_leaves_it_alone_and_knows_that_nobody_else_is_there() {
-    // Nobody is behind the second: it is dialled in every round.
+async fn replica_that_is_its_own_seed_stops_dialling_it() {
+    // No replica is behind the second seed, so every round dials it.
     let (proxy, rounds) = (Proxy::start().await, Proxy::start().await);
     let seeds = [proxy.address.to_string(), rounds.address.to_string()];
-    let one = Replica::start_changed(&seeds.each_ref().map(String::as_str), |_| ()).await;
-    proxy.lead_to(one.listen);
+    let one = Replica::start_modified(&seeds.each_ref().map(String::as_str), |_| ()).await;
+    proxy.set_target(one.listen);
     let ourselves = SeedState::NotFound(SeedFailures { own: 1, unreachable: 1, ..SeedFailures::default() });
     until(async || (one.links.seed_state() == ourselves).then_some(())).await;
     let (dialled, round) = (proxy.connections.load(SeqCst), rounds.connections.load(SeqCst));
-    until(async || (round + 3 <= rounds.connections.load(SeqCst)).then_some(())).await;
+    until(async || (rounds.connections.load(SeqCst) >= round + 3).then_some(())).await;
     assert_eq!(proxy.connections.load(SeqCst), dialled);
     assert_eq!((one.events(), one.links.stats().links_up), (vec![], 0));
 }
 
 #[tokio::test]
-async fn without_seeds_there_is_nobody_to_wait_for() {
+async fn replica_without_seeds_reports_seeds_exhausted() {
     let one = Replica::start(&[]).await;
     until(async || (one.links.seed_state() == SeedState::NotFound(SeedFailures::default())).then_some(()))
         .await;
 }
 
 #[tokio::test]
-async fn a_seed_is_in_vain_until_somebody_is_there() {
+async fn seed_without_replica_fails_until_one_listens() {
     let proxy = Proxy::start().await;
     let address = proxy.address;
     proxy.close();
     let refused = SeedState::NotFound(SeedFailures { refused: 1, unresolved: 1, ..SeedFailures::default() });
     let one = Replica::start(&[&address.to_string(), "no such host:1"]).await;
     until(async || (one.links.seed_state() == refused).then_some(())).await;
-    let two = Replica::start_changed(&[], |settings| settings.listen = address).await;
+    let two = Replica::start_modified(&[], |settings| settings.listen = address).await;
     one.until_linked(&two).await;
     until(async || (one.links.seed_state() == SeedState::Found).then_some(())).await;
 }
 
 #[tokio::test]
-async fn a_name_stands_for_all_its_addresses() {
+async fn seed_name_resolves_to_all_its_addresses() {
     let one = Replica::start(&[]).await;
     let port = one.listen.port();
     let two = Replica::start(&[&format!("localhost:{port}")]).await;
@@ -96,7 +96,7 @@ async fn a_name_stands_for_all_its_addresses() {
 }
 
 #[tokio::test]
-async fn dialling_an_address_again_and_again_is_dialling_it_once() {
+async fn repeated_dials_of_one_address_open_one_connection() {
     let proxy = Proxy::start().await;
     let (one, two) = (Replica::start(&[]).await, Replica::start_behind(&proxy, &[]).await);
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! How the process starts and leaves, as probes and callers see it.
+//! The lifecycle of the process, as probes and callers observe it.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
 };
 
-use crate::harness::{PATIENCE, Service, one, settings, until, with_hits};
+use crate::harness::{Service, TIMEOUT, request_for, settings, until, with_hits};
 
 const RULES: &str = "
 domain: shop
@@ -38,7 +38,7 @@ async fn health(channel: &Channel, name: &str) -> Result<ServingStatus, tonic::C
 }
 
 #[tokio::test]
-async fn the_health_service_knows_us_by_three_names_and_nobody_else() {
+async fn health_service_knows_exactly_three_names() {
     let service = Service::start(RULES).await;
     let channel = channel(&service).await;
     for name in NAMES {
@@ -48,34 +48,34 @@ async fn the_health_service_knows_us_by_three_names_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn without_rules_health_is_not_serving() {
+async fn health_without_rules_is_not_serving() {
     let service = Service::start_unready("domain: [", &[]).await;
     let channel = channel(&service).await;
     for name in NAMES {
         until(async || (health(&channel, name).await == Ok(ServingStatus::NotServing)).then_some(())).await;
     }
-    assert_eq!(service.http("GET", "/livez", "").await.0, 200, "but it is alive");
+    assert_eq!(service.http("GET", "/livez", "").await.0, 200, "the process is alive");
     assert_eq!(service.http("GET", "/healthcheck", "").await.0, 500);
 }
 
 #[tokio::test]
-async fn a_process_without_rules_serves_once_they_are_mended() {
+async fn process_without_rules_serves_once_rules_are_repaired() {
     let service = Service::start_unready("domain: [", &[]).await;
     service.until_http("/readyz", 503).await;
     std::fs::write(service.rules.path().join("rules.yaml"), RULES).unwrap();
     service.until_http("/readyz", 200).await;
-    assert!(service.ask(one("shop", "user", "x")).await.is_ok());
+    assert!(service.call(request_for("shop", "user", "x")).await.is_ok());
 }
 
 #[tokio::test]
-async fn reflection_names_our_services() {
+async fn reflection_lists_served_services() {
     let service = Service::start(RULES).await;
-    let ask = ServerReflectionRequest {
+    let query = ServerReflectionRequest {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
     let mut client = ServerReflectionClient::new(channel(&service).await);
-    let mut answers = client.server_reflection_info(tokio_stream::once(ask)).await.unwrap().into_inner();
+    let mut answers = client.server_reflection_info(tokio_stream::once(query)).await.unwrap().into_inner();
     let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
     let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
     let names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
@@ -85,32 +85,32 @@ async fn reflection_names_our_services() {
 }
 
 #[tokio::test]
-async fn while_draining_it_is_not_ready_but_answers_on() {
+async fn draining_process_is_not_ready_but_answers_calls() {
     let service = Service::start_with(RULES, &[("drain.delay", "30s"), ("drain.timeout", "60s")]).await;
     let channel = channel(&service).await;
-    service.leave.send(()).await.unwrap();
+    service.shutdown.send(()).await.unwrap();
     until(async || (health(&channel, "").await == Ok(ServingStatus::NotServing)).then_some(())).await;
     assert_eq!(service.http("GET", "/readyz", "").await, (503, "leaving\n".to_owned()));
-    assert!(service.ask(one("shop", "user", "new connection")).await.is_ok());
-    // Told twice, it leaves at once.
-    service.leave.send(()).await.unwrap();
-    assert!(timeout(PATIENCE, service.ended).await.unwrap().unwrap().is_ok());
+    assert!(service.call(request_for("shop", "user", "new connection")).await.is_ok());
+    // A second signal ends the process at once.
+    service.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
 }
 
 #[tokio::test]
-async fn after_the_delay_it_ends_although_clients_stay_connected_and_watch() {
+async fn shutdown_ends_despite_connected_and_watching_clients() {
     let service = Service::start_with(RULES, &[("drain.timeout", "60s")]).await;
     let client = service.client().await;
     let watching = HealthCheckRequest { service: String::new() };
     let mut watch = HealthClient::new(channel(&service).await).watch(watching).await.unwrap().into_inner();
-    service.leave.send(()).await.unwrap();
-    assert!(timeout(PATIENCE, service.ended).await.unwrap().unwrap().is_ok());
+    service.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     while let Ok(Some(_)) = watch.message().await {}
     drop(client);
 }
 
 #[tokio::test]
-async fn the_end_of_the_drains_time_ends_it_whatever_is_open() {
+async fn drain_timeout_ends_process_with_open_calls() {
     let queue = "
 domain: shop
 descriptors:
@@ -118,22 +118,23 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_queue, burst: 1}
 ";
     let service = Service::start_with(queue, &[("drain.timeout", "10ms")]).await;
-    assert!(service.ask(one("shop", "queue", "x")).await.is_ok());
-    // This one waits for an hour.
+    assert!(service.call(request_for("shop", "queue", "x")).await.is_ok());
+    // This call is delayed by an hour.
     let mut client = service.client().await;
-    let waiting = tokio::spawn(async move { client.should_rate_limit(one("shop", "queue", "x")).await });
+    let waiting =
+        tokio::spawn(async move { client.should_rate_limit(request_for("shop", "queue", "x")).await });
     until(async || {
-        let look = with_hits(one("shop", "queue", "x"), 0);
-        (service.ask(look).await.unwrap().statuses[0].limit_remaining == 0).then_some(())
+        let peek = with_hits(request_for("shop", "queue", "x"), 0);
+        (service.call(peek).await.unwrap().statuses[0].limit_remaining == 0).then_some(())
     })
     .await;
-    service.leave.send(()).await.unwrap();
-    assert!(timeout(PATIENCE, service.ended).await.unwrap().unwrap().is_ok());
+    service.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     assert!(!waiting.is_finished(), "the call was still open");
 }
 
 #[tokio::test]
-async fn a_second_server_on_one_port_is_an_error_that_names_it() {
+async fn second_server_on_same_port_fails_and_names_it() {
     let service = Service::start(RULES).await;
     let address = service.addresses.grpc.to_string();
     let settings = settings(&service.rules, &[("grpc.listen", &address)]);
@@ -143,18 +144,18 @@ async fn a_second_server_on_one_port_is_an_error_that_names_it() {
 }
 
 #[tokio::test]
-async fn a_call_in_flight_is_finished_while_the_process_leaves() {
+async fn calls_in_flight_are_finished_during_drain() {
     let service = Service::start_with(RULES, &[("drain.delay", "100ms"), ("drain.timeout", "60s")]).await;
     let mut client = service.client().await;
-    let asking = tokio::spawn(async move {
+    let calling = tokio::spawn(async move {
         let mut answered = 0;
-        // Until the connection is told to go away, every call is answered.
-        while client.should_rate_limit(one("shop", "user", "x")).await.is_ok() {
+        // Every call is answered until the connection gets GOAWAY.
+        while client.should_rate_limit(request_for("shop", "user", "x")).await.is_ok() {
             answered += 1;
         }
         answered
     });
-    service.leave.send(()).await.unwrap();
-    assert!(timeout(PATIENCE, service.ended).await.unwrap().unwrap().is_ok());
-    assert!(timeout(PATIENCE + Duration::from_secs(1), asking).await.unwrap().unwrap() > 0);
+    service.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
+    assert!(timeout(TIMEOUT + Duration::from_secs(1), calling).await.unwrap().unwrap() > 0);
 }

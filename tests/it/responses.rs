@@ -1,4 +1,4 @@
-//! What the rate limit service answers over gRPC.
+//! Responses of the rate limit service over gRPC.
 
 use tollgate::api::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
@@ -9,7 +9,7 @@ use tollgate::api::proto::envoy::{
 };
 use tonic::Code as GrpcCode;
 
-use crate::harness::{Service, descriptor, one, request, until, with_hits};
+use crate::harness::{Service, descriptor, request, request_for, until, with_hits};
 
 const RULES: &str = "
 domain: shop
@@ -56,31 +56,31 @@ fn reset(status: &DescriptorStatus) -> (i64, i32) {
 }
 
 #[tokio::test]
-async fn a_status_tells_the_limit_what_is_left_and_when_it_resets() {
+async fn status_shows_limit_remaining_and_reset() {
     let service = Service::start(RULES).await;
-    let status = service.status(one("shop", "user", "alice")).await;
+    let status = service.status(request_for("shop", "user", "alice")).await;
     let limit = status.current_limit.clone().unwrap();
     assert_eq!((limit.requests_per_unit, limit.unit(), &*limit.name), (10, Unit::Minute, "per user"));
     assert_eq!((status.code(), status.limit_remaining, reset(&status)), (Code::Ok, 9, (36, 0)));
 }
 
 #[tokio::test]
-async fn statuses_come_in_the_order_of_the_descriptors_and_one_refusal_refuses_all() {
+async fn statuses_keep_descriptor_order_and_one_refusal_refuses_call() {
     let service = Service::start(RULES).await;
     let names = ["free", "user", "banned", "unknown"];
     let answer =
-        service.ask(request("shop", names.map(|name| descriptor(&[(name, "x")])).to_vec())).await.unwrap();
+        service.call(request("shop", names.map(|name| descriptor(&[(name, "x")])).to_vec())).await.unwrap();
     assert_eq!(answer.overall_code(), Code::OverLimit);
     assert_eq!(codes(&answer), [Code::Ok, Code::Ok, Code::OverLimit, Code::Ok]);
     let limits: Vec<_> = answer.statuses.iter().map(|status| status.current_limit.is_some()).collect();
     assert_eq!(limits, [false, true, true, false]);
-    assert_eq!(answer.statuses[0].limit_remaining, u32::MAX, "there is no end of what is unlimited");
+    assert_eq!(answer.statuses[0].limit_remaining, u32::MAX, "an unlimited rule reports the maximum");
 }
 
 #[tokio::test]
-async fn a_requests_zero_hits_are_one_and_a_descriptors_own_zero_only_looks() {
+async fn request_addend_0_charges_1_and_descriptor_addend_0_peeks() {
     let service = Service::start(RULES).await;
-    let user = one("shop", "user", "alice");
+    let user = request_for("shop", "user", "alice");
     assert_eq!(service.status(user.clone()).await.limit_remaining, 9);
     assert_eq!(service.status(with_hits(user.clone(), 0)).await.limit_remaining, 9);
     assert_eq!(service.status(RateLimitRequest { hits_addend: 3, ..user.clone() }).await.limit_remaining, 6);
@@ -89,77 +89,85 @@ async fn a_requests_zero_hits_are_one_and_a_descriptors_own_zero_only_looks() {
 }
 
 #[tokio::test]
-async fn each_descriptor_is_charged_its_own_hits() {
+async fn descriptor_hits_addend_overrides_request_hits_addend() {
     let service = Service::start(RULES).await;
     let mut mixed = request("shop", vec![descriptor(&[("user", "a")]), descriptor(&[("user", "b")])]);
     mixed.hits_addend = 2;
     mixed.descriptors[1].hits_addend = Some(5);
-    let answer = service.ask(mixed).await.unwrap();
+    let answer = service.call(mixed).await.unwrap();
     let left: Vec<_> = answer.statuses.iter().map(|status| status.limit_remaining).collect();
     assert_eq!(left, [8, 5]);
 }
 
 #[tokio::test]
-async fn a_refund_is_never_refused_and_gives_at_most_the_limit_back() {
+async fn refund_always_passes_and_restores_at_most_the_limit() {
     let service = Service::start(RULES).await;
     for key in ["user", "window"] {
-        let ask = one("shop", key, "alice");
-        assert_eq!(service.status(refund(ask.clone(), 3)).await.limit_remaining, 10);
-        assert_eq!(service.status(with_hits(ask.clone(), 10)).await.limit_remaining, 0);
-        assert_eq!(service.status(ask.clone()).await.code(), Code::OverLimit);
-        assert_eq!(service.status(refund(ask.clone(), 4)).await.code(), Code::Ok);
-        let back = service.status(refund(ask, u64::MAX)).await;
+        let call = request_for("shop", key, "alice");
+        assert_eq!(service.status(refund(call.clone(), 3)).await.limit_remaining, 10);
+        assert_eq!(service.status(with_hits(call.clone(), 10)).await.limit_remaining, 0);
+        assert_eq!(service.status(call.clone()).await.code(), Code::OverLimit);
+        assert_eq!(service.status(refund(call.clone(), 4)).await.code(), Code::Ok);
+        let back = service.status(refund(call, u64::MAX)).await;
         assert_eq!((back.code(), back.limit_remaining), (Code::Ok, 10));
     }
 }
 
 #[tokio::test]
-async fn an_override_takes_the_place_of_the_rule_and_its_limit_is_not_part_of_the_counter() {
+async fn override_replaces_rule_and_its_limit_is_not_part_of_key() {
     let service = Service::start(RULES).await;
-    let ask = |limit| request("shop", vec![with_override(limit, 2, ("anything", "x"))]);
+    let call = |limit| request("shop", vec![with_override(limit, 2, ("anything", "x"))]);
     for _ in 0..5 {
-        assert_eq!(service.status(ask(5)).await.code(), Code::Ok);
+        assert_eq!(service.status(call(5)).await.code(), Code::Ok);
     }
-    assert_eq!(service.status(ask(5)).await.code(), Code::OverLimit);
-    let raised = service.status(ask(100)).await;
+    assert_eq!(service.status(call(5)).await.code(), Code::OverLimit);
+    let raised = service.status(call(100)).await;
     assert_eq!((raised.code(), raised.limit_remaining), (Code::Ok, 93));
-    assert_eq!(service.status(ask(0)).await.code(), Code::OverLimit);
+    assert_eq!(service.status(call(0)).await.code(), Code::OverLimit);
 }
 
 #[tokio::test]
-async fn an_override_counts_with_the_classic_rule_of_its_unit() {
+async fn override_shares_counter_with_classic_rule_of_same_unit() {
     let service = Service::start(RULES).await;
-    service.status(with_hits(one("shop", "user", "alice"), 4)).await;
-    let ask = request("shop", vec![with_override(20, 2, ("user", "alice"))]);
-    assert_eq!(service.status(ask).await.limit_remaining, 15);
+    service.status(with_hits(request_for("shop", "user", "alice"), 4)).await;
+    let call = request("shop", vec![with_override(20, 2, ("user", "alice"))]);
+    assert_eq!(service.status(call).await.limit_remaining, 15);
 }
 
 #[tokio::test]
-async fn an_override_without_a_unit_is_an_invalid_argument() {
+async fn override_without_unit_is_invalid_argument() {
     let service = Service::start(RULES).await;
     for unit in [0, 8, -1, i32::MAX] {
         let refused =
-            service.ask(request("shop", vec![with_override(5, unit, ("user", "x"))])).await.unwrap_err();
+            service.call(request("shop", vec![with_override(5, unit, ("user", "x"))])).await.unwrap_err();
         assert_eq!(refused.code(), GrpcCode::InvalidArgument);
         assert!(refused.message().contains("descriptors[0].limit.unit"), "{}", refused.message());
     }
-    assert_eq!(service.status(one("shop", "user", "x")).await.code(), Code::Ok, "and the service lives on");
+    assert_eq!(
+        service.status(request_for("shop", "user", "x")).await.code(),
+        Code::Ok,
+        "the service continues"
+    );
 }
 
 #[tokio::test]
-async fn a_request_without_a_domain_or_descriptors_is_an_invalid_argument() {
+async fn request_without_domain_or_descriptors_is_invalid_argument() {
     let service = Service::start(RULES).await;
-    for bad in [one("", "user", "x"), request("shop", Vec::new())] {
-        assert_eq!(service.ask(bad).await.unwrap_err().code(), GrpcCode::InvalidArgument);
+    for bad in [request_for("", "user", "x"), request("shop", Vec::new())] {
+        assert_eq!(service.call(bad).await.unwrap_err().code(), GrpcCode::InvalidArgument);
     }
 }
 
 #[tokio::test]
-async fn an_unknown_domain_and_a_descriptor_without_a_rule_pass_without_a_limit() {
+async fn unknown_domain_and_unmatched_descriptor_pass_unlimited() {
     let service = Service::start(RULES).await;
-    let odd = [one("other", "user", "x"), one("shop", "none", "x"), request("shop", vec![descriptor(&[])])];
-    for ask in odd {
-        let status = service.status(ask).await;
+    let unmatched = [
+        request_for("other", "user", "x"),
+        request_for("shop", "none", "x"),
+        request("shop", vec![descriptor(&[])]),
+    ];
+    for call in unmatched {
+        let status = service.status(call).await;
         assert_eq!(
             (status.code(), status.current_limit, status.duration_until_reset),
             (Code::Ok, None, None)
@@ -168,9 +176,12 @@ async fn an_unknown_domain_and_a_descriptor_without_a_rule_pass_without_a_limit(
 }
 
 #[tokio::test]
-async fn without_rules_requests_are_unavailable_and_the_probe_says_why() {
+async fn requests_without_rules_are_unavailable_and_probe_says_why() {
     let service = Service::start_unready("domain: shop\ndescriptors: [{kee: x}]\n", &[]).await;
-    assert_eq!(service.ask(one("shop", "user", "x")).await.unwrap_err().code(), GrpcCode::Unavailable);
+    assert_eq!(
+        service.call(request_for("shop", "user", "x")).await.unwrap_err().code(),
+        GrpcCode::Unavailable
+    );
     until(async || {
         let (code, why) = service.http("GET", "/readyz", "").await;
         (code == 503 && why.contains("rules.yaml:2:")).then_some(())
@@ -179,41 +190,41 @@ async fn without_rules_requests_are_unavailable_and_the_probe_says_why() {
 }
 
 #[tokio::test]
-async fn the_limit_binds_and_the_window_turns() {
+async fn limit_is_enforced_until_window_ends() {
     let service = Service::start(RULES).await;
-    let user = one("shop", "user", "alice");
+    let user = request_for("shop", "user", "alice");
     service.status(with_hits(user.clone(), 10)).await;
     let refused = service.status(user.clone()).await;
     assert_eq!((refused.code(), refused.limit_remaining, reset(&refused)), (Code::OverLimit, 0, (36, 0)));
-    service.pass(std::time::Duration::from_nanos(36_000_000_000 - 1));
+    service.advance(std::time::Duration::from_nanos(36_000_000_000 - 1));
     let refused = service.status(user.clone()).await;
     assert_eq!((refused.code(), reset(&refused)), (Code::OverLimit, (1, 0)), "rounded up, at least one");
-    service.pass(std::time::Duration::from_nanos(1));
+    service.advance(std::time::Duration::from_nanos(1));
     assert_eq!(service.status(user).await.code(), Code::Ok);
 }
 
 #[tokio::test]
-async fn a_bucket_resets_when_it_is_full_and_after_a_refusal_when_the_hits_would_pass() {
+async fn bucket_reset_is_time_to_full_or_time_until_hits_pass() {
     let service = Service::start_with(RULES, &[("api.exact_reset", "true")]).await;
-    let bucket = one("shop", "bucket", "x");
+    let bucket = request_for("shop", "bucket", "x");
     let status = service.status(with_hits(bucket.clone(), 4)).await;
     assert_eq!((status.limit_remaining, reset(&status)), (1, (4, 0)));
-    service.pass(std::time::Duration::from_millis(500));
+    service.advance(std::time::Duration::from_millis(500));
     let refused = service.status(with_hits(bucket.clone(), 3)).await;
     assert_eq!(
         (refused.code(), refused.limit_remaining, reset(&refused)),
         (Code::OverLimit, 1, (1, 500_000_000))
     );
-    service.pass(std::time::Duration::from_millis(1_500));
+    service.advance(std::time::Duration::from_millis(1_500));
     assert_eq!(service.status(with_hits(bucket, 3)).await.code(), Code::Ok);
 }
 
 #[tokio::test]
-async fn each_status_has_the_reset_of_its_own_limit() {
+async fn each_status_has_reset_of_its_own_limit() {
     let service = Service::start(RULES).await;
     let mut both = request("shop", vec![descriptor(&[("window", "x")]), descriptor(&[("user", "x")])]);
     both.descriptors[1].hits_addend = Some(11);
-    let answer = service.ask(both).await.unwrap();
+    let answer = service.call(both).await.unwrap();
     assert_eq!(codes(&answer), [Code::Ok, Code::OverLimit]);
     let resets: Vec<_> = answer.statuses.iter().map(reset).collect();
     assert_eq!(resets[1], (36, 0), "the end of the minute");
@@ -221,31 +232,31 @@ async fn each_status_has_the_reset_of_its_own_limit() {
 }
 
 #[tokio::test]
-async fn a_shadow_rule_counts_but_never_refuses() {
+async fn shadow_rule_counts_but_never_refuses() {
     let service = Service::start(RULES).await;
     for left in [0, 0, 0] {
-        let answer = service.ask(one("shop", "shadow", "x")).await.unwrap();
+        let answer = service.call(request_for("shop", "shadow", "x")).await.unwrap();
         assert_eq!((answer.overall_code(), answer.statuses[0].limit_remaining), (Code::Ok, left));
     }
 }
 
 #[tokio::test]
-async fn what_the_wire_cannot_show_is_clamped() {
+async fn values_beyond_32_bits_are_clamped() {
     let service = Service::start(RULES).await;
-    let status = service.status(one("shop", "huge", "x")).await;
+    let status = service.status(request_for("shop", "huge", "x")).await;
     let limit = status.current_limit.clone().unwrap();
     assert_eq!(
         (limit.requests_per_unit, limit.unit(), status.limit_remaining),
         (u32::MAX, Unit::Week, u32::MAX)
     );
-    let status = service.status(with_hits(one("shop", "huge", "x"), u64::MAX)).await;
+    let status = service.status(with_hits(request_for("shop", "huge", "x"), u64::MAX)).await;
     assert_eq!(status.code(), Code::OverLimit);
 }
 
 #[tokio::test]
-async fn a_window_that_no_unit_names_is_shown_without_one() {
+async fn window_without_matching_unit_has_unit_unknown() {
     let service = Service::start(RULES).await;
-    let limit = service.status(one("shop", "five_minutes", "x")).await.current_limit.unwrap();
+    let limit = service.status(request_for("shop", "five_minutes", "x")).await.current_limit.unwrap();
     assert_eq!((limit.requests_per_unit, limit.unit()), (10, Unit::Unknown));
 }
 
@@ -259,22 +270,22 @@ fn special(on_denied: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_refused_call_charges_the_other_limits_only_where_the_domain_says_so() {
+async fn refused_call_charges_other_limits_as_on_denied_says() {
     for (on_denied, left) in [("charge_none", 7), ("charge_all", 5)] {
         let service = Service::start(&special(on_denied)).await;
         let call = request("shop", vec![descriptor(&[("group", "g")]), descriptor(&[("user", "u")])]);
         let mut passed = 0;
         for _ in 0..5 {
-            passed += i32::from(service.ask(call.clone()).await.unwrap().overall_code() == Code::Ok);
+            passed += i32::from(service.call(call.clone()).await.unwrap().overall_code() == Code::Ok);
         }
         assert_eq!(passed, 3);
-        let group = service.status(with_hits(one("shop", "group", "g"), 0)).await;
+        let group = service.status(with_hits(request_for("shop", "group", "g"), 0)).await;
         assert_eq!(group.limit_remaining, left, "{on_denied}");
     }
 }
 
 #[tokio::test]
-async fn of_256_racing_callers_exactly_the_limit_pass() {
+async fn racing_256_callers_admit_exactly_the_limit() {
     let rules = "
 domain: shop
 on_denied: charge_none
@@ -294,12 +305,12 @@ descriptors:
     }
     let codes = calls.join_all().await;
     assert_eq!(codes.iter().filter(|code| **code == Code::Ok).count(), 100);
-    let wide = service.status(with_hits(one("shop", "wide", "w"), 0)).await;
-    assert_eq!(wide.limit_remaining, 900, "refused calls left the other budget as it was");
+    let wide = service.status(with_hits(request_for("shop", "wide", "w"), 0)).await;
+    assert_eq!(wide.limit_remaining, 900, "refused calls did not charge the other limit");
 }
 
 #[tokio::test]
-async fn a_rule_that_replaces_another_drops_it_wherever_it_stands() {
+async fn replacing_rule_drops_replaced_rule_in_any_order() {
     let rules = "
 domain: shop
 descriptors:
@@ -311,15 +322,19 @@ descriptors:
     let service = Service::start(rules).await;
     let both = request("shop", vec![descriptor(&[("all", "")]), descriptor(&[("vip", "x")])]);
     for _ in 0..3 {
-        let answer = service.ask(both.clone()).await.unwrap();
+        let answer = service.call(both.clone()).await.unwrap();
         assert_eq!(answer.overall_code(), Code::Ok);
         assert_eq!((answer.statuses[0].current_limit.clone(), answer.statuses[0].limit_remaining), (None, 0));
     }
-    assert_eq!(service.status(one("shop", "all", "")).await.code(), Code::Ok, "the counter was left alone");
+    assert_eq!(
+        service.status(request_for("shop", "all", "")).await.code(),
+        Code::Ok,
+        "the counter was not charged"
+    );
 }
 
 #[tokio::test]
-async fn the_rules_in_quota_mode_refuse_only_together() {
+async fn quota_mode_rules_refuse_only_together() {
     let rules = "
 domain: shop
 descriptors:
@@ -335,7 +350,7 @@ descriptors:
 ";
     let service = Service::start(rules).await;
     for used in ["plain", "quota"] {
-        service.status(one("shop", used, "")).await;
+        service.status(request_for("shop", used, "")).await;
     }
     let (plain, fresh) = (("plain", ""), ("plain", "fresh"));
     let (quota, large) = (("quota", ""), ("quota", "large"));
@@ -348,13 +363,13 @@ descriptors:
     ];
     for (entries, code) in table {
         let descriptors = entries.iter().map(|entry| descriptor(&[*entry])).collect();
-        let answer = service.ask(request("shop", descriptors)).await.unwrap();
+        let answer = service.call(request("shop", descriptors)).await.unwrap();
         assert_eq!(answer.overall_code(), code, "{entries:?}");
     }
 }
 
 #[tokio::test]
-async fn dynamic_metadata_tells_what_was_asked_and_merges_what_passed() {
+async fn dynamic_metadata_contains_request_and_merged_rule_metadata() {
     let rules = "
 domain: shop
 descriptors:
@@ -394,9 +409,9 @@ descriptors:
 }
 
 #[tokio::test]
-async fn metadata_names_each_rule_that_refused_and_why() {
+async fn dynamic_metadata_names_each_refusing_rule_and_reason() {
     let service = Service::start_with(RULES, &[("api.dynamic_metadata", "true")]).await;
-    service.status(with_hits(one("shop", "user", "alice"), 10)).await;
+    service.status(with_hits(request_for("shop", "user", "alice"), 10)).await;
     let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]},
         {"entries": [{"key": "bucket"}], "hitsAddend": "9"}]}"#;
     let (_, json) = service.http("POST", "/json", body).await;
@@ -411,7 +426,7 @@ async fn metadata_names_each_rule_that_refused_and_why() {
 }
 
 #[tokio::test]
-async fn a_candidate_counts_for_itself_and_decides_nothing() {
+async fn candidate_has_own_counter_and_decides_nothing() {
     let rules = "
 domain: shop
 descriptors:
@@ -428,22 +443,22 @@ descriptors:
     let service = Service::start(rules).await;
     for (key, left) in [("user", [4, 3, 2]), ("free", [u32::MAX; 3])] {
         for left in left {
-            let status = service.status(one("shop", key, "x")).await;
+            let status = service.status(request_for("shop", key, "x")).await;
             assert_eq!((status.code(), status.limit_remaining), (Code::Ok, left), "{key}");
         }
     }
-    assert_eq!(service.status(with_hits(one("shop", "user", "x"), 3)).await.code(), Code::OverLimit);
+    assert_eq!(service.status(with_hits(request_for("shop", "user", "x"), 3)).await.code(), Code::OverLimit);
 }
 
 #[tokio::test]
-async fn in_shadow_mode_of_all_rules_requests_pass_and_statuses_tell_the_truth() {
+async fn global_shadow_mode_passes_calls_and_keeps_statuses() {
     let service = Service::start_with(RULES, &[("limiter.shadow_mode", "true")]).await;
-    let answer = service.ask(one("shop", "banned", "x")).await.unwrap();
+    let answer = service.call(request_for("shop", "banned", "x")).await.unwrap();
     assert_eq!((answer.overall_code(), codes(&answer)), (Code::Ok, vec![Code::OverLimit]));
 }
 
 #[tokio::test]
-async fn in_quota_mode_of_all_rules_a_request_is_refused_only_where_all_its_descriptors_are() {
+async fn global_quota_mode_refuses_only_if_all_descriptors_refuse() {
     let service = Service::start_with(RULES, &[("limiter.quota_mode", "true")]).await;
     let table = [
         (vec!["banned", "user"], Code::Ok),
@@ -453,33 +468,33 @@ async fn in_quota_mode_of_all_rules_a_request_is_refused_only_where_all_its_desc
     ];
     for (keys, code) in table {
         let descriptors = keys.iter().map(|key| descriptor(&[(key, "x")])).collect();
-        let answer = service.ask(request("shop", descriptors)).await.unwrap();
+        let answer = service.call(request("shop", descriptors)).await.unwrap();
         assert_eq!(answer.overall_code(), code, "{keys:?}");
     }
 }
 
 async fn headers(service: &Service, keys: &[&str]) -> Vec<String> {
     let descriptors = keys.iter().map(|key| descriptor(&[(key, "x")])).collect();
-    let answer = service.ask(request("shop", descriptors)).await.unwrap();
+    let answer = service.call(request("shop", descriptors)).await.unwrap();
     let headers = answer.response_headers_to_add.iter();
     headers.map(|header| format!("{}: {}", header.key, header.value)).collect()
 }
 
 #[tokio::test]
-async fn headers_are_off_unless_asked_for() {
+async fn headers_are_off_by_default() {
     let service = Service::start(RULES).await;
     assert_eq!(headers(&service, &["user"]).await, Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn headers_tell_the_limit_with_least_left_and_a_refusing_one_first() {
-    let given = [
+async fn headers_show_refusing_limit_first_then_tightest() {
+    let overrides = [
         ("headers.x_ratelimit", "true"),
         ("headers.ratelimit", "true"),
         ("headers.reset_name", "X-Again-In"),
         ("headers.retry_after", "true"),
     ];
-    let service = Service::start_with(RULES, &given).await;
+    let service = Service::start_with(RULES, &overrides).await;
     let expected = [
         "X-RateLimit-Limit: 60",
         "X-RateLimit-Remaining: 4",
@@ -489,17 +504,17 @@ async fn headers_tell_the_limit_with_least_left_and_a_refusing_one_first() {
         "X-Again-In: 1",
     ];
     assert_eq!(headers(&service, &["user", "bucket", "free", "unknown"]).await, expected);
-    service.status(with_hits(one("shop", "user", "x"), 9)).await;
+    service.status(with_hits(request_for("shop", "user", "x"), 9)).await;
     let refused = headers(&service, &["bucket", "user"]).await;
     assert_eq!(refused[..3], ["X-RateLimit-Limit: 10", "X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 36"]);
     assert_eq!(refused[6], "Retry-After: 36");
-    // A ban never ends, so there is nothing to wait for.
+    // A ban never ends, so there is no Retry-After.
     assert_eq!(headers(&service, &["banned"]).await.len(), 6);
     assert_eq!(headers(&service, &["unknown"]).await, Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn the_fields_of_the_draft_name_every_policy_and_what_is_left_of_the_tightest() {
+async fn ietf_headers_list_every_policy_and_tightest_remaining() {
     let service = Service::start_with(RULES, &[("headers.ietf", "true")]).await;
     let expected = [
         r#"RateLimit-Policy: "per user";q=10;w=60, "shop.bucket";q=60;w=60, "shop.five_minutes";q=10;w=300"#,

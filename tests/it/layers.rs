@@ -1,9 +1,9 @@
-//! The house has floors: a module looks down only, and never at a neighbour.
+//! The layers of modules: a module uses only lower layers, never its own.
 
 use std::{fs, path::Path};
 
-/// From the ground up.
-const FLOORS: [&[&str]; 10] = [
+/// From the lowest to the highest layer.
+const LAYERS: [&[&str]; 10] = [
     &["files"],
     &["time", "descriptor", "telemetry", "yaml"],
     &["algorithm", "certificates"],
@@ -16,8 +16,8 @@ const FLOORS: [&[&str]; 10] = [
     &["cli"],
 ];
 
-fn floor(module: &str) -> Option<usize> {
-    FLOORS.iter().position(|modules| modules.contains(&module))
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|modules| modules.contains(&module))
 }
 
 fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
@@ -32,7 +32,7 @@ fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// The modules that a source names as `crate::module` or in `use crate::{module, module::{..}}`.
+/// The modules that a source uses as `crate::module` or in `use crate::{module, module::{..}}`.
 fn named(source: &str) -> Vec<String> {
     let mut names = Vec::new();
     for (at, _) in source.match_indices("crate::") {
@@ -64,7 +64,7 @@ fn named(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_module_looks_down_only() {
+fn modules_use_only_lower_layers() {
     let mut found = Vec::new();
     sources(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")), &mut found);
     let mut wrong = Vec::new();
@@ -73,23 +73,23 @@ fn every_module_looks_down_only() {
         if ["lib", "main"].contains(&module) {
             continue;
         }
-        let here = floor(module).unwrap_or_else(|| panic!("{module} has no floor"));
+        let here = layer(module).unwrap_or_else(|| panic!("{module} is in no layer"));
         for name in named(source).into_iter().filter(|name| name != module) {
-            let there = floor(&name).unwrap_or_else(|| panic!("{file} names {name}, which has no floor"));
-            if here <= there {
-                wrong.push(format!("{file} on floor {here} names {name} on floor {there}"));
+            let there = layer(&name).unwrap_or_else(|| panic!("{file} uses {name}, which is in no layer"));
+            if there >= here {
+                wrong.push(format!("{file} in layer {here} uses {name} in layer {there}"));
             }
         }
         if source.contains("super::super") {
-            wrong.push(format!("{file} looks up by super::super"));
+            wrong.push(format!("{file} uses super::super"));
         }
     }
-    assert!(found.len() > 20, "the sources were found");
+    assert!(found.len() > 20, "too few sources found");
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
-fn the_modules_that_a_source_names_are_found() {
+fn module_names_of_a_source_are_found() {
     let source = "use crate::{time::{Clock, Timestamp}, rules::Unit};\nlet a = crate::store::Check;";
     assert_eq!(named(source), ["time", "rules", "store"]);
 }

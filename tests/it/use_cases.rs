@@ -1,4 +1,4 @@
-//! What limits are used for, as rule files say it; and every algorithm among many callers and at the extremes.
+//! Typical uses of limits as rule files, and every algorithm with racing callers and extreme numbers.
 
 use std::{
     sync::{
@@ -16,23 +16,23 @@ use tollgate::{
 };
 
 use crate::{
-    counters::{Counters, all, ask, ask_about, rule, rules},
+    counters::{Counters, apply, apply_to, every_rule, rule, rules},
     harness::START,
 };
 
-fn under(counters: &Counters, text: &str) -> Limiter {
-    counters.by(Arc::new(ActiveRules::of(rules(text), START)))
+fn limiter_with(counters: &Counters, text: &str) -> Limiter {
+    counters.with_rules(Arc::new(ActiveRules::of(rules(text), START)))
 }
 
-/// How many single hits of `asked` pass.
-fn passed(limiter: &Limiter, entry: (&str, &str), asked: usize) -> usize {
-    (0..asked).filter(|_| ask_about(limiter, entry, Operation::Charge(1)).passes).count()
+/// How many of `hits` single hits pass.
+fn passed(limiter: &Limiter, entry: (&str, &str), hits: usize) -> usize {
+    (0..hits).filter(|_| apply_to(limiter, entry, Operation::Charge(1)).passes).count()
 }
 
 #[test]
-fn each_user_has_a_bucket_for_each_thing_that_it_does() {
+fn each_user_has_own_bucket_per_action() {
     let counters = Counters::new();
-    let limiter = under(
+    let limiter = limiter_with(
         &counters,
         "
 domain: d
@@ -50,18 +50,18 @@ descriptors:
             assert_eq!(passed(&limiter, (what, user), 200), most, "{user} {what}");
         }
     }
-    counters.pass(Duration::from_secs(1));
+    counters.advance(Duration::from_secs(1));
     for (what, most) in [("post", 1), ("friend", 0), ("like", 5)] {
         assert_eq!(passed(&limiter, (what, "alice"), 200), most, "a second later: {what}");
     }
-    counters.pass(Duration::from_secs(575));
-    assert_eq!(passed(&limiter, ("friend", "alice"), 200), 1, "150 a day are one in 576 seconds");
+    counters.advance(Duration::from_secs(575));
+    assert_eq!(passed(&limiter, ("friend", "alice"), 200), 1, "150 per day are one per 576 s");
 }
 
 #[test]
-fn each_address_has_a_bucket() {
+fn each_address_has_own_bucket() {
     let counters = Counters::new();
-    let limiter = under(
+    let limiter = limiter_with(
         &counters,
         "
 domain: d
@@ -80,9 +80,9 @@ descriptors:
 }
 
 #[test]
-fn ten_thousand_a_second_are_shared_by_all() {
+fn global_limit_of_10k_per_second_is_shared() {
     let counters = Counters::new();
-    let limiter = under(
+    let limiter = limiter_with(
         &counters,
         "
 domain: d
@@ -102,22 +102,22 @@ descriptors:
             }
         });
         assert_eq!(sum.into_inner(), 10_000);
-        counters.pass(Duration::from_secs(1));
+        counters.advance(Duration::from_secs(1));
     }
 }
 
 #[test]
-fn of_a_thousand_racing_calls_exactly_the_limit_pass_whatever_the_algorithm() {
-    for (name, written) in all() {
+fn racing_1000_calls_admit_exactly_the_limit_for_any_algorithm() {
+    for (name, rule_text) in every_rule() {
         let counters = Counters::new();
-        let limiter = counters.under(&written(100));
+        let limiter = counters.with_rule(&rule_text(100));
         let passed = AtomicU64::new(0);
         thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..125 {
-                        let told = ask(&limiter, Operation::Charge(1));
-                        passed.fetch_add(told.passes.into(), Ordering::Relaxed);
+                        let outcome = apply(&limiter, Operation::Charge(1));
+                        passed.fetch_add(outcome.passes.into(), Ordering::Relaxed);
                     }
                 });
             }
@@ -126,10 +126,10 @@ fn of_a_thousand_racing_calls_exactly_the_limit_pass_whatever_the_algorithm() {
     }
 }
 
-/// Every number that a rule takes, at its extremes and around 32 bits: a rule is refused with its place, or
-/// answers whatever it is asked.
+/// Every number of a rule at its extremes and around 32 bits: the rule is rejected with its location, or decides every
+/// operation.
 #[test]
-fn no_rule_overflows() {
+fn extreme_limits_do_not_overflow() {
     const NUMBERS: [u64; 6] = [0, 1, u32::MAX as u64, u32::MAX as u64 + 1, 30_000_000_000, u64::MAX];
     let lengths = ["window: 1ms", "unit: second", "unit: year", "unit: year, unit_multiplier: 100"];
     let algorithms = [
@@ -151,7 +151,7 @@ fn no_rule_overflows() {
             let text = format!("{length}, requests_per_unit: {limit}, {more}");
             let file = format!("domain: d\ndescriptors: [{{key: a, rate_limit: {{{text}}}}}]\n");
             match Rules::parse("rules.yaml", &file) {
-                Ok(_) => answers_all(&text, *limit),
+                Ok(_) => decides_every_operation(&text, *limit),
                 Err(problems) => {
                     assert!(problems.iter().all(|problem| problem.location.mark.line == 2), "{problems}");
                     refused += 1;
@@ -168,31 +168,31 @@ fn no_rule_overflows() {
             );
             let file = format!("domain: d\ndescriptors: [{{key: a, rate_limit: {{{text}}}}}]\n");
             if Rules::parse("rules.yaml", &file).is_ok() {
-                answers_all(&text, burst);
+                decides_every_operation(&text, burst);
             }
         }
     }
     assert!(refused > 100 && answered > 500, "{refused} refused, {answered} answered");
 }
 
-fn answers_all(text: &str, limit: u64) {
+fn decides_every_operation(text: &str, limit: u64) {
     let counters = Counters::new();
-    let limiter = counters.by(Arc::new(ActiveRules::of(rule(text), START)));
+    let limiter = counters.with_rules(Arc::new(ActiveRules::of(rule(text), START)));
     if limit == 0 {
-        assert!(!ask(&limiter, Operation::Charge(1)).passes, "{text}");
+        assert!(!apply(&limiter, Operation::Charge(1)).passes, "{text}");
     }
     for hits in [1, u64::from(u32::MAX), u64::MAX] {
-        for what in [
+        for operation in [
             Operation::Peek,
             Operation::Charge(hits),
             Operation::Charge(hits),
             Operation::Refund(hits),
             Operation::Peek,
         ] {
-            ask(&limiter, what);
+            apply(&limiter, operation);
         }
-        counters.pass(Duration::from_secs(40 * 365 * 86_400));
+        counters.advance(Duration::from_secs(40 * 365 * 86_400));
     }
-    let before = ask(&limiter, Operation::Peek);
-    assert_eq!(before.passes, 0 < before.remaining || limit == 0 && before.passes, "{text}");
+    let before = apply(&limiter, Operation::Peek);
+    assert_eq!(before.passes, before.remaining > 0 || limit == 0 && before.passes, "{text}");
 }
