@@ -153,7 +153,7 @@ impl<'m> Request<'m> {
         descriptors: &'r [limiter::Descriptor<'r>],
         timeout: Option<std::time::Duration>,
     ) -> limiter::Request<'r> {
-        limiter::Request { domain: self.domain, descriptors, timeout: timeout }
+        limiter::Request { domain: self.domain, descriptors, timeout }
     }
 }
 

@@ -40,5 +40,5 @@ pub(super) fn leaky(
         diagnostics.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
         return None;
     }
-    Some(Limit::LeakyQueue(LeakyQueue { rate: rate, burst: Some(burst), max_delay, timeout: None }))
+    Some(Limit::LeakyQueue(LeakyQueue { rate, burst: Some(burst), max_delay, timeout: None }))
 }
