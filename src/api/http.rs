@@ -69,11 +69,11 @@ async fn should_rate_limit(
     let Extension(connection) = connection.unwrap_or_default();
     let request = match reader.read(body).await {
         Ok(request) => request,
-        Err(rejected) => {
-            if let Some(error) = rejected.too_large() {
-                api.metrics().unanswered(Error::Undecodable(error.into()));
+        Err(error) => {
+            if let Some(error) = error.too_large() {
+                api.metrics().unanswered(Error::Decode(error.into()));
             }
-            return rejected.into_response();
+            return error.into_response();
         }
     };
     let Ok(_call) = calls.try_acquire() else {
@@ -85,7 +85,7 @@ async fn should_rate_limit(
     drop(request);
     let reply = match handled {
         Ok(reply) => reply,
-        Err(error) if error.is_callers_fault() => {
+        Err(error) if error.is_caller_error() => {
             return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();
         }
         Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),

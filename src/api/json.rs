@@ -19,7 +19,7 @@ static POOL: LazyLock<DescriptorPool> =
 
 /// Why a text is no request.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unreadable {
+pub(super) enum JsonError {
     /// There are more descriptors or entries than the bounds allow. Nothing was built.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
@@ -30,8 +30,8 @@ pub(super) enum Unreadable {
 
 /// The message of a request within `bounds`, which are checked before anything is built. An unknown field is an error,
 /// as is anything after the request.
-pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<Vec<u8>, Unreadable> {
-    check(json, bounds)?;
+pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<Vec<u8>, JsonError> {
+    check_bounds(json, bounds)?;
     let mut reader = serde_json::Deserializer::from_slice(json);
     let message = DynamicMessage::deserialize(descriptor("RateLimitRequest"), &mut reader)?;
     reader.end()?;
@@ -64,11 +64,11 @@ fn descriptor(message: &str) -> MessageDescriptor {
 
 /// Counts descriptors and entries. A text that is malformed passes if the part before the error is within `bounds`: the
 /// parser builds that part and fails at the same byte.
-fn check(json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
+fn check_bounds(json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
     let mut count = Count { bounds, descriptors: 0, entries: 0, too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
     // Its own errors are the parser's to tell.
-    let _ = Walk { count: &mut count, at: At::Request }.deserialize(&mut reader);
+    let _ = BoundsCheck { count: &mut count, position: Position::Request }.deserialize(&mut reader);
     count.too_large.map_or(Ok(()), Err)
 }
 
@@ -82,14 +82,14 @@ struct Count {
 }
 
 /// A value, walked over without being built.
-struct Walk<'c> {
+struct BoundsCheck<'c> {
     count: &'c mut Count,
-    at: At,
+    position: Position,
 }
 
 /// Which value.
 #[derive(Clone, Copy)]
-enum At {
+enum Position {
     Request,
     Descriptors,
     Descriptor,
@@ -121,7 +121,7 @@ impl Count {
         Ok(())
     }
 
-    fn note<E: serde::de::Error>(&mut self, counted: Result<(), TooLarge>) -> Result<(), E> {
+    fn record<E: serde::de::Error>(&mut self, counted: Result<(), TooLarge>) -> Result<(), E> {
         counted.map_err(|error| {
             self.too_large = Some(error);
             E::custom("too large")
@@ -129,21 +129,21 @@ impl Count {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Walk<'_> {
+impl<'de> DeserializeSeed<'de> for BoundsCheck<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
-        let counted = match self.at {
-            At::Request | At::Descriptors | At::Entries => Ok(()),
-            At::Descriptor => self.count.descriptor(),
-            At::Entry => self.count.entry(),
+        let counted = match self.position {
+            Position::Request | Position::Descriptors | Position::Entries => Ok(()),
+            Position::Descriptor => self.count.descriptor(),
+            Position::Entry => self.count.entry(),
         };
-        self.count.note(counted)?;
+        self.count.record(counted)?;
         value.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Walk<'_> {
+impl<'de> Visitor<'de> for BoundsCheck<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -152,27 +152,29 @@ impl<'de> Visitor<'de> for Walk<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(field) = map.next_key::<Field>()? {
-            let at = match (self.at, field) {
-                (At::Request, Field::Descriptors) => At::Descriptors,
-                (At::Descriptor, Field::Entries) => At::Entries,
+            let position = match (self.position, field) {
+                (Position::Request, Field::Descriptors) => Position::Descriptors,
+                (Position::Descriptor, Field::Entries) => Position::Entries,
                 _another => {
                     map.next_value::<IgnoredAny>()?;
                     continue;
                 }
             };
-            map.next_value_seed(Walk { count: &mut *self.count, at })?;
+            map.next_value_seed(BoundsCheck { count: &mut *self.count, position })?;
         }
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let at = match self.at {
-            At::Descriptors => At::Descriptor,
-            At::Entries => At::Entry,
+        let position = match self.position {
+            Position::Descriptors => Position::Descriptor,
+            Position::Entries => Position::Entry,
             // The parser takes no list here.
-            At::Request | At::Descriptor | At::Entry => return Err(A::Error::custom("a list")),
+            Position::Request | Position::Descriptor | Position::Entry => {
+                return Err(A::Error::custom("a list"));
+            }
         };
-        while list.next_element_seed(Walk { count: &mut *self.count, at })?.is_some() {}
+        while list.next_element_seed(BoundsCheck { count: &mut *self.count, position })?.is_some() {}
         Ok(())
     }
 
@@ -188,7 +190,7 @@ mod tests {
 
     const BOUNDS: Bounds = Bounds { descriptors: 2, entries: 3 };
 
-    fn read(json: &str) -> Result<(), Unreadable> {
+    fn read(json: &str) -> Result<(), JsonError> {
         request(json.as_bytes(), BOUNDS).map(drop)
     }
 
@@ -211,8 +213,8 @@ mod tests {
             (r#"{"domain": 1e5, "descriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
         ] {
             let too_large = match read(&json) {
-                Err(Unreadable::TooLarge(error)) => Err(error),
-                Err(Unreadable::Malformed(error)) => panic!("{json}: {error}"),
+                Err(JsonError::TooLarge(error)) => Err(error),
+                Err(JsonError::Malformed(error)) => panic!("{json}: {error}"),
                 Ok(()) => Ok(()),
             };
             assert_eq!(too_large, expected, "{json}");
@@ -231,7 +233,7 @@ mod tests {
             r#"{"entries": [{}, {}, {}, {}]}"#,
             r#"{"descriptors": [{"limit": {"entries": [{}, {}, {}, {}]}}]}"#,
         ] {
-            assert!(matches!(read(json), Err(Unreadable::Malformed(_))), "{json}");
+            assert!(matches!(read(json), Err(JsonError::Malformed(_))), "{json}");
         }
     }
 }

@@ -21,9 +21,9 @@ const fn micros<const N: usize>(numbers: [u64; N]) -> [Duration; N] {
     bounds
 }
 
-const DECIDED_IN: [Duration; 15] =
+const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
-const DELAYS: [Duration; 14] = micros([
+const DELAY_BOUNDS: [Duration; 14] = micros([
     1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000,
     10_000_000, 30_000_000, 60_000_000,
 ]);
@@ -48,13 +48,13 @@ pub struct Metrics {
 
 /// A request that waits for its turn, for as long as this lives.
 #[derive(Debug)]
-pub(super) struct Waiting<'m>(&'m AtomicU64);
+pub(super) struct DelayedCall<'m>(&'m AtomicU64);
 
 impl Default for Metrics {
     fn default() -> Self {
         Self {
-            duration: Histogram::new(&DECIDED_IN),
-            delays: Histogram::new(&DELAYS),
+            duration: Histogram::new(&DURATION_BOUNDS),
+            delays: Histogram::new(&DELAY_BOUNDS),
             no_rules: Counter::default(),
             joining: Counter::default(),
             overloaded: Counter::default(),
@@ -71,10 +71,10 @@ impl Metrics {
     }
 
     /// Counts a request that begins to wait.
-    pub(super) fn wait(&self, delay: Duration) -> Waiting<'_> {
+    pub(super) fn wait(&self, delay: Duration) -> DelayedCall<'_> {
         self.delays.record(delay);
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        Waiting(&self.waiting)
+        DelayedCall(&self.waiting)
     }
 
     pub(super) fn unanswered(&self, error: Error) {
@@ -83,14 +83,14 @@ impl Metrics {
             Error::Unanswered(Unanswered::Joining | Unanswered::Elsewhere) => self.joining.increase(),
             Error::Unanswered(Unanswered::Overloaded) => self.overloaded.increase(),
             Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
-            | Error::Undecodable(_)
+            | Error::Decode(_)
             | Error::Unit { .. } => self.invalid.increase(),
         }
     }
 }
 
 // Also where the caller goes away before its turn.
-impl Drop for Waiting<'_> {
+impl Drop for DelayedCall<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

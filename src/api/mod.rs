@@ -9,20 +9,20 @@ use crate::{
 
 pub mod admin;
 mod cross_site;
-mod denials;
+mod denial_log;
+pub mod descriptor_text;
 pub mod http;
 pub mod json;
 mod metrics;
 pub mod reader;
 pub mod rls;
 pub mod top;
-pub mod written;
 
 pub use metrics::Metrics;
 pub use rls::{Batch, Call, Handled, Reply, ResetPrecision, headers};
 
-use denials::Denials;
-use rls::Undecodable;
+use denial_log::DenialLog;
+use rls::DecodeError;
 
 /// The messages of `proto/`, generated.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -67,7 +67,7 @@ pub struct Api {
     settings: Settings,
     headers: Arc<headers::Settings>,
     metrics: Arc<Metrics>,
-    denials: Option<Arc<Denials>>,
+    denials: Option<Arc<DenialLog>>,
     traces: Option<Traces>,
 }
 
@@ -96,7 +96,7 @@ impl Api {
 
     /// The same, logging denials.
     pub fn with_denials(self, denials: logs::Denials) -> Self {
-        Self { denials: Denials::of(denials).map(Arc::new), ..self }
+        Self { denials: DenialLog::new(denials).map(Arc::new), ..self }
     }
 
     /// The same, with a span for each gRPC call where there are traces.
@@ -113,7 +113,7 @@ pub enum Error {
     Unanswered(#[from] Unanswered),
     /// The bytes are no request within the bounds.
     #[error(transparent)]
-    Undecodable(#[from] Undecodable),
+    Decode(#[from] DecodeError),
     /// A descriptor brings a limit whose unit is none.
     #[error(
         "descriptors[{descriptor}].limit.unit: {number} is no unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
@@ -128,13 +128,13 @@ pub enum Error {
 
 impl Error {
     /// Whether the request itself is at fault, so that sending it again is of no use.
-    pub fn is_callers_fault(self) -> bool {
+    pub fn is_caller_error(self) -> bool {
         match self {
             Self::Unanswered(
                 Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere | Unanswered::Overloaded,
             ) => false,
             Self::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
-            | Self::Undecodable(_)
+            | Self::Decode(_)
             | Self::Unit { .. } => true,
         }
     }
@@ -145,7 +145,7 @@ impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
         match error {
             Error::Unanswered(Unanswered::EmptyDomain | Unanswered::NoDescriptors)
-            | Error::Undecodable(_)
+            | Error::Decode(_)
             | Error::Unit { .. } => Self::invalid_argument(error.to_string()),
             Error::Unanswered(Unanswered::Overloaded) => Self::resource_exhausted(error.to_string()),
             Error::Unanswered(Unanswered::NoRules | Unanswered::Joining | Unanswered::Elsewhere) => {

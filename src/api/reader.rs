@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    api::json::{self, Unreadable},
+    api::json::{self, JsonError},
     limiter::{Bounds, TooLarge},
 };
 
@@ -24,7 +24,7 @@ const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// The largest body that is read without a share of the budget and parsed by the task of its connection, in bytes.
 const SMALL_BODY_BYTES: usize = 4 * 1024;
 /// The time to wait for a share of the budget, and then for the rest of the body.
-const SHARE_WITHIN: Duration = Duration::from_secs(5);
+const SHARE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads requests in JSON. Bodies of more than 4 KiB share a budget of bytes, and are parsed on a blocking thread of the
 /// runtime, so that they delay no other connection.
@@ -50,14 +50,14 @@ impl ReadRequest {
 
 /// Why there is no request.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Rejected {
+pub(super) enum ReadError {
     #[error(transparent)]
-    Unreadable(#[from] Unreadable),
+    Json(#[from] JsonError),
     #[error("the body has more than {BODY_BYTES_MAX} bytes")]
     BodyTooLarge,
     #[error("the body has not arrived: {0}")]
     BodyBroken(axum::Error),
-    #[error("the rest of the body has not arrived within {SHARE_WITHIN:?}")]
+    #[error("the rest of the body has not arrived within {SHARE_TIMEOUT:?}")]
     BodySlow,
     #[error("too many large bodies at a time")]
     Busy,
@@ -79,11 +79,11 @@ impl RequestReader {
     }
 
     /// Reads and parses a body.
-    pub(super) async fn read(&self, body: Body) -> Result<ReadRequest, Rejected> {
+    pub(super) async fn read(&self, body: Body) -> Result<ReadRequest, ReadError> {
         let announced = body.size_hint().exact();
         let length = announced.map_or(BODY_BYTES_MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
         if length > BODY_BYTES_MAX {
-            return Err(Rejected::BodyTooLarge);
+            return Err(ReadError::BodyTooLarge);
         }
         let mut pieces = body.into_data_stream();
         let mut bytes = Vec::new();
@@ -93,8 +93,8 @@ impl RequestReader {
         }
         let share = self.share(length).await?;
         let all = append(&mut bytes, &mut pieces, BODY_BYTES_MAX);
-        if !timeout(SHARE_WITHIN, all).await.map_err(|_| Rejected::BodySlow)?? {
-            return Err(Rejected::BodyTooLarge);
+        if !timeout(SHARE_TIMEOUT, all).await.map_err(|_| ReadError::BodySlow)?? {
+            return Err(ReadError::BodyTooLarge);
         }
         let bounds = self.bounds;
         // The share goes with the task, which outlives a client that goes away.
@@ -102,15 +102,15 @@ impl RequestReader {
             let message = json::request(&bytes, bounds)?;
             Ok(ReadRequest { message, _share: Some(share) })
         });
-        parsed.await.map_err(Rejected::Failed)?
+        parsed.await.map_err(ReadError::Failed)?
     }
 
-    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Rejected> {
+    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ReadError> {
         // At most 4 MiB.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let share = timeout(SHARE_WITHIN, self.budget.clone().acquire_many_owned(bytes)).await;
+        let share = timeout(SHARE_TIMEOUT, self.budget.clone().acquire_many_owned(bytes)).await;
         // The semaphore is never closed.
-        share.ok().and_then(Result::ok).ok_or(Rejected::Busy)
+        share.ok().and_then(Result::ok).ok_or(ReadError::Busy)
     }
 }
 
@@ -120,20 +120,20 @@ async fn append(
     bytes: &mut Vec<u8>,
     pieces: &mut (impl Stream<Item = Result<Bytes, axum::Error>> + Unpin),
     most: usize,
-) -> Result<bool, Rejected> {
+) -> Result<bool, ReadError> {
     while bytes.len() <= most {
         match pieces.next().await {
             None => return Ok(true),
-            Some(piece) => bytes.extend_from_slice(&piece.map_err(Rejected::BodyBroken)?),
+            Some(piece) => bytes.extend_from_slice(&piece.map_err(ReadError::BodyBroken)?),
         }
     }
     Ok(false)
 }
 
-impl Rejected {
+impl ReadError {
     pub(super) fn status(&self) -> StatusCode {
         match self {
-            Self::Unreadable(_) | Self::BodyBroken(_) => StatusCode::BAD_REQUEST,
+            Self::Json(_) | Self::BodyBroken(_) => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodySlow => StatusCode::REQUEST_TIMEOUT,
             Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
@@ -144,8 +144,8 @@ impl Rejected {
     /// Why the request is too large, if that is the reason.
     pub(super) fn too_large(&self) -> Option<TooLarge> {
         match self {
-            Self::Unreadable(Unreadable::TooLarge(error)) => Some(*error),
-            Self::Unreadable(Unreadable::Malformed(_))
+            Self::Json(JsonError::TooLarge(error)) => Some(*error),
+            Self::Json(JsonError::Malformed(_))
             | Self::BodyTooLarge
             | Self::BodyBroken(_)
             | Self::BodySlow
@@ -155,7 +155,7 @@ impl Rejected {
     }
 }
 
-impl IntoResponse for Rejected {
+impl IntoResponse for ReadError {
     fn into_response(self) -> Response {
         (self.status(), format!("{self}\n")).into_response()
     }

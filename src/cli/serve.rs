@@ -17,7 +17,7 @@ use tokio::{
 use tracing::{error, info};
 
 use crate::{
-    server::{Crew, Server},
+    server::{Server, WorkerPool},
     settings::{Address, CATALOG, Settings, Sources, Tls, environment},
     telemetry::logs,
     time::{Clock, Stopwatch},
@@ -123,7 +123,7 @@ async fn serve(settings: Settings, dial: logs::Dial) -> Result<(), Box<dyn std::
     });
     let flags = flags_to_ask(settings.grpc.tls.as_ref());
     let server =
-        Server::bind(settings, Clock::system()).await?.with_logs(dial).with_crew(Crew::for_each_core()?);
+        Server::bind(settings, Clock::system()).await?.with_logs(dial).with_workers(WorkerPool::per_core()?);
     let addresses = server.addresses()?;
     info!(listener = "grpc", address = %addresses.grpc, "listening");
     info!(listener = "http", address = %addresses.http, "listening");

@@ -12,20 +12,20 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-use crate::server::{idle::RequestActivity, message::BODY_WITHIN};
+use crate::server::{idle::RequestActivity, message::BODY_TIMEOUT};
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
 /// The body of a request, which ends with an error when it is not there in time.
 #[derive(Debug)]
-pub(super) struct Timely {
+pub(super) struct RequestBody {
     body: Source,
     // The part that was read before.
     piece: Option<Bytes>,
     // Most bodies are there with their head, and need no timer.
-    end: Option<Pin<Box<Sleep>>>,
-    bound: Bound,
+    deadline: Option<Pin<Box<Sleep>>>,
+    kind: CallKind,
     // Told when all of the body is there.
     activity: Option<Arc<RequestActivity>>,
 }
@@ -38,50 +38,50 @@ pub(super) enum Source {
 }
 
 /// What one look at a body gives.
-type Read = Result<Frame<Bytes>, Box<dyn std::error::Error + Send + Sync>>;
+type ReadFrame = Result<Frame<Bytes>, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Whether the length of a request in time is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bound {
+pub(super) enum CallKind {
     /// As of one question.
-    Bounded,
+    Unary,
     /// As of a conversation.
-    Unbounded,
+    Streaming,
 }
 
-impl Timely {
+impl RequestBody {
     /// `body`, of which a first piece may have been read.
-    pub(super) fn new(body: Source, read: Option<Bytes>, bound: Bound) -> Self {
-        Self { body, piece: read, end: None, bound, activity: None }
+    pub(super) fn new(body: Source, read: Option<Bytes>, kind: CallKind) -> Self {
+        Self { body, piece: read, deadline: None, kind, activity: None }
     }
 
     /// The same, telling `activity` when all of it is there.
-    pub(super) fn of(self, activity: Option<Arc<RequestActivity>>) -> Self {
+    pub(super) fn with_activity(self, activity: Option<Arc<RequestActivity>>) -> Self {
         Self { activity, ..self }
     }
 }
 
-impl Body for Timely {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Read>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ReadFrame>> {
         let this = self.get_mut();
         if let Some(piece) = this.piece.take() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
-        match (this.body.poll(cx), this.bound) {
+        match (this.body.poll(cx), this.kind) {
             (Poll::Ready(None), _) => {
-                let may_run = this.activity.as_ref().is_none_or(|activity| activity.run());
+                let may_run = this.activity.as_ref().is_none_or(|activity| activity.start());
                 // The connection is dropped before the request does anything.
                 if may_run { Poll::Ready(None) } else { Poll::Pending }
             }
             (Poll::Ready(frame), _) => Poll::Ready(frame),
-            (Poll::Pending, Bound::Unbounded) => Poll::Pending,
-            (Poll::Pending, Bound::Bounded) => {
-                let end = this.end.get_or_insert_with(|| Box::pin(sleep(BODY_WITHIN)));
-                let late = || Status::deadline_exceeded("the request has not arrived in time");
-                end.as_mut().poll(cx).map(|()| Some(Err(late().into())))
+            (Poll::Pending, CallKind::Streaming) => Poll::Pending,
+            (Poll::Pending, CallKind::Unary) => {
+                let deadline = this.deadline.get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
+                let timed_out = || Status::deadline_exceeded("the request has not arrived in time");
+                deadline.as_mut().poll(cx).map(|()| Some(Err(timed_out().into())))
             }
         }
     }
@@ -100,19 +100,19 @@ impl Body for Timely {
 }
 
 /// Gives back what a piece has taken of the client's window.
-pub(super) fn give_back(stream: &mut RecvStream, piece: &Bytes) {
+pub(super) fn release_window(stream: &mut RecvStream, piece: &Bytes) {
     // It fails only where nothing more may come.
     stream.flow_control().release_capacity(piece.len()).unwrap_or_default();
 }
 
 impl Source {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Read>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<ReadFrame>> {
         match self {
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
             Self::Stream(stream) => match ready!(stream.poll_data(cx)) {
                 Some(piece) => {
                     let piece = piece?;
-                    give_back(stream, &piece);
+                    release_window(stream, &piece);
                     Poll::Ready(Some(Ok(Frame::data(piece))))
                 }
                 None => {
@@ -144,7 +144,7 @@ impl From<RecvStream> for Source {
 }
 
 /// What follows the message of an answer.
-pub(super) fn all_is_well() -> HeaderMap {
+pub(super) fn ok_trailers() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(&GRPC_STATUS, OK);
     trailers

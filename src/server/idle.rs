@@ -17,18 +17,18 @@ use tokio::{sync::Notify, time::Instant};
 
 /// The open connections of one listener.
 #[derive(Debug, Default)]
-pub(super) struct Connections(Mutex<Open>);
+pub(super) struct ConnectionTracker(Mutex<Tracked>);
 
 #[derive(Debug, Default)]
-struct Open {
+struct Tracked {
     next: u64,
     by_number: BTreeMap<u64, Arc<Activity>>,
 }
 
 /// An open connection, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Connection {
-    connections: Arc<Connections>,
+pub(super) struct TrackedConnection {
+    connections: Arc<ConnectionTracker>,
     number: u64,
     activity: Arc<Activity>,
 }
@@ -56,19 +56,19 @@ pub(super) struct RequestActivity {
     is_running: AtomicBool,
 }
 
-impl Connections {
+impl ConnectionTracker {
     /// Adds a connection, idle from now on.
-    pub(super) fn open(self: &Arc<Self>) -> Connection {
+    pub(super) fn track(self: &Arc<Self>) -> TrackedConnection {
         let state = State { running: 0, idle_since: Instant::now(), is_closing: false };
         let activity = Arc::new(Activity { state: Mutex::new(state), close: Notify::new() });
         let mut open = lock(&self.0);
         let number = open.next;
         open.next += 1;
         open.by_number.insert(number, activity.clone());
-        Connection { connections: self.clone(), number, activity }
+        TrackedConnection { connections: self.clone(), number, activity }
     }
 
-    /// Has the connection closed that has been idle for longest. Says whether any is idle.
+    /// Has the connection close_requested that has been idle for longest. Says whether any is idle.
     pub(super) fn close_longest_idle(&self) -> bool {
         let open = lock(&self.0);
         loop {
@@ -82,30 +82,30 @@ impl Connections {
     }
 }
 
-impl Connection {
+impl TrackedConnection {
     pub(super) fn activity(&self) -> Arc<Activity> {
         self.activity.clone()
     }
 
-    /// Has it closed unless a request is under way. Says whether it is to be closed.
+    /// Has it close_requested unless a request is under way. Says whether it is to be close_requested.
     pub(super) fn close_if_idle(&self) -> bool {
         self.activity.close()
     }
 
-    /// Waits until it is to be closed.
-    pub(super) fn closed(&self) -> impl Future<Output = ()> + '_ {
+    /// Waits until it is to be close_requested.
+    pub(super) fn close_requested(&self) -> impl Future<Output = ()> + '_ {
         self.activity.close.notified()
     }
 }
 
-impl Drop for Connection {
+impl Drop for TrackedConnection {
     fn drop(&mut self) {
         lock(&self.connections.0).by_number.remove(&self.number);
     }
 }
 
 impl Activity {
-    /// Since when it is idle; `None` while it is not, or is being closed.
+    /// Since when it is idle; `None` while it is not, or is being close_requested.
     fn idle_since(&self) -> Option<Instant> {
         let state = lock(&self.state);
         (state.running == 0 && !state.is_closing).then_some(state.idle_since)
@@ -123,13 +123,13 @@ impl Activity {
 
 impl RequestActivity {
     /// A request of which the head has come.
-    pub(super) fn of(activity: Arc<Activity>) -> Self {
+    pub(super) fn new(activity: Arc<Activity>) -> Self {
         lock(&activity.state).idle_since = Instant::now();
         Self { activity, is_running: AtomicBool::new(false) }
     }
 
-    /// The request has come completely. `false` if its connection is being closed, so that it must not be answered.
-    pub(super) fn run(&self) -> bool {
+    /// The request has come completely. `false` if its connection is being close_requested, so that it must not be answered.
+    pub(super) fn start(&self) -> bool {
         let mut state = lock(&self.activity.state);
         if !state.is_closing && !self.is_running.swap(true, Relaxed) {
             state.running += 1;
@@ -162,27 +162,27 @@ mod tests {
     use super::*;
 
     /// So many connections, opened a second after each other.
-    async fn connections(number: usize) -> (Arc<Connections>, Vec<Connection>) {
-        let connections = Arc::new(Connections::default());
+    async fn connections(number: usize) -> (Arc<ConnectionTracker>, Vec<TrackedConnection>) {
+        let connections = Arc::new(ConnectionTracker::default());
         let mut open = Vec::new();
         for _ in 0..number {
-            open.push(connections.open());
+            open.push(connections.track());
             advance(Duration::from_secs(1)).await;
         }
         (connections, open)
     }
 
-    fn closing(open: &[Connection]) -> Vec<bool> {
+    fn closing(open: &[TrackedConnection]) -> Vec<bool> {
         open.iter().map(|each| lock(&each.activity.state).is_closing).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn longest_idle_connection_is_closed_first() {
         let (connections, open) = connections(3).await;
-        drop(RequestActivity::of(open[0].activity()));
+        drop(RequestActivity::new(open[0].activity()));
         assert!(connections.close_longest_idle());
         assert_eq!(closing(&open), [false, true, false]);
-        open[1].closed().await;
+        open[1].close_requested().await;
         assert!(connections.close_longest_idle());
         assert_eq!(closing(&open), [false, true, true]);
     }
@@ -191,8 +191,8 @@ mod tests {
     async fn connection_with_running_request_is_not_closed() {
         let (connections, open) = connections(2).await;
         let (first, second) =
-            (RequestActivity::of(open[0].activity()), RequestActivity::of(open[1].activity()));
-        assert!(first.run() && second.run() && second.run());
+            (RequestActivity::new(open[0].activity()), RequestActivity::new(open[1].activity()));
+        assert!(first.start() && second.start() && second.start());
         assert!(!connections.close_longest_idle());
         drop(first);
         assert!(connections.close_longest_idle());
@@ -202,9 +202,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn request_on_closing_connection_does_not_run() {
         let (connections, open) = connections(1).await;
-        let request = RequestActivity::of(open[0].activity());
+        let request = RequestActivity::new(open[0].activity());
         assert!(connections.close_longest_idle());
-        assert!(!request.run());
+        assert!(!request.start());
         drop(request);
         assert_eq!(lock(&open[0].activity.state).running, 0);
     }

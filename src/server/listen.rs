@@ -41,14 +41,14 @@ pub(super) enum Socket {
 
 /// A connection on its way from one runtime to another.
 #[derive(Debug)]
-pub(super) enum Parcel {
+pub(super) enum DetachedSocket {
     Tcp(std::net::TcpStream),
     Unix(std::os::unix::net::UnixStream),
 }
 
-impl Parcel {
+impl DetachedSocket {
     /// The connection, from now on of the runtime that this is called in.
-    pub(super) fn open(self) -> io::Result<Socket> {
+    pub(super) fn attach(self) -> io::Result<Socket> {
         match self {
             Self::Tcp(stream) => TcpStream::from_std(stream).map(Socket::Tcp),
             Self::Unix(stream) => UnixStream::from_std(stream).map(Socket::Unix),
@@ -58,10 +58,10 @@ impl Parcel {
 
 impl Socket {
     /// Leaves the runtime that it is of.
-    pub(super) fn pack(self) -> io::Result<Parcel> {
+    pub(super) fn detach(self) -> io::Result<DetachedSocket> {
         match self {
-            Self::Tcp(stream) => stream.into_std().map(Parcel::Tcp),
-            Self::Unix(stream) => stream.into_std().map(Parcel::Unix),
+            Self::Tcp(stream) => stream.into_std().map(DetachedSocket::Tcp),
+            Self::Unix(stream) => stream.into_std().map(DetachedSocket::Unix),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::{
     cluster::{self, Cluster},
     limiter,
     rules::{self, Book, Series, Totals},
-    server::{Budgets, Counters, ListenerFigures},
+    server::{Budgets, ListenerReading, ServerStats},
     store::Memory,
     telemetry::{
         logs::Dial,
@@ -31,7 +31,7 @@ pub(super) struct Sources {
     pub(super) memory: Arc<Memory>,
     pub(super) limiter: Arc<limiter::Metrics>,
     pub(super) api: Arc<api::Metrics>,
-    pub(super) listeners: Counters,
+    pub(super) listeners: ServerStats,
     pub(super) budgets: Budgets,
     pub(super) logs: Dial,
     pub(super) clock: Clock,
@@ -151,10 +151,10 @@ impl Sources {
 
 impl Sources {
     fn connections(&self, page: &mut Page) {
-        let Counters { grpc, http, admin, metrics: own } = &self.listeners;
+        let ServerStats { grpc, http, admin, metrics: own } = &self.listeners;
         let all = [("grpc", grpc), ("http", http), ("admin", admin), ("metrics", own)];
-        let all = all.map(|(listener, counters)| (listener, counters.figures()));
-        let mut each = |metric: Metric, number: fn(&ListenerFigures) -> u64| {
+        let all = all.map(|(listener, stats)| (listener, stats.read()));
+        let mut each = |metric: Metric, number: fn(&ListenerReading) -> u64| {
             let mut family = page.family(metric);
             for (listener, figures) in &all {
                 family.sample(&[listener], number(figures));
@@ -176,7 +176,7 @@ impl Sources {
         }
         let mut ends = page.family(metrics::CERTIFICATE_ENDS);
         for (listener, figures) in &all {
-            if let Some(end) = figures.certificate_ends {
+            if let Some(end) = figures.certificate_expires {
                 ends.sample(&[listener], seconds(end));
             }
         }
@@ -266,7 +266,7 @@ mod tests {
             memory: Arc::new(Memory::new(1 << 20, OnFull::Deny).shared()),
             limiter: Arc::default(),
             api: Arc::default(),
-            listeners: Counters::default(),
+            listeners: ServerStats::default(),
             budgets: Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
             logs: Dial::default(),
             clock: Clock::manual(Timestamp::EPOCH),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     fn families(page: &str) -> Vec<&str> {
-        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect()
+        page.lines().filter_map(|io_handle| io_handle.strip_prefix("# TYPE ")?.split(' ').next()).collect()
     }
 
     #[tokio::test]
@@ -307,8 +307,9 @@ mod tests {
         let page = sources.page(Some(&cluster.figures()));
         let of_all = metrics::ALL.iter().chain(shared::ALL).map(|metric| metric.name);
         assert_eq!(families(&page), of_all.collect::<Vec<_>>());
-        let series: Vec<_> = page.lines().filter(|line| line.starts_with("tollgate_cluster_")).collect();
-        for (line, number) in [
+        let series: Vec<_> =
+            page.lines().filter(|io_handle| io_handle.starts_with("tollgate_cluster_")).collect();
+        for (io_handle, number) in [
             (r#"tollgate_cluster_state{state="joining"}"#, "1"),
             (r#"tollgate_cluster_state{state="serving"}"#, "0"),
             ("tollgate_cluster_slots", "0"),
@@ -318,9 +319,11 @@ mod tests {
             (r#"tollgate_cluster_links_refused_total{reason="untrusted"}"#, "0"),
             (r#"tollgate_cluster_batch_bytes_total{direction="out"}"#, "0"),
         ] {
-            assert!(series.contains(&format!("{line} {number}").as_str()), "{line}: {series:#?}");
+            assert!(series.contains(&format!("{io_handle} {number}").as_str()), "{io_handle}: {series:#?}");
         }
-        let age = series.iter().find_map(|line| line.strip_prefix("tollgate_cluster_backup_age_seconds "));
+        let age = series
+            .iter()
+            .find_map(|io_handle| io_handle.strip_prefix("tollgate_cluster_backup_age_seconds "));
         assert!(age.unwrap().parse::<f64>().unwrap() < 60.0, "{age:?}");
     }
 

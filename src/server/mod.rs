@@ -26,39 +26,39 @@ use crate::{
     time::{Clock, Step},
 };
 
+mod acceptor;
 mod body;
-mod counters;
-mod crew;
-mod door;
+mod connection;
+mod corked_io;
 mod idle;
+mod lifecycle;
 mod listen;
 mod message;
 mod metrics;
-mod phase;
 mod replica;
 mod reply_bytes;
 mod request_bytes;
-mod rouse;
-mod routed;
-mod talk;
+mod services;
+mod stats;
 mod tls;
-mod wire;
+mod wake_filter;
+mod workers;
 
-pub use counters::{Counters, ListenerCounters, ListenerFigures};
-pub use crew::Crew;
-pub use phase::Phase;
-pub use tls::Refusal;
+pub use lifecycle::Phase;
+pub use stats::{ListenerReading, ListenerStats, ServerStats};
+pub use tls::CertificateFileError;
+pub use workers::WorkerPool;
 
-use door::{Door, Protocols, WhenFull};
+use acceptor::{Acceptor, Protocols, WhenFull};
 use listen::Listener;
 use replica::Replica;
 use reply_bytes::ReplyBytes;
 use request_bytes::RequestBytes;
-use routed::Routed;
+use services::Services;
 use tls::Certificates;
 
 /// How often the clock is compared with the wall's.
-const CLOCK_CHECK: Duration = Duration::from_millis(100);
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The largest message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -85,8 +85,8 @@ const REFLECTION_BYTES_MAX: usize = 64 * 1024;
 /// The memory that large JSON bodies share, in bytes.
 const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The part of the seats of the HTTP listener that calls of `/json` cannot take, so that probes always find one.
-const SEATS_FOR_PROBES: usize = 10;
+/// The task of the connections_max of the HTTP listener that calls of `/json` cannot take, so that probes always find one.
+const PROBE_SHARE: usize = 10;
 
 /// Why the service cannot start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -103,38 +103,38 @@ pub enum Error {
     },
     /// Certificates are no good.
     #[error(transparent)]
-    Certificates(#[from] Refusal),
+    Certificates(#[from] CertificateFileError),
     /// Traces cannot be sent.
     #[error("traces cannot be sent: {0}")]
     Traces(#[from] traces::Error),
-    /// Other replicas cannot be reached or listened to.
+    /// Other replicas cannot be wait_for_phase or listened to.
     #[error(transparent)]
     Cluster(#[from] link::Error),
     /// There is no token for the admin pages.
     #[error(transparent)]
     Token(#[from] admin::TokenError),
-    /// A part of the service ended by itself.
-    #[error("{part} has ended: {why}")]
+    /// A task of the service ended by itself.
+    #[error("{task} has ended: {reason}")]
     Ended {
-        /// Which part.
-        part: &'static str,
+        /// Which task.
+        task: &'static str,
         /// Why.
-        why: String,
+        reason: String,
     },
 }
 
 /// The service, listening but not answering yet.
 #[derive(Debug)]
 pub struct Server {
-    grpc: Door,
-    http: Door,
-    admin: Door,
-    metrics: Door,
+    grpc: Acceptor,
+    http: Acceptor,
+    admin: Acceptor,
+    metrics: Acceptor,
     traces: Option<Traces>,
     settings: Settings,
     clock: Clock,
-    counters: Counters,
-    crew: Crew,
+    stats: ServerStats,
+    workers: WorkerPool,
     logs: Dial,
 }
 
@@ -157,61 +157,61 @@ impl Server {
         if let Some(path) = &settings.admin.token_file {
             admin::Token::new(path.clone()).read()?;
         }
-        let counters = Counters::default();
+        let stats = ServerStats::default();
         let budgets = Budgets::new(settings.memory);
-        let load = |listener, files: &Option<_>, protocols: &Protocols, counters: &Arc<_>| {
+        let load = |listener, files: &Option<_>, protocols: &Protocols, stats: &Arc<_>| {
             let load = |files: &settings::Tls| {
                 let (files, names) = (files.clone(), protocols.names());
-                Certificates::load(listener, files, names, clock.clone(), Arc::clone(counters)).map(Arc::new)
+                Certificates::load(listener, files, names, clock.clone(), Arc::clone(stats)).map(Arc::new)
             };
             files.as_ref().map(load).transpose()
         };
         let (grpc, http) = (Protocols::grpc(&settings.grpc), Protocols::http(&settings.http));
-        let grpc_tls = load("grpc", &settings.grpc.tls, &grpc, &counters.grpc)?;
-        let http_tls = load("http", &settings.http.tls, &http, &counters.http)?;
+        let grpc_tls = load("grpc", &settings.grpc.tls, &grpc, &stats.grpc)?;
+        let http_tls = load("http", &settings.http.tls, &http, &stats.http)?;
         let tcp = Address::Tcp;
         let grpc_at = listen("grpc", &settings.grpc.listen, settings.grpc.socket_mode).await?;
         let http_at = listen("http", &tcp(settings.http.listen), 0).await?;
         let admin_at = listen("admin", &tcp(settings.admin.listen), 0).await?;
         let metrics_at = listen("metrics", &tcp(settings.metrics.listen), 0).await?;
-        let plain = |name, listener, most, counters: &Arc<_>| Door {
+        let plain = |name, listener, max, stats: &Arc<_>| Acceptor {
             name,
             listener,
             certificates: None,
             protocols: Protocols::http(&settings.http),
-            limits: door::Limits::http(most, settings.http.header_timeout),
+            limits: acceptor::Limits::http(max, settings.http.header_timeout),
             budgets: budgets.clone(),
-            counters: Arc::clone(counters),
+            stats: Arc::clone(stats),
             when_full: WhenFull::CloseIdle(Arc::default()),
         };
         Ok(Self {
-            grpc: Door {
+            grpc: Acceptor {
                 name: "grpc",
                 listener: grpc_at,
                 certificates: grpc_tls,
                 protocols: grpc,
-                limits: door::Limits::grpc(&settings.grpc),
+                limits: acceptor::Limits::grpc(&settings.grpc),
                 budgets: budgets.clone(),
-                counters: counters.grpc.clone(),
+                stats: stats.grpc.clone(),
                 when_full: WhenFull::CloseNew,
             },
-            http: Door {
+            http: Acceptor {
                 name: "http",
                 listener: http_at,
                 certificates: http_tls,
                 protocols: http,
-                limits: door::Limits::http(settings.http.max_connections, settings.http.header_timeout),
+                limits: acceptor::Limits::http(settings.http.max_connections, settings.http.header_timeout),
                 budgets: budgets.clone(),
-                counters: counters.http.clone(),
+                stats: stats.http.clone(),
                 when_full: WhenFull::CloseIdle(Arc::default()),
             },
-            admin: plain("admin", admin_at, settings.admin.max_connections, &counters.admin),
-            metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &counters.metrics),
+            admin: plain("admin", admin_at, settings.admin.max_connections, &stats.admin),
+            metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &stats.metrics),
             traces: settings.traces.as_ref().map(Traces::start).transpose()?,
             settings,
             clock,
-            counters,
-            crew: Crew::default(),
+            stats,
+            workers: WorkerPool::default(),
             logs: Dial::default(),
         })
     }
@@ -221,14 +221,14 @@ impl Server {
         Self { logs, ..self }
     }
 
-    /// The same, with `crew` to look after the connections of callers.
-    pub fn with_crew(self, crew: Crew) -> Self {
-        Self { crew, ..self }
+    /// The same, with `workers` to look after the connections of callers.
+    pub fn with_workers(self, workers: WorkerPool) -> Self {
+        Self { workers, ..self }
     }
 
     /// Where it listens, with the ports that port 0 has become.
     pub fn addresses(&self) -> io::Result<Addresses> {
-        let tcp = |door: &Door| match door.listener.address()? {
+        let tcp = |acceptor: &Acceptor| match acceptor.listener.address()? {
             Address::Tcp(address) => Ok(address),
             Address::Unix(_) => Err(io::Error::other("a port has become a Unix socket")),
         };
@@ -241,14 +241,14 @@ impl Server {
     }
 
     /// What becomes of its connections, counted.
-    pub fn counters(&self) -> Counters {
-        self.counters.clone()
+    pub fn stats(&self) -> ServerStats {
+        self.stats.clone()
     }
 
     fn log_bounds(&self) {
         let Settings { store, memory, grpc, http, .. } = &self.settings;
         info!(
-            counters = %ByteSize(store.memory_limit),
+            stats = %ByteSize(store.memory_limit),
             requests = %ByteSize(memory.requests),
             replies = %ByteSize(memory.replies),
             grpc_connections = grpc.max_connections,
@@ -259,9 +259,9 @@ impl Server {
 
     /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
     /// cuts that short.
-    pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
+    pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), Error> {
         self.log_bounds();
-        let Self { grpc, http, admin, metrics, traces, settings, clock, counters, mut crew, logs } = self;
+        let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let book = Arc::new(Book::with_ledger(Ledger::new(settings.metrics.names_per_rule)));
         let (keeping, replica) = Replica::start(settings.cluster, settings.store, &clock).await?;
         let cluster = replica.as_ref().map(Replica::cluster);
@@ -286,48 +286,49 @@ impl Server {
             .with_traces(traces.clone());
         let (phase, phases) = watch::channel(Phase::Starting);
 
-        let mut chores = JoinSet::new();
-        chores.spawn(Watcher::new(settings.rules, clock.clone(), book.clone()).run(std::future::pending()));
-        chores.spawn(store::sweep(memory.clone(), clock.clone()));
-        chores.spawn(keeping.clone().write_often(clock.clone()));
-        chores.spawn(follow_wall(clock.clone(), memory.clone(), cluster.clone()));
+        let mut background = JoinSet::new();
+        background
+            .spawn(Watcher::new(settings.rules, clock.clone(), book.clone()).run(std::future::pending()));
+        background.spawn(store::sweep(memory.clone(), clock.clone()));
+        background.spawn(keeping.clone().write_often(clock.clone()));
+        background.spawn(follow_system_clock(clock.clone(), memory.clone(), cluster.clone()));
         if let Some(cluster) = cluster.clone() {
-            chores.spawn(replica::tell_rules(cluster, book.clone()));
+            background.spawn(replica::announce_rules(cluster, book.clone()));
         }
         let mut links = JoinSet::new();
         if let Some(replica) = replica {
             links.spawn(replica.run());
         }
         let (reporter, health) = tonic_health::server::health_reporter();
-        let probe = phase::Probe { phase: phases.clone(), book: book.clone(), cluster: cluster.clone() };
-        chores.spawn(phase::report_health(reporter, probe.clone()));
-        chores.spawn(crew.end());
+        let probe = lifecycle::Probe { phase: phases.clone(), book: book.clone(), cluster: cluster.clone() };
+        background.spawn(lifecycle::report_health(reporter, probe.clone()));
+        background.spawn(workers.worker_exit());
 
         for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
-            chores.spawn(certificates.clone().follow(settings.tls.poll_interval));
+            background.spawn(certificates.clone().reload_on_change(settings.tls.poll_interval));
         }
 
         let mut servers = JoinSet::new();
-        let seats = settings.http.max_connections;
-        let calls_max = seats - seats.div_ceil(SEATS_FOR_PROBES).min(seats - 1);
-        let routes = Routed::http(http::router(api.clone(), probe, reader, calls_max));
-        servers.spawn(http.serve(routes, crew.http_hands(), phases.clone()));
+        let connections_max = settings.http.max_connections;
+        let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
+        let routes = Services::http(http::router(api.clone(), probe, reader, calls_max));
+        servers.spawn(http.serve(routes, workers.http_handles(), phases.clone()));
         let sources = metrics::Sources {
             book: book.clone(),
             memory: memory.clone(),
             limiter: counted.clone(),
             api: api.metrics().clone(),
-            listeners: counters,
+            listeners: stats,
             budgets: grpc.budgets.clone(),
             logs,
             clock: clock.clone(),
         };
         let page = metrics::router(cluster.clone(), sources);
-        servers.spawn(metrics.serve(Routed::http(page), crew.page_hands(), phases.clone()));
+        servers.spawn(metrics.serve(Services::http(page), workers.page_handles(), phases.clone()));
         let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
-        servers.spawn(admin.serve(Routed::http(operators), crew.page_hands(), phases.clone()));
-        let routes = Routed::grpc(grpc_routes(health)?, api);
-        servers.spawn(grpc.serve(routes, crew.hands(), phases));
+        servers.spawn(admin.serve(Services::http(operators), workers.page_handles(), phases.clone()));
+        let routes = Services::grpc(grpc_routes(health)?, api);
+        servers.spawn(grpc.serve(routes, workers.grpc_handles(), phases));
 
         let serve = async {
             book.loaded().await;
@@ -339,16 +340,16 @@ impl Server {
         };
         let ended = tokio::select! {
             () = serve => Ok(()),
-            _ = leave.recv() => {
-                drain(&phase, &settings.drain, cluster.as_ref(), servers, leave).await;
+            _ = shutdown.recv() => {
+                drain(&phase, &settings.drain, cluster.as_ref(), servers, shutdown).await;
                 Ok(())
             }
-            error = replica::end_of(&mut links) => Err(error),
-            error = end_of(&mut servers) => Err(error),
-            error = end_of_chore(&mut chores) => Err(error),
+            error = replica::links_exit(&mut links) => Err(error),
+            error = server_exit(&mut servers) => Err(error),
+            error = background_task_exit(&mut background) => Err(error),
         };
         // Nobody is answered any more, so nothing is counted that it would miss.
-        drop(chores);
+        drop(background);
         if let Some(cluster) = &cluster {
             replica::leave(cluster).await;
         }
@@ -365,9 +366,9 @@ async fn listen(listener: &'static str, address: &Address, mode: u32) -> Result<
     listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
 }
 
-/// Keeps the clock of counters with the system's, for as long as it is polled.
-async fn follow_wall(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
-    let mut ticks = interval(CLOCK_CHECK);
+/// Keeps the clock of stats with the system's, for as long as it is polled.
+async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
+    let mut ticks = interval(CLOCK_CHECK_INTERVAL);
     loop {
         ticks.tick().await;
         let Some(comparison) = clock.compare_with_wall() else { continue };
@@ -380,11 +381,11 @@ async fn follow_wall(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>
                 }
                 warn!(
                     ?lead,
-                    "the system clock had jumped ahead and was put right: counters that lie ahead are cut"
+                    "the system clock had jumped ahead and was put right: stats that lie ahead are cut"
                 );
             }
             Some(Step::Forward(by)) => {
-                warn!(?by, "the system clock has jumped ahead, and counters follow it")
+                warn!(?by, "the system clock has jumped ahead, and stats follow it")
             }
             None => {}
         }
@@ -398,18 +399,18 @@ async fn drain(
     drain: &Drain,
     cluster: Option<&Cluster>,
     mut servers: JoinSet<()>,
-    mut leave: mpsc::Receiver<()>,
+    mut shutdown: mpsc::Receiver<()>,
 ) {
     info!(delay = ?drain.delay, timeout = ?drain.timeout, "draining");
     phase.send_replace(Phase::Draining);
-    let hand_on = async {
+    let hand_off = async {
         if let Some(cluster) = cluster {
             cluster.drain();
             cluster.drained().await;
         }
     };
     let finish = async {
-        join(sleep(drain.delay), hand_on).await;
+        join(sleep(drain.delay), hand_off).await;
         phase.send_replace(Phase::Stopping);
         while servers.join_next().await.is_some() {}
     };
@@ -418,13 +419,13 @@ async fn drain(
             Ok(()) => info!("stopped"),
             Err(_) => warn!("stopped at the end of the drain's time, with calls still open"),
         },
-        _ = leave.recv() => warn!("stopped at once, being told twice"),
+        _ = shutdown.recv() => warn!("stopped at once, being told twice"),
     }
 }
 
 /// The end of the first server that ends; before the process leaves, none should.
-async fn end_of(servers: &mut JoinSet<()>) -> Error {
-    let ended = |why: String| Error::Ended { part: "a server", why };
+async fn server_exit(servers: &mut JoinSet<()>) -> Error {
+    let ended = |reason: String| Error::Ended { task: "a server", reason };
     match servers.join_next().await {
         None | Some(Ok(())) => ended("nobody told it to".to_owned()),
         Some(Err(panic)) => ended(panic.to_string()),
@@ -432,12 +433,12 @@ async fn end_of(servers: &mut JoinSet<()>) -> Error {
 }
 
 /// The end of the first chore that ends; none should, ever.
-async fn end_of_chore(chores: &mut JoinSet<()>) -> Error {
-    let why = match chores.join_next().await {
+async fn background_task_exit(background: &mut JoinSet<()>) -> Error {
+    let reason = match background.join_next().await {
         None | Some(Ok(())) => "nobody told it to".to_owned(),
         Some(Err(panic)) => panic.to_string(),
     };
-    Error::Ended { part: "a chore", why }
+    Error::Ended { task: "a chore", reason }
 }
 
 /// The gRPC services beside the rate limit service.
@@ -449,7 +450,7 @@ where
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
-        .map_err(|error| Error::Ended { part: "the gRPC server", why: error.to_string() })?;
+        .map_err(|error| Error::Ended { task: "the gRPC server", reason: error.to_string() })?;
     // A stream is read as it arrives, and room is reserved for the announced length.
     let reflection = reflection.max_decoding_message_size(REFLECTION_BYTES_MAX);
     let routes = Routes::new(health).add_service(reflection);

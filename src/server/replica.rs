@@ -17,9 +17,9 @@ use crate::{
 };
 
 /// How long goodbyes may take.
-const GOODBYE: Duration = Duration::from_secs(1);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often the others are told of the rules in force, if these have changed.
-const RULES_CHECK: Duration = Duration::from_millis(250);
+const RULES_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A replica that listens to others.
 #[derive(Debug)]
@@ -55,8 +55,8 @@ impl Replica {
 }
 
 /// Tells the others which rules are in force here, for as long as it is polled.
-pub(super) async fn tell_rules(cluster: Cluster, book: Arc<Book>) {
-    let mut ticks = interval(RULES_CHECK);
+pub(super) async fn announce_rules(cluster: Cluster, book: Arc<Book>) {
+    let mut ticks = interval(RULES_CHECK_INTERVAL);
     loop {
         ticks.tick().await;
         let hash = book.status().hash.unwrap_or_default();
@@ -67,21 +67,21 @@ pub(super) async fn tell_rules(cluster: Cluster, book: Arc<Book>) {
 }
 
 /// The end of the links, which end before the process only when something is wrong; never without links.
-pub(super) async fn end_of(links: &mut JoinSet<Result<(), link::Error>>) -> Error {
+pub(super) async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> Error {
     match links.join_next().await {
         None => std::future::pending().await,
-        Some(Ok(Ok(()))) => Error::Ended { part: "the links", why: "nobody told them to".to_owned() },
+        Some(Ok(Ok(()))) => Error::Ended { task: "links", reason: "task exited unexpectedly".to_owned() },
         Some(Ok(Err(error))) => error.into(),
-        Some(Err(panic)) => Error::Ended { part: "the links", why: panic.to_string() },
+        Some(Err(panic)) => Error::Ended { task: "links", reason: panic.to_string() },
     }
 }
 
 /// Says goodbye, and tells of what nobody has taken.
 pub(super) async fn leave(cluster: &Cluster) {
-    let takers = cluster.figures().members;
-    match cluster.leave(GOODBYE).await {
+    let members = cluster.figures().members;
+    match cluster.leave(LEAVE_TIMEOUT).await {
         0 => info!("left the cluster"),
-        slots if takers == 0 => info!(slots, "left the cluster as the last, so nobody took its slots"),
+        slots if members == 0 => info!(slots, "left the cluster as the last, so nobody took its slots"),
         slots => warn!(slots, "left the cluster with slots that were not handed on"),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{
 
 use hyper::body::{Buf, Bytes};
 
-/// The most unsent bytes on one connection. Calls that come then are decided when the client has taken some.
+/// The max unsent bytes on one connection. Calls that come then are decided when the client has taken some.
 const CONNECTION_BYTES_MAX: usize = 1024 * 1024;
 /// Unsent bytes that each connection may have although the process has too many. The process counts in such steps.
 const STEP_BYTES: usize = 16 * 1024;
@@ -17,16 +17,16 @@ const REPLY_BYTES: usize = 1024;
 /// The budget for unsent replies of the whole process.
 #[derive(Debug)]
 pub(super) struct ReplyBytes {
-    most: usize,
+    max: usize,
     unsent: AtomicUsize,
 }
 
 /// Unsent replies of one connection. Cloning gives another handle of the same.
 #[derive(Clone, Debug)]
-pub(super) struct Unsent(Arc<Connection>);
+pub(super) struct Unsent(Arc<ConnectionUnsent>);
 
 #[derive(Debug)]
-struct Connection {
+struct ConnectionUnsent {
     process: Arc<ReplyBytes>,
     bytes: AtomicUsize,
 }
@@ -40,8 +40,8 @@ pub(super) struct ReplyPart {
 }
 
 impl ReplyBytes {
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, unsent: AtomicUsize::new(0) }
+    pub(super) fn new(max: usize) -> Self {
+        Self { max, unsent: AtomicUsize::new(0) }
     }
 
     /// Unsent bytes now, of connections that have a step of them or more.
@@ -52,7 +52,7 @@ impl ReplyBytes {
 
 impl Unsent {
     pub(super) fn new(process: Arc<ReplyBytes>) -> Self {
-        Self(Arc::new(Connection { process, bytes: AtomicUsize::new(0) }))
+        Self(Arc::new(ConnectionUnsent { process, bytes: AtomicUsize::new(0) }))
     }
 
     /// Counts `bytes` until they are written.
@@ -66,7 +66,7 @@ impl Unsent {
     /// Whether the next call may be decided now.
     pub(super) fn has_room(&self) -> bool {
         let bytes = self.0.bytes.load(Relaxed);
-        bytes < STEP_BYTES || bytes < CONNECTION_BYTES_MAX && self.0.process.bytes() < self.0.process.most
+        bytes < STEP_BYTES || bytes < CONNECTION_BYTES_MAX && self.0.process.bytes() < self.0.process.max
     }
 
     pub(super) fn is_empty(&self) -> bool {

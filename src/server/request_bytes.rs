@@ -16,7 +16,7 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// The most bytes of unfinished calls on one connection, beyond which only its oldest call goes on: one message of the
+/// The max bytes of unfinished calls on one connection, beyond which only its oldest call goes on: one message of the
 /// largest size.
 const CONNECTION_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// What an unfinished call takes besides its message and its head: the state of its stream, and its future.
@@ -25,7 +25,7 @@ const CALL_BYTES: usize = 2 * 1024;
 /// The budget for unfinished calls of the whole process.
 #[derive(Debug)]
 pub(super) struct RequestBytes {
-    most: usize,
+    max: usize,
     calls: Mutex<Calls>,
     refused: AtomicU64,
 }
@@ -79,8 +79,8 @@ pub(super) struct Share {
 }
 
 impl RequestBytes {
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, calls: Mutex::default(), refused: AtomicU64::new(0) }
+    pub(super) fn new(max: usize) -> Self {
+        Self { max, calls: Mutex::default(), refused: AtomicU64::new(0) }
     }
 
     /// Calls that were refused because the budget was used up.
@@ -116,7 +116,7 @@ impl RequestBytes {
         call.bytes += bytes;
         calls.bytes += bytes;
         let mut refused = Vec::new();
-        while self.most < calls.bytes {
+        while self.max < calls.bytes {
             let Some((_, oldest)) = calls.by_number.pop_first() else { break };
             calls.bytes -= oldest.bytes;
             refused.push(oldest.refusal);
@@ -212,8 +212,8 @@ mod tests {
 
     const NOOP: Context<'static> = Context::from_waker(Waker::noop());
 
-    fn connection(most: usize) -> ConnectionBytes {
-        ConnectionBytes::new(Arc::new(RequestBytes::new(most)))
+    fn connection(max: usize) -> ConnectionBytes {
+        ConnectionBytes::new(Arc::new(RequestBytes::new(max)))
     }
 
     #[test]

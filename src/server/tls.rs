@@ -19,22 +19,22 @@ use tracing::{error, info};
 
 use crate::{
     certificates::{SystemTime, certificates, contents, told, unix_time, valid_until},
-    server::counters::{ListenerCounters, count},
+    server::stats::{ListenerStats, increment},
     settings::{self, Name},
     time::Clock,
 };
 
-/// How long files must stay as they are before they count as written.
-const SETTLE: Duration = Duration::from_millis(50);
+/// How long files must stay as they are before they increment as written.
+const SETTLE_TIME: Duration = Duration::from_millis(50);
 
 /// Why certificates cannot be used: which setting, and what is wrong with its file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{listener}.{setting}: {path}: {why}", path = path.display())]
-pub struct Refusal {
+#[error("{listener}.{setting}: {path}: {reason}", path = path.display())]
+pub struct CertificateFileError {
     listener: &'static str,
     setting: &'static str,
     path: std::path::PathBuf,
-    why: String,
+    reason: String,
 }
 
 /// The certificates of one listener, replaced when their files change.
@@ -44,23 +44,23 @@ pub(super) struct Certificates {
     files: settings::Tls,
     protocols: &'static [&'static [u8]],
     clock: Clock,
-    counters: Arc<ListenerCounters>,
-    in_force: ArcSwap<ServerConfig>,
-    at_start: Material,
+    stats: Arc<ListenerStats>,
+    active: ArcSwap<ServerConfig>,
+    initial: CertificateFiles,
 }
 
 /// What the files hold.
 #[derive(Clone, PartialEq, Eq)]
-struct Material {
+struct CertificateFiles {
     cert: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
 }
 
-/// What material is made into.
+/// What files_read is made into.
 struct Compiled {
     config: Arc<ServerConfig>,
-    ends: UnixTime,
+    expires: UnixTime,
 }
 
 impl Certificates {
@@ -70,63 +70,63 @@ impl Certificates {
         files: settings::Tls,
         protocols: &'static [&'static [u8]],
         clock: Clock,
-        counters: Arc<ListenerCounters>,
-    ) -> Result<Self, Refusal> {
+        stats: Arc<ListenerStats>,
+    ) -> Result<Self, CertificateFileError> {
         let reader = Reader { listener, files: &files, protocols, clock: &clock };
-        let at_start = reader.read()?;
-        let Compiled { config, ends } = reader.compile(&at_start)?;
-        count(&counters.certificates_loaded);
-        counters.certificate_ends.store(ends.as_secs(), Relaxed);
-        let in_force = ArcSwap::new(config);
-        Ok(Self { listener, files, protocols, clock, counters, in_force, at_start })
+        let initial = reader.read()?;
+        let Compiled { config, expires } = reader.compile(&initial)?;
+        increment(&stats.certificates_loaded);
+        stats.certificate_expires.store(expires.as_secs(), Relaxed);
+        let active = ArcSwap::new(config);
+        Ok(Self { listener, files, protocols, clock, stats, active, initial })
     }
 
     /// What new connections are greeted with.
-    pub(super) fn in_force(&self) -> Arc<ServerConfig> {
-        self.in_force.load_full()
+    pub(super) fn active(&self) -> Arc<ServerConfig> {
+        self.active.load_full()
     }
 
     /// Compares the files with what is in force every so often, for as long as it is polled.
-    pub(super) async fn follow(self: Arc<Self>, poll_interval: Duration) {
-        let mut taken = Ok(self.at_start.clone());
-        let mut refused = None;
+    pub(super) async fn reload_on_change(self: Arc<Self>, poll_interval: Duration) {
+        let mut loaded = Ok(self.initial.clone());
+        let mut rejected = None;
         loop {
-            sleep(poll_interval.max(SETTLE)).await;
+            sleep(poll_interval.max(SETTLE_TIME)).await;
             let Some(found) = self.clone().read().await else { continue };
-            if found == taken {
-                refused = None;
+            if found == loaded {
+                rejected = None;
                 continue;
             }
-            if refused.as_ref() != Some(&found) {
+            if rejected.as_ref() != Some(&found) {
                 // A pair may be half replaced.
-                sleep(SETTLE).await;
+                sleep(SETTLE_TIME).await;
                 if self.clone().read().await.as_ref() != Some(&found) {
                     continue;
                 }
             }
-            // What was refused is tried again without a word: a certificate may only have to wait for its day.
-            let is_news = refused.as_ref() != Some(&found);
+            // What was rejected is tried again without a word: a certificate may only have to wait for its day.
+            let is_new = rejected.as_ref() != Some(&found);
             let compiled =
-                found.clone().and_then(|material| Ok((self.reader().compile(&material)?, material)));
+                found.clone().and_then(|files_read| Ok((self.reader().compile(&files_read)?, files_read)));
             match compiled {
-                Ok((Compiled { config, ends }, material)) => {
-                    self.in_force.store(config);
-                    self.counters.certificate_ends.store(ends.as_secs(), Relaxed);
-                    count(&self.counters.certificates_loaded);
-                    info!(listener = self.listener, ends = %told(ends), "new certificates are in force");
-                    (taken, refused) = (Ok(material), None);
+                Ok((Compiled { config, expires }, files_read)) => {
+                    self.active.store(config);
+                    self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
+                    increment(&self.stats.certificates_loaded);
+                    info!(listener = self.listener, expires = %told(expires), "new certificates are in force");
+                    (loaded, rejected) = (Ok(files_read), None);
                 }
-                Err(refusal) if is_news => {
-                    count(&self.counters.certificate_errors);
-                    error!(%refusal, "the certificates cannot be used; the old ones stay");
-                    refused = Some(found);
+                Err(error) if is_new => {
+                    increment(&self.stats.certificate_errors);
+                    error!(%error, "the certificates cannot be used; the old ones stay");
+                    rejected = Some(found);
                 }
                 Err(_) => {}
             }
         }
     }
 
-    async fn read(self: Arc<Self>) -> Option<Result<Material, Refusal>> {
+    async fn read(self: Arc<Self>) -> Option<Result<CertificateFiles, CertificateFileError>> {
         task::spawn_blocking(move || self.reader().read()).await.ok()
     }
 
@@ -144,26 +144,26 @@ struct Reader<'c> {
 }
 
 impl Reader<'_> {
-    fn read(&self) -> Result<Material, Refusal> {
-        let read = |setting, path: &Path| contents(path).map_err(|why| self.refusal(setting, path, why));
+    fn read(&self) -> Result<CertificateFiles, CertificateFileError> {
+        let read = |setting, path: &Path| contents(path).map_err(|reason| self.error(setting, path, reason));
         let client_ca = self.files.client_ca.as_deref();
-        Ok(Material {
+        Ok(CertificateFiles {
             cert: read("tls_cert", &self.files.cert)?,
             key: read("tls_key", &self.files.key)?,
             client_ca: client_ca.map(|path| read("tls_client_ca", path)).transpose()?,
         })
     }
 
-    fn compile(&self, material: &Material) -> Result<Compiled, Refusal> {
+    fn compile(&self, files_read: &CertificateFiles) -> Result<Compiled, CertificateFileError> {
         let (cert, key) = (&self.files.cert, &self.files.key);
-        let bad_cert = |why: String| self.refusal("tls_cert", cert, why);
-        let bad_key = |why: String| self.refusal("tls_key", key, why);
+        let bad_cert = |reason: String| self.error("tls_cert", cert, reason);
+        let bad_key = |reason: String| self.error("tls_key", key, reason);
         let provider = Arc::new(aws_lc_rs::default_provider());
 
-        let chain = certificates(&material.cert).map_err(bad_cert)?;
-        let own = chain.first().ok_or_else(|| bad_cert("there is no certificate in it".to_owned()))?;
-        let ends = valid_until(own, unix_time(self.clock.wall())).map_err(bad_cert)?;
-        let der = PrivateKeyDer::from_pem_slice(&material.key)
+        let chain = certificates(&files_read.cert).map_err(bad_cert)?;
+        let leaf = chain.first().ok_or_else(|| bad_cert("there is no certificate in it".to_owned()))?;
+        let expires = valid_until(leaf, unix_time(self.clock.wall())).map_err(bad_cert)?;
+        let der = PrivateKeyDer::from_pem_slice(&files_read.key)
             .map_err(|error| bad_key(format!("there is no key in it that can be read: {error}")))?;
         let pair = CertifiedKey::from_der(chain, der, &provider).map_err(|error| match error {
             rustls::Error::InconsistentKeys(_) => {
@@ -178,7 +178,7 @@ impl Reader<'_> {
         )
         .with_safe_default_protocol_versions()
         .map_err(|error| bad_cert(error.to_string()))?;
-        let builder = match self.client_verifier(material, provider)? {
+        let builder = match self.client_verifier(files_read, provider)? {
             None => builder.with_no_client_auth(),
             Some(verifier) => builder.with_client_cert_verifier(verifier),
         };
@@ -187,64 +187,64 @@ impl Reader<'_> {
         // A resumed session would not show its certificate again, and connections are few and long.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Compiled { config: Arc::new(config), ends })
+        Ok(Compiled { config: Arc::new(config), expires })
     }
 
     fn client_verifier(
         &self,
-        material: &Material,
+        files_read: &CertificateFiles,
         provider: Arc<CryptoProvider>,
-    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, Refusal> {
-        let (Some(path), Some(pem)) = (&self.files.client_ca, &material.client_ca) else { return Ok(None) };
-        let bad = |why: String| self.refusal("tls_client_ca", path, why);
+    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, CertificateFileError> {
+        let (Some(path), Some(pem)) = (&self.files.client_ca, &files_read.client_ca) else { return Ok(None) };
+        let bad = |reason: String| self.error("tls_client_ca", path, reason);
         let mut roots = RootCertStore::empty();
-        let mut why_not = "there is no certificate in it".to_owned();
+        let mut last_error = "there is no certificate in it".to_owned();
         for authority in certificates(pem).map_err(bad)? {
             // One that has ended may stand beside its successor.
             match valid_until(&authority, unix_time(self.clock.wall())) {
                 Ok(_) => roots.add(authority).map_err(|error| bad(error.to_string()))?,
-                Err(why) => why_not = why,
+                Err(reason) => last_error = reason,
             }
         }
         if roots.is_empty() {
-            return Err(bad(why_not));
+            return Err(bad(last_error));
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .map_err(|error| bad(error.to_string()))?;
         let names = self.files.client_san.clone();
-        Ok(Some(if names.is_empty() { verifier } else { Arc::new(NamedClients { verifier, names }) }))
+        Ok(Some(if names.is_empty() { verifier } else { Arc::new(SanVerifier { verifier, names }) }))
     }
 
-    fn refusal(&self, setting: &'static str, path: &Path, why: String) -> Refusal {
-        Refusal { listener: self.listener, setting, path: path.to_owned(), why }
+    fn error(&self, setting: &'static str, path: &Path, reason: String) -> CertificateFileError {
+        CertificateFileError { listener: self.listener, setting, path: path.to_owned(), reason }
     }
 }
 
 /// Lets in whom the authority knows, if one of the names is right.
 #[derive(Debug)]
-struct NamedClients {
+struct SanVerifier {
     verifier: Arc<dyn ClientCertVerifier>,
     names: Vec<Name>,
 }
 
-impl NamedClients {
-    fn knows(&self, certificate: &CertificateDer<'_>) -> Result<bool, rustls::Error> {
+impl SanVerifier {
+    fn has_listed_san(&self, certificate: &CertificateDer<'_>) -> Result<bool, rustls::Error> {
         let has_ip = |address| {
             let name = ServerName::IpAddress(address);
             Ok::<_, rustls::Error>(
                 verify_server_name(&ParsedCertificate::try_from(certificate)?, &name).is_ok(),
             )
         };
-        let shown = webpki::EndEntityCert::try_from(certificate)
+        let leaf = webpki::EndEntityCert::try_from(certificate)
             .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
         for name in &self.names {
-            let is_shown = match name {
-                Name::Dns(host) => shown.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host)),
-                Name::Uri(uri) => shown.valid_uri_names().any(|name| name == uri),
+            let is_listed = match name {
+                Name::Dns(host) => leaf.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host)),
+                Name::Uri(uri) => leaf.valid_uri_names().any(|name| name == uri),
                 Name::Ip(address) => has_ip((*address).into())?,
             };
-            if is_shown {
+            if is_listed {
                 return Ok(true);
             }
         }
@@ -252,7 +252,7 @@ impl NamedClients {
     }
 }
 
-impl ClientCertVerifier for NamedClients {
+impl ClientCertVerifier for SanVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.verifier.root_hint_subjects()
     }
@@ -264,7 +264,7 @@ impl ClientCertVerifier for NamedClients {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         let verified = self.verifier.verify_client_cert(end_entity, intermediates, now)?;
-        if self.knows(end_entity)? {
+        if self.has_listed_san(end_entity)? {
             Ok(verified)
         } else {
             Err(CertificateError::ApplicationVerificationFailure.into())
@@ -295,8 +295,8 @@ impl ClientCertVerifier for NamedClients {
 }
 
 // The key stays out of logs.
-impl fmt::Debug for Material {
+impl fmt::Debug for CertificateFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Material").finish_non_exhaustive()
+        f.debug_struct("CertificateFiles").finish_non_exhaustive()
     }
 }

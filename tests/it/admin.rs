@@ -109,7 +109,7 @@ async fn logging(level: &str) -> (Service, Lines, (tracing::subscriber::DefaultG
 async fn start(rules: TempDir, given: &[(&str, &str)], dial: Dial) -> Result<Service, Error> {
     let clock = Clock::manual(START);
     let server = Server::bind(settings(&rules, given), clock.clone()).await?.with_logs(dial);
-    let (addresses, counters) = (server.addresses().unwrap(), server.counters());
+    let (addresses, counters) = (server.addresses().unwrap(), server.stats());
     let (leave, left) = mpsc::channel(2);
     let ended = tokio::spawn(server.run(left));
     let service = Service { addresses, clock, leave, ended, rules, counters };

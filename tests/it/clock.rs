@@ -37,7 +37,7 @@ async fn replica(secret: &TempDir, seeds: &str) -> Service {
     ];
     let clock = Clock::system();
     let server = Server::bind(settings(&rules, &given), clock.clone()).await.unwrap();
-    let (addresses, counters) = (server.addresses().unwrap(), server.counters());
+    let (addresses, counters) = (server.addresses().unwrap(), server.stats());
     let (leave, left) = mpsc::channel(2);
     let ended = tokio::spawn(server.run(left));
     let service = Service { addresses, clock, leave, ended, rules, counters };

@@ -148,7 +148,7 @@ async fn connections_made_together_are_told_to_go_away_at_different_times() {
     let (first, last) = (*ages.iter().min().unwrap(), *ages.iter().max().unwrap());
     assert!(AGE.mul_f64(0.79) <= first, "{ages:?}");
     assert!(AGE.mul_f64(0.05) <= last - first, "{ages:?}");
-    assert_eq!(service.counters.grpc.figures().aged, 16);
+    assert_eq!(service.counters.grpc.read().aged, 16);
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ descriptors:
     client.should_rate_limit(one("shop", "queue", "x")).await.unwrap();
     // This one waits for half a second.
     assert!(client.should_rate_limit(one("shop", "queue", "x")).await.is_ok());
-    assert_eq!(service.counters.grpc.figures().aged, 1);
+    assert_eq!(service.counters.grpc.read().aged, 1);
 }
 
 #[tokio::test]
@@ -175,8 +175,8 @@ async fn at_the_end_of_the_grace_a_connection_is_cut() {
     // This client does not go away when it is told to.
     stream.write_all(GREETING).await.unwrap();
     assert!(timeout(PATIENCE, frame(&mut stream, u8::MAX)).await.unwrap().is_none());
-    until(async || (service.counters.grpc.figures().cut == 1).then_some(())).await;
-    until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.read().cut == 1).then_some(())).await;
+    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -194,15 +194,15 @@ async fn grpc_connection_too_many_is_closed_at_once_and_counted() {
     let (address, counters) = (service.addresses.grpc.to_string(), &service.counters.grpc);
     let first = TcpStream::connect(&address).await.unwrap();
     let _second = TcpStream::connect(&address).await.unwrap();
-    until(async || (counters.figures().open == 2).then_some(())).await;
+    until(async || (counters.read().open == 2).then_some(())).await;
     let mut third = TcpStream::connect(&address).await.unwrap();
     assert_eq!(timeout(PATIENCE, third.read(&mut [0])).await.unwrap().unwrap_or(0), 0);
-    assert_eq!(counters.figures().refused_full, 1);
+    assert_eq!(counters.read().refused_full, 1);
     drop(first);
-    until(async || (counters.figures().open == 1).then_some(())).await;
+    until(async || (counters.read().open == 1).then_some(())).await;
     let _fourth = TcpStream::connect(&address).await.unwrap();
-    until(async || (counters.figures().open == 2).then_some(())).await;
-    assert_eq!(counters.figures().refused_full, 1);
+    until(async || (counters.read().open == 2).then_some(())).await;
+    assert_eq!(counters.read().refused_full, 1);
 }
 
 #[tokio::test]
@@ -224,8 +224,8 @@ async fn an_idle_channel_connects_anew_after_its_age() {
     let service = Service::start_with(RULES, &[("grpc.max_connection_age", "50ms")]).await;
     let address = format!("http://{}", service.addresses.grpc);
     let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
-    until(async || (service.counters.grpc.figures().aged == 1).then_some(())).await;
-    until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.read().aged == 1).then_some(())).await;
+    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
     let mut client = RateLimitServiceClient::new(channel);
     assert!(client.should_rate_limit(one("shop", "user", "x")).await.is_ok());
 }

@@ -18,7 +18,7 @@ use tollgate::{
             rate_limit_service_client::RateLimitServiceClient,
         },
     },
-    server::{Addresses, Counters, Crew, Error, Server},
+    server::{Addresses, Error, Server, ServerStats, WorkerPool},
     settings::{CATALOG, Settings, Sources},
     time::{Clock, Timestamp},
 };
@@ -37,7 +37,7 @@ pub struct Service {
     pub leave: mpsc::Sender<()>,
     pub ended: JoinHandle<Result<(), Error>>,
     pub rules: TempDir,
-    pub counters: Counters,
+    pub counters: ServerStats,
 }
 
 /// Settings for a test: free ports, quick, rules in `rules`, and those given.
@@ -83,18 +83,18 @@ impl Service {
         given: &[(&str, &str)],
         change: impl FnOnce(&mut Settings),
     ) -> Self {
-        Self::start_by(Crew::of(2).unwrap(), rules, given, change).await
+        Self::start_by(WorkerPool::with_workers(2).unwrap(), rules, given, change).await
     }
 
     /// A service in the test's own thread, so that the test may stop its time and see its log.
     pub async fn start_here(rules: &str, given: &[(&str, &str)]) -> Self {
-        let service = Self::start_by(Crew::default(), rules, given, |_| ()).await;
+        let service = Self::start_by(WorkerPool::default(), rules, given, |_| ()).await;
         service.until_http("/readyz", 200).await;
         service
     }
 
     async fn start_by(
-        crew: Crew,
+        workers: WorkerPool,
         rules: &str,
         given: &[(&str, &str)],
         change: impl FnOnce(&mut Settings),
@@ -104,8 +104,8 @@ impl Service {
         let clock = Clock::manual(START);
         let mut settings = settings(&folder, given);
         change(&mut settings);
-        let server = Server::bind(settings, clock.clone()).await.unwrap().with_crew(crew);
-        let (addresses, counters) = (server.addresses().unwrap(), server.counters());
+        let server = Server::bind(settings, clock.clone()).await.unwrap().with_workers(workers);
+        let (addresses, counters) = (server.addresses().unwrap(), server.stats());
         let (leave, left) = mpsc::channel(2);
         let ended = tokio::spawn(server.run(left));
         Self { addresses, clock, leave, ended, rules: folder, counters }

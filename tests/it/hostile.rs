@@ -66,7 +66,7 @@ async fn slow_heads_over_http_are_closed_and_others_are_answered_meanwhile() {
         }
         are_closed(slow).await;
     }
-    until(async || (service.counters.http.figures().open == 0).then_some(())).await;
+    until(async || (service.counters.http.read().open == 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn half_open_handshakes_are_closed_and_others_are_answered_meanwhile() {
     }
     are_closed(silent).await;
     are_closed(slow).await;
-    until(async || (service.counters.grpc.figures().handshakes_slow == 100).then_some(())).await;
+    until(async || (service.counters.grpc.read().handshakes_slow == 100).then_some(())).await;
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn connections_that_never_begin_are_closed_and_counted() {
     assert!(service.ask(question()).await.is_ok());
     are_closed(silent).await;
     are_closed(slow).await;
-    until(async || (service.counters.grpc.figures().handshakes_slow == 40).then_some(())).await;
+    until(async || (service.counters.grpc.read().handshakes_slow == 40).then_some(())).await;
 }
 
 /// The frames of `number` calls, each of which is reset at once.
@@ -143,7 +143,7 @@ async fn rapid_resets_leave_other_callers_answered() {
         assert!(timeout(PATIENCE, other.should_rate_limit(question())).await.unwrap().is_ok());
         while offenders.try_join_next().is_some() {}
     }
-    until(async || (service.counters.grpc.figures().open == 1).then_some(())).await;
+    until(async || (service.counters.grpc.read().open == 1).then_some(())).await;
 }
 
 /// How many sockets of this machine still belong to a connection of `port`.
@@ -164,7 +164,7 @@ async fn a_hundred_thousand_connections_opened_and_dropped_leave_nothing_behind(
     let service = Service::start(RULES).await;
     let address: std::net::SocketAddr = service.addresses.grpc.to_string().parse().unwrap();
     assert!(service.ask(question()).await.is_ok());
-    until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
     let tasks = Handle::current().metrics().num_alive_tasks();
     let mut clients = JoinSet::new();
     for client in 0..AT_A_TIME {
@@ -183,8 +183,8 @@ async fn a_hundred_thousand_connections_opened_and_dropped_leave_nothing_behind(
     timeout(6 * PATIENCE, clients.join_all()).await.unwrap();
     assert!(service.ask(question()).await.is_ok());
     // Some were gone again before they could be accepted.
-    until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
-    let figures = service.counters.grpc.figures();
+    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
+    let figures = service.counters.grpc.read();
     assert!(CONNECTIONS / 2 < figures.accepted, "{figures:?}");
     assert_eq!((figures.refused_full, figures.accept_errors), (0, 0));
     until(async || (sockets(address.port()) == 0).then_some(())).await;

@@ -192,18 +192,18 @@ async fn full_listener_closes_the_longest_idle_connection_for_a_new_one() {
         (service.addresses.admin, "/", &service.counters.admin),
         (service.addresses.metrics, "/metrics", &service.counters.metrics),
     ] {
-        until(async || (counters.figures().open == 0).then_some(())).await;
+        until(async || (counters.read().open == 0).then_some(())).await;
         let mut idle = crowd(address, 1, "").await;
-        until(async || (counters.figures().open == 1).then_some(())).await;
+        until(async || (counters.read().open == 1).then_some(())).await;
         let mut kept = TcpStream::connect(address).await.unwrap();
-        until(async || (counters.figures().open == 2).then_some(())).await;
+        until(async || (counters.read().open == 2).then_some(())).await;
         let ask = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
         kept.write_all(ask.as_bytes()).await.unwrap();
         let mut answer = [0; 12];
         timeout(PATIENCE, kept.read_exact(&mut answer)).await.unwrap().unwrap();
         assert_eq!(http(address, "GET", path, "").await.unwrap().0, 200);
         assert_eq!(timeout(PATIENCE, idle[0].read(&mut [0])).await.unwrap().unwrap_or(0), 0);
-        let figures = counters.figures();
+        let figures = counters.read();
         assert_eq!((figures.closed_idle, figures.refused_full), (1, 0));
         // The other one is still there.
         kept.write_all(ask.as_bytes()).await.unwrap();
@@ -233,7 +233,7 @@ async fn liveness_probe_is_answered_while_clients_hold_every_connection() {
             assert_eq!(code, 200, "beside connections that say {says:?}");
         }
         drop(crowd);
-        until(async || (service.counters.http.figures().open == 0).then_some(())).await;
+        until(async || (service.counters.http.read().open == 0).then_some(())).await;
     }
 }
 
@@ -250,7 +250,7 @@ async fn call_of_a_queue_is_not_closed_for_a_new_connection() {
         })
         .await;
         let _idle = crowd(service.addresses.http, 5, "").await;
-        until(async || (service.counters.http.figures().accepted >= 7).then_some(())).await;
+        until(async || (service.counters.http.read().accepted >= 7).then_some(())).await;
     });
     assert_eq!(call.0, 200);
 }

@@ -13,7 +13,7 @@ use crate::{
     algorithm::Limit,
     api::{
         admin::{Desk, Peer, Refused, words},
-        written,
+        descriptor_text,
     },
     descriptor::Entry,
     limiter::{Counted, Snapshot, Uncounted},
@@ -98,7 +98,8 @@ fn beyond(limit: &Limit) -> &'static str {
 
 impl Which {
     fn find<'s>(&self, snapshot: &'s Snapshot<'_>) -> Result<Counted<'s>, Refused> {
-        let entries = written::entries(&self.key).map_err(|error| Refused::bad(format!("key: {error}")))?;
+        let entries =
+            descriptor_text::parse(&self.key).map_err(|error| Refused::bad(format!("key: {error}")))?;
         let entries: Vec<_> =
             entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
         snapshot.counted(&self.domain, &entries).map_err(refused)

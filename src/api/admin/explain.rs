@@ -13,10 +13,11 @@ use crate::{
     api::{
         Error,
         admin::{Desk, Refused, counters, words},
+        descriptor_text,
         proto::envoy::{
             extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
         },
-        rls, written,
+        rls,
     },
     limiter::{self, Checked, Explanation, Part, Status, Unanswered, Uncounted},
     rules::{How, LevelTrace, NodeTrace, Rule},
@@ -47,7 +48,7 @@ pub(super) async fn of_query(
             "key" => {
                 let index = request.descriptors.len();
                 bounds.descriptor(index).map_err(Refused::bad)?;
-                let entries = written::entries(&value).map_err(Refused::bad)?;
+                let entries = descriptor_text::parse(&value).map_err(Refused::bad)?;
                 let others = entries.len().saturating_sub(1);
                 bounds.entry(index, others).map_err(Refused::bad)?;
                 request.descriptors.push(RateLimitDescriptor { entries, ..RateLimitDescriptor::default() });
@@ -80,7 +81,7 @@ async fn explain(desk: &Desk, message: &[u8]) -> Result<Json<Value>, Refused> {
 }
 
 fn unanswered(error: Error) -> Refused {
-    if error.is_callers_fault() { Refused::bad(error) } else { Refused::unavailable(error) }
+    if error.is_caller_error() { Refused::bad(error) } else { Refused::unavailable(error) }
 }
 
 fn all(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
@@ -92,7 +93,7 @@ fn all(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
         .zip(explanation.told())
         .map(|(descriptor, (status, part))| {
             let mut told = json!({
-                "descriptor": written::text(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
+                "descriptor": descriptor_text::format(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
                 "asks": in_words(descriptor.ask),
                 "code": code(status.passes),
             });

@@ -36,7 +36,7 @@ struct Descriptor {
 
 /// A descriptor and its entries.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Described<'r, 'm> {
+pub(super) struct DescriptorView<'r, 'm> {
     pub(super) entries: &'r [Entry<'m>],
     pub(super) limit: Option<LimitOverride>,
     pub(super) hits_addend: Option<u64>,
@@ -52,7 +52,7 @@ pub(super) struct LimitOverride {
 
 /// Why bytes are not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Undecodable {
+pub enum DecodeError {
     /// There are more descriptors or entries than the bounds allow.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
@@ -76,7 +76,7 @@ struct Fields<'m> {
 
 /// Reads a request of at most so many descriptors and entries. Bytes mean what they mean to `prost`.
 #[inline]
-pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, Undecodable> {
+pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, DecodeError> {
     let mut request = Request::default();
     let mut fields = Fields { rest: message };
     while let Some(field) = fields.next()? {
@@ -84,7 +84,7 @@ pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, Undecodable
             (1, Value::Bytes(domain)) => request.domain = text(domain)?,
             (2, Value::Bytes(descriptor)) => request.add(descriptor, bounds)?,
             (3, Value::Varint(hits)) => request.hits_addend = hits as u32,
-            (1..=3, _wrong_type) => return Err(Undecodable::Malformed),
+            (1..=3, _wrong_type) => return Err(DecodeError::Malformed),
             (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
         }
     }
@@ -93,7 +93,7 @@ pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, Undecodable
 
 impl<'m> Request<'m> {
     #[inline]
-    fn add(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), Undecodable> {
+    fn add(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), DecodeError> {
         let (index, begin) = (self.descriptors.len(), self.entries.len());
         bounds.descriptor(index)?;
         let mut descriptor = Descriptor::default();
@@ -108,7 +108,7 @@ impl<'m> Request<'m> {
                 (2, Value::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
                 (3, Value::Bytes(hits)) => merge_uint64(descriptor.hits_addend.get_or_insert(0), hits)?,
                 (4, Value::Varint(is_negative)) => descriptor.is_negative_hits = is_negative != 0,
-                (1..=4, _wrong_type) => return Err(Undecodable::Malformed),
+                (1..=4, _wrong_type) => return Err(DecodeError::Malformed),
                 (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
             }
         }
@@ -118,13 +118,13 @@ impl<'m> Request<'m> {
     }
 
     /// Its descriptors.
-    pub(super) fn described(&self) -> impl Iterator<Item = Described<'_, 'm>> {
+    pub(super) fn descriptor_views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
         let mut begin = 0;
         self.descriptors.iter().map(move |descriptor| {
             let entries = &self.entries[begin..descriptor.entries_end];
             begin = descriptor.entries_end;
             let Descriptor { limit, hits_addend, is_negative_hits, .. } = *descriptor;
-            Described { entries, limit, hits_addend, is_negative_hits }
+            DescriptorView { entries, limit, hits_addend, is_negative_hits }
         })
     }
 
@@ -132,16 +132,16 @@ impl<'m> Request<'m> {
     #[inline]
     pub fn descriptors(&self) -> Result<SmallVec<[limiter::Descriptor<'_>; 2]>, Error> {
         let mut descriptors = SmallVec::new();
-        for (index, described) in self.described().enumerate() {
-            let limit = match described.limit {
+        for (index, view) in self.descriptor_views().enumerate() {
+            let limit = match view.limit {
                 None => None,
                 Some(LimitOverride { requests_per_unit, unit: number }) => {
                     let unit = unit(number).ok_or(Error::Unit { descriptor: index, number })?;
                     Some(Override { requests_per_unit, unit })
                 }
             };
-            let ask = described.operation(self.hits_addend);
-            descriptors.push(limiter::Descriptor { entries: described.entries, ask, limit });
+            let ask = view.operation(self.hits_addend);
+            descriptors.push(limiter::Descriptor { entries: view.entries, ask, limit });
         }
         Ok(descriptors)
     }
@@ -157,7 +157,7 @@ impl<'m> Request<'m> {
     }
 }
 
-impl Described<'_, '_> {
+impl DescriptorView<'_, '_> {
     /// A descriptor's own hits replace the request's, and 0 of them peek; 0 hits of the request mean 1.
     fn operation(&self, of_request: u32) -> Ask {
         match self.hits_addend.unwrap_or_else(|| of_request.max(1).into()) {
@@ -169,13 +169,13 @@ impl Described<'_, '_> {
 }
 
 impl LimitOverride {
-    fn merge(&mut self, message: &[u8]) -> Result<(), Undecodable> {
+    fn merge(&mut self, message: &[u8]) -> Result<(), DecodeError> {
         let mut fields = Fields { rest: message };
         while let Some(field) = fields.next()? {
             match field {
                 (1, Value::Varint(number)) => self.requests_per_unit = number as u32,
                 (2, Value::Varint(number)) => self.unit = number as i32,
-                (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+                (1..=2, _wrong_type) => return Err(DecodeError::Malformed),
                 (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
             }
         }
@@ -184,14 +184,14 @@ impl LimitOverride {
 }
 
 #[inline]
-fn entry(message: &[u8]) -> Result<Entry<'_>, Undecodable> {
+fn entry(message: &[u8]) -> Result<Entry<'_>, DecodeError> {
     let mut entry = Entry { key: "", value: "" };
     let mut fields = Fields { rest: message };
     while let Some(field) = fields.next()? {
         match field {
             (1, Value::Bytes(key)) => entry.key = text(key)?,
             (2, Value::Bytes(value)) => entry.value = text(value)?,
-            (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+            (1..=2, _wrong_type) => return Err(DecodeError::Malformed),
             (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
         }
     }
@@ -199,12 +199,12 @@ fn entry(message: &[u8]) -> Result<Entry<'_>, Undecodable> {
 }
 
 /// A `UInt64Value`.
-fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), Undecodable> {
+fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), DecodeError> {
     let mut fields = Fields { rest: message };
     while let Some(field) = fields.next()? {
         match field {
             (1, Value::Varint(value)) => *number = value,
-            (1, _wrong_type) => return Err(Undecodable::Malformed),
+            (1, _wrong_type) => return Err(DecodeError::Malformed),
             (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
         }
     }
@@ -227,18 +227,18 @@ fn unit(number: i32) -> Option<Unit> {
 }
 
 #[inline]
-fn text(bytes: &[u8]) -> Result<&str, Undecodable> {
-    str::from_utf8(bytes).map_err(|_| Undecodable::Malformed)
+fn text(bytes: &[u8]) -> Result<&str, DecodeError> {
+    str::from_utf8(bytes).map_err(|_| DecodeError::Malformed)
 }
 
 impl<'m> Fields<'m> {
     /// The next field; `None` at the end of the message.
     #[inline]
-    fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Undecodable> {
+    fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, DecodeError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        self.field().map(Some).ok_or(Undecodable::Malformed)
+        self.field().map(Some).ok_or(DecodeError::Malformed)
     }
 
     #[inline]

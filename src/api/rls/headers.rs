@@ -31,7 +31,7 @@ pub struct Settings {
 }
 
 /// A descriptor that is limited, and by what.
-struct Limited<'s> {
+struct LimitedDescriptor<'s> {
     status: &'s Status<'s>,
     limit: &'s CurrentLimit<'s>,
     reset: u64,
@@ -67,19 +67,19 @@ impl Settings {
 
 /// The limit to show: of those that refuse the one with the longest wait, otherwise the one with least left. The
 /// first of equals.
-fn tightest<'s>(answer: &'s Answer<'_>, modes: Modes) -> Option<Limited<'s>> {
+fn tightest<'s>(answer: &'s Answer<'_>, modes: Modes) -> Option<LimitedDescriptor<'s>> {
     limited(answer).reduce(|best, next| {
-        let rank = |each: &Limited<'_>| (!refuses(each.status, modes), each.status.remaining);
+        let rank = |each: &LimitedDescriptor<'_>| (!refuses(each.status, modes), each.status.remaining);
         let tighter = rank(&next) < rank(&best)
             || (rank(&next) == rank(&best) && refuses(next.status, modes) && best.reset < next.reset);
         if tighter { next } else { best }
     })
 }
 
-fn limited<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = Limited<'s>> {
+fn limited<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = LimitedDescriptor<'s>> {
     answer.statuses.iter().filter_map(|status| {
         let reset = seconds(status.reset_after?);
-        Some(Limited { status, limit: status.limit.as_ref()?, reset })
+        Some(LimitedDescriptor { status, limit: status.limit.as_ref()?, reset })
     })
 }
 
@@ -106,7 +106,7 @@ fn retry_after(answer: &Answer<'_>, modes: Modes) -> Option<Duration> {
 /// Every limit that applies, with its window where that is a whole number of seconds.
 fn policies(answer: &Answer<'_>) -> String {
     let mut policies = String::new();
-    for Limited { status, limit, .. } in limited(answer) {
+    for LimitedDescriptor { status, limit, .. } in limited(answer) {
         let separator = if policies.is_empty() { "" } else { ", " };
         // Writing to a string does not fail.
         let _ = write!(policies, "{separator}{};q={}", quoted(status.name()), limit.requests_per_unit);

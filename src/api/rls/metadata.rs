@@ -6,7 +6,7 @@ use serde_json::Map;
 use crate::{
     api::{
         proto::envoy::r#type::v3::RateLimitUnit,
-        rls::decode::{Described, LimitOverride, Request},
+        rls::decode::{DescriptorView, LimitOverride, Request},
     },
     limiter::{Answer, Status},
 };
@@ -15,7 +15,7 @@ use crate::{
 /// the owner.
 pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
-    let told = request.described().zip(&answer.statuses);
+    let told = request.descriptor_views().zip(&answer.statuses);
     let descriptors = told.map(|(asked, status)| descriptor(asked, status)).collect();
     set(&mut fields, "domain", text(request.domain));
     set(&mut fields, "descriptors", Kind::ListValue(ListValue { values: descriptors }));
@@ -59,7 +59,7 @@ fn refusal(request: &Request<'_>, status: &Status<'_>) -> Value {
     value(Kind::StructValue(fields))
 }
 
-fn descriptor(descriptor: Described<'_, '_>, status: &Status<'_>) -> Value {
+fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     let entries = descriptor.entries.iter();
     let entries = entries.map(|entry| value(text(&format!("{}={}", entry.key, entry.value)))).collect();

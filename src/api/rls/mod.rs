@@ -21,7 +21,7 @@ mod metadata;
 mod span;
 mod timeout;
 
-pub use decode::{Request, Undecodable, decode};
+pub use decode::{DecodeError, Request, decode};
 pub use encode::FRAME_PREFIX_BYTES;
 
 use encode::encode;
@@ -124,13 +124,13 @@ impl Api {
     /// Decides a call that came over `connection`, wherever its counters are. The reply may have a delay.
     pub async fn handle(&self, call: Call<'_>, connection: &OpenForwards) -> Result<Reply, Error> {
         let mut span = self.span(call);
-        let handled = self.handle_within(call, connection, span.as_mut()).await;
+        let handled = self.handle_in_span(call, connection, span.as_mut()).await;
         let handled = handled.inspect_err(|error| self.metrics.unanswered(*error));
         span::end(span, handled.as_ref().map(|reply| reply.passes));
         handled
     }
 
-    async fn handle_within(
+    async fn handle_in_span(
         &self,
         call: Call<'_>,
         connection: &OpenForwards,

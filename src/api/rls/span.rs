@@ -35,7 +35,10 @@ pub(super) fn describe(span: &mut Span, request: &Request<'_>) {
     let domain = request.domain;
     span.set_attributes([
         KeyValue::new("tollgate.domain", domain[..domain.floor_char_boundary(DOMAIN_BYTES_MAX)].to_owned()),
-        KeyValue::new("tollgate.descriptors", i64::try_from(request.described().count()).unwrap_or(i64::MAX)),
+        KeyValue::new(
+            "tollgate.descriptors",
+            i64::try_from(request.descriptor_views().count()).unwrap_or(i64::MAX),
+        ),
     ]);
 }
 

@@ -51,19 +51,19 @@ fn api(dynamic_metadata: bool) -> Api {
 }
 
 /// What was decoded, as the message that `prost` has.
-fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, Undecodable> {
+fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, DecodeError> {
     let request = decode(message, bounds)?;
-    let descriptors = request.described().map(|described| RateLimitDescriptor {
-        entries: described
+    let descriptors = request.descriptor_views().map(|view| RateLimitDescriptor {
+        entries: view
             .entries
             .iter()
             .map(|entry| Entry { key: entry.key.into(), value: entry.value.into() })
             .collect(),
-        limit: described
+        limit: view
             .limit
             .map(|limit| RateLimitOverride { requests_per_unit: limit.requests_per_unit, unit: limit.unit }),
-        hits_addend: described.hits_addend,
-        is_negative_hits: described.is_negative_hits,
+        hits_addend: view.hits_addend,
+        is_negative_hits: view.is_negative_hits,
     });
     let descriptors = descriptors.collect();
     Ok(RateLimitRequest { domain: request.domain.into(), descriptors, hits_addend: request.hits_addend })

@@ -10,16 +10,16 @@ use crate::{
 };
 
 /// How much of a descriptor is shown, in bytes: what clients send can be long.
-const SHOWN_MAX: usize = 256;
+const DESCRIPTOR_BYTES_MAX: usize = 256;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Logs a bounded number of denials each second.
 #[derive(Debug)]
-pub(super) struct Denials(Sample);
+pub(super) struct DenialLog(Sample);
 
-impl Denials {
+impl DenialLog {
     /// `None` where none are to be logged.
-    pub(super) fn of(settings: logs::Denials) -> Option<Self> {
+    pub(super) fn new(settings: logs::Denials) -> Option<Self> {
         match settings {
             logs::Denials::Off => None,
             logs::Denials::PerSecond(number) => Some(Self(Sample::new(number))),
@@ -54,7 +54,7 @@ fn text(entries: &[Entry<'_>]) -> String {
     for entry in entries {
         let comma = if text.is_empty() { "" } else { "," };
         for piece in [comma, entry.key, "=", entry.value] {
-            let room = SHOWN_MAX - text.len();
+            let room = DESCRIPTOR_BYTES_MAX - text.len();
             if room < piece.len() {
                 text.push_str(&piece[..piece.floor_char_boundary(room)]);
                 text.push('…');
@@ -81,10 +81,10 @@ mod tests {
 
     #[test]
     fn a_long_descriptor_is_cut_between_characters() {
-        let (long, exact) = ("é".repeat(SHOWN_MAX), "x".repeat(SHOWN_MAX - 2));
+        let (long, exact) = ("é".repeat(DESCRIPTOR_BYTES_MAX), "x".repeat(DESCRIPTOR_BYTES_MAX - 2));
         let cut = shown(&[("a", &long), ("b", "2")]);
-        assert_eq!(cut, format!("a={}…", "é".repeat((SHOWN_MAX - 2) / 2)));
-        assert_eq!(shown(&[("a", &exact)]).len(), SHOWN_MAX);
+        assert_eq!(cut, format!("a={}…", "é".repeat((DESCRIPTOR_BYTES_MAX - 2) / 2)));
+        assert_eq!(shown(&[("a", &exact)]).len(), DESCRIPTOR_BYTES_MAX);
         assert_eq!(shown(&[("a", &exact), ("b", "2")]), format!("a={exact}…"));
     }
 }

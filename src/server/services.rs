@@ -19,20 +19,20 @@ use crate::{
     api::{Api, Batch},
     cluster::OpenForwards,
     server::{
-        body::{Bound, Source, Timely},
+        body::{CallKind, RequestBody, Source},
         idle::{Activity, RequestActivity},
     },
 };
 
 /// The gRPC service whose streams may stay open.
-const CONVERSATIONS: &str = "/grpc.reflection.";
+const STREAMING_SERVICES: &str = "/grpc.reflection.";
 /// `OUT_OF_RANGE`, and what gRPC has for a message that is too large.
 const OUT_OF_RANGE: &str = "11";
 const RESOURCE_EXHAUSTED: HeaderValue = HeaderValue::from_static("8");
 
 /// Answers requests.
 #[derive(Clone, Debug)]
-pub(super) struct Routed {
+pub(super) struct Services {
     router: Router,
     // The rate limit service, which is not behind the router.
     api: Option<Api>,
@@ -44,7 +44,7 @@ pub(super) struct Routed {
     forwards: OpenForwards,
 }
 
-impl Routed {
+impl Services {
     /// Over HTTP.
     pub(super) fn http(router: Router) -> Self {
         // With its state in it a router need not be finished anew for each request.
@@ -63,7 +63,11 @@ impl Routed {
     }
 
     /// The same for the connection of one client.
-    pub(super) fn of(&self, peer: Option<SocketAddr>, activity: Option<Arc<Activity>>) -> Arc<Self> {
+    pub(super) fn for_connection(
+        &self,
+        peer: Option<SocketAddr>,
+        activity: Option<Arc<Activity>>,
+    ) -> Arc<Self> {
         let (router, api) = (self.router.clone(), self.api.clone());
         // Each has one of its own, so that connections on different cores share no count of references.
         let forwards = OpenForwards::default();
@@ -81,24 +85,25 @@ impl Routed {
     }
 
     /// Whether the streams of a request may stay open.
-    pub(super) fn is_conversation<B>(request: &Request<B>) -> bool {
-        request.uri().path().starts_with(CONVERSATIONS)
+    pub(super) fn is_streaming<B>(request: &Request<B>) -> bool {
+        request.uri().path().starts_with(STREAMING_SERVICES)
     }
 
     /// Answers a request, of whose body the first piece may have been read.
-    pub(super) fn answer<B: Into<Source>>(
+    pub(super) fn handle<B: Into<Source>>(
         self: &Arc<Self>,
         request: Request<B>,
         read: Option<Bytes>,
     ) -> impl Future<Output = Response<Body>> + Send + use<B> {
         let this = self.clone();
-        let bound = if Self::is_conversation(&request) { Bound::Unbounded } else { Bound::Bounded };
-        let activity = this.activity.clone().map(|activity| Arc::new(RequestActivity::of(activity)));
-        let request = request.map(|body| Timely::new(body.into(), read, bound).of(activity.clone()));
+        let kind = if Self::is_streaming(&request) { CallKind::Streaming } else { CallKind::Unary };
+        let activity = this.activity.clone().map(|activity| Arc::new(RequestActivity::new(activity)));
+        let request =
+            request.map(|body| RequestBody::new(body.into(), read, kind).with_activity(activity.clone()));
         async move {
             if let Some(activity) = &activity
                 && request.body().is_end_stream()
-                && !activity.run()
+                && !activity.start()
             {
                 // The connection is being closed, and this with it.
                 pending::<()>().await;
@@ -110,7 +115,7 @@ impl Routed {
         }
     }
 
-    async fn route(&self, mut request: Request<Timely>) -> Response<Body> {
+    async fn route(&self, mut request: Request<RequestBody>) -> Response<Body> {
         if let Some(peer) = self.peer.flatten() {
             request.extensions_mut().insert(ConnectInfo(peer));
         }

@@ -7,22 +7,22 @@ use std::sync::{
 
 use crate::time::Timestamp;
 
-/// The counters of all listeners.
+/// The stats of all listeners.
 #[derive(Clone, Debug, Default)]
-pub struct Counters {
+pub struct ServerStats {
     /// Of the gRPC service.
-    pub grpc: Arc<ListenerCounters>,
+    pub grpc: Arc<ListenerStats>,
     /// Of probes and JSON.
-    pub http: Arc<ListenerCounters>,
+    pub http: Arc<ListenerStats>,
     /// Of the operator's side.
-    pub admin: Arc<ListenerCounters>,
+    pub admin: Arc<ListenerStats>,
     /// Of the page of metrics.
-    pub metrics: Arc<ListenerCounters>,
+    pub metrics: Arc<ListenerStats>,
 }
 
 /// What one listener has seen since the start.
 #[derive(Debug, Default)]
-pub struct ListenerCounters {
+pub struct ListenerStats {
     pub(super) accepted: AtomicU64,
     pub(super) open: AtomicU64,
     pub(super) refused_full: AtomicU64,
@@ -35,12 +35,12 @@ pub struct ListenerCounters {
     pub(super) certificates_loaded: AtomicU64,
     pub(super) certificate_errors: AtomicU64,
     // Seconds since the epoch; 0 while there is no certificate.
-    pub(super) certificate_ends: AtomicU64,
+    pub(super) certificate_expires: AtomicU64,
 }
 
-/// A reading of [`ListenerCounters`].
+/// A reading of [`ListenerStats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListenerFigures {
+pub struct ListenerReading {
     /// Connections accepted, those included that were then closed at once.
     pub accepted: u64,
     /// Connections open now.
@@ -63,15 +63,15 @@ pub struct ListenerFigures {
     pub certificates_loaded: u64,
     /// Contents of certificate files that were refused; the old ones stayed in force.
     pub certificate_errors: u64,
-    /// When the certificate in force ends.
-    pub certificate_ends: Option<Timestamp>,
+    /// When the certificate in force expires.
+    pub certificate_expires: Option<Timestamp>,
 }
 
-impl ListenerCounters {
+impl ListenerStats {
     /// What they show now.
-    pub fn figures(&self) -> ListenerFigures {
-        let ends = self.certificate_ends.load(Relaxed);
-        ListenerFigures {
+    pub fn read(&self) -> ListenerReading {
+        let expires = self.certificate_expires.load(Relaxed);
+        ListenerReading {
             accepted: self.accepted.load(Relaxed),
             open: self.open.load(Relaxed),
             refused_full: self.refused_full.load(Relaxed),
@@ -83,42 +83,42 @@ impl ListenerCounters {
             cut: self.cut.load(Relaxed),
             certificates_loaded: self.certificates_loaded.load(Relaxed),
             certificate_errors: self.certificate_errors.load(Relaxed),
-            certificate_ends: (ends != 0)
-                .then(|| Timestamp::EPOCH.plus(ends.saturating_mul(crate::time::SECOND))),
+            certificate_expires: (expires != 0)
+                .then(|| Timestamp::EPOCH.plus(expires.saturating_mul(crate::time::SECOND))),
         }
     }
 
-    /// A seat for one more connection, unless `most` are taken. Only the loop that accepts may ask for one.
-    pub(super) fn seat(self: &Arc<Self>, most: u64) -> Option<Seat> {
-        if most <= self.open.load(Relaxed) {
+    /// A seat for one more connection, unless `max` are taken. Only the loop that accepts may ask for one.
+    pub(super) fn try_permit(self: &Arc<Self>, max: u64) -> Option<ConnectionPermit> {
+        if max <= self.open.load(Relaxed) {
             return None;
         }
         let taken = self.open.fetch_add(1, Relaxed);
-        Some(Seat { counters: self.clone(), number: taken + 1 })
+        Some(ConnectionPermit { stats: self.clone(), number: taken + 1 })
     }
 }
 
 /// One connection among those open; it stops counting when this is dropped.
 #[derive(Debug)]
-pub(super) struct Seat {
-    counters: Arc<ListenerCounters>,
+pub(super) struct ConnectionPermit {
+    stats: Arc<ListenerStats>,
     number: u64,
 }
 
-impl Seat {
+impl ConnectionPermit {
     /// How many were taken when this one was, itself included.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.counters.open.fetch_sub(1, Relaxed);
+        self.stats.open.fetch_sub(1, Relaxed);
     }
 }
 
 /// Counts one more.
-pub(super) fn count(counter: &AtomicU64) {
+pub(super) fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }

@@ -1,9 +1,9 @@
-//! HTTP/2 as those speak it who ask over gRPC: usual calls are answered as they are read, and the answers leave together.
+//! HTTP/2 as those speak it who ask over gRPC: usual calls are answered as they are read, and the answers shut_down together.
 //!
 //! Spawned as tasks, the calls of a connection would each wake it when they are answered, and it would write each
 //! answer by itself. So a call is answered in the task of its connection, which writes when there is nothing more to
 //! read. Those that have to wait stay there too: where what they wait for comes to many of them at a time, as the
-//! answers of another replica do, the connection is woken once, and their answers leave together as well.
+//! answers of another replica do, the connection is woken once, and their answers shut_down together as well.
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,7 @@ use axum::{
 use futures_util::stream::{FuturesUnordered, Stream as _};
 use h2::{
     Ping, PingPong, Reason, RecvStream, SendStream,
-    server::{Builder, Connection, Handshake, SendResponse},
+    server::{Builder, Connection as Http2Connection, Handshake, SendResponse},
 };
 use hyper::body::{Body as _, Bytes};
 use tokio::{
@@ -35,40 +35,40 @@ use crate::{
     api::{Batch, Call, Handled, Reply},
     server::{
         Budgets,
-        body::all_is_well,
-        message::{self, Unread},
+        body::ok_trailers,
+        corked_io::{CorkedIo, IoHandle},
+        message::{self, MessageError},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
-        rouse::{Bell, Roused},
-        routed::Routed,
-        wire::{Line, Watched},
+        services::Services,
+        wake_filter::{WakeFilter, WakeFiltered},
     },
 };
 
 /// The method of the rate limit service.
-const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const RATE_LIMIT_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 const UNCOMPRESSED: HeaderValue = HeaderValue::from_static("identity");
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
 /// The most calls that are answered before what is answered is written.
-const CALLS_MAX: usize = 128;
+const CALLS_PER_POLL_MAX: usize = 128;
 /// About the most bytes that are read before other connections have their turn.
-const TURN_BYTES_MAX: usize = 32 * 1024;
+const READ_BUDGET_BYTES: usize = 32 * 1024;
 /// The connection's window, which is also that of each stream: what HTTP/2 begins with.
 pub(super) const WINDOW_BYTES: u32 = 65_535;
 /// Time for an idle client to acknowledge that the connection ends.
-pub(super) const SHUTDOWN_ACK_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const SHUTDOWN_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection. It has ended when this has.
-pub(super) struct Talk<W> {
+pub(super) struct Connection<W> {
     state: State<W>,
-    bell: Bell,
-    line: Line,
-    service: Arc<Routed>,
+    filter: WakeFilter,
+    io_handle: IoHandle,
+    service: Arc<Services>,
     keepalive: Keepalive,
-    waiting: Waiting,
+    pending: PendingCalls,
     // Calls that have come while the client does not take its replies.
     deferred: VecDeque<Deferred>,
     requests: ConnectionBytes,
@@ -87,32 +87,32 @@ struct Deferred {
 
 /// Whether the connection is to end.
 enum Shutdown {
-    NotAsked,
+    NotRequested,
     /// The client has been told. It is waited for until then.
-    Asked(Pin<Box<Sleep>>),
+    Requested(Pin<Box<Sleep>>),
     /// The client has not acknowledged it in time: the connection ends with its last call.
     Overdue,
 }
 
 /// The calls of a connection that have to wait for something.
-type Waiting = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>;
+type PendingCalls = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
 enum State<W> {
-    Greeting(Handshake<Watched<W>, ReplyPart>),
-    Talking(Connection<Watched<W>, ReplyPart>, Roused<Pulse>),
+    Handshake(Handshake<CorkedIo<W>, ReplyPart>),
+    Open(Http2Connection<CorkedIo<W>, ReplyPart>, WakeFiltered<KeepaliveTimer>),
 }
 
-/// What has become of a round of reading and answering.
-enum Round {
+/// What has become of a round of reading and response.
+enum Progress {
     /// There may be more to write, or to read.
-    Done,
+    Active,
     /// There is nothing to do.
-    Waits,
+    Idle,
     /// There is no more connection.
-    Ended,
+    Closed,
 }
 
-/// When a client is asked whether it is still there.
+/// When a client is accepted whether it is still there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keepalive {
     /// After how long a silence; it may be twice as long.
@@ -122,71 +122,71 @@ pub(super) struct Keepalive {
 }
 
 /// Whether a client is still there.
-struct Pulse {
+struct KeepaliveTimer {
     keepalive: Keepalive,
-    line: Line,
+    io_handle: IoHandle,
     // None where somebody else sends them, which nobody does.
     pings: Option<PingPong>,
     next: Pin<Box<Sleep>>,
-    is_asked: bool,
+    is_ping_sent: bool,
 }
 
 /// Why a connection has ended before its time.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
+pub(super) enum ConnectionError {
     #[error(transparent)]
     Http2(#[from] h2::Error),
     #[error("the client does not answer pings")]
-    Silent,
+    KeepaliveTimeout,
 }
 
-impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
+impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     pub(super) fn new(
         http2: &Builder,
-        wire: W,
-        line: Line,
-        service: Arc<Routed>,
+        io: W,
+        io_handle: IoHandle,
+        service: Arc<Services>,
         keepalive: Keepalive,
         budgets: &Budgets,
     ) -> Self {
         Self {
-            state: State::Greeting(http2.handshake(Watched::new(wire, line.clone()))),
-            bell: Bell::rung(),
-            line,
+            state: State::Handshake(http2.handshake(CorkedIo::new(io, io_handle.clone()))),
+            filter: WakeFilter::new(),
+            io_handle,
             service,
             keepalive,
-            waiting: Waiting::new(),
+            pending: PendingCalls::new(),
             deferred: VecDeque::new(),
             requests: ConnectionBytes::new(budgets.requests.clone()),
             withheld: 0,
             unsent: Unsent::new(budgets.replies.clone()),
-            shutdown: Shutdown::NotAsked,
+            shutdown: Shutdown::NotRequested,
         }
     }
 
     /// Begins no more calls, and ends with the last.
-    pub(super) fn leave(&mut self) {
-        self.shutdown = Shutdown::Asked(Box::pin(sleep(SHUTDOWN_ACK_WITHIN)));
+    pub(super) fn shut_down(&mut self) {
+        self.shutdown = Shutdown::Requested(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
         match &mut self.state {
-            State::Greeting(_) => {}
-            State::Talking(connection, _) => connection.graceful_shutdown(),
+            State::Handshake(_) => {}
+            State::Open(connection, _) => connection.graceful_shutdown(),
         }
-        self.bell.waker().wake_by_ref();
+        self.filter.waker().wake_by_ref();
     }
 }
 
-impl<W: AsyncRead + AsyncWrite + Unpin> Future for Talk<W> {
-    type Output = Result<(), Broken>;
+impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
+    type Output = Result<(), ConnectionError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if this.bell.has_rung(cx)
-            && let Poll::Ready(ended) = this.look_after(cx)
+        if this.filter.is_woken(cx)
+            && let Poll::Ready(ended) = this.poll_io(cx)
         {
             return Poll::Ready(ended);
         }
         if this.is_overdue(cx)
-            && this.waiting.is_empty()
+            && this.pending.is_empty()
             && this.deferred.is_empty()
             && this.unsent.is_empty()
         {
@@ -194,23 +194,25 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Talk<W> {
             return Poll::Ready(Ok(()));
         }
         match &mut this.state {
-            State::Greeting(_) => Poll::Pending,
-            State::Talking(_, pulse) => Pin::new(pulse).poll(cx).map(|()| Err(Broken::Silent)),
+            State::Handshake(_) => Poll::Pending,
+            State::Open(_, keepalive_timer) => {
+                Pin::new(keepalive_timer).poll(cx).map(|()| Err(ConnectionError::KeepaliveTimeout))
+            }
         }
     }
 }
 
-impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
-    fn look_after(&mut self, cx: &Context<'_>) -> Poll<Result<(), Broken>> {
+impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
+    fn poll_io(&mut self, cx: &Context<'_>) -> Poll<Result<(), ConnectionError>> {
         // Answers ring it too, but what comes next writes them.
-        self.bell.hear();
-        match self.round()? {
-            Round::Ended => return Poll::Ready(Ok(())),
-            Round::Waits if self.bell.rest() => {}
+        self.filter.begin_poll();
+        match self.drive()? {
+            Progress::Closed => return Poll::Ready(Ok(())),
+            Progress::Idle if self.filter.end_poll() => {}
             // Other connections read and answer before this one writes. So writes follow each other, and whoever is woken
             // by the first is awake for the others: an eighth of the CPU where few calls come at a time.
-            Round::Done | Round::Waits => {
-                self.bell.waker().wake_by_ref();
+            Progress::Active | Progress::Idle => {
+                self.filter.waker().wake_by_ref();
                 cx.waker().wake_by_ref();
             }
         }
@@ -219,7 +221,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
 
     /// Whether the client has had its time to acknowledge the end of the connection.
     fn is_overdue(&mut self, cx: &mut Context<'_>) -> bool {
-        if let Shutdown::Asked(end) = &mut self.shutdown
+        if let Shutdown::Requested(end) = &mut self.shutdown
             && end.as_mut().poll(cx).is_ready()
         {
             self.shutdown = Shutdown::Overdue;
@@ -229,7 +231,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
 
     /// Tells the client that the connection has ended.
     fn end(&mut self, cx: &mut Context<'_>) {
-        if let State::Talking(connection, _) = &mut self.state {
+        if let State::Open(connection, _) = &mut self.state {
             connection.abrupt_shutdown(Reason::NO_ERROR);
             // What the socket does not take now is not waited for.
             let _ = connection.poll_closed(cx);
@@ -237,56 +239,61 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
     }
 
     /// Writes what has been answered, reads what has come, and answers it.
-    fn round(&mut self) -> Result<Round, Broken> {
-        self.line.begin_turn(TURN_BYTES_MAX);
-        let mut cx = Context::from_waker(self.bell.waker());
+    fn drive(&mut self) -> Result<Progress, ConnectionError> {
+        self.io_handle.set_read_budget(READ_BUDGET_BYTES);
+        let mut cx = Context::from_waker(self.filter.waker());
         let connection = match &mut self.state {
-            State::Greeting(greeting) => {
-                let Poll::Ready(connection) = Pin::new(greeting).poll(&mut cx) else {
-                    return Ok(if self.line.has_stopped() { Round::Done } else { Round::Waits });
+            State::Handshake(handshake) => {
+                let Poll::Ready(connection) = Pin::new(handshake).poll(&mut cx) else {
+                    return Ok(if self.io_handle.is_read_budget_spent() {
+                        Progress::Active
+                    } else {
+                        Progress::Idle
+                    });
                 };
                 let mut connection = connection?;
-                let pulse = Pulse::new(self.keepalive, self.line.clone(), connection.ping_pong());
+                let keepalive_timer =
+                    KeepaliveTimer::new(self.keepalive, self.io_handle.clone(), connection.ping_pong());
                 match self.shutdown {
-                    Shutdown::NotAsked => {}
-                    Shutdown::Asked(_) | Shutdown::Overdue => connection.graceful_shutdown(),
+                    Shutdown::NotRequested => {}
+                    Shutdown::Requested(_) | Shutdown::Overdue => connection.graceful_shutdown(),
                 }
-                self.state = State::Talking(connection, Roused::new(pulse));
-                return Ok(Round::Done);
+                self.state = State::Open(connection, WakeFiltered::new(keepalive_timer));
+                return Ok(Progress::Active);
             }
-            State::Talking(connection, _) => connection,
+            State::Open(connection, _) => connection,
         };
-        let (mut batch, mut has_done) = (self.service.batch(), false);
+        let (mut batch, mut has_progressed) = (self.service.batch(), false);
         let calls = Calls {
             service: &self.service,
-            waiting: &self.waiting,
+            pending: &self.pending,
             requests: &self.requests,
             unsent: &self.unsent,
         };
-        for call in 0..CALLS_MAX {
+        for call in 0..CALLS_PER_POLL_MAX {
             if call == 1 {
-                self.line.hold();
+                self.io_handle.cork();
             }
             match connection.poll_accept(&mut cx) {
                 Poll::Pending => break,
-                Poll::Ready(None) => return Ok(Round::Ended),
-                Poll::Ready(Some(asked)) => {
-                    let (request, respond) = asked?;
+                Poll::Ready(None) => return Ok(Progress::Closed),
+                Poll::Ready(Some(accepted)) => {
+                    let (request, respond) = accepted?;
                     if self.unsent.has_room() {
                         calls.begin(batch.as_mut(), request, respond, &mut cx);
                     } else {
                         self.deferred.push_back(calls.defer(request, respond));
                     }
-                    has_done = true;
+                    has_progressed = true;
                 }
             }
         }
         if !self.deferred.is_empty() {
-            has_done |= calls.begin_deferred(&mut self.deferred, batch.as_mut(), &mut cx);
+            has_progressed |= calls.begin_deferred(&mut self.deferred, batch.as_mut(), &mut cx);
         }
         drop(batch);
-        self.line.let_go();
-        has_done |= go_on(&mut self.waiting, &mut cx);
+        self.io_handle.uncork();
+        has_progressed |= poll_pending(&mut self.pending, &mut cx);
         let withheld = self.requests.withheld();
         if withheld != self.withheld {
             self.withheld = withheld;
@@ -295,14 +302,18 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Talk<W> {
                 WINDOW_BYTES.saturating_add(u32::try_from(withheld).unwrap_or(u32::MAX)),
             );
         }
-        Ok(if has_done || self.line.has_stopped() { Round::Done } else { Round::Waits })
+        Ok(if has_progressed || self.io_handle.is_read_budget_spent() {
+            Progress::Active
+        } else {
+            Progress::Idle
+        })
     }
 }
 
 /// Goes on with the calls for which something has come. Says whether any was answered.
-fn go_on(waiting: &mut Waiting, cx: &mut Context<'_>) -> bool {
-    for answered in 0..CALLS_MAX {
-        match Pin::new(&mut *waiting).poll_next(cx) {
+fn poll_pending(pending: &mut PendingCalls, cx: &mut Context<'_>) -> bool {
+    for answered in 0..CALLS_PER_POLL_MAX {
+        match Pin::new(&mut *pending).poll_next(cx) {
             Poll::Ready(Some(())) => {}
             Poll::Ready(None) | Poll::Pending => return 0 < answered,
         }
@@ -312,8 +323,8 @@ fn go_on(waiting: &mut Waiting, cx: &mut Context<'_>) -> bool {
 
 /// What calls of one connection share.
 struct Calls<'a> {
-    service: &'a Arc<Routed>,
-    waiting: &'a Waiting,
+    service: &'a Arc<Services>,
+    pending: &'a PendingCalls,
     requests: &'a ConnectionBytes,
     unsent: &'a Unsent,
 }
@@ -327,10 +338,10 @@ impl Calls<'_> {
         mut respond: SendResponse<ReplyPart>,
         cx: &mut Context<'_>,
     ) {
-        if let Some(response) = not_served(&request) {
-            return note(respond.send_response(response, true).map(drop));
+        if let Some(response) = rejection(&request) {
+            return log_error(respond.send_response(response, true).map(drop));
         }
-        let Some(batch) = batch.filter(|_| request.uri().path() == RATE_LIMIT) else {
+        let Some(batch) = batch.filter(|_| request.uri().path() == RATE_LIMIT_PATH) else {
             return self.route(request, respond);
         };
         let piece = match request.body_mut().poll_data(cx) {
@@ -339,27 +350,27 @@ impl Calls<'_> {
             Poll::Ready(Some(Err(_)) | None) | Poll::Pending => None,
         };
         // The window that the piece has taken is given back with the stream.
-        let Some(whole) = piece.as_ref().filter(|_| request.body().is_end_stream()) else {
+        let Some(framed) = piece.as_ref().filter(|_| request.body().is_end_stream()) else {
             return self.read_and_decide(request, piece, respond);
         };
-        let message = match message::complete(whole) {
+        let message = match message::unframe(framed) {
             Ok(message) => message,
-            Err(why) => return note(refuse(&mut respond, why.status())),
+            Err(error) => return log_error(send_error(&mut respond, error.status())),
         };
         let call = Call { message, metadata: Some(request.headers()), precision: batch.precision() };
         match batch.handle(call) {
             Ok(Handled::Ready(reply)) if reply.delay.is_zero() => {
-                note(answer(&mut respond, reply, self.unsent))
+                log_error(send_reply(&mut respond, reply, self.unsent))
             }
             Ok(Handled::Ready(reply)) => {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
-                self.wait(async move { answer_late(&service, reply, respond, &unsent).await });
+                self.push_pending(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
             }
             Ok(Handled::Remote) => {
-                let (service, unsent, whole) = (self.service.clone(), self.unsent.clone(), whole.clone());
-                self.wait(async move { decide(&service, &request, &whole, respond, &unsent).await });
+                let (service, unsent, framed) = (self.service.clone(), self.unsent.clone(), framed.clone());
+                self.push_pending(async move { decide(&service, &request, &framed, respond, &unsent).await });
             }
-            Err(error) => note(refuse(&mut respond, Some(error.into()))),
+            Err(error) => log_error(send_error(&mut respond, Some(error.into()))),
         }
     }
 
@@ -372,12 +383,12 @@ impl Calls<'_> {
     ) {
         let (service, unsent) = (self.service.clone(), self.unsent.clone());
         let mut share = self.requests.share(head_bytes(&request));
-        self.wait(async move {
+        self.push_pending(async move {
             let read = message::read(request.body_mut(), first, &mut share).await;
             drop(share);
             match read {
-                Ok(whole) => Box::pin(decide(&service, &request, &whole, respond, &unsent)).await,
-                Err(why) => refuse(&mut respond, why.status()),
+                Ok(framed) => Box::pin(decide(&service, &request, &framed, respond, &unsent)).await,
+                Err(error) => send_error(&mut respond, error.status()),
             }
         });
     }
@@ -385,22 +396,22 @@ impl Calls<'_> {
     /// Answers a call of another service.
     fn route(&self, mut request: Request<RecvStream>, mut respond: SendResponse<ReplyPart>) {
         let (service, unsent) = (self.service.clone(), self.unsent.clone());
-        if Routed::is_conversation(&request) {
-            return self.wait(see_through(service.answer(request, None), respond, unsent));
+        if Services::is_streaming(&request) {
+            return self.push_pending(send_response_of(service.handle(request, None), respond, unsent));
         }
         let mut share = self.requests.share(head_bytes(&request));
-        self.wait(async move {
+        self.push_pending(async move {
             let read = message::read(request.body_mut(), None, &mut share).await;
             drop(share);
             match read {
-                Ok(whole) => see_through(service.answer(request, Some(whole)), respond, unsent).await,
-                Err(why) => refuse(&mut respond, why.status()),
+                Ok(framed) => send_response_of(service.handle(request, Some(framed)), respond, unsent).await,
+                Err(error) => send_error(&mut respond, error.status()),
             }
         });
     }
 
-    fn wait(&self, call: impl Future<Output = Result<(), h2::Error>> + Send + 'static) {
-        self.waiting.push(Box::pin(async move { note(call.await) }));
+    fn push_pending(&self, call: impl Future<Output = Result<(), h2::Error>> + Send + 'static) {
+        self.pending.push(Box::pin(async move { log_error(call.await) }));
     }
 
     /// Keeps a call until there is room for its reply.
@@ -420,7 +431,7 @@ impl Calls<'_> {
         deferred.retain_mut(|call| {
             let is_refused = call.share.poll_refused(cx).is_ready();
             if is_refused {
-                note(refuse(&mut call.respond, Unread::Full.status()));
+                log_error(send_error(&mut call.respond, MessageError::OverBudget.status()));
             }
             !is_refused
         });
@@ -435,7 +446,7 @@ impl Calls<'_> {
 }
 
 /// The answer to a request that is not of gRPC, by gRPC's rules, or that is compressed.
-fn not_served(request: &Request<RecvStream>) -> Option<Response<()>> {
+fn rejection(request: &Request<RecvStream>) -> Option<Response<()>> {
     let mut response = Response::new(());
     if request.method() != Method::POST {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
@@ -454,7 +465,7 @@ fn not_served(request: &Request<RecvStream>) -> Option<Response<()>> {
 /// Whether a request says that it is of gRPC.
 fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(given) = headers.get(header::CONTENT_TYPE) else { return false };
-    let rest = given.as_bytes().strip_prefix(GRPC.as_bytes());
+    let rest = given.as_bytes().strip_prefix(GRPC_CONTENT_TYPE.as_bytes());
     matches!(rest, Some([] | [b'+' | b';', ..]))
 }
 
@@ -467,80 +478,80 @@ fn head_bytes(request: &Request<RecvStream>) -> usize {
 }
 
 /// Answers with an error; without one the client cannot be answered any more.
-fn refuse(respond: &mut SendResponse<ReplyPart>, error: Option<Status>) -> Result<(), h2::Error> {
+fn send_error(respond: &mut SendResponse<ReplyPart>, error: Option<Status>) -> Result<(), h2::Error> {
     error.map_or(Ok(()), |error| respond.send_response(error.into_http(), true).map(drop))
 }
 
-fn note(answered: Result<(), h2::Error>) {
+fn log_error(answered: Result<(), h2::Error>) {
     if let Err(error) = answered {
         debug!(%error, "a call has ended in an error");
     }
 }
 
 /// Answers, and says that all is well. The client's windows may make it wait on its way.
-fn answer(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) -> Result<(), h2::Error> {
+fn send_reply(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) -> Result<(), h2::Error> {
     let mut response = Response::new(());
     // Room for one, and no more, is what has to be allocated.
     *response.headers_mut() = HeaderMap::with_capacity(1);
-    response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
+    response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     let mut stream = respond.send_response(response, false)?;
     stream.send_data(unsent.part(reply.frame.into()), false)?;
-    stream.send_trailers(all_is_well())
+    stream.send_trailers(ok_trailers())
 }
 
-async fn wait(service: &Routed, delay: Duration) {
+async fn wait_for(service: &Services, delay: Duration) {
     if let Some((api, _)) = service.api() {
         api.wait(delay).await;
     }
 }
 
 /// Answers when it is time, unless the client takes its call back.
-async fn answer_late(
-    service: &Routed,
+async fn send_delayed_reply(
+    service: &Services,
     reply: Reply,
     mut respond: SendResponse<ReplyPart>,
     unsent: &Unsent,
 ) -> Result<(), h2::Error> {
     tokio::select! {
         biased;
-        () = wait(service, reply.delay) => answer(&mut respond, reply, unsent),
+        () = wait_for(service, reply.delay) => send_reply(&mut respond, reply, unsent),
         reset = poll_fn(|cx| respond.poll_reset(cx)) => reset.map(drop),
     }
 }
 
-/// Decides a call of the rate limit service, of which this is the whole body, wherever its counters are.
+/// Decides a call of the rate limit service, of which this is the framed body, wherever its counters are.
 async fn decide(
-    service: &Routed,
+    service: &Services,
     request: &Request<RecvStream>,
-    whole: &[u8],
+    framed: &[u8],
     mut respond: SendResponse<ReplyPart>,
     unsent: &Unsent,
 ) -> Result<(), h2::Error> {
     let Some((api, connection)) = service.api() else { return Ok(()) };
-    let decided = match message::complete(whole) {
+    let decided = match message::unframe(framed) {
         Ok(message) => {
             let call = Call { message, metadata: Some(request.headers()), precision: api.precision() };
             api.handle(call, connection).await.map_err(|error| Some(error.into()))
         }
-        Err(why) => Err(why.status()),
+        Err(error) => Err(error.status()),
     };
     match decided {
-        Ok(reply) if reply.delay.is_zero() => answer(&mut respond, reply, unsent),
+        Ok(reply) if reply.delay.is_zero() => send_reply(&mut respond, reply, unsent),
         // On the heap, so that the usual call has no room for it.
-        Ok(reply) => Box::pin(answer_late(service, reply, respond, unsent)).await,
-        Err(error) => refuse(&mut respond, error),
+        Ok(reply) => Box::pin(send_delayed_reply(service, reply, respond, unsent)).await,
+        Err(error) => send_error(&mut respond, error),
     }
 }
 
-/// Sends what `answering` gives, unless the client takes its call back.
-async fn see_through(
-    answering: impl Future<Output = Response<Body>>,
+/// Sends what `response` gives, unless the client takes its call back.
+async fn send_response_of(
+    response: impl Future<Output = Response<Body>>,
     mut respond: SendResponse<ReplyPart>,
     unsent: Unsent,
 ) -> Result<(), h2::Error> {
     let response = tokio::select! {
         biased;
-        response = answering => response,
+        response = response => response,
         reset = poll_fn(|cx| respond.poll_reset(cx)) => return reset.map(drop),
     };
     let (head, mut body) = response.into_parts();
@@ -589,12 +600,12 @@ async fn send(stream: &mut SendStream<ReplyPart>, mut data: Bytes, unsent: &Unse
     Ok(())
 }
 
-impl Pulse {
-    fn new(keepalive: Keepalive, line: Line, pings: Option<PingPong>) -> Self {
-        Self { keepalive, line, pings, next: Box::pin(sleep(keepalive.interval)), is_asked: false }
+impl KeepaliveTimer {
+    fn new(keepalive: Keepalive, io_handle: IoHandle, pings: Option<PingPong>) -> Self {
+        Self { keepalive, io_handle, pings, next: Box::pin(sleep(keepalive.interval)), is_ping_sent: false }
     }
 
-    fn ask(&mut self, cx: &mut Context<'_>) {
+    fn send_ping(&mut self, cx: &mut Context<'_>) {
         if let Some(pings) = &mut self.pings {
             // The answer to the last one is taken, or there could be no other. Where the connection has ended, that is
             // told elsewhere.
@@ -605,7 +616,7 @@ impl Pulse {
 }
 
 /// Ready once the client has been silent for too long.
-impl Future for Pulse {
+impl Future for KeepaliveTimer {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -613,13 +624,13 @@ impl Future for Pulse {
         let Keepalive { interval, timeout } = this.keepalive;
         loop {
             ready!(this.next.as_mut().poll(cx));
-            let is_silent = !this.line.was_heard();
-            if is_silent && this.is_asked {
+            let is_silent = !this.io_handle.take_received();
+            if is_silent && this.is_ping_sent {
                 return Poll::Ready(());
             }
-            this.is_asked = is_silent;
+            this.is_ping_sent = is_silent;
             if is_silent {
-                this.ask(cx);
+                this.send_ping(cx);
             }
             this.next.as_mut().reset(Instant::now() + if is_silent { timeout } else { interval });
         }

@@ -29,32 +29,32 @@ use tracing::{debug, warn};
 
 use crate::{
     server::{
-        Budgets, Certificates, Listener, Phase, Routed,
-        counters::{ListenerCounters, Seat, count},
-        crew::Hands,
-        idle::{Activity, Connection, Connections},
-        listen::{Parcel, Socket},
-        phase::reached,
-        rouse::Roused,
-        talk::{Keepalive, SHUTDOWN_ACK_WITHIN, Talk, WINDOW_BYTES},
-        wire::{Line, PREFACE_BYTES, Watched},
+        Budgets, Certificates, Listener, Phase, Services,
+        connection::{Connection, Keepalive, SHUTDOWN_ACK_TIMEOUT, WINDOW_BYTES},
+        corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
+        idle::{Activity, ConnectionTracker, TrackedConnection},
+        lifecycle::wait_for_phase,
+        listen::{DetachedSocket, Socket},
+        stats::{ConnectionPermit, ListenerStats, increment},
+        wake_filter::WakeFiltered,
+        workers::WorkerHandles,
     },
     settings,
 };
 
 /// How long to wait before accepting again where the system could not.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The most bytes of all headers of a request.
+/// The max bytes of all headers of a request.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 /// How many bytes of one stream may be on their way from us.
-const SENT_BYTES_MAX: usize = 400 * 1024;
-/// What HTTP/2 counts at most for a small DATA frame that has not been read, so that each call may have two of them.
+const SEND_BUFFER_BYTES_MAX: usize = 400 * 1024;
+/// What HTTP/2 counts at max for a small DATA frame that has not been read, so that each call may have two of them.
 const SMALL_FRAME_BYTES: usize = 256;
 /// How many streams we may have reset for a client's mistakes, before its connection is closed.
 const RESETS_FOR_ERRORS_MAX: usize = 1024;
 /// How long HTTP connections last, give or take a fifth, and then their last request.
-const HTTP_AGE: Duration = Duration::from_secs(5 * 60);
-/// The most requests at a time on one HTTP/2 connection, and how long one may take to answer a ping.
+const HTTP_MAX_AGE: Duration = Duration::from_secs(5 * 60);
+/// The max requests at a time on one HTTP/2 connection, and how long one may take to answer a ping.
 const HTTP_STREAMS_MAX: u32 = 16;
 const HTTP_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How many bytes of bodies may be on their way to us on one HTTP/2 connection that is not gRPC's.
@@ -66,14 +66,14 @@ const JITTER: f64 = 0.2;
 
 /// A listener and how those who come are met.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Acceptor {
     pub(super) name: &'static str,
     pub(super) listener: Listener,
     pub(super) certificates: Option<Arc<Certificates>>,
     pub(super) protocols: Protocols,
     pub(super) limits: Limits,
     pub(super) budgets: Budgets,
-    pub(super) counters: Arc<ListenerCounters>,
+    pub(super) stats: Arc<ListenerStats>,
     pub(super) when_full: WhenFull,
 }
 
@@ -83,13 +83,13 @@ pub(super) enum WhenFull {
     /// The new connection is closed, so that its client goes to another replica.
     CloseNew,
     /// The connection that has been idle for longest is closed: probes have nowhere else to go.
-    CloseIdle(Arc<Connections>),
+    CloseIdle(Arc<ConnectionTracker>),
 }
 
 /// What is spoken behind a door.
 #[derive(Clone, Debug)]
 pub(super) struct Protocols {
-    // Spoken unless the handshake has agreed on HTTP/2; without it everybody speaks HTTP/2.
+    // Spoken unless the handshake has alpn on HTTP/2; without it everybody speaks HTTP/2.
     http1: Option<http1::Builder>,
     http2: Http2,
 }
@@ -127,7 +127,7 @@ impl Limits {
 
     pub(super) fn http(max_connections: usize, header_timeout: Duration) -> Self {
         let connections = max_connections as u64;
-        Self { connections, handshake: header_timeout, age: HTTP_AGE, grace: HTTP_AGE }
+        Self { connections, handshake: header_timeout, age: HTTP_MAX_AGE, grace: HTTP_MAX_AGE }
     }
 }
 
@@ -169,13 +169,13 @@ impl Protocols {
 }
 
 impl Http2 {
-    /// As those speak it who ask over gRPC.
-    fn talk(&self) -> h2::server::Builder {
+    /// As those serve_protocol it who ask over gRPC.
+    fn grpc_builder(&self) -> h2::server::Builder {
         let mut http2 = h2::server::Builder::new();
         http2
             .initial_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
-            .max_send_buffer_size(SENT_BYTES_MAX)
+            .max_send_buffer_size(SEND_BUFFER_BYTES_MAX)
             .max_concurrent_streams(self.max_concurrent_streams)
             .max_header_list_size(HEADER_BYTES_MAX)
             .data_frame_budget(2 * SMALL_FRAME_BYTES * self.streams())
@@ -194,7 +194,7 @@ impl Http2 {
     }
 
     /// As everybody else speaks it.
-    fn plain(&self) -> http2::Builder<TokioExecutor> {
+    fn http_builder(&self) -> http2::Builder<TokioExecutor> {
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
@@ -210,52 +210,58 @@ impl Http2 {
     }
 }
 
-impl Door {
-    /// Lets `service` answer all who come, until the process stops; then finishes what has come. `hands` look after
+impl Acceptor {
+    /// Lets `service` answer all who come, until the process stops; then finishes what has come. `workers` look after
     /// the connections.
-    pub(super) async fn serve(self, service: Routed, hands: Hands, phases: watch::Receiver<Phase>) {
-        let Self { name, listener, certificates, protocols, limits, budgets, counters, when_full } = self;
-        let host = Host { name, certificates, protocols, limits, budgets, counters, when_full, service };
-        let host = Arc::new(host);
+    pub(super) async fn serve(
+        self,
+        service: Services,
+        workers: WorkerHandles,
+        phases: watch::Receiver<Phase>,
+    ) {
+        let Self { name, listener, certificates, protocols, limits, budgets, stats, when_full } = self;
+        let context =
+            ConnectionContext { name, certificates, protocols, limits, budgets, stats, when_full, service };
+        let context = Arc::new(context);
         let mut open = JoinSet::new();
         let (mut is_full, mut is_failing) = (false, false);
-        let mut stopping = pin!(reached(phases.clone(), Phase::Stopping));
+        let mut stopping = pin!(wait_for_phase(phases.clone(), Phase::Stopping));
         loop {
             let accepted = tokio::select! {
                 () = &mut stopping => break,
                 Some(_) = open.join_next() => continue,
                 accepted = listener.accept() => accepted,
             };
-            match accepted.and_then(Socket::pack) {
-                Ok(parcel) => {
+            match accepted.and_then(Socket::detach) {
+                Ok(socket) => {
                     is_failing = false;
-                    count(&host.counters.accepted);
-                    let free = host.counters.seat(limits.connections);
-                    if let Some(seat) = &free {
+                    increment(&context.stats.accepted);
+                    let free = context.stats.try_permit(limits.connections);
+                    if let Some(permit) = &free {
                         // A tenth has to be free before it counts as not full, so that the log stays short.
-                        is_full &= limits.connections - limits.connections / 10 < seat.number();
+                        is_full &= limits.connections - limits.connections / 10 < permit.number();
                     } else {
                         if !is_full {
-                            let (most, closing) = (limits.connections, host.when_full.closing());
-                            warn!(listener = name, most, closing, "full; closing connections");
+                            let (max, closes) = (limits.connections, context.when_full.closes());
+                            warn!(listener = name, most = max, closing = closes, "full; closes connections");
                         }
                         is_full = true;
                     }
-                    let seat = match free {
-                        Some(seat) => Some(seat),
-                        None => host.seat_of_idle(&mut open).await,
+                    let permit = match free {
+                        Some(permit) => Some(permit),
+                        None => context.replace_longest_idle(&mut open).await,
                     };
-                    if let Some(seat) = seat {
-                        let connection = host.when_full.open();
-                        let care = host.clone().receive(parcel, seat, connection, phases.clone());
-                        hands.hand_out(&mut open, care);
+                    if let Some(permit) = permit {
+                        let connection = context.when_full.open();
+                        let task = context.clone().handle(socket, permit, connection, phases.clone());
+                        workers.spawn(&mut open, task);
                     } else {
-                        count(&host.counters.refused_full);
+                        increment(&context.stats.refused_full);
                     }
                 }
-                Err(error) if is_of_one_connection(&error) => debug!(listener = name, %error, "gone already"),
+                Err(error) if is_connection_error(&error) => debug!(listener = name, %error, "gone already"),
                 Err(error) => {
-                    count(&host.counters.accept_errors);
+                    increment(&context.stats.accept_errors);
                     if !is_failing {
                         warn!(listener = name, %error, "cannot accept connections");
                     }
@@ -272,7 +278,7 @@ impl Door {
 
 impl WhenFull {
     /// Which connections are closed.
-    fn closing(&self) -> &'static str {
+    fn closes(&self) -> &'static str {
         match self {
             Self::CloseNew => "new",
             Self::CloseIdle(_) => "longest idle",
@@ -280,189 +286,207 @@ impl WhenFull {
     }
 
     /// The place of a new connection among those that may be closed.
-    fn open(&self) -> Option<Connection> {
+    fn open(&self) -> Option<TrackedConnection> {
         match self {
             Self::CloseNew => None,
-            Self::CloseIdle(connections) => Some(connections.open()),
+            Self::CloseIdle(connections) => Some(connections.track()),
         }
     }
 }
 
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
 /// What all connections of a door share.
-struct Host {
+struct ConnectionContext {
     name: &'static str,
     certificates: Option<Arc<Certificates>>,
     protocols: Protocols,
     limits: Limits,
     budgets: Budgets,
-    counters: Arc<ListenerCounters>,
+    stats: Arc<ListenerStats>,
     when_full: WhenFull,
-    service: Routed,
+    service: Services,
 }
 
 /// Why a connection is to end.
-enum Ending {
+enum CloseReason {
     /// Nothing has come in time.
-    NeverBegan,
+    NotStarted,
     /// It has lasted long enough.
-    Aged,
+    MaxAge,
     /// The process leaves.
     Stopping,
 }
 
-impl Host {
-    /// Closes the connection that has been idle for longest, and takes its seat. `None` if there is none to close.
-    async fn seat_of_idle(&self, open: &mut JoinSet<()>) -> Option<Seat> {
+impl ConnectionContext {
+    /// Closes the connection that has been idle for longest, and takes its permit. `None` if there is none to close.
+    async fn replace_longest_idle(&self, open: &mut JoinSet<()>) -> Option<ConnectionPermit> {
         let WhenFull::CloseIdle(connections) = &self.when_full else { return None };
         if !connections.close_longest_idle() {
             return None;
         }
-        count(&self.counters.closed_idle);
+        increment(&self.stats.closed_idle);
         loop {
             let _ended = open.join_next().await?;
-            if let Some(seat) = self.counters.seat(self.limits.connections) {
-                return Some(seat);
+            if let Some(permit) = self.stats.try_permit(self.limits.connections) {
+                return Some(permit);
             }
         }
     }
 
-    /// One connection from its first byte to its last. It holds its seat until then.
-    async fn receive(
+    /// One connection from its first byte to its last. It holds its permit until then.
+    async fn handle(
         self: Arc<Self>,
-        parcel: Parcel,
-        seat: Seat,
-        connection: Option<Connection>,
+        socket: DetachedSocket,
+        permit: ConnectionPermit,
+        connection: Option<TrackedConnection>,
         phases: watch::Receiver<Phase>,
     ) {
-        let _seat = seat;
-        let Some(connection) = connection else { return self.greet(parcel, None, phases).await };
+        let _permit = permit;
+        let Some(connection) = connection else { return self.handshake(socket, None, phases).await };
         tokio::select! {
             biased;
-            () = connection.closed() => {}
+            () = connection.close_requested() => {}
             () = close_idle_while_stopping(&connection, phases.clone()) => {}
-            () = Box::pin(self.greet(parcel, Some(connection.activity()), phases)) => {}
+            () = Box::pin(self.handshake(socket, Some(connection.activity()), phases)) => {}
         }
     }
 
     /// Each step is a future of its own on the heap, so that a connection takes no memory for the steps that it is not
     /// in.
-    async fn greet(&self, parcel: Parcel, activity: Option<Arc<Activity>>, phases: watch::Receiver<Phase>) {
-        let socket = match parcel.open() {
+    async fn handshake(
+        &self,
+        socket: DetachedSocket,
+        activity: Option<Arc<Activity>>,
+        phases: watch::Receiver<Phase>,
+    ) {
+        let socket = match socket.attach() {
             Ok(socket) => socket,
             Err(error) => return debug!(listener = self.name, %error, "cannot look after a connection"),
         };
-        let service = self.service.of(socket.peer(), activity);
+        let service = self.service.for_connection(socket.peer(), activity);
         let Some(certificates) = &self.certificates else {
-            return Box::pin(self.speak(socket, service, Agreed::Nothing, phases)).await;
+            return Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
         };
-        let accepting = Box::pin(TlsAcceptor::from(certificates.in_force()).accept(socket));
-        let greeted = tokio::select! {
-            greeted = timeout(self.limits.handshake, accepting) => greeted,
+        let accepting = Box::pin(TlsAcceptor::from(certificates.active()).accept(socket));
+        let handshaken = tokio::select! {
+            handshaken = timeout(self.limits.handshake, accepting) => handshaken,
             // Whoever has not said anything yet is not cut off.
-            () = reached(phases.clone(), Phase::Stopping) => return,
+            () = wait_for_phase(phases.clone(), Phase::Stopping) => return,
         };
-        match greeted {
+        match handshaken {
             Ok(Ok(stream)) => {
                 let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                let agreed = if is_http2 { Agreed::Http2 } else { Agreed::Nothing };
-                Box::pin(self.speak(stream, service, agreed, phases)).await;
+                let alpn = if is_http2 { Alpn::Http2 } else { Alpn::Other };
+                Box::pin(self.serve_protocol(stream, service, alpn, phases)).await;
             }
             Ok(Err(error)) => {
-                count(&self.counters.handshakes_failed);
+                increment(&self.stats.handshakes_failed);
                 debug!(listener = self.name, %error, "a handshake has failed");
             }
-            Err(_) => count(&self.counters.handshakes_slow),
+            Err(_) => increment(&self.stats.handshakes_slow),
         }
     }
 
-    async fn speak<W>(&self, wire: W, service: Arc<Routed>, agreed: Agreed, phases: watch::Receiver<Phase>)
-    where
+    async fn serve_protocol<W>(
+        &self,
+        io: W,
+        service: Arc<Services>,
+        alpn: Alpn,
+        phases: watch::Receiver<Phase>,
+    ) where
         W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let line = Line::default();
+        let io_handle = IoHandle::default();
         let Some(http1) = &self.protocols.http1 else {
             let http2 = self.protocols.http2;
-            let talk =
-                Talk::new(&http2.talk(), wire, line.clone(), service, http2.keepalive(), &self.budgets);
-            let talk = Box::pin(talk);
-            return self.see_out(talk, |talk| talk.get_mut().leave(), &line, phases).await;
+            let connection = Connection::new(
+                &http2.grpc_builder(),
+                io,
+                io_handle.clone(),
+                service,
+                http2.keepalive(),
+                &self.budgets,
+            );
+            let connection = Box::pin(connection);
+            return self
+                .drive(connection, |connection| connection.get_mut().shut_down(), &io_handle, phases)
+                .await;
         };
         let answer = move |request: Request<Incoming>| {
-            let answering = service.answer(request, None);
+            let answering = service.handle(request, None);
             async { Ok::<_, Infallible>(answering.await) }
         };
-        let wire = TokioIo::new(Watched::new(wire, line.clone()));
-        match agreed {
-            Agreed::Nothing => {
-                let connection = Box::pin(http1.serve_connection(wire, service_fn(answer)));
-                self.see_out(connection, |c| c.graceful_shutdown(), &line, phases).await;
+        let io = TokioIo::new(CorkedIo::new(io, io_handle.clone()));
+        match alpn {
+            Alpn::Other => {
+                let connection = Box::pin(http1.serve_connection(io, service_fn(answer)));
+                self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
             }
-            Agreed::Http2 => {
+            Alpn::Http2 => {
                 let connection =
-                    Box::pin(self.protocols.http2.plain().serve_connection(wire, service_fn(answer)));
-                self.see_out(connection, |c| c.graceful_shutdown(), &line, phases).await;
+                    Box::pin(self.protocols.http2.http_builder().serve_connection(io, service_fn(answer)));
+                self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
             }
         }
     }
 
-    /// Drives a connection to its end, which comes with age at the latest. `leave` has it end with what is open.
-    async fn see_out<C, E>(
+    /// Drives a connection to its end, which comes with age at the latest. `shut_down` has it end with what is open.
+    async fn drive<C, E>(
         &self,
         mut connection: Pin<Box<C>>,
-        leave: impl FnOnce(Pin<&mut C>),
-        line: &Line,
+        shut_down: impl FnOnce(Pin<&mut C>),
+        io_handle: &IoHandle,
         phases: watch::Receiver<Phase>,
     ) where
         C: Future<Output = Result<(), E>>,
         E: std::fmt::Display,
     {
-        let ending = pin!(self.ending(line, phases));
-        let ending = tokio::select! {
+        let reason = pin!(self.close_reason(io_handle, phases));
+        let reason = tokio::select! {
             biased;
-            ended = connection.as_mut() => return self.note(ended),
-            ending = Roused::new(ending) => ending,
+            ended = connection.as_mut() => return self.log_error(ended),
+            reason = WakeFiltered::new(reason) => reason,
         };
-        match ending {
-            Ending::NeverBegan => return count(&self.counters.handshakes_slow),
-            Ending::Aged => count(&self.counters.aged),
+        match reason {
+            CloseReason::NotStarted => return increment(&self.stats.handshakes_slow),
+            CloseReason::MaxAge => increment(&self.stats.aged),
             // There is nothing to finish.
-            Ending::Stopping if line.bytes() == 0 => return,
-            Ending::Stopping => {}
+            CloseReason::Stopping if io_handle.bytes_received() == 0 => return,
+            CloseReason::Stopping => {}
         }
-        leave(connection.as_mut());
+        shut_down(connection.as_mut());
         match timeout(self.limits.grace, connection.as_mut()).await {
-            Ok(ended) => self.note(ended),
-            Err(_) => count(&self.counters.cut),
+            Ok(ended) => self.log_error(ended),
+            Err(_) => increment(&self.stats.cut),
         }
     }
 
     /// Waits for the time when a connection has to end.
-    async fn ending(&self, line: &Line, phases: watch::Receiver<Phase>) -> Ending {
+    async fn close_reason(&self, io_handle: &IoHandle, phases: watch::Receiver<Phase>) -> CloseReason {
         tokio::select! {
-            ending = self.age(line) => ending,
-            () = reached(phases, Phase::Stopping) => Ending::Stopping,
+            reason = self.wait_for_age(io_handle) => reason,
+            () = wait_for_phase(phases, Phase::Stopping) => CloseReason::Stopping,
         }
     }
 
-    async fn age(&self, line: &Line) -> Ending {
+    async fn wait_for_age(&self, io_handle: &IoHandle) -> CloseReason {
         let age = jittered(self.limits.age, rand::random());
-        let beginning = self.limits.handshake.min(age);
-        sleep(beginning).await;
+        let handshake_timeout = self.limits.handshake.min(age);
+        sleep(handshake_timeout).await;
         // Of HTTP/1 hyper waits for the head as long itself.
-        let needed = if self.protocols.http1.is_none() { PREFACE_BYTES } else { 1 };
-        if line.bytes() < needed {
-            return Ending::NeverBegan;
+        let bytes_min = if self.protocols.http1.is_none() { PREFACE_BYTES } else { 1 };
+        if io_handle.bytes_received() < bytes_min {
+            return CloseReason::NotStarted;
         }
-        sleep(age.saturating_sub(beginning)).await;
-        Ending::Aged
+        sleep(age.saturating_sub(handshake_timeout)).await;
+        CloseReason::MaxAge
     }
 
-    fn note(&self, ended: Result<(), impl std::fmt::Display>) {
+    fn log_error(&self, ended: Result<(), impl std::fmt::Display>) {
         if let Err(error) = ended {
             debug!(listener = self.name, %error, "a connection has ended in an error");
         }
@@ -470,26 +494,26 @@ impl Host {
 }
 
 /// Closes the connection once it is idle while the process stops: HTTP/2 would wait for its client to acknowledge that.
-async fn close_idle_while_stopping(connection: &Connection, phases: watch::Receiver<Phase>) {
-    reached(phases, Phase::Stopping).await;
+async fn close_idle_while_stopping(connection: &TrackedConnection, phases: watch::Receiver<Phase>) {
+    wait_for_phase(phases, Phase::Stopping).await;
     loop {
-        sleep(SHUTDOWN_ACK_WITHIN).await;
+        sleep(SHUTDOWN_ACK_TIMEOUT).await;
         if connection.close_if_idle() {
             return;
         }
     }
 }
 
-/// What a handshake has agreed on.
+/// What a handshake has alpn on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Agreed {
-    Nothing,
+enum Alpn {
+    Other,
     Http2,
 }
 
-/// `age`, give or take a fifth: as much of that as `dice`, from 0 to 1, says.
-fn jittered(age: Duration, dice: f64) -> Duration {
-    age.mul_f64(1.0 - JITTER + 2.0 * JITTER * dice)
+/// `age`, give or take a fifth: as much of that as `random`, from 0 to 1, says.
+fn jittered(age: Duration, random: f64) -> Duration {
+    age.mul_f64(1.0 - JITTER + 2.0 * JITTER * random)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
 /// Reads a descriptor; at least one entry.
-pub fn entries(text: &str) -> Result<Vec<Entry>, String> {
+pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     let mut entries = Vec::new();
     let (mut key, mut part) = (None, String::new());
     let mut characters = text.chars();
@@ -27,21 +27,21 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, String> {
     }
 }
 
-/// Writes a descriptor, of keys and values, so that [`entries`] reads it.
-pub fn text<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
+/// Writes a descriptor, of keys and values, so that [`parse`] reads it.
+pub fn format<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
     let mut text = String::new();
     for (key, value) in entries {
         if !text.is_empty() {
             text.push(',');
         }
-        escaped(key, &mut text);
+        push_escaped(key, &mut text);
         text.push('=');
-        escaped(value, &mut text);
+        push_escaped(value, &mut text);
     }
     text
 }
 
-fn escaped(part: &str, text: &mut String) {
+fn push_escaped(part: &str, text: &mut String) {
     for character in part.chars() {
         if matches!(character, '\\' | ',' | '=') {
             text.push('\\');
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn a_backslash_takes_a_comma_or_an_equals_sign_as_it_is() {
         assert_eq!(
-            entries(r"path=/a\,b,que\=ry=x=y,empty="),
+            parse(r"path=/a\,b,que\=ry=x=y,empty="),
             Ok(vec![entry("path", "/a,b"), entry("que=ry", "x=y"), entry("empty", "")])
         );
     }
@@ -70,7 +70,7 @@ mod tests {
     fn a_descriptor_without_a_key_or_an_equals_sign_is_refused_with_what_is_wrong() {
         for (text, wrong) in [("user", "`user` has no `=`"), ("a=b,", "`` has no `=`"), ("=b", "has no key")]
         {
-            assert!(entries(text).unwrap_err().contains(wrong), "{text}");
+            assert!(parse(text).unwrap_err().contains(wrong), "{text}");
         }
     }
 
@@ -78,6 +78,6 @@ mod tests {
     fn a_descriptor_that_is_written_reads_the_same() {
         let given = vec![entry("pa,th", r"/a\b=c,d"), entry("user", "")];
         let pairs = given.iter().map(|entry| (&*entry.key, &*entry.value));
-        assert_eq!(entries(&text(pairs)), Ok(given.clone()));
+        assert_eq!(parse(&format(pairs)), Ok(given.clone()));
     }
 }

@@ -5,41 +5,47 @@ use super::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// What the router answers with: more than a few windows.
-const LONG: usize = 100_000;
+const BODY_BYTES: usize = 100_000;
 
 /// An empty message in its frame.
-const NOTHING: Bytes = Bytes::from_static(&[0; 5]);
+const EMPTY_MESSAGE: Bytes = Bytes::from_static(&[0; 5]);
 
 fn grpc() -> Request<()> {
-    Request::post("http://x/").header(header::CONTENT_TYPE, GRPC).body(()).unwrap()
+    Request::post("http://x/").header(header::CONTENT_TYPE, GRPC_CONTENT_TYPE).body(()).unwrap()
 }
 
 fn budgets() -> Budgets {
     Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 })
 }
 
-/// A talk with a client whose streams have a window of so many bytes.
-async fn talk(
+/// A server with a client whose streams have a window of so many bytes.
+async fn connect(
     router: Router,
     window: u32,
     keepalive: Keepalive,
-) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), Broken>>) {
+) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), ConnectionError>>) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let service = Routed::http(router).of(None, None);
-    let talk =
-        tokio::spawn(Talk::new(&Builder::new(), ours, Line::default(), service, keepalive, &budgets()));
+    let service = Services::http(router).for_connection(None, None);
+    let server = tokio::spawn(Connection::new(
+        &Builder::new(),
+        ours,
+        IoHandle::default(),
+        service,
+        keepalive,
+        &budgets(),
+    ));
     let mut client = h2::client::Builder::new();
     let (client, connection) = client.initial_window_size(window).handshake(theirs).await.unwrap();
     tokio::spawn(connection);
-    (client.ready().await.unwrap(), talk)
+    (client.ready().await.unwrap(), server)
 }
 
 #[tokio::test]
 async fn a_long_answer_goes_out_as_the_clients_windows_let_it() {
-    let router = Router::new().fallback(any(async || vec![7; LONG]));
-    let (mut client, talk) = talk(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
+    let router = Router::new().fallback(any(async || vec![7; BODY_BYTES]));
+    let (mut client, server) = connect(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
     let (answer, mut stream) = client.send_request(grpc(), false).unwrap();
-    stream.send_data(NOTHING, true).unwrap();
+    stream.send_data(EMPTY_MESSAGE, true).unwrap();
     let mut body = answer.await.unwrap().into_body();
     let mut got = 0;
     while let Some(piece) = body.data().await {
@@ -48,34 +54,34 @@ async fn a_long_answer_goes_out_as_the_clients_windows_let_it() {
         got += piece.len();
         body.flow_control().release_capacity(piece.len()).unwrap();
     }
-    assert_eq!(got, LONG);
+    assert_eq!(got, BODY_BYTES);
     drop((client, stream, body));
-    talk.await.unwrap().unwrap();
+    server.await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn a_call_that_its_client_takes_back_is_given_up() {
     /// Tells when it is dropped.
-    struct Told(Option<oneshot::Sender<()>>);
-    impl Drop for Told {
+    struct NotifyOnDrop(Option<oneshot::Sender<()>>);
+    impl Drop for NotifyOnDrop {
         fn drop(&mut self) {
             let _ = self.0.take().map(|tell| tell.send(()));
         }
     }
     let (begun, has_begun) = oneshot::channel();
     let (ended, has_ended) = oneshot::channel();
-    let both = Arc::new(std::sync::Mutex::new(Some((begun, Told(Some(ended))))));
+    let signals = Arc::new(std::sync::Mutex::new(Some((begun, NotifyOnDrop(Some(ended))))));
     let router = Router::new().fallback(any(move || {
-        let (begun, told) = both.lock().unwrap().take().unwrap();
+        let (begun, notify) = signals.lock().unwrap().take().unwrap();
         async move {
-            let _told = told;
+            let _told = notify;
             begun.send(()).unwrap();
             std::future::pending::<()>().await;
         }
     }));
-    let (mut client, _talk) = talk(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
+    let (mut client, _talk) = connect(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
     let (answer, mut stream) = client.send_request(grpc(), false).unwrap();
-    stream.send_data(NOTHING, true).unwrap();
+    stream.send_data(EMPTY_MESSAGE, true).unwrap();
     has_begun.await.unwrap();
     stream.send_reset(Reason::CANCEL);
     drop(answer);
@@ -85,16 +91,16 @@ async fn a_call_that_its_client_takes_back_is_given_up() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_answers_pings_stays_and_one_that_does_not_is_left() {
     let keepalive = Keepalive { interval: Duration::from_secs(60), timeout: Duration::from_secs(20) };
-    let (_client, talking) = talk(Router::new(), 1_000, keepalive).await;
+    let (_client, server) = connect(Router::new(), 1_000, keepalive).await;
     tokio::time::sleep(HOUR).await;
-    assert!(!talking.is_finished());
+    assert!(!server.is_finished());
 
     let (ours, mut theirs) = tokio::io::duplex(1 << 16);
-    let service = Routed::http(Router::new()).of(None, None);
-    let talk = Talk::new(&Builder::new(), ours, Line::default(), service, keepalive, &budgets());
-    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    tokio::io::AsyncWriteExt::write_all(&mut theirs, greeting).await.unwrap();
+    let service = Services::http(Router::new()).for_connection(None, None);
+    let server = Connection::new(&Builder::new(), ours, IoHandle::default(), service, keepalive, &budgets());
+    let handshake = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    tokio::io::AsyncWriteExt::write_all(&mut theirs, handshake).await.unwrap();
     let start = Instant::now();
-    assert!(matches!(talk.await, Err(Broken::Silent)));
+    assert!(matches!(server.await, Err(ConnectionError::KeepaliveTimeout)));
     assert!(start.elapsed() <= 2 * keepalive.interval + keepalive.timeout + Duration::from_secs(1));
 }

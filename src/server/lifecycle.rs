@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use crate::{api::http::Readiness, cluster::Cluster, rules::Book};
 
 /// How often the links to other replicas are looked at.
-const LINKS_CHECK: Duration = Duration::from_millis(250);
+const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The names under which the health service tells of us; empty is the server as a whole.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
@@ -38,7 +38,7 @@ pub(super) struct Probe {
 impl Probe {
     /// Which other replicas reject links, if all links are rejected. Then this replica and the others would each admit
     /// whole limits.
-    fn rejected(&self) -> Option<String> {
+    fn rejecting_peers(&self) -> Option<String> {
         self.cluster.as_ref().and_then(Cluster::rejected)
     }
 }
@@ -46,7 +46,7 @@ impl Probe {
 impl Readiness for Probe {
     fn ready(&self) -> Result<(), String> {
         let phase = *self.phase.borrow();
-        if let (Phase::Starting | Phase::Serving, Some(peers)) = (phase, self.rejected()) {
+        if let (Phase::Starting | Phase::Serving, Some(peers)) = (phase, self.rejecting_peers()) {
             return Err(format!("every link to another replica is rejected: {peers}\n"));
         }
         match phase {
@@ -63,8 +63,8 @@ impl Readiness for Probe {
     }
 }
 
-/// Waits until `phase` is reached or passed.
-pub(super) async fn reached(mut phases: watch::Receiver<Phase>, phase: Phase) {
+/// Waits until `phase` is wait_for_phase or passed.
+pub(super) async fn wait_for_phase(mut phases: watch::Receiver<Phase>, phase: Phase) {
     // Whoever sends phases outlives the servers; if it is gone, so is the reason to wait.
     let _ = phases.wait_for(|now| phase <= *now).await;
 }
@@ -74,7 +74,7 @@ pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
     let mut reported = None;
     loop {
         let phase = *probe.phase.borrow_and_update();
-        let rejected = probe.rejected();
+        let rejected = probe.rejecting_peers();
         if reported != Some((phase, rejected.is_some())) {
             report(&reporter, phase, rejected.is_some()).await;
             match &rejected {
@@ -86,7 +86,7 @@ pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
             }
             reported = Some((phase, rejected.is_some()));
         }
-        if let Ok(Err(_)) = timeout(LINKS_CHECK, probe.phase.changed()).await {
+        if let Ok(Err(_)) = timeout(LINKS_CHECK_INTERVAL, probe.phase.changed()).await {
             return;
         }
     }

@@ -1,0 +1,256 @@
+//! Threads that look after connections, each with a runtime of its own: what a connection needs stays on one core,
+//! and no core waits for another.
+
+use std::{
+    future::Future,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc::RecvTimeoutError,
+    },
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
+use tracing::warn;
+
+use crate::time::Stopwatch;
+
+/// The time that blocking calls of a worker may take when it exits.
+const BLOCKING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The time that all workers may take to end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Threads that connections are handed out to. Whoever has none looks after connections where it is.
+#[derive(Debug, Default)]
+pub struct WorkerPool {
+    // Of gRPC connections.
+    grpc: Vec<Worker>,
+    // Of connections with probes and JSON: what they do delays no gRPC call.
+    http: Vec<Worker>,
+    // Of connections with pages of operators and metrics: a long page delays no probe.
+    pages: Vec<Worker>,
+    // Nobody sends here; it closes with the last sender, so each worker's end is receiver by its own.
+    exits: Vec<mpsc::Receiver<()>>,
+}
+
+/// Those who handle out connections.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WorkerHandles(Arc<[WorkerHandle]>);
+
+/// One worker, as those who handle out connections see it.
+#[derive(Clone, Debug)]
+struct WorkerHandle {
+    runtime: Handle,
+    connections: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    handle: WorkerHandle,
+    // Dropped to sender it to stopped.
+    keep_running: Option<oneshot::Sender<()>>,
+    // Nothing is sent here; it closes when the thread exits.
+    ended: std::sync::mpsc::Receiver<()>,
+}
+
+/// A connection that a worker looks after, for as long as this lives.
+struct Assignment(Arc<AtomicUsize>);
+
+impl WorkerPool {
+    /// So many threads for gRPC, one for probes and JSON, and one for pages.
+    pub fn with_workers(workers: usize) -> io::Result<Self> {
+        let mut exits = Vec::new();
+        let mut named = |name: String| Worker::start(name, &mut exits);
+        let workers =
+            (0..workers).map(|number| named(format!("worker-{number}"))).collect::<Result<_, _>>()?;
+        let (http, pages) = (vec![named("http".to_owned())?], vec![named("pages".to_owned())?]);
+        Ok(Self { grpc: workers, http, pages, exits })
+    }
+
+    /// One for each core that this process may use.
+    pub fn per_core() -> io::Result<Self> {
+        Self::with_workers(thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// For gRPC connections.
+    pub(super) fn grpc_handles(&self) -> WorkerHandles {
+        WorkerHandles::of(&self.grpc)
+    }
+
+    /// For connections with probes and JSON.
+    pub(super) fn http_handles(&self) -> WorkerHandles {
+        WorkerHandles::of(&self.http)
+    }
+
+    /// For connections with pages of operators and metrics.
+    pub(super) fn page_handles(&self) -> WorkerHandles {
+        WorkerHandles::of(&self.pages)
+    }
+
+    /// Waits until one of the threads exits, which none should.
+    pub(super) fn worker_exit(&mut self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let mut exits: JoinSet<_> = JoinSet::new();
+        for mut end in self.exits.drain(..) {
+            exits.spawn(async move { end.recv().await });
+        }
+        async move {
+            if exits.join_next().await.is_none() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// What is still looked after exits. A worker that does not, because something blocks it, is left to the end of the
+/// process.
+impl Drop for WorkerPool {
+    fn drop(&mut self) {
+        let mut all: Vec<_> =
+            [&mut self.grpc, &mut self.http, &mut self.pages].into_iter().flatten().collect();
+        all.iter_mut().for_each(|worker| worker.keep_running = None);
+        let ending = Stopwatch::start();
+        for Worker { ended, .. } in all {
+            let left = SHUTDOWN_TIMEOUT.saturating_sub(ending.elapsed());
+            if ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+                warn!(time_max = ?SHUTDOWN_TIMEOUT, "a worker is blocked; the process exits without it");
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Starts a thread. The receiver that joins `exits` closes when the thread exits.
+    fn start(name: String, exits: &mut Vec<mpsc::Receiver<()>>) -> io::Result<Self> {
+        // Blocking threads do the long work of JSON and pages: more of them would stopped less of the cores to gRPC.
+        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build()?;
+        let handle = WorkerHandle { runtime: runtime.handle().clone(), connections: Arc::default() };
+        let (keep_running, stopped) = oneshot::channel();
+        let (alive, end) = mpsc::channel(1);
+        let (running, ended) = std::sync::mpsc::channel();
+        thread::Builder::new().name(name).spawn(move || {
+            let (_alive, _running) = (alive, running);
+            // An error says that the sender is gone, which is what is waited for.
+            runtime.block_on(stopped).unwrap_or_default();
+            runtime.shutdown_timeout(BLOCKING_TIMEOUT);
+        })?;
+        exits.push(end);
+        Ok(Self { handle, keep_running: Some(keep_running), ended })
+    }
+}
+
+impl WorkerHandles {
+    fn of(workers: &[Worker]) -> Self {
+        Self(workers.iter().map(|worker| worker.handle.clone()).collect())
+    }
+
+    /// Has `task`, the task for one connection, done by the worker with the fewest of them.
+    pub(super) fn spawn(&self, open: &mut JoinSet<()>, task: impl Future<Output = ()> + Send + 'static) {
+        let Some(WorkerHandle { runtime, connections }) =
+            self.0.iter().min_by_key(|handle| handle.connections.load(Relaxed))
+        else {
+            open.spawn(task);
+            return;
+        };
+        connections.fetch_add(1, Relaxed);
+        let (assignment, task) = (Assignment(connections.clone()), Box::pin(task));
+        let task = async move {
+            let _held = assignment;
+            task.await;
+        };
+        open.spawn_on(task, runtime);
+    }
+}
+
+impl Drop for Assignment {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_connection_goes_to_the_worker_that_has_the_fewest() {
+        let pool = WorkerPool::with_workers(3).unwrap();
+        let handles = pool.grpc_handles();
+        let (mut open, (sender, mut receiver)) = (JoinSet::new(), mpsc::channel(9));
+        for _ in 0..9 {
+            let sender = sender.clone();
+            handles.spawn(&mut open, async move {
+                sender.send(thread::current().id()).await.unwrap();
+                std::future::pending().await
+            });
+        }
+        let mut each = BTreeMap::new();
+        for _ in 0..9 {
+            *each.entry(format!("{:?}", receiver.recv().await.unwrap())).or_insert(0) += 1;
+        }
+        assert_eq!(each.into_values().collect::<Vec<_>>(), [3, 3, 3]);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_has_ended_makes_room() {
+        let pool = WorkerPool::with_workers(2).unwrap();
+        let handles = pool.grpc_handles();
+        let mut open = JoinSet::new();
+        for _ in 0..10 {
+            handles.spawn(&mut open, async {});
+            open.join_next().await.unwrap().unwrap();
+            assert!(handles.0.iter().all(|handle| handle.connections.load(Relaxed) == 0));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_panics_leaves_its_worker_alive() {
+        let mut pool = WorkerPool::with_workers(1).unwrap();
+        let (handles, end) = (pool.grpc_handles(), pool.worker_exit());
+        let mut open = JoinSet::new();
+        handles.spawn(&mut open, async { panic!("a test") });
+        assert!(open.join_next().await.unwrap().is_err());
+        handles.spawn(&mut open, async {});
+        assert!(open.join_next().await.unwrap().is_ok());
+        drop(pool);
+        end.await;
+    }
+
+    #[test]
+    fn blocked_worker_does_not_hold_the_end() {
+        let pool = WorkerPool::with_workers(2).unwrap();
+        let (begin, begun) = std::sync::mpsc::channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let mut open = JoinSet::new();
+        pool.grpc_handles().spawn(&mut open, async move {
+            begin.send(()).unwrap();
+            // Blocks the thread, not the task.
+            released.recv().unwrap_err();
+        });
+        begun.recv().unwrap();
+        let (end, ended) = std::sync::mpsc::channel();
+        let ending = thread::spawn(move || {
+            drop(pool);
+            end.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(20)).unwrap();
+        drop(release);
+        ending.join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn without_workers_connections_are_looked_after_where_they_come() {
+        let mut open = JoinSet::new();
+        let here = thread::current().id();
+        WorkerHandles::default().spawn(&mut open, async move { assert_eq!(thread::current().id(), here) });
+        assert!(open.join_next().await.unwrap().is_ok());
+    }
+}
