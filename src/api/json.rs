@@ -1,4 +1,4 @@
-//! The same messages as JSON, by the JSON mapping of Protocol Buffers.
+//! Converts rate limit messages by the JSON mapping of Protocol Buffers.
 
 use std::{fmt, sync::LazyLock};
 
@@ -17,19 +17,19 @@ use crate::{
 static POOL: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect("the build has compiled them"));
 
-/// Why a text is no request.
+/// Why a JSON text is not a valid request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum JsonError {
-    /// There are more descriptors or entries than the bounds allow. Nothing was built.
+    /// More descriptors or entries than the bounds allow. The message was not built.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    /// It is no `RateLimitRequest` in JSON.
+    /// Not a `RateLimitRequest` in JSON.
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
 }
 
-/// The message of a request within `bounds`, which are checked before anything is built. An unknown field is an error,
-/// as is anything after the request.
+/// Converts a request to its encoded message. The bounds are checked before anything is built. Unknown fields and
+/// trailing characters are errors.
 pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<Vec<u8>, JsonError> {
     check_bounds(json, bounds)?;
     let mut reader = serde_json::Deserializer::from_slice(json);
@@ -38,13 +38,12 @@ pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<Vec<u8>, JsonError>
     Ok(message.encode_to_vec())
 }
 
-/// Writes a request, as [`response`] does.
+/// Converts a request to JSON, as [`response`] does.
 pub fn request_text(request: &RateLimitRequest) -> Result<String, serde_json::Error> {
     text("RateLimitRequest", &request.encode_to_vec())
 }
 
-/// Writes the message of a response: lowerCamelCase names, enumerations by name, fields left out that have their
-/// default.
+/// Converts the message of a response to JSON: lowerCamelCase names, enumerations by name, default values omitted.
 pub fn response(message: &[u8]) -> Result<String, serde_json::Error> {
     text("RateLimitResponse", message)
 }
@@ -62,32 +61,32 @@ fn descriptor(message: &str) -> MessageDescriptor {
         .expect("the build has compiled it")
 }
 
-/// Counts descriptors and entries. A text that is malformed passes if the part before the error is within `bounds`: the
-/// parser builds that part and fails at the same byte.
+/// Counts descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the parser
+/// builds that part and fails at the same byte.
 fn check_bounds(json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
     let mut count = Count { bounds, descriptors: 0, entries: 0, too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
-    // Its own errors are the parser's to tell.
+    // The parser reports syntax errors.
     let _ = BoundsCheck { count: &mut count, position: Position::Request }.deserialize(&mut reader);
     count.too_large.map_or(Ok(()), Err)
 }
 
-/// What was found until now.
+/// Descriptors and entries counted so far.
 struct Count {
     bounds: Bounds,
     descriptors: usize,
-    /// Of the last descriptor.
+    /// Entries of the last descriptor.
     entries: usize,
     too_large: Option<TooLarge>,
 }
 
-/// A value, walked over without being built.
+/// Visits a value without building it.
 struct BoundsCheck<'c> {
     count: &'c mut Count,
     position: Position,
 }
 
-/// Which value.
+/// The kind of the visited value.
 #[derive(Clone, Copy)]
 enum Position {
     Request,
@@ -97,7 +96,7 @@ enum Position {
     Entry,
 }
 
-/// The name of a field, as far as it matters here.
+/// Fields that are counted.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(field_identifier, rename_all = "lowercase")]
 enum Field {
@@ -115,7 +114,7 @@ impl Count {
     }
 
     fn entry(&mut self) -> Result<(), TooLarge> {
-        // Entries are only counted within a descriptor, which was counted before.
+        // An entry is visited after its descriptor was counted.
         self.bounds.entry(self.descriptors.saturating_sub(1), self.entries)?;
         self.entries += 1;
         Ok(())
@@ -169,7 +168,7 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
         let position = match self.position {
             Position::Descriptors => Position::Descriptor,
             Position::Entries => Position::Entry,
-            // The parser takes no list here.
+            // The parser rejects a list here.
             Position::Request | Position::Descriptor | Position::Entry => {
                 return Err(A::Error::custom("a list"));
             }
@@ -178,7 +177,7 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
         Ok(())
     }
 
-    /// `null` is what is not there.
+    /// `null` is an absent value.
     fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())
     }
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn request_at_the_bounds_is_read_and_beyond_them_refused() {
+    fn request_beyond_bounds_is_rejected() {
         let most = r#"{"entries": [{}, {"key": "a"}, {"value": "]}"}]}"#;
         let descriptors = TooLarge::Descriptors { most: 2 };
         let entries = |descriptor| TooLarge::Entries { descriptor, most: 3 };
@@ -208,7 +207,7 @@ mod tests {
             (r#"{"descriptors": [{}, {}], "descriptors": [{}]}"#.to_owned(), Err(descriptors)),
             (r#"{"descriptors": [{}, {"entries": [{}, {}, {}, {}]}]}"#.to_owned(), Err(entries(1))),
             (r#"{"descriptors": [{"entries": [{}, {}], "entries": [{}, {}]}]}"#.to_owned(), Err(entries(0))),
-            // Beyond the bounds before it is malformed.
+            // The bounds are exceeded before the syntax error.
             (r#"{"descriptors": [{}, {}, {}, 5"#.to_owned(), Err(descriptors)),
             (r#"{"domain": 1e5, "descriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
         ] {
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_request_is_no_matter_of_bounds() {
+    fn malformed_request_is_a_syntax_error() {
         for json in [
             "",
             "[[], [], []]",

@@ -1,4 +1,4 @@
-//! What is counted of requests as a whole.
+//! Metrics of requests over all protocols.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -28,25 +28,25 @@ const DELAY_BOUNDS: [Duration; 14] = micros([
     10_000_000, 30_000_000, 60_000_000,
 ]);
 
-/// What is counted of requests, over whichever protocol they come.
+/// Counters and histograms of requests over all protocols.
 #[derive(Debug)]
 pub struct Metrics {
-    /// How long decisions took.
+    /// Time to decide.
     pub duration: Histogram,
-    /// How long requests were made to wait for their turn.
+    /// Delays that requests were given.
     pub delays: Histogram,
-    /// Requests without an answer because there are no rules.
+    /// Requests rejected because no rules are loaded.
     pub no_rules: Counter,
-    /// Requests without an answer because it is not known yet who counts.
+    /// Requests rejected because the slot owner is not known yet.
     pub joining: Counter,
-    /// Requests without an answer because too many checks wait for other replicas.
+    /// Requests rejected because too many remote checks are open.
     pub overloaded: Counter,
-    /// Requests without an answer through a fault of their own.
+    /// Invalid requests.
     pub invalid: Counter,
     waiting: AtomicU64,
 }
 
-/// A request that waits for its turn, for as long as this lives.
+/// Counts a delayed request until it is dropped.
 #[derive(Debug)]
 pub(super) struct DelayedCall<'m>(&'m AtomicU64);
 
@@ -65,12 +65,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// How many requests wait for their turn now.
+    /// Requests that are delayed now.
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that begins to wait.
+    /// Counts a request that begins its delay.
     pub(super) fn wait(&self, delay: Duration) -> DelayedCall<'_> {
         self.delays.record(delay);
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl Metrics {
     }
 }
 
-// Also where the caller goes away before its turn.
+// A call that the client cancels is no longer delayed either.
 impl Drop for DelayedCall<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);

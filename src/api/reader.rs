@@ -1,4 +1,4 @@
-//! Requests in JSON from the bodies of HTTP requests.
+//! Reads JSON requests from HTTP bodies.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,22 +19,22 @@ use crate::{
     limiter::{Bounds, TooLarge},
 };
 
-/// The largest body, in bytes: as over gRPC, for a smaller bound would be a way around the limits.
+/// Maximum size of a body, in bytes. As over gRPC, since a smaller maximum would be a way around limits.
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// The largest body that is read without a share of the budget and parsed by the task of its connection, in bytes.
+/// Bodies up to this size need no budget and are parsed by the connection task, in bytes.
 const SMALL_BODY_BYTES: usize = 4 * 1024;
-/// The time to wait for a share of the budget, and then for the rest of the body.
+/// Time to wait for budget, and then for the rest of the body.
 const SHARE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Reads requests in JSON. Bodies of more than 4 KiB share a budget of bytes, and are parsed on a blocking thread of the
-/// runtime, so that they delay no other connection.
+/// Reads JSON requests. Bodies of more than 4 KiB share a memory budget and are parsed on a blocking thread, so that
+/// they do not delay other connections.
 #[derive(Clone, Debug)]
 pub struct RequestReader {
     bounds: Bounds,
     budget: Arc<Semaphore>,
 }
 
-/// A request with its body's share of the budget, which is free again when this is dropped.
+/// A request and its share of the budget, which is released when this is dropped.
 #[derive(Debug)]
 pub(super) struct ReadRequest {
     message: Vec<u8>,
@@ -42,38 +42,37 @@ pub(super) struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// The bytes of its `RateLimitRequest`.
+    /// The encoded `RateLimitRequest`.
     pub(super) fn message(&self) -> &[u8] {
         &self.message
     }
 }
 
-/// Why there is no request.
+/// Why a body has no valid request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error(transparent)]
     Json(#[from] JsonError),
-    #[error("the body has more than {BODY_BYTES_MAX} bytes")]
+    #[error("the body is larger than {BODY_BYTES_MAX} bytes")]
     BodyTooLarge,
-    #[error("the body has not arrived: {0}")]
+    #[error("cannot read the body: {0}")]
     BodyBroken(axum::Error),
-    #[error("the rest of the body has not arrived within {SHARE_TIMEOUT:?}")]
+    #[error("timeout: the body did not arrive within {SHARE_TIMEOUT:?}")]
     BodySlow,
-    #[error("too many large bodies at a time")]
+    #[error("too many concurrent large bodies")]
     Busy,
-    #[error("the body cannot be parsed: {0}")]
+    #[error("cannot parse the body: {0}")]
     Failed(tokio::task::JoinError),
 }
 
 impl RequestReader {
-    /// A reader of requests within `bounds`, whose large bodies take at most `budget_bytes` together, or one body's
-    /// largest size if that is more.
+    /// A reader with a budget of `budget_bytes` for large bodies, at least one body of the maximum size.
     pub fn new(bounds: Bounds, budget_bytes: usize) -> Self {
         let budget_bytes = budget_bytes.clamp(BODY_BYTES_MAX, Semaphore::MAX_PERMITS);
         Self { bounds, budget: Arc::new(Semaphore::new(budget_bytes)) }
     }
 
-    /// How many descriptors and entries a request may have.
+    /// The bounds of a request.
     pub(super) fn bounds(&self) -> Bounds {
         self.bounds
     }
@@ -97,7 +96,7 @@ impl RequestReader {
             return Err(ReadError::BodyTooLarge);
         }
         let bounds = self.bounds;
-        // The share goes with the task, which outlives a client that goes away.
+        // The share moves into the task, which continues if the client disconnects.
         let parsed = spawn_blocking(move || {
             let message = json::request(&bytes, bounds)?;
             Ok(ReadRequest { message, _share: Some(share) })
@@ -114,8 +113,7 @@ impl RequestReader {
     }
 }
 
-/// Appends pieces to `bytes` until they are all there, or there are more than `most` bytes. Says whether they are all
-/// there.
+/// Appends chunks until the body ends or `bytes` exceeds `most`. Returns whether the body has ended.
 async fn append(
     bytes: &mut Vec<u8>,
     pieces: &mut (impl Stream<Item = Result<Bytes, axum::Error>> + Unpin),
@@ -141,7 +139,7 @@ impl ReadError {
         }
     }
 
-    /// Why the request is too large, if that is the reason.
+    /// The exceeded bound, if that is the reason.
     pub(super) fn too_large(&self) -> Option<TooLarge> {
         match self {
             Self::Json(JsonError::TooLarge(error)) => Some(*error),

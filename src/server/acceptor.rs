@@ -1,7 +1,7 @@
-//! Accepts connections, greets them, and sees each of them out.
+//! Accepts connections, does the TLS handshake and drives each connection until it closes.
 //!
-//! Whatever a client does costs its own connection and nobody else's: greeting happens in a task of each
-//! connection, everything is bounded in number or time, and at a bound the connection is closed and counted.
+//! A client can only harm its own connection: each handshake runs in a task of its connection, and everything is
+//! bounded in number or time. When a bound is reached, the connection is closed and counted.
 
 use std::{
     convert::Infallible,
@@ -42,29 +42,30 @@ use crate::{
     settings,
 };
 
-/// How long to wait before accepting again where the system could not.
+/// Time to wait before the next accept after an accept error.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The max bytes of all headers of a request.
+/// Maximum size of all headers of a request, in bytes.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
-/// How many bytes of one stream may be on their way from us.
+/// Maximum size of the send buffer of a stream, in bytes.
 const SEND_BUFFER_BYTES_MAX: usize = 400 * 1024;
-/// What HTTP/2 counts at max for a small DATA frame that has not been read, so that each call may have two of them.
+/// HTTP/2 charges an unread small DATA frame with at most this many bytes. Each call may have two of them.
 const SMALL_FRAME_BYTES: usize = 256;
-/// How many streams we may have reset for a client's mistakes, before its connection is closed.
+/// Maximum number of streams that the server resets for client errors before it closes the connection.
 const RESETS_FOR_ERRORS_MAX: usize = 1024;
-/// How long HTTP connections last, give or take a fifth, and then their last request.
+/// Average maximum age of an HTTP connection. The current request is still answered.
 const HTTP_MAX_AGE: Duration = Duration::from_secs(5 * 60);
-/// The max requests at a time on one HTTP/2 connection, and how long one may take to answer a ping.
+/// Maximum number of concurrent requests on an HTTP/2 connection of the HTTP listeners, and time to wait for a ping
+/// reply.
 const HTTP_STREAMS_MAX: u32 = 16;
 const HTTP_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How many bytes of bodies may be on their way to us on one HTTP/2 connection that is not gRPC's.
+/// Flow-control window of HTTP/2 connections of the HTTP listeners, in bytes.
 const HTTP_WINDOW_BYTES: u32 = 64 * 1024;
-/// The least time between two keepalive pings.
+/// Minimum time between two keepalive pings.
 const KEEPALIVE_MIN: Duration = Duration::from_millis(10);
-/// By which part ages differ, so that connections made together do not end together.
+/// Relative jitter of ages, so that connections that open together do not close together.
 const JITTER: f64 = 0.2;
 
-/// A listener and how those who come are met.
+/// A listener and the settings of its connections.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     pub(super) name: &'static str,
@@ -77,24 +78,24 @@ pub(super) struct Acceptor {
     pub(super) when_full: WhenFull,
 }
 
-/// What makes room when as many connections as allowed are open and another one comes.
+/// What makes room for a new connection when the maximum number of connections is open.
 #[derive(Clone, Debug)]
 pub(super) enum WhenFull {
-    /// The new connection is closed, so that its client goes to another replica.
+    /// Close the new connection: its client can use another replica.
     CloseNew,
-    /// The connection that has been idle for longest is closed: probes have nowhere else to go.
+    /// Close the connection that has been idle longest: a probe cannot use another replica.
     CloseIdle(Arc<ConnectionTracker>),
 }
 
-/// What is spoken behind a door.
+/// The protocols of a listener.
 #[derive(Clone, Debug)]
 pub(super) struct Protocols {
-    // Spoken unless the handshake has alpn on HTTP/2; without it everybody speaks HTTP/2.
+    // Used unless ALPN selects HTTP/2. `None`: the listener speaks HTTP/2 only.
     http1: Option<http1::Builder>,
     http2: Http2,
 }
 
-/// How HTTP/2 is spoken.
+/// HTTP/2 settings.
 #[derive(Clone, Copy, Debug)]
 struct Http2 {
     max_concurrent_streams: u32,
@@ -102,16 +103,16 @@ struct Http2 {
     keepalive_timeout: Duration,
 }
 
-/// What connections may take.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// How many at a time.
+    /// Maximum number of open connections.
     connections: u64,
-    /// How long TLS may take, and then the first bytes.
+    /// Time for the TLS handshake, and then for the first bytes.
     handshake: Duration,
-    /// How long a connection may last, on average.
+    /// Average maximum age of a connection.
     age: Duration,
-    /// How long what is then open may still take.
+    /// Time for open calls to finish after a graceful shutdown has begun.
     grace: Duration,
 }
 
@@ -142,14 +143,14 @@ impl Protocols {
         Self { http1: None, http2 }
     }
 
-    /// HTTP/1.1, or HTTP/2 where a TLS handshake agrees on it.
+    /// HTTP/1.1, or HTTP/2 if ALPN selects it.
     pub(super) fn http(settings: &settings::Http) -> Self {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
             .header_read_timeout(settings.header_timeout)
             .max_header_size(HEADER_BYTES_MAX as usize)
-            // What is read ahead of a body, too.
+            // This also bounds how much of a body is read ahead.
             .max_buf_size(HEADER_BYTES_MAX as usize);
         let http2 = Http2 {
             max_concurrent_streams: HTTP_STREAMS_MAX,
@@ -159,7 +160,7 @@ impl Protocols {
         Self { http1: Some(http1), http2 }
     }
 
-    /// Their names in a TLS handshake, the best first.
+    /// ALPN protocol names, in order of preference.
     pub(super) fn names(&self) -> &'static [&'static [u8]] {
         match self.http1 {
             None => &[b"h2"],
@@ -169,7 +170,7 @@ impl Protocols {
 }
 
 impl Http2 {
-    /// As those serve_protocol it who ask over gRPC.
+    /// HTTP/2 for gRPC connections.
     fn grpc_builder(&self) -> h2::server::Builder {
         let mut http2 = h2::server::Builder::new();
         http2
@@ -179,7 +180,7 @@ impl Http2 {
             .max_concurrent_streams(self.max_concurrent_streams)
             .max_header_list_size(HEADER_BYTES_MAX)
             .data_frame_budget(2 * SMALL_FRAME_BYTES * self.streams())
-            // A client that takes back all its calls at once does no more than one that lets them be answered.
+            // A client that resets all its calls at once causes no more work than one that waits for the replies.
             .max_pending_accept_reset_streams(self.streams())
             .max_local_error_reset_streams(Some(RESETS_FOR_ERRORS_MAX));
         http2
@@ -193,7 +194,7 @@ impl Http2 {
         Keepalive { interval: self.keepalive_interval.max(KEEPALIVE_MIN), timeout: self.keepalive_timeout }
     }
 
-    /// As everybody else speaks it.
+    /// HTTP/2 for connections of the HTTP listeners.
     fn http_builder(&self) -> http2::Builder<TokioExecutor> {
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
@@ -211,8 +212,8 @@ impl Http2 {
 }
 
 impl Acceptor {
-    /// Lets `service` answer all who come, until the process stops; then finishes what has come. `workers` look after
-    /// the connections.
+    /// Serves connections with `service` until the process stops, then waits for open connections to finish.
+    /// Connections run on `workers`.
     pub(super) async fn serve(
         self,
         service: Services,
@@ -238,12 +239,18 @@ impl Acceptor {
                     increment(&context.stats.accepted);
                     let free = context.stats.try_permit(limits.connections);
                     if let Some(permit) = &free {
-                        // A tenth has to be free before it counts as not full, so that the log stays short.
+                        // A tenth of the permits must be free before the listener counts as not full, so that the log
+                        // stays short.
                         is_full &= limits.connections - limits.connections / 10 < permit.number();
                     } else {
                         if !is_full {
                             let (max, closes) = (limits.connections, context.when_full.closes());
-                            warn!(listener = name, most = max, closing = closes, "full; closes connections");
+                            warn!(
+                                listener = name,
+                                most = max,
+                                closing = closes,
+                                "listener is full, closing connections"
+                            );
                         }
                         is_full = true;
                     }
@@ -259,7 +266,9 @@ impl Acceptor {
                         increment(&context.stats.refused_full);
                     }
                 }
-                Err(error) if is_connection_error(&error) => debug!(listener = name, %error, "gone already"),
+                Err(error) if is_connection_error(&error) => {
+                    debug!(listener = name, %error, "connection closed before it was accepted")
+                }
                 Err(error) => {
                     increment(&context.stats.accept_errors);
                     if !is_failing {
@@ -270,14 +279,14 @@ impl Acceptor {
                 }
             }
         }
-        // From here on nobody can connect.
+        // New connections are refused from here on.
         drop(listener);
         while open.join_next().await.is_some() {}
     }
 }
 
 impl WhenFull {
-    /// Which connections are closed.
+    /// Names the connections that are closed, for the log.
     fn closes(&self) -> &'static str {
         match self {
             Self::CloseNew => "new",
@@ -285,7 +294,7 @@ impl WhenFull {
         }
     }
 
-    /// The place of a new connection among those that may be closed.
+    /// Registers a new connection if idle connections may be closed.
     fn open(&self) -> Option<TrackedConnection> {
         match self {
             Self::CloseNew => None,
@@ -299,7 +308,7 @@ fn is_connection_error(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// What all connections of a door share.
+/// What all connections of a listener share.
 struct ConnectionContext {
     name: &'static str,
     certificates: Option<Arc<Certificates>>,
@@ -311,18 +320,18 @@ struct ConnectionContext {
     service: Services,
 }
 
-/// Why a connection is to end.
+/// Why a connection must close.
 enum CloseReason {
-    /// Nothing has come in time.
+    /// The client sent no preface or request in time.
     NotStarted,
-    /// It has lasted long enough.
+    /// The connection reached its maximum age.
     MaxAge,
-    /// The process leaves.
+    /// The process stops.
     Stopping,
 }
 
 impl ConnectionContext {
-    /// Closes the connection that has been idle for longest, and takes its permit. `None` if there is none to close.
+    /// Closes the connection that has been idle longest and takes its permit. `None` if no connection is idle.
     async fn replace_longest_idle(&self, open: &mut JoinSet<()>) -> Option<ConnectionPermit> {
         let WhenFull::CloseIdle(connections) = &self.when_full else { return None };
         if !connections.close_longest_idle() {
@@ -337,7 +346,7 @@ impl ConnectionContext {
         }
     }
 
-    /// One connection from its first byte to its last. It holds its permit until then.
+    /// Drives one connection from its first byte to its last. The permit is held until then.
     async fn handle(
         self: Arc<Self>,
         socket: DetachedSocket,
@@ -355,8 +364,7 @@ impl ConnectionContext {
         }
     }
 
-    /// Each step is a future of its own on the heap, so that a connection takes no memory for the steps that it is not
-    /// in.
+    /// Each step is a separate boxed future, so that a connection uses memory for its current step only.
     async fn handshake(
         &self,
         socket: DetachedSocket,
@@ -365,7 +373,9 @@ impl ConnectionContext {
     ) {
         let socket = match socket.attach() {
             Ok(socket) => socket,
-            Err(error) => return debug!(listener = self.name, %error, "cannot look after a connection"),
+            Err(error) => {
+                return debug!(listener = self.name, %error, "cannot register a connection with its worker");
+            }
         };
         let service = self.service.for_connection(socket.peer(), activity);
         let Some(certificates) = &self.certificates else {
@@ -374,7 +384,7 @@ impl ConnectionContext {
         let accepting = Box::pin(TlsAcceptor::from(certificates.active()).accept(socket));
         let handshaken = tokio::select! {
             handshaken = timeout(self.limits.handshake, accepting) => handshaken,
-            // Whoever has not said anything yet is not cut off.
+            // No call has begun, so nothing has to finish.
             () = wait_for_phase(phases.clone(), Phase::Stopping) => return,
         };
         match handshaken {
@@ -385,7 +395,7 @@ impl ConnectionContext {
             }
             Ok(Err(error)) => {
                 increment(&self.stats.handshakes_failed);
-                debug!(listener = self.name, %error, "a handshake has failed");
+                debug!(listener = self.name, %error, "TLS handshake failed");
             }
             Err(_) => increment(&self.stats.handshakes_slow),
         }
@@ -434,7 +444,7 @@ impl ConnectionContext {
         }
     }
 
-    /// Drives a connection to its end, which comes with age at the latest. `shut_down` has it end with what is open.
+    /// Drives a connection until it closes, at its maximum age at the latest. `shut_down` begins a graceful shutdown.
     async fn drive<C, E>(
         &self,
         mut connection: Pin<Box<C>>,
@@ -454,7 +464,7 @@ impl ConnectionContext {
         match reason {
             CloseReason::NotStarted => return increment(&self.stats.handshakes_slow),
             CloseReason::MaxAge => increment(&self.stats.aged),
-            // There is nothing to finish.
+            // Nothing was received, so nothing has to finish.
             CloseReason::Stopping if io_handle.bytes_received() == 0 => return,
             CloseReason::Stopping => {}
         }
@@ -465,7 +475,7 @@ impl ConnectionContext {
         }
     }
 
-    /// Waits for the time when a connection has to end.
+    /// Waits until the connection must close.
     async fn close_reason(&self, io_handle: &IoHandle, phases: watch::Receiver<Phase>) -> CloseReason {
         tokio::select! {
             reason = self.wait_for_age(io_handle) => reason,
@@ -477,7 +487,7 @@ impl ConnectionContext {
         let age = jittered(self.limits.age, rand::random());
         let handshake_timeout = self.limits.handshake.min(age);
         sleep(handshake_timeout).await;
-        // Of HTTP/1 hyper waits for the head as long itself.
+        // For HTTP/1 hyper itself applies the timeout to the request head.
         let bytes_min = if self.protocols.http1.is_none() { PREFACE_BYTES } else { 1 };
         if io_handle.bytes_received() < bytes_min {
             return CloseReason::NotStarted;
@@ -488,12 +498,13 @@ impl ConnectionContext {
 
     fn log_error(&self, ended: Result<(), impl std::fmt::Display>) {
         if let Err(error) = ended {
-            debug!(listener = self.name, %error, "a connection has ended in an error");
+            debug!(listener = self.name, %error, "connection closed with an error");
         }
     }
 }
 
-/// Closes the connection once it is idle while the process stops: HTTP/2 would wait for its client to acknowledge that.
+/// Closes the connection once it is idle while the process stops. HTTP/2 would wait until the client acknowledges the
+/// shutdown.
 async fn close_idle_while_stopping(connection: &TrackedConnection, phases: watch::Receiver<Phase>) {
     wait_for_phase(phases, Phase::Stopping).await;
     loop {
@@ -504,14 +515,14 @@ async fn close_idle_while_stopping(connection: &TrackedConnection, phases: watch
     }
 }
 
-/// What a handshake has alpn on.
+/// Result of ALPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alpn {
     Other,
     Http2,
 }
 
-/// `age`, give or take a fifth: as much of that as `random`, from 0 to 1, says.
+/// `age` plus or minus up to a fifth, as `random` in 0..=1 selects.
 fn jittered(age: Duration, random: f64) -> Duration {
     age.mul_f64(1.0 - JITTER + 2.0 * JITTER * random)
 }

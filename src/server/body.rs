@@ -1,4 +1,4 @@
-//! Bodies: of requests, which end when they come too slowly, and of answers.
+//! Request bodies with a timeout, and trailers of gRPC responses.
 
 use std::{
     pin::Pin,
@@ -17,45 +17,45 @@ use crate::server::{idle::RequestActivity, message::BODY_TIMEOUT};
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
-/// The body of a request, which ends with an error when it is not there in time.
+/// A request body that fails if it does not arrive in time.
 #[derive(Debug)]
 pub(super) struct RequestBody {
     body: Source,
-    // The part that was read before.
+    // The part that was already read.
     piece: Option<Bytes>,
-    // Most bodies are there with their head, and need no timer.
+    // Created lazily: most bodies arrive with their head.
     deadline: Option<Pin<Box<Sleep>>>,
     kind: CallKind,
-    // Told when all of the body is there.
+    // Notified when the body is complete.
     activity: Option<Arc<RequestActivity>>,
 }
 
-/// Where a body comes from.
+/// The underlying body.
 #[derive(Debug)]
 pub(super) enum Source {
     Incoming(Incoming),
     Stream(RecvStream),
 }
 
-/// What one look at a body gives.
+/// A frame of a body.
 type ReadFrame = Result<Frame<Bytes>, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Whether the length of a request in time is bounded.
+/// Whether the body has a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallKind {
-    /// As of one question.
+    /// A single message, which must arrive in time.
     Unary,
-    /// As of a conversation.
+    /// A stream, which may stay open.
     Streaming,
 }
 
 impl RequestBody {
-    /// `body`, of which a first piece may have been read.
+    /// A body of `body` after the part that was already read.
     pub(super) fn new(body: Source, read: Option<Bytes>, kind: CallKind) -> Self {
         Self { body, piece: read, deadline: None, kind, activity: None }
     }
 
-    /// The same, telling `activity` when all of it is there.
+    /// Notifies `activity` when the body is complete.
     pub(super) fn with_activity(self, activity: Option<Arc<RequestActivity>>) -> Self {
         Self { activity, ..self }
     }
@@ -73,14 +73,14 @@ impl Body for RequestBody {
         match (this.body.poll(cx), this.kind) {
             (Poll::Ready(None), _) => {
                 let may_run = this.activity.as_ref().is_none_or(|activity| activity.start());
-                // The connection is dropped before the request does anything.
+                // The connection is being closed: the request must not run.
                 if may_run { Poll::Ready(None) } else { Poll::Pending }
             }
             (Poll::Ready(frame), _) => Poll::Ready(frame),
             (Poll::Pending, CallKind::Streaming) => Poll::Pending,
             (Poll::Pending, CallKind::Unary) => {
                 let deadline = this.deadline.get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
-                let timed_out = || Status::deadline_exceeded("the request has not arrived in time");
+                let timed_out = || Status::deadline_exceeded("timeout while reading the request");
                 deadline.as_mut().poll(cx).map(|()| Some(Err(timed_out().into())))
             }
         }
@@ -93,16 +93,16 @@ impl Body for RequestBody {
     fn size_hint(&self) -> SizeHint {
         match &self.body {
             Source::Incoming(body) => body.size_hint(),
-            // Over gRPC nobody asks for it.
+            // gRPC services do not use the size hint.
             Source::Stream(_) => SizeHint::default(),
         }
     }
 }
 
-/// Gives back what a piece has taken of the client's window.
+/// Releases the flow-control window of a received chunk.
 pub(super) fn release_window(stream: &mut RecvStream, piece: &Bytes) {
-    // It fails only where nothing more may come.
-    stream.flow_control().release_capacity(piece.len()).unwrap_or_default();
+    // Fails only if the stream is closed.
+    let _ = stream.flow_control().release_capacity(piece.len());
 }
 
 impl Source {
@@ -143,7 +143,7 @@ impl From<RecvStream> for Source {
     }
 }
 
-/// What follows the message of an answer.
+/// The trailers of a successful gRPC response.
 pub(super) fn ok_trailers() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(&GRPC_STATUS, OK);

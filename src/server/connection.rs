@@ -1,9 +1,9 @@
-//! HTTP/2 as those speak it who ask over gRPC: usual calls are answered as they are read, and the answers shut_down together.
+//! gRPC over HTTP/2: a connection decides calls as it reads them and writes their replies together.
 //!
-//! Spawned as tasks, the calls of a connection would each wake it when they are answered, and it would write each
-//! answer by itself. So a call is answered in the task of its connection, which writes when there is nothing more to
-//! read. Those that have to wait stay there too: where what they wait for comes to many of them at a time, as the
-//! answers of another replica do, the connection is woken once, and their answers shut_down together as well.
+//! If each call were a task, each would wake the connection and cause a write of its own. So calls run in the task of
+//! their connection, which writes once there is nothing more to read. Calls that wait stay in this task too: if many of
+//! them complete at once, as with replies of another replica, the connection wakes once and writes their replies
+//! together.
 
 use std::{
     collections::VecDeque,
@@ -45,23 +45,23 @@ use crate::{
     },
 };
 
-/// The method of the rate limit service.
+/// The path of `ShouldRateLimit`.
 const RATE_LIMIT_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 const UNCOMPRESSED: HeaderValue = HeaderValue::from_static("identity");
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
-/// The most calls that are answered before what is answered is written.
+/// Maximum number of calls that are decided before their replies are written.
 const CALLS_PER_POLL_MAX: usize = 128;
-/// About the most bytes that are read before other connections have their turn.
+/// Approximate maximum of bytes that are read before other connections are polled.
 const READ_BUDGET_BYTES: usize = 32 * 1024;
-/// The connection's window, which is also that of each stream: what HTTP/2 begins with.
+/// The flow-control window of the connection and of each stream: the HTTP/2 default.
 pub(super) const WINDOW_BYTES: u32 = 65_535;
-/// Time for an idle client to acknowledge that the connection ends.
+/// Time for an idle client to acknowledge a graceful shutdown.
 pub(super) const SHUTDOWN_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A connection. It has ended when this has.
+/// A gRPC connection. The future completes when the connection is closed.
 pub(super) struct Connection<W> {
     state: State<W>,
     filter: WakeFilter,
@@ -69,32 +69,32 @@ pub(super) struct Connection<W> {
     service: Arc<Services>,
     keepalive: Keepalive,
     pending: PendingCalls,
-    // Calls that have come while the client does not take its replies.
+    // Calls that arrived while the client does not read its replies.
     deferred: VecDeque<Deferred>,
     requests: ConnectionBytes,
-    // The part of the window that unfinished calls withhold, as HTTP/2 knows it.
+    // Bytes of the window withheld by incomplete calls, as last reported to HTTP/2.
     withheld: usize,
     unsent: Unsent,
     shutdown: Shutdown,
 }
 
-/// A call that is not begun yet.
+/// A call that has not begun.
 struct Deferred {
     request: Request<RecvStream>,
     respond: SendResponse<ReplyPart>,
     share: Share,
 }
 
-/// Whether the connection is to end.
+/// State of the graceful shutdown.
 enum Shutdown {
     NotRequested,
-    /// The client has been told. It is waited for until then.
+    /// The client was sent GOAWAY. Wait for its acknowledgement until the timer fires.
     Requested(Pin<Box<Sleep>>),
-    /// The client has not acknowledged it in time: the connection ends with its last call.
+    /// The client did not acknowledge in time: the connection closes after its last call.
     Overdue,
 }
 
-/// The calls of a connection that have to wait for something.
+/// Calls of a connection that wait for something.
 type PendingCalls = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
 enum State<W> {
@@ -102,41 +102,41 @@ enum State<W> {
     Open(Http2Connection<CorkedIo<W>, ReplyPart>, WakeFiltered<KeepaliveTimer>),
 }
 
-/// What has become of a round of reading and response.
+/// Result of one pass of reading, deciding and writing.
 enum Progress {
-    /// There may be more to write, or to read.
+    /// There may be more to read or write.
     Active,
-    /// There is nothing to do.
+    /// Nothing to do.
     Idle,
-    /// There is no more connection.
+    /// The connection is closed.
     Closed,
 }
 
-/// When a client is accepted whether it is still there.
+/// Keepalive settings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keepalive {
-    /// After how long a silence; it may be twice as long.
+    /// Time without received bytes before a ping is sent; up to twice as long in practice.
     pub(super) interval: Duration,
-    /// How long it may take to say so.
+    /// Time to wait for the ping reply before the connection is closed.
     pub(super) timeout: Duration,
 }
 
-/// Whether a client is still there.
+/// Sends keepalive pings. Completes when the client does not reply.
 struct KeepaliveTimer {
     keepalive: Keepalive,
     io_handle: IoHandle,
-    // None where somebody else sends them, which nobody does.
+    // `None` only if `ping_pong` was already taken, which does not happen.
     pings: Option<PingPong>,
     next: Pin<Box<Sleep>>,
     is_ping_sent: bool,
 }
 
-/// Why a connection has ended before its time.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionError {
     #[error(transparent)]
     Http2(#[from] h2::Error),
-    #[error("the client does not answer pings")]
+    #[error("keepalive timeout: no reply to the ping")]
     KeepaliveTimeout,
 }
 
@@ -164,7 +164,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         }
     }
 
-    /// Begins no more calls, and ends with the last.
+    /// Starts a graceful shutdown: accepts no more calls and closes after the last one.
     pub(super) fn shut_down(&mut self) {
         self.shutdown = Shutdown::Requested(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
         match &mut self.state {
@@ -204,13 +204,14 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
 
 impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     fn poll_io(&mut self, cx: &Context<'_>) -> Poll<Result<(), ConnectionError>> {
-        // Answers ring it too, but what comes next writes them.
+        // Replies wake the filter too, but the next statement writes them.
         self.filter.begin_poll();
         match self.drive()? {
             Progress::Closed => return Poll::Ready(Ok(())),
             Progress::Idle if self.filter.end_poll() => {}
-            // Other connections read and answer before this one writes. So writes follow each other, and whoever is woken
-            // by the first is awake for the others: an eighth of the CPU where few calls come at a time.
+            // Yield before writing, so that other connections read and decide first. Their writes then follow each
+            // other, and a client woken by the first write is still awake for the next ones. This saves an eighth of
+            // the CPU at low concurrency.
             Progress::Active | Progress::Idle => {
                 self.filter.waker().wake_by_ref();
                 cx.waker().wake_by_ref();
@@ -219,7 +220,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         Poll::Pending
     }
 
-    /// Whether the client has had its time to acknowledge the end of the connection.
+    /// Whether the time to acknowledge the graceful shutdown has passed.
     fn is_overdue(&mut self, cx: &mut Context<'_>) -> bool {
         if let Shutdown::Requested(end) = &mut self.shutdown
             && end.as_mut().poll(cx).is_ready()
@@ -229,16 +230,16 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         matches!(self.shutdown, Shutdown::Overdue)
     }
 
-    /// Tells the client that the connection has ended.
+    /// Sends GOAWAY and closes the connection.
     fn end(&mut self, cx: &mut Context<'_>) {
         if let State::Open(connection, _) = &mut self.state {
             connection.abrupt_shutdown(Reason::NO_ERROR);
-            // What the socket does not take now is not waited for.
+            // Bytes that the socket does not accept now are dropped.
             let _ = connection.poll_closed(cx);
         }
     }
 
-    /// Writes what has been answered, reads what has come, and answers it.
+    /// Writes replies, reads requests and decides them.
     fn drive(&mut self) -> Result<Progress, ConnectionError> {
         self.io_handle.set_read_budget(READ_BUDGET_BYTES);
         let mut cx = Context::from_waker(self.filter.waker());
@@ -297,7 +298,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         let withheld = self.requests.withheld();
         if withheld != self.withheld {
             self.withheld = withheld;
-            // What one call withholds is not taken from the others.
+            // Window withheld by one call must not reduce the window of the others.
             connection.set_target_window_size(
                 WINDOW_BYTES.saturating_add(u32::try_from(withheld).unwrap_or(u32::MAX)),
             );
@@ -310,18 +311,18 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     }
 }
 
-/// Goes on with the calls for which something has come. Says whether any was answered.
+/// Polls pending calls that were woken. Returns whether any completed.
 fn poll_pending(pending: &mut PendingCalls, cx: &mut Context<'_>) -> bool {
     for answered in 0..CALLS_PER_POLL_MAX {
         match Pin::new(&mut *pending).poll_next(cx) {
             Poll::Ready(Some(())) => {}
-            Poll::Ready(None) | Poll::Pending => return 0 < answered,
+            Poll::Ready(None) | Poll::Pending => return answered > 0,
         }
     }
     true
 }
 
-/// What calls of one connection share.
+/// State shared by the calls of a connection.
 struct Calls<'a> {
     service: &'a Arc<Services>,
     pending: &'a PendingCalls,
@@ -330,7 +331,7 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// Answers a call, or adds it to those that have to wait.
+    /// Replies to a call, or adds it to the pending calls.
     fn begin(
         &self,
         batch: Option<&mut Batch<'_>>,
@@ -346,10 +347,10 @@ impl Calls<'_> {
         };
         let piece = match request.body_mut().poll_data(cx) {
             Poll::Ready(Some(Ok(piece))) => Some(piece),
-            // An error is reported again.
+            // `poll_data` returns the error again.
             Poll::Ready(Some(Err(_)) | None) | Poll::Pending => None,
         };
-        // The window that the piece has taken is given back with the stream.
+        // The window is released when the stream is dropped.
         let Some(framed) = piece.as_ref().filter(|_| request.body().is_end_stream()) else {
             return self.read_and_decide(request, piece, respond);
         };
@@ -374,7 +375,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Reads the rest of a call of the rate limit service, and decides it.
+    /// Reads the rest of a `ShouldRateLimit` call and decides it.
     fn read_and_decide(
         &self,
         mut request: Request<RecvStream>,
@@ -393,7 +394,7 @@ impl Calls<'_> {
         });
     }
 
-    /// Answers a call of another service.
+    /// Passes a call to another gRPC service.
     fn route(&self, mut request: Request<RecvStream>, mut respond: SendResponse<ReplyPart>) {
         let (service, unsent) = (self.service.clone(), self.unsent.clone());
         if Services::is_streaming(&request) {
@@ -420,7 +421,7 @@ impl Calls<'_> {
         Deferred { request, respond, share }
     }
 
-    /// Begins calls for whose replies there is room now, in their order. Says whether there were any.
+    /// Begins deferred calls in their order while there is room for replies. Returns whether any was begun or refused.
     fn begin_deferred(
         &self,
         deferred: &mut VecDeque<Deferred>,
@@ -445,7 +446,7 @@ impl Calls<'_> {
     }
 }
 
-/// The answer to a request that is not of gRPC, by gRPC's rules, or that is compressed.
+/// The response to a request that is not valid gRPC, or is compressed.
 fn rejection(request: &Request<RecvStream>) -> Option<Response<()>> {
     let mut response = Response::new(());
     if request.method() != Method::POST {
@@ -462,36 +463,36 @@ fn rejection(request: &Request<RecvStream>) -> Option<Response<()>> {
     Some(response)
 }
 
-/// Whether a request says that it is of gRPC.
+/// Whether the content type is gRPC.
 fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(given) = headers.get(header::CONTENT_TYPE) else { return false };
     let rest = given.as_bytes().strip_prefix(GRPC_CONTENT_TYPE.as_bytes());
     matches!(rest, Some([] | [b'+' | b';', ..]))
 }
 
-/// About what the head of a request takes.
+/// Approximate memory of the request head, in bytes.
 fn head_bytes(request: &Request<RecvStream>) -> usize {
-    /// An entry of the table of headers, with its name and value.
+    /// An entry of the header map without its name and value.
     const ENTRY_BYTES: usize = 128;
     let headers = request.headers().iter();
     headers.map(|(name, value)| ENTRY_BYTES + name.as_str().len() + value.len()).sum()
 }
 
-/// Answers with an error; without one the client cannot be answered any more.
+/// Replies with an error. `None`: the stream is already closed.
 fn send_error(respond: &mut SendResponse<ReplyPart>, error: Option<Status>) -> Result<(), h2::Error> {
     error.map_or(Ok(()), |error| respond.send_response(error.into_http(), true).map(drop))
 }
 
 fn log_error(answered: Result<(), h2::Error>) {
     if let Err(error) = answered {
-        debug!(%error, "a call has ended in an error");
+        debug!(%error, "call failed");
     }
 }
 
-/// Answers, and says that all is well. The client's windows may make it wait on its way.
+/// Sends the reply and its OK trailers. Flow control may delay the bytes.
 fn send_reply(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) -> Result<(), h2::Error> {
     let mut response = Response::new(());
-    // Room for one, and no more, is what has to be allocated.
+    // Allocates room for one header only.
     *response.headers_mut() = HeaderMap::with_capacity(1);
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     let mut stream = respond.send_response(response, false)?;
@@ -505,7 +506,7 @@ async fn wait_for(service: &Services, delay: Duration) {
     }
 }
 
-/// Answers when it is time, unless the client takes its call back.
+/// Sends the reply after its delay, unless the client resets the call.
 async fn send_delayed_reply(
     service: &Services,
     reply: Reply,
@@ -519,7 +520,7 @@ async fn send_delayed_reply(
     }
 }
 
-/// Decides a call of the rate limit service, of which this is the framed body, wherever its counters are.
+/// Decides a `ShouldRateLimit` call from its complete body, locally or through the owner.
 async fn decide(
     service: &Services,
     request: &Request<RecvStream>,
@@ -537,13 +538,13 @@ async fn decide(
     };
     match decided {
         Ok(reply) if reply.delay.is_zero() => send_reply(&mut respond, reply, unsent),
-        // On the heap, so that the usual call has no room for it.
+        // Boxed to keep the future of a call without delay small.
         Ok(reply) => Box::pin(send_delayed_reply(service, reply, respond, unsent)).await,
         Err(error) => send_error(&mut respond, error),
     }
 }
 
-/// Sends what `response` gives, unless the client takes its call back.
+/// Sends the response that `response` resolves to, unless the client resets the call.
 async fn send_response_of(
     response: impl Future<Output = Response<Body>>,
     mut respond: SendResponse<ReplyPart>,
@@ -569,13 +570,13 @@ async fn send_response_of(
         match next {
             None => return stream.send_data(unsent.part(Bytes::new()), true),
             Some(Err(error)) => {
-                debug!(%error, "an answer has broken off");
+                debug!(%error, "response body failed");
                 stream.send_reset(Reason::INTERNAL_ERROR);
                 return Ok(());
             }
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => send(&mut stream, data, &unsent).await?,
-                // What is neither is not sent.
+                // Other frame types are not sent.
                 Err(frame) => {
                     if let Ok(trailers) = frame.into_trailers() {
                         return stream.send_trailers(trailers);
@@ -586,12 +587,12 @@ async fn send_response_of(
     }
 }
 
-/// Sends `data` as the client's windows let it.
+/// Sends `data` as flow control allows.
 async fn send(stream: &mut SendStream<ReplyPart>, mut data: Bytes, unsent: &Unsent) -> Result<(), h2::Error> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         while stream.capacity() == 0 {
-            // There is none where the stream has ended.
+            // `None`: the stream is closed.
             poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap_or(Err(Reason::CANCEL.into()))?;
         }
         let piece = data.split_to(stream.capacity().min(data.len()));
@@ -607,15 +608,15 @@ impl KeepaliveTimer {
 
     fn send_ping(&mut self, cx: &mut Context<'_>) {
         if let Some(pings) = &mut self.pings {
-            // The answer to the last one is taken, or there could be no other. Where the connection has ended, that is
-            // told elsewhere.
-            let _answered = pings.poll_pong(cx);
-            pings.send_ping(Ping::opaque()).unwrap_or_default();
+            // The previous pong must be taken before the next ping. Connection errors are reported by the connection
+            // itself.
+            let _ = pings.poll_pong(cx);
+            let _ = pings.send_ping(Ping::opaque());
         }
     }
 }
 
-/// Ready once the client has been silent for too long.
+/// Completes when the client has not replied to a ping in time.
 impl Future for KeepaliveTimer {
     type Output = ();
 

@@ -1,7 +1,7 @@
-//! A io that tells whether anything has come over it, and waits with what goes out until it is worth a write.
+//! A socket wrapper that counts received bytes, bounds reads and delays small writes.
 //!
-//! While the socket takes no more bytes nothing is read from it either: a client that does not read its replies cannot
-//! make HTTP/2 collect more of them, or of the frames that answer resets and pings.
+//! While the socket accepts no more bytes, nothing is read from it either. So a client that does not read its replies
+//! cannot make HTTP/2 queue more replies, or more frames that acknowledge resets and pings.
 
 use std::{
     io,
@@ -15,24 +15,24 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How many bytes an HTTP/2 client sends before anything else.
+/// Length of the HTTP/2 client preface, in bytes.
 pub(super) const PREFACE_BYTES: usize = 24;
 
-/// The most bytes that are held back.
+/// Writes below this size are delayed while corked, in bytes.
 const CORKED_BYTES_MAX: usize = 8 * 1024;
 
-/// What is known of a io, and how it is to be used. Cloning gives another handle of the same.
+/// A handle that controls a [`CorkedIo`] and reads its state. Clones share the state.
 #[derive(Clone, Debug)]
 pub(super) struct IoHandle(Arc<IoState>);
 
 #[derive(Debug)]
 struct IoState {
-    // Only the first few are counted.
+    // Counted up to the length of the preface only.
     bytes_received: AtomicUsize,
     take_received: AtomicBool,
     is_drained: AtomicBool,
     is_corked: AtomicBool,
-    // What may still be read in this turn; without turns there is no bound.
+    // Bytes that may still be read; `usize::MAX` is no bound.
     read_budget: AtomicUsize,
     is_read_budget_spent: AtomicBool,
 }
@@ -51,37 +51,37 @@ impl Default for IoHandle {
 }
 
 impl IoHandle {
-    /// Begins a turn of a task, in which about `bytes` are read at most. HTTP/2 reads as long as there is something, so
-    /// without a bound one connection would keep its thread from the others.
+    /// Allows about `bytes` to be read until the next call. HTTP/2 reads as long as there is input, so without a bound
+    /// one connection would block the others of its thread.
     pub(super) fn set_read_budget(&self, bytes: usize) {
         self.0.read_budget.store(bytes, Relaxed);
         self.0.is_read_budget_spent.store(false, Relaxed);
     }
 
-    /// Whether reading was stopped at the bound of the turn. No waker is registered then.
+    /// Whether the read budget stopped a read. In this case no waker is registered.
     pub(super) fn is_read_budget_spent(&self) -> bool {
         self.0.is_read_budget_spent.load(Relaxed)
     }
 
-    /// How many bytes have come; only the first few are counted.
+    /// Bytes received, counted up to the length of the preface only.
     pub(super) fn bytes_received(&self) -> usize {
         self.0.bytes_received.load(Relaxed)
     }
 
-    /// Whether anything has come since this was last asked.
+    /// Whether bytes were received since the last call of this function.
     pub(super) fn take_received(&self) -> bool {
         self.0.take_received.swap(false, Relaxed)
     }
 
-    /// Until [`IoHandle::uncork`], which has to be in the same turn of a task: holds back what is written, as long as it is
-    /// little, and does not look again once there was nothing to read. Whoever has something to write is to try again
-    /// then: nobody is woken.
+    /// Delays small writes until [`IoHandle::uncork`], and does not read again once the socket was empty. Delayed reads
+    /// and writes return `Pending` without registering a waker, so the task must uncork and poll again in the same
+    /// poll.
     pub(super) fn cork(&self) {
         self.0.is_drained.store(false, Relaxed);
         self.0.is_corked.store(true, Relaxed);
     }
 
-    /// Holds nothing back any more, and reads again.
+    /// Ends [`IoHandle::cork`].
     pub(super) fn uncork(&self) {
         self.0.is_corked.store(false, Relaxed);
     }
@@ -110,12 +110,12 @@ impl IoHandle {
     }
 }
 
-/// A io that does as its [`IoHandle`] says.
+/// A socket controlled by an [`IoHandle`].
 pub(super) struct CorkedIo<W> {
     io: W,
     io_handle: IoHandle,
     is_write_blocked: bool,
-    // Of a read that was not tried because the socket took no more bytes.
+    // Waker of a read that was delayed because the socket accepts no more bytes.
     read_waker: Option<Waker>,
 }
 
@@ -124,7 +124,7 @@ impl<W> CorkedIo<W> {
         Self { io, io_handle, is_write_blocked: false, read_waker: None }
     }
 
-    /// Notes what has become of a write.
+    /// Records the result of a write and wakes a delayed read.
     fn record_write(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         self.is_write_blocked = written.is_pending();
         if !self.is_write_blocked
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn little_is_held_back_until_it_is_let_go_and_much_is_not() {
+    async fn corked_io_delays_small_writes_only() {
         let (ours, mut theirs) = tokio::io::duplex(1 << 20);
         let io_handle = IoHandle::default();
         let mut io = CorkedIo::new(ours, io_handle.clone());
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn turn_reads_no_more_than_its_bound() {
+    async fn read_budget_bounds_reads() {
         let (ours, mut theirs) = tokio::io::duplex(8);
         let io_handle = IoHandle::default();
         let mut io = CorkedIo::new(ours, io_handle.clone());
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn blocked_socket_is_not_read_until_it_is_written() {
+    async fn blocked_socket_is_not_read_until_write_succeeds() {
         let (ours, mut theirs) = tokio::io::duplex(8);
         let mut io = CorkedIo::new(ours, IoHandle::default());
         theirs.write_all(b"x").await.unwrap();
@@ -248,7 +248,7 @@ mod tests {
         assert!(Pin::new(&mut io).poll_write(noop, &[7]).is_pending());
         let mut byte = [0];
         let mut read = try_read(&mut io, &mut byte);
-        assert!(read.is_pending(), "the socket takes no more bytes");
+        assert!(read.is_pending(), "the socket accepts no more bytes");
         theirs.read_exact(&mut [0; 8]).await.unwrap();
         io.write_all(&[7]).await.unwrap();
         read = try_read(&mut io, &mut byte);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_empty_wire_is_looked_at_once_until_it_is_let_go() {
+    async fn corked_io_does_not_read_again_after_empty_read() {
         let (ours, mut theirs) = tokio::io::duplex(64);
         let io_handle = IoHandle::default();
         let mut io = CorkedIo::new(ours, io_handle.clone());

@@ -1,8 +1,8 @@
-//! What the connections of a listener do, so that a full listener closes the one that has been idle for longest to make
-//! room for a new one.
+//! Tracks activity of the connections of a listener, so that a full listener can close the connection that has been
+//! idle longest.
 //!
 //! A connection is idle while the server waits for its client: for a request, for the rest of a body, or for the client
-//! to take an answer. So a client that is slow on purpose cannot keep a probe out.
+//! to read a response. So a slow client cannot lock out a probe.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ struct Tracked {
     by_number: BTreeMap<u64, Arc<Activity>>,
 }
 
-/// An open connection, until this is dropped.
+/// An open connection; dropping it unregisters the connection.
 #[derive(Debug)]
 pub(super) struct TrackedConnection {
     connections: Arc<ConnectionTracker>,
@@ -33,7 +33,7 @@ pub(super) struct TrackedConnection {
     activity: Arc<Activity>,
 }
 
-/// What one connection does.
+/// The activity of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
@@ -42,14 +42,14 @@ pub(super) struct Activity {
 
 #[derive(Debug)]
 struct State {
-    /// Requests that have come completely and are not answered yet.
+    /// Complete requests without a response yet.
     running: usize,
     idle_since: Instant,
-    // Invariant: once set, no request begins to run.
+    // Invariant: once set, no request starts to run.
     is_closing: bool,
 }
 
-/// A request of a connection, until it is answered.
+/// A request from its head to its response.
 #[derive(Debug)]
 pub(super) struct RequestActivity {
     activity: Arc<Activity>,
@@ -57,7 +57,7 @@ pub(super) struct RequestActivity {
 }
 
 impl ConnectionTracker {
-    /// Adds a connection, idle from now on.
+    /// Registers a connection, which is idle at first.
     pub(super) fn track(self: &Arc<Self>) -> TrackedConnection {
         let state = State { running: 0, idle_since: Instant::now(), is_closing: false };
         let activity = Arc::new(Activity { state: Mutex::new(state), close: Notify::new() });
@@ -68,13 +68,13 @@ impl ConnectionTracker {
         TrackedConnection { connections: self.clone(), number, activity }
     }
 
-    /// Has the connection close_requested that has been idle for longest. Says whether any is idle.
+    /// Requests the close of the connection that has been idle longest. Returns `false` if no connection is idle.
     pub(super) fn close_longest_idle(&self) -> bool {
         let open = lock(&self.0);
         loop {
             let idle = open.by_number.values().filter_map(|each| Some((each.idle_since()?, each)));
             let Some((_, longest)) = idle.min_by_key(|(since, _)| *since) else { return false };
-            // A request may have come since.
+            // If a request has arrived in the meantime, try the next one.
             if longest.close() {
                 return true;
             }
@@ -87,12 +87,12 @@ impl TrackedConnection {
         self.activity.clone()
     }
 
-    /// Has it close_requested unless a request is under way. Says whether it is to be close_requested.
+    /// Requests the close unless a request is running. Returns whether the close was requested.
     pub(super) fn close_if_idle(&self) -> bool {
         self.activity.close()
     }
 
-    /// Waits until it is to be close_requested.
+    /// Waits until the close is requested.
     pub(super) fn close_requested(&self) -> impl Future<Output = ()> + '_ {
         self.activity.close.notified()
     }
@@ -105,7 +105,7 @@ impl Drop for TrackedConnection {
 }
 
 impl Activity {
-    /// Since when it is idle; `None` while it is not, or is being close_requested.
+    /// When the connection became idle; `None` if it is not idle, or is being closed.
     fn idle_since(&self) -> Option<Instant> {
         let state = lock(&self.state);
         (state.running == 0 && !state.is_closing).then_some(state.idle_since)
@@ -122,13 +122,13 @@ impl Activity {
 }
 
 impl RequestActivity {
-    /// A request of which the head has come.
+    /// Begins a request whose head has arrived.
     pub(super) fn new(activity: Arc<Activity>) -> Self {
         lock(&activity.state).idle_since = Instant::now();
         Self { activity, is_running: AtomicBool::new(false) }
     }
 
-    /// The request has come completely. `false` if its connection is being close_requested, so that it must not be answered.
+    /// Marks the request as complete. Returns `false` if the connection is being closed: the request must not run then.
     pub(super) fn start(&self) -> bool {
         let mut state = lock(&self.activity.state);
         if !state.is_closing && !self.is_running.swap(true, Relaxed) {
@@ -148,7 +148,7 @@ impl Drop for RequestActivity {
     }
 }
 
-/// Each change is complete before anything can panic.
+/// Poison is ignored: each change is complete before anything can panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// So many connections, opened a second after each other.
+    /// Opens `number` connections, one per second.
     async fn connections(number: usize) -> (Arc<ConnectionTracker>, Vec<TrackedConnection>) {
         let connections = Arc::new(ConnectionTracker::default());
         let mut open = Vec::new();

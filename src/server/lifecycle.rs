@@ -1,4 +1,4 @@
-//! What the process is doing with its life.
+//! Phases of the process, and what readiness and health checks report in each.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,26 +8,26 @@ use tracing::{info, warn};
 
 use crate::{api::http::Readiness, cluster::Cluster, rules::Book};
 
-/// How often the links to other replicas are looked at.
+/// How often the state of cluster links is checked.
 const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The names under which the health service tells of us; empty is the server as a whole.
+/// Service names of the health service; the empty name is the whole server.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
 
-/// Starting, serving, draining, stopping: in this order, never back.
+/// Phases in their order. A process never returns to an earlier phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Listening, but without rules: nothing can be answered.
+    /// Listening, but rules are not loaded or the cluster is not joined.
     Starting,
-    /// Answering.
+    /// Answering requests.
     Serving,
-    /// Answering still, but to be sent no more requests.
+    /// Answering requests, but reporting not ready.
     Draining,
-    /// Answering only what has already come.
+    /// Finishing open requests only.
     Stopping,
 }
 
-/// Tells probes whether to send requests here.
+/// State that decides readiness.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
     pub(super) phase: watch::Receiver<Phase>,
@@ -36,8 +36,7 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// Which other replicas reject links, if all links are rejected. Then this replica and the others would each admit
-    /// whole limits.
+    /// The peers that reject links, if all links are rejected. In this case each side would admit the whole limits.
     fn rejecting_peers(&self) -> Option<String> {
         self.cluster.as_ref().and_then(Cluster::rejected)
     }
@@ -63,13 +62,13 @@ impl Readiness for Probe {
     }
 }
 
-/// Waits until `phase` is wait_for_phase or passed.
+/// Waits until `phase` is reached or passed.
 pub(super) async fn wait_for_phase(mut phases: watch::Receiver<Phase>, phase: Phase) {
-    // Whoever sends phases outlives the servers; if it is gone, so is the reason to wait.
-    let _ = phases.wait_for(|now| phase <= *now).await;
+    // An error means that the sender was dropped, which ends the wait too.
+    let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
-/// Keeps the health service true, for as long as it is polled.
+/// Updates the health service for as long as it is polled.
 pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
     let mut reported = None;
     loop {
@@ -80,7 +79,7 @@ pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
             match &rejected {
                 Some(peers) => warn!(peers, "not ready: every link to another replica is rejected"),
                 None if reported.is_some_and(|(_, rejected)| rejected) => {
-                    info!("no longer are all links to other replicas rejected");
+                    info!("links to other replicas are no longer all rejected");
                 }
                 None => {}
             }
@@ -102,7 +101,7 @@ async fn report(reporter: &HealthReporter, phase: Phase, rejected: bool) {
                 reporter.set_service_status(name, ServingStatus::NotServing).await;
             }
             Phase::Serving => reporter.set_service_status(name, ServingStatus::Serving).await,
-            // Forgotten, so that streams which watch it end and hold nobody up.
+            // Clearing the status ends watch streams, so that they do not delay the shutdown.
             Phase::Stopping => reporter.clone().clear_service_status(name).await,
         }
     }

@@ -1,4 +1,4 @@
-//! Reads the one message of a unary call as it arrives.
+//! Reads the single message of a unary call.
 
 use std::{
     future::{Future, poll_fn},
@@ -14,34 +14,34 @@ use tonic::Status;
 
 use crate::server::{MESSAGE_BYTES_MAX, request_bytes::Share};
 
-/// Time for the body of a request to arrive, once it has been waited for.
+/// Time for the body of a request to arrive.
 pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// What gRPC puts before a message: a flag, and the length of the message.
+/// Length of the gRPC message prefix: a flag and the message length.
 const PREFIX_BYTES: usize = 5;
 
-/// Why there is no message.
+/// Why a body has no valid message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
     #[error("the request is larger than {MESSAGE_BYTES_MAX} bytes")]
     TooLarge,
-    #[error("the request ends before its message is complete")]
+    #[error("the request ends before the end of its message")]
     Truncated,
-    #[error("the method takes one message, and the request has none")]
+    #[error("the method takes one message, but the request has none")]
     Missing,
-    #[error("the method takes one message, and the request has more")]
+    #[error("the method takes one message, but the request has more")]
     Multiple,
-    #[error("the message is compressed, and its call names no encoding")]
+    #[error("the message is compressed, but the call has no grpc-encoding")]
     Compressed,
-    #[error("the request has not arrived within {BODY_TIMEOUT:?}")]
+    #[error("timeout: the request did not arrive within {BODY_TIMEOUT:?}")]
     Timeout,
-    #[error("too many bytes of unfinished requests")]
+    #[error("too many bytes of incomplete requests")]
     OverBudget,
     #[error(transparent)]
     Http2(#[from] h2::Error),
 }
 
 impl MessageError {
-    /// The answer to the call; `None` where its client cannot be answered any more.
+    /// The status of the call; `None` if the stream is already closed.
     pub(super) fn status(&self) -> Option<Status> {
         let message = self.to_string();
         match self {
@@ -55,15 +55,15 @@ impl MessageError {
     }
 }
 
-/// A message on its way.
+/// A partially received message.
 struct MessageReader<'a> {
     body: &'a mut RecvStream,
     share: &'a mut Share,
-    // Prefix and message. It grows by what has arrived, never by the announced length.
+    // Prefix and message. Grows with the bytes received, never by the announced length.
     framed: Vec<u8>,
 }
 
-/// Reads `body` to its end, of which the first piece may have been read: one message with its prefix.
+/// Reads `body` to its end and returns its single message with the prefix. `first` is the part that was already read.
 pub(super) async fn read(
     body: &mut RecvStream,
     first: Option<Bytes>,
@@ -85,8 +85,8 @@ impl MessageReader<'_> {
                 return Poll::Ready(Err(MessageError::OverBudget));
             }
             if let Poll::Ready(window) = self.share.poll_window(cx) {
-                // It fails only where the stream has ended.
-                self.body.flow_control().release_capacity(window).unwrap_or_default();
+                // Fails only if the stream is closed.
+                let _ = self.body.flow_control().release_capacity(window);
             }
             match self.body.poll_data(cx) {
                 Poll::Ready(Some(piece)) => self.add(&piece?)?,
@@ -100,7 +100,7 @@ impl MessageReader<'_> {
         self.share.receive(piece.len());
         self.framed.extend_from_slice(piece);
         match unframe(&self.framed) {
-            // More may come.
+            // The rest may still arrive.
             Ok(_) | Err(MessageError::Truncated | MessageError::Missing) => Ok(()),
             Err(error) => Err(error),
         }
@@ -111,7 +111,7 @@ impl MessageReader<'_> {
     }
 }
 
-/// The message in the whole body of a call.
+/// The message in a complete body.
 #[inline]
 pub(super) fn unframe(framed: &[u8]) -> Result<&[u8], MessageError> {
     let Some(([flag, length @ ..], message)) = framed.split_first_chunk::<PREFIX_BYTES>() else {

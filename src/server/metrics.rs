@@ -1,4 +1,4 @@
-//! The page of metrics, and where it is served.
+//! The metrics page.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     time::{Clock, LongSteps, Timestamp},
 };
 
-/// Whatever has something to tell.
+/// The components that the page reports.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     pub(super) book: Arc<Book>,
@@ -37,13 +37,13 @@ pub(super) struct Sources {
     pub(super) clock: Clock,
 }
 
-/// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
+/// A router with `/metrics` only. Cluster metrics are included if there is a cluster.
 pub(super) fn router(cluster: Option<Cluster>, sources: Sources) -> Router {
     Router::new().route("/metrics", get(scrape)).with_state((sources, cluster))
 }
 
 async fn scrape(State((sources, cluster)): State<(Sources, Option<Cluster>)>) -> Response {
-    // With very many rules this takes a while, which no request should wait for.
+    // With very many rules rendering takes long, so it must not block a worker.
     let page = move || sources.page(cluster.as_ref().map(Cluster::figures).as_ref());
     match tokio::task::spawn_blocking(page).await {
         Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
@@ -183,7 +183,7 @@ impl Sources {
     }
 }
 
-/// This replica's place among the others, and what changes hands.
+/// Membership and slots of this replica.
 fn place(figures: &cluster::Figures, page: &mut Page) {
     let cluster::Figures { part, state, members, holding, moving, of_other_rules, isolated, .. } = figures;
     let mut family = page.family(shared::STATE);
@@ -210,7 +210,7 @@ fn place(figures: &cluster::Figures, page: &mut Page) {
     page.single(shared::BEGUN_ANEW, part.begun_anew);
 }
 
-/// Who has decided what others hold, and what is kept of it elsewhere.
+/// Remote checks, leases and backups.
 fn calls(figures: &cluster::Figures, page: &mut Page) {
     let cluster::Figures { part, backup_age, .. } = figures;
     page.single(shared::FORWARDED, part.forwarded);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_shares_keys_has_every_metric_of_the_cluster_at_zero_from_the_start() {
+    async fn cluster_metrics_are_all_present_at_zero_from_start() {
         let sources = sources();
         let cluster = lone(sources.memory.clone()).await;
         let page = sources.page(Some(&cluster.figures()));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_counts_alone_has_none_of_them() {
+    fn cluster_metrics_are_absent_without_cluster() {
         let page = sources().page(None);
         assert_eq!(families(&page), metrics::ALL.iter().map(|metric| metric.name).collect::<Vec<_>>());
     }

@@ -1,4 +1,4 @@
-//! The running service: everything is made here, once, in order.
+//! Builds all components of the service in order, and runs them.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -57,13 +57,13 @@ use request_bytes::RequestBytes;
 use services::Services;
 use tls::Certificates;
 
-/// How often the clock is compared with the wall's.
+/// Interval of comparisons with the system clock.
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The largest message, in bytes.
+/// Maximum size of a message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Bytes that callers may have the whole process hold.
+/// Memory budgets for data that clients make the process hold.
 #[derive(Clone, Debug)]
 pub(super) struct Budgets {
     requests: Arc<RequestBytes>,
@@ -79,51 +79,51 @@ impl Budgets {
         }
     }
 }
-/// The largest message of a reflection stream, in bytes.
+/// Maximum size of a reflection message, in bytes.
 const REFLECTION_BYTES_MAX: usize = 64 * 1024;
 
-/// The memory that large JSON bodies share, in bytes.
+/// Memory budget for large JSON bodies, in bytes.
 const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The task of the connections_max of the HTTP listener that calls of `/json` cannot take, so that probes always find one.
+/// One of this many connections of the HTTP listener is reserved for probes: calls of `/json` cannot use it.
 const PROBE_SHARE: usize = 10;
 
-/// Why the service cannot start, or stopped.
+/// Why the service cannot start, or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An address cannot be listened on.
+    /// An address cannot be bound.
     #[error("{listener}.listen: cannot listen on {address}: {error}")]
     Listen {
-        /// Which of the listeners.
+        /// The name of the listener.
         listener: &'static str,
-        /// The address asked for.
+        /// The configured address.
         address: Address,
-        /// Why not.
+        /// The cause.
         error: io::Error,
     },
-    /// Certificates are no good.
+    /// Certificates cannot be used.
     #[error(transparent)]
     Certificates(#[from] CertificateFileError),
-    /// Traces cannot be sent.
-    #[error("traces cannot be sent: {0}")]
+    /// The trace exporter cannot start.
+    #[error("cannot export traces: {0}")]
     Traces(#[from] traces::Error),
-    /// Other replicas cannot be wait_for_phase or listened to.
+    /// The cluster links cannot start, or failed.
     #[error(transparent)]
     Cluster(#[from] link::Error),
-    /// There is no token for the admin pages.
+    /// The admin token cannot be used.
     #[error(transparent)]
     Token(#[from] admin::TokenError),
-    /// A task of the service ended by itself.
-    #[error("{task} has ended: {reason}")]
+    /// A task of the service exited.
+    #[error("{task} failed: {reason}")]
     Ended {
-        /// Which task.
+        /// The name of the task.
         task: &'static str,
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }
 
-/// The service, listening but not answering yet.
+/// The service with bound listeners, before it accepts connections.
 #[derive(Debug)]
 pub struct Server {
     grpc: Acceptor,
@@ -138,21 +138,21 @@ pub struct Server {
     logs: Dial,
 }
 
-/// Where the service listens.
+/// The addresses of the listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// The gRPC service.
+    /// The gRPC listener.
     pub grpc: Address,
-    /// Probes and JSON.
+    /// The HTTP listener: probes and JSON.
     pub http: SocketAddr,
-    /// The operator's side.
+    /// The admin listener.
     pub admin: SocketAddr,
-    /// The page of metrics.
+    /// The metrics listener.
     pub metrics: SocketAddr,
 }
 
 impl Server {
-    /// Takes all addresses, or none. Certificates are read first, and none may be bad.
+    /// Loads the certificates and binds all listeners. Fails if any of them is invalid.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, Error> {
         if let Some(path) = &settings.admin.token_file {
             admin::Token::new(path.clone()).read()?;
@@ -216,21 +216,21 @@ impl Server {
         })
     }
 
-    /// The same, with the dial of its logs.
+    /// Sets the handle that changes the log level.
     pub fn with_logs(self, logs: Dial) -> Self {
         Self { logs, ..self }
     }
 
-    /// The same, with `workers` to look after the connections of callers.
+    /// Sets the worker pool that runs connections.
     pub fn with_workers(self, workers: WorkerPool) -> Self {
         Self { workers, ..self }
     }
 
-    /// Where it listens, with the ports that port 0 has become.
+    /// The bound addresses, with the actual port if port 0 was requested.
     pub fn addresses(&self) -> io::Result<Addresses> {
         let tcp = |acceptor: &Acceptor| match acceptor.listener.address()? {
             Address::Tcp(address) => Ok(address),
-            Address::Unix(_) => Err(io::Error::other("a port has become a Unix socket")),
+            Address::Unix(_) => Err(io::Error::other("a TCP listener has a Unix address")),
         };
         Ok(Addresses {
             grpc: self.grpc.listener.address()?,
@@ -240,7 +240,7 @@ impl Server {
         })
     }
 
-    /// What becomes of its connections, counted.
+    /// Statistics of the listeners.
     pub fn stats(&self) -> ServerStats {
         self.stats.clone()
     }
@@ -248,17 +248,17 @@ impl Server {
     fn log_bounds(&self) {
         let Settings { store, memory, grpc, http, .. } = &self.settings;
         info!(
-            stats = %ByteSize(store.memory_limit),
+            counters = %ByteSize(store.memory_limit),
             requests = %ByteSize(memory.requests),
             replies = %ByteSize(memory.replies),
             grpc_connections = grpc.max_connections,
             http_connections = http.max_connections,
-            "bounds of memory"
+            "memory limits"
         );
     }
 
-    /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
-    /// cuts that short.
+    /// Serves until the first message of `shutdown`, then drains. A second message or the drain timeout stops the
+    /// process at once.
     pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), Error> {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
@@ -348,7 +348,7 @@ impl Server {
             error = server_exit(&mut servers) => Err(error),
             error = background_task_exit(&mut background) => Err(error),
         };
-        // Nobody is answered any more, so nothing is counted that it would miss.
+        // No request is served from here on, so the background tasks are no longer needed.
         drop(background);
         if let Some(cluster) = &cluster {
             replica::leave(cluster).await;
@@ -366,7 +366,7 @@ async fn listen(listener: &'static str, address: &Address, mode: u32) -> Result<
     listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
 }
 
-/// Keeps the clock of stats with the system's, for as long as it is polled.
+/// Keeps the clock of counters in step with the system clock, for as long as it is polled.
 async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
     let mut ticks = interval(CLOCK_CHECK_INTERVAL);
     loop {
@@ -381,11 +381,11 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
                 }
                 warn!(
                     ?lead,
-                    "the system clock had jumped ahead and was put right: stats that lie ahead are cut"
+                    "system clock jumped ahead and was corrected, cutting counters with times in the future"
                 );
             }
             Some(Step::Forward(by)) => {
-                warn!(?by, "the system clock has jumped ahead, and stats follow it")
+                warn!(?by, "system clock jumped ahead, counters follow it")
             }
             None => {}
         }
@@ -393,7 +393,7 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
     }
 }
 
-/// Goes on answering for the delay, then finishes what has come, and leaves.
+/// Serves for the drain delay, then finishes open requests and hands off slots.
 async fn drain(
     phase: &watch::Sender<Phase>,
     drain: &Drain,
@@ -417,31 +417,31 @@ async fn drain(
     tokio::select! {
         finished = timeout(drain.timeout, finish) => match finished {
             Ok(()) => info!("stopped"),
-            Err(_) => warn!("stopped at the end of the drain's time, with calls still open"),
+            Err(_) => warn!("drain timeout reached, stopping with open calls"),
         },
-        _ = shutdown.recv() => warn!("stopped at once, being told twice"),
+        _ = shutdown.recv() => warn!("second stop signal received, stopping at once"),
     }
 }
 
-/// The end of the first server that ends; before the process leaves, none should.
+/// Waits until a listener task exits, which is an error before shutdown.
 async fn server_exit(servers: &mut JoinSet<()>) -> Error {
-    let ended = |reason: String| Error::Ended { task: "a server", reason };
+    let ended = |reason: String| Error::Ended { task: "listener", reason };
     match servers.join_next().await {
-        None | Some(Ok(())) => ended("nobody told it to".to_owned()),
+        None | Some(Ok(())) => ended("task exited unexpectedly".to_owned()),
         Some(Err(panic)) => ended(panic.to_string()),
     }
 }
 
-/// The end of the first chore that ends; none should, ever.
+/// Waits until a background task exits, which is always an error.
 async fn background_task_exit(background: &mut JoinSet<()>) -> Error {
     let reason = match background.join_next().await {
-        None | Some(Ok(())) => "nobody told it to".to_owned(),
+        None | Some(Ok(())) => "task exited unexpectedly".to_owned(),
         Some(Err(panic)) => panic.to_string(),
     };
-    Error::Ended { task: "a chore", reason }
+    Error::Ended { task: "background task", reason }
 }
 
-/// The gRPC services beside the rate limit service.
+/// The gRPC services other than the rate limit service.
 fn grpc_routes<H>(health: tonic_health::pb::health_server::HealthServer<H>) -> Result<axum::Router, Error>
 where
     H: tonic_health::pb::health_server::Health,
@@ -450,8 +450,8 @@ where
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
-        .map_err(|error| Error::Ended { task: "the gRPC server", reason: error.to_string() })?;
-    // A stream is read as it arrives, and room is reserved for the announced length.
+        .map_err(|error| Error::Ended { task: "gRPC reflection", reason: error.to_string() })?;
+    // tonic allocates the announced length, so the size must be bounded.
     let reflection = reflection.max_decoding_message_size(REFLECTION_BYTES_MAX);
     let routes = Routes::new(health).add_service(reflection);
     Ok(routes.prepare().into_axum_router())

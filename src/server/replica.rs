@@ -1,4 +1,4 @@
-//! This process as one of several that share keys.
+//! Runs this process as a replica of a cluster.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
     time::Clock,
 };
 
-/// How long goodbyes may take.
+/// Time for goodbyes to be sent.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often the others are told of the rules in force, if these have changed.
+/// Interval at which changes of the active rules are announced.
 const RULES_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A replica that listens to others.
+/// A replica that listens for other replicas.
 #[derive(Debug)]
 pub(super) struct Replica {
     cluster: Cluster,
@@ -29,7 +29,7 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    /// Reads what was kept, and listens to other replicas where keys are shared with any.
+    /// Restores stored counters and, if there are cluster settings, listens for other replicas.
     pub(super) async fn start(
         settings: Option<cluster::Settings>,
         store: store::Settings,
@@ -54,19 +54,19 @@ impl Replica {
     }
 }
 
-/// Tells the others which rules are in force here, for as long as it is polled.
+/// Announces the hash of the active rules to other replicas, for as long as it is polled.
 pub(super) async fn announce_rules(cluster: Cluster, book: Arc<Book>) {
     let mut ticks = interval(RULES_CHECK_INTERVAL);
     loop {
         ticks.tick().await;
         let hash = book.status().hash.unwrap_or_default();
-        // The others only compare it.
+        // Other replicas compare it for equality only.
         let digits = hash.get(..16).unwrap_or_default();
         cluster.rules_changed(u64::from_str_radix(digits, 16).unwrap_or_default());
     }
 }
 
-/// The end of the links, which end before the process only when something is wrong; never without links.
+/// Waits until the links task exits, which is an error before shutdown. Never completes without a cluster.
 pub(super) async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> Error {
     match links.join_next().await {
         None => std::future::pending().await,
@@ -76,12 +76,12 @@ pub(super) async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> 
     }
 }
 
-/// Says goodbye, and tells of what nobody has taken.
+/// Leaves the cluster and logs slots that were not handed off.
 pub(super) async fn leave(cluster: &Cluster) {
     let members = cluster.figures().members;
     match cluster.leave(LEAVE_TIMEOUT).await {
         0 => info!("left the cluster"),
-        slots if members == 0 => info!(slots, "left the cluster as the last, so nobody took its slots"),
-        slots => warn!(slots, "left the cluster with slots that were not handed on"),
+        slots if members == 0 => info!(slots, "left the cluster as its last member"),
+        slots => warn!(slots, "left the cluster with slots that were not handed off"),
     }
 }

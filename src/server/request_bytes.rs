@@ -1,8 +1,8 @@
-//! Bytes of requests that have not arrived whole.
+//! Accounts bytes of requests that are not complete.
 //!
-//! A connection is bounded by flow control: beyond [`CONNECTION_BYTES_MAX`] only its oldest unfinished call gets more
-//! window. The process is bounded by refusal: beyond its budget the oldest unfinished call is refused. A call that is
-//! about to end is young, so a client that finishes its calls is not harmed by clients that do not.
+//! A connection is bounded by flow control: beyond [`CONNECTION_BYTES_MAX`] only its oldest incomplete call gets more
+//! window. The process is bounded by rejection: beyond its budget the oldest incomplete call is rejected. A call that
+//! is about to complete is usually young, so stalled clients do not harm other clients.
 
 use std::{
     collections::BTreeMap,
@@ -16,13 +16,13 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// The max bytes of unfinished calls on one connection, beyond which only its oldest call goes on: one message of the
-/// largest size.
+/// Maximum of bytes of incomplete calls on one connection: one message of the maximum size. Beyond it only the oldest
+/// call gets window.
 const CONNECTION_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// What an unfinished call takes besides its message and its head: the state of its stream, and its future.
+/// Approximate memory of an incomplete call besides its message and head: stream state and future.
 const CALL_BYTES: usize = 2 * 1024;
 
-/// The budget for unfinished calls of the whole process.
+/// The process-wide budget for incomplete calls.
 #[derive(Debug)]
 pub(super) struct RequestBytes {
     max: usize,
@@ -34,7 +34,7 @@ pub(super) struct RequestBytes {
 struct Calls {
     bytes: usize,
     begun: u64,
-    // By age: the oldest has the smallest number.
+    // By age: the oldest call has the smallest number.
     by_number: BTreeMap<u64, Call>,
 }
 
@@ -44,14 +44,14 @@ struct Call {
     refusal: Arc<Refusal>,
 }
 
-/// Tells a call that it is refused.
+/// Tells a call that it is rejected.
 #[derive(Debug, Default)]
 struct Refusal {
     is_refused: AtomicBool,
     waker: AtomicWaker,
 }
 
-/// Unfinished calls of one connection. Cloning gives another handle of the same.
+/// Incomplete calls of one connection. Clones share the state.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionBytes {
     process: Arc<RequestBytes>,
@@ -61,15 +61,15 @@ pub(super) struct ConnectionBytes {
 #[derive(Debug, Default)]
 struct Windows {
     bytes: usize,
-    // Received, but not given back to the client as window.
+    // Received bytes whose window is not released yet.
     withheld: usize,
     // Bytes of each call, by age.
     by_number: BTreeMap<u64, usize>,
-    // Calls that wait for window.
+    // Wakers of calls that wait for window.
     waiting: Vec<Waker>,
 }
 
-/// The share of one unfinished call, until this is dropped.
+/// The accounting of one incomplete call; dropping it ends the accounting.
 #[derive(Debug)]
 pub(super) struct Share {
     connection: ConnectionBytes,
@@ -83,12 +83,12 @@ impl RequestBytes {
         Self { max, calls: Mutex::default(), refused: AtomicU64::new(0) }
     }
 
-    /// Calls that were refused because the budget was used up.
+    /// Calls that were rejected because the budget was exhausted.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// Bytes of unfinished calls now.
+    /// Current bytes of incomplete calls.
     pub(super) fn bytes(&self) -> usize {
         self.calls().bytes
     }
@@ -108,10 +108,10 @@ impl RequestBytes {
         (number, refusal)
     }
 
-    /// Counts `bytes` more for a call, and refuses the oldest calls while there are too many bytes.
+    /// Adds `bytes` to a call, and rejects the oldest calls while the budget is exceeded.
     fn grow(&self, number: u64, bytes: usize) {
         let mut calls = self.calls();
-        // A refused call is no longer counted.
+        // A rejected call is no longer counted.
         let Some(call) = calls.by_number.get_mut(&number) else { return };
         call.bytes += bytes;
         calls.bytes += bytes;
@@ -142,14 +142,14 @@ impl ConnectionBytes {
         Self { process, windows: Arc::default() }
     }
 
-    /// Begins to count a call that has not arrived whole, and whose head takes `head` bytes.
+    /// Begins the accounting of an incomplete call with a head of `head` bytes.
     pub(super) fn share(&self, head: usize) -> Share {
         let (number, refusal) = self.process.begin(CALL_BYTES + head);
         self.windows().by_number.insert(number, 0);
         Share { connection: self.clone(), number, refusal, withheld: 0 }
     }
 
-    /// Bytes that were received and are not given back to the client as window.
+    /// Received bytes whose window is not released yet.
     pub(super) fn withheld(&self) -> usize {
         self.windows().withheld
     }
@@ -160,7 +160,7 @@ impl ConnectionBytes {
 }
 
 impl Share {
-    /// Counts `bytes` that were received. Their window is withheld until [`Share::poll_window`] gives it back.
+    /// Counts received bytes. Their window is withheld until [`Share::poll_window`] returns it.
     pub(super) fn receive(&mut self, bytes: usize) {
         self.withheld += bytes;
         let mut windows = self.connection.windows();
@@ -171,7 +171,7 @@ impl Share {
         self.connection.process.grow(self.number, bytes);
     }
 
-    /// The window to give back to the client, once the connection is within its bound or this is its oldest call.
+    /// The window to release, once the connection is within its bound or this is its oldest call.
     pub(super) fn poll_window(&mut self, cx: &Context<'_>) -> Poll<usize> {
         if self.withheld == 0 {
             return Poll::Ready(0);
@@ -186,7 +186,7 @@ impl Share {
         Poll::Ready(mem::take(&mut self.withheld))
     }
 
-    /// Ready when the call is refused because the process holds too many bytes of unfinished calls.
+    /// Ready once the call is rejected because the process is over its budget.
     pub(super) fn poll_refused(&self, cx: &Context<'_>) -> Poll<()> {
         self.refusal.waker.register(cx.waker());
         if self.refusal.is_refused.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }

@@ -1,4 +1,4 @@
-//! What has become of connections, counted.
+//! Statistics of listeners and their connections.
 
 use std::sync::{
     Arc,
@@ -7,20 +7,20 @@ use std::sync::{
 
 use crate::time::Timestamp;
 
-/// The stats of all listeners.
+/// Statistics of all listeners.
 #[derive(Clone, Debug, Default)]
 pub struct ServerStats {
-    /// Of the gRPC service.
+    /// The gRPC listener.
     pub grpc: Arc<ListenerStats>,
-    /// Of probes and JSON.
+    /// The HTTP listener: probes and JSON.
     pub http: Arc<ListenerStats>,
-    /// Of the operator's side.
+    /// The admin listener.
     pub admin: Arc<ListenerStats>,
-    /// Of the page of metrics.
+    /// The metrics listener.
     pub metrics: Arc<ListenerStats>,
 }
 
-/// What one listener has seen since the start.
+/// Counters of one listener since the start.
 #[derive(Debug, Default)]
 pub struct ListenerStats {
     pub(super) accepted: AtomicU64,
@@ -34,41 +34,41 @@ pub struct ListenerStats {
     pub(super) cut: AtomicU64,
     pub(super) certificates_loaded: AtomicU64,
     pub(super) certificate_errors: AtomicU64,
-    // Seconds since the epoch; 0 while there is no certificate.
+    // Seconds since the epoch; 0 without a certificate.
     pub(super) certificate_expires: AtomicU64,
 }
 
-/// A reading of [`ListenerStats`].
+/// The values of [`ListenerStats`] at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerReading {
-    /// Connections accepted, those included that were then closed at once.
+    /// Connections accepted, including those closed at once.
     pub accepted: u64,
     /// Connections open now.
     pub open: u64,
-    /// Connections closed at once because as many as allowed were open.
+    /// Connections closed at once because the listener was full.
     pub refused_full: u64,
-    /// Idle connections closed because as many as allowed were open and another one came.
+    /// Idle connections closed to make room for new ones.
     pub closed_idle: u64,
-    /// Times that the system could not hand over a connection, for want of file descriptors for example.
+    /// Failed accepts, for example for lack of file descriptors.
     pub accept_errors: u64,
-    /// TLS handshakes that failed, a client without a good certificate among them.
+    /// Failed TLS handshakes, including clients without a valid certificate.
     pub handshakes_failed: u64,
-    /// Connections closed because they did not begin in time.
+    /// Connections closed because the handshake or the first bytes took too long.
     pub handshakes_slow: u64,
-    /// Connections told to go away for their age.
+    /// Connections shut down because of their age.
     pub aged: u64,
-    /// Connections closed at the end of the grace with calls still open.
+    /// Connections closed at the end of the grace period with open calls.
     pub cut: u64,
-    /// Times that certificates were taken, the one at the start included.
+    /// Certificate loads, including the one at the start.
     pub certificates_loaded: u64,
-    /// Contents of certificate files that were refused; the old ones stayed in force.
+    /// Versions of certificate files that were rejected; the previous ones stayed active.
     pub certificate_errors: u64,
-    /// When the certificate in force expires.
+    /// When the active certificate expires.
     pub certificate_expires: Option<Timestamp>,
 }
 
 impl ListenerStats {
-    /// What they show now.
+    /// The current values.
     pub fn read(&self) -> ListenerReading {
         let expires = self.certificate_expires.load(Relaxed);
         ListenerReading {
@@ -88,9 +88,9 @@ impl ListenerStats {
         }
     }
 
-    /// A seat for one more connection, unless `max` are taken. Only the loop that accepts may ask for one.
+    /// Takes a permit for one more connection, unless `max` are open. Must only be called by the accept loop.
     pub(super) fn try_permit(self: &Arc<Self>, max: u64) -> Option<ConnectionPermit> {
-        if max <= self.open.load(Relaxed) {
+        if self.open.load(Relaxed) >= max {
             return None;
         }
         let taken = self.open.fetch_add(1, Relaxed);
@@ -98,7 +98,7 @@ impl ListenerStats {
     }
 }
 
-/// One connection among those open; it stops counting when this is dropped.
+/// Counts an open connection until it is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     stats: Arc<ListenerStats>,
@@ -106,7 +106,7 @@ pub(super) struct ConnectionPermit {
 }
 
 impl ConnectionPermit {
-    /// How many were taken when this one was, itself included.
+    /// Number of open connections when this one was added, itself included.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -118,7 +118,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Counts one more.
+/// Adds one.
 pub(super) fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }

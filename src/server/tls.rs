@@ -1,4 +1,4 @@
-//! Certificates: whom we show ourselves to be, and whom we let in.
+//! TLS certificates of listeners, and verification of client certificates.
 
 use std::{fmt, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -24,10 +24,10 @@ use crate::{
     time::Clock,
 };
 
-/// How long files must stay as they are before they increment as written.
+/// Files must be unchanged for this time before they are loaded.
 const SETTLE_TIME: Duration = Duration::from_millis(50);
 
-/// Why certificates cannot be used: which setting, and what is wrong with its file.
+/// Why a certificate file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{listener}.{setting}: {path}: {reason}", path = path.display())]
 pub struct CertificateFileError {
@@ -37,7 +37,7 @@ pub struct CertificateFileError {
     reason: String,
 }
 
-/// The certificates of one listener, replaced when their files change.
+/// The certificates of one listener, reloaded when their files change.
 #[derive(Debug)]
 pub(super) struct Certificates {
     listener: &'static str,
@@ -49,7 +49,7 @@ pub(super) struct Certificates {
     initial: CertificateFiles,
 }
 
-/// What the files hold.
+/// Contents of the files.
 #[derive(Clone, PartialEq, Eq)]
 struct CertificateFiles {
     cert: Vec<u8>,
@@ -57,14 +57,14 @@ struct CertificateFiles {
     client_ca: Option<Vec<u8>>,
 }
 
-/// What files_read is made into.
+/// The TLS configuration made from the files, and when its certificate expires.
 struct Compiled {
     config: Arc<ServerConfig>,
     expires: UnixTime,
 }
 
 impl Certificates {
-    /// What the files hold now; none of it may be bad. `protocols` are offered by ALPN, the best first.
+    /// Loads the files, which must all be valid. `protocols` are ALPN names in order of preference.
     pub(super) fn load(
         listener: &'static str,
         files: settings::Tls,
@@ -81,12 +81,12 @@ impl Certificates {
         Ok(Self { listener, files, protocols, clock, stats, active, initial })
     }
 
-    /// What new connections are greeted with.
+    /// The configuration for new connections.
     pub(super) fn active(&self) -> Arc<ServerConfig> {
         self.active.load_full()
     }
 
-    /// Compares the files with what is in force every so often, for as long as it is polled.
+    /// Reloads the files when they change, for as long as it is polled.
     pub(super) async fn reload_on_change(self: Arc<Self>, poll_interval: Duration) {
         let mut loaded = Ok(self.initial.clone());
         let mut rejected = None;
@@ -98,13 +98,13 @@ impl Certificates {
                 continue;
             }
             if rejected.as_ref() != Some(&found) {
-                // A pair may be half replaced.
+                // Certificate and key may be replaced one after the other.
                 sleep(SETTLE_TIME).await;
                 if self.clone().read().await.as_ref() != Some(&found) {
                     continue;
                 }
             }
-            // What was rejected is tried again without a word: a certificate may only have to wait for its day.
+            // Rejected files are tried again without logging: a certificate may not be valid yet.
             let is_new = rejected.as_ref() != Some(&found);
             let compiled =
                 found.clone().and_then(|files_read| Ok((self.reader().compile(&files_read)?, files_read)));
@@ -113,12 +113,12 @@ impl Certificates {
                     self.active.store(config);
                     self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
                     increment(&self.stats.certificates_loaded);
-                    info!(listener = self.listener, expires = %told(expires), "new certificates are in force");
+                    info!(listener = self.listener, ends = %told(expires), "loaded new certificates");
                     (loaded, rejected) = (Ok(files_read), None);
                 }
                 Err(error) if is_new => {
                     increment(&self.stats.certificate_errors);
-                    error!(%error, "the certificates cannot be used; the old ones stay");
+                    error!(%error, "cannot load new certificates, keeping the previous ones");
                     rejected = Some(found);
                 }
                 Err(_) => {}
@@ -135,7 +135,7 @@ impl Certificates {
     }
 }
 
-/// Reads files and makes what a handshake needs of them.
+/// Reads the files of one listener and builds the TLS configuration.
 struct Reader<'c> {
     listener: &'static str,
     files: &'c settings::Tls,
@@ -161,13 +161,13 @@ impl Reader<'_> {
         let provider = Arc::new(aws_lc_rs::default_provider());
 
         let chain = certificates(&files_read.cert).map_err(bad_cert)?;
-        let leaf = chain.first().ok_or_else(|| bad_cert("there is no certificate in it".to_owned()))?;
+        let leaf = chain.first().ok_or_else(|| bad_cert("the file has no certificate".to_owned()))?;
         let expires = valid_until(leaf, unix_time(self.clock.wall())).map_err(bad_cert)?;
         let der = PrivateKeyDer::from_pem_slice(&files_read.key)
-            .map_err(|error| bad_key(format!("there is no key in it that can be read: {error}")))?;
+            .map_err(|error| bad_key(format!("the file has no readable private key: {error}")))?;
         let pair = CertifiedKey::from_der(chain, der, &provider).map_err(|error| match error {
             rustls::Error::InconsistentKeys(_) => {
-                bad_key(format!("it is not the key of the certificate in {}", cert.display()))
+                bad_key(format!("the key does not match the certificate in {}", cert.display()))
             }
             error => bad_key(error.to_string()),
         })?;
@@ -184,7 +184,8 @@ impl Reader<'_> {
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
         config.alpn_protocols = self.protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        // A resumed session would not show its certificate again, and connections are few and long.
+        // A resumed session would skip the client certificate. Connections are few and long, so resumption gains
+        // little.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Compiled { config: Arc::new(config), expires })
@@ -198,9 +199,9 @@ impl Reader<'_> {
         let (Some(path), Some(pem)) = (&self.files.client_ca, &files_read.client_ca) else { return Ok(None) };
         let bad = |reason: String| self.error("tls_client_ca", path, reason);
         let mut roots = RootCertStore::empty();
-        let mut last_error = "there is no certificate in it".to_owned();
+        let mut last_error = "the file has no certificate".to_owned();
         for authority in certificates(pem).map_err(bad)? {
-            // One that has ended may stand beside its successor.
+            // An expired authority may stand beside its successor.
             match valid_until(&authority, unix_time(self.clock.wall())) {
                 Ok(_) => roots.add(authority).map_err(|error| bad(error.to_string()))?,
                 Err(reason) => last_error = reason,
@@ -221,7 +222,7 @@ impl Reader<'_> {
     }
 }
 
-/// Lets in whom the authority knows, if one of the names is right.
+/// Accepts client certificates that the inner verifier accepts and that have a listed subject alternative name.
 #[derive(Debug)]
 struct SanVerifier {
     verifier: Arc<dyn ClientCertVerifier>,
@@ -294,7 +295,7 @@ impl ClientCertVerifier for SanVerifier {
     }
 }
 
-// The key stays out of logs.
+// Keeps the private key out of logs.
 impl fmt::Debug for CertificateFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CertificateFiles").finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! Who has wakes a task: a task that waits for several things is wakes for one, and asks only that one.
+//! Per-future wakers: a task that polls several futures polls only those that were woken.
 
 use std::{
     future::Future,
@@ -13,12 +13,12 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-// What a filter is doing.
+// States of a filter.
 const IDLE: u8 = 0;
 const POLLING: u8 = 1;
 const WOKEN: u8 = 2;
 
-/// What is new instead of waking a task, which it then wakes.
+/// A waker that records a wake and passes it on to a task.
 pub(super) struct WakeFilter {
     shared: Arc<Shared>,
     waker: Waker,
@@ -49,18 +49,18 @@ impl Shared {
 }
 
 impl WakeFilter {
-    /// A filter that has been new.
+    /// A filter in the woken state, so that the first poll happens.
     pub(super) fn new() -> Self {
         let shared = Arc::new(Shared { state: AtomicU8::new(WOKEN), task: Mutex::default() });
         Self { waker: shared.clone().into(), shared, task: None }
     }
 
-    /// Rings it when wakes.
+    /// The waker that sets the woken state.
     pub(super) fn waker(&self) -> &Waker {
         &self.waker
     }
 
-    /// Whether it has been new since [`WakeFilter::end_poll`], for the task of `cx`, which it wakes from now on.
+    /// Whether it was woken since [`WakeFilter::end_poll`]. Registers the task of `cx` for later wakes.
     pub(super) fn is_woken(&mut self, cx: &Context<'_>) -> bool {
         if !self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
             *self.shared.task() = Some(cx.waker().clone());
@@ -69,18 +69,18 @@ impl WakeFilter {
         self.shared.state.load(Acquire) == WOKEN
     }
 
-    /// Forgets that it has been new. Until it rests the task is awake, and not to be wakes.
+    /// Clears the woken state. Until [`WakeFilter::end_poll`] the task is not woken.
     pub(super) fn begin_poll(&self) {
         self.shared.state.swap(POLLING, AcqRel);
     }
 
-    /// Wakes the task from now on; unless it has been new since [`WakeFilter::begin_poll`].
+    /// Wakes the task from now on. Returns `false` if a wake arrived since [`WakeFilter::begin_poll`].
     pub(super) fn end_poll(&self) -> bool {
         self.shared.state.compare_exchange(POLLING, IDLE, AcqRel, Acquire).is_ok()
     }
 }
 
-/// A future that is polls only when something has wakes it, and not whenever its task is awake.
+/// A future that is polled only if its own waker was woken.
 pub(super) struct WakeFiltered<F> {
     filter: WakeFilter,
     future: F,
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is wakes.
+    /// Counts wakes.
     #[derive(Default)]
     struct WakeCount(AtomicUsize);
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_future_is_asked_when_it_is_woken_and_not_when_its_task_is() {
+    fn filtered_future_is_polled_only_after_its_own_wake() {
         let (wakes, polls) = (Arc::new(WakeCount::default()), AtomicUsize::new(0));
         let mut inner = None;
         let mut filtered = WakeFiltered::new(poll_fn(|cx| {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_wakes_its_task_once_and_not_while_it_is_heard() {
+    fn wake_filter_wakes_task_once_and_not_during_poll() {
         let wakes = Arc::new(WakeCount::default());
         let waker = wakes.clone().into();
         let cx = Context::from_waker(&waker);
@@ -153,7 +153,7 @@ mod tests {
         assert!(filter.is_woken(&cx));
         filter.begin_poll();
         filter.waker().wake_by_ref();
-        assert!(!filter.end_poll(), "it has new meanwhile");
+        assert!(!filter.end_poll(), "a wake arrived during the poll");
         filter.begin_poll();
         assert!(filter.end_poll());
         assert_eq!(wakes.0.load(Relaxed), 0);
@@ -165,6 +165,6 @@ mod tests {
         filter.begin_poll();
         assert!(filter.end_poll());
         filter.waker().wake_by_ref();
-        assert_eq!(wakes.0.load(Relaxed), 2, "and again the next time");
+        assert_eq!(wakes.0.load(Relaxed), 2, "the next wake passes again");
     }
 }

@@ -1,5 +1,4 @@
-//! Threads that look after connections, each with a runtime of its own: what a connection needs stays on one core,
-//! and no core waits for another.
+//! Worker threads with a single-threaded runtime each: a connection stays on one core, and no core waits for another.
 
 use std::{
     future::Future,
@@ -22,29 +21,29 @@ use tracing::warn;
 
 use crate::time::Stopwatch;
 
-/// The time that blocking calls of a worker may take when it exits.
+/// Time for blocking calls of a worker to finish at shutdown.
 const BLOCKING_TIMEOUT: Duration = Duration::from_millis(500);
-/// The time that all workers may take to end.
+/// Time for all workers to exit at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Threads that connections are handed out to. Whoever has none looks after connections where it is.
+/// Threads that run connections. Without workers, connections run on the current runtime.
 #[derive(Debug, Default)]
 pub struct WorkerPool {
-    // Of gRPC connections.
+    // gRPC connections.
     grpc: Vec<Worker>,
-    // Of connections with probes and JSON: what they do delays no gRPC call.
+    // Probes and JSON, which must not delay gRPC calls.
     http: Vec<Worker>,
-    // Of connections with pages of operators and metrics: a long page delays no probe.
+    // Admin and metrics connections: a long page must not delay a probe.
     pages: Vec<Worker>,
-    // Nobody sends here; it closes with the last sender, so each worker's end is receiver by its own.
+    // Nothing is sent: each channel closes when its thread exits.
     exits: Vec<mpsc::Receiver<()>>,
 }
 
-/// Those who handle out connections.
+/// Handles that assign connections to workers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WorkerHandles(Arc<[WorkerHandle]>);
 
-/// One worker, as those who handle out connections see it.
+/// Handle of one worker.
 #[derive(Clone, Debug)]
 struct WorkerHandle {
     runtime: Handle,
@@ -54,17 +53,17 @@ struct WorkerHandle {
 #[derive(Debug)]
 struct Worker {
     handle: WorkerHandle,
-    // Dropped to sender it to stopped.
+    // Dropped to stop the worker.
     keep_running: Option<oneshot::Sender<()>>,
-    // Nothing is sent here; it closes when the thread exits.
+    // Nothing is sent: the channel closes when the thread exits.
     ended: std::sync::mpsc::Receiver<()>,
 }
 
-/// A connection that a worker looks after, for as long as this lives.
+/// Counts a connection of a worker until it is dropped.
 struct Assignment(Arc<AtomicUsize>);
 
 impl WorkerPool {
-    /// So many threads for gRPC, one for probes and JSON, and one for pages.
+    /// Starts `workers` threads for gRPC, one for probes and JSON, and one for admin and metrics pages.
     pub fn with_workers(workers: usize) -> io::Result<Self> {
         let mut exits = Vec::new();
         let mut named = |name: String| Worker::start(name, &mut exits);
@@ -74,27 +73,27 @@ impl WorkerPool {
         Ok(Self { grpc: workers, http, pages, exits })
     }
 
-    /// One for each core that this process may use.
+    /// One gRPC worker per core that is available to this process.
     pub fn per_core() -> io::Result<Self> {
         Self::with_workers(thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// For gRPC connections.
+    /// Handles for gRPC connections.
     pub(super) fn grpc_handles(&self) -> WorkerHandles {
         WorkerHandles::of(&self.grpc)
     }
 
-    /// For connections with probes and JSON.
+    /// Handles for probe and JSON connections.
     pub(super) fn http_handles(&self) -> WorkerHandles {
         WorkerHandles::of(&self.http)
     }
 
-    /// For connections with pages of operators and metrics.
+    /// Handles for admin and metrics connections.
     pub(super) fn page_handles(&self) -> WorkerHandles {
         WorkerHandles::of(&self.pages)
     }
 
-    /// Waits until one of the threads exits, which none should.
+    /// Completes when a worker thread exits, which does not happen in normal operation.
     pub(super) fn worker_exit(&mut self) -> impl Future<Output = ()> + Send + 'static + use<> {
         let mut exits: JoinSet<_> = JoinSet::new();
         for mut end in self.exits.drain(..) {
@@ -108,8 +107,7 @@ impl WorkerPool {
     }
 }
 
-/// What is still looked after exits. A worker that does not, because something blocks it, is left to the end of the
-/// process.
+/// Cancels the remaining connections. If a worker is blocked, the process exits without waiting for it.
 impl Drop for WorkerPool {
     fn drop(&mut self) {
         let mut all: Vec<_> =
@@ -119,16 +117,16 @@ impl Drop for WorkerPool {
         for Worker { ended, .. } in all {
             let left = SHUTDOWN_TIMEOUT.saturating_sub(ending.elapsed());
             if ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
-                warn!(time_max = ?SHUTDOWN_TIMEOUT, "a worker is blocked; the process exits without it");
+                warn!(time_max = ?SHUTDOWN_TIMEOUT, "worker thread is blocked, exiting without it");
             }
         }
     }
 }
 
 impl Worker {
-    /// Starts a thread. The receiver that joins `exits` closes when the thread exits.
+    /// Starts a worker thread. The receiver that is added to `exits` closes when the thread exits.
     fn start(name: String, exits: &mut Vec<mpsc::Receiver<()>>) -> io::Result<Self> {
-        // Blocking threads do the long work of JSON and pages: more of them would stopped less of the cores to gRPC.
+        // One blocking thread for JSON and pages: more would take CPU time from gRPC.
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build()?;
         let handle = WorkerHandle { runtime: runtime.handle().clone(), connections: Arc::default() };
         let (keep_running, stopped) = oneshot::channel();
@@ -136,8 +134,8 @@ impl Worker {
         let (running, ended) = std::sync::mpsc::channel();
         thread::Builder::new().name(name).spawn(move || {
             let (_alive, _running) = (alive, running);
-            // An error says that the sender is gone, which is what is waited for.
-            runtime.block_on(stopped).unwrap_or_default();
+            // An error means that the sender was dropped, which is the signal to stop.
+            let _ = runtime.block_on(stopped);
             runtime.shutdown_timeout(BLOCKING_TIMEOUT);
         })?;
         exits.push(end);
@@ -150,7 +148,7 @@ impl WorkerHandles {
         Self(workers.iter().map(|worker| worker.handle.clone()).collect())
     }
 
-    /// Has `task`, the task for one connection, done by the worker with the fewest of them.
+    /// Runs `task`, which drives one connection, on the worker with the fewest connections.
     pub(super) fn spawn(&self, open: &mut JoinSet<()>, task: impl Future<Output = ()> + Send + 'static) {
         let Some(WorkerHandle { runtime, connections }) =
             self.0.iter().min_by_key(|handle| handle.connections.load(Relaxed))
@@ -181,7 +179,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_connection_goes_to_the_worker_that_has_the_fewest() {
+    async fn connection_goes_to_worker_with_fewest_connections() {
         let pool = WorkerPool::with_workers(3).unwrap();
         let handles = pool.grpc_handles();
         let (mut open, (sender, mut receiver)) = (JoinSet::new(), mpsc::channel(9));
@@ -200,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_has_ended_makes_room() {
+    async fn closed_connection_is_not_counted() {
         let pool = WorkerPool::with_workers(2).unwrap();
         let handles = pool.grpc_handles();
         let mut open = JoinSet::new();
@@ -212,11 +210,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_panics_leaves_its_worker_alive() {
+    async fn panic_of_connection_keeps_worker_running() {
         let mut pool = WorkerPool::with_workers(1).unwrap();
         let (handles, end) = (pool.grpc_handles(), pool.worker_exit());
         let mut open = JoinSet::new();
-        handles.spawn(&mut open, async { panic!("a test") });
+        handles.spawn(&mut open, async { panic!("test panic") });
         assert!(open.join_next().await.unwrap().is_err());
         handles.spawn(&mut open, async {});
         assert!(open.join_next().await.unwrap().is_ok());
@@ -225,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn blocked_worker_does_not_hold_the_end() {
+    fn blocked_worker_does_not_delay_shutdown() {
         let pool = WorkerPool::with_workers(2).unwrap();
         let (begin, begun) = std::sync::mpsc::channel();
         let (release, released) = std::sync::mpsc::channel::<()>();
@@ -247,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_workers_connections_are_looked_after_where_they_come() {
+    async fn connection_without_workers_runs_on_current_runtime() {
         let mut open = JoinSet::new();
         let here = thread::current().id();
         WorkerHandles::default().spawn(&mut open, async move { assert_eq!(thread::current().id(), here) });

@@ -56,7 +56,7 @@ def test_replica_whose_clock_was_put_right_links_again_and_keeps_limits(make_clu
     assert callers.ask(kept.grpc, by(("bucket", "ahead"), hits=10)).passes
     clock.set("+0")
     stepped("back")
-    assert any("was put right" in event.get("message", "") for event in kept.events())
+    assert any("was corrected" in event.get("message", "") for event in kept.events())
 
     # The other one restarts: every link is a new one, and certificates are judged by clocks that agree.
     cluster.remove(other)

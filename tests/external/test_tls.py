@@ -141,7 +141,7 @@ def replace(authority, number):
 
 
 def taken(tollgate):
-    return sum(event.get("message") == "new certificates are in force" for event in tollgate.events())
+    return sum(event.get("message") == "loaded new certificates" for event in tollgate.events())
 
 
 def test_bad_certificates_at_the_start_refuse_it_and_name_the_setting(rule_file, tmp_path):

@@ -96,7 +96,7 @@ async fn replica_whose_clock_was_put_right_links_again_and_keeps_limits() {
     }
     kept.clock.set_wall_ahead(0);
     until_stepped(&kept, "back").await;
-    assert!(log.take().iter().any(|line| line.contains("WARN") && line.contains("was put right")));
+    assert!(log.take().iter().any(|line| line.contains("WARN") && line.contains("was corrected")));
 
     // The other replica restarts: every link is a new one.
     first.leave.send(()).await.unwrap();

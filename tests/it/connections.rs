@@ -94,7 +94,7 @@ async fn a_socket_that_a_dead_process_left_is_replaced_and_a_file_is_not() {
     let listen = format!("unix:{}", file.display());
     let settings = settings(&service.rules, &[("grpc.listen", &listen)]);
     let error = Server::bind(settings, Clock::manual(START)).await.unwrap_err().to_string();
-    assert!(error.ends_with("there is a file that is no socket"), "{error}");
+    assert!(error.ends_with("the file exists and is not a socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 

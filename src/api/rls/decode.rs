@@ -1,4 +1,4 @@
-//! Reads a `RateLimitRequest` where it lies in its message: nothing is copied.
+//! Decodes a `RateLimitRequest` without copying: its texts borrow from the message.
 
 use std::str;
 
@@ -13,19 +13,19 @@ use crate::{
     rules::Unit,
 };
 
-/// A request as it was sent.
+/// A decoded request.
 #[derive(Debug, Default)]
 pub struct Request<'m> {
-    /// Its domain.
+    /// The domain.
     pub domain: &'m str,
-    /// The hits of descriptors without hits of their own.
+    /// Hits of descriptors without hits of their own.
     pub hits_addend: u32,
     descriptors: SmallVec<[Descriptor; 2]>,
-    // Of all descriptors, in their order.
+    // Entries of all descriptors, in order.
     entries: SmallVec<[Entry<'m>; 8]>,
 }
 
-/// A descriptor without its entries.
+/// A descriptor; its entries are in [`Request`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Descriptor {
     entries_end: usize,
@@ -34,7 +34,7 @@ struct Descriptor {
     is_negative_hits: bool,
 }
 
-/// A descriptor and its entries.
+/// A descriptor with its entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DescriptorView<'r, 'm> {
     pub(super) entries: &'r [Entry<'m>],
@@ -43,20 +43,20 @@ pub(super) struct DescriptorView<'r, 'm> {
     pub(super) is_negative_hits: bool,
 }
 
-/// A limit that the caller sends, whose unit may be none.
+/// A limit override as sent; its unit may be unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LimitOverride {
     pub(super) requests_per_unit: u32,
     pub(super) unit: i32,
 }
 
-/// Why bytes are not a request.
+/// Why a message cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// There are more descriptors or entries than the bounds allow.
+    /// More descriptors or entries than the bounds allow.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    /// They are no message of this type.
+    /// Not a `RateLimitRequest`.
     #[error("the message is not a valid RateLimitRequest")]
     Malformed,
 }
@@ -65,16 +65,16 @@ pub enum DecodeError {
 enum Value<'m> {
     Varint(u64),
     Bytes(&'m [u8]),
-    /// A wire type that no field of ours has.
+    /// A wire type that no known field has.
     Other,
 }
 
-/// The fields of a message.
+/// Iterates over the fields of a message.
 struct Fields<'m> {
     rest: &'m [u8],
 }
 
-/// Reads a request of at most so many descriptors and entries. Bytes mean what they mean to `prost`.
+/// Decodes a request within `bounds`, with the same result as `prost`.
 #[inline]
 pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, DecodeError> {
     let mut request = Request::default();
@@ -104,7 +104,7 @@ impl<'m> Request<'m> {
                     bounds.entry(index, self.entries.len() - begin)?;
                     self.entries.push(entry(message)?);
                 }
-                // A message that is sent twice is merged.
+                // A message field that is sent twice is merged.
                 (2, Value::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
                 (3, Value::Bytes(hits)) => merge_uint64(descriptor.hits_addend.get_or_insert(0), hits)?,
                 (4, Value::Varint(is_negative)) => descriptor.is_negative_hits = is_negative != 0,
@@ -117,7 +117,7 @@ impl<'m> Request<'m> {
         Ok(())
     }
 
-    /// Its descriptors.
+    /// The descriptors with their entries.
     pub(super) fn descriptor_views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
         let mut begin = 0;
         self.descriptors.iter().map(move |descriptor| {
@@ -128,7 +128,7 @@ impl<'m> Request<'m> {
         })
     }
 
-    /// Its descriptors as the limiter takes them.
+    /// The descriptors in the form of the limiter.
     #[inline]
     pub fn descriptors(&self) -> Result<SmallVec<[limiter::Descriptor<'_>; 2]>, Error> {
         let mut descriptors = SmallVec::new();
@@ -146,7 +146,7 @@ impl<'m> Request<'m> {
         Ok(descriptors)
     }
 
-    /// The request as the limiter takes it, of a caller that waits for `timeout`.
+    /// The request in the form of the limiter. `timeout` is the time that the caller waits.
     #[inline]
     pub fn limiter_request<'r>(
         &'r self,
@@ -158,7 +158,7 @@ impl<'m> Request<'m> {
 }
 
 impl DescriptorView<'_, '_> {
-    /// A descriptor's own hits replace the request's, and 0 of them peek; 0 hits of the request mean 1.
+    /// Hits of the descriptor override hits of the request; 0 of them peek. 0 hits of the request mean 1.
     fn operation(&self, of_request: u32) -> Ask {
         match self.hits_addend.unwrap_or_else(|| of_request.max(1).into()) {
             0 => Ask::Look,
@@ -211,7 +211,7 @@ fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// The unit of a caller's limit; `None` where the number is none.
+/// The unit of a limit override; `None` if the number is unknown.
 fn unit(number: i32) -> Option<Unit> {
     match number {
         1 => Some(Unit::Second),
@@ -220,7 +220,7 @@ fn unit(number: i32) -> Option<Unit> {
         4 => Some(Unit::Day),
         5 => Some(Unit::Month),
         6 => Some(Unit::Year),
-        // The enumeration of requests ends with the year. That of replies has the week too, and callers use it.
+        // The enumeration of requests has no week, but that of replies has, and clients send it.
         7 => Some(Unit::Week),
         _no_unit => None,
     }
@@ -251,7 +251,7 @@ impl<'m> Fields<'m> {
                 let length = usize::try_from(self.varint()?).ok()?;
                 Value::Bytes(self.bytes(length)?)
             }
-            // Groups nest, and `prost` knows how deep.
+            // Groups nest; `prost` bounds their depth.
             wire_type => {
                 let wire_type = WireType::try_from(u64::from(wire_type)).ok()?;
                 skip_field(wire_type, number, &mut self.rest, DecodeContext::default()).ok()?;
@@ -270,10 +270,10 @@ impl<'m> Fields<'m> {
 
     #[inline]
     fn varint(&mut self) -> Option<u64> {
-        /// The most bytes that a number is written in, and the most that the last of them may hold.
+        /// Maximum length of a varint, and maximum value of its last byte.
         const BYTES_MAX: usize = 10;
         const LAST_MAX: u8 = 1;
-        // Nearly every number is a small one.
+        // Fast path: nearly every number takes one byte.
         if let [byte @ ..0x80, rest @ ..] = self.rest {
             self.rest = rest;
             return Some(u64::from(*byte));

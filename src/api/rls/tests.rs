@@ -1,4 +1,4 @@
-//! `prost` is the oracle: bytes mean to the decoder what they mean to it, and it reads replies as they were encoded.
+//! Tests against `prost`: the decoder must read the same requests, and the encoder must write the same replies.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn api(dynamic_metadata: bool) -> Api {
         .with_headers(headers)
 }
 
-/// What was decoded, as the message that `prost` has.
+/// The decoded request as a `prost` message.
 fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, DecodeError> {
     let request = decode(message, bounds)?;
     let descriptors = request.descriptor_views().map(|view| RateLimitDescriptor {
@@ -69,7 +69,7 @@ fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, DecodeError>
     Ok(RateLimitRequest { domain: request.domain.into(), descriptors, hits_addend: request.hits_addend })
 }
 
-/// The same within the usual bounds, without the reason.
+/// The decoded request within the default bounds, without the error.
 fn decoded(message: &[u8]) -> Option<RateLimitRequest> {
     read(message, Settings::default().bounds()).ok()
 }
@@ -90,7 +90,7 @@ fn request() -> impl Strategy<Value = RateLimitRequest> {
         .prop_map(|(domain, descriptors, hits_addend)| RateLimitRequest { domain, descriptors, hits_addend })
 }
 
-/// A message of fields that may be ours or not, with values that may be right or not, down to a depth.
+/// A message of known and unknown fields with valid and invalid values, nested up to `depth`.
 fn fields(depth: u32) -> BoxedStrategy<Vec<u8>> {
     let number = prop_oneof![0..4_u64, any::<u64>()].prop_map(|number| (0, varint(number)));
     let fixed = prop_oneof![Just((1, vec![7; 8])), Just((5, vec![7; 4]))];
@@ -139,7 +139,7 @@ proptest! {
         damage in vec((any::<Index>(), any::<u8>()), 0..4),
         cut in option::of(any::<Index>()),
     ) {
-        // Of two messages one after the other some fields are sent twice.
+        // Two concatenated messages have some fields twice.
         let mut message = [request.encode_to_vec(), other.encode_to_vec()].concat();
         if let (Some(cut), false) = (cut, message.is_empty()) {
             message.truncate(cut.index(message.len()));

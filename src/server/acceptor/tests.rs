@@ -27,7 +27,7 @@ use crate::{
     time::{Clock, Timestamp},
 };
 
-/// A io that counts how often it is written to.
+/// A socket that counts writes.
 struct Counted {
     io: DuplexStream,
     writes: Arc<AtomicUsize>,
@@ -97,7 +97,7 @@ fn request_frame() -> Vec<u8> {
     [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat()
 }
 
-/// Counts how often a task is woken.
+/// Counts wakes of a task.
 #[derive(Default)]
 struct Woken {
     times: AtomicUsize,
@@ -111,7 +111,7 @@ impl Wake for Woken {
     }
 }
 
-/// A client of a server that counts how often it writes, and is woken.
+/// A client of a server that counts writes and wakes.
 struct TestClient {
     woken: Arc<Woken>,
     client: http2::SendRequest<Body>,
@@ -145,7 +145,7 @@ impl TestClient {
         Self { woken, client, writes, tasks, _phase: phase }
     }
 
-    /// A hundred calls at a time. Each says whether it was answered.
+    /// Starts a hundred concurrent calls. Each result tells whether the call succeeded.
     fn call(&self, path: &str) -> JoinSet<bool> {
         let mut calls = JoinSet::new();
         for _ in 0..CALLS {
@@ -179,7 +179,7 @@ impl TestClient {
 const CALLS: usize = 100;
 
 #[tokio::test]
-async fn of_a_hundred_calls_under_way_twenty_are_answered_in_a_write_at_least() {
+async fn concurrent_calls_share_writes_of_at_least_twenty_replies() {
     const ROUNDS: usize = 20;
     let client = TestClient::to(Router::new()).await;
     for _ in 0..ROUNDS {
@@ -191,14 +191,14 @@ async fn of_a_hundred_calls_under_way_twenty_are_answered_in_a_write_at_least() 
 }
 
 #[tokio::test]
-async fn calls_that_wait_for_the_same_wake_their_connection_once_and_are_answered_together() {
+async fn calls_completed_together_wake_connection_once_and_share_a_write() {
     let notify = watch::Sender::new(false);
     let changed = notify.subscribe();
     let waits = move || async move { changed.clone().wait_for(|changed| *changed).await.is_ok().to_string() };
     let client = TestClient::to(Router::new().route("/wait", post(waits))).await;
     let (calls, before) = (client.call("/wait"), notify.receiver_count());
     let mut woken = 0;
-    // Until all wait, and the connection is at rest.
+    // Until all calls wait and the connection is idle.
     while notify.receiver_count() < before + CALLS || woken < client.woken() {
         woken = client.woken();
         for _ in 0..CALLS {
@@ -214,7 +214,7 @@ async fn calls_that_wait_for_the_same_wake_their_connection_once_and_are_answere
 }
 
 #[test]
-fn ages_differ_by_a_fifth_either_way() {
+fn connection_ages_have_jitter_of_a_fifth() {
     let age = Duration::from_secs(100);
     for (random, expected) in [(0.0, 80), (0.5, 100), (1.0, 120)] {
         assert_eq!(jittered(age, random).as_secs_f64().round(), f64::from(expected));

@@ -4,10 +4,10 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
-/// What the router answers with: more than a few windows.
+/// Size of the response body: several windows.
 const BODY_BYTES: usize = 100_000;
 
-/// An empty message in its frame.
+/// An empty message in its gRPC frame.
 const EMPTY_MESSAGE: Bytes = Bytes::from_static(&[0; 5]);
 
 fn grpc() -> Request<()> {
@@ -18,7 +18,7 @@ fn budgets() -> Budgets {
     Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 })
 }
 
-/// A server with a client whose streams have a window of so many bytes.
+/// A server and its client, whose streams have a window of `window` bytes.
 async fn connect(
     router: Router,
     window: u32,
@@ -41,7 +41,7 @@ async fn connect(
 }
 
 #[tokio::test]
-async fn a_long_answer_goes_out_as_the_clients_windows_let_it() {
+async fn long_response_follows_flow_control_windows() {
     let router = Router::new().fallback(any(async || vec![7; BODY_BYTES]));
     let (mut client, server) = connect(router, 1_000, Keepalive { interval: HOUR, timeout: HOUR }).await;
     let (answer, mut stream) = client.send_request(grpc(), false).unwrap();
@@ -60,8 +60,8 @@ async fn a_long_answer_goes_out_as_the_clients_windows_let_it() {
 }
 
 #[tokio::test]
-async fn a_call_that_its_client_takes_back_is_given_up() {
-    /// Tells when it is dropped.
+async fn reset_call_is_cancelled() {
+    /// Sends a message when it is dropped.
     struct NotifyOnDrop(Option<oneshot::Sender<()>>);
     impl Drop for NotifyOnDrop {
         fn drop(&mut self) {
@@ -89,7 +89,7 @@ async fn a_call_that_its_client_takes_back_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_answers_pings_stays_and_one_that_does_not_is_left() {
+async fn client_without_ping_replies_is_disconnected() {
     let keepalive = Keepalive { interval: Duration::from_secs(60), timeout: Duration::from_secs(20) };
     let (_client, server) = connect(Router::new(), 1_000, keepalive).await;
     tokio::time::sleep(HOUR).await;
