@@ -41,7 +41,7 @@ fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
     // `none`: the user typed the address or opened a bookmark.
     let is_own = |site: &HeaderValue| site == "same-origin" || site == "none";
     if !headers.get_all("sec-fetch-site").iter().all(is_own) {
-        return Err("a page of another origin sent this request, as Sec-Fetch-Site tells");
+        return Err("cross-origin request, by its Sec-Fetch-Site header");
     }
     let is_host = |origin: &HeaderValue| {
         let origin = Uri::try_from(origin.as_bytes()).ok();
@@ -54,7 +54,7 @@ fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
         })
     };
     if !headers.get_all(header::ORIGIN).iter().all(is_host) {
-        return Err("a page of another origin sent this request, as Origin tells");
+        return Err("cross-origin request, by its Origin header");
     }
     Ok(())
 }
@@ -62,9 +62,9 @@ fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
 fn loopback(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
     match hosts(uri, headers) {
         Some(hosts) if hosts.iter().all(is_loopback) => Ok(()),
-        Some(_) | None => Err(
-            "without admin.token_file this listener answers requests for localhost, 127.0.0.1 and [::1] only, as Host tells",
-        ),
+        Some(_) | None => {
+            Err("without admin.token_file the Host header must be localhost, 127.0.0.1 or [::1]")
+        }
     }
 }
 

@@ -53,14 +53,14 @@ fn text(entries: &[Entry<'_>]) -> String {
     let mut text = String::new();
     for entry in entries {
         let comma = if text.is_empty() { "" } else { "," };
-        for piece in [comma, entry.key, "=", entry.value] {
+        for part in [comma, entry.key, "=", entry.value] {
             let room = DESCRIPTOR_BYTES_MAX - text.len();
-            if room < piece.len() {
-                text.push_str(&piece[..piece.floor_char_boundary(room)]);
+            if part.len() > room {
+                text.push_str(&part[..part.floor_char_boundary(room)]);
                 text.push('…');
                 return text;
             }
-            text.push_str(piece);
+            text.push_str(part);
         }
     }
     text

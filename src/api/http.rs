@@ -76,7 +76,7 @@ async fn should_rate_limit(
             return error.into_response();
         }
     };
-    let Ok(_call) = calls.try_acquire() else {
+    let Ok(_permit) = calls.try_acquire() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many concurrent calls\n").into_response();
     };
     let call = Call { message: request.message(), metadata: None, precision: ResetPrecision::Millis };

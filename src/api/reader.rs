@@ -84,14 +84,14 @@ impl RequestReader {
         if length > BODY_BYTES_MAX {
             return Err(ReadError::BodyTooLarge);
         }
-        let mut pieces = body.into_data_stream();
+        let mut chunks = body.into_data_stream();
         let mut bytes = Vec::new();
-        if append(&mut bytes, &mut pieces, SMALL_BODY_BYTES).await? {
+        if append(&mut bytes, &mut chunks, SMALL_BODY_BYTES).await? {
             let message = json::request(&bytes, self.bounds)?;
             return Ok(ReadRequest { message, _share: None });
         }
         let share = self.share(length).await?;
-        let all = append(&mut bytes, &mut pieces, BODY_BYTES_MAX);
+        let all = append(&mut bytes, &mut chunks, BODY_BYTES_MAX);
         if !timeout(SHARE_TIMEOUT, all).await.map_err(|_| ReadError::BodySlow)?? {
             return Err(ReadError::BodyTooLarge);
         }
@@ -105,7 +105,7 @@ impl RequestReader {
     }
 
     async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ReadError> {
-        // At most 4 MiB.
+        // At max 4 MiB.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let share = timeout(SHARE_TIMEOUT, self.budget.clone().acquire_many_owned(bytes)).await;
         // The semaphore is never closed.
@@ -113,16 +113,16 @@ impl RequestReader {
     }
 }
 
-/// Appends chunks until the body ends or `bytes` exceeds `most`. Returns whether the body has ended.
+/// Appends chunks until the body ends or `bytes` exceeds `max`. Returns whether the body has ended.
 async fn append(
     bytes: &mut Vec<u8>,
-    pieces: &mut (impl Stream<Item = Result<Bytes, axum::Error>> + Unpin),
-    most: usize,
+    chunks: &mut (impl Stream<Item = Result<Bytes, axum::Error>> + Unpin),
+    max: usize,
 ) -> Result<bool, ReadError> {
-    while bytes.len() <= most {
-        match pieces.next().await {
+    while bytes.len() <= max {
+        match chunks.next().await {
             None => return Ok(true),
-            Some(piece) => bytes.extend_from_slice(&piece.map_err(ReadError::BodyBroken)?),
+            Some(chunk) => bytes.extend_from_slice(&chunk.map_err(ReadError::BodyBroken)?),
         }
     }
     Ok(false)

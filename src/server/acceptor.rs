@@ -237,24 +237,23 @@ impl Acceptor {
                 Ok(socket) => {
                     is_failing = false;
                     increment(&context.stats.accepted);
-                    let free = context.stats.try_permit(limits.connections);
-                    if let Some(permit) = &free {
+                    let available = context.stats.try_permit(limits.connections);
+                    if let Some(permit) = &available {
                         // A tenth of the permits must be free before the listener counts as not full, so that the log
                         // stays short.
-                        is_full &= limits.connections - limits.connections / 10 < permit.number();
+                        is_full &= permit.number() > limits.connections - limits.connections / 10;
                     } else {
                         if !is_full {
-                            let (max, closes) = (limits.connections, context.when_full.closes());
+                            let (max_connections, closing) =
+                                (limits.connections, context.when_full.closing());
                             warn!(
                                 listener = name,
-                                most = max,
-                                closing = closes,
-                                "listener is full, closing connections"
+                                max_connections, closing, "listener is full, closing connections"
                             );
                         }
                         is_full = true;
                     }
-                    let permit = match free {
+                    let permit = match available {
                         Some(permit) => Some(permit),
                         None => context.replace_longest_idle(&mut open).await,
                     };
@@ -287,7 +286,7 @@ impl Acceptor {
 
 impl WhenFull {
     /// Names the connections that are closed, for the log.
-    fn closes(&self) -> &'static str {
+    fn closing(&self) -> &'static str {
         match self {
             Self::CloseNew => "new",
             Self::CloseIdle(_) => "longest idle",
@@ -382,12 +381,12 @@ impl ConnectionContext {
             return Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
         };
         let accepting = Box::pin(TlsAcceptor::from(certificates.active()).accept(socket));
-        let handshaken = tokio::select! {
-            handshaken = timeout(self.limits.handshake, accepting) => handshaken,
+        let result = tokio::select! {
+            result = timeout(self.limits.handshake, accepting) => result,
             // No call has begun, so nothing has to finish.
             () = wait_for_phase(phases.clone(), Phase::Stopping) => return,
         };
-        match handshaken {
+        match result {
             Ok(Ok(stream)) => {
                 let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let alpn = if is_http2 { Alpn::Http2 } else { Alpn::Other };
@@ -426,19 +425,19 @@ impl ConnectionContext {
                 .drive(connection, |connection| connection.get_mut().shut_down(), &io_handle, phases)
                 .await;
         };
-        let answer = move |request: Request<Incoming>| {
-            let answering = service.handle(request, None);
-            async { Ok::<_, Infallible>(answering.await) }
+        let handler = move |request: Request<Incoming>| {
+            let response = service.handle(request, None);
+            async { Ok::<_, Infallible>(response.await) }
         };
         let io = TokioIo::new(CorkedIo::new(io, io_handle.clone()));
         match alpn {
             Alpn::Other => {
-                let connection = Box::pin(http1.serve_connection(io, service_fn(answer)));
+                let connection = Box::pin(http1.serve_connection(io, service_fn(handler)));
                 self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
             }
             Alpn::Http2 => {
                 let connection =
-                    Box::pin(self.protocols.http2.http_builder().serve_connection(io, service_fn(answer)));
+                    Box::pin(self.protocols.http2.http_builder().serve_connection(io, service_fn(handler)));
                 self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
             }
         }

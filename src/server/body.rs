@@ -22,7 +22,7 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 pub(super) struct RequestBody {
     body: Source,
     // The part that was already read.
-    piece: Option<Bytes>,
+    chunk: Option<Bytes>,
     // Created lazily: most bodies arrive with their head.
     deadline: Option<Pin<Box<Sleep>>>,
     kind: CallKind,
@@ -52,7 +52,7 @@ pub(super) enum CallKind {
 impl RequestBody {
     /// A body of `body` after the part that was already read.
     pub(super) fn new(body: Source, read: Option<Bytes>, kind: CallKind) -> Self {
-        Self { body, piece: read, deadline: None, kind, activity: None }
+        Self { body, chunk: read, deadline: None, kind, activity: None }
     }
 
     /// Notifies `activity` when the body is complete.
@@ -67,8 +67,8 @@ impl Body for RequestBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ReadFrame>> {
         let this = self.get_mut();
-        if let Some(piece) = this.piece.take() {
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        if let Some(chunk) = this.chunk.take() {
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
         match (this.body.poll(cx), this.kind) {
             (Poll::Ready(None), _) => {
@@ -87,7 +87,7 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.piece.is_none() && self.body.has_ended()
+        self.chunk.is_none() && self.body.has_ended()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -100,9 +100,9 @@ impl Body for RequestBody {
 }
 
 /// Releases the flow-control window of a received chunk.
-pub(super) fn release_window(stream: &mut RecvStream, piece: &Bytes) {
+pub(super) fn release_window(stream: &mut RecvStream, chunk: &Bytes) {
     // Fails only if the stream is closed.
-    let _ = stream.flow_control().release_capacity(piece.len());
+    let _ = stream.flow_control().release_capacity(chunk.len());
 }
 
 impl Source {
@@ -110,10 +110,10 @@ impl Source {
         match self {
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
             Self::Stream(stream) => match ready!(stream.poll_data(cx)) {
-                Some(piece) => {
-                    let piece = piece?;
-                    release_window(stream, &piece);
-                    Poll::Ready(Some(Ok(Frame::data(piece))))
+                Some(chunk) => {
+                    let chunk = chunk?;
+                    release_window(stream, &chunk);
+                    Poll::Ready(Some(Ok(Frame::data(chunk))))
                 }
                 None => {
                     let trailers = ready!(stream.poll_trailers(cx))?;

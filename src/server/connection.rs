@@ -64,7 +64,7 @@ pub(super) const SHUTDOWN_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 /// A gRPC connection. The future completes when the connection is closed.
 pub(super) struct Connection<W> {
     state: State<W>,
-    filter: WakeFilter,
+    wake_filter: WakeFilter,
     io_handle: IoHandle,
     service: Arc<Services>,
     keepalive: Keepalive,
@@ -151,7 +151,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     ) -> Self {
         Self {
             state: State::Handshake(http2.handshake(CorkedIo::new(io, io_handle.clone()))),
-            filter: WakeFilter::new(),
+            wake_filter: WakeFilter::new(),
             io_handle,
             service,
             keepalive,
@@ -171,7 +171,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             State::Handshake(_) => {}
             State::Open(connection, _) => connection.graceful_shutdown(),
         }
-        self.filter.waker().wake_by_ref();
+        self.wake_filter.waker().wake_by_ref();
     }
 }
 
@@ -180,7 +180,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if this.filter.is_woken(cx)
+        if this.wake_filter.is_woken(cx)
             && let Poll::Ready(ended) = this.poll_io(cx)
         {
             return Poll::Ready(ended);
@@ -190,7 +190,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
             && this.deferred.is_empty()
             && this.unsent.is_empty()
         {
-            this.end(cx);
+            this.close(cx);
             return Poll::Ready(Ok(()));
         }
         match &mut this.state {
@@ -205,15 +205,15 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
 impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     fn poll_io(&mut self, cx: &Context<'_>) -> Poll<Result<(), ConnectionError>> {
         // Replies wake the filter too, but the next statement writes them.
-        self.filter.begin_poll();
+        self.wake_filter.begin_poll();
         match self.drive()? {
             Progress::Closed => return Poll::Ready(Ok(())),
-            Progress::Idle if self.filter.end_poll() => {}
+            Progress::Idle if self.wake_filter.end_poll() => {}
             // Yield before writing, so that other connections read and decide first. Their writes then follow each
             // other, and a client woken by the first write is still awake for the next ones. This saves an eighth of
             // the CPU at low concurrency.
             Progress::Active | Progress::Idle => {
-                self.filter.waker().wake_by_ref();
+                self.wake_filter.waker().wake_by_ref();
                 cx.waker().wake_by_ref();
             }
         }
@@ -231,7 +231,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     }
 
     /// Sends GOAWAY and closes the connection.
-    fn end(&mut self, cx: &mut Context<'_>) {
+    fn close(&mut self, cx: &mut Context<'_>) {
         if let State::Open(connection, _) = &mut self.state {
             connection.abrupt_shutdown(Reason::NO_ERROR);
             // Bytes that the socket does not accept now are dropped.
@@ -242,7 +242,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     /// Writes replies, reads requests and decides them.
     fn drive(&mut self) -> Result<Progress, ConnectionError> {
         self.io_handle.set_read_budget(READ_BUDGET_BYTES);
-        let mut cx = Context::from_waker(self.filter.waker());
+        let mut cx = Context::from_waker(self.wake_filter.waker());
         let connection = match &mut self.state {
             State::Handshake(handshake) => {
                 let Poll::Ready(connection) = Pin::new(handshake).poll(&mut cx) else {
@@ -313,10 +313,10 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
 
 /// Polls pending calls that were woken. Returns whether any completed.
 fn poll_pending(pending: &mut PendingCalls, cx: &mut Context<'_>) -> bool {
-    for answered in 0..CALLS_PER_POLL_MAX {
+    for completed in 0..CALLS_PER_POLL_MAX {
         match Pin::new(&mut *pending).poll_next(cx) {
             Poll::Ready(Some(())) => {}
-            Poll::Ready(None) | Poll::Pending => return answered > 0,
+            Poll::Ready(None) | Poll::Pending => return completed > 0,
         }
     }
     true
@@ -345,14 +345,14 @@ impl Calls<'_> {
         let Some(batch) = batch.filter(|_| request.uri().path() == RATE_LIMIT_PATH) else {
             return self.route(request, respond);
         };
-        let piece = match request.body_mut().poll_data(cx) {
-            Poll::Ready(Some(Ok(piece))) => Some(piece),
+        let chunk = match request.body_mut().poll_data(cx) {
+            Poll::Ready(Some(Ok(chunk))) => Some(chunk),
             // `poll_data` returns the error again.
             Poll::Ready(Some(Err(_)) | None) | Poll::Pending => None,
         };
         // The window is released when the stream is dropped.
-        let Some(framed) = piece.as_ref().filter(|_| request.body().is_end_stream()) else {
-            return self.read_and_decide(request, piece, respond);
+        let Some(framed) = chunk.as_ref().filter(|_| request.body().is_end_stream()) else {
+            return self.read_and_decide(request, chunk, respond);
         };
         let message = match message::unframe(framed) {
             Ok(message) => message,
@@ -430,11 +430,11 @@ impl Calls<'_> {
     ) -> bool {
         let before = deferred.len();
         deferred.retain_mut(|call| {
-            let is_refused = call.share.poll_refused(cx).is_ready();
-            if is_refused {
+            let is_rejected = call.share.poll_rejected(cx).is_ready();
+            if is_rejected {
                 log_error(send_error(&mut call.respond, MessageError::OverBudget.status()));
             }
-            !is_refused
+            !is_rejected
         });
         while self.unsent.has_room()
             && let Some(Deferred { request, respond, share }) = deferred.pop_front()
@@ -483,8 +483,8 @@ fn send_error(respond: &mut SendResponse<ReplyPart>, error: Option<Status>) -> R
     error.map_or(Ok(()), |error| respond.send_response(error.into_http(), true).map(drop))
 }
 
-fn log_error(answered: Result<(), h2::Error>) {
-    if let Err(error) = answered {
+fn log_error(completed: Result<(), h2::Error>) {
+    if let Err(error) = completed {
         debug!(%error, "call failed");
     }
 }
@@ -595,8 +595,8 @@ async fn send(stream: &mut SendStream<ReplyPart>, mut data: Bytes, unsent: &Unse
             // `None`: the stream is closed.
             poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap_or(Err(Reason::CANCEL.into()))?;
         }
-        let piece = data.split_to(stream.capacity().min(data.len()));
-        stream.send_data(unsent.part(piece), false)?;
+        let chunk = data.split_to(stream.capacity().min(data.len()));
+        stream.send_data(unsent.part(chunk), false)?;
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ pub(super) struct IoHandle(Arc<IoState>);
 struct IoState {
     // Counted up to the length of the preface only.
     bytes_received: AtomicUsize,
-    take_received: AtomicBool,
+    has_received: AtomicBool,
     is_drained: AtomicBool,
     is_corked: AtomicBool,
     // Bytes that may still be read; `usize::MAX` is no bound.
@@ -41,7 +41,7 @@ impl Default for IoHandle {
     fn default() -> Self {
         Self(Arc::new(IoState {
             bytes_received: AtomicUsize::new(0),
-            take_received: AtomicBool::new(false),
+            has_received: AtomicBool::new(false),
             is_drained: AtomicBool::new(false),
             is_corked: AtomicBool::new(false),
             read_budget: AtomicUsize::new(usize::MAX),
@@ -70,7 +70,7 @@ impl IoHandle {
 
     /// Whether bytes were received since the last call of this function.
     pub(super) fn take_received(&self) -> bool {
-        self.0.take_received.swap(false, Relaxed)
+        self.0.has_received.swap(false, Relaxed)
     }
 
     /// Delays small writes until [`IoHandle::uncork`], and does not read again once the socket was empty. Delayed reads
@@ -90,7 +90,7 @@ impl IoHandle {
         self.0.is_corked.load(Relaxed) && self.0.is_drained.load(Relaxed)
     }
 
-    fn holds_back(&self, bytes: usize) -> bool {
+    fn delays_write(&self, bytes: usize) -> bool {
         self.0.is_corked.load(Relaxed) && bytes < CORKED_BYTES_MAX
     }
 
@@ -98,7 +98,7 @@ impl IoHandle {
         if bytes == 0 {
             return;
         }
-        self.0.take_received.store(true, Relaxed);
+        self.0.has_received.store(true, Relaxed);
         let read_budget = self.0.read_budget.load(Relaxed);
         if read_budget != usize::MAX {
             self.0.read_budget.store(read_budget.saturating_sub(bytes), Relaxed);
@@ -161,7 +161,7 @@ impl<W: AsyncRead + Unpin> AsyncRead for CorkedIo<W> {
 impl<W: AsyncWrite + Unpin> AsyncWrite for CorkedIo<W> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if this.io_handle.holds_back(buf.len()) {
+        if this.io_handle.delays_write(buf.len()) {
             return Poll::Pending;
         }
         let written = Pin::new(&mut this.io).poll_write(cx, buf);
@@ -182,7 +182,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for CorkedIo<W> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if this.io_handle.holds_back(bufs.iter().map(|buf| buf.len()).sum()) {
+        if this.io_handle.delays_write(bufs.iter().map(|buf| buf.len()).sum()) {
             return Poll::Pending;
         }
         let written = Pin::new(&mut this.io).poll_write_vectored(cx, bufs);

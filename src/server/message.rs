@@ -70,8 +70,8 @@ pub(super) async fn read(
     share: &mut Share,
 ) -> Result<Bytes, MessageError> {
     let mut reader = MessageReader { body, share, framed: Vec::new() };
-    if let Some(piece) = first {
-        reader.add(&piece)?;
+    if let Some(chunk) = first {
+        reader.add(&chunk)?;
     }
     let mut deadline = pin!(sleep(BODY_TIMEOUT));
     poll_fn(|cx| reader.poll(deadline.as_mut(), cx)).await?;
@@ -81,7 +81,7 @@ pub(super) async fn read(
 impl MessageReader<'_> {
     fn poll(&mut self, deadline: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<Result<(), MessageError>> {
         loop {
-            if self.share.poll_refused(cx).is_ready() {
+            if self.share.poll_rejected(cx).is_ready() {
                 return Poll::Ready(Err(MessageError::OverBudget));
             }
             if let Poll::Ready(window) = self.share.poll_window(cx) {
@@ -89,16 +89,16 @@ impl MessageReader<'_> {
                 let _ = self.body.flow_control().release_capacity(window);
             }
             match self.body.poll_data(cx) {
-                Poll::Ready(Some(piece)) => self.add(&piece?)?,
+                Poll::Ready(Some(chunk)) => self.add(&chunk?)?,
                 Poll::Ready(None) => return Poll::Ready(self.end()),
                 Poll::Pending => return deadline.poll(cx).map(|()| Err(MessageError::Timeout)),
             }
         }
     }
 
-    fn add(&mut self, piece: &[u8]) -> Result<(), MessageError> {
-        self.share.receive(piece.len());
-        self.framed.extend_from_slice(piece);
+    fn add(&mut self, chunk: &[u8]) -> Result<(), MessageError> {
+        self.share.receive(chunk.len());
+        self.framed.extend_from_slice(chunk);
         match unframe(&self.framed) {
             // The rest may still arrive.
             Ok(_) | Err(MessageError::Truncated | MessageError::Missing) => Ok(()),

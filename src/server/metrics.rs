@@ -59,7 +59,7 @@ impl Sources {
         self.counters(&mut page);
         self.rules(&mut page);
         self.connections(&mut page);
-        page.single(metrics::UNFINISHED_REFUSED, self.budgets.requests.refused());
+        page.single(metrics::UNFINISHED_REFUSED, self.budgets.requests.rejected());
         page.single(metrics::UNFINISHED_BYTES, self.budgets.requests.bytes());
         page.single(metrics::UNSENT_BYTES, self.budgets.replies.bytes());
         page.single(metrics::TOP_MISSED, self.limiter.denied.missed());

@@ -79,6 +79,7 @@ impl Budgets {
         }
     }
 }
+
 /// Maximum size of a reflection message, in bytes.
 const REFLECTION_BYTES_MAX: usize = 64 * 1024;
 
@@ -115,7 +116,7 @@ pub enum Error {
     Token(#[from] admin::TokenError),
     /// A task of the service exited.
     #[error("{task} failed: {reason}")]
-    Ended {
+    TaskFailed {
         /// The name of the task.
         task: &'static str,
         /// The cause.
@@ -266,11 +267,11 @@ impl Server {
         let (keeping, replica) = Replica::start(settings.cluster, settings.store, &clock).await?;
         let cluster = replica.as_ref().map(Replica::cluster);
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
-        let counted = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
+        let limiter_metrics = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
         let limiter = Limiter::new(book.clone(), memory.clone(), clock.clone(), secret)
             .with_cluster(cluster.clone())
             .with_modes(settings.limiter)
-            .with_metrics(counted.clone());
+            .with_metrics(limiter_metrics.clone());
         let reader = RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX);
         let desk = admin::Desk {
             book: book.clone(),
@@ -308,15 +309,15 @@ impl Server {
             background.spawn(certificates.clone().reload_on_change(settings.tls.poll_interval));
         }
 
-        let mut servers = JoinSet::new();
+        let mut listeners = JoinSet::new();
         let connections_max = settings.http.max_connections;
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
         let routes = Services::http(http::router(api.clone(), probe, reader, calls_max));
-        servers.spawn(http.serve(routes, workers.http_handles(), phases.clone()));
+        listeners.spawn(http.serve(routes, workers.http_handles(), phases.clone()));
         let sources = metrics::Sources {
             book: book.clone(),
             memory: memory.clone(),
-            limiter: counted.clone(),
+            limiter: limiter_metrics.clone(),
             api: api.metrics().clone(),
             listeners: stats,
             budgets: grpc.budgets.clone(),
@@ -324,11 +325,11 @@ impl Server {
             clock: clock.clone(),
         };
         let page = metrics::router(cluster.clone(), sources);
-        servers.spawn(metrics.serve(Services::http(page), workers.page_handles(), phases.clone()));
-        let operators = admin::router(desk, settings.admin.token_file, top::router(counted));
-        servers.spawn(admin.serve(Services::http(operators), workers.page_handles(), phases.clone()));
+        listeners.spawn(metrics.serve(Services::http(page), workers.page_handles(), phases.clone()));
+        let admin_routes = admin::router(desk, settings.admin.token_file, top::router(limiter_metrics));
+        listeners.spawn(admin.serve(Services::http(admin_routes), workers.page_handles(), phases.clone()));
         let routes = Services::grpc(grpc_routes(health)?, api);
-        servers.spawn(grpc.serve(routes, workers.grpc_handles(), phases));
+        listeners.spawn(grpc.serve(routes, workers.grpc_handles(), phases));
 
         let serve = async {
             book.loaded().await;
@@ -338,14 +339,14 @@ impl Server {
             phase.send_replace(Phase::Serving);
             std::future::pending::<()>().await;
         };
-        let ended = tokio::select! {
+        let result = tokio::select! {
             () = serve => Ok(()),
             _ = shutdown.recv() => {
-                drain(&phase, &settings.drain, cluster.as_ref(), servers, shutdown).await;
+                drain(&phase, &settings.drain, cluster.as_ref(), listeners, shutdown).await;
                 Ok(())
             }
             error = replica::links_exit(&mut links) => Err(error),
-            error = server_exit(&mut servers) => Err(error),
+            error = listener_exit(&mut listeners) => Err(error),
             error = background_task_exit(&mut background) => Err(error),
         };
         // No request is served from here on, so the background tasks are no longer needed.
@@ -357,7 +358,7 @@ impl Server {
         if let Some(traces) = traces {
             traces.finish().await;
         }
-        ended
+        result
     }
 }
 
@@ -398,7 +399,7 @@ async fn drain(
     phase: &watch::Sender<Phase>,
     drain: &Drain,
     cluster: Option<&Cluster>,
-    mut servers: JoinSet<()>,
+    mut listeners: JoinSet<()>,
     mut shutdown: mpsc::Receiver<()>,
 ) {
     info!(delay = ?drain.delay, timeout = ?drain.timeout, "draining");
@@ -412,7 +413,7 @@ async fn drain(
     let finish = async {
         join(sleep(drain.delay), hand_off).await;
         phase.send_replace(Phase::Stopping);
-        while servers.join_next().await.is_some() {}
+        while listeners.join_next().await.is_some() {}
     };
     tokio::select! {
         finished = timeout(drain.timeout, finish) => match finished {
@@ -424,11 +425,11 @@ async fn drain(
 }
 
 /// Waits until a listener task exits, which is an error before shutdown.
-async fn server_exit(servers: &mut JoinSet<()>) -> Error {
-    let ended = |reason: String| Error::Ended { task: "listener", reason };
-    match servers.join_next().await {
-        None | Some(Ok(())) => ended("task exited unexpectedly".to_owned()),
-        Some(Err(panic)) => ended(panic.to_string()),
+async fn listener_exit(listeners: &mut JoinSet<()>) -> Error {
+    let failed = |reason: String| Error::TaskFailed { task: "listener", reason };
+    match listeners.join_next().await {
+        None | Some(Ok(())) => failed("task exited unexpectedly".to_owned()),
+        Some(Err(panic)) => failed(panic.to_string()),
     }
 }
 
@@ -438,7 +439,7 @@ async fn background_task_exit(background: &mut JoinSet<()>) -> Error {
         None | Some(Ok(())) => "task exited unexpectedly".to_owned(),
         Some(Err(panic)) => panic.to_string(),
     };
-    Error::Ended { task: "background task", reason }
+    Error::TaskFailed { task: "background task", reason }
 }
 
 /// The gRPC services other than the rate limit service.
@@ -450,7 +451,7 @@ where
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
-        .map_err(|error| Error::Ended { task: "gRPC reflection", reason: error.to_string() })?;
+        .map_err(|error| Error::TaskFailed { task: "gRPC reflection", reason: error.to_string() })?;
     // tonic allocates the announced length, so the size must be bounded.
     let reflection = reflection.max_decoding_message_size(REFLECTION_BYTES_MAX);
     let routes = Routes::new(health).add_service(reflection);

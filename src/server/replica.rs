@@ -40,8 +40,8 @@ impl Replica {
         let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
         let (cluster, listening) = Cluster::bind(settings, memory, stored, secret, clock.clone()).await?;
         info!(listener = "cluster", address = %listening.address(), member = %cluster.me(), "listening");
-        let told = cluster.clone();
-        let keeping = keeping.with_epochs(Epochs::new(move |slot| told.epoch(slot)));
+        let epochs = cluster.clone();
+        let keeping = keeping.with_epochs(Epochs::new(move |slot| epochs.epoch(slot)));
         Ok((keeping, Some(Self { cluster, listening })))
     }
 
@@ -70,9 +70,11 @@ pub(super) async fn announce_rules(cluster: Cluster, book: Arc<Book>) {
 pub(super) async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> Error {
     match links.join_next().await {
         None => std::future::pending().await,
-        Some(Ok(Ok(()))) => Error::Ended { task: "links", reason: "task exited unexpectedly".to_owned() },
+        Some(Ok(Ok(()))) => {
+            Error::TaskFailed { task: "links", reason: "task exited unexpectedly".to_owned() }
+        }
         Some(Ok(Err(error))) => error.into(),
-        Some(Err(panic)) => Error::Ended { task: "links", reason: panic.to_string() },
+        Some(Err(panic)) => Error::TaskFailed { task: "links", reason: panic.to_string() },
     }
 }
 

@@ -27,7 +27,7 @@ const CALL_BYTES: usize = 2 * 1024;
 pub(super) struct RequestBytes {
     max: usize,
     calls: Mutex<Calls>,
-    refused: AtomicU64,
+    rejected: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -41,13 +41,13 @@ struct Calls {
 #[derive(Debug)]
 struct Call {
     bytes: usize,
-    refusal: Arc<Refusal>,
+    rejection: Arc<Rejection>,
 }
 
 /// Tells a call that it is rejected.
 #[derive(Debug, Default)]
-struct Refusal {
-    is_refused: AtomicBool,
+struct Rejection {
+    is_rejected: AtomicBool,
     waker: AtomicWaker,
 }
 
@@ -74,18 +74,18 @@ struct Windows {
 pub(super) struct Share {
     connection: ConnectionBytes,
     number: u64,
-    refusal: Arc<Refusal>,
+    rejection: Arc<Rejection>,
     withheld: usize,
 }
 
 impl RequestBytes {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, calls: Mutex::default(), refused: AtomicU64::new(0) }
+        Self { max, calls: Mutex::default(), rejected: AtomicU64::new(0) }
     }
 
     /// Calls that were rejected because the budget was exhausted.
-    pub(super) fn refused(&self) -> u64 {
-        self.refused.load(Relaxed)
+    pub(super) fn rejected(&self) -> u64 {
+        self.rejected.load(Relaxed)
     }
 
     /// Current bytes of incomplete calls.
@@ -97,15 +97,15 @@ impl RequestBytes {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, bytes: usize) -> (u64, Arc<Refusal>) {
-        let refusal = Arc::<Refusal>::default();
+    fn begin(&self, bytes: usize) -> (u64, Arc<Rejection>) {
+        let rejection = Arc::<Rejection>::default();
         let mut calls = self.calls();
         calls.begun += 1;
         let number = calls.begun;
-        calls.by_number.insert(number, Call { bytes: 0, refusal: refusal.clone() });
+        calls.by_number.insert(number, Call { bytes: 0, rejection: rejection.clone() });
         drop(calls);
         self.grow(number, bytes);
-        (number, refusal)
+        (number, rejection)
     }
 
     /// Adds `bytes` to a call, and rejects the oldest calls while the budget is exceeded.
@@ -115,17 +115,17 @@ impl RequestBytes {
         let Some(call) = calls.by_number.get_mut(&number) else { return };
         call.bytes += bytes;
         calls.bytes += bytes;
-        let mut refused = Vec::new();
-        while self.max < calls.bytes {
+        let mut rejected = Vec::new();
+        while calls.bytes > self.max {
             let Some((_, oldest)) = calls.by_number.pop_first() else { break };
             calls.bytes -= oldest.bytes;
-            refused.push(oldest.refusal);
+            rejected.push(oldest.rejection);
         }
         drop(calls);
-        for refusal in refused {
-            self.refused.fetch_add(1, Relaxed);
-            refusal.is_refused.store(true, Relaxed);
-            refusal.waker.wake();
+        for rejection in rejected {
+            self.rejected.fetch_add(1, Relaxed);
+            rejection.is_rejected.store(true, Relaxed);
+            rejection.waker.wake();
         }
     }
 
@@ -144,9 +144,9 @@ impl ConnectionBytes {
 
     /// Begins the accounting of an incomplete call with a head of `head` bytes.
     pub(super) fn share(&self, head: usize) -> Share {
-        let (number, refusal) = self.process.begin(CALL_BYTES + head);
+        let (number, rejection) = self.process.begin(CALL_BYTES + head);
         self.windows().by_number.insert(number, 0);
-        Share { connection: self.clone(), number, refusal, withheld: 0 }
+        Share { connection: self.clone(), number, rejection, withheld: 0 }
     }
 
     /// Received bytes whose window is not released yet.
@@ -178,7 +178,7 @@ impl Share {
         }
         let mut windows = self.connection.windows();
         let is_oldest = windows.by_number.first_key_value().is_some_and(|(number, _)| *number == self.number);
-        if !is_oldest && CONNECTION_BYTES_MAX < windows.bytes {
+        if !is_oldest && windows.bytes > CONNECTION_BYTES_MAX {
             windows.waiting.push(cx.waker().clone());
             return Poll::Pending;
         }
@@ -187,9 +187,9 @@ impl Share {
     }
 
     /// Ready once the call is rejected because the process is over its budget.
-    pub(super) fn poll_refused(&self, cx: &Context<'_>) -> Poll<()> {
-        self.refusal.waker.register(cx.waker());
-        if self.refusal.is_refused.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+    pub(super) fn poll_rejected(&self, cx: &Context<'_>) -> Poll<()> {
+        self.rejection.waker.register(cx.waker());
+        if self.rejection.is_rejected.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -221,11 +221,11 @@ mod tests {
         let process = Arc::new(RequestBytes::new(3 * CALL_BYTES));
         let (one, other) = (ConnectionBytes::new(process.clone()), ConnectionBytes::new(process.clone()));
         let (oldest, _second, third) = (one.share(0), other.share(0), other.share(0));
-        assert!(oldest.poll_refused(&NOOP).is_pending());
+        assert!(oldest.poll_rejected(&NOOP).is_pending());
         let fourth = other.share(0);
-        assert!(oldest.poll_refused(&NOOP).is_ready());
-        assert!(third.poll_refused(&NOOP).is_pending() && fourth.poll_refused(&NOOP).is_pending());
-        assert_eq!(process.refused(), 1);
+        assert!(oldest.poll_rejected(&NOOP).is_ready());
+        assert!(third.poll_rejected(&NOOP).is_pending() && fourth.poll_rejected(&NOOP).is_pending());
+        assert_eq!(process.rejected(), 1);
     }
 
     #[test]
@@ -235,9 +235,9 @@ mod tests {
         for _ in 0..10 {
             let mut share = connection.share(0);
             share.receive(100);
-            assert!(share.poll_refused(&NOOP).is_pending());
+            assert!(share.poll_rejected(&NOOP).is_pending());
         }
-        assert_eq!((process.refused(), process.bytes(), connection.withheld()), (0, 0, 0));
+        assert_eq!((process.rejected(), process.bytes(), connection.withheld()), (0, 0, 0));
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let connection = connection(CALL_BYTES + 100);
         let mut share = connection.share(0);
         share.receive(101);
-        assert!(share.poll_refused(&NOOP).is_ready());
+        assert!(share.poll_rejected(&NOOP).is_ready());
     }
 
     #[test]

@@ -56,7 +56,7 @@ struct Worker {
     // Dropped to stop the worker.
     keep_running: Option<oneshot::Sender<()>>,
     // Nothing is sent: the channel closes when the thread exits.
-    ended: std::sync::mpsc::Receiver<()>,
+    exited: std::sync::mpsc::Receiver<()>,
 }
 
 /// Counts a connection of a worker until it is dropped.
@@ -80,24 +80,24 @@ impl WorkerPool {
 
     /// Handles for gRPC connections.
     pub(super) fn grpc_handles(&self) -> WorkerHandles {
-        WorkerHandles::of(&self.grpc)
+        WorkerHandles::new(&self.grpc)
     }
 
     /// Handles for probe and JSON connections.
     pub(super) fn http_handles(&self) -> WorkerHandles {
-        WorkerHandles::of(&self.http)
+        WorkerHandles::new(&self.http)
     }
 
     /// Handles for admin and metrics connections.
     pub(super) fn page_handles(&self) -> WorkerHandles {
-        WorkerHandles::of(&self.pages)
+        WorkerHandles::new(&self.pages)
     }
 
     /// Completes when a worker thread exits, which does not happen in normal operation.
     pub(super) fn worker_exit(&mut self) -> impl Future<Output = ()> + Send + 'static + use<> {
         let mut exits: JoinSet<_> = JoinSet::new();
-        for mut end in self.exits.drain(..) {
-            exits.spawn(async move { end.recv().await });
+        for mut exit in self.exits.drain(..) {
+            exits.spawn(async move { exit.recv().await });
         }
         async move {
             if exits.join_next().await.is_none() {
@@ -113,10 +113,10 @@ impl Drop for WorkerPool {
         let mut all: Vec<_> =
             [&mut self.grpc, &mut self.http, &mut self.pages].into_iter().flatten().collect();
         all.iter_mut().for_each(|worker| worker.keep_running = None);
-        let ending = Stopwatch::start();
-        for Worker { ended, .. } in all {
-            let left = SHUTDOWN_TIMEOUT.saturating_sub(ending.elapsed());
-            if ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+        let stopwatch = Stopwatch::start();
+        for Worker { exited, .. } in all {
+            let left = SHUTDOWN_TIMEOUT.saturating_sub(stopwatch.elapsed());
+            if exited.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
                 warn!(time_max = ?SHUTDOWN_TIMEOUT, "worker thread is blocked, exiting without it");
             }
         }
@@ -130,21 +130,21 @@ impl Worker {
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build()?;
         let handle = WorkerHandle { runtime: runtime.handle().clone(), connections: Arc::default() };
         let (keep_running, stopped) = oneshot::channel();
-        let (alive, end) = mpsc::channel(1);
-        let (running, ended) = std::sync::mpsc::channel();
+        let (alive, exit) = mpsc::channel(1);
+        let (running, exited) = std::sync::mpsc::channel();
         thread::Builder::new().name(name).spawn(move || {
             let (_alive, _running) = (alive, running);
             // An error means that the sender was dropped, which is the signal to stop.
             let _ = runtime.block_on(stopped);
             runtime.shutdown_timeout(BLOCKING_TIMEOUT);
         })?;
-        exits.push(end);
-        Ok(Self { handle, keep_running: Some(keep_running), ended })
+        exits.push(exit);
+        Ok(Self { handle, keep_running: Some(keep_running), exited })
     }
 }
 
 impl WorkerHandles {
-    fn of(workers: &[Worker]) -> Self {
+    fn new(workers: &[Worker]) -> Self {
         Self(workers.iter().map(|worker| worker.handle.clone()).collect())
     }
 
@@ -159,7 +159,7 @@ impl WorkerHandles {
         connections.fetch_add(1, Relaxed);
         let (assignment, task) = (Assignment(connections.clone()), Box::pin(task));
         let task = async move {
-            let _held = assignment;
+            let _assignment = assignment;
             task.await;
         };
         open.spawn_on(task, runtime);
@@ -212,14 +212,14 @@ mod tests {
     #[tokio::test]
     async fn panic_of_connection_keeps_worker_running() {
         let mut pool = WorkerPool::with_workers(1).unwrap();
-        let (handles, end) = (pool.grpc_handles(), pool.worker_exit());
+        let (handles, exit) = (pool.grpc_handles(), pool.worker_exit());
         let mut open = JoinSet::new();
         handles.spawn(&mut open, async { panic!("test panic") });
         assert!(open.join_next().await.unwrap().is_err());
         handles.spawn(&mut open, async {});
         assert!(open.join_next().await.unwrap().is_ok());
         drop(pool);
-        end.await;
+        exit.await;
     }
 
     #[test]
@@ -234,14 +234,14 @@ mod tests {
             released.recv().unwrap_err();
         });
         begun.recv().unwrap();
-        let (end, ended) = std::sync::mpsc::channel();
-        let ending = thread::spawn(move || {
+        let (exit, exited) = std::sync::mpsc::channel();
+        let dropping = thread::spawn(move || {
             drop(pool);
-            end.send(()).unwrap();
+            exit.send(()).unwrap();
         });
-        ended.recv_timeout(Duration::from_secs(20)).unwrap();
+        exited.recv_timeout(Duration::from_secs(20)).unwrap();
         drop(release);
-        ending.join().unwrap();
+        dropping.join().unwrap();
     }
 
     #[tokio::test]

@@ -69,9 +69,9 @@ impl Settings {
 /// remaining hits. The first one wins a tie.
 fn tightest<'s>(answer: &'s Answer<'_>, modes: Modes) -> Option<LimitedDescriptor<'s>> {
     limited(answer).reduce(|best, next| {
-        let rank = |each: &LimitedDescriptor<'_>| (!refuses(each.status, modes), each.status.remaining);
+        let rank = |each: &LimitedDescriptor<'_>| (!denies(each.status, modes), each.status.remaining);
         let tighter = rank(&next) < rank(&best)
-            || (rank(&next) == rank(&best) && refuses(next.status, modes) && best.reset < next.reset);
+            || (rank(&next) == rank(&best) && denies(next.status, modes) && next.reset > best.reset);
         if tighter { next } else { best }
     })
 }
@@ -84,7 +84,7 @@ fn limited<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = LimitedDescriptor
 }
 
 /// Whether this descriptor alone denies the request.
-fn refuses(status: &Status<'_>, modes: Modes) -> bool {
+fn denies(status: &Status<'_>, modes: Modes) -> bool {
     !status.passes && !status.in_quota_mode(modes)
 }
 
@@ -94,13 +94,13 @@ fn retry_after(answer: &Answer<'_>, modes: Modes) -> Option<Duration> {
     if answer.passes {
         return None;
     }
-    let refusing = || answer.statuses.iter().filter(|status| !status.passes);
+    let denying = || answer.statuses.iter().filter(|status| !status.passes);
     // If only quotas deny, the request passes once any of them has hits left.
-    if refusing().any(|status| refuses(status, modes)) {
-        let waits = refusing().filter(|status| refuses(status, modes)).map(|status| status.retry_after);
+    if denying().any(|status| denies(status, modes)) {
+        let waits = denying().filter(|status| denies(status, modes)).map(|status| status.retry_after);
         return waits.collect::<Option<Vec<_>>>()?.into_iter().max();
     }
-    refusing().filter_map(|status| status.retry_after).min()
+    denying().filter_map(|status| status.retry_after).min()
 }
 
 /// All limits that apply, with their window if it is a whole number of seconds.

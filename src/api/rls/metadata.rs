@@ -15,8 +15,8 @@ use crate::{
 /// made without the owner.
 pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
-    let told = request.descriptor_views().zip(&answer.statuses);
-    let descriptors = told.map(|(asked, status)| descriptor(asked, status)).collect();
+    let pairs = request.descriptor_views().zip(&answer.statuses);
+    let descriptors = pairs.map(|(view, status)| descriptor(view, status)).collect();
     set(&mut fields, "domain", text(request.domain));
     set(&mut fields, "descriptors", Kind::ListValue(ListValue { values: descriptors }));
     if request.hits_addend != 0 {
@@ -35,14 +35,14 @@ pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
         // A string besides the list, because access logs cannot read lists.
         let names: Vec<_> = refused.iter().map(|status| status.name()).collect();
         set(&mut fields, "refused_by", text(&names.join(",")));
-        let refused = refused.into_iter().map(|status| refusal(request, status)).collect();
+        let refused = refused.into_iter().map(|status| denial(request, status)).collect();
         set(&mut fields, "refused", Kind::ListValue(ListValue { values: refused }));
     }
     fields
 }
 
 /// Which rule denied, and why.
-fn refusal(request: &Request<'_>, status: &Status<'_>) -> Value {
+fn denial(request: &Request<'_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     set(&mut fields, "rule", text(status.name()));
     set(&mut fields, "domain", text(request.domain));
@@ -163,14 +163,14 @@ mod tests {
                 delay: Duration::ZERO,
                 statuses: statuses.into_iter().collect(),
             };
-            let told = of(&request, &answer).fields;
-            let flag = |fields: &std::collections::BTreeMap<String, Value>| fields.get("degraded").cloned();
-            let Some(Kind::ListValue(list)) = told["descriptors"].kind.clone() else { panic!("no list") };
+            let fields = of(&request, &answer).fields;
+            let flag = |map: &std::collections::BTreeMap<String, Value>| map.get("degraded").cloned();
+            let Some(Kind::ListValue(list)) = fields["descriptors"].kind.clone() else { panic!("no list") };
             let each = list.values.into_iter().map(|each| match each.kind {
                 Some(Kind::StructValue(fields)) => flag(&fields.fields),
                 other => panic!("{other:?}"),
             });
-            (flag(&told), each.collect::<Vec<_>>())
+            (flag(&fields), each.collect::<Vec<_>>())
         };
         let yes = Some(value(Kind::BoolValue(true)));
         assert_eq!(marked([false, true]), (yes.clone(), vec![None, yes]));

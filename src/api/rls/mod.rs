@@ -141,9 +141,10 @@ impl Api {
             Err(Error::Unanswered(Unanswered::Elsewhere)) => {
                 let request = decode(call.message, self.settings.bounds())?;
                 let descriptors = request.descriptors()?;
-                let asked = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
-                let answer = view.decide_afar(&asked, connection).await?;
-                Ok(self.reply(call, &request, &asked, &view, &answer))
+                let limiter_request =
+                    request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
+                let answer = view.decide_afar(&limiter_request, connection).await?;
+                Ok(self.reply(call, &request, &limiter_request, &view, &answer))
             }
             decided => decided,
         };
@@ -171,21 +172,21 @@ impl Api {
     fn decide(&self, call: Call<'_>, view: &Snapshot<'_>) -> Result<Reply, Error> {
         let request = decode(call.message, self.settings.bounds())?;
         let descriptors = request.descriptors()?;
-        let asked = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
-        let answer = view.decide(&asked)?;
-        Ok(self.reply(call, &request, &asked, view, &answer))
+        let limiter_request = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
+        let answer = view.decide(&limiter_request)?;
+        Ok(self.reply(call, &request, &limiter_request, view, &answer))
     }
 
     fn reply(
         &self,
         call: Call<'_>,
         request: &Request<'_>,
-        asked: &limiter::Request<'_>,
+        limiter_request: &limiter::Request<'_>,
         view: &Snapshot<'_>,
         answer: &Answer<'_>,
     ) -> Reply {
         if let Some(denials) = &self.denials {
-            denials.log(asked, answer, view.now());
+            denials.log(limiter_request, answer, view.now());
         }
         let headers = self.headers.of(answer, self.limiter.modes());
         let metadata = self.settings.dynamic_metadata.then(|| metadata::of(request, answer));

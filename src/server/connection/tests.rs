@@ -48,11 +48,11 @@ async fn long_response_follows_flow_control_windows() {
     stream.send_data(EMPTY_MESSAGE, true).unwrap();
     let mut body = answer.await.unwrap().into_body();
     let mut got = 0;
-    while let Some(piece) = body.data().await {
-        let piece = piece.unwrap();
-        assert!(piece.len() <= 1_000 && piece.iter().all(|byte| *byte == 7));
-        got += piece.len();
-        body.flow_control().release_capacity(piece.len()).unwrap();
+    while let Some(chunk) = body.data().await {
+        let chunk = chunk.unwrap();
+        assert!(chunk.len() <= 1_000 && chunk.iter().all(|byte| *byte == 7));
+        got += chunk.len();
+        body.flow_control().release_capacity(chunk.len()).unwrap();
     }
     assert_eq!(got, BODY_BYTES);
     drop((client, stream, body));
@@ -65,7 +65,7 @@ async fn reset_call_is_cancelled() {
     struct NotifyOnDrop(Option<oneshot::Sender<()>>);
     impl Drop for NotifyOnDrop {
         fn drop(&mut self) {
-            let _ = self.0.take().map(|tell| tell.send(()));
+            let _ = self.0.take().map(|sender| sender.send(()));
         }
     }
     let (begun, has_begun) = oneshot::channel();
