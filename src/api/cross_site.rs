@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn every_host_of_a_request_has_to_be_loopback() {
+    fn every_host_of_request_must_be_loopback() {
         let local = ("host", "localhost");
         assert!(is_local("http://localhost/log", &[local]) && is_local("http://[::1]/log", &[]));
         assert!(!is_local("http://evil.example/log", &[local]));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn request_is_same_origin_unless_a_header_tells_otherwise() {
+    fn request_without_cross_site_header_is_same_origin() {
         let is_same = |given: &[(&'static str, &str)]| {
             let host = [("host", "tollgate.example:8080")];
             same_origin(&"/json".parse().unwrap(), &headers(&[&host[..], given].concat())).is_ok()

@@ -105,7 +105,7 @@ impl RequestReader {
     }
 
     async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ReadError> {
-        // At max 4 MiB.
+        // At most 4 MiB.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let share = timeout(SHARE_TIMEOUT, self.budget.clone().acquire_many_owned(bytes)).await;
         // The semaphore is never closed.

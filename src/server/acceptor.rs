@@ -457,7 +457,7 @@ impl ConnectionContext {
         let reason = pin!(self.close_reason(io_handle, phases));
         let reason = tokio::select! {
             biased;
-            ended = connection.as_mut() => return self.log_error(ended),
+            result = connection.as_mut() => return self.log_error(result),
             reason = WakeFiltered::new(reason) => reason,
         };
         match reason {
@@ -469,7 +469,7 @@ impl ConnectionContext {
         }
         shut_down(connection.as_mut());
         match timeout(self.limits.grace, connection.as_mut()).await {
-            Ok(ended) => self.log_error(ended),
+            Ok(result) => self.log_error(result),
             Err(_) => increment(&self.stats.cut),
         }
     }
@@ -495,8 +495,8 @@ impl ConnectionContext {
         CloseReason::MaxAge
     }
 
-    fn log_error(&self, ended: Result<(), impl std::fmt::Display>) {
-        if let Err(error) = ended {
+    fn log_error(&self, result: Result<(), impl std::fmt::Display>) {
+        if let Err(error) = result {
             debug!(listener = self.name, %error, "connection closed with an error");
         }
     }

@@ -87,7 +87,7 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.chunk.is_none() && self.body.has_ended()
+        self.chunk.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -123,7 +123,7 @@ impl Source {
         }
     }
 
-    fn has_ended(&self) -> bool {
+    fn is_end_stream(&self) -> bool {
         match self {
             Self::Incoming(body) => body.is_end_stream(),
             Self::Stream(stream) => stream.is_end_stream(),

@@ -181,9 +181,9 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         if this.wake_filter.is_woken(cx)
-            && let Poll::Ready(ended) = this.poll_io(cx)
+            && let Poll::Ready(result) = this.poll_io(cx)
         {
-            return Poll::Ready(ended);
+            return Poll::Ready(result);
         }
         if this.is_overdue(cx)
             && this.pending.is_empty()
@@ -556,9 +556,9 @@ async fn send_response_of(
         reset = poll_fn(|cx| respond.poll_reset(cx)) => return reset.map(drop),
     };
     let (head, mut body) = response.into_parts();
-    let has_ended = body.is_end_stream();
-    let mut stream = respond.send_response(Response::from_parts(head, ()), has_ended)?;
-    if has_ended {
+    let is_end_stream = body.is_end_stream();
+    let mut stream = respond.send_response(Response::from_parts(head, ()), is_end_stream)?;
+    if is_end_stream {
         return Ok(());
     }
     loop {

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connection_that_ended_is_forgotten() {
+    async fn closed_connection_is_no_longer_tracked() {
         let (connections, open) = connections(1).await;
         drop(open);
         assert!(!connections.close_longest_idle());

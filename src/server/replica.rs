@@ -71,10 +71,10 @@ pub(super) async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> 
     match links.join_next().await {
         None => std::future::pending().await,
         Some(Ok(Ok(()))) => {
-            Error::TaskFailed { task: "links", reason: "task exited unexpectedly".to_owned() }
+            Error::TaskFailed { task: "cluster links", reason: "task exited unexpectedly".to_owned() }
         }
         Some(Ok(Err(error))) => error.into(),
-        Some(Err(panic)) => Error::TaskFailed { task: "links", reason: panic.to_string() },
+        Some(Err(panic)) => Error::TaskFailed { task: "cluster links", reason: panic.to_string() },
     }
 }
 

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn process_counts_what_connections_have_unsent_in_steps() {
+    fn process_counts_unsent_bytes_in_steps() {
         let process = Arc::new(ReplyBytes::new(usize::MAX));
         let unsent = Unsent::new(process.clone());
         let small = unsent.part(reply(STEP_BYTES - 1));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn full_process_leaves_room_to_connections_with_little_unsent() {
+    fn full_process_leaves_room_to_connection_with_few_unsent_bytes() {
         let process = Arc::new(ReplyBytes::new(2 * STEP_BYTES));
         let (stalled, other) = (Unsent::new(process.clone()), Unsent::new(process));
         let _part = stalled.part(reply(2 * STEP_BYTES));

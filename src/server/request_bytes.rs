@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn full_budget_refuses_oldest_call() {
+    fn full_budget_rejects_oldest_call() {
         let process = Arc::new(RequestBytes::new(3 * CALL_BYTES));
         let (one, other) = (ConnectionBytes::new(process.clone()), ConnectionBytes::new(process.clone()));
         let (oldest, _second, third) = (one.share(0), other.share(0), other.share(0));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_calls_leave_the_budget_free() {
+    fn completed_calls_free_the_budget() {
         let process = Arc::new(RequestBytes::new(CALL_BYTES + 100));
         let connection = ConnectionBytes::new(process.clone());
         for _ in 0..10 {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn call_larger_than_the_budget_is_refused() {
+    fn call_larger_than_budget_is_rejected() {
         let connection = connection(CALL_BYTES + 100);
         let mut share = connection.share(0);
         share.receive(101);

@@ -113,7 +113,7 @@ fn varint(number: u64) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn message_beyond_its_bounds_is_refused(message in fields(3), most in (0..3_usize, 0..3_usize)) {
+    fn message_beyond_bounds_is_rejected(message in fields(3), most in (0..3_usize, 0..3_usize)) {
         let bounds = Bounds { descriptors: most.0, entries: most.1 };
         if let Ok(request) = RateLimitRequest::decode(&*message) {
             let fits = request.descriptors.len() <= most.0
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn encoded_request_is_decoded_as_it_was(request in request()) {
+    fn encoded_request_decodes_to_same_request(request in request()) {
         prop_assert_eq!(decoded(&request.encode_to_vec()), Some(request));
     }
 
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn call_is_decided_alike_in_a_batch_and_alone(requests in vec(request(), 1..12)) {
+    fn call_has_same_reply_in_batch_and_alone(requests in vec(request(), 1..12)) {
         let (batched, alone) = (api(false), api(false));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for request in requests {
