@@ -1,7 +1,7 @@
-//! Refuses requests that a web page makes the browser of its reader send to this process.
+//! Rejects cross-site requests that a web page makes a browser send to this process.
 //!
-//! A browser sends requests of any page to any address, and tells which page it was: `Sec-Fetch-Site` and `Origin`.
-//! With DNS rebinding a name of the page leads to this process; then `Host` is that name.
+//! A browser sends requests of any page to any address, with the page's origin in `Sec-Fetch-Site` and `Origin`. With
+//! DNS rebinding, a host name of the page resolves to this process; then `Host` is that name.
 
 use std::net::IpAddr;
 
@@ -13,14 +13,14 @@ use axum::{
 };
 use tracing::debug;
 
-/// Answers a request of a page of another origin with 403. Clients that are no browsers send neither header.
+/// Responds with 403 to a request of another origin. Clients other than browsers send neither header.
 pub(super) async fn refuse(request: Request, next: Next) -> Response {
     let allowed = same_origin(request.uri(), request.headers());
     answer(allowed, request, next).await
 }
 
-/// The same where no token is needed. Such pages are for this machine alone, so 403 is the answer to a request for
-/// another host than a loopback address or `localhost`, too.
+/// Rejects cross-site requests where no token is required. Such pages serve this machine only, so a `Host` other than
+/// `localhost` or a loopback address gets 403 too.
 pub(super) async fn refuse_unless_loopback(request: Request, next: Next) -> Response {
     let (uri, headers) = (request.uri(), request.headers());
     let allowed = loopback(uri, headers).and_then(|()| same_origin(uri, headers));
@@ -38,10 +38,10 @@ async fn answer(allowed: Result<(), &'static str>, request: Request, next: Next)
 }
 
 fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
-    // `none`: the reader has typed the address, or opened a bookmark.
+    // `none`: the user typed the address or opened a bookmark.
     let is_own = |site: &HeaderValue| site == "same-origin" || site == "none";
     if !headers.get_all("sec-fetch-site").iter().all(is_own) {
-        return Err("a page of another origin sent this request, as Sec-Fetch-Site tells");
+        return Err("cross-origin request, by its Sec-Fetch-Site header");
     }
     let is_host = |origin: &HeaderValue| {
         let origin = Uri::try_from(origin.as_bytes()).ok();
@@ -54,7 +54,7 @@ fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
         })
     };
     if !headers.get_all(header::ORIGIN).iter().all(is_host) {
-        return Err("a page of another origin sent this request, as Origin tells");
+        return Err("cross-origin request, by its Origin header");
     }
     Ok(())
 }
@@ -62,14 +62,13 @@ fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
 fn loopback(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
     match hosts(uri, headers) {
         Some(hosts) if hosts.iter().all(is_loopback) => Ok(()),
-        Some(_) | None => Err(
-            "without admin.token_file this listener answers requests for localhost, 127.0.0.1 and [::1] only, as Host tells",
-        ),
+        Some(_) | None => {
+            Err("without admin.token_file the Host header must be localhost, 127.0.0.1 or [::1]")
+        }
     }
 }
 
-/// The host that the request is for, in each place that tells it: one in HTTP/1.1, and with HTTP/2 another one. `None`
-/// where there is none, or one that cannot be read.
+/// All hosts that the request names, in `Host` headers and in the URI. `None` if there is none, or one is malformed.
 fn hosts(uri: &Uri, headers: &HeaderMap) -> Option<Vec<Authority>> {
     let read = |host: &HeaderValue| Authority::try_from(host.as_bytes()).ok();
     let in_headers = headers.get_all(header::HOST).iter().map(read);
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn every_host_of_a_request_has_to_be_loopback() {
+    fn every_host_of_request_must_be_loopback() {
         let local = ("host", "localhost");
         assert!(is_local("http://localhost/log", &[local]) && is_local("http://[::1]/log", &[]));
         assert!(!is_local("http://evil.example/log", &[local]));
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn request_is_same_origin_unless_a_header_tells_otherwise() {
+    fn request_without_cross_site_header_is_same_origin() {
         let is_same = |given: &[(&'static str, &str)]| {
             let host = [("host", "tollgate.example:8080")];
             same_origin(&"/json".parse().unwrap(), &headers(&[&host[..], given].concat())).is_ok()

@@ -1,4 +1,4 @@
-//! The plain HTTP side: probes, and the rate limit service as JSON.
+//! The HTTP API: probes, and the rate limit service as JSON.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::{
     cluster::OpenForwards,
 };
 
-/// Tells whether this process should be sent requests, and if not, why.
+/// Reports whether this process is ready to serve requests.
 pub trait Readiness: Clone + Send + Sync + 'static {
-    /// `Err` says why not.
+    /// `Err` has the reason why it is not ready.
     fn ready(&self) -> Result<(), String>;
 }
 
-/// `/healthcheck`, `/livez`, `/readyz` and `POST /json`, with at most `calls_max` calls of the last under way.
+/// Routes `/healthcheck`, `/livez`, `/readyz` and `POST /json`. At most `calls_max` JSON calls run at once.
 pub fn router<R: Readiness>(api: Api, readiness: R, reader: RequestReader, calls_max: usize) -> Router {
     let probes = Router::new()
         .route("/livez", get(async || "OK"))
@@ -33,16 +33,16 @@ pub fn router<R: Readiness>(api: Api, readiness: R, reader: RequestReader, calls
         .with_state(readiness);
     let json = Json { api, reader, calls: Arc::new(Semaphore::new(calls_max)) };
     let json = Router::new().route("/json", post(should_rate_limit)).with_state(json);
-    // A page that is read in this network must not make charges.
+    // A web page must not be able to make charges.
     probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)))
 }
 
-/// What answers `/json`.
+/// State of the `/json` handler.
 #[derive(Clone, Debug)]
 struct Json {
     api: Api,
     reader: RequestReader,
-    /// Calls that are answered or wait for their turn: the connections of the others can be closed for a probe's.
+    /// Permits of calls that are running or delayed. Connections without one can be closed to admit a probe.
     calls: Arc<Semaphore>,
 }
 
@@ -53,7 +53,7 @@ async fn readyz<R: Readiness>(State(readiness): State<R>) -> Response {
     }
 }
 
-/// As `/readyz`, with the codes that probes written for envoyproxy/ratelimit know.
+/// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
 async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
     match readiness.ready() {
         Ok(()) => "OK".into_response(),
@@ -69,23 +69,23 @@ async fn should_rate_limit(
     let Extension(connection) = connection.unwrap_or_default();
     let request = match reader.read(body).await {
         Ok(request) => request,
-        Err(rejected) => {
-            if let Some(error) = rejected.too_large() {
-                api.metrics().unanswered(Error::Undecodable(error.into()));
+        Err(error) => {
+            if let Some(error) = error.too_large() {
+                api.metrics().unanswered(Error::Decode(error.into()));
             }
-            return rejected.into_response();
+            return error.into_response();
         }
     };
-    let Ok(_call) = calls.try_acquire() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many calls are under way\n").into_response();
+    let Ok(_permit) = calls.try_acquire() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many concurrent calls\n").into_response();
     };
     let call = Call { message: request.message(), metadata: None, precision: ResetPrecision::Millis };
     let handled = api.handle(call, &connection).await;
-    // The request is freed before its call waits.
+    // Frees the memory of the request before the delay.
     drop(request);
     let reply = match handled {
         Ok(reply) => reply,
-        Err(error) if error.is_callers_fault() => {
+        Err(error) if error.is_caller_error() => {
             return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();
         }
         Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),

@@ -1,4 +1,4 @@
-//! The same messages as JSON, by the JSON mapping of Protocol Buffers.
+//! Converts rate limit messages by the JSON mapping of Protocol Buffers.
 
 use std::{fmt, sync::LazyLock};
 
@@ -17,34 +17,33 @@ use crate::{
 static POOL: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect("the build has compiled them"));
 
-/// Why a text is no request.
+/// Why a JSON text is not a valid request.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unreadable {
-    /// There are more descriptors or entries than the bounds allow. Nothing was built.
+pub(super) enum JsonError {
+    /// More descriptors or entries than the bounds allow. The message was not built.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    /// It is no `RateLimitRequest` in JSON.
+    /// Not a `RateLimitRequest` in JSON.
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
 }
 
-/// The message of a request within `bounds`, which are checked before anything is built. An unknown field is an error,
-/// as is anything after the request.
-pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<Vec<u8>, Unreadable> {
-    check(json, bounds)?;
+/// Converts a request to its encoded message. The bounds are checked before anything is built. Unknown fields and
+/// trailing characters are errors.
+pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<Vec<u8>, JsonError> {
+    check_bounds(json, bounds)?;
     let mut reader = serde_json::Deserializer::from_slice(json);
     let message = DynamicMessage::deserialize(descriptor("RateLimitRequest"), &mut reader)?;
     reader.end()?;
     Ok(message.encode_to_vec())
 }
 
-/// Writes a request, as [`response`] does.
+/// Converts a request to JSON, as [`response`] does.
 pub fn request_text(request: &RateLimitRequest) -> Result<String, serde_json::Error> {
     text("RateLimitRequest", &request.encode_to_vec())
 }
 
-/// Writes the message of a response: lowerCamelCase names, enumerations by name, fields left out that have their
-/// default.
+/// Converts the message of a response to JSON: lowerCamelCase names, enumerations by name, default values omitted.
 pub fn response(message: &[u8]) -> Result<String, serde_json::Error> {
     text("RateLimitResponse", message)
 }
@@ -62,34 +61,34 @@ fn descriptor(message: &str) -> MessageDescriptor {
         .expect("the build has compiled it")
 }
 
-/// Counts descriptors and entries. A text that is malformed passes if the part before the error is within `bounds`: the
-/// parser builds that part and fails at the same byte.
-fn check(json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
+/// Counts descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the parser
+/// builds that part and fails at the same byte.
+fn check_bounds(json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
     let mut count = Count { bounds, descriptors: 0, entries: 0, too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
-    // Its own errors are the parser's to tell.
-    let _ = Walk { count: &mut count, at: At::Request }.deserialize(&mut reader);
+    // The parser reports syntax errors.
+    let _ = BoundsCheck { count: &mut count, position: Position::Request }.deserialize(&mut reader);
     count.too_large.map_or(Ok(()), Err)
 }
 
-/// What was found until now.
+/// Descriptors and entries counted so far.
 struct Count {
     bounds: Bounds,
     descriptors: usize,
-    /// Of the last descriptor.
+    /// Entries of the last descriptor.
     entries: usize,
     too_large: Option<TooLarge>,
 }
 
-/// A value, walked over without being built.
-struct Walk<'c> {
+/// Visits a value without building it.
+struct BoundsCheck<'c> {
     count: &'c mut Count,
-    at: At,
+    position: Position,
 }
 
-/// Which value.
+/// The kind of the visited value.
 #[derive(Clone, Copy)]
-enum At {
+enum Position {
     Request,
     Descriptors,
     Descriptor,
@@ -97,7 +96,7 @@ enum At {
     Entry,
 }
 
-/// The name of a field, as far as it matters here.
+/// Fields that are counted.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(field_identifier, rename_all = "lowercase")]
 enum Field {
@@ -115,13 +114,13 @@ impl Count {
     }
 
     fn entry(&mut self) -> Result<(), TooLarge> {
-        // Entries are only counted within a descriptor, which was counted before.
+        // An entry is visited after its descriptor was counted.
         self.bounds.entry(self.descriptors.saturating_sub(1), self.entries)?;
         self.entries += 1;
         Ok(())
     }
 
-    fn note<E: serde::de::Error>(&mut self, counted: Result<(), TooLarge>) -> Result<(), E> {
+    fn record<E: serde::de::Error>(&mut self, counted: Result<(), TooLarge>) -> Result<(), E> {
         counted.map_err(|error| {
             self.too_large = Some(error);
             E::custom("too large")
@@ -129,21 +128,21 @@ impl Count {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Walk<'_> {
+impl<'de> DeserializeSeed<'de> for BoundsCheck<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
-        let counted = match self.at {
-            At::Request | At::Descriptors | At::Entries => Ok(()),
-            At::Descriptor => self.count.descriptor(),
-            At::Entry => self.count.entry(),
+        let counted = match self.position {
+            Position::Request | Position::Descriptors | Position::Entries => Ok(()),
+            Position::Descriptor => self.count.descriptor(),
+            Position::Entry => self.count.entry(),
         };
-        self.count.note(counted)?;
+        self.count.record(counted)?;
         value.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Walk<'_> {
+impl<'de> Visitor<'de> for BoundsCheck<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -152,31 +151,33 @@ impl<'de> Visitor<'de> for Walk<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(field) = map.next_key::<Field>()? {
-            let at = match (self.at, field) {
-                (At::Request, Field::Descriptors) => At::Descriptors,
-                (At::Descriptor, Field::Entries) => At::Entries,
+            let position = match (self.position, field) {
+                (Position::Request, Field::Descriptors) => Position::Descriptors,
+                (Position::Descriptor, Field::Entries) => Position::Entries,
                 _another => {
                     map.next_value::<IgnoredAny>()?;
                     continue;
                 }
             };
-            map.next_value_seed(Walk { count: &mut *self.count, at })?;
+            map.next_value_seed(BoundsCheck { count: &mut *self.count, position })?;
         }
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let at = match self.at {
-            At::Descriptors => At::Descriptor,
-            At::Entries => At::Entry,
-            // The parser takes no list here.
-            At::Request | At::Descriptor | At::Entry => return Err(A::Error::custom("a list")),
+        let position = match self.position {
+            Position::Descriptors => Position::Descriptor,
+            Position::Entries => Position::Entry,
+            // The parser rejects a list here.
+            Position::Request | Position::Descriptor | Position::Entry => {
+                return Err(A::Error::custom("a list"));
+            }
         };
-        while list.next_element_seed(Walk { count: &mut *self.count, at })?.is_some() {}
+        while list.next_element_seed(BoundsCheck { count: &mut *self.count, position })?.is_some() {}
         Ok(())
     }
 
-    /// `null` is what is not there.
+    /// `null` is an absent value.
     fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())
     }
@@ -188,12 +189,12 @@ mod tests {
 
     const BOUNDS: Bounds = Bounds { descriptors: 2, entries: 3 };
 
-    fn read(json: &str) -> Result<(), Unreadable> {
+    fn read(json: &str) -> Result<(), JsonError> {
         request(json.as_bytes(), BOUNDS).map(drop)
     }
 
     #[test]
-    fn request_at_the_bounds_is_read_and_beyond_them_refused() {
+    fn request_beyond_bounds_is_rejected() {
         let most = r#"{"entries": [{}, {"key": "a"}, {"value": "]}"}]}"#;
         let descriptors = TooLarge::Descriptors { most: 2 };
         let entries = |descriptor| TooLarge::Entries { descriptor, most: 3 };
@@ -206,13 +207,13 @@ mod tests {
             (r#"{"descriptors": [{}, {}], "descriptors": [{}]}"#.to_owned(), Err(descriptors)),
             (r#"{"descriptors": [{}, {"entries": [{}, {}, {}, {}]}]}"#.to_owned(), Err(entries(1))),
             (r#"{"descriptors": [{"entries": [{}, {}], "entries": [{}, {}]}]}"#.to_owned(), Err(entries(0))),
-            // Beyond the bounds before it is malformed.
+            // The bounds are exceeded before the syntax error.
             (r#"{"descriptors": [{}, {}, {}, 5"#.to_owned(), Err(descriptors)),
             (r#"{"domain": 1e5, "descriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
         ] {
             let too_large = match read(&json) {
-                Err(Unreadable::TooLarge(error)) => Err(error),
-                Err(Unreadable::Malformed(error)) => panic!("{json}: {error}"),
+                Err(JsonError::TooLarge(error)) => Err(error),
+                Err(JsonError::Malformed(error)) => panic!("{json}: {error}"),
                 Ok(()) => Ok(()),
             };
             assert_eq!(too_large, expected, "{json}");
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_request_is_no_matter_of_bounds() {
+    fn malformed_request_is_a_syntax_error() {
         for json in [
             "",
             "[[], [], []]",
@@ -231,7 +232,7 @@ mod tests {
             r#"{"entries": [{}, {}, {}, {}]}"#,
             r#"{"descriptors": [{"limit": {"entries": [{}, {}, {}, {}]}}]}"#,
         ] {
-            assert!(matches!(read(json), Err(Unreadable::Malformed(_))), "{json}");
+            assert!(matches!(read(json), Err(JsonError::Malformed(_))), "{json}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is counted of requests as a whole.
+//! Metrics of requests over all protocols.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -21,40 +21,40 @@ const fn micros<const N: usize>(numbers: [u64; N]) -> [Duration; N] {
     bounds
 }
 
-const DECIDED_IN: [Duration; 15] =
+const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
-const DELAYS: [Duration; 14] = micros([
+const DELAY_BOUNDS: [Duration; 14] = micros([
     1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000,
     10_000_000, 30_000_000, 60_000_000,
 ]);
 
-/// What is counted of requests, over whichever protocol they come.
+/// Counters and histograms of requests over all protocols.
 #[derive(Debug)]
 pub struct Metrics {
-    /// How long decisions took.
+    /// Time to decide.
     pub duration: Histogram,
-    /// How long requests were made to wait for their turn.
+    /// Delays that requests were given.
     pub delays: Histogram,
-    /// Requests without an answer because there are no rules.
+    /// Requests rejected because no rules are loaded.
     pub no_rules: Counter,
-    /// Requests without an answer because it is not known yet who counts.
+    /// Requests rejected because the slot owner is not known yet.
     pub joining: Counter,
-    /// Requests without an answer because too many checks wait for other replicas.
+    /// Requests rejected because too many remote checks are open.
     pub overloaded: Counter,
-    /// Requests without an answer through a fault of their own.
+    /// Invalid requests.
     pub invalid: Counter,
     waiting: AtomicU64,
 }
 
-/// A request that waits for its turn, for as long as this lives.
+/// Counts a delayed request until it is dropped.
 #[derive(Debug)]
-pub(super) struct Waiting<'m>(&'m AtomicU64);
+pub(super) struct DelayedCall<'m>(&'m AtomicU64);
 
 impl Default for Metrics {
     fn default() -> Self {
         Self {
-            duration: Histogram::new(&DECIDED_IN),
-            delays: Histogram::new(&DELAYS),
+            duration: Histogram::new(&DURATION_BOUNDS),
+            delays: Histogram::new(&DELAY_BOUNDS),
             no_rules: Counter::default(),
             joining: Counter::default(),
             overloaded: Counter::default(),
@@ -65,16 +65,16 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// How many requests wait for their turn now.
+    /// Requests that are delayed now.
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that begins to wait.
-    pub(super) fn wait(&self, delay: Duration) -> Waiting<'_> {
+    /// Counts a request that begins its delay.
+    pub(super) fn wait(&self, delay: Duration) -> DelayedCall<'_> {
         self.delays.record(delay);
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        Waiting(&self.waiting)
+        DelayedCall(&self.waiting)
     }
 
     pub(super) fn unanswered(&self, error: Error) {
@@ -83,14 +83,14 @@ impl Metrics {
             Error::LimiterError(LimiterError::Joining | LimiterError::Remote) => self.joining.increase(),
             Error::LimiterError(LimiterError::Overloaded) => self.overloaded.increase(),
             Error::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
-            | Error::Undecodable(_)
+            | Error::Decode(_)
             | Error::Unit { .. } => self.invalid.increase(),
         }
     }
 }
 
-// Also where the caller goes away before its turn.
-impl Drop for Waiting<'_> {
+// A call that the client cancels is no longer delayed either.
+impl Drop for DelayedCall<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The languages we speak. Each translates into the limiter's requests and back; none decides anything.
+//! Protocol adapters. Each translates requests for the limiter and its answers, and decides nothing.
 
 use std::sync::Arc;
 
@@ -9,41 +9,41 @@ use crate::{
 
 pub mod admin;
 mod cross_site;
-mod denials;
+mod denial_log;
+pub mod descriptor_text;
 pub mod http;
 pub mod json;
 mod metrics;
 pub mod reader;
 pub mod rls;
 pub mod top;
-pub mod written;
 
 pub use metrics::Metrics;
 pub use rls::{Batch, Call, Handled, Reply, ResetPrecision, headers};
 
-use denials::Denials;
-use rls::Undecodable;
+use denial_log::DenialLog;
+use rls::DecodeError;
 
-/// The messages of `proto/`, generated.
+/// Code generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 
-    /// All files of `proto/`, for reflection and JSON.
+    /// Descriptors of all files of `proto/`, for reflection and JSON.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }
 
-/// How large requests may be, and how answers are worded.
+/// Bounds of requests and format of replies.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Whether answers carry dynamic metadata.
+    /// Whether replies have dynamic metadata.
     pub dynamic_metadata: bool,
-    /// Whether times until reset are exact, not rounded up to whole seconds.
+    /// Whether durations until reset are exact instead of rounded up to whole seconds.
     pub exact_reset: bool,
-    /// The most descriptors of a request.
+    /// Maximum number of descriptors per request.
     pub max_descriptors: usize,
-    /// The most entries of a descriptor.
+    /// Maximum number of entries per descriptor.
     pub max_entries: usize,
 }
 
@@ -54,25 +54,25 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// How many descriptors and entries a request may have.
+    /// The bounds of a request.
     pub fn bounds(&self) -> Bounds {
         Bounds { descriptors: self.max_descriptors, entries: self.max_entries }
     }
 }
 
-/// Answers requests in Envoy's language, over whichever protocol they come.
+/// The rate limit service of Envoy, independent of the transport.
 #[derive(Clone, Debug)]
 pub struct Api {
     limiter: Limiter,
     settings: Settings,
     headers: Arc<headers::Settings>,
     metrics: Arc<Metrics>,
-    denials: Option<Arc<Denials>>,
+    denials: Option<Arc<DenialLog>>,
     traces: Option<Traces>,
 }
 
 impl Api {
-    /// Asks `limiter` and words answers as `settings` say, without headers.
+    /// A service that decides with `limiter`, without headers.
     pub fn new(limiter: Limiter, settings: Settings) -> Self {
         Self {
             limiter,
@@ -84,51 +84,51 @@ impl Api {
         }
     }
 
-    /// The same, with headers.
+    /// Sets the response headers.
     pub fn with_headers(self, headers: headers::Settings) -> Self {
         Self { headers: Arc::new(headers), ..self }
     }
 
-    /// What is counted of requests.
+    /// Metrics of requests.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// The same, logging denials.
+    /// Sets the logging of denials.
     pub fn with_denials(self, denials: logs::Denials) -> Self {
-        Self { denials: Denials::of(denials).map(Arc::new), ..self }
+        Self { denials: DenialLog::new(denials).map(Arc::new), ..self }
     }
 
-    /// The same, with a span for each gRPC call where there are traces.
+    /// Sets the traces; each sampled gRPC call gets a span.
     pub fn with_traces(self, traces: Option<Traces>) -> Self {
         Self { traces, ..self }
     }
 }
 
-/// Why a request is not answered.
+/// Why a request is not decided.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum Error {
-    /// The limiter has no answer.
+    /// The limiter cannot decide.
     #[error(transparent)]
     LimiterError(#[from] LimiterError),
-    /// The bytes are no request within the bounds.
+    /// The message is invalid or beyond the bounds.
     #[error(transparent)]
-    Undecodable(#[from] Undecodable),
-    /// A descriptor brings a limit whose unit is none.
+    Decode(#[from] DecodeError),
+    /// A limit override with an unknown unit.
     #[error(
-        "descriptors[{descriptor}].limit.unit: {number} is no unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
+        "descriptors[{descriptor}].limit.unit: {number} is not a unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
     )]
     Unit {
-        /// Which descriptor.
+        /// Index of the descriptor.
         descriptor: usize,
-        /// What was sent for the unit.
+        /// The unit that was sent.
         number: i32,
     },
 }
 
 impl Error {
-    /// Whether the request itself is at fault, so that sending it again is of no use.
-    pub fn is_callers_fault(self) -> bool {
+    /// Whether the request itself is invalid, so that a retry is useless.
+    pub fn is_caller_error(self) -> bool {
         match self {
             Self::LimiterError(
                 LimiterError::NoRules
@@ -137,18 +137,18 @@ impl Error {
                 | LimiterError::Overloaded,
             ) => false,
             Self::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
-            | Self::Undecodable(_)
+            | Self::Decode(_)
             | Self::Unit { .. } => true,
         }
     }
 }
 
-// Never `UNKNOWN`: Envoy lets a request with that answer pass, whatever its failure mode.
+// Never `UNKNOWN`: Envoy lets a request with this status pass, whatever its failure mode.
 impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
         match error {
             Error::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
-            | Error::Undecodable(_)
+            | Error::Decode(_)
             | Error::Unit { .. } => Self::invalid_argument(error.to_string()),
             Error::LimiterError(LimiterError::Overloaded) => Self::resource_exhausted(error.to_string()),
             Error::LimiterError(LimiterError::NoRules | LimiterError::Joining | LimiterError::Remote) => {

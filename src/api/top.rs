@@ -1,4 +1,4 @@
-//! Who is denied most often, for operators.
+//! The admin page of the keys that were denied most often.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::limiter::Metrics;
 
-/// How many keys are listed.
+/// Maximum number of listed keys.
 const LISTED_MAX: usize = 100;
 
-/// `/top`: the keys that were denied most often since the start.
+/// A router with `/top`: the keys that were denied most often since the start.
 pub fn router(metrics: Arc<Metrics>) -> Router {
     Router::new().route("/top", get(top)).with_state(metrics)
 }

@@ -9,13 +9,12 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
     api::{
-        json,
+        descriptor_text, json,
         proto::envoy::service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse,
             rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
             rate_limit_service_client::RateLimitServiceClient,
         },
-        written,
     },
     cli::{
         OVER_LIMIT, request,
@@ -116,7 +115,7 @@ fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
     let lines = request.descriptors.iter().zip(&answer.statuses).map(|(descriptor, status)| {
         format!(
             "\n  {}: {}",
-            written::text(descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value))),
+            descriptor_text::format(descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value))),
             status_line(status)
         )
     });

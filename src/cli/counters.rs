@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 
 use crate::{
-    api::{proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry, written},
+    api::{descriptor_text, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry},
     cli::{admin_client, request},
 };
 
@@ -31,7 +31,7 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let domain = matches.get_one::<String>("domain").map(String::as_str).unwrap_or_default();
     let entries = matches.get_one::<Vec<Entry>>("descriptor").map(Vec::as_slice).unwrap_or_default();
-    let key = admin_client::percent_encode(&written::text(
+    let key = admin_client::percent_encode(&descriptor_text::format(
         entries.iter().map(|entry| (&*entry.key, &*entry.value)),
     ));
     let path = format!("/counters?domain={}&key={key}", admin_client::percent_encode(domain));

@@ -3,11 +3,11 @@
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 
 use crate::api::{
+    descriptor_text,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::RateLimitRequest,
     },
-    written,
 };
 
 /// The domain.
@@ -20,7 +20,7 @@ pub(super) fn descriptor() -> Arg {
     Arg::new("descriptor")
         .value_name("KEY=VALUE[,KEY=VALUE]...")
         .required(true)
-        .value_parser(written::entries)
+        .value_parser(descriptor_text::parse)
         .help("Descriptor; \\, and \\= stand for the characters themselves")
 }
 

@@ -17,7 +17,7 @@ use tokio::{
 use tracing::{error, info};
 
 use crate::{
-    server::{Crew, Server},
+    server::{Server, WorkerPool},
     settings::{CATALOG, ListenAddress, Settings, Sources, Tls, environment},
     telemetry::logs,
     time::{Clock, Stopwatch},
@@ -124,7 +124,7 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
     let server = Server::bind(settings, Clock::system())
         .await?
         .with_logs(log_control)
-        .with_crew(Crew::for_each_core()?);
+        .with_workers(WorkerPool::per_core()?);
     let addresses = server.addresses()?;
     info!(listener = "grpc", address = %addresses.grpc, "listening");
     info!(listener = "http", address = %addresses.http, "listening");

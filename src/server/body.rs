@@ -1,4 +1,4 @@
-//! Bodies: of requests, which end when they come too slowly, and of answers.
+//! Request bodies with a timeout, and trailers of gRPC responses.
 
 use std::{
     pin::Pin,
@@ -12,108 +12,108 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-use crate::server::{idle::RequestActivity, message::BODY_WITHIN};
+use crate::server::{idle::RequestActivity, message::BODY_TIMEOUT};
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
-/// The body of a request, which ends with an error when it is not there in time.
+/// A request body that fails if it does not arrive in time.
 #[derive(Debug)]
-pub(super) struct Timely {
+pub(super) struct RequestBody {
     body: Source,
-    // The part that was read before.
-    piece: Option<Bytes>,
-    // Most bodies are there with their head, and need no timer.
-    end: Option<Pin<Box<Sleep>>>,
-    bound: Bound,
-    // Told when all of the body is there.
+    // The part that was already read.
+    chunk: Option<Bytes>,
+    // Created lazily: most bodies arrive with their head.
+    deadline: Option<Pin<Box<Sleep>>>,
+    kind: CallKind,
+    // Notified when the body is complete.
     activity: Option<Arc<RequestActivity>>,
 }
 
-/// Where a body comes from.
+/// The underlying body.
 #[derive(Debug)]
 pub(super) enum Source {
     Incoming(Incoming),
     Stream(RecvStream),
 }
 
-/// What one look at a body gives.
-type Read = Result<Frame<Bytes>, Box<dyn std::error::Error + Send + Sync>>;
+/// A frame of a body.
+type ReadFrame = Result<Frame<Bytes>, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Whether the length of a request in time is bounded.
+/// Whether the body has a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bound {
-    /// As of one question.
-    Bounded,
-    /// As of a conversation.
-    Unbounded,
+pub(super) enum CallKind {
+    /// A single message, which must arrive in time.
+    Unary,
+    /// A stream, which may stay open.
+    Streaming,
 }
 
-impl Timely {
-    /// `body`, of which a first piece may have been read.
-    pub(super) fn new(body: Source, read: Option<Bytes>, bound: Bound) -> Self {
-        Self { body, piece: read, end: None, bound, activity: None }
+impl RequestBody {
+    /// A body of `body` after the part that was already read.
+    pub(super) fn new(body: Source, read: Option<Bytes>, kind: CallKind) -> Self {
+        Self { body, chunk: read, deadline: None, kind, activity: None }
     }
 
-    /// The same, telling `activity` when all of it is there.
-    pub(super) fn of(self, activity: Option<Arc<RequestActivity>>) -> Self {
+    /// Notifies `activity` when the body is complete.
+    pub(super) fn with_activity(self, activity: Option<Arc<RequestActivity>>) -> Self {
         Self { activity, ..self }
     }
 }
 
-impl Body for Timely {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Read>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ReadFrame>> {
         let this = self.get_mut();
-        if let Some(piece) = this.piece.take() {
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        if let Some(chunk) = this.chunk.take() {
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
-        match (this.body.poll(cx), this.bound) {
+        match (this.body.poll(cx), this.kind) {
             (Poll::Ready(None), _) => {
-                let may_run = this.activity.as_ref().is_none_or(|activity| activity.run());
-                // The connection is dropped before the request does anything.
+                let may_run = this.activity.as_ref().is_none_or(|activity| activity.start());
+                // The connection is being closed: the request must not run.
                 if may_run { Poll::Ready(None) } else { Poll::Pending }
             }
             (Poll::Ready(frame), _) => Poll::Ready(frame),
-            (Poll::Pending, Bound::Unbounded) => Poll::Pending,
-            (Poll::Pending, Bound::Bounded) => {
-                let end = this.end.get_or_insert_with(|| Box::pin(sleep(BODY_WITHIN)));
-                let late = || Status::deadline_exceeded("the request has not arrived in time");
-                end.as_mut().poll(cx).map(|()| Some(Err(late().into())))
+            (Poll::Pending, CallKind::Streaming) => Poll::Pending,
+            (Poll::Pending, CallKind::Unary) => {
+                let deadline = this.deadline.get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
+                let timed_out = || Status::deadline_exceeded("timeout while reading the request");
+                deadline.as_mut().poll(cx).map(|()| Some(Err(timed_out().into())))
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.piece.is_none() && self.body.has_ended()
+        self.chunk.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
             Source::Incoming(body) => body.size_hint(),
-            // Over gRPC nobody asks for it.
+            // gRPC services do not use the size hint.
             Source::Stream(_) => SizeHint::default(),
         }
     }
 }
 
-/// Gives back what a piece has taken of the client's window.
-pub(super) fn give_back(stream: &mut RecvStream, piece: &Bytes) {
-    // It fails only where nothing more may come.
-    stream.flow_control().release_capacity(piece.len()).unwrap_or_default();
+/// Releases the flow-control window of a received chunk.
+pub(super) fn release_window(stream: &mut RecvStream, chunk: &Bytes) {
+    // Fails only if the stream is closed.
+    let _ = stream.flow_control().release_capacity(chunk.len());
 }
 
 impl Source {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Read>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<ReadFrame>> {
         match self {
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
             Self::Stream(stream) => match ready!(stream.poll_data(cx)) {
-                Some(piece) => {
-                    let piece = piece?;
-                    give_back(stream, &piece);
-                    Poll::Ready(Some(Ok(Frame::data(piece))))
+                Some(chunk) => {
+                    let chunk = chunk?;
+                    release_window(stream, &chunk);
+                    Poll::Ready(Some(Ok(Frame::data(chunk))))
                 }
                 None => {
                     let trailers = ready!(stream.poll_trailers(cx))?;
@@ -123,7 +123,7 @@ impl Source {
         }
     }
 
-    fn has_ended(&self) -> bool {
+    fn is_end_stream(&self) -> bool {
         match self {
             Self::Incoming(body) => body.is_end_stream(),
             Self::Stream(stream) => stream.is_end_stream(),
@@ -143,8 +143,8 @@ impl From<RecvStream> for Source {
     }
 }
 
-/// What follows the message of an answer.
-pub(super) fn all_is_well() -> HeaderMap {
+/// The trailers of a successful gRPC response.
+pub(super) fn ok_trailers() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(&GRPC_STATUS, OK);
     trailers

@@ -1,8 +1,8 @@
-//! What the connections of a listener do, so that a full listener closes the one that has been idle for longest to make
-//! room for a new one.
+//! Tracks activity of the connections of a listener, so that a full listener can close the connection that has been
+//! idle longest.
 //!
 //! A connection is idle while the server waits for its client: for a request, for the rest of a body, or for the client
-//! to take an answer. So a client that is slow on purpose cannot keep a probe out.
+//! to read a response. So a slow client cannot lock out a probe.
 
 use std::{
     collections::BTreeMap,
@@ -17,23 +17,23 @@ use tokio::{sync::Notify, time::Instant};
 
 /// The open connections of one listener.
 #[derive(Debug, Default)]
-pub(super) struct Connections(Mutex<Open>);
+pub(super) struct ConnectionTracker(Mutex<Tracked>);
 
 #[derive(Debug, Default)]
-struct Open {
+struct Tracked {
     next: u64,
     by_number: BTreeMap<u64, Arc<Activity>>,
 }
 
-/// An open connection, until this is dropped.
+/// An open connection; dropping it unregisters the connection.
 #[derive(Debug)]
-pub(super) struct Connection {
-    connections: Arc<Connections>,
+pub(super) struct TrackedConnection {
+    connections: Arc<ConnectionTracker>,
     number: u64,
     activity: Arc<Activity>,
 }
 
-/// What one connection does.
+/// The activity of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
@@ -42,39 +42,39 @@ pub(super) struct Activity {
 
 #[derive(Debug)]
 struct State {
-    /// Requests that have come completely and are not answered yet.
+    /// Complete requests without a response yet.
     running: usize,
     idle_since: Instant,
-    // Invariant: once set, no request begins to run.
+    // Invariant: once set, no request starts to run.
     is_closing: bool,
 }
 
-/// A request of a connection, until it is answered.
+/// A request from its head to its response.
 #[derive(Debug)]
 pub(super) struct RequestActivity {
     activity: Arc<Activity>,
     is_running: AtomicBool,
 }
 
-impl Connections {
-    /// Adds a connection, idle from now on.
-    pub(super) fn open(self: &Arc<Self>) -> Connection {
+impl ConnectionTracker {
+    /// Registers a connection, which is idle at first.
+    pub(super) fn track(self: &Arc<Self>) -> TrackedConnection {
         let state = State { running: 0, idle_since: Instant::now(), is_closing: false };
         let activity = Arc::new(Activity { state: Mutex::new(state), close: Notify::new() });
         let mut open = lock(&self.0);
         let number = open.next;
         open.next += 1;
         open.by_number.insert(number, activity.clone());
-        Connection { connections: self.clone(), number, activity }
+        TrackedConnection { connections: self.clone(), number, activity }
     }
 
-    /// Has the connection closed that has been idle for longest. Says whether any is idle.
+    /// Requests the close of the connection that has been idle longest. Returns `false` if no connection is idle.
     pub(super) fn close_longest_idle(&self) -> bool {
         let open = lock(&self.0);
         loop {
             let idle = open.by_number.values().filter_map(|each| Some((each.idle_since()?, each)));
             let Some((_, longest)) = idle.min_by_key(|(since, _)| *since) else { return false };
-            // A request may have come since.
+            // If a request has arrived in the meantime, try the next one.
             if longest.close() {
                 return true;
             }
@@ -82,30 +82,30 @@ impl Connections {
     }
 }
 
-impl Connection {
+impl TrackedConnection {
     pub(super) fn activity(&self) -> Arc<Activity> {
         self.activity.clone()
     }
 
-    /// Has it closed unless a request is under way. Says whether it is to be closed.
+    /// Requests the close unless a request is running. Returns whether the close was requested.
     pub(super) fn close_if_idle(&self) -> bool {
         self.activity.close()
     }
 
-    /// Waits until it is to be closed.
-    pub(super) fn closed(&self) -> impl Future<Output = ()> + '_ {
+    /// Waits until the close is requested.
+    pub(super) fn close_requested(&self) -> impl Future<Output = ()> + '_ {
         self.activity.close.notified()
     }
 }
 
-impl Drop for Connection {
+impl Drop for TrackedConnection {
     fn drop(&mut self) {
         lock(&self.connections.0).by_number.remove(&self.number);
     }
 }
 
 impl Activity {
-    /// Since when it is idle; `None` while it is not, or is being closed.
+    /// When the connection became idle; `None` if it is not idle, or is being closed.
     fn idle_since(&self) -> Option<Instant> {
         let state = lock(&self.state);
         (state.running == 0 && !state.is_closing).then_some(state.idle_since)
@@ -122,14 +122,14 @@ impl Activity {
 }
 
 impl RequestActivity {
-    /// A request of which the head has come.
-    pub(super) fn of(activity: Arc<Activity>) -> Self {
+    /// Begins a request whose head has arrived.
+    pub(super) fn new(activity: Arc<Activity>) -> Self {
         lock(&activity.state).idle_since = Instant::now();
         Self { activity, is_running: AtomicBool::new(false) }
     }
 
-    /// The request has come completely. `false` if its connection is being closed, so that it must not be answered.
-    pub(super) fn run(&self) -> bool {
+    /// Marks the request as complete. Returns `false` if the connection is being closed: the request must not run then.
+    pub(super) fn start(&self) -> bool {
         let mut state = lock(&self.activity.state);
         if !state.is_closing && !self.is_running.swap(true, Relaxed) {
             state.running += 1;
@@ -148,7 +148,7 @@ impl Drop for RequestActivity {
     }
 }
 
-/// Each change is complete before anything can panic.
+/// Poison is ignored: each change is complete before anything can panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -161,28 +161,28 @@ mod tests {
 
     use super::*;
 
-    /// So many connections, opened a second after each other.
-    async fn connections(number: usize) -> (Arc<Connections>, Vec<Connection>) {
-        let connections = Arc::new(Connections::default());
+    /// Opens `number` connections, one per second.
+    async fn connections(number: usize) -> (Arc<ConnectionTracker>, Vec<TrackedConnection>) {
+        let connections = Arc::new(ConnectionTracker::default());
         let mut open = Vec::new();
         for _ in 0..number {
-            open.push(connections.open());
+            open.push(connections.track());
             advance(Duration::from_secs(1)).await;
         }
         (connections, open)
     }
 
-    fn closing(open: &[Connection]) -> Vec<bool> {
+    fn closing(open: &[TrackedConnection]) -> Vec<bool> {
         open.iter().map(|each| lock(&each.activity.state).is_closing).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn longest_idle_connection_is_closed_first() {
         let (connections, open) = connections(3).await;
-        drop(RequestActivity::of(open[0].activity()));
+        drop(RequestActivity::new(open[0].activity()));
         assert!(connections.close_longest_idle());
         assert_eq!(closing(&open), [false, true, false]);
-        open[1].closed().await;
+        open[1].close_requested().await;
         assert!(connections.close_longest_idle());
         assert_eq!(closing(&open), [false, true, true]);
     }
@@ -191,8 +191,8 @@ mod tests {
     async fn connection_with_running_request_is_not_closed() {
         let (connections, open) = connections(2).await;
         let (first, second) =
-            (RequestActivity::of(open[0].activity()), RequestActivity::of(open[1].activity()));
-        assert!(first.run() && second.run() && second.run());
+            (RequestActivity::new(open[0].activity()), RequestActivity::new(open[1].activity()));
+        assert!(first.start() && second.start() && second.start());
         assert!(!connections.close_longest_idle());
         drop(first);
         assert!(connections.close_longest_idle());
@@ -202,15 +202,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn request_on_closing_connection_does_not_run() {
         let (connections, open) = connections(1).await;
-        let request = RequestActivity::of(open[0].activity());
+        let request = RequestActivity::new(open[0].activity());
         assert!(connections.close_longest_idle());
-        assert!(!request.run());
+        assert!(!request.start());
         drop(request);
         assert_eq!(lock(&open[0].activity.state).running, 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connection_that_ended_is_forgotten() {
+    async fn closed_connection_is_no_longer_tracked() {
         let (connections, open) = connections(1).await;
         drop(open);
         assert!(!connections.close_longest_idle());

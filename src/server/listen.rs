@@ -1,4 +1,4 @@
-//! Where connections come from: a port, or a socket in the file system.
+//! LinkListener sockets: TCP and Unix.
 
 use std::{
     fs, io,
@@ -18,37 +18,36 @@ use tokio::{
 
 use crate::settings::ListenAddress;
 
-/// How long another process may take to accept, before its socket counts as live all the same.
+/// Time to wait for a connection to an existing Unix socket. After it the socket counts as in use.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
-/// Connections that the system keeps until they are accepted. The kernel lowers it to its own maximum
-/// (`net.core.somaxconn`).
+/// Listen backlog. The kernel lowers it to its own maximum (`net.core.somaxconn`).
 const BACKLOG: u32 = i32::MAX as u32;
 
-/// Takes connections.
+/// A listening socket.
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),
-    // The file goes first, so that nobody connects to a socket that is about to close.
+    // The file is dropped first, so that no client connects to a socket that is about to close.
     Unix(SocketFile, UnixListener),
 }
 
-/// A connection as it comes, before any of its bytes are read.
+/// An accepted connection.
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// A connection on its way from one runtime to another.
+/// A socket that belongs to no runtime, to be moved from one runtime to another.
 #[derive(Debug)]
-pub(super) enum Parcel {
+pub(super) enum DetachedSocket {
     Tcp(std::net::TcpStream),
     Unix(std::os::unix::net::UnixStream),
 }
 
-impl Parcel {
-    /// The connection, from now on of the runtime that this is called in.
-    pub(super) fn open(self) -> io::Result<Socket> {
+impl DetachedSocket {
+    /// Registers the socket with the current runtime.
+    pub(super) fn attach(self) -> io::Result<Socket> {
         match self {
             Self::Tcp(stream) => TcpStream::from_std(stream).map(Socket::Tcp),
             Self::Unix(stream) => UnixStream::from_std(stream).map(Socket::Unix),
@@ -57,15 +56,15 @@ impl Parcel {
 }
 
 impl Socket {
-    /// Leaves the runtime that it is of.
-    pub(super) fn pack(self) -> io::Result<Parcel> {
+    /// Deregisters the socket from its runtime.
+    pub(super) fn detach(self) -> io::Result<DetachedSocket> {
         match self {
-            Self::Tcp(stream) => stream.into_std().map(Parcel::Tcp),
-            Self::Unix(stream) => stream.into_std().map(Parcel::Unix),
+            Self::Tcp(stream) => stream.into_std().map(DetachedSocket::Tcp),
+            Self::Unix(stream) => stream.into_std().map(DetachedSocket::Unix),
         }
     }
 
-    /// The address of the client, where it has one.
+    /// The address of the client; `None` for a Unix socket.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(stream) => stream.peer_addr().ok(),
@@ -75,20 +74,20 @@ impl Socket {
 }
 
 impl Listener {
-    /// Takes `address`. `mode` is of the file where that is a Unix socket; a file that a dead process has
-    /// left is replaced.
+    /// Listens on `address`. `mode` is the file mode of a Unix socket. A stale socket file is replaced.
     pub(super) async fn bind(address: &ListenAddress, mode: u32) -> io::Result<Self> {
         match address {
             ListenAddress::Tcp(address) => {
                 let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-                // A restart takes the port although connections of the last process are not forgotten yet.
+                // Allows a restart to bind while connections of the previous process are in TIME_WAIT.
                 socket.set_reuseaddr(true)?;
                 socket.bind(*address)?;
                 Ok(Self::Tcp(socket.listen(BACKLOG)?))
             }
             ListenAddress::Unix(path) => {
                 vacant(path).await?;
-                // Made beside its place and moved there once its mode is right: until then nobody knows it.
+                // The socket is created under a temporary name and renamed once its mode is set, so that it is never
+                // accessible with another mode.
                 let mut beside = path.as_os_str().to_owned();
                 beside.push(".new");
                 let beside = PathBuf::from(beside);
@@ -103,7 +102,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens, with the port that port 0 has become.
+    /// The local address, with the actual port if port 0 was requested.
     pub(super) fn address(&self) -> io::Result<ListenAddress> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(ListenAddress::Tcp),
@@ -111,13 +110,13 @@ impl Listener {
         }
     }
 
-    /// The next connection. May be dropped while it waits, and loses none.
+    /// Accepts the next connection. Cancel safe.
     pub(super) async fn accept(&self) -> io::Result<Socket> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // It fails only where the client is gone already, which reading will tell.
-                stream.set_nodelay(true).ok();
+                // `set_nodelay` fails only if the client has already disconnected; the next read returns that error.
+                let _ = stream.set_nodelay(true);
                 Ok(Socket::Tcp(stream))
             }
             Self::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Socket::Unix(stream)),
@@ -125,7 +124,7 @@ impl Listener {
     }
 }
 
-/// The file of a socket that we listen on; removed with this, if it is still ours.
+/// The file of a listening Unix socket. Dropping it removes the file if the file is unchanged.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -141,8 +140,8 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if device_and_inode(&self.path).is_ok_and(|now| now == self.device_and_inode) {
-            // Nothing is left to do if that fails: the next process finds a socket that nobody listens on.
-            fs::remove_file(&self.path).ok();
+            // If this fails, a stale socket file remains, which the next start replaces.
+            let _ = fs::remove_file(&self.path);
         }
     }
 }
@@ -152,13 +151,13 @@ fn device_and_inode(path: &Path) -> io::Result<(u64, u64)> {
     Ok((file.dev(), file.ino()))
 }
 
-/// Whether a socket can be put at `path`: nothing is there, or one that nobody listens on.
+/// Checks that a socket can be created at `path`: nothing exists there, or a stale socket.
 async fn vacant(path: &Path) -> io::Result<()> {
     let in_use = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, why.to_owned()));
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
-        Ok(file) if !file.file_type().is_socket() => return in_use("there is a file that is no socket"),
+        Ok(file) if !file.file_type().is_socket() => return in_use("the file exists and is not a socket"),
         Ok(_) => {}
     }
     match timeout(ALIVE_WITHIN, UnixStream::connect(path)).await {
@@ -168,7 +167,7 @@ async fn vacant(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what an earlier start may have left half-way.
+/// Removes the temporary socket file of an interrupted start.
 fn remove_socket(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
         fs::remove_file(path)?;
@@ -230,7 +229,7 @@ impl AsyncWrite for Socket {
 mod tests {
     use super::*;
 
-    /// Connects so many times to a listener that accepts nothing, until all connections are established.
+    /// Opens `number` connections to a listener that accepts nothing.
     async fn connect<S: Send + 'static>(
         number: usize,
         connect: impl AsyncFn() -> io::Result<S>,
@@ -250,8 +249,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listen_backlog_is_the_maximum_of_the_system() {
-        // More than the 128 of the standard library, and no more file descriptors than a test should take.
+    async fn listen_backlog_is_system_maximum() {
+        // More than the 128 of the standard library, and few enough file descriptors for a test.
         let number = system_maximum().min(500);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");

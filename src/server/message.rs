@@ -1,4 +1,4 @@
-//! Reads the one message of a unary call as it arrives.
+//! Reads the single message of a unary call.
 
 use std::{
     future::{Future, poll_fn},
@@ -14,115 +14,115 @@ use tonic::Status;
 
 use crate::server::{MESSAGE_BYTES_MAX, request_bytes::Share};
 
-/// Time for the body of a request to arrive, once it has been waited for.
-pub(super) const BODY_WITHIN: Duration = Duration::from_secs(30);
-/// What gRPC puts before a message: a flag, and the length of the message.
+/// Time for the body of a request to arrive.
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Length of the gRPC message prefix: a flag and the message length.
 const PREFIX_BYTES: usize = 5;
 
-/// Why there is no message.
+/// Why a body has no valid message.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unread {
+pub(super) enum MessageError {
     #[error("the request is larger than {MESSAGE_BYTES_MAX} bytes")]
     TooLarge,
-    #[error("the request ends before its message is complete")]
-    Cut,
-    #[error("the method takes one message, and the request has none")]
+    #[error("the request ends before the end of its message")]
+    Truncated,
+    #[error("the method takes one message, but the request has none")]
     Missing,
-    #[error("the method takes one message, and the request has more")]
-    Several,
-    #[error("the message is compressed, and its call names no encoding")]
+    #[error("the method takes one message, but the request has more")]
+    Multiple,
+    #[error("the message is compressed, but the call has no grpc-encoding")]
     Compressed,
-    #[error("the request has not arrived within {BODY_WITHIN:?}")]
-    Late,
-    #[error("too many bytes of unfinished requests")]
-    Full,
+    #[error("timeout: the request did not arrive within {BODY_TIMEOUT:?}")]
+    Timeout,
+    #[error("too many bytes of incomplete requests")]
+    OverBudget,
     #[error(transparent)]
     Http2(#[from] h2::Error),
 }
 
-impl Unread {
-    /// The answer to the call; `None` where its client cannot be answered any more.
+impl MessageError {
+    /// The status of the call; `None` if the stream is already closed.
     pub(super) fn status(&self) -> Option<Status> {
         let message = self.to_string();
         match self {
-            Self::TooLarge | Self::Full => Some(Status::resource_exhausted(message)),
-            Self::Cut => Some(Status::invalid_argument(message)),
-            Self::Missing | Self::Several => Some(Status::unimplemented(message)),
+            Self::TooLarge | Self::OverBudget => Some(Status::resource_exhausted(message)),
+            Self::Truncated => Some(Status::invalid_argument(message)),
+            Self::Missing | Self::Multiple => Some(Status::unimplemented(message)),
             Self::Compressed => Some(Status::internal(message)),
-            Self::Late => Some(Status::deadline_exceeded(message)),
+            Self::Timeout => Some(Status::deadline_exceeded(message)),
             Self::Http2(_) => None,
         }
     }
 }
 
-/// A message on its way.
-struct Arriving<'a> {
+/// A partially received message.
+struct MessageReader<'a> {
     body: &'a mut RecvStream,
     share: &'a mut Share,
-    // Prefix and message. It grows by what has arrived, never by the announced length.
+    // Prefix and message. Grows with the bytes received, never by the announced length.
     framed: Vec<u8>,
 }
 
-/// Reads `body` to its end, of which the first piece may have been read: one message with its prefix.
+/// Reads `body` to its end and returns its single message with the prefix. `first` is the part that was already read.
 pub(super) async fn read(
     body: &mut RecvStream,
     first: Option<Bytes>,
     share: &mut Share,
-) -> Result<Bytes, Unread> {
-    let mut arriving = Arriving { body, share, framed: Vec::new() };
-    if let Some(piece) = first {
-        arriving.add(&piece)?;
+) -> Result<Bytes, MessageError> {
+    let mut reader = MessageReader { body, share, framed: Vec::new() };
+    if let Some(chunk) = first {
+        reader.add(&chunk)?;
     }
-    let mut late = pin!(sleep(BODY_WITHIN));
-    poll_fn(|cx| arriving.poll(late.as_mut(), cx)).await?;
-    Ok(arriving.framed.into())
+    let mut deadline = pin!(sleep(BODY_TIMEOUT));
+    poll_fn(|cx| reader.poll(deadline.as_mut(), cx)).await?;
+    Ok(reader.framed.into())
 }
 
-impl Arriving<'_> {
-    fn poll(&mut self, late: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<Result<(), Unread>> {
+impl MessageReader<'_> {
+    fn poll(&mut self, deadline: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<Result<(), MessageError>> {
         loop {
-            if self.share.poll_refused(cx).is_ready() {
-                return Poll::Ready(Err(Unread::Full));
+            if self.share.poll_rejected(cx).is_ready() {
+                return Poll::Ready(Err(MessageError::OverBudget));
             }
             if let Poll::Ready(window) = self.share.poll_window(cx) {
-                // It fails only where the stream has ended.
-                self.body.flow_control().release_capacity(window).unwrap_or_default();
+                // Fails only if the stream is closed.
+                let _ = self.body.flow_control().release_capacity(window);
             }
             match self.body.poll_data(cx) {
-                Poll::Ready(Some(piece)) => self.add(&piece?)?,
+                Poll::Ready(Some(chunk)) => self.add(&chunk?)?,
                 Poll::Ready(None) => return Poll::Ready(self.end()),
-                Poll::Pending => return late.poll(cx).map(|()| Err(Unread::Late)),
+                Poll::Pending => return deadline.poll(cx).map(|()| Err(MessageError::Timeout)),
             }
         }
     }
 
-    fn add(&mut self, piece: &[u8]) -> Result<(), Unread> {
-        self.share.receive(piece.len());
-        self.framed.extend_from_slice(piece);
-        match complete(&self.framed) {
-            // More may come.
-            Ok(_) | Err(Unread::Cut | Unread::Missing) => Ok(()),
-            Err(why) => Err(why),
+    fn add(&mut self, chunk: &[u8]) -> Result<(), MessageError> {
+        self.share.receive(chunk.len());
+        self.framed.extend_from_slice(chunk);
+        match unframe(&self.framed) {
+            // The rest may still arrive.
+            Ok(_) | Err(MessageError::Truncated | MessageError::Missing) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
-    fn end(&self) -> Result<(), Unread> {
-        complete(&self.framed).map(drop)
+    fn end(&self) -> Result<(), MessageError> {
+        unframe(&self.framed).map(drop)
     }
 }
 
-/// The message in the whole body of a call.
+/// The message in a complete body.
 #[inline]
-pub(super) fn complete(framed: &[u8]) -> Result<&[u8], Unread> {
+pub(super) fn unframe(framed: &[u8]) -> Result<&[u8], MessageError> {
     let Some(([flag, length @ ..], message)) = framed.split_first_chunk::<PREFIX_BYTES>() else {
-        return Err(if framed.is_empty() { Unread::Missing } else { Unread::Cut });
+        return Err(if framed.is_empty() { MessageError::Missing } else { MessageError::Truncated });
     };
     let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
     match *flag {
-        _ if length > MESSAGE_BYTES_MAX => Err(Unread::TooLarge),
-        _ if length < message.len() => Err(Unread::Several),
-        _ if length > message.len() => Err(Unread::Cut),
+        _ if length > MESSAGE_BYTES_MAX => Err(MessageError::TooLarge),
+        _ if length < message.len() => Err(MessageError::Multiple),
+        _ if length > message.len() => Err(MessageError::Truncated),
         0 => Ok(message),
-        _compressed => Err(Unread::Compressed),
+        _compressed => Err(MessageError::Compressed),
     }
 }

@@ -1,4 +1,4 @@
-//! The page of metrics, and where it is served.
+//! The metrics page.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     cluster::{self, Cluster},
     limiter,
     rules::{self, ActiveRules, Series, Totals},
-    server::{Budgets, Counters, ListenerFigures},
+    server::{Budgets, ListenerReading, ServerStats},
     store::Memory,
     telemetry::{
         logs::LogControl,
@@ -24,20 +24,20 @@ use crate::{
     time::{Clock, LongSteps, Timestamp},
 };
 
-/// Whatever has something to tell.
+/// The components that the page reports.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     pub(super) active_rules: Arc<ActiveRules>,
     pub(super) memory: Arc<Memory>,
     pub(super) limiter: Arc<limiter::Metrics>,
     pub(super) api: Arc<api::Metrics>,
-    pub(super) listeners: Counters,
+    pub(super) listeners: ServerStats,
     pub(super) budgets: Budgets,
     pub(super) logs: LogControl,
     pub(super) clock: Clock,
 }
 
-/// `/metrics`, and nothing else, for a replica that shares keys with others or with none.
+/// A router with `/metrics` only. Cluster metrics are included if there is a cluster.
 pub(super) fn router(cluster: Option<Cluster>, sources: Sources) -> Router {
     Router::new().route("/metrics", get(scrape)).with_state((sources, cluster))
 }
@@ -59,7 +59,7 @@ impl Sources {
         self.counters(&mut page);
         self.rules(&mut page);
         self.connections(&mut page);
-        page.single(metrics::UNFINISHED_REFUSED, self.budgets.requests.refused());
+        page.single(metrics::UNFINISHED_REFUSED, self.budgets.requests.rejected());
         page.single(metrics::UNFINISHED_BYTES, self.budgets.requests.bytes());
         page.single(metrics::UNSENT_BYTES, self.budgets.replies.bytes());
         page.single(metrics::TOP_MISSED, self.limiter.denied.missed());
@@ -152,10 +152,10 @@ impl Sources {
 
 impl Sources {
     fn connections(&self, page: &mut Page) {
-        let Counters { grpc, http, admin, metrics: own } = &self.listeners;
+        let ServerStats { grpc, http, admin, metrics: own } = &self.listeners;
         let all = [("grpc", grpc), ("http", http), ("admin", admin), ("metrics", own)];
-        let all = all.map(|(listener, counters)| (listener, counters.figures()));
-        let mut each = |metric: Metric, number: fn(&ListenerFigures) -> u64| {
+        let all = all.map(|(listener, stats)| (listener, stats.read()));
+        let mut each = |metric: Metric, number: fn(&ListenerReading) -> u64| {
             let mut family = page.family(metric);
             for (listener, figures) in &all {
                 family.sample(&[listener], number(figures));
@@ -177,7 +177,7 @@ impl Sources {
         }
         let mut ends = page.family(metrics::CERTIFICATE_ENDS);
         for (listener, figures) in &all {
-            if let Some(end) = figures.certificate_ends {
+            if let Some(end) = figures.certificate_expires {
                 ends.sample(&[listener], seconds(end));
             }
         }
@@ -276,7 +276,7 @@ mod tests {
             memory: Arc::new(Memory::new(1 << 20, OnFull::Deny).shared()),
             limiter: Arc::default(),
             api: Arc::default(),
-            listeners: Counters::default(),
+            listeners: ServerStats::default(),
             budgets: Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
             logs: LogControl::default(),
             clock: Clock::manual(Timestamp::EPOCH),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_shares_keys_has_every_metric_of_the_cluster_at_zero_from_the_start() {
+    async fn cluster_metrics_are_all_present_at_zero_from_start() {
         let sources = sources();
         let cluster = lone(sources.memory.clone()).await;
         let page = sources.page(Some(&cluster.stats()));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_counts_alone_has_none_of_them() {
+    fn cluster_metrics_are_absent_without_cluster() {
         let page = sources().page(None);
         assert_eq!(families(&page), metrics::ALL.iter().map(|metric| metric.name).collect::<Vec<_>>());
     }

@@ -1,4 +1,4 @@
-//! The running service: everything is made here, once, in order.
+//! Builds all components of the service in order, and runs them.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,44 +26,44 @@ use crate::{
     time::{Clock, Step},
 };
 
+mod acceptor;
 mod body;
-mod counters;
-mod crew;
-mod door;
+mod connection;
+mod corked_io;
 mod idle;
+mod lifecycle;
 mod listen;
 mod message;
 mod metrics;
-mod phase;
 mod replica;
 mod reply_bytes;
 mod request_bytes;
-mod rouse;
-mod routed;
-mod talk;
+mod services;
+mod stats;
 mod tls;
-mod wire;
+mod wake_filter;
+mod workers;
 
-pub use counters::{Counters, ListenerCounters, ListenerFigures};
-pub use crew::Crew;
-pub use phase::Phase;
-pub use tls::Refusal;
+pub use lifecycle::Phase;
+pub use stats::{ListenerReading, ListenerStats, ServerStats};
+pub use tls::CertificateFileError;
+pub use workers::WorkerPool;
 
-use door::{Door, Protocols, WhenFull};
+use acceptor::{Acceptor, Protocols, WhenFull};
 use listen::Listener;
 use replica::Replica;
 use reply_bytes::ReplyBytes;
 use request_bytes::RequestBytes;
-use routed::Routed;
+use services::Services;
 use tls::Certificates;
 
-/// How often the clock is compared with the wall's.
-const CLOCK_CHECK: Duration = Duration::from_millis(100);
+/// Interval of comparisons with the system clock.
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The largest message, in bytes.
+/// Maximum size of a message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Bytes that callers may have the whole process hold.
+/// Memory budgets for data that clients make the process hold.
 #[derive(Clone, Debug)]
 pub(super) struct Budgets {
     requests: Arc<RequestBytes>,
@@ -79,158 +79,159 @@ impl Budgets {
         }
     }
 }
-/// The largest message of a reflection stream, in bytes.
+
+/// Maximum size of a reflection message, in bytes.
 const REFLECTION_BYTES_MAX: usize = 64 * 1024;
 
-/// The memory that large JSON bodies share, in bytes.
+/// Memory budget for large JSON bodies, in bytes.
 const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The part of the seats of the HTTP listener that calls of `/json` cannot take, so that probes always find one.
-const SEATS_FOR_PROBES: usize = 10;
+/// One of this many connections of the HTTP listener is reserved for probes: calls of `/json` cannot use it.
+const PROBE_SHARE: usize = 10;
 
-/// Why the service cannot start, or stopped.
+/// Why the service cannot start, or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An address cannot be listened on.
+    /// An address cannot be bound.
     #[error("{listener}.listen: cannot listen on {address}: {error}")]
     Listen {
-        /// Which of the listeners.
+        /// The name of the listener.
         listener: &'static str,
-        /// The address asked for.
+        /// The configured address.
         address: ListenAddress,
-        /// Why not.
+        /// The cause.
         error: io::Error,
     },
-    /// Certificates are no good.
+    /// Certificates cannot be used.
     #[error(transparent)]
-    Certificates(#[from] Refusal),
-    /// Traces cannot be sent.
-    #[error("traces cannot be sent: {0}")]
+    Certificates(#[from] CertificateFileError),
+    /// The trace exporter cannot start.
+    #[error("cannot export traces: {0}")]
     Traces(#[from] traces::Error),
-    /// Other replicas cannot be reached or listened to.
+    /// The cluster links cannot start, or failed.
     #[error(transparent)]
     Cluster(#[from] link::Error),
-    /// There is no token for the admin pages.
+    /// The admin token cannot be used.
     #[error(transparent)]
     Token(#[from] admin::TokenError),
-    /// A part of the service ended by itself.
-    #[error("{part} has ended: {why}")]
-    Ended {
-        /// Which part.
-        part: &'static str,
-        /// Why.
-        why: String,
+    /// A task of the service exited.
+    #[error("{task} failed: {reason}")]
+    TaskFailed {
+        /// The name of the task.
+        task: &'static str,
+        /// The cause.
+        reason: String,
     },
 }
 
-/// The service, listening but not answering yet.
+/// The service with bound listeners, before it accepts connections.
 #[derive(Debug)]
 pub struct Server {
-    grpc: Door,
-    http: Door,
-    admin: Door,
-    metrics: Door,
+    grpc: Acceptor,
+    http: Acceptor,
+    admin: Acceptor,
+    metrics: Acceptor,
     traces: Option<Traces>,
     settings: Settings,
     clock: Clock,
-    counters: Counters,
-    crew: Crew,
+    stats: ServerStats,
+    workers: WorkerPool,
     logs: LogControl,
 }
 
-/// Where the service listens.
+/// The addresses of the listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// The gRPC service.
+    /// The gRPC listener.
     pub grpc: ListenAddress,
-    /// Probes and JSON.
+    /// The HTTP listener: probes and JSON.
     pub http: SocketAddr,
-    /// The operator's side.
+    /// The admin listener.
     pub admin: SocketAddr,
-    /// The page of metrics.
+    /// The metrics listener.
     pub metrics: SocketAddr,
 }
 
 impl Server {
-    /// Takes all addresses, or none. Certificates are read first, and none may be bad.
+    /// Loads the certificates and binds all listeners. Fails if any of them is invalid.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, Error> {
         if let Some(path) = &settings.admin.token_file {
             admin::Token::new(path.clone()).read()?;
         }
-        let counters = Counters::default();
+        let stats = ServerStats::default();
         let budgets = Budgets::new(settings.memory);
-        let load = |listener, files: &Option<_>, protocols: &Protocols, counters: &Arc<_>| {
+        let load = |listener, files: &Option<_>, protocols: &Protocols, stats: &Arc<_>| {
             let load = |files: &settings::Tls| {
                 let (files, names) = (files.clone(), protocols.names());
-                Certificates::load(listener, files, names, clock.clone(), Arc::clone(counters)).map(Arc::new)
+                Certificates::load(listener, files, names, clock.clone(), Arc::clone(stats)).map(Arc::new)
             };
             files.as_ref().map(load).transpose()
         };
         let (grpc, http) = (Protocols::grpc(&settings.grpc), Protocols::http(&settings.http));
-        let grpc_tls = load("grpc", &settings.grpc.tls, &grpc, &counters.grpc)?;
-        let http_tls = load("http", &settings.http.tls, &http, &counters.http)?;
+        let grpc_tls = load("grpc", &settings.grpc.tls, &grpc, &stats.grpc)?;
+        let http_tls = load("http", &settings.http.tls, &http, &stats.http)?;
         let tcp = ListenAddress::Tcp;
         let grpc_at = listen("grpc", &settings.grpc.listen, settings.grpc.socket_mode).await?;
         let http_at = listen("http", &tcp(settings.http.listen), 0).await?;
         let admin_at = listen("admin", &tcp(settings.admin.listen), 0).await?;
         let metrics_at = listen("metrics", &tcp(settings.metrics.listen), 0).await?;
-        let plain = |name, listener, most, counters: &Arc<_>| Door {
+        let plain = |name, listener, max, stats: &Arc<_>| Acceptor {
             name,
             listener,
             certificates: None,
             protocols: Protocols::http(&settings.http),
-            limits: door::Limits::http(most, settings.http.header_timeout),
+            limits: acceptor::Limits::http(max, settings.http.header_timeout),
             budgets: budgets.clone(),
-            counters: Arc::clone(counters),
+            stats: Arc::clone(stats),
             when_full: WhenFull::CloseIdle(Arc::default()),
         };
         Ok(Self {
-            grpc: Door {
+            grpc: Acceptor {
                 name: "grpc",
                 listener: grpc_at,
                 certificates: grpc_tls,
                 protocols: grpc,
-                limits: door::Limits::grpc(&settings.grpc),
+                limits: acceptor::Limits::grpc(&settings.grpc),
                 budgets: budgets.clone(),
-                counters: counters.grpc.clone(),
+                stats: stats.grpc.clone(),
                 when_full: WhenFull::CloseNew,
             },
-            http: Door {
+            http: Acceptor {
                 name: "http",
                 listener: http_at,
                 certificates: http_tls,
                 protocols: http,
-                limits: door::Limits::http(settings.http.max_connections, settings.http.header_timeout),
+                limits: acceptor::Limits::http(settings.http.max_connections, settings.http.header_timeout),
                 budgets: budgets.clone(),
-                counters: counters.http.clone(),
+                stats: stats.http.clone(),
                 when_full: WhenFull::CloseIdle(Arc::default()),
             },
-            admin: plain("admin", admin_at, settings.admin.max_connections, &counters.admin),
-            metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &counters.metrics),
+            admin: plain("admin", admin_at, settings.admin.max_connections, &stats.admin),
+            metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &stats.metrics),
             traces: settings.traces.as_ref().map(Traces::start).transpose()?,
             settings,
             clock,
-            counters,
-            crew: Crew::default(),
+            stats,
+            workers: WorkerPool::default(),
             logs: LogControl::default(),
         })
     }
 
-    /// The same, with the dial of its logs.
+    /// Sets the handle that changes the log level.
     pub fn with_logs(self, logs: LogControl) -> Self {
         Self { logs, ..self }
     }
 
-    /// The same, with `crew` to look after the connections of callers.
-    pub fn with_crew(self, crew: Crew) -> Self {
-        Self { crew, ..self }
+    /// Sets the worker pool that runs connections.
+    pub fn with_workers(self, workers: WorkerPool) -> Self {
+        Self { workers, ..self }
     }
 
-    /// Where it listens, with the ports that port 0 has become.
+    /// The bound addresses, with the actual port if port 0 was requested.
     pub fn addresses(&self) -> io::Result<Addresses> {
-        let tcp = |door: &Door| match door.listener.address()? {
+        let tcp = |acceptor: &Acceptor| match acceptor.listener.address()? {
             ListenAddress::Tcp(address) => Ok(address),
-            ListenAddress::Unix(_) => Err(io::Error::other("a port has become a Unix socket")),
+            ListenAddress::Unix(_) => Err(io::Error::other("a TCP listener has a Unix address")),
         };
         Ok(Addresses {
             grpc: self.grpc.listener.address()?,
@@ -240,9 +241,9 @@ impl Server {
         })
     }
 
-    /// What becomes of its connections, counted.
-    pub fn counters(&self) -> Counters {
-        self.counters.clone()
+    /// Statistics of the listeners.
+    pub fn stats(&self) -> ServerStats {
+        self.stats.clone()
     }
 
     fn log_bounds(&self) {
@@ -253,25 +254,25 @@ impl Server {
             replies = %ByteSize(memory.replies),
             grpc_connections = grpc.max_connections,
             http_connections = http.max_connections,
-            "bounds of memory"
+            "memory limits"
         );
     }
 
-    /// Answers until the first message of `leave`, then drains; a second one, or the end of the drain's time,
-    /// cuts that short.
-    pub async fn run(self, mut leave: mpsc::Receiver<()>) -> Result<(), Error> {
+    /// Serves until the first message of `shutdown`, then drains. A second message or the drain timeout stops the
+    /// process at once.
+    pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), Error> {
         self.log_bounds();
-        let Self { grpc, http, admin, metrics, traces, settings, clock, counters, mut crew, logs } = self;
+        let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let active_rules =
             Arc::new(ActiveRules::with_stats(RuleStatsRegistry::new(settings.metrics.names_per_rule)));
-        let (keeping, replica) = Replica::start(settings.cluster, settings.store, &clock).await?;
+        let (persistence, replica) = Replica::start(settings.cluster, settings.store, &clock).await?;
         let cluster = replica.as_ref().map(Replica::cluster);
-        let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
-        let counted = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
+        let (memory, secret) = (persistence.memory.clone(), persistence.secret.clone());
+        let limiter_metrics = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
         let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone(), secret)
             .with_cluster(cluster.clone())
             .with_modes(settings.limiter)
-            .with_metrics(counted.clone());
+            .with_metrics(limiter_metrics.clone());
         let reader = RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX);
         let state = admin::AdminState {
             active_rules: active_rules.clone(),
@@ -287,54 +288,54 @@ impl Server {
             .with_traces(traces.clone());
         let (phase, phases) = watch::channel(Phase::Starting);
 
-        let mut chores = JoinSet::new();
-        chores.spawn(
+        let mut background = JoinSet::new();
+        background.spawn(
             Watcher::new(settings.rules, clock.clone(), active_rules.clone()).run(std::future::pending()),
         );
-        chores.spawn(store::sweep(memory.clone(), clock.clone()));
-        chores.spawn(keeping.clone().write_periodically(clock.clone()));
-        chores.spawn(follow_wall(clock.clone(), memory.clone(), cluster.clone()));
+        background.spawn(store::sweep(memory.clone(), clock.clone()));
+        background.spawn(persistence.clone().write_periodically(clock.clone()));
+        background.spawn(follow_system_clock(clock.clone(), memory.clone(), cluster.clone()));
         if let Some(cluster) = cluster.clone() {
-            chores.spawn(replica::tell_rules(cluster, active_rules.clone()));
+            background.spawn(replica::announce_rules(cluster, active_rules.clone()));
         }
         let mut links = JoinSet::new();
         if let Some(replica) = replica {
             links.spawn(replica.run());
         }
         let (reporter, health) = tonic_health::server::health_reporter();
-        let probe = phase::Probe {
+        let probe = lifecycle::Probe {
             phase: phases.clone(),
             active_rules: active_rules.clone(),
             cluster: cluster.clone(),
         };
-        chores.spawn(phase::report_health(reporter, probe.clone()));
-        chores.spawn(crew.end());
+        background.spawn(lifecycle::report_health(reporter, probe.clone()));
+        background.spawn(workers.worker_exit());
 
         for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
-            chores.spawn(certificates.clone().follow(settings.tls.poll_interval));
+            background.spawn(certificates.clone().reload_on_change(settings.tls.poll_interval));
         }
 
-        let mut servers = JoinSet::new();
-        let seats = settings.http.max_connections;
-        let calls_max = seats - seats.div_ceil(SEATS_FOR_PROBES).min(seats - 1);
-        let routes = Routed::http(http::router(api.clone(), probe, reader, calls_max));
-        servers.spawn(http.serve(routes, crew.http_hands(), phases.clone()));
+        let mut listeners = JoinSet::new();
+        let connections_max = settings.http.max_connections;
+        let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
+        let routes = Services::http(http::router(api.clone(), probe, reader, calls_max));
+        listeners.spawn(http.serve(routes, workers.http_handles(), phases.clone()));
         let sources = metrics::Sources {
             active_rules: active_rules.clone(),
             memory: memory.clone(),
-            limiter: counted.clone(),
+            limiter: limiter_metrics.clone(),
             api: api.metrics().clone(),
-            listeners: counters,
+            listeners: stats,
             budgets: grpc.budgets.clone(),
             logs,
             clock: clock.clone(),
         };
         let page = metrics::router(cluster.clone(), sources);
-        servers.spawn(metrics.serve(Routed::http(page), crew.page_hands(), phases.clone()));
-        let operators = admin::router(state, settings.admin.token_file, top::router(counted));
-        servers.spawn(admin.serve(Routed::http(operators), crew.page_hands(), phases.clone()));
-        let routes = Routed::grpc(grpc_routes(health)?, api);
-        servers.spawn(grpc.serve(routes, crew.hands(), phases));
+        listeners.spawn(metrics.serve(Services::http(page), workers.page_handles(), phases.clone()));
+        let admin_routes = admin::router(state, settings.admin.token_file, top::router(limiter_metrics));
+        listeners.spawn(admin.serve(Services::http(admin_routes), workers.page_handles(), phases.clone()));
+        let routes = Services::grpc(grpc_routes(health)?, api);
+        listeners.spawn(grpc.serve(routes, workers.grpc_handles(), phases));
 
         let serve = async {
             active_rules.loaded().await;
@@ -344,26 +345,26 @@ impl Server {
             phase.send_replace(Phase::Serving);
             std::future::pending::<()>().await;
         };
-        let ended = tokio::select! {
+        let result = tokio::select! {
             () = serve => Ok(()),
-            _ = leave.recv() => {
-                drain(&phase, &settings.drain, cluster.as_ref(), servers, leave).await;
+            _ = shutdown.recv() => {
+                drain(&phase, &settings.drain, cluster.as_ref(), listeners, shutdown).await;
                 Ok(())
             }
-            error = replica::end_of(&mut links) => Err(error),
-            error = end_of(&mut servers) => Err(error),
-            error = end_of_chore(&mut chores) => Err(error),
+            error = replica::links_exit(&mut links) => Err(error),
+            error = listener_exit(&mut listeners) => Err(error),
+            error = background_task_exit(&mut background) => Err(error),
         };
-        // Nobody is answered any more, so nothing is counted that it would miss.
-        drop(chores);
+        // No request is served from here on, so the background tasks are no longer needed.
+        drop(background);
         if let Some(cluster) = &cluster {
             replica::leave(cluster).await;
         }
-        keeping.write(&clock).await;
+        persistence.write(&clock).await;
         if let Some(traces) = traces {
             traces.finish().await;
         }
-        ended
+        result
     }
 }
 
@@ -372,9 +373,9 @@ async fn listen(listener: &'static str, address: &ListenAddress, mode: u32) -> R
     listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
 }
 
-/// Keeps the clock of counters with the system's, for as long as it is polled.
-async fn follow_wall(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
-    let mut ticks = interval(CLOCK_CHECK);
+/// Keeps the clock of counters in step with the system clock, for as long as it is polled.
+async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
+    let mut ticks = interval(CLOCK_CHECK_INTERVAL);
     loop {
         ticks.tick().await;
         let Some(comparison) = clock.compare_with_wall() else { continue };
@@ -387,11 +388,11 @@ async fn follow_wall(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>
                 }
                 warn!(
                     ?lead,
-                    "the system clock had jumped ahead and was put right: counters that lie ahead are cut"
+                    "system clock jumped ahead and was corrected, cutting counters with times in the future"
                 );
             }
             Some(Step::Forward(by)) => {
-                warn!(?by, "the system clock has jumped ahead, and counters follow it")
+                warn!(?by, "system clock jumped ahead, counters follow it")
             }
             None => {}
         }
@@ -399,55 +400,55 @@ async fn follow_wall(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>
     }
 }
 
-/// Goes on answering for the delay, then finishes what has come, and leaves.
+/// Serves for the drain delay, then finishes open requests and hands off slots.
 async fn drain(
     phase: &watch::Sender<Phase>,
     drain: &Drain,
     cluster: Option<&Cluster>,
-    mut servers: JoinSet<()>,
-    mut leave: mpsc::Receiver<()>,
+    mut listeners: JoinSet<()>,
+    mut shutdown: mpsc::Receiver<()>,
 ) {
     info!(delay = ?drain.delay, timeout = ?drain.timeout, "draining");
     phase.send_replace(Phase::Draining);
-    let hand_on = async {
+    let hand_off = async {
         if let Some(cluster) = cluster {
             cluster.drain();
             cluster.drained().await;
         }
     };
     let finish = async {
-        join(sleep(drain.delay), hand_on).await;
+        join(sleep(drain.delay), hand_off).await;
         phase.send_replace(Phase::Stopping);
-        while servers.join_next().await.is_some() {}
+        while listeners.join_next().await.is_some() {}
     };
     tokio::select! {
         finished = timeout(drain.timeout, finish) => match finished {
             Ok(()) => info!("stopped"),
-            Err(_) => warn!("stopped at the end of the drain's time, with calls still open"),
+            Err(_) => warn!("drain timeout reached, stopping with open calls"),
         },
-        _ = leave.recv() => warn!("stopped at once, being told twice"),
+        _ = shutdown.recv() => warn!("second stop signal received, stopping at once"),
     }
 }
 
-/// The end of the first server that ends; before the process leaves, none should.
-async fn end_of(servers: &mut JoinSet<()>) -> Error {
-    let ended = |why: String| Error::Ended { part: "a server", why };
-    match servers.join_next().await {
-        None | Some(Ok(())) => ended("nobody told it to".to_owned()),
-        Some(Err(panic)) => ended(panic.to_string()),
+/// Waits until a listener task exits, which is an error before shutdown.
+async fn listener_exit(listeners: &mut JoinSet<()>) -> Error {
+    let failed = |reason: String| Error::TaskFailed { task: "listener", reason };
+    match listeners.join_next().await {
+        None | Some(Ok(())) => failed("task exited unexpectedly".to_owned()),
+        Some(Err(panic)) => failed(panic.to_string()),
     }
 }
 
-/// The end of the first chore that ends; none should, ever.
-async fn end_of_chore(chores: &mut JoinSet<()>) -> Error {
-    let why = match chores.join_next().await {
-        None | Some(Ok(())) => "nobody told it to".to_owned(),
+/// Waits until a background task exits, which is always an error.
+async fn background_task_exit(background: &mut JoinSet<()>) -> Error {
+    let reason = match background.join_next().await {
+        None | Some(Ok(())) => "task exited unexpectedly".to_owned(),
         Some(Err(panic)) => panic.to_string(),
     };
-    Error::Ended { part: "a chore", why }
+    Error::TaskFailed { task: "background task", reason }
 }
 
-/// The gRPC services beside the rate limit service.
+/// The gRPC services other than the rate limit service.
 fn grpc_routes<H>(health: tonic_health::pb::health_server::HealthServer<H>) -> Result<axum::Router, Error>
 where
     H: tonic_health::pb::health_server::Health,
@@ -456,8 +457,8 @@ where
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
-        .map_err(|error| Error::Ended { part: "the gRPC server", why: error.to_string() })?;
-    // A stream is read as it arrives, and room is reserved for the announced length.
+        .map_err(|error| Error::TaskFailed { task: "gRPC reflection", reason: error.to_string() })?;
+    // tonic allocates the announced length, so the size must be bounded.
     let reflection = reflection.max_decoding_message_size(REFLECTION_BYTES_MAX);
     let routes = Routes::new(health).add_service(reflection);
     Ok(routes.prepare().into_axum_router())

@@ -1,4 +1,4 @@
-//! This process as one of several that share keys.
+//! Runs this process as a replica of a cluster.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
     time::Clock,
 };
 
-/// How long goodbyes may take.
-const GOODBYE: Duration = Duration::from_secs(1);
-/// How often the others are told of the rules in force, if these have changed.
-const RULES_CHECK: Duration = Duration::from_millis(250);
+/// Time for goodbyes to be sent.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval at which changes of the active rules are announced.
+const RULES_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A replica that listens to others.
+/// A replica that listens for other replicas.
 #[derive(Debug)]
 pub(super) struct Replica {
     cluster: Cluster,
@@ -29,20 +29,20 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    /// Reads what was kept, and listens to other replicas where keys are shared with any.
+    /// Restores stored counters and, if there are cluster settings, listens for other replicas.
     pub(super) async fn start(
         settings: Option<cluster::Settings>,
         store: store::Settings,
         clock: &Clock,
     ) -> Result<(Persistence, Option<Self>), Error> {
         let Some(settings) = settings else { return Ok((Persistence::start(store, clock.now()), None)) };
-        let (keeping, stored) = Persistence::start_shared(store, clock.now());
-        let (memory, secret) = (keeping.memory.clone(), keeping.secret.clone());
+        let (persistence, stored) = Persistence::start_shared(store, clock.now());
+        let (memory, secret) = (persistence.memory.clone(), persistence.secret.clone());
         let (cluster, listening) = Cluster::bind(settings, memory, stored, secret, clock.clone()).await?;
         info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");
-        let told = cluster.clone();
-        let keeping = keeping.with_epochs(Epochs::new(move |slot| told.epoch(slot)));
-        Ok((keeping, Some(Self { cluster, listening })))
+        let epochs = cluster.clone();
+        let persistence = persistence.with_epochs(Epochs::new(move |slot| epochs.epoch(slot)));
+        Ok((persistence, Some(Self { cluster, listening })))
     }
 
     pub(super) fn cluster(&self) -> Cluster {
@@ -54,34 +54,36 @@ impl Replica {
     }
 }
 
-/// Tells the others which rules are in force here, for as long as it is polled.
-pub(super) async fn tell_rules(cluster: Cluster, active_rules: Arc<ActiveRules>) {
-    let mut ticks = interval(RULES_CHECK);
+/// Announces the hash of the active rules to other replicas, for as long as it is polled.
+pub(super) async fn announce_rules(cluster: Cluster, active_rules: Arc<ActiveRules>) {
+    let mut ticks = interval(RULES_CHECK_INTERVAL);
     loop {
         ticks.tick().await;
         let hash = active_rules.status().hash.unwrap_or_default();
-        // The others only compare it.
+        // Other replicas compare it for equality only.
         let digits = hash.get(..16).unwrap_or_default();
         cluster.rules_changed(u64::from_str_radix(digits, 16).unwrap_or_default());
     }
 }
 
-/// The end of the links, which end before the process only when something is wrong; never without links.
-pub(super) async fn end_of(links: &mut JoinSet<Result<(), link::Error>>) -> Error {
+/// Waits until the links task exits, which is an error before shutdown. Never completes without a cluster.
+pub(super) async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> Error {
     match links.join_next().await {
         None => std::future::pending().await,
-        Some(Ok(Ok(()))) => Error::Ended { part: "the links", why: "nobody told them to".to_owned() },
+        Some(Ok(Ok(()))) => {
+            Error::TaskFailed { task: "cluster links", reason: "task exited unexpectedly".to_owned() }
+        }
         Some(Ok(Err(error))) => error.into(),
-        Some(Err(panic)) => Error::Ended { part: "the links", why: panic.to_string() },
+        Some(Err(panic)) => Error::TaskFailed { task: "cluster links", reason: panic.to_string() },
     }
 }
 
-/// Says goodbye, and tells of what nobody has taken.
+/// Leaves the cluster and logs slots that were not handed off.
 pub(super) async fn leave(cluster: &Cluster) {
-    let takers = cluster.stats().members;
-    match cluster.leave(GOODBYE).await {
+    let members = cluster.stats().members;
+    match cluster.leave(LEAVE_TIMEOUT).await {
         0 => info!("left the cluster"),
-        slots if takers == 0 => info!(slots, "left the cluster as the last, so nobody took its slots"),
-        slots => warn!(slots, "left the cluster with slots that were not handed on"),
+        slots if members == 0 => info!(slots, "left the cluster as its last member"),
+        slots => warn!(slots, "left the cluster with slots that were not handed off"),
     }
 }

@@ -1,4 +1,4 @@
-//! Bytes of replies that HTTP/2 has not written yet, because the client's windows or its socket hold them back.
+//! Accounts bytes of replies that HTTP/2 has not written because of flow control or a full socket.
 
 use std::sync::{
     Arc,
@@ -7,31 +7,32 @@ use std::sync::{
 
 use hyper::body::{Buf, Bytes};
 
-/// The most unsent bytes on one connection. Calls that come then are decided when the client has taken some.
+/// Maximum of unsent bytes on one connection. Later calls are deferred until the client reads some.
 const CONNECTION_BYTES_MAX: usize = 1024 * 1024;
-/// Unsent bytes that each connection may have although the process has too many. The process counts in such steps.
+/// Unsent bytes that each connection may have even if the process is over its budget. The process counts in steps of
+/// this size.
 const STEP_BYTES: usize = 16 * 1024;
-/// What an unsent reply takes besides its message: the state of its stream, its headers and its trailers.
+/// Approximate memory of an unsent reply besides its message: stream state, headers and trailers.
 const REPLY_BYTES: usize = 1024;
 
-/// The budget for unsent replies of the whole process.
+/// The process-wide budget for unsent replies.
 #[derive(Debug)]
 pub(super) struct ReplyBytes {
-    most: usize,
+    max: usize,
     unsent: AtomicUsize,
 }
 
-/// Unsent replies of one connection. Cloning gives another handle of the same.
+/// Unsent replies of one connection. Clones share the count.
 #[derive(Clone, Debug)]
-pub(super) struct Unsent(Arc<Connection>);
+pub(super) struct Unsent(Arc<ConnectionUnsent>);
 
 #[derive(Debug)]
-struct Connection {
+struct ConnectionUnsent {
     process: Arc<ReplyBytes>,
     bytes: AtomicUsize,
 }
 
-/// A part of a reply, counted as unsent until HTTP/2 has written or dropped it.
+/// A part of a reply, counted until HTTP/2 has written or dropped it.
 #[derive(Debug)]
 pub(super) struct ReplyPart {
     rest: Bytes,
@@ -40,11 +41,11 @@ pub(super) struct ReplyPart {
 }
 
 impl ReplyBytes {
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, unsent: AtomicUsize::new(0) }
+    pub(super) fn new(max: usize) -> Self {
+        Self { max, unsent: AtomicUsize::new(0) }
     }
 
-    /// Unsent bytes now, of connections that have a step of them or more.
+    /// Current unsent bytes, in whole steps of each connection.
     pub(super) fn bytes(&self) -> usize {
         self.unsent.load(Relaxed)
     }
@@ -52,10 +53,10 @@ impl ReplyBytes {
 
 impl Unsent {
     pub(super) fn new(process: Arc<ReplyBytes>) -> Self {
-        Self(Arc::new(Connection { process, bytes: AtomicUsize::new(0) }))
+        Self(Arc::new(ConnectionUnsent { process, bytes: AtomicUsize::new(0) }))
     }
 
-    /// Counts `bytes` until they are written.
+    /// Counts `bytes` until they are written or dropped.
     pub(super) fn part(&self, bytes: Bytes) -> ReplyPart {
         let counted = bytes.len() + REPLY_BYTES;
         let before = self.0.bytes.fetch_add(counted, Relaxed);
@@ -63,10 +64,10 @@ impl Unsent {
         ReplyPart { rest: bytes, counted, unsent: self.clone() }
     }
 
-    /// Whether the next call may be decided now.
+    /// Whether the next call may be decided.
     pub(super) fn has_room(&self) -> bool {
         let bytes = self.0.bytes.load(Relaxed);
-        bytes < STEP_BYTES || bytes < CONNECTION_BYTES_MAX && self.0.process.bytes() < self.0.process.most
+        bytes < STEP_BYTES || bytes < CONNECTION_BYTES_MAX && self.0.process.bytes() < self.0.process.max
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn process_counts_what_connections_have_unsent_in_steps() {
+    fn process_counts_unsent_bytes_in_steps() {
         let process = Arc::new(ReplyBytes::new(usize::MAX));
         let unsent = Unsent::new(process.clone());
         let small = unsent.part(reply(STEP_BYTES - 1));
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn full_process_leaves_room_to_connections_with_little_unsent() {
+    fn full_process_leaves_room_to_connection_with_few_unsent_bytes() {
         let process = Arc::new(ReplyBytes::new(2 * STEP_BYTES));
         let (stalled, other) = (Unsent::new(process.clone()), Unsent::new(process));
         let _part = stalled.part(reply(2 * STEP_BYTES));

@@ -1,8 +1,8 @@
-//! Bytes of requests that have not arrived whole.
+//! Accounts bytes of requests that are not complete.
 //!
-//! A connection is bounded by flow control: beyond [`CONNECTION_BYTES_MAX`] only its oldest unfinished call gets more
-//! window. The process is bounded by refusal: beyond its budget the oldest unfinished call is refused. A call that is
-//! about to end is young, so a client that finishes its calls is not harmed by clients that do not.
+//! A connection is bounded by flow control: beyond [`CONNECTION_BYTES_MAX`] only its oldest incomplete call gets more
+//! window. The process is bounded by rejection: beyond its budget the oldest incomplete call is rejected. A call that
+//! is about to complete is usually young, so stalled clients do not harm other clients.
 
 use std::{
     collections::BTreeMap,
@@ -16,42 +16,42 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// The most bytes of unfinished calls on one connection, beyond which only its oldest call goes on: one message of the
-/// largest size.
+/// Maximum of bytes of incomplete calls on one connection: one message of the maximum size. Beyond it only the oldest
+/// call gets window.
 const CONNECTION_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// What an unfinished call takes besides its message and its head: the state of its stream, and its future.
+/// Approximate memory of an incomplete call besides its message and head: stream state and future.
 const CALL_BYTES: usize = 2 * 1024;
 
-/// The budget for unfinished calls of the whole process.
+/// The process-wide budget for incomplete calls.
 #[derive(Debug)]
 pub(super) struct RequestBytes {
-    most: usize,
+    max: usize,
     calls: Mutex<Calls>,
-    refused: AtomicU64,
+    rejected: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Calls {
     bytes: usize,
     begun: u64,
-    // By age: the oldest has the smallest number.
+    // By age: the oldest call has the smallest number.
     by_number: BTreeMap<u64, Call>,
 }
 
 #[derive(Debug)]
 struct Call {
     bytes: usize,
-    refusal: Arc<Refusal>,
+    rejection: Arc<Rejection>,
 }
 
-/// Tells a call that it is refused.
+/// Tells a call that it is rejected.
 #[derive(Debug, Default)]
-struct Refusal {
-    is_refused: AtomicBool,
+struct Rejection {
+    is_rejected: AtomicBool,
     waker: AtomicWaker,
 }
 
-/// Unfinished calls of one connection. Cloning gives another handle of the same.
+/// Incomplete calls of one connection. Clones share the state.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionBytes {
     process: Arc<RequestBytes>,
@@ -61,34 +61,34 @@ pub(super) struct ConnectionBytes {
 #[derive(Debug, Default)]
 struct Windows {
     bytes: usize,
-    // Received, but not given back to the client as window.
+    // Received bytes whose window is not released yet.
     withheld: usize,
     // Bytes of each call, by age.
     by_number: BTreeMap<u64, usize>,
-    // Calls that wait for window.
+    // Wakers of calls that wait for window.
     waiting: Vec<Waker>,
 }
 
-/// The share of one unfinished call, until this is dropped.
+/// The accounting of one incomplete call; dropping it ends the accounting.
 #[derive(Debug)]
 pub(super) struct Share {
     connection: ConnectionBytes,
     number: u64,
-    refusal: Arc<Refusal>,
+    rejection: Arc<Rejection>,
     withheld: usize,
 }
 
 impl RequestBytes {
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, calls: Mutex::default(), refused: AtomicU64::new(0) }
+    pub(super) fn new(max: usize) -> Self {
+        Self { max, calls: Mutex::default(), rejected: AtomicU64::new(0) }
     }
 
-    /// Calls that were refused because the budget was used up.
-    pub(super) fn refused(&self) -> u64 {
-        self.refused.load(Relaxed)
+    /// Calls that were rejected because the budget was exhausted.
+    pub(super) fn rejected(&self) -> u64 {
+        self.rejected.load(Relaxed)
     }
 
-    /// Bytes of unfinished calls now.
+    /// Current bytes of incomplete calls.
     pub(super) fn bytes(&self) -> usize {
         self.calls().bytes
     }
@@ -97,35 +97,35 @@ impl RequestBytes {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, bytes: usize) -> (u64, Arc<Refusal>) {
-        let refusal = Arc::<Refusal>::default();
+    fn begin(&self, bytes: usize) -> (u64, Arc<Rejection>) {
+        let rejection = Arc::<Rejection>::default();
         let mut calls = self.calls();
         calls.begun += 1;
         let number = calls.begun;
-        calls.by_number.insert(number, Call { bytes: 0, refusal: refusal.clone() });
+        calls.by_number.insert(number, Call { bytes: 0, rejection: rejection.clone() });
         drop(calls);
         self.grow(number, bytes);
-        (number, refusal)
+        (number, rejection)
     }
 
-    /// Counts `bytes` more for a call, and refuses the oldest calls while there are too many bytes.
+    /// Adds `bytes` to a call, and rejects the oldest calls while the budget is exceeded.
     fn grow(&self, number: u64, bytes: usize) {
         let mut calls = self.calls();
-        // A refused call is no longer counted.
+        // A rejected call is no longer counted.
         let Some(call) = calls.by_number.get_mut(&number) else { return };
         call.bytes += bytes;
         calls.bytes += bytes;
-        let mut refused = Vec::new();
-        while self.most < calls.bytes {
+        let mut rejected = Vec::new();
+        while calls.bytes > self.max {
             let Some((_, oldest)) = calls.by_number.pop_first() else { break };
             calls.bytes -= oldest.bytes;
-            refused.push(oldest.refusal);
+            rejected.push(oldest.rejection);
         }
         drop(calls);
-        for refusal in refused {
-            self.refused.fetch_add(1, Relaxed);
-            refusal.is_refused.store(true, Relaxed);
-            refusal.waker.wake();
+        for rejection in rejected {
+            self.rejected.fetch_add(1, Relaxed);
+            rejection.is_rejected.store(true, Relaxed);
+            rejection.waker.wake();
         }
     }
 
@@ -142,14 +142,14 @@ impl ConnectionBytes {
         Self { process, windows: Arc::default() }
     }
 
-    /// Begins to count a call that has not arrived whole, and whose head takes `head` bytes.
+    /// Begins the accounting of an incomplete call with a head of `head` bytes.
     pub(super) fn share(&self, head: usize) -> Share {
-        let (number, refusal) = self.process.begin(CALL_BYTES + head);
+        let (number, rejection) = self.process.begin(CALL_BYTES + head);
         self.windows().by_number.insert(number, 0);
-        Share { connection: self.clone(), number, refusal, withheld: 0 }
+        Share { connection: self.clone(), number, rejection, withheld: 0 }
     }
 
-    /// Bytes that were received and are not given back to the client as window.
+    /// Received bytes whose window is not released yet.
     pub(super) fn withheld(&self) -> usize {
         self.windows().withheld
     }
@@ -160,7 +160,7 @@ impl ConnectionBytes {
 }
 
 impl Share {
-    /// Counts `bytes` that were received. Their window is withheld until [`Share::poll_window`] gives it back.
+    /// Counts received bytes. Their window is withheld until [`Share::poll_window`] returns it.
     pub(super) fn receive(&mut self, bytes: usize) {
         self.withheld += bytes;
         let mut windows = self.connection.windows();
@@ -171,14 +171,14 @@ impl Share {
         self.connection.process.grow(self.number, bytes);
     }
 
-    /// The window to give back to the client, once the connection is within its bound or this is its oldest call.
+    /// The window to release, once the connection is within its bound or this is its oldest call.
     pub(super) fn poll_window(&mut self, cx: &Context<'_>) -> Poll<usize> {
         if self.withheld == 0 {
             return Poll::Ready(0);
         }
         let mut windows = self.connection.windows();
         let is_oldest = windows.by_number.first_key_value().is_some_and(|(number, _)| *number == self.number);
-        if !is_oldest && CONNECTION_BYTES_MAX < windows.bytes {
+        if !is_oldest && windows.bytes > CONNECTION_BYTES_MAX {
             windows.waiting.push(cx.waker().clone());
             return Poll::Pending;
         }
@@ -186,10 +186,10 @@ impl Share {
         Poll::Ready(mem::take(&mut self.withheld))
     }
 
-    /// Ready when the call is refused because the process holds too many bytes of unfinished calls.
-    pub(super) fn poll_refused(&self, cx: &Context<'_>) -> Poll<()> {
-        self.refusal.waker.register(cx.waker());
-        if self.refusal.is_refused.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+    /// Ready once the call is rejected because the process is over its budget.
+    pub(super) fn poll_rejected(&self, cx: &Context<'_>) -> Poll<()> {
+        self.rejection.waker.register(cx.waker());
+        if self.rejection.is_rejected.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -212,40 +212,40 @@ mod tests {
 
     const NOOP: Context<'static> = Context::from_waker(Waker::noop());
 
-    fn connection(most: usize) -> ConnectionBytes {
-        ConnectionBytes::new(Arc::new(RequestBytes::new(most)))
+    fn connection(max: usize) -> ConnectionBytes {
+        ConnectionBytes::new(Arc::new(RequestBytes::new(max)))
     }
 
     #[test]
-    fn full_budget_refuses_oldest_call() {
+    fn full_budget_rejects_oldest_call() {
         let process = Arc::new(RequestBytes::new(3 * CALL_BYTES));
         let (one, other) = (ConnectionBytes::new(process.clone()), ConnectionBytes::new(process.clone()));
         let (oldest, _second, third) = (one.share(0), other.share(0), other.share(0));
-        assert!(oldest.poll_refused(&NOOP).is_pending());
+        assert!(oldest.poll_rejected(&NOOP).is_pending());
         let fourth = other.share(0);
-        assert!(oldest.poll_refused(&NOOP).is_ready());
-        assert!(third.poll_refused(&NOOP).is_pending() && fourth.poll_refused(&NOOP).is_pending());
-        assert_eq!(process.refused(), 1);
+        assert!(oldest.poll_rejected(&NOOP).is_ready());
+        assert!(third.poll_rejected(&NOOP).is_pending() && fourth.poll_rejected(&NOOP).is_pending());
+        assert_eq!(process.rejected(), 1);
     }
 
     #[test]
-    fn ended_calls_leave_the_budget_free() {
+    fn completed_calls_free_the_budget() {
         let process = Arc::new(RequestBytes::new(CALL_BYTES + 100));
         let connection = ConnectionBytes::new(process.clone());
         for _ in 0..10 {
             let mut share = connection.share(0);
             share.receive(100);
-            assert!(share.poll_refused(&NOOP).is_pending());
+            assert!(share.poll_rejected(&NOOP).is_pending());
         }
-        assert_eq!((process.refused(), process.bytes(), connection.withheld()), (0, 0, 0));
+        assert_eq!((process.rejected(), process.bytes(), connection.withheld()), (0, 0, 0));
     }
 
     #[test]
-    fn call_larger_than_the_budget_is_refused() {
+    fn call_larger_than_budget_is_rejected() {
         let connection = connection(CALL_BYTES + 100);
         let mut share = connection.share(0);
         share.receive(101);
-        assert!(share.poll_refused(&NOOP).is_ready());
+        assert!(share.poll_rejected(&NOOP).is_ready());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Certificates: whom we show ourselves to be, and whom we let in.
+//! TLS certificates of listeners, and verification of client certificates.
 
 use std::{fmt, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -19,114 +19,114 @@ use tracing::{error, info};
 
 use crate::{
     certificates::{SystemTime, certificates, read_file, rfc3339, unix_time, valid_until},
-    server::counters::{ListenerCounters, count},
+    server::stats::{ListenerStats, increment},
     settings::{self, CertificateName},
     time::Clock,
 };
 
-/// How long files must stay as they are before they count as written.
-const SETTLE: Duration = Duration::from_millis(50);
+/// Files must be unchanged for this time before they are loaded.
+const SETTLE_TIME: Duration = Duration::from_millis(50);
 
-/// Why certificates cannot be used: which setting, and what is wrong with its file.
+/// Why a certificate file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{listener}.{setting}: {path}: {why}", path = path.display())]
-pub struct Refusal {
+#[error("{listener}.{setting}: {path}: {reason}", path = path.display())]
+pub struct CertificateFileError {
     listener: &'static str,
     setting: &'static str,
     path: std::path::PathBuf,
-    why: String,
+    reason: String,
 }
 
-/// The certificates of one listener, replaced when their files change.
+/// The certificates of one listener, reloaded when their files change.
 #[derive(Debug)]
 pub(super) struct Certificates {
     listener: &'static str,
     files: settings::Tls,
     protocols: &'static [&'static [u8]],
     clock: Clock,
-    counters: Arc<ListenerCounters>,
-    in_force: ArcSwap<ServerConfig>,
-    at_start: Material,
+    stats: Arc<ListenerStats>,
+    active: ArcSwap<ServerConfig>,
+    initial: CertificateFiles,
 }
 
-/// What the files hold.
+/// Contents of the files.
 #[derive(Clone, PartialEq, Eq)]
-struct Material {
+struct CertificateFiles {
     cert: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
 }
 
-/// What material is made into.
+/// The TLS configuration made from the files, and when its certificate expires.
 struct Compiled {
     config: Arc<ServerConfig>,
-    ends: UnixTime,
+    expires: UnixTime,
 }
 
 impl Certificates {
-    /// What the files hold now; none of it may be bad. `protocols` are offered by ALPN, the best first.
+    /// Loads the files, which must all be valid. `protocols` are ALPN names in order of preference.
     pub(super) fn load(
         listener: &'static str,
         files: settings::Tls,
         protocols: &'static [&'static [u8]],
         clock: Clock,
-        counters: Arc<ListenerCounters>,
-    ) -> Result<Self, Refusal> {
+        stats: Arc<ListenerStats>,
+    ) -> Result<Self, CertificateFileError> {
         let reader = Reader { listener, files: &files, protocols, clock: &clock };
-        let at_start = reader.read()?;
-        let Compiled { config, ends } = reader.compile(&at_start)?;
-        count(&counters.certificates_loaded);
-        counters.certificate_ends.store(ends.as_secs(), Relaxed);
-        let in_force = ArcSwap::new(config);
-        Ok(Self { listener, files, protocols, clock, counters, in_force, at_start })
+        let initial = reader.read()?;
+        let Compiled { config, expires } = reader.compile(&initial)?;
+        increment(&stats.certificates_loaded);
+        stats.certificate_expires.store(expires.as_secs(), Relaxed);
+        let active = ArcSwap::new(config);
+        Ok(Self { listener, files, protocols, clock, stats, active, initial })
     }
 
-    /// What new connections are greeted with.
-    pub(super) fn in_force(&self) -> Arc<ServerConfig> {
-        self.in_force.load_full()
+    /// The configuration for new connections.
+    pub(super) fn active(&self) -> Arc<ServerConfig> {
+        self.active.load_full()
     }
 
-    /// Compares the files with what is in force every so often, for as long as it is polled.
-    pub(super) async fn follow(self: Arc<Self>, poll_interval: Duration) {
-        let mut taken = Ok(self.at_start.clone());
-        let mut refused = None;
+    /// Reloads the files when they change, for as long as it is polled.
+    pub(super) async fn reload_on_change(self: Arc<Self>, poll_interval: Duration) {
+        let mut loaded = Ok(self.initial.clone());
+        let mut rejected = None;
         loop {
-            sleep(poll_interval.max(SETTLE)).await;
+            sleep(poll_interval.max(SETTLE_TIME)).await;
             let Some(found) = self.clone().read().await else { continue };
-            if found == taken {
-                refused = None;
+            if found == loaded {
+                rejected = None;
                 continue;
             }
-            if refused.as_ref() != Some(&found) {
-                // A pair may be half replaced.
-                sleep(SETTLE).await;
+            if rejected.as_ref() != Some(&found) {
+                // Certificate and key may be replaced one after the other.
+                sleep(SETTLE_TIME).await;
                 if self.clone().read().await.as_ref() != Some(&found) {
                     continue;
                 }
             }
-            // What was refused is tried again without a word: a certificate may only have to wait for its day.
-            let is_news = refused.as_ref() != Some(&found);
+            // Rejected files are tried again without logging: a certificate may not be valid yet.
+            let is_new = rejected.as_ref() != Some(&found);
             let compiled =
-                found.clone().and_then(|material| Ok((self.reader().compile(&material)?, material)));
+                found.clone().and_then(|files_read| Ok((self.reader().compile(&files_read)?, files_read)));
             match compiled {
-                Ok((Compiled { config, ends }, material)) => {
-                    self.in_force.store(config);
-                    self.counters.certificate_ends.store(ends.as_secs(), Relaxed);
-                    count(&self.counters.certificates_loaded);
-                    info!(listener = self.listener, ends = %rfc3339(ends), "new certificates are in force");
-                    (taken, refused) = (Ok(material), None);
+                Ok((Compiled { config, expires }, files_read)) => {
+                    self.active.store(config);
+                    self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
+                    increment(&self.stats.certificates_loaded);
+                    info!(listener = self.listener, ends = %rfc3339(expires), "loaded new certificates");
+                    (loaded, rejected) = (Ok(files_read), None);
                 }
-                Err(refusal) if is_news => {
-                    count(&self.counters.certificate_errors);
-                    error!(%refusal, "the certificates cannot be used; the old ones stay");
-                    refused = Some(found);
+                Err(error) if is_new => {
+                    increment(&self.stats.certificate_errors);
+                    error!(%error, "cannot load new certificates, persistence the previous ones");
+                    rejected = Some(found);
                 }
                 Err(_) => {}
             }
         }
     }
 
-    async fn read(self: Arc<Self>) -> Option<Result<Material, Refusal>> {
+    async fn read(self: Arc<Self>) -> Option<Result<CertificateFiles, CertificateFileError>> {
         task::spawn_blocking(move || self.reader().read()).await.ok()
     }
 
@@ -135,7 +135,7 @@ impl Certificates {
     }
 }
 
-/// Reads files and makes what a handshake needs of them.
+/// Reads the files of one listener and builds the TLS configuration.
 struct Reader<'c> {
     listener: &'static str,
     files: &'c settings::Tls,
@@ -144,30 +144,30 @@ struct Reader<'c> {
 }
 
 impl Reader<'_> {
-    fn read(&self) -> Result<Material, Refusal> {
-        let read = |setting, path: &Path| read_file(path).map_err(|why| self.refusal(setting, path, why));
+    fn read(&self) -> Result<CertificateFiles, CertificateFileError> {
+        let read = |setting, path: &Path| read_file(path).map_err(|reason| self.error(setting, path, reason));
         let client_ca = self.files.client_ca.as_deref();
-        Ok(Material {
+        Ok(CertificateFiles {
             cert: read("tls_cert", &self.files.cert)?,
             key: read("tls_key", &self.files.key)?,
             client_ca: client_ca.map(|path| read("tls_client_ca", path)).transpose()?,
         })
     }
 
-    fn compile(&self, material: &Material) -> Result<Compiled, Refusal> {
+    fn compile(&self, files_read: &CertificateFiles) -> Result<Compiled, CertificateFileError> {
         let (cert, key) = (&self.files.cert, &self.files.key);
-        let bad_cert = |why: String| self.refusal("tls_cert", cert, why);
-        let bad_key = |why: String| self.refusal("tls_key", key, why);
+        let bad_cert = |reason: String| self.error("tls_cert", cert, reason);
+        let bad_key = |reason: String| self.error("tls_key", key, reason);
         let provider = Arc::new(aws_lc_rs::default_provider());
 
-        let chain = certificates(&material.cert).map_err(bad_cert)?;
-        let own = chain.first().ok_or_else(|| bad_cert("there is no certificate in it".to_owned()))?;
-        let ends = valid_until(own, unix_time(self.clock.wall())).map_err(bad_cert)?;
-        let der = PrivateKeyDer::from_pem_slice(&material.key)
-            .map_err(|error| bad_key(format!("there is no key in it that can be read: {error}")))?;
+        let chain = certificates(&files_read.cert).map_err(bad_cert)?;
+        let leaf = chain.first().ok_or_else(|| bad_cert("the file has no certificate".to_owned()))?;
+        let expires = valid_until(leaf, unix_time(self.clock.wall())).map_err(bad_cert)?;
+        let der = PrivateKeyDer::from_pem_slice(&files_read.key)
+            .map_err(|error| bad_key(format!("the file has no readable private key: {error}")))?;
         let pair = CertifiedKey::from_der(chain, der, &provider).map_err(|error| match error {
             rustls::Error::InconsistentKeys(_) => {
-                bad_key(format!("it is not the key of the certificate in {}", cert.display()))
+                bad_key(format!("the key does not match the certificate in {}", cert.display()))
             }
             error => bad_key(error.to_string()),
         })?;
@@ -178,75 +178,76 @@ impl Reader<'_> {
         )
         .with_safe_default_protocol_versions()
         .map_err(|error| bad_cert(error.to_string()))?;
-        let builder = match self.client_verifier(material, provider)? {
+        let builder = match self.client_verifier(files_read, provider)? {
             None => builder.with_no_client_auth(),
             Some(verifier) => builder.with_client_cert_verifier(verifier),
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
         config.alpn_protocols = self.protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        // A resumed session would not show its certificate again, and connections are few and long.
+        // A resumed session would skip the client certificate. Connections are few and long, so resumption gains
+        // little.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Compiled { config: Arc::new(config), ends })
+        Ok(Compiled { config: Arc::new(config), expires })
     }
 
     fn client_verifier(
         &self,
-        material: &Material,
+        files_read: &CertificateFiles,
         provider: Arc<CryptoProvider>,
-    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, Refusal> {
-        let (Some(path), Some(pem)) = (&self.files.client_ca, &material.client_ca) else { return Ok(None) };
-        let bad = |why: String| self.refusal("tls_client_ca", path, why);
+    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, CertificateFileError> {
+        let (Some(path), Some(pem)) = (&self.files.client_ca, &files_read.client_ca) else { return Ok(None) };
+        let bad = |reason: String| self.error("tls_client_ca", path, reason);
         let mut roots = RootCertStore::empty();
-        let mut why_not = "there is no certificate in it".to_owned();
+        let mut last_error = "the file has no certificate".to_owned();
         for authority in certificates(pem).map_err(bad)? {
-            // One that has ended may stand beside its successor.
+            // An expired authority may stand beside its successor.
             match valid_until(&authority, unix_time(self.clock.wall())) {
                 Ok(_) => roots.add(authority).map_err(|error| bad(error.to_string()))?,
-                Err(why) => why_not = why,
+                Err(reason) => last_error = reason,
             }
         }
         if roots.is_empty() {
-            return Err(bad(why_not));
+            return Err(bad(last_error));
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .map_err(|error| bad(error.to_string()))?;
         let names = self.files.client_san.clone();
-        Ok(Some(if names.is_empty() { verifier } else { Arc::new(NamedClients { verifier, names }) }))
+        Ok(Some(if names.is_empty() { verifier } else { Arc::new(SanVerifier { verifier, names }) }))
     }
 
-    fn refusal(&self, setting: &'static str, path: &Path, why: String) -> Refusal {
-        Refusal { listener: self.listener, setting, path: path.to_owned(), why }
+    fn error(&self, setting: &'static str, path: &Path, reason: String) -> CertificateFileError {
+        CertificateFileError { listener: self.listener, setting, path: path.to_owned(), reason }
     }
 }
 
-/// Lets in whom the authority knows, if one of the names is right.
+/// Accepts client certificates that the inner verifier accepts and that have a listed subject alternative name.
 #[derive(Debug)]
-struct NamedClients {
+struct SanVerifier {
     verifier: Arc<dyn ClientCertVerifier>,
     names: Vec<CertificateName>,
 }
 
-impl NamedClients {
-    fn knows(&self, certificate: &CertificateDer<'_>) -> Result<bool, rustls::Error> {
+impl SanVerifier {
+    fn has_listed_san(&self, certificate: &CertificateDer<'_>) -> Result<bool, rustls::Error> {
         let has_ip = |address| {
             let name = ServerName::IpAddress(address);
             Ok::<_, rustls::Error>(
                 verify_server_name(&ParsedCertificate::try_from(certificate)?, &name).is_ok(),
             )
         };
-        let shown = webpki::EndEntityCert::try_from(certificate)
+        let leaf = webpki::EndEntityCert::try_from(certificate)
             .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
         for name in &self.names {
-            let is_shown = match name {
+            let is_listed = match name {
                 CertificateName::Dns(host) => {
-                    shown.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host))
+                    leaf.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host))
                 }
-                CertificateName::Uri(uri) => shown.valid_uri_names().any(|name| name == uri),
+                CertificateName::Uri(uri) => leaf.valid_uri_names().any(|name| name == uri),
                 CertificateName::Ip(address) => has_ip((*address).into())?,
             };
-            if is_shown {
+            if is_listed {
                 return Ok(true);
             }
         }
@@ -254,7 +255,7 @@ impl NamedClients {
     }
 }
 
-impl ClientCertVerifier for NamedClients {
+impl ClientCertVerifier for SanVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.verifier.root_hint_subjects()
     }
@@ -266,7 +267,7 @@ impl ClientCertVerifier for NamedClients {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         let verified = self.verifier.verify_client_cert(end_entity, intermediates, now)?;
-        if self.knows(end_entity)? {
+        if self.has_listed_san(end_entity)? {
             Ok(verified)
         } else {
             Err(CertificateError::ApplicationVerificationFailure.into())
@@ -296,9 +297,9 @@ impl ClientCertVerifier for NamedClients {
     }
 }
 
-// The key stays out of logs.
-impl fmt::Debug for Material {
+// Keeps the private key out of logs.
+impl fmt::Debug for CertificateFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Material").finish_non_exhaustive()
+        f.debug_struct("CertificateFiles").finish_non_exhaustive()
     }
 }

@@ -115,7 +115,7 @@ async fn start(
 ) -> Result<Service, Error> {
     let clock = Clock::manual(START);
     let server = Server::bind(settings(&rules, overrides), clock.clone()).await?.with_logs(log_control);
-    let (addresses, counters) = (server.addresses().unwrap(), server.counters());
+    let (addresses, counters) = (server.addresses().unwrap(), server.stats());
     let (shutdown, shutdown_signal) = mpsc::channel(2);
     let task = tokio::spawn(server.run(shutdown_signal));
     let service = Service { addresses, clock, shutdown, task, rules, counters };

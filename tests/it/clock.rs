@@ -37,7 +37,7 @@ async fn replica(secret: &TempDir, seeds: &str) -> Service {
     ];
     let clock = Clock::system();
     let server = Server::bind(settings(&rules, &overrides), clock.clone()).await.unwrap();
-    let (addresses, counters) = (server.addresses().unwrap(), server.counters());
+    let (addresses, counters) = (server.addresses().unwrap(), server.stats());
     let (shutdown, shutdown_signal) = mpsc::channel(2);
     let task = tokio::spawn(server.run(shutdown_signal));
     let service = Service { addresses, clock, shutdown, task, rules, counters };
@@ -96,7 +96,7 @@ async fn replica_with_corrected_clock_relinks_and_keeps_limits() {
     }
     kept.clock.set_wall_ahead(0);
     until_stepped(&kept, "back").await;
-    assert!(log.take().iter().any(|line| line.contains("WARN") && line.contains("was put right")));
+    assert!(log.take().iter().any(|line| line.contains("WARN") && line.contains("was corrected")));
 
     // The other replica restarts, so that every link is new.
     first.shutdown.send(()).await.unwrap();

@@ -94,7 +94,7 @@ async fn stale_unix_socket_is_replaced_and_regular_file_is_not() {
     let listen = format!("unix:{}", file.display());
     let settings = settings(&service.rules, &[("grpc.listen", &listen)]);
     let error = Server::bind(settings, Clock::manual(START)).await.unwrap_err().to_string();
-    assert!(error.ends_with("there is a file that is no socket"), "{error}");
+    assert!(error.ends_with("the file exists and is not a socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 
@@ -148,7 +148,7 @@ async fn connections_opened_together_get_goaway_at_different_times() {
     let (first, last) = (*ages.iter().min().unwrap(), *ages.iter().max().unwrap());
     assert!(first >= AGE.mul_f64(0.79), "{ages:?}");
     assert!(last - first >= AGE.mul_f64(0.05), "{ages:?}");
-    assert_eq!(service.counters.grpc.figures().aged, 16);
+    assert_eq!(service.counters.grpc.read().aged, 16);
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ descriptors:
     client.should_rate_limit(request_for("shop", "queue", "x")).await.unwrap();
     // This call is delayed by half a second.
     assert!(client.should_rate_limit(request_for("shop", "queue", "x")).await.is_ok());
-    assert_eq!(service.counters.grpc.figures().aged, 1);
+    assert_eq!(service.counters.grpc.read().aged, 1);
 }
 
 #[tokio::test]
@@ -175,8 +175,8 @@ async fn connection_is_closed_at_end_of_age_grace() {
     // This client ignores GOAWAY.
     stream.write_all(PREFACE).await.unwrap();
     assert!(timeout(TIMEOUT, read_frame(&mut stream, u8::MAX)).await.unwrap().is_none());
-    until(async || (service.counters.grpc.figures().cut == 1).then_some(())).await;
-    until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.read().cut == 1).then_some(())).await;
+    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -194,15 +194,15 @@ async fn grpc_connection_above_limit_is_closed_and_counted() {
     let (address, counters) = (service.addresses.grpc.to_string(), &service.counters.grpc);
     let first = TcpStream::connect(&address).await.unwrap();
     let _second = TcpStream::connect(&address).await.unwrap();
-    until(async || (counters.figures().open == 2).then_some(())).await;
+    until(async || (counters.read().open == 2).then_some(())).await;
     let mut third = TcpStream::connect(&address).await.unwrap();
     assert_eq!(timeout(TIMEOUT, third.read(&mut [0])).await.unwrap().unwrap_or(0), 0);
-    assert_eq!(counters.figures().refused_full, 1);
+    assert_eq!(counters.read().refused_full, 1);
     drop(first);
-    until(async || (counters.figures().open == 1).then_some(())).await;
+    until(async || (counters.read().open == 1).then_some(())).await;
     let _fourth = TcpStream::connect(&address).await.unwrap();
-    until(async || (counters.figures().open == 2).then_some(())).await;
-    assert_eq!(counters.figures().refused_full, 1);
+    until(async || (counters.read().open == 2).then_some(())).await;
+    assert_eq!(counters.read().refused_full, 1);
 }
 
 #[tokio::test]
@@ -224,8 +224,8 @@ async fn idle_channel_reconnects_after_max_age() {
     let service = Service::start_with(RULES, &[("grpc.max_connection_age", "50ms")]).await;
     let address = format!("http://{}", service.addresses.grpc);
     let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
-    until(async || (service.counters.grpc.figures().aged == 1).then_some(())).await;
-    until(async || (service.counters.grpc.figures().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.read().aged == 1).then_some(())).await;
+    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
     let mut client = RateLimitServiceClient::new(channel);
     assert!(client.should_rate_limit(request_for("shop", "user", "x")).await.is_ok());
 }

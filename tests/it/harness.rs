@@ -18,7 +18,7 @@ use tollgate::{
             rate_limit_service_client::RateLimitServiceClient,
         },
     },
-    server::{Addresses, Counters, Crew, Error, Server},
+    server::{Addresses, Error, Server, ServerStats, WorkerPool},
     settings::{CATALOG, Settings, Sources},
     time::{Clock, Timestamp},
 };
@@ -37,7 +37,7 @@ pub struct Service {
     pub shutdown: mpsc::Sender<()>,
     pub task: JoinHandle<Result<(), Error>>,
     pub rules: TempDir,
-    pub counters: Counters,
+    pub counters: ServerStats,
 }
 
 /// Settings for a test: free ports, short delays, the rules in `rules`, and the given settings.
@@ -83,18 +83,18 @@ impl Service {
         overrides: &[(&str, &str)],
         change: impl FnOnce(&mut Settings),
     ) -> Self {
-        Self::start_on(Crew::of(2).unwrap(), rules, overrides, change).await
+        Self::start_on(WorkerPool::with_workers(2).unwrap(), rules, overrides, change).await
     }
 
     /// A service on the thread of the test, so that the test can pause its time and capture its log.
     pub async fn start_on_this_thread(rules: &str, overrides: &[(&str, &str)]) -> Self {
-        let service = Self::start_on(Crew::default(), rules, overrides, |_| ()).await;
+        let service = Self::start_on(WorkerPool::default(), rules, overrides, |_| ()).await;
         service.until_http("/readyz", 200).await;
         service
     }
 
     async fn start_on(
-        crew: Crew,
+        crew: WorkerPool,
         rules: &str,
         overrides: &[(&str, &str)],
         change: impl FnOnce(&mut Settings),
@@ -104,8 +104,8 @@ impl Service {
         let clock = Clock::manual(START);
         let mut settings = settings(&folder, overrides);
         change(&mut settings);
-        let server = Server::bind(settings, clock.clone()).await.unwrap().with_crew(crew);
-        let (addresses, counters) = (server.addresses().unwrap(), server.counters());
+        let server = Server::bind(settings, clock.clone()).await.unwrap().with_workers(crew);
+        let (addresses, counters) = (server.addresses().unwrap(), server.stats());
         let (shutdown, shutdown_signal) = mpsc::channel(2);
         let task = tokio::spawn(server.run(shutdown_signal));
         Self { addresses, clock, shutdown, task, rules: folder, counters }

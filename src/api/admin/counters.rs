@@ -13,7 +13,7 @@ use crate::{
     algorithm::Limit,
     api::{
         admin::{AdminError, AdminState, ClientAddress, format},
-        written,
+        descriptor_text,
     },
     descriptor::Entry,
     limiter::{ActiveView, CounterRef, NoCounter},
@@ -103,8 +103,8 @@ fn note_beyond_limit(limit: &Limit) -> &'static str {
 
 impl CounterQuery {
     fn find<'s>(&self, snapshot: &'s ActiveView<'_>) -> Result<CounterRef<'s>, AdminError> {
-        let entries =
-            written::entries(&self.key).map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
+        let entries = descriptor_text::parse(&self.key)
+            .map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
         let entries: Vec<_> =
             entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
         snapshot.counter_ref(&self.domain, &entries).map_err(admin_error)

@@ -13,10 +13,11 @@ use crate::{
     api::{
         Error,
         admin::{AdminError, AdminState, counters, format},
+        descriptor_text,
         proto::envoy::{
             extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
         },
-        rls, written,
+        rls,
     },
     limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{LevelTrace, MatchKind, NodeTrace, Rule},
@@ -52,7 +53,7 @@ pub(super) async fn of_query(
             "key" => {
                 let index = request.descriptors.len();
                 bounds.descriptor(index).map_err(AdminError::bad_request)?;
-                let entries = written::entries(&value).map_err(AdminError::bad_request)?;
+                let entries = descriptor_text::parse(&value).map_err(AdminError::bad_request)?;
                 let others = entries.len().saturating_sub(1);
                 bounds.entry(index, others).map_err(AdminError::bad_request)?;
                 request.descriptors.push(RateLimitDescriptor { entries, ..RateLimitDescriptor::default() });
@@ -89,7 +90,7 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
 }
 
 fn unanswered(error: Error) -> AdminError {
-    if error.is_callers_fault() { AdminError::bad_request(error) } else { AdminError::unavailable(error) }
+    if error.is_caller_error() { AdminError::bad_request(error) } else { AdminError::unavailable(error) }
 }
 
 fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
@@ -101,7 +102,7 @@ fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_
         .zip(explanation.descriptors())
         .map(|(descriptor, (status, part))| {
             let mut body = json!({
-                "descriptor": written::text(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
+                "descriptor": descriptor_text::format(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
                 "asks": operation_text(descriptor.operation),
                 "code": code(status.passes),
             });

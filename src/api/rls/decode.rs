@@ -1,4 +1,4 @@
-//! Reads a `RateLimitRequest` where it lies in its message: nothing is copied.
+//! Decodes a `RateLimitRequest` without copying: its texts borrow from the message.
 
 use std::str;
 
@@ -13,19 +13,19 @@ use crate::{
     rules::Unit,
 };
 
-/// A request as it was sent.
+/// A decoded request.
 #[derive(Debug, Default)]
 pub struct Request<'m> {
-    /// Its domain.
+    /// The domain.
     pub domain: &'m str,
-    /// The hits of descriptors without hits of their own.
+    /// Hits of descriptors without hits of their own.
     pub hits_addend: u32,
     descriptors: SmallVec<[Descriptor; 2]>,
-    // Of all descriptors, in their order.
+    // Entries of all descriptors, in order.
     entries: SmallVec<[Entry<'m>; 8]>,
 }
 
-/// A descriptor without its entries.
+/// A descriptor; its entries are in [`Request`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Descriptor {
     entries_end: usize,
@@ -34,29 +34,29 @@ struct Descriptor {
     is_negative_hits: bool,
 }
 
-/// A descriptor and its entries.
+/// A descriptor with its entries.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Described<'r, 'm> {
+pub(super) struct DescriptorView<'r, 'm> {
     pub(super) entries: &'r [Entry<'m>],
     pub(super) limit: Option<LimitOverride>,
     pub(super) hits_addend: Option<u64>,
     pub(super) is_negative_hits: bool,
 }
 
-/// A limit that the caller sends, whose unit may be none.
+/// A limit override as sent; its unit may be unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LimitOverride {
     pub(super) requests_per_unit: u32,
     pub(super) unit: i32,
 }
 
-/// Why bytes are not a request.
+/// Why a message cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Undecodable {
-    /// There are more descriptors or entries than the bounds allow.
+pub enum DecodeError {
+    /// More descriptors or entries than the bounds allow.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    /// They are no message of this type.
+    /// Not a `RateLimitRequest`.
     #[error("the message is not a valid RateLimitRequest")]
     Malformed,
 }
@@ -65,18 +65,18 @@ pub enum Undecodable {
 enum Value<'m> {
     Varint(u64),
     Bytes(&'m [u8]),
-    /// A wire type that no field of ours has.
+    /// A wire type that no known field has.
     Other,
 }
 
-/// The fields of a message.
+/// Iterates over the fields of a message.
 struct Fields<'m> {
     rest: &'m [u8],
 }
 
-/// Reads a request of at most so many descriptors and entries. Bytes mean what they mean to `prost`.
+/// Decodes a request within `bounds`, with the same result as `prost`.
 #[inline]
-pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, Undecodable> {
+pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, DecodeError> {
     let mut request = Request::default();
     let mut fields = Fields { rest: message };
     while let Some(field) = fields.next()? {
@@ -84,7 +84,7 @@ pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, Undecodable
             (1, Value::Bytes(domain)) => request.domain = text(domain)?,
             (2, Value::Bytes(descriptor)) => request.add(descriptor, bounds)?,
             (3, Value::Varint(hits)) => request.hits_addend = hits as u32,
-            (1..=3, _wrong_type) => return Err(Undecodable::Malformed),
+            (1..=3, _wrong_type) => return Err(DecodeError::Malformed),
             (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
         }
     }
@@ -93,7 +93,7 @@ pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, Undecodable
 
 impl<'m> Request<'m> {
     #[inline]
-    fn add(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), Undecodable> {
+    fn add(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), DecodeError> {
         let (index, begin) = (self.descriptors.len(), self.entries.len());
         bounds.descriptor(index)?;
         let mut descriptor = Descriptor::default();
@@ -104,11 +104,11 @@ impl<'m> Request<'m> {
                     bounds.entry(index, self.entries.len() - begin)?;
                     self.entries.push(entry(message)?);
                 }
-                // A message that is sent twice is merged.
+                // A message field that is sent twice is merged.
                 (2, Value::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
                 (3, Value::Bytes(hits)) => merge_uint64(descriptor.hits_addend.get_or_insert(0), hits)?,
                 (4, Value::Varint(is_negative)) => descriptor.is_negative_hits = is_negative != 0,
-                (1..=4, _wrong_type) => return Err(Undecodable::Malformed),
+                (1..=4, _wrong_type) => return Err(DecodeError::Malformed),
                 (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
             }
         }
@@ -117,36 +117,36 @@ impl<'m> Request<'m> {
         Ok(())
     }
 
-    /// Its descriptors.
-    pub(super) fn described(&self) -> impl Iterator<Item = Described<'_, 'm>> {
+    /// The descriptors with their entries.
+    pub(super) fn descriptor_views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
         let mut begin = 0;
         self.descriptors.iter().map(move |descriptor| {
             let entries = &self.entries[begin..descriptor.entries_end];
             begin = descriptor.entries_end;
             let Descriptor { limit, hits_addend, is_negative_hits, .. } = *descriptor;
-            Described { entries, limit, hits_addend, is_negative_hits }
+            DescriptorView { entries, limit, hits_addend, is_negative_hits }
         })
     }
 
-    /// Its descriptors as the limiter takes them.
+    /// The descriptors in the form of the limiter.
     #[inline]
     pub fn descriptors(&self) -> Result<SmallVec<[limiter::Descriptor<'_>; 2]>, Error> {
         let mut descriptors = SmallVec::new();
-        for (index, described) in self.described().enumerate() {
-            let limit = match described.limit {
+        for (index, view) in self.descriptor_views().enumerate() {
+            let limit = match view.limit {
                 None => None,
                 Some(LimitOverride { requests_per_unit, unit: number }) => {
                     let unit = unit(number).ok_or(Error::Unit { descriptor: index, number })?;
                     Some(Override { requests_per_unit, unit })
                 }
             };
-            let operation = described.operation(self.hits_addend);
-            descriptors.push(limiter::Descriptor { entries: described.entries, operation, limit });
+            let operation = view.operation(self.hits_addend);
+            descriptors.push(limiter::Descriptor { entries: view.entries, operation, limit });
         }
         Ok(descriptors)
     }
 
-    /// The request as the limiter takes it, of a caller that waits for `timeout`.
+    /// The request in the form of the limiter. `timeout` is the time that the caller waits.
     #[inline]
     pub fn limiter_request<'r>(
         &'r self,
@@ -157,8 +157,8 @@ impl<'m> Request<'m> {
     }
 }
 
-impl Described<'_, '_> {
-    /// A descriptor's own hits replace the request's, and 0 of them peek; 0 hits of the request mean 1.
+impl DescriptorView<'_, '_> {
+    /// Hits of the descriptor override hits of the request; 0 of them peek. 0 hits of the request mean 1.
     fn operation(&self, of_request: u32) -> Operation {
         match self.hits_addend.unwrap_or_else(|| of_request.max(1).into()) {
             0 => Operation::Peek,
@@ -169,13 +169,13 @@ impl Described<'_, '_> {
 }
 
 impl LimitOverride {
-    fn merge(&mut self, message: &[u8]) -> Result<(), Undecodable> {
+    fn merge(&mut self, message: &[u8]) -> Result<(), DecodeError> {
         let mut fields = Fields { rest: message };
         while let Some(field) = fields.next()? {
             match field {
                 (1, Value::Varint(number)) => self.requests_per_unit = number as u32,
                 (2, Value::Varint(number)) => self.unit = number as i32,
-                (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+                (1..=2, _wrong_type) => return Err(DecodeError::Malformed),
                 (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
             }
         }
@@ -184,14 +184,14 @@ impl LimitOverride {
 }
 
 #[inline]
-fn entry(message: &[u8]) -> Result<Entry<'_>, Undecodable> {
+fn entry(message: &[u8]) -> Result<Entry<'_>, DecodeError> {
     let mut entry = Entry { key: "", value: "" };
     let mut fields = Fields { rest: message };
     while let Some(field) = fields.next()? {
         match field {
             (1, Value::Bytes(key)) => entry.key = text(key)?,
             (2, Value::Bytes(value)) => entry.value = text(value)?,
-            (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+            (1..=2, _wrong_type) => return Err(DecodeError::Malformed),
             (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
         }
     }
@@ -199,19 +199,19 @@ fn entry(message: &[u8]) -> Result<Entry<'_>, Undecodable> {
 }
 
 /// A `UInt64Value`.
-fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), Undecodable> {
+fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), DecodeError> {
     let mut fields = Fields { rest: message };
     while let Some(field) = fields.next()? {
         match field {
             (1, Value::Varint(value)) => *number = value,
-            (1, _wrong_type) => return Err(Undecodable::Malformed),
+            (1, _wrong_type) => return Err(DecodeError::Malformed),
             (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
         }
     }
     Ok(())
 }
 
-/// The unit of a caller's limit; `None` where the number is none.
+/// The unit of a limit override; `None` if the number is unknown.
 fn unit(number: i32) -> Option<Unit> {
     match number {
         1 => Some(Unit::Second),
@@ -220,25 +220,25 @@ fn unit(number: i32) -> Option<Unit> {
         4 => Some(Unit::Day),
         5 => Some(Unit::Month),
         6 => Some(Unit::Year),
-        // The enumeration of requests ends with the year. That of replies has the week too, and callers use it.
+        // The enumeration of requests has no week, but that of replies has, and clients send it.
         7 => Some(Unit::Week),
         _no_unit => None,
     }
 }
 
 #[inline]
-fn text(bytes: &[u8]) -> Result<&str, Undecodable> {
-    str::from_utf8(bytes).map_err(|_| Undecodable::Malformed)
+fn text(bytes: &[u8]) -> Result<&str, DecodeError> {
+    str::from_utf8(bytes).map_err(|_| DecodeError::Malformed)
 }
 
 impl<'m> Fields<'m> {
     /// The next field; `None` at the end of the message.
     #[inline]
-    fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Undecodable> {
+    fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, DecodeError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        self.field().map(Some).ok_or(Undecodable::Malformed)
+        self.field().map(Some).ok_or(DecodeError::Malformed)
     }
 
     #[inline]
@@ -251,7 +251,7 @@ impl<'m> Fields<'m> {
                 let length = usize::try_from(self.varint()?).ok()?;
                 Value::Bytes(self.bytes(length)?)
             }
-            // Groups nest, and `prost` knows how deep.
+            // Groups nest; `prost` bounds their depth.
             wire_type => {
                 let wire_type = WireType::try_from(u64::from(wire_type)).ok()?;
                 skip_field(wire_type, number, &mut self.rest, DecodeContext::default()).ok()?;
@@ -270,10 +270,10 @@ impl<'m> Fields<'m> {
 
     #[inline]
     fn varint(&mut self) -> Option<u64> {
-        /// The most bytes that a number is written in, and the most that the last of them may hold.
+        /// Maximum length of a varint, and maximum value of its last byte.
         const BYTES_MAX: usize = 10;
         const LAST_MAX: u8 = 1;
-        // Nearly every number is a small one.
+        // Fast path: nearly every number takes one byte.
         if let [byte @ ..0x80, rest @ ..] = self.rest {
             self.rest = rest;
             return Some(u64::from(*byte));

@@ -1,4 +1,4 @@
-//! Writes a reply as it is sent: a gRPC frame around a `RateLimitResponse`, of which every length is known beforehand.
+//! Encodes a reply into one buffer: a gRPC frame with a `RateLimitResponse`. All lengths are computed before.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use crate::{
     rules::Unit,
 };
 
-/// The prefix of a gRPC frame: a flag, and the length of the message.
+/// Length of the gRPC frame prefix: a flag and the message length.
 pub const FRAME_PREFIX_BYTES: usize = 5;
 
-// The wire types of fields: the lower three bits of a key.
+// Wire types: the lower three bits of a field key.
 const VARINT: u8 = 0;
 const BYTES: u8 = 2;
 
-/// The reply with these headers and this dynamic metadata.
+/// Encodes a reply with headers and dynamic metadata.
 #[inline]
 pub(super) fn encode(
     answer: &Answer<'_>,
@@ -51,7 +51,7 @@ pub(super) fn encode(
     }
     for header in headers {
         begin(&mut frame, 3, header.encoded_len());
-        // A vector grows as needed.
+        // Infallible: a vector grows as needed.
         header.encode_raw(&mut frame);
     }
     if let Some(metadata) = metadata {
@@ -92,13 +92,13 @@ fn rounded(after: Duration, precision: ResetPrecision) -> Duration {
     }
 }
 
-/// `time`, or the next multiple of `step`, which divides a second.
+/// Rounds up to a multiple of `step`, which divides a second.
 fn rounded_up(time: Duration, step: Duration) -> Duration {
     let rest = time.subsec_nanos() % u32::try_from(step.as_nanos()).unwrap_or(u32::MAX);
     if rest == 0 { time } else { time.saturating_add(step - Duration::from_nanos(rest.into())) }
 }
 
-/// The status of a descriptor.
+/// The status of one descriptor.
 struct DescriptorStatus<'s> {
     code: u64,
     limit: Option<Limit<'s>>,
@@ -106,7 +106,7 @@ struct DescriptorStatus<'s> {
     reset: Option<Duration>,
 }
 
-/// The limit in force.
+/// The limit that was applied.
 struct Limit<'s> {
     requests_per_unit: u64,
     unit: u64,
@@ -173,12 +173,12 @@ fn reset_len(reset: Duration) -> usize {
     number_len(seconds(reset)) + number_len(reset.subsec_nanos().into())
 }
 
-/// The field of a `Duration` is signed.
+/// The field of `Duration` is signed.
 fn seconds(reset: Duration) -> u64 {
     reset.as_secs().min(i64::MAX as u64)
 }
 
-/// Writes a number; 0 is left out.
+/// Writes a number field; 0 is omitted.
 fn number(frame: &mut Vec<u8>, field: u8, value: u64) {
     if value != 0 {
         frame.push(field << 3 | VARINT);
@@ -190,7 +190,7 @@ fn number_len(value: u64) -> usize {
     if value == 0 { 0 } else { 1 + encoded_len_varint(value) }
 }
 
-/// Writes the key and length of a field of bytes.
+/// Writes the key and length of a length-delimited field.
 fn begin(frame: &mut Vec<u8>, field: u8, length: usize) {
     frame.push(field << 3 | BYTES);
     encode_varint(length as u64, frame);

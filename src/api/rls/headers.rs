@@ -1,4 +1,4 @@
-//! What answers tell a client in HTTP headers: the limit that is nearest to its end, and when to come back.
+//! HTTP headers of replies: the tightest limit, and when to retry.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -10,35 +10,35 @@ use crate::{
     rules::Allowance,
 };
 
-/// Which headers answers carry. None, unless they are asked for.
+/// Which headers replies have. The default is none.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
     pub x_ratelimit: bool,
-    /// The same three without the `X-`, or under the names below.
+    /// The same three headers without `X-`, or with the names below.
     pub ratelimit: bool,
-    /// The name of the first.
+    /// Name of the limit header.
     pub limit_name: String,
-    /// The name of the second.
+    /// Name of the remaining header.
     pub remaining_name: String,
-    /// The name of the third.
+    /// Name of the reset header.
     pub reset_name: String,
     /// `RateLimit` and `RateLimit-Policy`, as in draft-ietf-httpapi-ratelimit-headers-09.
     pub ietf: bool,
-    /// `Retry-After`, on refusals that end.
+    /// `Retry-After`, on denials that end.
     pub retry_after: bool,
 }
 
-/// A descriptor that is limited, and by what.
-struct Limited<'s> {
+/// A descriptor with a limit.
+struct LimitedDescriptor<'s> {
     status: &'s Status<'s>,
     limit: &'s CurrentLimit<'s>,
     reset: u64,
 }
 
 impl Settings {
-    /// The headers of an answer; none where nothing is limited.
+    /// The headers of a reply; none if no limit applies.
     pub(super) fn of(&self, answer: &Answer<'_>, modes: Modes) -> Vec<HeaderValue> {
         let mut headers = Vec::new();
         let Some(tightest) = tightest(answer, modes) else { return headers };
@@ -65,48 +65,48 @@ impl Settings {
     }
 }
 
-/// The limit to show: of those that refuse the one with the longest wait, otherwise the one with least left. The
-/// first of equals.
-fn tightest<'s>(answer: &'s Answer<'_>, modes: Modes) -> Option<Limited<'s>> {
+/// The limit to report: of denied descriptors the one with the longest wait, otherwise the one with the fewest
+/// remaining hits. The first one wins a tie.
+fn tightest<'s>(answer: &'s Answer<'_>, modes: Modes) -> Option<LimitedDescriptor<'s>> {
     limited(answer).reduce(|best, next| {
-        let rank = |each: &Limited<'_>| (!refuses(each.status, modes), each.status.remaining);
+        let rank = |each: &LimitedDescriptor<'_>| (!denies(each.status, modes), each.status.remaining);
         let tighter = rank(&next) < rank(&best)
-            || (rank(&next) == rank(&best) && refuses(next.status, modes) && best.reset < next.reset);
+            || (rank(&next) == rank(&best) && denies(next.status, modes) && next.reset > best.reset);
         if tighter { next } else { best }
     })
 }
 
-fn limited<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = Limited<'s>> {
+fn limited<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = LimitedDescriptor<'s>> {
     answer.statuses.iter().filter_map(|status| {
         let reset = seconds(status.reset_after?);
-        Some(Limited { status, limit: status.limit.as_ref()?, reset })
+        Some(LimitedDescriptor { status, limit: status.limit.as_ref()?, reset })
     })
 }
 
-/// Whether a descriptor alone refuses the request.
-fn refuses(status: &Status<'_>, modes: Modes) -> bool {
+/// Whether this descriptor alone denies the request.
+fn denies(status: &Status<'_>, modes: Modes) -> bool {
     !status.passes && !status.in_quota_mode(modes)
 }
 
-/// When a refused request would pass: when the last of those that refuse it would. `None` where it passes, or
-/// where one of them never would.
+/// When a denied request would pass, which is when the last denying descriptor would. `None` if the request passes, or
+/// never would.
 fn retry_after(answer: &Answer<'_>, modes: Modes) -> Option<Duration> {
     if answer.passes {
         return None;
     }
-    let refusing = || answer.statuses.iter().filter(|status| !status.passes);
-    // Where all quotas are exhausted and nothing else refuses, the first that is not will do.
-    if refusing().any(|status| refuses(status, modes)) {
-        let waits = refusing().filter(|status| refuses(status, modes)).map(|status| status.retry_after);
+    let denying = || answer.statuses.iter().filter(|status| !status.passes);
+    // If only quotas deny, the request passes once any of them has hits left.
+    if denying().any(|status| denies(status, modes)) {
+        let waits = denying().filter(|status| denies(status, modes)).map(|status| status.retry_after);
         return waits.collect::<Option<Vec<_>>>()?.into_iter().max();
     }
-    refusing().filter_map(|status| status.retry_after).min()
+    denying().filter_map(|status| status.retry_after).min()
 }
 
-/// Every limit that applies, with its window where that is a whole number of seconds.
+/// All limits that apply, with their window if it is a whole number of seconds.
 fn policies(answer: &Answer<'_>) -> String {
     let mut policies = String::new();
-    for Limited { status, limit, .. } in limited(answer) {
+    for LimitedDescriptor { status, limit, .. } in limited(answer) {
         let separator = if policies.is_empty() { "" } else { ", " };
         // Writing to a string does not fail.
         let _ = write!(policies, "{separator}{};q={}", quoted(status.name()), limit.requests_per_unit);
@@ -128,7 +128,7 @@ fn window(status: &Status<'_>, limit: &CurrentLimit<'_>) -> Option<u64> {
     }
 }
 
-/// A string of structured fields (RFC 9651), which holds printable ASCII only: what is not becomes `?`.
+/// A string of structured fields (RFC 9651), which is limited to printable ASCII: other characters become `?`.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
@@ -144,7 +144,7 @@ fn quoted(text: &str) -> String {
 
 /// Whole seconds, rounded up, at least one.
 fn seconds(time: Duration) -> u64 {
-    time.as_secs().saturating_add(u64::from(0 < time.subsec_nanos())).max(1)
+    time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0)).max(1)
 }
 
 fn header(name: &str, value: String) -> HeaderValue {

@@ -1,4 +1,4 @@
-//! The dynamic metadata of a reply: the fields that envoyproxy/ratelimit sends, and the rules that refused.
+//! Dynamic metadata of replies: the fields of envoyproxy/ratelimit, and the rules that denied.
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
@@ -6,24 +6,24 @@ use serde_json::Map;
 use crate::{
     api::{
         proto::envoy::r#type::v3::RateLimitUnit,
-        rls::decode::{Described, LimitOverride, Request},
+        rls::decode::{DescriptorView, LimitOverride, Request},
     },
     limiter::{Answer, Status},
 };
 
-/// The request, the metadata of the rules that let it pass, the rules that refused it, and what was decided without
-/// the owner.
+/// The request, the metadata of rules whose descriptors passed, the rules that denied, and whether the decision was
+/// made without the owner.
 pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
-    let told = request.described().zip(&answer.statuses);
-    let descriptors = told.map(|(asked, status)| descriptor(asked, status)).collect();
+    let pairs = request.descriptor_views().zip(&answer.statuses);
+    let descriptors = pairs.map(|(view, status)| descriptor(view, status)).collect();
     set(&mut fields, "domain", text(request.domain));
     set(&mut fields, "descriptors", Kind::ListValue(ListValue { values: descriptors }));
     if request.hits_addend != 0 {
         set(&mut fields, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
     }
     if answer.statuses.iter().any(|status| status.degraded) {
-        // Besides each descriptor's own: access logs do not look into lists.
+        // Set on the reply besides its descriptors, because access logs cannot read lists.
         set(&mut fields, "degraded", Kind::BoolValue(true));
     }
     let merged = merged(answer);
@@ -32,17 +32,17 @@ pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     }
     let refused: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).collect();
     if !refused.is_empty() {
-        // A text besides the list: access logs print texts, and do not look into lists.
+        // A string besides the list, because access logs cannot read lists.
         let names: Vec<_> = refused.iter().map(|status| status.name()).collect();
         set(&mut fields, "refused_by", text(&names.join(",")));
-        let refused = refused.into_iter().map(|status| refusal(request, status)).collect();
+        let refused = refused.into_iter().map(|status| denial(request, status)).collect();
         set(&mut fields, "refused", Kind::ListValue(ListValue { values: refused }));
     }
     fields
 }
 
-/// Which rule refused, and why.
-fn refusal(request: &Request<'_>, status: &Status<'_>) -> Value {
+/// Which rule denied, and why.
+fn denial(request: &Request<'_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     set(&mut fields, "rule", text(status.name()));
     set(&mut fields, "domain", text(request.domain));
@@ -59,7 +59,7 @@ fn refusal(request: &Request<'_>, status: &Status<'_>) -> Value {
     value(Kind::StructValue(fields))
 }
 
-fn descriptor(descriptor: Described<'_, '_>, status: &Status<'_>) -> Value {
+fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     let entries = descriptor.entries.iter();
     let entries = entries.map(|entry| value(text(&format!("{}={}", entry.key, entry.value)))).collect();
@@ -68,7 +68,7 @@ fn descriptor(descriptor: Described<'_, '_>, status: &Status<'_>) -> Value {
         set(&mut fields, "limit", text(&limit_text(limit)));
     }
     if let Some(hits) = descriptor.hits_addend {
-        // Numbers here are floating point: above 2^53 the nearest one has to do.
+        // Numbers are floating point: above 2^53 the nearest value is used.
         set(&mut fields, "hitsAddend", Kind::NumberValue(hits as f64));
     }
     if status.degraded {
@@ -82,8 +82,7 @@ fn limit_text(limit: LimitOverride) -> String {
     format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit)
 }
 
-/// The metadata of the rules whose descriptors passed. Of two values for one key the first stays; two maps are
-/// merged by the same rule.
+/// Merges the metadata of rules whose descriptors passed. The first value of a key wins; maps are merged recursively.
 fn merged(answer: &Answer<'_>) -> Map<String, serde_json::Value> {
     let passed = answer.statuses.iter().filter(|status| status.passes && status.limit.is_some());
     let mut merged = Map::new();
@@ -143,7 +142,7 @@ mod tests {
     use crate::{api::rls::decode, limiter::Bounds};
 
     #[test]
-    fn what_was_decided_without_the_replica_that_counts_is_marked_and_nothing_else() {
+    fn only_decision_without_owner_is_marked_degraded() {
         let status = Status {
             passes: true,
             limit: None,
@@ -164,14 +163,14 @@ mod tests {
                 delay: Duration::ZERO,
                 statuses: statuses.into_iter().collect(),
             };
-            let told = of(&request, &answer).fields;
-            let flag = |fields: &std::collections::BTreeMap<String, Value>| fields.get("degraded").cloned();
-            let Some(Kind::ListValue(list)) = told["descriptors"].kind.clone() else { panic!("no list") };
+            let fields = of(&request, &answer).fields;
+            let flag = |map: &std::collections::BTreeMap<String, Value>| map.get("degraded").cloned();
+            let Some(Kind::ListValue(list)) = fields["descriptors"].kind.clone() else { panic!("no list") };
             let each = list.values.into_iter().map(|each| match each.kind {
                 Some(Kind::StructValue(fields)) => flag(&fields.fields),
                 other => panic!("{other:?}"),
             });
-            (flag(&told), each.collect::<Vec<_>>())
+            (flag(&fields), each.collect::<Vec<_>>())
         };
         let yes = Some(value(Kind::BoolValue(true)));
         assert_eq!(marked([false, true]), (yes.clone(), vec![None, yes]));

@@ -1,7 +1,7 @@
-//! Envoy's rate limit service: the bytes of a request to the bytes of its reply, whatever carries them.
+//! Envoy's rate limit service, from an encoded request to an encoded reply, independent of the transport.
 //!
-//! Calls that are read together share one view of rules, secret and time. A call whose counters are here is decided
-//! without waiting ([`Batch::handle`]); any call is decided by [`Api::handle`].
+//! Calls that are read together share one view of rules, secret and time. [`Batch::handle`] decides calls whose
+//! counters are local without waiting; [`Api::handle`] decides any call.
 
 use std::time::Duration;
 
@@ -21,15 +21,15 @@ mod metadata;
 mod span;
 mod timeout;
 
-pub use decode::{Request, Undecodable, decode};
+pub use decode::{DecodeError, Request, decode};
 pub use encode::FRAME_PREFIX_BYTES;
 
 use encode::encode;
 
-/// How durations until reset are rounded. They are rounded up: a client that waits that long has waited long enough.
+/// How durations until reset are rounded. Always up, so that a client does not retry too early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResetPrecision {
-    /// Whole seconds, at least one: Envoy prints whole seconds by cutting.
+    /// Whole seconds, at least one: Envoy truncates to whole seconds.
     Seconds,
     /// Whole milliseconds.
     Millis,
@@ -37,62 +37,62 @@ pub enum ResetPrecision {
     Nanos,
 }
 
-/// A request as it was sent.
+/// A call to decide.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'m> {
-    /// The bytes of a `RateLimitRequest`.
+    /// The encoded `RateLimitRequest`.
     pub message: &'m [u8],
-    /// The metadata of a gRPC call; `None` for other protocols.
+    /// Metadata of a gRPC call; `None` for other protocols.
     pub metadata: Option<&'m HeaderMap>,
-    /// How its reply rounds durations.
+    /// How the reply rounds durations.
     pub precision: ResetPrecision,
 }
 
 /// The reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// A `RateLimitResponse` behind the prefix of a gRPC frame.
+    /// A gRPC frame with a `RateLimitResponse`.
     pub frame: Vec<u8>,
     /// Whether the request passes.
     pub passes: bool,
-    /// The time to wait before the reply is sent: see [`Api::wait`].
+    /// Time to wait before the reply is sent: see [`Api::wait`].
     pub delay: Duration,
 }
 
 impl Reply {
-    /// The bytes of the `RateLimitResponse`.
+    /// The encoded `RateLimitResponse`.
     pub fn message(&self) -> &[u8] {
         &self.frame[FRAME_PREFIX_BYTES..]
     }
 }
 
-/// What [`Batch::handle`] made of a call.
+/// Result of [`Batch::handle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Handled {
-    /// It is decided.
+    /// The call is decided.
     Ready(Reply),
-    /// Nothing has happened: [`Api::handle`] decides it.
+    /// The call needs another replica and has had no effect yet: use [`Api::handle`].
     Remote,
 }
 
-/// Calls that are read together: decided by the same rules at the same instant.
+/// Calls that are read together and decided by the same rules at the same instant.
 #[derive(Debug)]
 pub struct Batch<'a> {
     api: &'a Api,
-    // Taken for the first of them.
+    // Taken at the first call.
     view: Option<ActiveView<'a>>,
     decided: u32,
 }
 
 impl Batch<'_> {
-    /// How durations are rounded over gRPC.
+    /// Rounding of durations over gRPC.
     pub fn precision(&self) -> ResetPrecision {
         self.api.precision()
     }
 
-    /// Decides a call if its counters are here.
+    /// Decides a call if its counters are local.
     pub fn handle(&mut self, call: Call<'_>) -> Result<Handled, Error> {
-        // A span covers the wait for other replicas too.
+        // A span includes the wait for other replicas.
         if self.api.traces.is_some() {
             return Ok(Handled::Remote);
         }
@@ -116,21 +116,21 @@ impl Drop for Batch<'_> {
 }
 
 impl Api {
-    /// Begins to decide calls that are read together.
+    /// Starts a batch of calls that are read together.
     pub fn batch(&self) -> Batch<'_> {
         Batch { api: self, view: None, decided: 0 }
     }
 
-    /// Decides a call that came over `connection`, wherever its counters are. The reply may have a delay.
+    /// Decides a call of `connection`, locally or through the owner. The reply may have a delay.
     pub async fn handle(&self, call: Call<'_>, connection: &OpenForwards) -> Result<Reply, Error> {
         let mut span = self.span(call);
-        let handled = self.handle_within(call, connection, span.as_mut()).await;
+        let handled = self.handle_in_span(call, connection, span.as_mut()).await;
         let handled = handled.inspect_err(|error| self.metrics.unanswered(*error));
         span::end(span, handled.as_ref().map(|reply| reply.passes));
         handled
     }
 
-    async fn handle_within(
+    async fn handle_in_span(
         &self,
         call: Call<'_>,
         connection: &OpenForwards,
@@ -141,9 +141,10 @@ impl Api {
             Err(Error::LimiterError(LimiterError::Remote)) => {
                 let request = decode(call.message, self.settings.bounds())?;
                 let descriptors = request.descriptors()?;
-                let asked = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
-                let answer = view.decide_remote(&asked, connection).await?;
-                Ok(self.reply(call, &request, &asked, &view, &answer))
+                let limiter_request =
+                    request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
+                let answer = view.decide_remote(&limiter_request, connection).await?;
+                Ok(self.reply(call, &request, &limiter_request, &view, &answer))
             }
             decided => decided,
         };
@@ -156,13 +157,13 @@ impl Api {
         decided
     }
 
-    /// Waits until the reply of a delayed call is sent.
+    /// Waits for the delay of a reply.
     pub async fn wait(&self, delay: Duration) {
         let _waiting = self.metrics.wait(delay);
         tokio::time::sleep(delay).await;
     }
 
-    /// How durations are rounded over gRPC.
+    /// Rounding of durations over gRPC.
     pub fn precision(&self) -> ResetPrecision {
         if self.settings.exact_reset { ResetPrecision::Nanos } else { ResetPrecision::Seconds }
     }
@@ -171,21 +172,21 @@ impl Api {
     fn decide(&self, call: Call<'_>, view: &ActiveView<'_>) -> Result<Reply, Error> {
         let request = decode(call.message, self.settings.bounds())?;
         let descriptors = request.descriptors()?;
-        let asked = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
-        let answer = view.decide(&asked)?;
-        Ok(self.reply(call, &request, &asked, view, &answer))
+        let limiter_request = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
+        let answer = view.decide(&limiter_request)?;
+        Ok(self.reply(call, &request, &limiter_request, view, &answer))
     }
 
     fn reply(
         &self,
         call: Call<'_>,
         request: &Request<'_>,
-        asked: &limiter::Request<'_>,
+        limiter_request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) -> Reply {
         if let Some(denials) = &self.denials {
-            denials.log(asked, answer, view.now());
+            denials.log(limiter_request, answer, view.now());
         }
         let headers = self.headers.of(answer, self.limiter.modes());
         let metadata = self.settings.dynamic_metadata.then(|| metadata::of(request, answer));

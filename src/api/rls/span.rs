@@ -1,4 +1,4 @@
-//! The span of a call: names and numbers, and no values of descriptors.
+//! The trace span of a call. It has no values of descriptors.
 
 use axum::http::HeaderMap;
 use opentelemetry::{
@@ -16,10 +16,10 @@ use crate::{
 const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const METHOD: &str = "ShouldRateLimit";
 const NAME: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// The most bytes of a domain in a span.
+/// Maximum length of a domain in a span, in bytes.
 const DOMAIN_BYTES_MAX: usize = 128;
 
-/// Begins the span of a call; `None` if it is not sampled.
+/// Begins a span; `None` if the call is not sampled.
 pub(super) fn begin(traces: &Traces, metadata: &HeaderMap) -> Option<Span> {
     let mut span = traces.serving(NAME, metadata).filter(Span::is_recording)?;
     span.set_attributes([
@@ -30,16 +30,19 @@ pub(super) fn begin(traces: &Traces, metadata: &HeaderMap) -> Option<Span> {
     Some(span)
 }
 
-/// Adds what was asked.
+/// Adds attributes of the request.
 pub(super) fn describe(span: &mut Span, request: &Request<'_>) {
     let domain = request.domain;
     span.set_attributes([
         KeyValue::new("tollgate.domain", domain[..domain.floor_char_boundary(DOMAIN_BYTES_MAX)].to_owned()),
-        KeyValue::new("tollgate.descriptors", i64::try_from(request.described().count()).unwrap_or(i64::MAX)),
+        KeyValue::new(
+            "tollgate.descriptors",
+            i64::try_from(request.descriptor_views().count()).unwrap_or(i64::MAX),
+        ),
     ]);
 }
 
-/// Adds whether the request passes, or the error, and ends the span.
+/// Adds the decision or the error, and ends the span.
 pub(super) fn end(span: Option<Span>, passes: Result<bool, &Error>) {
     let Some(mut span) = span else { return };
     let code = match passes {
@@ -51,7 +54,7 @@ pub(super) fn end(span: Option<Span>, passes: Result<bool, &Error>) {
         Err(error) => tonic::Status::from(*error).code(),
     };
     span.set_attribute(KeyValue::new("rpc.grpc.status_code", i64::from(i32::from(code))));
-    // A mistake of the caller is no error of the server.
+    // An invalid request is not an error of the server.
     if matches!(code, Code::Unavailable | Code::Internal) {
         span.set_status(Status::error(""));
     }

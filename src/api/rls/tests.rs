@@ -1,4 +1,4 @@
-//! `prost` is the oracle: bytes mean to the decoder what they mean to it, and it reads replies as they were encoded.
+//! Tests against `prost`: the decoder must read the same requests, and the encoder must write the same replies.
 
 use std::sync::Arc;
 
@@ -50,26 +50,26 @@ fn api(dynamic_metadata: bool) -> Api {
         .with_headers(headers)
 }
 
-/// What was decoded, as the message that `prost` has.
-fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, Undecodable> {
+/// The decoded request as a `prost` message.
+fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, DecodeError> {
     let request = decode(message, bounds)?;
-    let descriptors = request.described().map(|described| RateLimitDescriptor {
-        entries: described
+    let descriptors = request.descriptor_views().map(|view| RateLimitDescriptor {
+        entries: view
             .entries
             .iter()
             .map(|entry| Entry { key: entry.key.into(), value: entry.value.into() })
             .collect(),
-        limit: described
+        limit: view
             .limit
             .map(|limit| RateLimitOverride { requests_per_unit: limit.requests_per_unit, unit: limit.unit }),
-        hits_addend: described.hits_addend,
-        is_negative_hits: described.is_negative_hits,
+        hits_addend: view.hits_addend,
+        is_negative_hits: view.is_negative_hits,
     });
     let descriptors = descriptors.collect();
     Ok(RateLimitRequest { domain: request.domain.into(), descriptors, hits_addend: request.hits_addend })
 }
 
-/// The same within the usual bounds, without the reason.
+/// The decoded request within the default bounds, without the error.
 fn decoded(message: &[u8]) -> Option<RateLimitRequest> {
     read(message, Settings::default().bounds()).ok()
 }
@@ -90,7 +90,7 @@ fn request() -> impl Strategy<Value = RateLimitRequest> {
         .prop_map(|(domain, descriptors, hits_addend)| RateLimitRequest { domain, descriptors, hits_addend })
 }
 
-/// A message of fields that may be ours or not, with values that may be right or not, down to a depth.
+/// A message of known and unknown fields with valid and invalid values, nested up to `depth`.
 fn fields(depth: u32) -> BoxedStrategy<Vec<u8>> {
     let number = prop_oneof![0..4_u64, any::<u64>()].prop_map(|number| (0, varint(number)));
     let fixed = prop_oneof![Just((1, vec![7; 8])), Just((5, vec![7; 4]))];
@@ -113,7 +113,7 @@ fn varint(number: u64) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn message_beyond_its_bounds_is_refused(message in fields(3), most in (0..3_usize, 0..3_usize)) {
+    fn message_beyond_bounds_is_rejected(message in fields(3), most in (0..3_usize, 0..3_usize)) {
         let bounds = Bounds { descriptors: most.0, entries: most.1 };
         if let Ok(request) = RateLimitRequest::decode(&*message) {
             let fits = request.descriptors.len() <= most.0
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn encoded_request_is_decoded_as_it_was(request in request()) {
+    fn encoded_request_decodes_to_same_request(request in request()) {
         prop_assert_eq!(decoded(&request.encode_to_vec()), Some(request));
     }
 
@@ -139,7 +139,7 @@ proptest! {
         damage in vec((any::<Index>(), any::<u8>()), 0..4),
         cut in option::of(any::<Index>()),
     ) {
-        // Of two messages one after the other some fields are sent twice.
+        // Two concatenated messages have some fields twice.
         let mut message = [request.encode_to_vec(), other.encode_to_vec()].concat();
         if let (Some(cut), false) = (cut, message.is_empty()) {
             message.truncate(cut.index(message.len()));
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn call_is_decided_alike_in_a_batch_and_alone(requests in vec(request(), 1..12)) {
+    fn call_has_same_reply_in_batch_and_alone(requests in vec(request(), 1..12)) {
         let (batched, alone) = (api(false), api(false));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for request in requests {

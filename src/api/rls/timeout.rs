@@ -1,4 +1,4 @@
-//! The timeout of a call: its header `grpc-timeout`.
+//! The `grpc-timeout` header.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use axum::http::{HeaderMap, HeaderName};
 
 static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The time that the caller waits; `None` without the header, or if it is malformed.
+/// The timeout of the caller; `None` if the header is absent or malformed.
 pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
     parse(headers.get(&GRPC_TIMEOUT)?.to_str().ok()?)
 }
 
-/// One to eight digits and a unit.
+/// Parses one to eight digits and a unit.
 fn parse(text: &str) -> Option<Duration> {
     const DIGITS_MAX: usize = 8;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || DIGITS_MAX < digits.len() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+    if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;
     }
     let number = digits.parse().ok()?;
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_is_up_to_eight_digits_and_a_unit() {
+    fn timeout_has_up_to_eight_digits_and_a_unit() {
         for (text, expected) in [
             ("2H", Duration::from_secs(7_200)),
             ("3M", Duration::from_secs(180)),

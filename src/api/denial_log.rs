@@ -1,4 +1,4 @@
-//! Who is refused, in the log: the first few of each second, for whoever asks for them.
+//! Logs a sample of denials: the first few of each second.
 
 use tracing::info;
 
@@ -9,24 +9,24 @@ use crate::{
     time::Timestamp,
 };
 
-/// How much of a descriptor is shown, in bytes: what clients send can be long.
-const SHOWN_MAX: usize = 256;
+/// Maximum length of a logged descriptor, in bytes.
+const DESCRIPTOR_BYTES_MAX: usize = 256;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Logs a bounded number of denials each second.
+/// Logs a bounded number of denials per second.
 #[derive(Debug)]
-pub(super) struct Denials(Sampler);
+pub(super) struct DenialLog(Sampler);
 
-impl Denials {
-    /// `None` where none are to be logged.
-    pub(super) fn of(settings: logs::Denials) -> Option<Self> {
+impl DenialLog {
+    /// `None` if denials are not logged.
+    pub(super) fn new(settings: logs::Denials) -> Option<Self> {
         match settings {
             logs::Denials::Off => None,
             logs::Denials::PerSecond(number) => Some(Self(Sampler::new(number))),
         }
     }
 
-    /// Logs those descriptors of a request, answered at `now`, that are over their limit, as far as that may be.
+    /// Logs the denied descriptors of a request that was decided at `now`, within the bound.
     pub(super) fn log(&self, request: &Request<'_>, answer: &Answer<'_>, now: Timestamp) {
         let second = now.as_nanos() / NANOS_PER_SECOND;
         let denied = request.descriptors.iter().zip(&answer.statuses).filter(|(_, status)| !status.passes);
@@ -36,7 +36,7 @@ impl Denials {
                 name: logs::UNLIMITED,
                 domain = request.domain,
                 rule = status.name(),
-                // As a text, not by `Display`: it is written in quotes, and no line of the log can be forged.
+                // Logged as a string, which is quoted and escaped, so that a client cannot forge log lines.
                 descriptor = text(descriptor.entries).as_str(),
                 limit = status.limit.map(|limit| limit.requests_per_unit),
                 retry_after = status.retry_after.map(|wait| wait.as_secs_f64()),
@@ -48,19 +48,19 @@ impl Denials {
     }
 }
 
-/// The entries as `key=value,key=value`, cut where they are long.
+/// Formats entries as `key=value,key=value`, truncated to the maximum length.
 fn text(entries: &[Entry<'_>]) -> String {
     let mut text = String::new();
     for entry in entries {
         let comma = if text.is_empty() { "" } else { "," };
-        for piece in [comma, entry.key, "=", entry.value] {
-            let room = SHOWN_MAX - text.len();
-            if room < piece.len() {
-                text.push_str(&piece[..piece.floor_char_boundary(room)]);
+        for part in [comma, entry.key, "=", entry.value] {
+            let room = DESCRIPTOR_BYTES_MAX - text.len();
+            if part.len() > room {
+                text.push_str(&part[..part.floor_char_boundary(room)]);
                 text.push('…');
                 return text;
             }
-            text.push_str(piece);
+            text.push_str(part);
         }
     }
     text
@@ -75,16 +75,16 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_is_its_entries() {
+    fn descriptor_is_logged_as_its_entries() {
         assert_eq!(shown(&[("a", "1"), ("b", "")]), "a=1,b=");
     }
 
     #[test]
-    fn a_long_descriptor_is_cut_between_characters() {
-        let (long, exact) = ("é".repeat(SHOWN_MAX), "x".repeat(SHOWN_MAX - 2));
+    fn long_descriptor_is_truncated_between_characters() {
+        let (long, exact) = ("é".repeat(DESCRIPTOR_BYTES_MAX), "x".repeat(DESCRIPTOR_BYTES_MAX - 2));
         let cut = shown(&[("a", &long), ("b", "2")]);
-        assert_eq!(cut, format!("a={}…", "é".repeat((SHOWN_MAX - 2) / 2)));
-        assert_eq!(shown(&[("a", &exact)]).len(), SHOWN_MAX);
+        assert_eq!(cut, format!("a={}…", "é".repeat((DESCRIPTOR_BYTES_MAX - 2) / 2)));
+        assert_eq!(shown(&[("a", &exact)]).len(), DESCRIPTOR_BYTES_MAX);
         assert_eq!(shown(&[("a", &exact), ("b", "2")]), format!("a={exact}…"));
     }
 }

@@ -1,15 +1,15 @@
-//! Descriptors as people write them: `key=value,key=value`, in which a backslash takes the next character as it is.
+//! The text form of descriptors: `key=value,key=value`. A backslash escapes the next character.
 
 use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
-/// Reads a descriptor; at least one entry.
-pub fn entries(text: &str) -> Result<Vec<Entry>, String> {
+/// Parses a descriptor of at least one entry.
+pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     let mut entries = Vec::new();
     let (mut key, mut part) = (None, String::new());
     let mut characters = text.chars();
     loop {
         match characters.next() {
-            Some('\\') => part.push(characters.next().ok_or("a backslash at the end takes nothing")?),
+            Some('\\') => part.push(characters.next().ok_or("trailing backslash")?),
             Some('=') if key.is_none() => key = Some(std::mem::take(&mut part)),
             Some(',') | None if key.is_none() => return Err(format!("`{part}` has no `=`; write key=value")),
             end @ (Some(',') | None) => {
@@ -27,21 +27,21 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, String> {
     }
 }
 
-/// Writes a descriptor, of keys and values, so that [`entries`] reads it.
-pub fn text<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
+/// Formats keys and values so that [`parse`] reads the same entries.
+pub fn format<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
     let mut text = String::new();
     for (key, value) in entries {
         if !text.is_empty() {
             text.push(',');
         }
-        escaped(key, &mut text);
+        push_escaped(key, &mut text);
         text.push('=');
-        escaped(value, &mut text);
+        push_escaped(value, &mut text);
     }
     text
 }
 
-fn escaped(part: &str, text: &mut String) {
+fn push_escaped(part: &str, text: &mut String) {
     for character in part.chars() {
         if matches!(character, '\\' | ',' | '=') {
             text.push('\\');
@@ -59,25 +59,25 @@ mod tests {
     }
 
     #[test]
-    fn a_backslash_takes_a_comma_or_an_equals_sign_as_it_is() {
+    fn backslash_escapes_comma_and_equals_sign() {
         assert_eq!(
-            entries(r"path=/a\,b,que\=ry=x=y,empty="),
+            parse(r"path=/a\,b,que\=ry=x=y,empty="),
             Ok(vec![entry("path", "/a,b"), entry("que=ry", "x=y"), entry("empty", "")])
         );
     }
 
     #[test]
-    fn a_descriptor_without_a_key_or_an_equals_sign_is_refused_with_what_is_wrong() {
+    fn descriptor_without_key_or_equals_sign_is_an_error() {
         for (text, wrong) in [("user", "`user` has no `=`"), ("a=b,", "`` has no `=`"), ("=b", "has no key")]
         {
-            assert!(entries(text).unwrap_err().contains(wrong), "{text}");
+            assert!(parse(text).unwrap_err().contains(wrong), "{text}");
         }
     }
 
     #[test]
-    fn a_descriptor_that_is_written_reads_the_same() {
+    fn formatted_descriptor_parses_to_same_entries() {
         let given = vec![entry("pa,th", r"/a\b=c,d"), entry("user", "")];
         let pairs = given.iter().map(|entry| (&*entry.key, &*entry.value));
-        assert_eq!(entries(&text(pairs)), Ok(given.clone()));
+        assert_eq!(parse(&format(pairs)), Ok(given.clone()));
     }
 }

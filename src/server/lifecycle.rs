@@ -1,4 +1,4 @@
-//! What the process is doing with its life.
+//! Phases of the process, and what readiness and health checks report in each.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,26 +8,26 @@ use tracing::{info, warn};
 
 use crate::{api::http::Readiness, cluster::Cluster, rules::ActiveRules};
 
-/// How often the links to other replicas are looked at.
-const LINKS_CHECK: Duration = Duration::from_millis(250);
+/// How often the state of cluster links is checked.
+const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The names under which the health service tells of us; empty is the server as a whole.
+/// Service names of the health service; the empty name is the whole server.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
 
-/// Starting, serving, draining, stopping: in this order, never back.
+/// Phases in their order. A process never returns to an earlier phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Listening, but without rules: nothing can be answered.
+    /// LinkListener, but rules are not loaded or the cluster is not joined.
     Starting,
-    /// Answering.
+    /// Answering requests.
     Serving,
-    /// Answering still, but to be sent no more requests.
+    /// Answering requests, but reporting not ready.
     Draining,
-    /// Answering only what has already come.
+    /// Finishing open requests only.
     Stopping,
 }
 
-/// Tells probes whether to send requests here.
+/// State that decides readiness.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
     pub(super) phase: watch::Receiver<Phase>,
@@ -36,9 +36,8 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// Which other replicas reject links, if all links are rejected. Then this replica and the others would each admit
-    /// whole limits.
-    fn rejected(&self) -> Option<String> {
+    /// The peers that reject links, if all links are rejected. In this case each side would admit the whole limits.
+    fn rejecting_peers(&self) -> Option<String> {
         self.cluster.as_ref().and_then(Cluster::rejected)
     }
 }
@@ -46,7 +45,7 @@ impl Probe {
 impl Readiness for Probe {
     fn ready(&self) -> Result<(), String> {
         let phase = *self.phase.borrow();
-        if let (Phase::Starting | Phase::Serving, Some(peers)) = (phase, self.rejected()) {
+        if let (Phase::Starting | Phase::Serving, Some(peers)) = (phase, self.rejecting_peers()) {
             return Err(format!("every link to another replica is rejected: {peers}\n"));
         }
         match phase {
@@ -64,29 +63,29 @@ impl Readiness for Probe {
 }
 
 /// Waits until `phase` is reached or passed.
-pub(super) async fn reached(mut phases: watch::Receiver<Phase>, phase: Phase) {
-    // Whoever sends phases outlives the servers; if it is gone, so is the reason to wait.
-    let _ = phases.wait_for(|now| phase <= *now).await;
+pub(super) async fn wait_for_phase(mut phases: watch::Receiver<Phase>, phase: Phase) {
+    // An error means that the sender was dropped, which ends the wait too.
+    let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
-/// Keeps the health service true, for as long as it is polled.
+/// Updates the health service for as long as it is polled.
 pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
     let mut reported = None;
     loop {
         let phase = *probe.phase.borrow_and_update();
-        let rejected = probe.rejected();
+        let rejected = probe.rejecting_peers();
         if reported != Some((phase, rejected.is_some())) {
             report(&reporter, phase, rejected.is_some()).await;
             match &rejected {
                 Some(peers) => warn!(peers, "not ready: every link to another replica is rejected"),
                 None if reported.is_some_and(|(_, rejected)| rejected) => {
-                    info!("no longer are all links to other replicas rejected");
+                    info!("links to other replicas are no longer all rejected");
                 }
                 None => {}
             }
             reported = Some((phase, rejected.is_some()));
         }
-        if let Ok(Err(_)) = timeout(LINKS_CHECK, probe.phase.changed()).await {
+        if let Ok(Err(_)) = timeout(LINKS_CHECK_INTERVAL, probe.phase.changed()).await {
             return;
         }
     }
@@ -102,7 +101,7 @@ async fn report(reporter: &HealthReporter, phase: Phase, rejected: bool) {
                 reporter.set_service_status(name, ServingStatus::NotServing).await;
             }
             Phase::Serving => reporter.set_service_status(name, ServingStatus::Serving).await,
-            // Forgotten, so that streams which watch it end and hold nobody up.
+            // Clearing the status ends watch streams, so that they do not delay the shutdown.
             Phase::Stopping => reporter.clone().clear_service_status(name).await,
         }
     }

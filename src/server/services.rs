@@ -1,4 +1,4 @@
-//! Who answers what a connection asks: a router, or at once where the call is usual.
+//! Dispatches requests of a connection: rate limit calls directly, other requests through a router.
 
 use std::{
     future::{Future, pending},
@@ -19,35 +19,35 @@ use crate::{
     api::{Api, Batch},
     cluster::OpenForwards,
     server::{
-        body::{Bound, Source, Timely},
+        body::{CallKind, RequestBody, Source},
         idle::{Activity, RequestActivity},
     },
 };
 
 /// The gRPC service whose streams may stay open.
-const CONVERSATIONS: &str = "/grpc.reflection.";
-/// `OUT_OF_RANGE`, and what gRPC has for a message that is too large.
+const STREAMING_SERVICES: &str = "/grpc.reflection.";
+/// `OUT_OF_RANGE` is replaced by the status that gRPC specifies for messages above the size limit.
 const OUT_OF_RANGE: &str = "11";
 const RESOURCE_EXHAUSTED: HeaderValue = HeaderValue::from_static("8");
 
-/// Answers requests.
+/// The services of a listener.
 #[derive(Clone, Debug)]
-pub(super) struct Routed {
+pub(super) struct Services {
     router: Router,
-    // The rate limit service, which is not behind the router.
+    // The rate limit service, which bypasses the router.
     api: Option<Api>,
-    // Who asks, where the router wants to know.
+    // ListenAddress of the client. The outer `None`: the router does not need it.
     peer: Option<Option<SocketAddr>>,
-    // Of the connection, where a full listener closes idle ones.
+    // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
-    // The checks of this connection that other replicas are asked.
+    // Open checks of this connection that were forwarded to other replicas.
     forwards: OpenForwards,
 }
 
-impl Routed {
-    /// Over HTTP.
+impl Services {
+    /// Services over HTTP.
     pub(super) fn http(router: Router) -> Self {
-        // With its state in it a router need not be finished anew for each request.
+        // A router with its state set is not rebuilt for each request.
         Self {
             router: router.with_state(()),
             api: None,
@@ -57,67 +57,72 @@ impl Routed {
         }
     }
 
-    /// Over gRPC: the rate limit service is `api`, and the router has the other services.
+    /// gRPC services: `api` is the rate limit service, `router` has the other services.
     pub(super) fn grpc(router: Router, api: Api) -> Self {
         Self { router, api: Some(api), peer: None, activity: None, forwards: OpenForwards::default() }
     }
 
-    /// The same for the connection of one client.
-    pub(super) fn of(&self, peer: Option<SocketAddr>, activity: Option<Arc<Activity>>) -> Arc<Self> {
+    /// The services for one connection.
+    pub(super) fn for_connection(
+        &self,
+        peer: Option<SocketAddr>,
+        activity: Option<Arc<Activity>>,
+    ) -> Arc<Self> {
         let (router, api) = (self.router.clone(), self.api.clone());
-        // Each has one of its own, so that connections on different cores share no count of references.
+        // One per connection: connections on different cores must not share a reference count.
         let forwards = OpenForwards::default();
         Arc::new(Self { router, api, peer: self.peer.map(|_| peer), activity, forwards })
     }
 
-    /// Begins to decide calls that are read together.
+    /// Starts a batch of calls that are read together.
     pub(super) fn batch(&self) -> Option<Batch<'_>> {
         self.api.as_ref().map(Api::batch)
     }
 
-    /// The rate limit service, and the checks of this connection that other replicas are asked.
+    /// The rate limit service and the forwarded checks of this connection.
     pub(super) fn api(&self) -> Option<(&Api, &OpenForwards)> {
         Some((self.api.as_ref()?, &self.forwards))
     }
 
     /// Whether the streams of a request may stay open.
-    pub(super) fn is_conversation<B>(request: &Request<B>) -> bool {
-        request.uri().path().starts_with(CONVERSATIONS)
+    pub(super) fn is_streaming<B>(request: &Request<B>) -> bool {
+        request.uri().path().starts_with(STREAMING_SERVICES)
     }
 
-    /// Answers a request, of whose body the first piece may have been read.
-    pub(super) fn answer<B: Into<Source>>(
+    /// Handles a request. `read` is the part of its body that was already read.
+    pub(super) fn handle<B: Into<Source>>(
         self: &Arc<Self>,
         request: Request<B>,
         read: Option<Bytes>,
     ) -> impl Future<Output = Response<Body>> + Send + use<B> {
         let this = self.clone();
-        let bound = if Self::is_conversation(&request) { Bound::Unbounded } else { Bound::Bounded };
-        let activity = this.activity.clone().map(|activity| Arc::new(RequestActivity::of(activity)));
-        let request = request.map(|body| Timely::new(body.into(), read, bound).of(activity.clone()));
+        let kind = if Self::is_streaming(&request) { CallKind::Streaming } else { CallKind::Unary };
+        let activity = this.activity.clone().map(|activity| Arc::new(RequestActivity::new(activity)));
+        let request =
+            request.map(|body| RequestBody::new(body.into(), read, kind).with_activity(activity.clone()));
         async move {
             if let Some(activity) = &activity
                 && request.body().is_end_stream()
-                && !activity.run()
+                && !activity.start()
             {
-                // The connection is being closed, and this with it.
+                // The connection is being closed, which cancels this future.
                 pending::<()>().await;
             }
-            // On the heap, so that the future of a usual call is small.
+            // Boxed to keep this future small.
             let response = Box::pin(this.route(request)).await;
             drop(activity);
             response
         }
     }
 
-    async fn route(&self, mut request: Request<Timely>) -> Response<Body> {
+    async fn route(&self, mut request: Request<RequestBody>) -> Response<Body> {
         if let Some(peer) = self.peer.flatten() {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
         request.extensions_mut().insert(self.forwards.clone());
         // A router is always ready.
         let Ok(mut response) = self.router.clone().call(request).await;
-        // tonic calls a message above the limit out of range, and nothing else.
+        // tonic returns `OUT_OF_RANGE` only for a message above the size limit.
         if let Some(status) = response.headers_mut().get_mut("grpc-status")
             && status == OUT_OF_RANGE
         {
