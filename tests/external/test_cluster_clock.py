@@ -59,7 +59,7 @@ def test_replica_with_corrected_clock_relinks_and_keeps_limits(make_cluster, cal
     assert callers.call(stepped_replica.grpc, descriptor(("bucket", "ahead"), hits=10)).passes
     clock.set("+0")
     stepped("back")
-    assert any("was put right" in event.get("message", "") for event in stepped_replica.events())
+    assert any("was corrected" in event.get("message", "") for event in stepped_replica.events())
 
     # The other replica restarts, so that every link is new and certificates are verified again.
     cluster.remove(other)

@@ -141,7 +141,7 @@ def replace(authority, number):
 
 
 def reloads(tollgate):
-    return sum(event.get("message") == "new certificates are in force" for event in tollgate.events())
+    return sum(event.get("message") == "loaded new certificates" for event in tollgate.events())
 
 
 def test_bad_certificates_refuse_start_and_name_setting(rule_file, tmp_path):

@@ -255,9 +255,9 @@ async fn bad_certificates_refuse_start_and_name_the_setting() {
     let (good, other) = (ours.server(), ours.server());
     let expired = ours.pair(&["localhost"], 2020);
     let cases = [
-        (Pair { cert: "x".to_owned(), ..good.clone() }, "grpc.tls_cert: ", "there is no certificate in it"),
-        (Pair { key: "x".to_owned(), ..good.clone() }, "grpc.tls_key: ", "there is no key in it"),
-        (Pair { key: other.key, ..good.clone() }, "grpc.tls_key: ", "it is not the key of the certificate"),
+        (Pair { cert: "x".to_owned(), ..good.clone() }, "grpc.tls_cert: ", "the file has no certificate"),
+        (Pair { key: "x".to_owned(), ..good.clone() }, "grpc.tls_key: ", "the file has no readable private key"),
+        (Pair { key: other.key, ..good.clone() }, "grpc.tls_key: ", "the key does not match the certificate"),
         (expired, "grpc.tls_cert: ", "the certificate expired at 2020-01-01T00:00:00Z"),
     ];
     let rules = tempfile::tempdir().unwrap();
@@ -270,7 +270,7 @@ async fn bad_certificates_refuse_start_and_name_the_setting() {
         assert!(text.starts_with(setting) && text.contains(why), "{text}");
     }
     let files = Files::of(&good);
-    for (text, why) in [("", "there is no certificate in it"), (expired_authority(), "expired at")] {
+    for (text, why) in [("", "the file has no certificate"), (expired_authority(), "expired at")] {
         let mut lines = files.mutual("grpc", &ours);
         files.write("ca.crt", text);
         lines.push(("grpc.tls_client_san".to_owned(), "edge".to_owned()));

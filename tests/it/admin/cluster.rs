@@ -183,7 +183,7 @@ async fn counter_of_unreachable_owner_answers_503_with_reason() {
     for (method, body) in [("GET", ""), ("DELETE", ""), ("PUT", r#"{"used": 1}"#)] {
         let (code, why) = admin(&replica, method, "/counters?domain=shop&key=user=ann", body).await;
         assert_eq!(code, 503, "{why}");
-        assert!(why.contains("no replica that holds this counter can be reached"), "{why}");
+        assert!(why.contains("the owner of this counter cannot be reached"), "{why}");
     }
     let (code, why) = admin(&replica, "GET", "/explain?domain=shop&key=user=ann", "").await;
     assert_eq!((code, why.as_str()), (503, "still joining the cluster\n"));
