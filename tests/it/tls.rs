@@ -256,7 +256,11 @@ async fn bad_certificates_refuse_start_and_name_the_setting() {
     let expired = ours.pair(&["localhost"], 2020);
     let cases = [
         (Pair { cert: "x".to_owned(), ..good.clone() }, "grpc.tls_cert: ", "the file has no certificate"),
-        (Pair { key: "x".to_owned(), ..good.clone() }, "grpc.tls_key: ", "the file has no readable private key"),
+        (
+            Pair { key: "x".to_owned(), ..good.clone() },
+            "grpc.tls_key: ",
+            "the file has no readable private key",
+        ),
         (Pair { key: other.key, ..good.clone() }, "grpc.tls_key: ", "the key does not match the certificate"),
         (expired, "grpc.tls_cert: ", "the certificate expired at 2020-01-01T00:00:00Z"),
     ];
