@@ -74,7 +74,7 @@ def test_separately_bootstrapped_clusters_merge_and_log_it(start_cluster, caller
 
     # The new replica may have joined the losing cluster first.
     assert cluster.total("tollgate_cluster_begun_anew_total") in (1, 2)
-    expected = "all of this replica are given up"
+    expected = "discarded all counters of this replica"
     assert [any(expected in event["message"] for event in one.events()) for one in both].count(True) == 1
     # One cluster has kept its counters.
     assert not any(callers.call(one.grpc, descriptor(USER)).passes for one in cluster.replicas)
