@@ -220,7 +220,7 @@ fn cluster_state(figures: &cluster::Stats, page: &mut Page) {
     page.single(shared::BEGUN_ANEW, node.clusters_adopted);
 }
 
-/// Who has decided what others hold, and what is kept of it elsewhere.
+/// Remote checks, leases and backups.
 fn calls(figures: &cluster::Stats, page: &mut Page) {
     let cluster::Stats { node, backup_age, .. } = figures;
     page.single(shared::FORWARDED, node.forwarded);
