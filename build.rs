@@ -1,29 +1,50 @@
-//! Compiles `proto/` into Rust without needing `protoc`.
+//! Compiles `proto/` into Rust without needing `protoc`, for the feature `server`.
 
-use std::{env, error::Error, fs, path::PathBuf};
+use std::error::Error;
 
-use prost::Message;
-
-/// The public API. Its descriptors are served by reflection.
-const PUBLIC: [&str; 1] = ["envoy/service/ratelimit/v3/rls.proto"];
-/// The protocol between replicas.
-const CLUSTER: [&str; 2] = ["tollgate/cluster/v1/link.proto", "tollgate/cluster/v1/messages.proto"];
-/// Large messages, boxed so that they do not increase the size of every item.
-const LARGE: [&str; 5] = ["hello", "transfer", "backup", "known", "better"];
-
-#[expect(clippy::disallowed_methods, reason = "cargo tells a build script in the environment where to write")]
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=proto");
-    let out = PathBuf::from(env::var("OUT_DIR")?);
-    let public = protox::compile(PUBLIC, ["proto"])?;
-    fs::write(out.join("descriptors.bin"), public.encode_to_vec())?;
-    tonic_prost_build::configure().include_file("proto.rs").compile_fds(public)?;
-    let cluster = protox::compile(CLUSTER, ["proto"])?;
-    // `bytes` fields share the received buffer. `Debug` must not print the secret.
-    let build = tonic_prost_build::configure().bytes(".").skip_debug([".tollgate.cluster.v1.Hashing"]);
-    let build =
-        LARGE.iter().fold(build, |build, kind| build.boxed(format!(".tollgate.cluster.v1.Item.kind.{kind}")));
-    let build = build.boxed(".tollgate.cluster.v1.Ask.deed.settle");
-    build.include_file("cluster.rs").compile_fds(cluster)?;
+    println!("cargo:rerun-if-changed=build.rs");
+    #[cfg(feature = "server")]
+    code::generate()?;
     Ok(())
+}
+
+#[cfg(feature = "server")]
+mod code {
+    use std::{env, error::Error, fs, path::PathBuf};
+
+    use prost::Message;
+
+    /// The public API. Its descriptors are served by reflection.
+    const PUBLIC: [&str; 1] = ["envoy/service/ratelimit/v3/rls.proto"];
+    /// The frames between replicas.
+    const LINK: [&str; 1] = ["tollgate/cluster/v1/link.proto"];
+    /// What a control plane sends.
+    const CONTROL_PLANE: [&str; 2] =
+        ["envoy/service/discovery/v3/ads.proto", "ratelimit/config/ratelimit/v3/rls_conf.proto"];
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "cargo tells a build script in the environment where to write"
+    )]
+    pub fn generate() -> Result<(), Box<dyn Error>> {
+        println!("cargo:rerun-if-changed=proto");
+        let out = PathBuf::from(env::var("OUT_DIR")?);
+        let public = protox::compile(PUBLIC, ["proto"])?;
+        fs::write(out.join("descriptors.bin"), public.encode_to_vec())?;
+        tonic_prost_build::configure().include_file("proto.rs").compile_fds(public)?;
+        let link = protox::compile(LINK, ["proto"])?;
+        // `bytes` fields share the received buffer.
+        tonic_prost_build::configure().bytes(".").include_file("cluster.rs").compile_fds(link)?;
+        // A directory of its own: a package of the public API has other messages here.
+        let out = out.join("control_plane");
+        fs::create_dir_all(&out)?;
+        let control_plane = protox::compile(CONTROL_PLANE, ["proto"])?;
+        tonic_prost_build::configure()
+            .build_server(false)
+            .out_dir(out)
+            .include_file("proto.rs")
+            .compile_fds(control_plane)?;
+        Ok(())
+    }
 }

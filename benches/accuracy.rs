@@ -1,6 +1,7 @@
 //! How often a window that estimates its count decides differently from the exact log.
 //!
 //! Replays a day of generated traffic and prints two Markdown tables; `--write` puts them into docs/algorithms.md.
+//! Exits with an error if an algorithm breaks a promise of that page.
 //!
 //!     cargo bench --bench accuracy -- [--requests N] [--seed N] [--write]
 
@@ -223,8 +224,13 @@ impl Visit {
 impl Comparison {
     fn all(limit: u64) -> Vec<Self> {
         let span = Span::of_nanos(MINUTE).unwrap();
-        let log = |grain, excess| SlidingLog { limit, span, grain: NonZeroU64::new(grain).unwrap(), excess };
-        let sub_windows = |parts| Limit::SubWindows(log(MINUTE / parts, Excess::Refuse));
+        let log = |sub_window, excess| SlidingLog {
+            limit,
+            span,
+            sub_window: NonZeroU64::new(sub_window).unwrap(),
+            excess,
+        };
+        let sub_windows = |parts| Limit::SlidingLog(log(MINUTE / parts, Excess::Refuse));
         let sliding = |excess| Limit::SlidingWindow(SlidingWindow { limit, span, excess });
         let fixed = FixedWindow { limit, window: Window::Aligned(span), excess: Excess::Refuse };
         let compare =
@@ -261,6 +267,18 @@ impl Comparison {
                 inside.push_back(instant);
                 stats.most = stats.most.max(inside.len() as f64 / most as f64);
             }
+        }
+    }
+}
+
+impl Comparison {
+    /// Holds the promises of docs/algorithms.md for what was measured.
+    fn check(&self, stats: &Stats) {
+        let name = self.name;
+        assert!(stats.most <= 2.0, "{name} admitted {} times the limit within a minute", stats.most);
+        let estimates = matches!(self.limit, Limit::SlidingWindow(_));
+        if !estimates && self.excess == Excess::Refuse {
+            assert_eq!(stats.below, 0, "{name} refused requests that were within the limit");
         }
     }
 }
@@ -327,6 +345,7 @@ fn tables(requests: u64, seed: u64) -> String {
         writeln!(traffic, "| {} | {users} | {} | {limit} | {refused} |", scenario.name, first.requests)
             .unwrap();
         for (comparison, stats) in Comparison::all(limit).iter().zip(&all_stats) {
+            comparison.check(stats);
             decisions += &stats.row(scenario.name, comparison);
         }
     }

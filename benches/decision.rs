@@ -6,10 +6,10 @@ use std::{hint::black_box, sync::Arc};
 
 use criterion::{Criterion, Throughput};
 use tollgate::{
-    algorithm::{Limit, Operation},
+    algorithm::{AlgorithmName, Limit, Operation},
     descriptor::{Entry, Key, Secret},
     limiter::{ActiveView, Descriptor, Limiter, Request},
-    rules::{ActiveRules, Allowance, Domain, Rule, Rules},
+    rules::{ActiveRules, Allowance, KeyedDomain, KeyedRules, Rule, Rules},
     store::{Check, Memory, OnFull, OnRefusal},
     time::{Clock, SECOND, Timestamp},
 };
@@ -23,16 +23,23 @@ const KEYS: usize = 1_000_000;
 /// Coprime with the number of keys, so that steps of this size visit every key once per round.
 const STRIDE: usize = 611_953;
 
-const ALGORITHMS: [(&str, &str); 3] = [
-    ("classic", ""),
-    ("fixed_window", ", algorithm: fixed_window"),
-    ("token_bucket", ", algorithm: token_bucket"),
-];
+/// Every algorithm, with its text in a rule.
+fn algorithms() -> impl Iterator<Item = (&'static str, String)> {
+    let named = AlgorithmName::ALL.into_iter().map(|algorithm| {
+        let burst = if algorithm == AlgorithmName::LeakyQueue { ", burst: 1000000000" } else { "" };
+        (algorithm.name(), format!(", algorithm: {}{burst}", algorithm.name()))
+    });
+    std::iter::once(("classic", String::new())).chain(named)
+}
 
 /// One rule with a counter for each user, high enough that nothing is refused.
-fn rules(algorithm: &str) -> Rules {
+fn rules_of(algorithm: &str) -> Rules {
     let limit = format!("{{unit: hour, requests_per_unit: 1000000000{algorithm}}}");
     Rules::parse("bench", &format!("domain: d\ndescriptors: [{{key: user, rate_limit: {limit}}}]\n")).unwrap()
+}
+
+fn keyed(algorithm: &str) -> KeyedRules {
+    KeyedRules::new(Some(rules_of(algorithm).into()), Secret::from_bytes([7; 16]))
 }
 
 /// The name of a user, written into a buffer that is in the cache, as the bytes of a received request are.
@@ -45,20 +52,21 @@ fn user_name(buffer: &mut [u8; 12], user: usize) -> &str {
 }
 
 /// Looks the rule up, hashes the key and decides the check.
-fn decide(domain: &Domain, memory: &Memory, secret: &Secret, user: &str) -> bool {
+fn decide(domain: KeyedDomain<'_>, memory: &Memory, user: &str) -> bool {
     let entries = [Entry { key: "user", value: user }];
-    let usual = domain.find_cached(&entries, secret).unwrap();
-    let (key, limit) = (usual.key(&entries), usual.limit);
+    let found = domain.find(&entries).unwrap();
+    let limit = limit_of(found.rule);
+    let key = found.key(&entries, limit);
     let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
-    memory.apply_single(&check, NOW).unwrap().unwrap().decision.verdict.passes()
+    memory.apply(&[check], NOW, |_| false).unwrap()[0].verdict.passes()
 }
 
 /// The same with stats and response. (The server takes one view for all calls that it reads together, so that is not
 /// included.)
 fn answer(snapshot: &ActiveView<'_>, user: &str) -> bool {
     let entries = [Entry { key: "user", value: user }];
-    let descriptors = [Descriptor { entries: &entries, operation: Operation::Charge(1), limit: None }];
-    snapshot.decide(&Request { domain: "d", descriptors: &descriptors, timeout: None }).unwrap().passes
+    let descriptor = Descriptor { entries: &entries, operation: Operation::Charge(1), limit: None };
+    snapshot.decide(&Request::new("d", [descriptor], None).unwrap()).unwrap().passes
 }
 
 fn hot_and_cold(
@@ -88,27 +96,25 @@ fn hot_and_cold(
 }
 
 fn whole(criterion: &mut Criterion) {
-    for (algorithm_name, algorithm) in ALGORITHMS {
-        let secret = Secret::from_bytes([7; 16]);
+    for (algorithm_name, algorithm) in algorithms() {
         let memory = || Arc::new(Memory::new(1 << 30, OnFull::Deny));
-        let (rules, alone) = (rules(algorithm), memory());
+        let (rules, alone) = (keyed(&algorithm), memory());
         let domain = rules.domain("d").unwrap();
-        hot_and_cold(criterion, "decision", algorithm_name, &alone, |user| {
-            decide(domain, &alone, &secret, user)
-        });
+        hot_and_cold(criterion, "decision", algorithm_name, &alone, |user| decide(domain, &alone, user));
         drop(alone);
 
-        let (active_rules, counted) = (Arc::new(ActiveRules::of(rules, NOW)), memory());
-        let limiter = Limiter::new(active_rules, counted.clone(), Clock::manual(NOW), secret);
+        let (active_rules, counted) = (Arc::new(ActiveRules::of(rules_of(&algorithm), NOW)), memory());
+        let limiter = Limiter::new(active_rules, counted.clone(), Clock::manual(NOW));
         let snapshot = limiter.view();
         hot_and_cold(criterion, "answer", algorithm_name, &counted, |user| answer(&snapshot, user));
     }
 }
 
 /// The key of a user's counter.
-fn key_of(rules: &Rules, secret: &Secret, user: &str) -> Key {
+fn key_of(rules: &KeyedRules, user: &str) -> Key {
     let entries = [Entry { key: "user", value: user }];
-    rules.domain("d").unwrap().find_cached(&entries, secret).unwrap().key(&entries)
+    let found = rules.domain("d").unwrap().find(&entries).unwrap();
+    found.key(&entries, limit_of(found.rule))
 }
 
 fn limit_of(rule: &Rule) -> &Limit {
@@ -119,14 +125,13 @@ fn limit_of(rule: &Rule) -> &Limit {
 }
 
 fn parts(criterion: &mut Criterion) {
-    let (rules, secret, mut buffer) = (rules(""), Secret::from_bytes([7; 16]), [0; 12]);
-    let limit = limit_of(rules.domain("d").unwrap().rules().next().unwrap());
-    let keys: Vec<Key> =
-        (0..KEYS).map(|user| key_of(&rules, &secret, user_name(&mut buffer, user))).collect();
+    let (rules, mut buffer) = (keyed(""), [0; 12]);
+    let limit = limit_of(rules.rules().unwrap().domain("d").unwrap().rules().next().unwrap());
+    let keys: Vec<Key> = (0..KEYS).map(|user| key_of(&rules, user_name(&mut buffer, user))).collect();
     let memory = Memory::new(1 << 30, OnFull::Deny);
     let charge = |key: Key| {
         let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
-        memory.apply_single(&check, NOW).unwrap().unwrap().decision.remaining
+        memory.apply(&[check], NOW, |_| false).unwrap()[0].remaining
     };
     let mut group = criterion.benchmark_group("part of a classic decision");
     group.throughput(Throughput::Elements(1));
@@ -136,7 +141,7 @@ fn parts(criterion: &mut Criterion) {
     group.bench_function("rule", |bencher| {
         bencher.iter(|| {
             let entries = [Entry { key: "user", value: black_box("user-0000000") }];
-            rules.domain(black_box("d")).and_then(|domain| domain.find_cached(&entries, &secret)).is_some()
+            rules.domain(black_box("d")).and_then(|domain| domain.find(&entries)).is_some()
         });
     });
     group.bench_function("counter/hot key", |bencher| bencher.iter(|| charge(black_box(keys[0]))));
@@ -156,8 +161,8 @@ fn parts(criterion: &mut Criterion) {
 fn alone(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("algorithm alone");
     group.throughput(Throughput::Elements(1));
-    for (name, algorithm) in ALGORITHMS {
-        let rules = rules(algorithm);
+    for (name, algorithm) in algorithms() {
+        let rules = rules_of(&algorithm);
         let limit = limit_of(rules.domain("d").unwrap().rules().next().unwrap());
         let mut counter = limit.fresh();
         group.bench_function(name, |bencher| {

@@ -1,6 +1,8 @@
 //! A flood of ten million new keys against a small memory budget, and the memory that a million counters take.
 //!
 //! Prints counts, not times: they are the same on every machine. Exits with an error if a bound is exceeded.
+//!
+//!     cargo bench --bench flood -- [--keys N]
 
 use std::num::NonZeroU64;
 
@@ -53,11 +55,12 @@ fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
+    let keys = argument("--keys", 10_000_000);
     println!(
-        "| limit | allocated bytes a counter, 1M, worst | after 10M keys: allocated of a budget of {} MiB | counters kept | refused for want of memory |",
+        "| limit | allocated bytes a counter, 1M, worst | after {keys} keys: allocated of a budget of {} MiB | by its own count | counters kept | refused for want of memory |",
         BUDGET >> 20
     );
-    println!("|---|---:|---:|---:|---:|");
+    println!("|---|---:|---:|---:|---:|---:|");
     for (name, limit) in limits() {
         let worst = bytes_a_counter(&limit);
         assert!(worst <= 64.0, "{worst} bytes a counter");
@@ -65,15 +68,27 @@ fn main() {
         let memory = Memory::new(BUDGET, OnFull::Deny);
         let exhausted = u64::MAX;
         while passes(&memory, &limit, exhausted) {}
-        for value in 0..10_000_000 {
+        for value in 0..keys {
             passes(&memory, &limit, value);
         }
         let (figures, allocated) = (memory.stats(), PeakAlloc.current_usage() - before);
         assert!(!passes(&memory, &limit, exhausted), "a refused key stays refused");
         assert!(figures.bytes as u64 <= BUDGET);
-        let share = 100.0 * allocated as f64 / BUDGET as f64;
-        println!("| {name} | {worst:.1} | {share:.0} % | {} | {} |", figures.live, figures.refused_full);
+        assert!((figures.live as u64) < keys, "{keys} keys fit: nothing was evicted");
+        let share = |bytes: usize| 100.0 * bytes as f64 / BUDGET as f64;
+        let (allocated, own) = (share(allocated), share(figures.bytes));
+        assert!((allocated - own).abs() < 2.0, "{own} % by its own count, {allocated} % by the allocator's");
+        println!(
+            "| {name} | {worst:.1} | {allocated:.0} % | {own:.0} % | {} | {} |",
+            figures.live, figures.refused_full
+        );
     }
+}
+
+/// The value of the argument `--name N`, or `default`.
+fn argument(name: &str, default: u64) -> u64 {
+    let value = std::env::args().skip_while(|argument| argument != name).nth(1);
+    value.map_or(default, |value| value.replace('_', "").parse().expect("a number"))
 }
 
 /// The most allocated bytes per counter while a million of them are created.

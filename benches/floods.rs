@@ -28,7 +28,7 @@ mod harness;
 #[expect(dead_code, reason = "tests use the rest")]
 mod program;
 
-use floods::{LIMIT, MemoryGroup, RULES, calls_without_window, declared_calls, push, unfinished_calls};
+use floods::{LIMIT, MemoryGroup, RULES, frame_floods, memory_floods};
 use frames::connect;
 use harness::request_for;
 use program::{PROGRAM, Program};
@@ -41,26 +41,22 @@ const ATTACKERS: usize = 30;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
     println!("{:<24} {:>8} {:>8} {:>8} {:>10}", "flood", "p50 ms", "p99 ms", "max ms", "peak MiB");
-    let floods = [
-        ("none", Vec::new()),
-        ("declared calls", declared_calls(900)),
-        ("unfinished calls", unfinished_calls(200)),
-        ("calls without window", calls_without_window(900)),
-    ];
-    for (name, frames) in floods {
+    let floods = memory_floods().into_iter().chain(frame_floods()).map(Some);
+    for flood in [None].into_iter().chain(floods) {
+        let name = flood.as_ref().map_or("none", |flood| flood.name);
         let group = MemoryGroup::new("tollgate-floods", LIMIT).ok();
         let command = group.as_ref().map_or_else(|| Command::new(PROGRAM), MemoryGroup::command);
         let program = Program::start_command(command, RULES, &[]).await;
         let mut attackers = JoinSet::new();
-        let frames = Arc::new(frames);
-        for _ in 0..if frames.is_empty() { 0 } else { ATTACKERS } {
-            let (address, frames) = (program.grpc, frames.clone());
+        let flood = flood.map(Arc::new);
+        for flood in flood.iter().cycle().take(ATTACKERS * usize::from(flood.is_some())) {
+            let (address, flood) = (program.grpc, flood.clone());
             attackers.spawn(async move {
                 // Each begins again for as long as the benchmark lasts, at most ten times a second.
                 let mut rounds = interval(Duration::from_millis(100));
                 loop {
                     rounds.tick().await;
-                    drop(push(connect(address).await, &frames).await);
+                    drop(flood.push(connect(address).await).await);
                 }
             });
         }

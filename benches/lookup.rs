@@ -5,7 +5,10 @@
 use std::{fmt::Write, hint::black_box};
 
 use criterion::{Criterion, Throughput};
-use tollgate::{descriptor::Entry, rules::Rules};
+use tollgate::{
+    descriptor::{Entry, Secret},
+    rules::{KeyedRules, Rules},
+};
 
 // The allocator of the program.
 #[global_allocator]
@@ -40,13 +43,13 @@ const FORMS: [RuleForm; 3] = [
     },
 ];
 
-fn rules(form: &RuleForm, size: usize) -> Rules {
+fn rules(form: &RuleForm, size: usize) -> KeyedRules {
     let mut text = String::from("domain: d\ndescriptors:\n");
     for n in 0..size {
         let rule = (form.rule)(n);
         writeln!(text, "  - {{{rule}, rate_limit: {{unit: hour, requests_per_unit: 1}}}}").unwrap();
     }
-    Rules::parse("bench", &text).unwrap()
+    KeyedRules::new(Some(Rules::parse("bench", &text).unwrap().into()), Secret::from_bytes([7; 16]))
 }
 
 fn lookup(criterion: &mut Criterion) {

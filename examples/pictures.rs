@@ -83,7 +83,7 @@ impl Series {
 fn pictures() -> Vec<Picture> {
     let number = |number| NonZeroU64::new(number).unwrap();
     let (span, excess) = (Span::of_nanos(WINDOW).unwrap(), Excess::Refuse);
-    let log = |grain| SlidingLog { limit: LIMIT, span, grain: number(grain), excess };
+    let log = |sub_window| SlidingLog { limit: LIMIT, span, sub_window: number(sub_window), excess };
     let pace = Rate::new(number(LIMIT), number(WINDOW));
     let bucket = TokenBucket { rate: pace, burst: LIMIT, excess };
     let picture = |file, title, limit, series| Picture { file, title, limit, series };
@@ -103,7 +103,7 @@ fn pictures() -> Vec<Picture> {
         picture(
             "sub_windows",
             "sliding_window: 5 in 10 s, by 5 sub_windows",
-            Limit::SubWindows(log(2 * SECOND)),
+            Limit::SlidingLog(log(2 * SECOND)),
             Series::Left,
         ),
         picture("sliding_log", "sliding_log: 5 in any 10 s", Limit::SlidingLog(log(1)), Series::Left),

@@ -6,8 +6,9 @@ use rustls::{
     CertificateError, RootCertStore,
     client::verify_server_cert_signed_by_trust_anchor,
     crypto::aws_lc_rs,
-    pki_types::{CertificateDer, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
     server::ParsedCertificate,
+    sign::CertifiedKey,
     time_provider::TimeProvider,
 };
 
@@ -18,6 +19,8 @@ use crate::{
 
 /// The largest file of certificates, in bytes. A bundle of every public authority has a third of it.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// The reason if a file has no certificate.
+const NO_CERTIFICATE: &str = "the file has no certificate";
 /// A time after the end of every certificate.
 const END_OF_TIME: UnixTime = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
 /// A time before the begin of every certificate that is in use.
@@ -29,12 +32,64 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// The certificates of a file, in order.
-pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
+/// A certificate with its chain and its private key.
+pub struct OwnCertificate {
+    /// The certificate and the key.
+    pub pair: CertifiedKey,
+    /// The end of the certificate's validity.
+    pub expires: UnixTime,
+}
+
+/// Which file of a certificate and its key cannot be used, and why.
+pub enum BadFile {
+    /// The file of the certificate.
+    Cert(String),
+    /// The file of the key.
+    Key(String),
+}
+
+/// Reads a certificate, which must be valid at `now`, and its key. `cert_path` names the certificate in errors.
+pub fn own_certificate(
+    cert: &[u8],
+    key: &[u8],
+    cert_path: &Path,
+    now: UnixTime,
+) -> Result<OwnCertificate, BadFile> {
+    let chain = certificates(cert).map_err(BadFile::Cert)?;
+    let leaf = chain.first().ok_or_else(|| BadFile::Cert(NO_CERTIFICATE.to_owned()))?;
+    let expires = valid_until(leaf, now).map_err(BadFile::Cert)?;
+    let key = PrivateKeyDer::from_pem_slice(key)
+        .map_err(|error| BadFile::Key(format!("the file has no readable private key: {error}")))?;
+    match CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()) {
+        Ok(pair) => Ok(OwnCertificate { pair, expires }),
+        Err(rustls::Error::InconsistentKeys(_)) => {
+            let reason = format!("the key does not match the certificate in {}", cert_path.display());
+            Err(BadFile::Key(reason))
+        }
+        Err(error) => Err(BadFile::Key(error.to_string())),
+    }
+}
+
+/// The authorities of a file that are valid at `now`; an error if there is none.
+pub fn authorities(pem: &[u8], now: UnixTime) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let mut last_reason = NO_CERTIFICATE.to_owned();
+    for authority in certificates(pem)? {
+        // An expired authority may stand beside its successor.
+        match valid_until(&authority, now) {
+            Ok(_) => roots.add(authority).map_err(|error| error.to_string())?,
+            Err(reason) => last_reason = reason,
+        }
+    }
+    if roots.is_empty() { Err(last_reason) } else { Ok(roots) }
+}
+
 /// Returns the end of a certificate's validity; an error if the certificate is not valid at `now`.
-pub fn valid_until(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<UnixTime, String> {
+fn valid_until(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<UnixTime, String> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
     let no_roots = RootCertStore::empty();
     // Without roots verification always fails, but the verifier checks the dates first and reports them.

@@ -35,6 +35,17 @@ pub fn read_prefix(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Writes `bytes` to a file that only its owner can read, in place of an earlier one of this process and name: the input
+/// of a fuzz target for a component that reads files.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn temporary(name: &str, bytes: &[u8]) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = std::env::temp_dir().join(format!("tollgate-fuzz-{}-{name}", std::process::id()));
+    fs::write(&path, bytes).expect("the folder of temporary files is writable");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the file is ours");
+    path
+}
+
 /// Fails with the kind of the file unless it is a regular file.
 pub fn require_regular(about: &Metadata) -> io::Result<()> {
     let kind = about.file_type();

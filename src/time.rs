@@ -93,6 +93,11 @@ impl Clock {
         Self(Source::Manual(Arc::new(AtomicU64::new(now.as_nanos()))))
     }
 
+    /// Whether this is a manual clock.
+    pub fn is_manual(&self) -> bool {
+        matches!(self.0, Source::Manual(_))
+    }
+
     /// The current instant.
     pub fn now(&self) -> Timestamp {
         match &self.0 {

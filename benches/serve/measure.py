@@ -1,21 +1,44 @@
-"""Measurements of any server: CPU, system calls, memory."""
+"""Measurements of any server: CPU, system calls, memory. And what every run of measurements begins and ends with."""
 
 import contextlib
 import json
+import os
 import pathlib
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 
-from servers import CLIENT_CORE, Unavailable, eventually, shell
+from servers import CLIENT_CORE, ROOT, Unavailable, eventually, log_progress, shell
 
 # Flag and length before each message: a reply has at least these bytes, an error has none.
 PREFIX_BYTES = 5
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # An empty SETTINGS frame, and its acknowledgement.
 SETTINGS, SETTINGS_ACK = b"\0\0\0\x04\0\0\0\0\0", b"\0\0\0\x04\x01\0\0\0\0"
+
+PAGE = ROOT / "docs" / "performance.md"
+
+
+def require(*tools):
+    """Ends the program unless the machine has these tools and two cores; warns if it is busy."""
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    if missing:
+        sys.exit(f"not installed: {', '.join(missing)} (Debian: util-linux, nghttp2-client, redis-server)")
+    if os.cpu_count() < 2:
+        sys.exit("a server and its client need a core each, and this machine has one")
+    busy = os.getloadavg()[0]
+    if busy > 0.5:
+        log_progress(f"the machine is busy (load {busy:.1f}): results are noisy")
+
+
+def write_table(name, table):
+    """Puts a table into docs/performance.md, between the comments with its name."""
+    begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}")
 
 
 def cpu_ns(pid):

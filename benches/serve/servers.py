@@ -184,7 +184,7 @@ class Tollgate(Server):
         shell("cargo", "build", "--release", "--locked", "--bin", "tollgate", cwd=ROOT)
         return folder / "release" / "tollgate"
 
-    def __init__(self, binary, scratch):
+    def __init__(self, binary, scratch, *flags):
         # In its own directory: other changes beside a rule file would make the server read it again.
         self.rules = scratch / "rules" / "rules.yaml"
         self.rules.parent.mkdir(exist_ok=True)
@@ -193,7 +193,7 @@ class Tollgate(Server):
         super().__init__(
             [binary, "serve", "--rules", self.rules, "--grpc-listen", anywhere, "--http-listen", anywhere]
             + ["--admin-listen", anywhere, "--metrics-listen", anywhere, "--log-format", "json"]
-            + ["--drain-delay", "0s"],
+            + ["--drain-delay", "0s", *flags],
             scratch / "tollgate.log",
         )
 
@@ -228,7 +228,7 @@ class Tollgate(Server):
     def generations(self):
         """How many generations of rules have been active."""
         self.assert_running()
-        return sum(event.get("message") == "new rules are in force" for event in self.events())
+        return sum(event.get("message") == "new rules are active" for event in self.events())
 
     def _listeners(self):
         self.assert_running()

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Operation, Verdict, Window, WindowCounter, WindowReceipt},
+    algorithm::{Algorithm, Decision, Excess, Operation, Verdict, Window, WindowCounter, WindowReceipt},
     time::Timestamp,
 };
 
@@ -18,17 +18,20 @@ pub struct Classic {
     pub window: Window,
 }
 
-impl Classic {
-    /// Answers `operation`, given the counter in the window of `now` or a later one, which ends at `end`.
-    #[inline]
-    pub(crate) fn decide_in_window(
+impl Algorithm for Classic {
+    type Counter = WindowCounter;
+    type Receipt = WindowReceipt;
+
+    // `inline(always)`: part of every decision.
+    #[inline(always)]
+    fn decide(
         &self,
         counter: &mut WindowCounter,
-        mut advanced: WindowCounter,
-        end: Timestamp,
         now: Timestamp,
         operation: Operation,
     ) -> Decision<WindowReceipt> {
+        let mut advanced = *counter;
+        advanced.advance(&self.window, now, |_, _| 0);
         let (hits, charged) = match operation {
             Operation::Peek => (1, None),
             Operation::Charge(hits) => (hits, Some(advanced.add(hits))),
@@ -40,7 +43,7 @@ impl Classic {
         if operation != Operation::Peek {
             *counter = advanced;
         }
-        let reset_after = end.since(now);
+        let reset_after = advanced.end.since(now);
         let remaining = self.limit.saturating_sub(advanced.count);
         if advanced.count <= self.limit || matches!(operation, Operation::Refund(_)) {
             return Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: charged };
@@ -48,30 +51,13 @@ impl Classic {
         let retry_after = (hits <= self.limit).then_some(reset_after);
         Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt: None }
     }
-}
-
-impl Algorithm for Classic {
-    type Counter = WindowCounter;
-    type Receipt = WindowReceipt;
-
-    fn decide(
-        &self,
-        counter: &mut WindowCounter,
-        now: Timestamp,
-        operation: Operation,
-    ) -> Decision<WindowReceipt> {
-        let mut advanced = *counter;
-        advanced.advance(&self.window, self.window.start(now), |_, _| 0);
-        let end = self.window.end(advanced.start, 0);
-        self.decide_in_window(counter, advanced, end, now, operation)
-    }
 
     fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {
         counter.undo(receipt);
     }
 
     fn idle_at(&self, counter: &WindowCounter) -> Timestamp {
-        if counter.count == 0 { counter.start } else { self.window.end(counter.start, 0) }
+        if counter.count == 0 { self.window.start(counter.end.minus(1)) } else { counter.end }
     }
 
     fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {
@@ -84,5 +70,21 @@ impl Algorithm for Classic {
 
     fn clamp_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
         counter.clamp_ahead(&self.window, at, now);
+    }
+
+    fn allowance(&self) -> u64 {
+        self.limit
+    }
+
+    fn excess(&self) -> Excess {
+        Excess::Count
+    }
+
+    fn window(&self) -> Option<&Window> {
+        Some(&self.window)
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, _: impl Fn(Excess) -> Excess) {
+        self.limit = number(self.limit);
     }
 }

@@ -53,17 +53,22 @@ impl FixedWindow {
             Excess::Refuse | Excess::Overdraft(_) => (false, None),
         }
     }
+}
 
-    /// Answers `operation`, given the counter in the window of `now` or a later one, which ends at `end`.
-    #[inline]
-    pub(crate) fn decide_in_window(
+impl Algorithm for FixedWindow {
+    type Counter = WindowCounter;
+    type Receipt = WindowReceipt;
+
+    // `inline(always)`: part of every decision.
+    #[inline(always)]
+    fn decide(
         &self,
         counter: &mut WindowCounter,
-        mut advanced: WindowCounter,
-        end: Timestamp,
         now: Timestamp,
         operation: Operation,
     ) -> Decision<WindowReceipt> {
+        let mut advanced = *counter;
+        advanced.advance(&self.window, now, |count, windows_between| self.carry_over(count, windows_between));
         let (hits, passes, receipt) = match operation {
             Operation::Peek => (1, advanced.count < self.limit, None),
             Operation::Charge(hits) => {
@@ -75,38 +80,20 @@ impl FixedWindow {
                 (0, true, None)
             }
         };
-        if operation.changes(passes, self.excess) {
+        if operation.changes(passes, || self.excess) {
             *counter = advanced;
         }
+        let window_ends = advanced.end.since(now);
         let (verdict, reset_after) = if passes {
-            (Verdict::Pass, end.since(now))
+            (Verdict::Pass, window_ends)
         } else {
             // Whole windows pay a debt: the first of them ends with this one.
             let windows = self.windows_until(hits, advanced.count);
-            let retry_after =
-                windows.map(|windows| self.window.end(advanced.start, windows.max(1) - 1).since(now));
-            (Verdict::Refuse { retry_after }, retry_after.unwrap_or(end.since(now)))
+            let retry_after = windows
+                .map(|windows| self.window.end_after(advanced.end, windows.saturating_sub(1)).since(now));
+            (Verdict::Refuse { retry_after }, retry_after.unwrap_or(window_ends))
         };
         Decision { verdict, remaining: self.limit.saturating_sub(advanced.count), reset_after, receipt }
-    }
-}
-
-impl Algorithm for FixedWindow {
-    type Counter = WindowCounter;
-    type Receipt = WindowReceipt;
-
-    fn decide(
-        &self,
-        counter: &mut WindowCounter,
-        now: Timestamp,
-        operation: Operation,
-    ) -> Decision<WindowReceipt> {
-        let mut advanced = *counter;
-        advanced.advance(&self.window, self.window.start(now), |count, windows_between| {
-            self.carry_over(count, windows_between)
-        });
-        let end = self.window.end(advanced.start, 0);
-        self.decide_in_window(counter, advanced, end, now, operation)
     }
 
     fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {
@@ -115,14 +102,14 @@ impl Algorithm for FixedWindow {
 
     fn idle_at(&self, counter: &WindowCounter) -> Timestamp {
         if counter.count == 0 {
-            return counter.start;
+            return self.window.start(counter.end.minus(1));
         }
         let windows = match (self.excess, self.limit) {
             // With a limit of 0 the debt is never paid, and evicting the counter admits nothing.
             (Excess::Refuse | Excess::Count, _) | (Excess::Overdraft(_), 0) => 1,
             (Excess::Overdraft(_), limit) => counter.count.div_ceil(limit),
         };
-        self.window.end(counter.start, windows - 1)
+        self.window.end_after(counter.end, windows - 1)
     }
 
     fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {
@@ -138,5 +125,21 @@ impl Algorithm for FixedWindow {
 
     fn clamp_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
         counter.clamp_ahead(&self.window, at, now);
+    }
+
+    fn allowance(&self) -> u64 {
+        self.limit
+    }
+
+    fn excess(&self) -> Excess {
+        self.excess
+    }
+
+    fn window(&self) -> Option<&Window> {
+        Some(&self.window)
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
+        (self.limit, self.excess) = (number(self.limit), excess(self.excess));
     }
 }

@@ -33,9 +33,9 @@ impl Rate {
         self.hits.get()
     }
 
-    /// The same with other hits in its nanoseconds.
-    pub(crate) fn with_hits(self, change: impl FnOnce(NonZeroU64) -> NonZeroU64) -> Self {
-        Self { hits: change(self.hits), ..self }
+    /// The same with other hits in its nanoseconds, at least one.
+    pub(crate) fn with_hits(self, change: impl FnOnce(u64) -> u64) -> Self {
+        Self { hits: NonZeroU64::new(change(self.hits.get())).unwrap_or(NonZeroU64::MIN), ..self }
     }
 
     /// Nanoseconds in which its hits come.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, DebtCounter, DebtReceipt, Decision, Operation, Rate, Verdict},
+    algorithm::{Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Operation, Rate, Verdict},
     time::Timestamp,
 };
 
@@ -28,11 +28,6 @@ pub struct LeakyQueue {
 }
 
 impl LeakyQueue {
-    /// The longest time until the queue is empty, in nanoseconds, at which a hit is still admitted.
-    pub(crate) fn passing_debt_max(&self) -> u64 {
-        self.rate.nanos_in(self.room(1).unwrap_or_default())
-    }
-
     /// The largest debt, in units, at which `hits` are admitted; `None` if they never are.
     fn room(&self, hits: u64) -> Option<u128> {
         let places = self.rate.cost(self.burst?).saturating_add(self.rate.cost(1));
@@ -60,6 +55,7 @@ impl LeakyQueue {
 impl Algorithm for LeakyQueue {
     type Counter = DebtCounter;
     type Receipt = DebtReceipt;
+    const LEASABLE: bool = false;
 
     fn decide(
         &self,
@@ -123,7 +119,33 @@ impl Algorithm for LeakyQueue {
     }
 
     fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
-        let places = self.burst.map_or(0, |burst| burst.saturating_add(1));
-        counter.clamp_ahead(self.rate, self.rate.cost(places), at, now);
+        counter.clamp_ahead(self.rate, self.rate.cost(self.allowance()), at, now);
+    }
+
+    fn allowance(&self) -> u64 {
+        self.burst.map_or(0, |burst| burst.saturating_add(1))
+    }
+
+    fn passing_debt_max(&self) -> u64 {
+        self.rate.nanos_in(self.room(1).unwrap_or_default())
+    }
+
+    // Without a burst nothing passes, whatever the rate is.
+    fn hits_per_period(&self) -> u64 {
+        self.burst.map_or(0, |_| self.rate.hits())
+    }
+
+    fn period(&self) -> Option<u64> {
+        Some(self.rate.nanos())
+    }
+
+    fn charge_at(&self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
+        counter.charge(self.rate, at, hits);
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, _: impl Fn(Excess) -> Excess) {
+        self.rate = self.rate.with_hits(&number);
+        // The hit that leaves at once is counted together with those that wait.
+        self.burst = self.burst.map(|burst| number(burst.saturating_add(1)).saturating_sub(1));
     }
 }

@@ -1,4 +1,4 @@
-//! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call.
+//! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call. The names of algorithms.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -6,17 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Classic, DebtCounter, DebtReceipt, Decision, Excess, FixedWindow, LeakyQueue, LogCounter,
-        LogReceipt, Operation, SlidingCounter, SlidingLog, SlidingReceipt, SlidingWindow, Span, StepCounter,
-        StepReceipt, SteppedBucket, TokenBucket, Verdict, Window, WindowCounter, WindowReceipt,
+        Algorithm, Classic, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation, Receipt,
+        SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own,
     },
     time::Timestamp,
 };
 
-mod lease;
-mod share;
-
-/// A limit in force: an algorithm with its parameters.
+/// A limit in force: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
     /// What envoyproxy/ratelimit does.
@@ -25,9 +21,7 @@ pub enum Limit {
     FixedWindow(FixedWindow),
     /// `sliding_window`
     SlidingWindow(SlidingWindow),
-    /// `sliding_window` with `sub_windows`
-    SubWindows(SlidingLog),
-    /// `sliding_log`
+    /// `sliding_log`, and `sliding_window` with `sub_windows`
     SlidingLog(SlidingLog),
     /// `token_bucket`
     TokenBucket(TokenBucket),
@@ -39,34 +33,52 @@ pub enum Limit {
     LeakyQueue(LeakyQueue),
 }
 
-/// The history of one key.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Counter {
-    /// Hits in a window.
-    Window(WindowCounter),
-    /// Hits in a window and the one before it.
-    Sliding(SlidingCounter),
-    /// Charges and their instants.
-    Log(LogCounter),
-    /// A debt that time pays off.
-    Debt(DebtCounter),
-    /// Tokens that are missing.
-    Step(StepCounter),
+/// The expression for the algorithm of a limit, with its own type.
+macro_rules! each_algorithm {
+    ($limit:expr, $algorithm:ident => $expression:expr) => {
+        match $limit {
+            $crate::algorithm::Limit::Classic($algorithm) => $expression,
+            $crate::algorithm::Limit::FixedWindow($algorithm) => $expression,
+            $crate::algorithm::Limit::SlidingWindow($algorithm) => $expression,
+            $crate::algorithm::Limit::SlidingLog($algorithm) => $expression,
+            $crate::algorithm::Limit::TokenBucket($algorithm) => $expression,
+            $crate::algorithm::Limit::SteppedBucket($algorithm) => $expression,
+            $crate::algorithm::Limit::LeakyBucket($algorithm) => $expression,
+            $crate::algorithm::Limit::LeakyQueue($algorithm) => $expression,
+        }
+    };
+}
+pub(crate) use each_algorithm;
+
+macro_rules! names {
+    ($($variant:ident = $name:literal),* $(,)?) => {
+        /// The name of an algorithm in a rule. A rule without one is classic.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum AlgorithmName {
+            $(#[doc = concat!("`", $name, "`")] $variant,)*
+        }
+
+        impl AlgorithmName {
+            /// All names.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
+
+            /// The name as text.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
 }
 
-/// What taking one charge back needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Receipt {
-    /// Of a charge to a window.
-    Window(WindowReceipt),
-    /// Of a charge to a window that slides.
-    Sliding(SlidingReceipt),
-    /// Of a charge that is remembered.
-    Log(LogReceipt),
-    /// Of a charge to a debt.
-    Debt(DebtReceipt),
-    /// Of a charge in a step.
-    Step(StepReceipt),
+names! {
+    FixedWindow = "fixed_window",
+    SlidingWindow = "sliding_window",
+    SlidingLog = "sliding_log",
+    TokenBucket = "token_bucket",
+    LeakyBucket = "leaky_bucket",
+    LeakyQueue = "leaky_queue",
 }
 
 /// What distinguishes two counters of one descriptor: the algorithm and its window, not the limit.
@@ -76,7 +88,7 @@ pub struct CounterKind {
     // The length of the window, or a code that stands for it.
     window: u64,
     // The length of a sub-window.
-    grain: u64,
+    sub_window: u64,
 }
 
 impl CounterKind {
@@ -85,7 +97,7 @@ impl CounterKind {
         let mut bytes = [0; 17];
         bytes[0] = self.algorithm;
         bytes[1..9].copy_from_slice(&self.window.to_le_bytes());
-        bytes[9..].copy_from_slice(&self.grain.to_le_bytes());
+        bytes[9..].copy_from_slice(&self.sub_window.to_le_bytes());
         bytes
     }
 }
@@ -93,7 +105,21 @@ impl CounterKind {
 impl Limit {
     /// Whether this is the algorithm of envoyproxy/ratelimit and not one of the named algorithms.
     pub fn is_classic(&self) -> bool {
-        matches!(self, Self::Classic(_))
+        self.algorithm().is_none()
+    }
+
+    /// The name of its algorithm in rules; `None` if it is classic.
+    pub fn algorithm(&self) -> Option<AlgorithmName> {
+        Some(match self {
+            Self::Classic(_) => return None,
+            Self::FixedWindow(_) => AlgorithmName::FixedWindow,
+            Self::SlidingLog(log) if log.has_sub_windows() => AlgorithmName::SlidingWindow,
+            Self::SlidingWindow(_) => AlgorithmName::SlidingWindow,
+            Self::SlidingLog(_) => AlgorithmName::SlidingLog,
+            Self::TokenBucket(_) | Self::SteppedBucket(_) => AlgorithmName::TokenBucket,
+            Self::LeakyBucket(_) => AlgorithmName::LeakyBucket,
+            Self::LeakyQueue(_) => AlgorithmName::LeakyQueue,
+        })
     }
 
     /// Predicts the answer to `operation` from the answer to a peek, by what is left.
@@ -110,157 +136,96 @@ impl Limit {
 
     /// Hits that pass when nothing was counted.
     pub fn allowance(&self) -> u64 {
-        match self {
-            Self::Classic(limit) => limit.limit,
-            Self::FixedWindow(limit) => limit.limit,
-            Self::SlidingWindow(limit) => limit.limit,
-            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.limit,
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.burst,
-            Self::SteppedBucket(limit) => limit.burst,
-            Self::LeakyQueue(limit) => limit.burst.map_or(0, |burst| burst.saturating_add(1)),
-        }
+        each_algorithm!(self, limit => limit.allowance())
     }
 
-    /// What happens to a charge that is larger than what is left. A queue refuses it.
-    fn excess(&self) -> Excess {
-        match self {
-            Self::Classic(_) => Excess::Count,
-            Self::FixedWindow(limit) => limit.excess,
-            Self::SlidingWindow(limit) => limit.excess,
-            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.excess,
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.excess,
-            Self::SteppedBucket(limit) => limit.excess,
-            Self::LeakyQueue(_) => Excess::Refuse,
-        }
+    /// What happens to a charge that is larger than what is left.
+    pub(crate) fn excess(&self) -> Excess {
+        each_algorithm!(self, limit => limit.excess())
     }
 
     /// Hits that `operation` charges, given whether it passes.
     pub(crate) fn charged(&self, operation: Operation, passes: bool) -> u64 {
         match operation {
-            Operation::Charge(hits) if operation.changes(passes, self.excess()) => hits,
+            Operation::Charge(hits) if operation.changes(passes, || self.excess()) => hits,
             Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => 0,
         }
     }
 
     /// Whether `operation` changes its counter, given whether it passes.
     pub(crate) fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
-        operation.changes(passes, self.excess())
+        operation.changes(passes, || self.excess())
     }
 
-    /// For limits that keep a debt as time: the longest time to pay a debt, in nanoseconds, at which a single hit still
-    /// passes. 0 for all others.
-    pub(crate) fn passing_debt_max(&self) -> u64 {
-        match self {
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.passing_debt_max(),
-            Self::SteppedBucket(limit) => limit.passing_debt_max(),
-            Self::LeakyQueue(limit) => limit.passing_debt_max(),
-            Self::Classic(_)
-            | Self::FixedWindow(_)
-            | Self::SlidingWindow(_)
-            | Self::SubWindows(_)
-            | Self::SlidingLog(_) => 0,
-        }
+    /// Hits that come back in each period.
+    pub(crate) fn hits_per_period(&self) -> u64 {
+        each_algorithm!(self, limit => limit.hits_per_period())
     }
 
-    /// The windows that its [`WindowCounter`]s count in.
+    /// The windows that hits are counted in, if they are whole windows.
     pub(crate) fn window(&self) -> Option<&Window> {
-        match self {
-            Self::Classic(limit) => Some(&limit.window),
-            Self::FixedWindow(limit) => Some(&limit.window),
-            Self::SlidingWindow(_)
-            | Self::SubWindows(_)
-            | Self::SlidingLog(_)
-            | Self::TokenBucket(_)
-            | Self::SteppedBucket(_)
-            | Self::LeakyBucket(_)
-            | Self::LeakyQueue(_) => None,
-        }
+        each_algorithm!(self, limit => limit.window())
     }
 
-    /// The length of the windows that its [`SlidingCounter`]s count in.
-    pub(crate) fn span(&self) -> Option<Span> {
-        match self {
-            Self::SlidingWindow(limit) => Some(limit.span),
-            Self::Classic(_)
-            | Self::FixedWindow(_)
-            | Self::SubWindows(_)
-            | Self::SlidingLog(_)
-            | Self::TokenBucket(_)
-            | Self::SteppedBucket(_)
-            | Self::LeakyBucket(_)
-            | Self::LeakyQueue(_) => None,
+    /// The time in which the whole allowance comes back, if that is constant.
+    pub fn period(&self) -> Option<Duration> {
+        each_algorithm!(self, limit => limit.period()).map(Duration::from_nanos)
+    }
+
+    /// Whether a part of what is left may be leased to another replica. This requires that a refused hit leaves no
+    /// trace, except in a classic limit, and that no hit waits.
+    pub fn is_leasable(&self) -> bool {
+        fn is_leasable<A: Algorithm>(_: &A) -> bool {
+            A::LEASABLE
         }
+        let traceless = self.is_classic() || self.excess() == Excess::Refuse;
+        traceless && each_algorithm!(self, limit => is_leasable(limit))
     }
 
     /// The same limit for a caller with this timeout. Only a queue depends on it.
     pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
-        match self {
-            Self::LeakyQueue(queue) if timeout.is_some() => {
-                Cow::Owned(Self::LeakyQueue(LeakyQueue { timeout, ..*queue }))
-            }
-            Self::LeakyQueue(_)
-            | Self::Classic(_)
-            | Self::FixedWindow(_)
-            | Self::SlidingWindow(_)
-            | Self::SubWindows(_)
-            | Self::SlidingLog(_)
-            | Self::TokenBucket(_)
-            | Self::SteppedBucket(_)
-            | Self::LeakyBucket(_) => Cow::Borrowed(self),
+        if let (Self::LeakyQueue(queue), Some(_)) = (self, timeout) {
+            return Cow::Owned(Self::LeakyQueue(LeakyQueue { timeout, ..*queue }));
         }
+        Cow::Borrowed(self)
     }
 
     /// The same limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt`
     /// hits if the algorithm can hold one. A limit with an overdraft keeps its own bound.
     pub fn with_debt(&self, debt: u64) -> Self {
-        let mut limit = self.clone();
-        let excess = match &mut limit {
-            Self::FixedWindow(limit) => &mut limit.excess,
-            Self::SlidingWindow(limit) => &mut limit.excess,
-            Self::SubWindows(limit) | Self::SlidingLog(limit) => &mut limit.excess,
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => &mut limit.excess,
-            Self::SteppedBucket(limit) => &mut limit.excess,
-            // A classic limit counts refused hits anyway; a queue holds only hits that wait.
-            Self::Classic(_) | Self::LeakyQueue(_) => return limit,
-        };
-        match excess {
-            Excess::Refuse | Excess::Count => *excess = Excess::Overdraft(debt),
-            Excess::Overdraft(_) => {}
-        }
-        limit
+        self.changed(|number| number, |excess| excess.with_debt(debt))
     }
 
-    /// The time in which the whole allowance comes back, if that is constant.
-    pub fn period(&self) -> Option<Duration> {
-        let nanos = match self {
-            Self::Classic(Classic { window, .. }) | Self::FixedWindow(FixedWindow { window, .. }) => {
-                match window {
-                    Window::Aligned(span) => span.nanos(),
-                    Window::Calendar(_) => return None,
-                }
-            }
-            Self::SlidingWindow(limit) => limit.span.nanos(),
-            Self::SubWindows(limit) | Self::SlidingLog(limit) => limit.span.nanos(),
-            Self::TokenBucket(limit) | Self::LeakyBucket(limit) => limit.rate.nanos(),
-            Self::LeakyQueue(limit) => limit.rate.nanos(),
-            Self::SteppedBucket(_) => return None,
-        };
-        Some(Duration::from_nanos(nanos))
+    /// The share of each of `members` replicas: the limit divided by their number, rounded up, so that all shares
+    /// together exceed the limit by at most one hit for each member. Bursts, queues, steps and debts are divided
+    /// likewise. Windows stay the same, so that the share uses the same counters.
+    pub fn share(&self, members: u32) -> Self {
+        let part = |number: u64| number.div_ceil(members.max(1).into());
+        self.changed(part, |excess| match excess {
+            Excess::Refuse | Excess::Count => excess,
+            Excess::Overdraft(debt) => Excess::Overdraft(part(debt)),
+        })
+    }
+
+    fn changed(&self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) -> Self {
+        let mut changed = self.clone();
+        each_algorithm!(&mut changed, limit => limit.change(number, excess));
+        changed
     }
 
     /// The kind of counter that this limit uses.
     pub fn kind(&self) -> CounterKind {
         let windows = |aligned, calendar, window: &Window| match window {
-            Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), grain: 0 },
-            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code(), grain: 0 },
+            Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), sub_window: 0 },
+            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code(), sub_window: 0 },
         };
-        let plain = |algorithm, window| CounterKind { algorithm, window, grain: 0 };
+        let plain = |algorithm, window| CounterKind { algorithm, window, sub_window: 0 };
         match self {
             Self::Classic(limit) => windows(0, 1, &limit.window),
             Self::FixedWindow(limit) => windows(2, 3, &limit.window),
             Self::SlidingWindow(limit) => plain(4, limit.span.nanos()),
-            Self::SubWindows(limit) => {
-                CounterKind { algorithm: 5, window: limit.span.nanos(), grain: limit.grain.get() }
+            Self::SlidingLog(limit) if limit.has_sub_windows() => {
+                CounterKind { algorithm: 5, window: limit.span.nanos(), sub_window: limit.sub_window.get() }
             }
             Self::SlidingLog(limit) => plain(6, limit.span.nanos()),
             Self::TokenBucket(limit) => plain(7, limit.rate.nanos()),
@@ -271,111 +236,63 @@ impl Limit {
     }
 }
 
-impl Counter {
-    /// The bytes on the heap.
-    pub(crate) fn heap_bytes(&self) -> usize {
-        match self {
-            Self::Log(log) => log.heap_bytes(),
-            Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => 0,
+impl Limit {
+    /// A fresh counter.
+    pub fn fresh(&self) -> Counter {
+        fn fresh<A: Algorithm>(_: &A) -> Counter {
+            A::Counter::default().into()
         }
+        each_algorithm!(self, limit => fresh(limit))
     }
 
-    /// Moves all instants back by `back` nanoseconds, for a clock that shows that much less.
-    pub(crate) fn shift_back(&mut self, back: u64) {
-        match self {
-            Self::Window(counter) => counter.start = counter.start.minus(back),
-            Self::Sliding(counter) => counter.start = counter.start.minus(back),
-            Self::Log(counter) => counter.shift_back(back),
-            Self::Debt(counter) => counter.paid_at = counter.paid_at.minus(back),
-            Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
-        }
+    /// Answers `operation`, and charges or refunds `counter` accordingly.
+    pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
+        each_algorithm!(self, limit => {
+            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into()))
+        })
     }
-}
 
-/// Dispatches each call to the algorithm and its kind of counter.
-///
-/// The kind is part of the key, so a counter of another kind appears only if two hashes collide. It is then treated
-/// as a fresh one.
-macro_rules! dispatch {
-    ($($limit:ident => $counter:ident),* $(,)?) => {
-        impl Limit {
-            /// A fresh counter.
-            pub fn fresh(&self) -> Counter {
-                match self {
-                    $(Self::$limit(_) => Counter::$counter(Default::default()),)*
-                }
-            }
+    /// Takes back what still counts of one charge, never more.
+    pub fn undo(&self, counter: &mut Counter, receipt: Receipt, now: Timestamp) {
+        each_algorithm!(self, limit => if let Some(receipt) = Variant::of(&receipt) {
+            limit.undo(own(counter), *receipt, now);
+        });
+    }
 
-            /// Answers `operation`, and charges or refunds `counter` accordingly.
-            pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
-                match (self, &mut *counter) {
-                    $((Self::$limit(limit), Counter::$counter(counter)) => {
-                        limit.decide(counter, now, operation).map(Receipt::$counter)
-                    })*
-                    (limit, other) => {
-                        *other = limit.fresh();
-                        limit.decide(other, now, operation)
-                    }
-                }
-            }
+    /// The instant from which `counter` may be evicted without changing any answer.
+    pub fn idle_at(&self, counter: &Counter) -> Timestamp {
+        each_algorithm!(self, limit => Variant::of(counter).map_or(Timestamp::EPOCH, |counter| limit.idle_at(counter)))
+    }
 
-            /// Takes back what still counts of one charge, never more.
-            pub fn undo(&self, counter: &mut Counter, receipt: Receipt, now: Timestamp) {
-                match (self, counter, receipt) {
-                    $((Self::$limit(limit), Counter::$counter(counter), Receipt::$counter(receipt)) => {
-                        limit.undo(counter, receipt, now);
-                    })*
-                    _another_counters_receipt => {}
-                }
-            }
+    /// What was consumed after `base`, an earlier state of the same counter.
+    pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
+        each_algorithm!(self, limit => match (Variant::of(counter), Variant::of(base)) {
+            (Some(counter), Some(base)) => limit.since(counter, base, now).into(),
+            _of_another_kind => counter.clone(),
+        })
+    }
 
-            /// The instant from which `counter` may be evicted without changing any answer.
-            pub fn idle_at(&self, counter: &Counter) -> Timestamp {
-                match (self, counter) {
-                    $((Self::$limit(limit), Counter::$counter(counter)) => limit.idle_at(counter),)*
-                    _another_limits_counter => Timestamp::EPOCH,
-                }
-            }
+    /// Adds what was consumed on another replica.
+    pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
+        each_algorithm!(self, limit => if let Some(other) = Variant::of(other) {
+            limit.absorb(own(counter), other, now);
+        });
+    }
 
-            /// What was consumed after `base`, an earlier state of the same counter.
-            pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
-                match (self, counter, base) {
-                    $((Self::$limit(limit), Counter::$counter(counter), Counter::$counter(base)) => {
-                        Counter::$counter(limit.since(counter, base, now))
-                    })*
-                    _another_limits_counter => counter.clone(),
-                }
-            }
+    /// Charges `hits` that were consumed at `at`: see [`Algorithm::charge_at`].
+    pub(crate) fn charge_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
+        each_algorithm!(self, limit => limit.charge_at(own(counter), hits, at, now));
+    }
 
-            /// Clamps `counter` after a clock gave up a lead at `at`, not after `now`: see [`Algorithm::clamp_ahead`].
-            pub fn clamp_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
-                match (self, counter) {
-                    $((Self::$limit(limit), Counter::$counter(counter)) => limit.clamp_ahead(counter, at, now),)*
-                    _another_limits_counter => {}
-                }
-            }
+    /// Takes back `hits` that [`Limit::charge_at`] charged at `at`, as far as they still count.
+    pub(crate) fn refund_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
+        let mut taken = self.fresh();
+        self.charge_at(&mut taken, hits, at, now);
+        *counter = self.since(counter, &taken, now);
+    }
 
-            /// Adds what was consumed on another replica.
-            pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
-                match (self, counter, other) {
-                    $((Self::$limit(limit), Counter::$counter(counter), Counter::$counter(other)) => {
-                        limit.absorb(counter, other, now);
-                    })*
-                    _another_limits_counter => {}
-                }
-            }
-        }
-    };
-}
-
-dispatch! {
-    Classic => Window,
-    FixedWindow => Window,
-    SlidingWindow => Sliding,
-    SubWindows => Log,
-    SlidingLog => Log,
-    TokenBucket => Debt,
-    SteppedBucket => Step,
-    LeakyBucket => Debt,
-    LeakyQueue => Debt,
+    /// Clamps `counter` after a clock gave up a lead at `at`, not after `now`: see [`Algorithm::clamp_ahead`].
+    pub fn clamp_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
+        each_algorithm!(self, limit => limit.clamp_ahead(own(counter), at, now));
+    }
 }

@@ -10,6 +10,7 @@ use crate::time::Timestamp;
 
 mod calendar;
 mod classic;
+mod counter;
 mod fixed_window;
 mod gcra;
 mod leaky_queue;
@@ -23,14 +24,17 @@ mod window;
 #[cfg(test)]
 mod examples;
 #[cfg(test)]
-mod laws;
+pub(crate) mod laws;
 
 pub use calendar::{Calendar, CalendarUnit};
 pub use classic::Classic;
+pub(crate) use counter::own;
+pub use counter::{Counter, Receipt, Variant};
 pub use fixed_window::FixedWindow;
 pub use gcra::{DebtCounter, DebtReceipt, Rate};
 pub use leaky_queue::LeakyQueue;
-pub use limit::{Counter, CounterKind, Limit, Receipt};
+pub(crate) use limit::each_algorithm;
+pub use limit::{AlgorithmName, CounterKind, Limit};
 pub(crate) use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
 pub use sliding_log::{LogCounter, LogReceipt, SlidingLog};
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
@@ -51,10 +55,10 @@ pub enum Operation {
 
 impl Operation {
     /// Whether the operation changes the counter, given whether it passes and how excess charges are handled.
-    pub(crate) fn changes(self, passes: bool, excess: Excess) -> bool {
+    pub(crate) fn changes(self, passes: bool, excess: impl FnOnce() -> Excess) -> bool {
         match self {
             Self::Peek => false,
-            Self::Charge(_) => passes || excess == Excess::Count,
+            Self::Charge(_) => passes || excess() == Excess::Count,
             Self::Refund(_) => true,
         }
     }
@@ -110,12 +114,24 @@ pub enum Excess {
     Overdraft(u64),
 }
 
+impl Excess {
+    /// The same with a debt of at most `debt` hits; an overdraft keeps its own bound.
+    fn with_debt(self, debt: u64) -> Self {
+        match self {
+            Self::Refuse | Self::Count => Self::Overdraft(debt),
+            Self::Overdraft(_) => self,
+        }
+    }
+}
+
 /// A rate limiting algorithm.
-pub trait Algorithm {
+pub trait Algorithm: Clone {
     /// The state of one key. The default is the state of an unused key.
-    type Counter: Default;
+    type Counter: Variant<Counter> + Default;
     /// The data for taking one charge back.
-    type Receipt;
+    type Receipt: Variant<Receipt> + Copy;
+    /// Whether a part of what is left may be leased to another replica while refused hits leave no trace.
+    const LEASABLE: bool = true;
 
     /// Answers `operation`, and charges or refunds `counter` accordingly.
     fn decide(
@@ -141,22 +157,59 @@ pub trait Algorithm {
     /// becomes the next one after `at`, hits ahead of `now` move to `at`, and a debt larger than this limit allows is
     /// cut to the largest one at `at`. This frees nothing. Other counters stay unchanged.
     fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
+
+    /// Hits that pass when nothing was counted.
+    fn allowance(&self) -> u64;
+
+    /// What happens to a charge that is larger than what is left.
+    fn excess(&self) -> Excess {
+        Excess::Refuse
+    }
+
+    /// The windows that hits are counted in, if they are whole windows.
+    fn window(&self) -> Option<&Window> {
+        None
+    }
+
+    /// Hits that come back in each period.
+    fn hits_per_period(&self) -> u64 {
+        self.allowance()
+    }
+
+    /// The time in which the whole allowance comes back, in nanoseconds, if that is constant.
+    fn period(&self) -> Option<u64> {
+        self.window().and_then(Window::period)
+    }
+
+    /// For limits that keep a debt as time: the longest time to pay a debt, in nanoseconds, at which a single hit is
+    /// sure to pass. 0 for all others.
+    fn passing_debt_max(&self) -> u64 {
+        0
+    }
+
+    /// Replaces its numbers of hits (of the limit, a burst, a step; not the length of windows), and what happens to a
+    /// charge that is larger than what is left.
+    fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess);
+
+    /// Charges `hits` that were consumed at `at`, not after `now`, whether they would pass or not. Hits that have
+    /// expired change nothing. Override it for an algorithm without overdrafts: the default takes one.
+    fn charge_at(&self, counter: &mut Self::Counter, hits: u64, at: Timestamp, now: Timestamp) {
+        let (mut limit, mut taken) = (self.clone(), Self::Counter::default());
+        limit.change(|number| number, |excess| excess.with_debt(hits));
+        limit.decide(&mut taken, at, Operation::Charge(hits));
+        self.absorb(counter, &taken, now);
+    }
 }
 
 impl<R> Decision<R> {
-    /// The same decision without its receipt.
+    /// The same with what `keep` returns for the receipt.
     #[inline(always)]
-    pub(crate) fn without_receipt(self) -> Decision<()> {
-        let Self { verdict, remaining, reset_after, receipt: _ } = self;
-        Decision { verdict, remaining, reset_after, receipt: None }
-    }
-
-    pub(crate) fn map<S>(self, wrap: impl FnOnce(R) -> S) -> Decision<S> {
+    pub(crate) fn keep_receipt<S>(self, keep: impl FnOnce(R) -> Option<S>) -> Decision<S> {
         Decision {
             verdict: self.verdict,
             remaining: self.remaining,
             reset_after: self.reset_after,
-            receipt: self.receipt.map(wrap),
+            receipt: self.receipt.and_then(keep),
         }
     }
 }

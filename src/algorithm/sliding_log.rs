@@ -1,6 +1,6 @@
 //! The sliding log: every charge is stored until it is one window old.
 //!
-//! With a grain, the charges of one sub-window are stored as one entry and expire together.
+//! With sub-windows, the charges of one sub-window are stored as one entry and expire together.
 
 use std::{collections::VecDeque, num::NonZeroU64};
 
@@ -15,7 +15,7 @@ use crate::{
 /// slightly stricter, never more lenient.
 pub const ENTRIES_MAX: usize = 10_000;
 
-/// At most `limit` hits within any span of the window's length (with a grain: of the window less one grain).
+/// At most `limit` hits within any span of the window's length (with sub-windows: of the window less one of them).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingLog {
     /// Hits within the length of the window; 0 lets none pass.
@@ -23,7 +23,7 @@ pub struct SlidingLog {
     /// The length of the window.
     pub span: Span,
     /// Instants are rounded down to a multiple of this many nanoseconds, which divides the window.
-    pub grain: NonZeroU64,
+    pub sub_window: NonZeroU64,
     /// What happens to a charge larger than what is left. A debt expires with the charge that made it.
     pub excess: Excess,
 }
@@ -49,11 +49,16 @@ pub struct LogEntry {
 pub struct LogReceipt(LogEntry);
 
 impl SlidingLog {
+    /// Whether charges are counted by sub-windows, not each on its own.
+    pub(crate) fn has_sub_windows(&self) -> bool {
+        self.sub_window > NonZeroU64::MIN
+    }
+
     /// The instant at which a charge at `now` is stored.
     fn instant(&self, counter: &LogCounter, now: Timestamp) -> Timestamp {
-        let grain = now.minus(now.as_nanos() % self.grain);
+        let sub_window = now.minus(now.as_nanos() % self.sub_window);
         // If time goes back, the charge is added to the newest entry.
-        counter.entries.back().map_or(grain, |newest| newest.at.max(grain))
+        counter.entries.back().map_or(sub_window, |newest| newest.at.max(sub_window))
     }
 
     fn leaves_at(&self, entry: &LogEntry) -> Timestamp {
@@ -137,6 +142,7 @@ impl SlidingLog {
 impl Algorithm for SlidingLog {
     type Counter = LogCounter;
     type Receipt = LogReceipt;
+    const LEASABLE: bool = false;
 
     fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
         let (hits, passes, receipt) = match operation {
@@ -202,6 +208,22 @@ impl Algorithm for SlidingLog {
             let moved = |(instant, hits)| (if now < instant { at } else { instant }, hits);
             *counter = LogCounter::of(counter.hits().map(moved));
         }
+    }
+
+    fn allowance(&self) -> u64 {
+        self.limit
+    }
+
+    fn excess(&self) -> Excess {
+        self.excess
+    }
+
+    fn period(&self) -> Option<u64> {
+        Some(self.span.nanos())
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
+        (self.limit, self.excess) = (number(self.limit), excess(self.excess));
     }
 }
 

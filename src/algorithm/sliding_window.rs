@@ -25,8 +25,8 @@ pub struct SlidingWindow {
 /// Hits counted in one window and in the one before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingCounter {
-    /// The start of the current window.
-    pub(crate) start: Timestamp,
+    /// The end of the current window.
+    pub(crate) end: Timestamp,
     pub(crate) previous: u64,
     pub(crate) current: u64,
 }
@@ -34,26 +34,32 @@ pub struct SlidingCounter {
 /// A charge to one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlidingReceipt {
-    start: Timestamp,
+    end: Timestamp,
     hits: u64,
 }
 
 impl SlidingWindow {
     fn advanced(&self, counter: &SlidingCounter, now: Timestamp) -> SlidingCounter {
-        counter.advanced(self.span, self.span.start(now))
+        // In the same window, and in a later one, nothing changes.
+        if now < counter.end { *counter } else { counter.advanced(self.span, self.span.end(now)) }
     }
 
     /// The time from `now` to the end of its window, at most the whole window.
     fn ahead(&self, counter: &SlidingCounter, now: Timestamp) -> u64 {
-        self.length() - now.nanos_since(counter.start).min(self.length())
+        counter.end.nanos_since(now).min(self.length())
+    }
+
+    fn start(&self, counter: &SlidingCounter) -> Timestamp {
+        counter.end.minus(self.length())
     }
 
     fn length(&self) -> u64 {
         self.span.nanos()
     }
 
-    fn end(&self, start: Timestamp) -> Timestamp {
-        start.plus(self.length())
+    /// The end of the window after the one that ends at `end`.
+    fn next(&self, end: Timestamp) -> Timestamp {
+        end.plus(self.length())
     }
 
     /// The weighted hits of the previous window.
@@ -81,7 +87,7 @@ impl SlidingWindow {
         let counted = counter.current.saturating_add(hits);
         if hits <= left {
             counter.current = counted;
-            return (true, Some(SlidingReceipt { start: counter.start, hits }));
+            return (true, Some(SlidingReceipt { end: counter.end, hits }));
         }
         match self.excess {
             Excess::Refuse => (false, None),
@@ -119,8 +125,8 @@ impl SlidingWindow {
         };
         let room = self.limit.checked_sub(hits)?;
         Some(match room.checked_sub(counter.current) {
-            Some(weight) => self.decayed_at(counter.previous, weight, counter.start),
-            None => self.decayed_at(counter.current, room, self.end(counter.start)),
+            Some(weight) => self.decayed_at(counter.previous, weight, self.start(counter)),
+            None => self.decayed_at(counter.current, room, counter.end),
         })
     }
 }
@@ -147,10 +153,10 @@ impl Algorithm for SlidingWindow {
                 (0, true, None)
             }
         };
-        if operation.changes(passes, self.excess) {
+        if operation.changes(passes, || self.excess) {
             *counter = advanced;
         }
-        let end = self.end(advanced.start).since(now);
+        let end = advanced.end.since(now);
         let remaining = self.left(&advanced, now);
         if passes {
             return Decision { verdict: Verdict::Pass, remaining, reset_after: end, receipt };
@@ -161,59 +167,74 @@ impl Algorithm for SlidingWindow {
     }
 
     fn undo(&self, counter: &mut SlidingCounter, receipt: SlidingReceipt, _now: Timestamp) {
-        if receipt.start == counter.start {
+        if receipt.end == counter.end {
             counter.current = counter.current.saturating_sub(receipt.hits);
-        } else if self.end(receipt.start) == counter.start {
+        } else if self.next(receipt.end) == counter.end {
             counter.previous = counter.previous.saturating_sub(receipt.hits);
         }
     }
 
     fn idle_at(&self, counter: &SlidingCounter) -> Timestamp {
         if counter.current == 0 {
-            self.decayed_at(counter.previous, 0, counter.start)
+            self.decayed_at(counter.previous, 0, self.start(counter))
         } else {
-            self.decayed_at(counter.current, 0, self.end(counter.start))
+            self.decayed_at(counter.current, 0, counter.end)
         }
     }
 
     fn since(&self, counter: &SlidingCounter, base: &SlidingCounter, now: Timestamp) -> SlidingCounter {
-        let start = self.span.start(now).max(counter.start).max(base.start);
-        let (counter, base) = (counter.advanced(self.span, start), base.advanced(self.span, start));
+        let end = self.span.end(now).max(counter.end).max(base.end);
+        let (counter, base) = (counter.advanced(self.span, end), base.advanced(self.span, end));
         SlidingCounter {
-            start,
+            end,
             previous: counter.previous.saturating_sub(base.previous),
             current: counter.current.saturating_sub(base.current),
         }
     }
 
     fn absorb(&self, counter: &mut SlidingCounter, other: &SlidingCounter, now: Timestamp) {
-        let current = self.span.start(now).max(counter.start);
+        let current = self.span.end(now).max(counter.end);
         // The other clock may be ahead; at most one window of that is kept.
-        let start = other.start.min(self.end(current)).max(current);
-        let other = if other.start < start { other.advanced(self.span, start) } else { *other };
-        let advanced = counter.advanced(self.span, start);
+        let end = other.end.min(self.next(current)).max(current);
+        let (other, advanced) = (other.advanced(self.span, end), counter.advanced(self.span, end));
         *counter = SlidingCounter {
-            start,
+            end,
             previous: advanced.previous.saturating_add(other.previous),
             current: advanced.current.saturating_add(other.current),
         };
     }
 
     fn clamp_ahead(&self, counter: &mut SlidingCounter, at: Timestamp, now: Timestamp) {
-        if self.end(self.span.start(now)) < counter.start {
-            counter.start = self.end(self.span.start(at));
+        if self.next(self.span.end(now)) < counter.end {
+            counter.end = self.next(self.span.end(at));
         }
+    }
+
+    fn allowance(&self) -> u64 {
+        self.limit
+    }
+
+    fn excess(&self) -> Excess {
+        self.excess
+    }
+
+    fn period(&self) -> Option<u64> {
+        Some(self.length())
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
+        (self.limit, self.excess) = (number(self.limit), excess(self.excess));
     }
 }
 
 impl SlidingCounter {
-    /// The counter in the window that starts at `start`; a later window stays.
-    fn advanced(&self, span: Span, start: Timestamp) -> Self {
-        if start <= self.start {
+    /// The counter in the window that ends at `end`; a later window stays.
+    fn advanced(&self, span: Span, end: Timestamp) -> Self {
+        if end <= self.end {
             return *self;
         }
-        let previous = if self.start.plus(span.nanos()) == start { self.current } else { 0 };
-        Self { start, previous, current: 0 }
+        let previous = if self.end.plus(span.nanos()) == end { self.current } else { 0 };
+        Self { end, previous, current: 0 }
     }
 
     /// Removes `hits`, the newest first, or as many as there are.

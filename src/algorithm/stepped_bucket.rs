@@ -51,18 +51,6 @@ struct Level {
 }
 
 impl SteppedBucket {
-    /// The longest time until the bucket is full, in nanoseconds, at which a hit is sure to pass.
-    pub(crate) fn passing_debt_max(&self) -> u64 {
-        let steps = self.burst.div_ceil(self.amount.get()).saturating_sub(1);
-        self.interval.get().saturating_mul(steps)
-    }
-
-    /// Charges `hits` more at `at`, which may be in the past.
-    pub(crate) fn charge_at(&self, counter: &mut StepCounter, at: Timestamp, hits: u64) {
-        let level = self.level(counter, at);
-        *counter = self.counter(Level { missing: level.missing.saturating_add(hits.into()), ..level });
-    }
-
     fn level(&self, counter: &StepCounter, now: Timestamp) -> Level {
         let steps = counter.full_at.nanos_since(now).div_ceil(self.interval.get());
         if steps == 0 {
@@ -139,7 +127,7 @@ impl Algorithm for SteppedBucket {
             Operation::Refund(hits) => (0, true, before.missing.saturating_sub(hits.into())),
         };
         let after = Level { missing, ..before };
-        if operation.changes(passes, self.excess) {
+        if operation.changes(passes, || self.excess) {
             *counter = self.counter(after);
         }
         let full_after = self.back_at(after, missing).since(now);
@@ -201,5 +189,28 @@ impl Algorithm for SteppedBucket {
             // A new step begins at `at`: the open one belongs to the time that was given up.
             *counter = self.counter(Level { step: at, missing: most });
         }
+    }
+
+    fn allowance(&self) -> u64 {
+        self.burst
+    }
+
+    fn excess(&self) -> Excess {
+        self.excess
+    }
+
+    fn passing_debt_max(&self) -> u64 {
+        let steps = self.burst.div_ceil(self.amount.get()).saturating_sub(1);
+        self.interval.get().saturating_mul(steps)
+    }
+
+    fn charge_at(&self, counter: &mut StepCounter, hits: u64, at: Timestamp, _now: Timestamp) {
+        let level = self.level(counter, at);
+        *counter = self.counter(Level { missing: level.missing.saturating_add(hits.into()), ..level });
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
+        self.amount = NonZeroU64::new(number(self.amount.get())).unwrap_or(NonZeroU64::MIN);
+        (self.burst, self.excess) = (number(self.burst), excess(self.excess));
     }
 }

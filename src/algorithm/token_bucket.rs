@@ -20,11 +20,6 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// The longest time until the bucket is full, in nanoseconds, at which a hit still passes.
-    pub(crate) fn passing_debt_max(&self) -> u64 {
-        self.rate.nanos_in(self.left(self.rate.cost(1)))
-    }
-
     /// What is left when `debt` is owed, in units.
     fn left(&self, debt: u128) -> u128 {
         self.rate.cost(self.burst).saturating_sub(debt)
@@ -70,6 +65,8 @@ impl Algorithm for TokenBucket {
     type Counter = DebtCounter;
     type Receipt = DebtReceipt;
 
+    // `inline(always)`: part of every decision.
+    #[inline(always)]
     fn decide(
         &self,
         counter: &mut DebtCounter,
@@ -123,5 +120,36 @@ impl Algorithm for TokenBucket {
 
     fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
         counter.clamp_ahead(self.rate, self.debt_max(), at, now);
+    }
+
+    fn allowance(&self) -> u64 {
+        self.burst
+    }
+
+    fn excess(&self) -> Excess {
+        self.excess
+    }
+
+    fn passing_debt_max(&self) -> u64 {
+        self.rate.nanos_in(self.left(self.rate.cost(1)))
+    }
+
+    // Without a burst nothing passes, whatever the rate is.
+    fn hits_per_period(&self) -> u64 {
+        if self.burst == 0 { 0 } else { self.rate.hits() }
+    }
+
+    fn period(&self) -> Option<u64> {
+        Some(self.rate.nanos())
+    }
+
+    // A debt from meanwhile is owed after these hits instead of before them, which takes as long.
+    fn charge_at(&self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
+        counter.charge(self.rate, at, hits);
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
+        self.rate = self.rate.with_hits(&number);
+        (self.burst, self.excess) = (number(self.burst), excess(self.excess));
     }
 }

@@ -47,6 +47,11 @@ impl Span {
     pub(crate) const fn start(self, now: Timestamp) -> Timestamp {
         now.minus(now.as_nanos() % self.nanos)
     }
+
+    /// Its first multiple after `now`.
+    pub(crate) const fn end(self, now: Timestamp) -> Timestamp {
+        self.start(now).plus(self.nanos)
+    }
 }
 
 impl From<Span> for u64 {
@@ -80,6 +85,14 @@ impl Window {
         }
     }
 
+    /// The length of each window in nanoseconds, if all have the same.
+    pub(crate) fn period(&self) -> Option<u64> {
+        match self {
+            Self::Aligned(span) => Some(span.nanos),
+            Self::Calendar(_) => None,
+        }
+    }
+
     /// The start of the window that holds `now`.
     pub(crate) fn start(&self, now: Timestamp) -> Timestamp {
         match self {
@@ -88,15 +101,24 @@ impl Window {
         }
     }
 
-    /// The end of the window that starts at `start`, or of the one `later` windows after it.
-    pub(crate) fn end(&self, start: Timestamp, later: u64) -> Timestamp {
+    /// The end of the window that holds `now`.
+    pub(crate) fn end(&self, now: Timestamp) -> Timestamp {
         match self {
-            Self::Aligned(span) => start.plus(span.nanos.saturating_mul(later.saturating_add(1))),
-            Self::Calendar(calendar) => calendar.end(start, later),
+            Self::Aligned(span) => span.end(now),
+            Self::Calendar(calendar) => calendar.end(calendar.start(now), 0),
         }
     }
 
-    /// How many windows lie between two starts.
+    /// The end of the window that comes `windows` after the one that ends at `end`.
+    pub(crate) fn end_after(&self, end: Timestamp, windows: u64) -> Timestamp {
+        match self {
+            Self::Aligned(span) => end.plus(span.nanos.saturating_mul(windows)),
+            Self::Calendar(_) if windows == 0 => end,
+            Self::Calendar(calendar) => calendar.end(end, windows - 1),
+        }
+    }
+
+    /// How many windows lie between two boundaries of windows.
     pub(crate) fn windows_between(&self, from: Timestamp, to: Timestamp) -> u64 {
         match self {
             Self::Aligned(span) => to.nanos_since(from) / span.nanos,
@@ -108,8 +130,8 @@ impl Window {
 /// Hits counted in one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowCounter {
-    /// The start of the window.
-    pub(crate) start: Timestamp,
+    /// The end of the window: until then, a decision needs no division.
+    pub(crate) end: Timestamp,
     /// The hits in it. May exceed the limit.
     pub(crate) count: u64,
 }
@@ -117,31 +139,39 @@ pub struct WindowCounter {
 /// A charge to one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowReceipt {
-    start: Timestamp,
+    end: Timestamp,
     hits: u64,
 }
 
 impl WindowCounter {
-    /// Advances to the window that starts at `start`, where `carry_over(hits, windows)` of the hits still count. A
-    /// window that is already later stays: time that goes back frees nothing.
+    /// Advances to the window of `now`, where `carry_over(hits, windows)` of the hits still count. A window that is
+    /// already later stays: time that goes back frees nothing.
+    #[inline(always)]
     pub(crate) fn advance(
         &mut self,
         window: &Window,
-        start: Timestamp,
+        now: Timestamp,
         carry_over: impl FnOnce(u64, u64) -> u64,
     ) {
-        if self.start < start {
+        if self.end <= now {
+            self.advance_to(window, window.end(now), carry_over);
+        }
+    }
+
+    /// Advances to the window that ends at `end`, or stays in a later one.
+    fn advance_to(&mut self, window: &Window, end: Timestamp, carry_over: impl FnOnce(u64, u64) -> u64) {
+        if self.end < end {
             if self.count > 0 {
-                self.count = carry_over(self.count, window.windows_between(self.start, start));
+                self.count = carry_over(self.count, window.windows_between(self.end, end));
             }
-            self.start = start;
+            self.end = end;
         }
     }
 
     /// Counts `hits` more.
     pub(crate) fn add(&mut self, hits: u64) -> WindowReceipt {
         self.count = self.count.saturating_add(hits);
-        WindowReceipt { start: self.start, hits }
+        WindowReceipt { end: self.end, hits }
     }
 
     /// Removes `hits`, or as many as there are.
@@ -151,15 +181,15 @@ impl WindowCounter {
 
     /// Takes one charge back if its window is still the current one.
     pub(crate) fn undo(&mut self, receipt: WindowReceipt) {
-        if receipt.start == self.start {
+        if receipt.end == self.end {
             self.remove(receipt.hits);
         }
     }
 
     /// Replaces a window more than one ahead of `now` by the next one after `at`.
     pub(crate) fn clamp_ahead(&mut self, window: &Window, at: Timestamp, now: Timestamp) {
-        if window.end(window.start(now), 0) < self.start {
-            self.start = window.end(window.start(at), 0);
+        if window.end_after(window.end(now), 1) < self.end {
+            self.end = window.end_after(window.end(at), 1);
         }
     }
 
@@ -172,9 +202,9 @@ impl WindowCounter {
         carry_over: impl Fn(u64, u64) -> u64,
     ) -> Self {
         let (mut since, mut base) = (*self, *base);
-        let start = window.start(now).max(since.start).max(base.start);
-        since.advance(window, start, &carry_over);
-        base.advance(window, start, &carry_over);
+        let end = window.end(now).max(since.end).max(base.end);
+        since.advance_to(window, end, &carry_over);
+        base.advance_to(window, end, &carry_over);
         since.remove(base.count);
         since
     }
@@ -188,11 +218,11 @@ impl WindowCounter {
         now: Timestamp,
         carry_over: impl Fn(u64, u64) -> u64,
     ) {
-        let current = window.start(now).max(self.start);
-        let start = other.start.min(window.end(current, 0)).max(current);
+        let current = window.end(now).max(self.end);
+        let end = other.end.min(window.end_after(current, 1)).max(current);
         let mut other = *other;
-        self.advance(window, start, &carry_over);
-        other.advance(window, start, &carry_over);
+        self.advance_to(window, end, &carry_over);
+        other.advance_to(window, end, &carry_over);
         self.add(other.count);
     }
 }

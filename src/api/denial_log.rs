@@ -29,12 +29,12 @@ impl DenialLog {
     /// Logs the denied descriptors of a request that was decided at `now`, within the bound.
     pub(super) fn log(&self, request: &Request<'_>, answer: &Answer<'_>, now: Timestamp) {
         let second = now.as_nanos() / NANOS_PER_SECOND;
-        let denied = request.descriptors.iter().zip(&answer.statuses).filter(|(_, status)| !status.passes);
+        let denied = request.descriptors().iter().zip(&answer.statuses).filter(|(_, status)| !status.passes);
         for (descriptor, status) in denied {
             let Some(left_out) = self.0.take(second) else { continue };
             info!(
                 name: logs::UNLIMITED,
-                domain = request.domain,
+                domain = request.domain(),
                 rule = status.name(),
                 // Logged as a string, which is quoted and escaped, so that a client cannot forge log lines.
                 descriptor = text(descriptor.entries).as_str(),

@@ -1,4 +1,4 @@
-//! The HTTP API: probes, and the rate limit service as JSON.
+//! The HTTP API: probes, the rate limit service as JSON, and decisions by headers.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use axum::{
     Extension, Router,
     body::Body,
     extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -14,55 +14,126 @@ use axum::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    api::{Api, Call, Error, ResetPrecision, cross_site, json, reader::RequestReader},
+    api::{Api, Call, Error, Reply, ResetPrecision, cross_site, forward_auth, json, reader::RequestReader},
     cluster::OpenForwards,
 };
 
 /// Reports whether this process is ready to serve requests.
 pub trait Readiness: Clone + Send + Sync + 'static {
-    /// `Err` has the reason why it is not ready.
-    fn ready(&self) -> Result<(), String>;
+    /// `Ok` has the answer if it is, `Err` the reason why it is not.
+    fn ready(&self) -> Result<String, String>;
+
+    /// The same for `/healthcheck`, which is also the probe of liveness where rules are not required.
+    fn healthy(&self) -> Result<String, String> {
+        self.ready()
+    }
 }
 
-/// Routes `/healthcheck`, `/livez`, `/readyz` and `POST /json`. At most `calls_max` JSON calls run at once.
-pub fn router<R: Readiness>(api: Api, readiness: R, reader: RequestReader, calls_max: usize) -> Router {
+/// Routes `/healthcheck`, `/livez`, `/readyz`, `POST /json` and, if it is set, `/check`. At most `calls_max` calls run
+/// at once.
+pub fn router<R: Readiness>(
+    api: Api,
+    readiness: R,
+    reader: RequestReader,
+    check: forward_auth::Settings,
+    calls_max: usize,
+) -> Router {
     let probes = Router::new()
         .route("/livez", get(async || "OK"))
         .route("/readyz", get(readyz::<R>))
         .route("/healthcheck", axum::routing::any(healthcheck::<R>))
         .with_state(readiness);
-    let json = Json { api, reader, calls: Arc::new(Semaphore::new(calls_max)) };
-    let json = Router::new().route("/json", post(should_rate_limit)).with_state(json);
+    let calls = Calls { api, running: Arc::new(Semaphore::new(calls_max)) };
+    let json = Router::new().route("/json", post(should_rate_limit)).with_state((calls.clone(), reader));
     // A web page must not be able to make charges.
-    probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)))
+    let routes = probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)));
+    match check.check() {
+        None => routes,
+        // A gateway forwards the headers of its clients, so the origin is that of the client's page.
+        Some(check) => {
+            let methods = get(decide_headers).post(decide_headers);
+            routes.merge(Router::new().route("/check", methods).with_state((calls, Arc::new(check))))
+        }
+    }
 }
 
-/// State of the `/json` handler.
+/// Decides calls.
 #[derive(Clone, Debug)]
-struct Json {
+struct Calls {
     api: Api,
-    reader: RequestReader,
     /// Permits of calls that are running or delayed. Connections without one can be closed to admit a probe.
-    calls: Arc<Semaphore>,
+    running: Arc<Semaphore>,
+}
+
+/// Why a call has no reply.
+enum Undecided {
+    Overloaded,
+    /// A panic, which is a bug and was logged.
+    Failed,
+    Error(Error),
+}
+
+impl Calls {
+    /// Decides the message of `request`, and waits for the delay of the reply.
+    async fn decide<M: Send + 'static>(
+        &self,
+        connection: OpenForwards,
+        request: M,
+        message: fn(&M) -> &[u8],
+    ) -> Result<Reply, Undecided> {
+        let Ok(_permit) = self.running.try_acquire() else { return Err(Undecided::Overloaded) };
+        // A task of its own, because hyper drops the handler of a client that is gone, and a call that was forwarded
+        // must be decided to its end. The task frees the memory of the request before the delay.
+        let decider = self.api.clone();
+        let decided = tokio::spawn(async move {
+            let precision = ResetPrecision::Millis;
+            let call = Call { message: message(&request), metadata: None, precision };
+            decider.handle(call, &connection).await
+        });
+        let reply = decided.await.map_err(|_| Undecided::Failed)?.map_err(Undecided::Error)?;
+        if !reply.delay.is_zero() {
+            self.api.wait(reply.delay).await;
+        }
+        Ok(reply)
+    }
+}
+
+impl Undecided {
+    fn reason(&self) -> String {
+        match self {
+            Self::Overloaded => "too many concurrent calls\n".to_owned(),
+            Self::Failed => "the call failed\n".to_owned(),
+            Self::Error(error) => format!("{error}\n"),
+        }
+    }
+
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Error(error) if error.is_caller_error() => StatusCode::BAD_REQUEST,
+            Self::Error(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
 }
 
 async fn readyz<R: Readiness>(State(readiness): State<R>) -> Response {
     match readiness.ready() {
-        Ok(()) => "OK".into_response(),
+        Ok(answer) => answer.into_response(),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why).into_response(),
     }
 }
 
 /// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
 async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
-    match readiness.ready() {
-        Ok(()) => "OK".into_response(),
+    match readiness.healthy() {
+        Ok(answer) => answer.into_response(),
         Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
     }
 }
 
 async fn should_rate_limit(
-    State(Json { api, reader, calls }): State<Json>,
+    State((calls, reader)): State<(Calls, RequestReader)>,
     connection: Option<Extension<OpenForwards>>,
     body: Body,
 ) -> Response {
@@ -71,31 +142,31 @@ async fn should_rate_limit(
         Ok(request) => request,
         Err(error) => {
             if let Some(error) = error.too_large() {
-                api.metrics().unanswered(Error::Decode(error.into()));
+                calls.api.metrics().unanswered(Error::Decode(error.into()));
             }
             return error.into_response();
         }
     };
-    let Ok(_permit) = calls.try_acquire() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many concurrent calls\n").into_response();
-    };
-    let call = Call { message: request.message(), metadata: None, precision: ResetPrecision::Millis };
-    let handled = api.handle(call, &connection).await;
-    // Frees the memory of the request before the delay.
-    drop(request);
-    let reply = match handled {
+    let reply = match calls.decide(connection, request, |request| request.message()).await {
         Ok(reply) => reply,
-        Err(error) if error.is_caller_error() => {
-            return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response();
-        }
-        Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
+        Err(undecided) => return (undecided.status(), undecided.reason()).into_response(),
     };
-    if !reply.delay.is_zero() {
-        api.wait(reply.delay).await;
-    }
     let status = if reply.passes { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     match json::response(reply.message()) {
         Ok(json) => (status, [(CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn decide_headers(
+    State((calls, check)): State<(Calls, Arc<forward_auth::Check>)>,
+    connection: Option<Extension<OpenForwards>>,
+    headers: HeaderMap,
+) -> Response {
+    let Some(message) = check.request(&headers) else { return StatusCode::OK.into_response() };
+    let Extension(connection) = connection.unwrap_or_default();
+    match calls.decide(connection, message, |message| message).await {
+        Ok(reply) => (check.status(reply.passes), forward_auth::headers(reply.message())).into_response(),
+        Err(undecided) => (check.failure(), undecided.reason()).into_response(),
     }
 }

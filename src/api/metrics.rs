@@ -80,11 +80,11 @@ impl Metrics {
     pub(super) fn unanswered(&self, error: Error) {
         match error {
             Error::LimiterError(LimiterError::NoRules) => self.no_rules.increase(),
-            Error::LimiterError(LimiterError::Joining | LimiterError::Remote) => self.joining.increase(),
+            Error::LimiterError(LimiterError::Joining | LimiterError::Remote | LimiterError::NoStore) => {
+                self.joining.increase();
+            }
             Error::LimiterError(LimiterError::Overloaded) => self.overloaded.increase(),
-            Error::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
-            | Error::Decode(_)
-            | Error::Unit { .. } => self.invalid.increase(),
+            Error::Decode(_) | Error::Request(_) => self.invalid.increase(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    limiter::{Bounds, Limiter, LimiterError},
+    limiter::{Bounds, Limiter, LimiterError, RequestError},
     telemetry::{logs, traces::Traces},
 };
 
@@ -11,6 +11,9 @@ pub mod admin;
 mod cross_site;
 mod denial_log;
 pub mod descriptor_text;
+pub mod forward_auth;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 pub mod http;
 pub mod json;
 mod metrics;
@@ -19,7 +22,7 @@ pub mod rls;
 pub mod top;
 
 pub use metrics::Metrics;
-pub use rls::{Batch, Call, Handled, Reply, ResetPrecision, headers};
+pub use rls::{Batch, Call, CallSpan, Handled, Reply, ResetPrecision, headers};
 
 use denial_log::DenialLog;
 use rls::DecodeError;
@@ -114,16 +117,9 @@ pub enum Error {
     /// The message is invalid or beyond the bounds.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// A limit override with an unknown unit.
-    #[error(
-        "descriptors[{descriptor}].limit.unit: {number} is not a unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
-    )]
-    Unit {
-        /// Index of the descriptor.
-        descriptor: usize,
-        /// The unit that was sent.
-        number: i32,
-    },
+    /// The content of the request is invalid.
+    #[error(transparent)]
+    Request(#[from] RequestError),
 }
 
 impl Error {
@@ -134,11 +130,10 @@ impl Error {
                 LimiterError::NoRules
                 | LimiterError::Joining
                 | LimiterError::Remote
+                | LimiterError::NoStore
                 | LimiterError::Overloaded,
             ) => false,
-            Self::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
-            | Self::Decode(_)
-            | Self::Unit { .. } => true,
+            Self::Decode(_) | Self::Request(_) => true,
         }
     }
 }
@@ -147,13 +142,11 @@ impl Error {
 impl From<Error> for tonic::Status {
     fn from(error: Error) -> Self {
         match error {
-            Error::LimiterError(LimiterError::EmptyDomain | LimiterError::NoDescriptors)
-            | Error::Decode(_)
-            | Error::Unit { .. } => Self::invalid_argument(error.to_string()),
+            Error::Decode(_) | Error::Request(_) => Self::invalid_argument(error.to_string()),
             Error::LimiterError(LimiterError::Overloaded) => Self::resource_exhausted(error.to_string()),
-            Error::LimiterError(LimiterError::NoRules | LimiterError::Joining | LimiterError::Remote) => {
-                Self::unavailable(error.to_string())
-            }
+            Error::LimiterError(
+                LimiterError::NoRules | LimiterError::Joining | LimiterError::Remote | LimiterError::NoStore,
+            ) => Self::unavailable(error.to_string()),
         }
     }
 }

@@ -2,20 +2,24 @@
 
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Arg, ArgMatches, ValueHint, value_parser};
-use serde_json::Value;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    runtime,
-    time::timeout,
+use axum::{
+    body::{Body, Bytes, to_bytes},
+    http::{
+        Request, StatusCode,
+        header::{AUTHORIZATION, HOST},
+    },
 };
+use clap::{Arg, ArgMatches, ValueHint, value_parser};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::{net::TcpStream, runtime, task::JoinSet, time::timeout};
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The maximum size of an answer, in bytes.
-const ANSWER_MAX: u64 = 16 * 1024 * 1024;
+const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// An admin request.
 pub(super) struct Call {
@@ -61,32 +65,35 @@ pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
             Err(_) => Err(format!("none within {} s", TIMEOUT.as_secs())),
         }
     };
-    let answer = runtime.block_on(answered).map_err(none)?;
-    let (head, body) =
-        answer.split_once("\r\n\r\n").ok_or_else(|| none("it does not speak HTTP".to_owned()))?;
-    match head.split(' ').nth(1) {
-        Some("200") => serde_json::from_str(body).map_err(|error| none(error.to_string())),
-        Some("404") if body.is_empty() => {
+    let (status, body) = runtime.block_on(answered).map_err(none)?;
+    let text = String::from_utf8_lossy(&body);
+    match status {
+        StatusCode::OK => serde_json::from_slice(&body).map_err(|error| none(error.to_string())),
+        StatusCode::NOT_FOUND if body.is_empty() => {
             Err(none("there is no such page; is this an admin listener?".to_owned()))
         }
-        Some("401") => Err(format!("{to} requires a token: {}; set --token-file", body.trim())),
-        Some(_) => Err(format!("{to} refused the request: {}", body.trim())),
-        None => Err(none("it does not speak HTTP".to_owned())),
+        StatusCode::UNAUTHORIZED => Err(format!("{to} requires a token: {}; set --token-file", text.trim())),
+        _ => Err(format!("{to} refused the request: {}", text.trim())),
     }
 }
 
-async fn send(to: &str, token: Option<&str>, call: &Call) -> std::io::Result<String> {
-    let Call { method, path, body } = call;
-    let mut stream = TcpStream::connect(to).await?;
-    let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
-    // HTTP/1.0 has no chunked encoding: the answer ends with the connection.
-    let host = host(to, stream.peer_addr()?);
-    let head =
-        format!("{method} {path} HTTP/1.0\r\nhost: {host}\r\n{token}content-length: {}\r\n\r\n", body.len());
-    stream.write_all(format!("{head}{body}").as_bytes()).await?;
-    let mut answer = String::new();
-    stream.take(ANSWER_MAX).read_to_string(&mut answer).await?;
-    Ok(answer)
+async fn send(
+    to: &str,
+    token: Option<&str>,
+    call: &Call,
+) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error>> {
+    let stream = TcpStream::connect(to).await?;
+    let mut request =
+        Request::builder().method(call.method).uri(&call.path).header(HOST, host(to, stream.peer_addr()?));
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let request = request.body(Body::from(call.body.clone()))?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let (head, body) = sender.send_request(request).await?.into_parts();
+    Ok((head.status, to_bytes(Body::new(body), ANSWER_BYTES_MAX).await?))
 }
 
 /// The `Host` of a request to `to`, which is at `address`. Without a token a server knows itself by loopback names alone,
@@ -95,17 +102,18 @@ fn host(to: &str, address: SocketAddr) -> String {
     if address.ip().to_canonical().is_loopback() { address.to_string() } else { to.to_owned() }
 }
 
-/// `text` percent-encoded for a query.
+/// `text` percent-encoded for a query or for a segment of a path.
 pub(super) fn percent_encode(text: &str) -> String {
-    let mut query = String::new();
+    let mut encoded = String::new();
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() {
-            query.push(byte.into());
+        // The characters that RFC 3986 calls unreserved.
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(byte.into());
         } else {
-            query += &format!("%{byte:02X}");
+            encoded += &format!("%{byte:02X}");
         }
     }
-    query
+    encoded
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::{
         OVER_LIMIT, request,
         target::{self, Target, Tls},
     },
+    telemetry::causes,
 };
 
 /// The time to wait for an answer.
@@ -91,18 +92,6 @@ async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitRespo
             .map_err(|status| format!("{} ({:?})", status.message(), status.code()))
     };
     timeout(TIMEOUT, answered).await.unwrap_or_else(|_| Err(format!("none within {} s", TIMEOUT.as_secs())))
-}
-
-/// An error with all its causes, outermost first.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 /// One line for the response and one for each descriptor.

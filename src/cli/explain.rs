@@ -42,6 +42,9 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
 fn readable(answer: &Value) -> String {
     let mut lines =
         vec![format!("decision: {} at {}; nothing was charged", outcome(answer), text(&answer["at"]))];
+    if let Some(version) = answer["rules"]["version"].as_str() {
+        lines.push(format!("rules of the control plane: version {version}"));
+    }
     if answer["passes_in_shadow_mode"] == true {
         lines.push("passes only because of limiter.shadow_mode".to_owned());
     }
@@ -72,6 +75,7 @@ fn rule(descriptor: &Value, lines: &mut Vec<String>) {
         let flags = ["shadow_mode", "quota_mode"].into_iter().filter(|flag| rule[*flag] == true);
         let flags: String = flags.map(|flag| format!(", {flag}")).collect();
         lines.push(format!("  rule {} at {}{name}{flags}", text(&rule["path"]), text(&rule["at"])));
+        lines.extend(rule["overlay"].as_str().map(|at| format!("  with the overlay at {at}")));
     }
     for (what, of) in [("", descriptor), ("candidate: ", &descriptor["candidate"])] {
         if of["limit"].is_null() {

@@ -1,23 +1,36 @@
 //! The command line. Each command is a thin client of the library.
 
-use std::process::ExitCode;
+use std::{
+    env,
+    ffi::OsString,
+    io::{self, Write as _},
+    path::Path,
+    process::ExitCode,
+};
 
 mod admin_client;
 mod ask;
 mod bench;
 mod check;
+mod completions;
 mod counters;
 mod explain;
+mod man;
 mod request;
+mod schema;
 mod serve;
 mod target;
 
+/// The name of the program.
+const NAME: &str = "tollgate";
+/// The name of the program of envoyproxy/ratelimit.
+const REFERENCE: &str = "ratelimit";
 /// The exit code for a request over its limit.
 const OVER_LIMIT: u8 = 2;
 
 /// Runs the command that the arguments name.
 pub fn run() -> ExitCode {
-    let matches = match command().try_get_matches() {
+    let matches = match command().try_get_matches_from(arguments(env::args_os())) {
         Ok(matches) => matches,
         // clap's own exit code is 2, which means "over limit" here.
         Err(error) => {
@@ -36,13 +49,27 @@ pub fn run() -> ExitCode {
         Some(("bench", bench)) => bench::run(bench),
         Some(("explain", explain)) => explain::run(explain),
         Some(("counters", counters)) => counters::run(counters),
+        Some(("schema", schema)) => schema::run(schema),
+        Some(("completions", completions)) => completions::run(completions, command()),
+        Some(("man", man)) => man::run(man, command()),
         // clap has refused all other commands.
         Some(_) | None => ExitCode::FAILURE,
     }
 }
 
+/// The arguments of this program. Under the name of envoyproxy/ratelimit it starts in its place.
+fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut given: Vec<OsString> = given.into_iter().collect();
+    let program = given.first().and_then(|path| Path::new(path).file_name());
+    if program.is_some_and(|name| name == REFERENCE) {
+        let flag = format!("--{}={}", serve::COMPAT, serve::ENVOY_RATELIMIT);
+        given.splice(1..1, ["serve".into(), flag.into()]);
+    }
+    given
+}
+
 fn command() -> clap::Command {
-    clap::Command::new("tollgate")
+    let program = clap::Command::new(NAME)
         .version(env!("CARGO_PKG_VERSION"))
         .about("Rate limit service for Envoy and other gRPC clients")
         .subcommand_required(true)
@@ -53,4 +80,33 @@ fn command() -> clap::Command {
         .subcommand(bench::command())
         .subcommand(explain::command())
         .subcommand(counters::command())
+        .subcommand(schema::command())
+        .subcommand(completions::command());
+    let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    program.subcommand(man::command(commands))
+}
+
+/// Writes to the standard output. A reader that has closed it is an error and no panic.
+fn print(bytes: &[u8]) -> ExitCode {
+    let mut output = io::stdout().lock();
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cannot write the output: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_called_ratelimit_serves_with_its_variables() {
+        let of = |given: &[&str]| arguments(given.iter().map(OsString::from));
+        assert_eq!(of(&["/bin/ratelimit"]), ["/bin/ratelimit", "serve", "--compat=envoy-ratelimit"]);
+        assert_eq!(of(&["/tollgate", "check", "x"]), ["/tollgate", "check", "x"]);
+        assert!(command().try_get_matches_from(of(&["ratelimit", "--log-level", "info"])).is_ok());
+    }
 }

@@ -14,11 +14,11 @@ use tokio::{
     sync::mpsc,
     task::JoinSet,
 };
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::{
     server::{Server, WorkerPool},
-    settings::{CATALOG, ListenAddress, Settings, Sources, Tls, environment},
+    settings::{CATALOG, Compat, ListenAddress, Settings, Sources, Tls, environment},
     telemetry::logs,
     time::{Clock, Stopwatch},
 };
@@ -28,19 +28,27 @@ const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
 /// The time to write the last log lines.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
+/// The flag for a server in whose place this program starts, and its value.
+pub(super) const COMPAT: &str = "compat";
+pub(super) const ENVOY_RATELIMIT: &str = "envoy-ratelimit";
+
 pub(super) fn command() -> Command {
     let file = Arg::new("settings").long("settings").value_name("FILE").value_hint(ValueHint::FilePath).help(
         "YAML file of settings; environment variables (TOLLGATE_<SECTION>__<NAME>) and flags override it",
     );
     let flags = CATALOG.iter().map(|setting| {
-        let default = setting.default.map(|default| format!(" [default: {default}]")).unwrap_or_default();
         Arg::new(setting.name)
             .long(setting.flag())
             .value_name(setting.value_type.value_name())
             .action(if setting.value_type.is_list() { ArgAction::Append } else { ArgAction::Set })
-            .help(format!("{}{default}", setting.help))
+            .help(format!("{} [default: {}]", setting.help, setting.default))
     });
-    Command::new("serve").about("Run the service").arg(file).args(flags)
+    let compat = Arg::new(COMPAT)
+        .long(COMPAT)
+        .value_name("SERVER")
+        .value_parser([ENVOY_RATELIMIT])
+        .help("Also read the environment variables of this server; the default if the program is called `ratelimit`");
+    Command::new("serve").about("Run the service").arg(file).arg(compat).args(flags)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
@@ -100,6 +108,7 @@ fn sources(matches: &ArgMatches) -> Sources {
     Sources {
         file: flag("settings").map(Into::into),
         environment: environment(),
+        compat: matches.get_one::<String>(COMPAT).map(|_| Compat::EnvoyRatelimit),
         flags: CATALOG.iter().filter_map(|setting| Some((setting, flag(setting.name)?))).collect(),
     }
 }
@@ -120,6 +129,10 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
             }
         }
     });
+    if !settings.without_effect.is_empty() {
+        let variables = settings.without_effect.join(", ");
+        warn!(variables, "some variables of envoyproxy/ratelimit have no effect");
+    }
     let flags = flags_to_ask(settings.grpc.tls.as_ref());
     let server = Server::bind(settings, Clock::system())
         .await?

@@ -7,6 +7,9 @@ use std::{
 
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
 
+/// The gRPC listener of a server on this machine with default settings.
+const LOCAL: &str = "127.0.0.1:8081";
+
 /// A server and its TLS options.
 pub(super) struct Target {
     /// `HOST:PORT`, or `unix:` and a path.
@@ -39,7 +42,7 @@ pub(super) fn args() -> [Arg; 5] {
         Arg::new("to")
             .long("to")
             .value_name("HOST:PORT")
-            .required(true)
+            .default_value(LOCAL)
             .help("gRPC address of the server; unix:/path/to.sock for a Unix socket"),
         file("tls-ca", "Use TLS, and trust only certificates signed by these CA certificates (PEM)"),
         file("tls-cert", "Client certificate (PEM)").requires("tls-ca").requires("tls-key"),
@@ -64,4 +67,19 @@ pub(super) fn of(matches: &ArgMatches) -> Result<Target, String> {
     };
     let tls = file("tls-ca")?.map(|authority| Tls { authority, identity, name: text("tls-name") });
     Ok(Target { to: text("to").unwrap_or_default(), tls })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::CATALOG;
+
+    #[test]
+    fn target_without_flag_is_the_local_default_listener() {
+        let matches = clap::Command::new("ask").args(args()).get_matches_from(["ask"]);
+        let to: std::net::SocketAddr = of(&matches).unwrap().to.parse().unwrap();
+        let listen = CATALOG.iter().find(|setting| setting.name == "grpc.listen").unwrap();
+        assert!(to.ip().is_loopback());
+        assert_eq!(to.port(), listen.default.parse::<std::net::SocketAddr>().unwrap().port());
+    }
 }

@@ -1,15 +1,19 @@
 //! Open calls of local callers, whose checks wait for other replicas, and their bounds.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use rustc_hash::FxHashMap;
+use dashmap::DashMap;
+use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use crate::cluster::node::{ForwardPolicy, Outcome, Ticket};
+use crate::{
+    cluster::node::{ForwardPolicy, Outcome, Ticket},
+    resilience::Overloaded,
+};
 
 /// The most checks in one call.
 pub(super) const CHECKS_PER_CALL_MAX: usize = 1_024;
@@ -23,26 +27,20 @@ const CONNECTION_SHARE: usize = 8;
 pub(super) type Outcomes = SmallVec<[Outcome; 1]>;
 
 /// The number of open checks of one connection. Clones share it.
-// Invariant: changes only under the lock of `Calls`, so no update comes between a load and a store.
+// Invariant: changes only under the lock of `Admitted`, so no update comes between a load and a store.
 #[derive(Clone, Debug, Default)]
 pub struct OpenForwards(Arc<AtomicUsize>);
 
-/// A call, its connection or this replica has too many open checks. No check of the call was submitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("too many checks wait for other replicas")]
-pub struct Overloaded;
-
-/// Whether a call submits more checks after this round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AfterRound {
-    Close,
-    StayOpen,
-}
-
-/// The open calls.
+/// The open calls. Calls on different cores find theirs without a common lock.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    open: FxHashMap<u64, OpenCall>,
+    open: DashMap<u64, OpenCall, FxBuildHasher>,
+    admitted: Mutex<Admitted>,
+}
+
+/// What was admitted.
+#[derive(Debug, Default)]
+struct Admitted {
     last_id: u64,
     // Invariant: the sum of the checks of all open calls.
     checks: usize,
@@ -53,7 +51,8 @@ struct OpenCall {
     checks: usize,
     connection: OpenForwards,
     round: Option<Round>,
-    after_round: AfterRound,
+    /// The caller is gone: the call ends with its round.
+    is_closed: bool,
 }
 
 /// Checks of a call that were submitted together.
@@ -75,8 +74,66 @@ impl OpenForwards {
 }
 
 impl Calls {
-    /// Admits a call with this many checks. It is open until [`Calls::close`], or until its last round is complete.
-    pub(super) fn open(&mut self, checks: usize, connection: &OpenForwards) -> Result<u64, Overloaded> {
+    /// Admits a call with this many checks. It is open until [`Calls::close`], and until its last round is complete.
+    pub(super) fn open(&self, checks: usize, connection: &OpenForwards) -> Result<u64, Overloaded> {
+        let id = self.admitted().admit(checks, connection)?;
+        let connection = connection.clone();
+        self.open.insert(id, OpenCall { checks, connection, round: None, is_closed: false });
+        Ok(id)
+    }
+
+    /// Starts a round of an open call, with one check for each policy, numbered from 0. There is at least one.
+    pub(super) fn start_round(
+        &self,
+        call: u64,
+        policies: impl Iterator<Item = ForwardPolicy>,
+    ) -> oneshot::Receiver<Outcomes> {
+        let (reply, receiver) = oneshot::channel();
+        let outcomes: Outcomes = policies.map(Outcome::without_owner).collect();
+        if let Some(mut open) = self.open.get_mut(&call) {
+            open.round = Some(Round { pending: outcomes.len(), outcomes, reply });
+        }
+        receiver
+    }
+
+    /// Stores the outcome of a check. The caller gets all outcomes of the round together.
+    pub(super) fn complete(&self, Ticket { call, check }: Ticket, outcome: Outcome) {
+        // The guard is dropped before the caller is woken.
+        let finished = self.open.get_mut(&call).and_then(|mut open| open.complete(check, outcome));
+        let Some((Round { outcomes, reply, .. }, is_closed)) = finished else { return };
+        if is_closed {
+            self.end(call);
+        }
+        // A caller that was cancelled has dropped the receiver.
+        let _ = reply.send(outcomes);
+    }
+
+    /// Closes a call once its current round is complete.
+    pub(super) fn close(&self, call: u64) {
+        let is_idle = self.open.get_mut(&call).is_some_and(|mut open| {
+            open.is_closed = true;
+            open.round.is_none()
+        });
+        if is_idle {
+            self.end(call);
+        }
+    }
+
+    fn end(&self, call: u64) {
+        if let Some((_, OpenCall { checks, connection, .. })) = self.open.remove(&call) {
+            let mut admitted = self.admitted();
+            admitted.checks -= checks;
+            connection.set(connection.get() - checks);
+        }
+    }
+
+    fn admitted(&self) -> MutexGuard<'_, Admitted> {
+        self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Admitted {
+    fn admit(&mut self, checks: usize, connection: &OpenForwards) -> Result<u64, Overloaded> {
         let own = connection.get();
         let of_others = self.checks - own;
         let room = OPEN_CHECKS_MAX.saturating_sub(of_others) / CONNECTION_SHARE;
@@ -86,63 +143,18 @@ impl Calls {
         self.checks += checks;
         connection.set(own + checks);
         self.last_id += 1;
-        let connection = connection.clone();
-        self.open.insert(
-            self.last_id,
-            OpenCall { checks, connection, round: None, after_round: AfterRound::StayOpen },
-        );
         Ok(self.last_id)
     }
+}
 
-    /// Starts a round of an open call, with one check for each policy, numbered from 0. There is at least one.
-    pub(super) fn start_round(
-        &mut self,
-        call: u64,
-        policies: impl Iterator<Item = ForwardPolicy>,
-        after_round: AfterRound,
-    ) -> oneshot::Receiver<Outcomes> {
-        let (reply, receiver) = oneshot::channel();
-        if let Some(open) = self.open.get_mut(&call) {
-            let outcomes: Outcomes = policies.map(Outcome::without_owner).collect();
-            let pending = outcomes.len();
-            (open.round, open.after_round) = (Some(Round { outcomes, pending, reply }), after_round);
-        }
-        receiver
-    }
-
-    /// Stores the outcome of a check. The caller gets all outcomes of the round together.
-    pub(super) fn complete(&mut self, Ticket { call, check }: Ticket, outcome: Outcome) {
-        let Some(open) = self.open.get_mut(&call) else { return };
-        let Some(round) = &mut open.round else { return };
-        let Some(outcome_slot) = round.outcomes.get_mut(check as usize) else { return };
-        *outcome_slot = outcome;
+impl OpenCall {
+    /// Stores the outcome of a check. Returns the round if it is complete, and whether the call has ended.
+    fn complete(&mut self, check: u32, outcome: Outcome) -> Option<(Round, bool)> {
+        let round = self.round.as_mut()?;
+        *round.outcomes.get_mut(check as usize)? = outcome;
         round.pending -= 1;
-        if round.pending == 0 {
-            let ends = open.after_round == AfterRound::Close;
-            if let Some(Round { outcomes, reply, .. }) = open.round.take() {
-                // A caller that was cancelled has dropped the receiver.
-                let _ = reply.send(outcomes);
-            }
-            if ends {
-                self.end(call);
-            }
-        }
-    }
-
-    /// Closes a call once its current round is complete.
-    pub(super) fn close(&mut self, call: u64) {
-        match self.open.get_mut(&call) {
-            Some(OpenCall { round: Some(_), after_round, .. }) => *after_round = AfterRound::Close,
-            Some(OpenCall { round: None, .. }) => self.end(call),
-            None => {}
-        }
-    }
-
-    fn end(&mut self, call: u64) {
-        if let Some(OpenCall { checks, connection, .. }) = self.open.remove(&call) {
-            self.checks -= checks;
-            connection.set(connection.get() - checks);
-        }
+        let finished = self.round.take_if(|round| round.pending == 0)?;
+        Some((finished, self.is_closed))
     }
 }
 
@@ -154,16 +166,11 @@ mod tests {
     const POLICY: ForwardPolicy =
         ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
 
-    fn start_round(
-        calls: &mut Calls,
-        call: u64,
-        checks: usize,
-        after_round: AfterRound,
-    ) -> oneshot::Receiver<Outcomes> {
-        calls.start_round(call, std::iter::repeat_n(POLICY, checks), after_round)
+    fn start_round(calls: &Calls, call: u64, checks: usize) -> oneshot::Receiver<Outcomes> {
+        calls.start_round(call, std::iter::repeat_n(POLICY, checks))
     }
 
-    fn complete(calls: &mut Calls, call: u64, checks: usize) {
+    fn complete(calls: &Calls, call: u64, checks: usize) {
         for check in 0..checks {
             calls.complete(Ticket { call, check: check as u32 }, Outcome::without_owner(POLICY));
         }
@@ -171,38 +178,38 @@ mod tests {
 
     #[test]
     fn call_with_too_many_checks_is_refused_and_reserves_nothing() {
-        let (mut calls, connection) = (Calls::default(), OpenForwards::default());
+        let (calls, connection) = (Calls::default(), OpenForwards::default());
         assert_eq!(calls.open(30_000, &connection), Err(Overloaded));
         assert_eq!(calls.open(CHECKS_PER_CALL_MAX + 1, &connection), Err(Overloaded));
-        assert_eq!((calls.checks, connection.get()), (0, 0));
+        assert_eq!((calls.admitted().checks, connection.get()), (0, 0));
         assert!(calls.open(CHECKS_PER_CALL_MAX, &connection).is_ok());
     }
 
     #[test]
     fn connection_at_its_bound_is_refused_until_a_call_ends() {
-        let (mut calls, connection) = (Calls::default(), OpenForwards::default());
+        let (calls, connection) = (Calls::default(), OpenForwards::default());
         let open: Vec<u64> = std::iter::from_fn(|| calls.open(256, &connection).ok()).collect();
         assert_eq!(open.len() * 256, OPEN_CHECKS_MAX / CONNECTION_SHARE);
         assert!(calls.open(256, &OpenForwards::default()).is_ok());
 
         // The caller is cancelled while its checks are open.
-        drop(start_round(&mut calls, open[0], 256, AfterRound::StayOpen));
+        drop(start_round(&calls, open[0], 256));
         calls.close(open[0]);
         assert_eq!(calls.open(1, &connection), Err(Overloaded));
-        complete(&mut calls, open[0], 256);
+        complete(&calls, open[0], 256);
         assert!(calls.open(1, &connection).is_ok());
     }
 
     #[test]
     fn greedy_connections_leave_room_for_others() {
-        let mut calls = Calls::default();
+        let calls = Calls::default();
         let mut taken = Vec::new();
         for _ in 0..500 {
             let greedy = OpenForwards::default();
             let open: Vec<u64> = std::iter::from_fn(|| calls.open(1, &greedy).ok()).collect();
             taken.push((greedy, open));
         }
-        assert!(calls.checks <= OPEN_CHECKS_MAX);
+        assert!(calls.admitted().checks <= OPEN_CHECKS_MAX);
         for call in &taken[0].1[..100] {
             calls.close(*call);
         }
@@ -212,17 +219,18 @@ mod tests {
 
     #[test]
     fn call_gets_its_outcomes_when_all_checks_are_complete() {
-        let (mut calls, connection) = (Calls::default(), OpenForwards::default());
+        let (calls, connection) = (Calls::default(), OpenForwards::default());
         let call = calls.open(3, &connection).unwrap();
-        let mut receiver = start_round(&mut calls, call, 3, AfterRound::StayOpen);
-        complete(&mut calls, call, 2);
+        let mut receiver = start_round(&calls, call, 3);
+        complete(&calls, call, 2);
         assert!(receiver.try_recv().is_err());
         calls.complete(Ticket { call, check: 2 }, Outcome::without_owner(POLICY));
         assert_eq!(receiver.try_recv().unwrap().len(), 3);
 
-        let mut receiver = start_round(&mut calls, call, 1, AfterRound::Close);
-        complete(&mut calls, call, 1);
+        let mut receiver = start_round(&calls, call, 1);
+        calls.close(call);
+        complete(&calls, call, 1);
         assert_eq!(receiver.try_recv().unwrap().len(), 1);
-        assert_eq!((calls.open.len(), calls.checks, connection.get()), (0, 0, 0));
+        assert_eq!((calls.open.len(), calls.admitted().checks, connection.get()), (0, 0, 0));
     }
 }

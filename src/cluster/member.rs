@@ -1,17 +1,21 @@
 //! The id of a member.
 
-use std::{fmt, num::NonZeroU64, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a process for its lifetime: random, never an address. Displayed as 16 hexadecimal digits.
+use crate::time::{SECOND, Timestamp};
+
+/// Identifies a process for its lifetime: the second of its start and a random number, never an address. The process
+/// that started earlier has the smaller id, by the clocks of both. Displayed as 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId(u64);
 
 impl MemberId {
-    /// A random id, which is never 0.
-    pub fn random() -> Self {
-        Self(rand::random::<NonZeroU64>().get())
+    /// The id of a process that starts at this instant; never 0.
+    pub fn starting_at(start: Timestamp) -> Self {
+        let second = (start.as_nanos() / SECOND).clamp(1, u64::from(u32::MAX));
+        Self(second << u32::BITS | u64::from(rand::random::<u32>()))
     }
 
     /// The id with this number. 0 is not valid: no link is made with it.
@@ -50,6 +54,13 @@ impl FromStr for MemberId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn member_id_of_earlier_start_is_smaller_and_of_same_second_differs() {
+        let at = |second| MemberId::starting_at(Timestamp::from_nanos(second * SECOND));
+        assert!(at(1_000) < at(1_001) && at(0) < at(2) && at(1) < at(u64::from(u32::MAX)));
+        assert_ne!(at(1_000), at(1_000));
+    }
 
     #[test]
     fn member_id_is_displayed_as_16_hexadecimal_digits() {

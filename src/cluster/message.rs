@@ -1,16 +1,22 @@
 //! The messages between replicas.
+//!
+//! `wire` encodes them by the order of their variants and fields, which the golden tests pin: append variants at the end,
+//! and see there what else may change.
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     algorithm::{Decision, Limit, Operation, Receipt},
     cluster::MemberId,
     descriptor::{Key, Secret},
     store::{Slot, SlotData},
+    time::Timestamp,
 };
 
 /// The version of a slot's counters. The larger one is the newer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Version {
     /// Grows with every change of the owner.
     pub(crate) epoch: u64,
@@ -19,14 +25,14 @@ pub(crate) struct Version {
 }
 
 /// The owner of a slot, and the epoch of its ownership. Of two owners the larger one keeps the slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Owner {
     pub(crate) epoch: u64,
     pub(crate) member: MemberId,
 }
 
 /// The state of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberState {
     /// The member does not know the owners of the slots yet.
@@ -38,7 +44,7 @@ pub enum MemberState {
 }
 
 /// What a member announces about itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberRecord {
     pub(crate) id: MemberId,
     /// The address at which other replicas connect to it.
@@ -51,41 +57,44 @@ pub(crate) struct MemberRecord {
 }
 
 /// The secret of the key hash, and the member that created it. Of two clusters that meet, the secret of the smaller
-/// founder stays.
-#[derive(Clone, Debug, PartialEq)]
+/// founder stays: the one that started earlier, so that a cluster in use outlives a replica that bootstrapped alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HashSecret {
     pub(crate) founder: MemberId,
     pub(crate) secret: Secret,
 }
 
 /// The counters of a slot at a version, and the grants that were lent from them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SlotCopy {
     pub(crate) version: Version,
+    #[serde(skip)]
     pub(crate) contents: Arc<SlotData>,
+    #[serde(serialize_with = "each_apart", deserialize_with = "known_only")]
     pub(crate) grants: Vec<Grant>,
 }
 
 /// What an owner started from when it recovered a slot. Later owners inherit it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     /// The version of the copy that was recovered; the least version if there was none.
     pub(crate) version: Version,
     /// The epoch that began with the recovery.
     pub(crate) since: u64,
     /// The data of that copy, while it is kept.
+    #[serde(serialize_with = "presence", deserialize_with = "empty_if_present")]
     pub(crate) contents: Option<Arc<SlotData>>,
 }
 
 /// The id of a hand-off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct HandOffId {
     pub(crate) from: MemberId,
     pub(crate) number: u64,
 }
 
 /// A slot on its way to its new owner.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HandOff {
     pub(crate) id: HandOffId,
     pub(crate) slot: Slot,
@@ -94,7 +103,7 @@ pub(crate) struct HandOff {
 }
 
 /// A part of a limit, lent to a replica that forwards the key often.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Grant {
     pub(crate) key: Key,
     pub(crate) limit: Limit,
@@ -109,8 +118,19 @@ pub(crate) struct Grant {
     pub(crate) charged: Option<ChargedHits>,
 }
 
+impl Grant {
+    /// Adds the unaccounted hits to `data` as if they were used now, unless they are charged already.
+    pub(crate) fn charge_to(&self, data: &mut SlotData, now: Timestamp) {
+        if self.charged.is_none() && self.left > 0 {
+            let mut used = self.limit.fresh();
+            self.limit.charge_at(&mut used, self.left, now, now);
+            data.add_usage(self.key, &self.limit, used, now);
+        }
+    }
+}
+
 /// The unaccounted hits of a grant, charged as if they were used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ChargedHits {
     /// At least one.
     pub(crate) hits: NonZeroU64,
@@ -119,7 +139,7 @@ pub(crate) struct ChargedHits {
 }
 
 /// An operation on one counter, for its owner.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RemoteCheck {
     pub(crate) key: Key,
     pub(crate) limit: Limit,
@@ -129,22 +149,36 @@ pub(crate) struct RemoteCheck {
 }
 
 /// The operation of a remote check.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum RemoteOperation {
     /// Decide an operation of a caller.
     Decide(Operation),
     /// Take back one charge, and peek.
     Undo(Receipt),
     /// Add consumption that was admitted elsewhere.
-    Absorb(Arc<SlotData>),
+    Absorb(#[serde(skip)] Arc<SlotData>),
     /// Add consumption from a grant.
     Settle(Settlement),
     /// Replace the counter by one with this many hits.
     Set(u64),
 }
 
+impl RemoteOperation {
+    /// Whether the operation is sent again if it gets lost.
+    pub(crate) fn must_arrive(&self) -> bool {
+        match self {
+            Self::Absorb(_) | Self::Settle(_) => true,
+            Self::Decide(_) | Self::Undo(_) | Self::Set(_) => false,
+        }
+    }
+
+    fn consumed(&self) -> Option<&Arc<SlotData>> {
+        if let Self::Absorb(consumed) = self { Some(consumed) } else { None }
+    }
+}
+
 /// The consumption of a grant since the last settlement.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settlement {
     pub(crate) borrower: MemberId,
     pub(crate) number: u64,
@@ -158,7 +192,7 @@ pub(crate) struct Settlement {
 }
 
 /// Whether a grant continues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum LeaseState {
     /// More hits may be used.
     Open,
@@ -167,7 +201,7 @@ pub(crate) enum LeaseState {
 }
 
 /// The owner's answer to a remote check.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// The decision.
     Decided {
@@ -181,7 +215,7 @@ pub(crate) enum Reply {
 }
 
 /// What the sender may decide about the same key by itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum LeaseReply {
     /// The sender may use this many hits for some time.
     Granted { number: u64, hits: u64, ttl: Duration },
@@ -190,7 +224,7 @@ pub(crate) enum LeaseReply {
 }
 
 /// One message. Messages between two members arrive once and in the order in which they were sent.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// The first message of a session: the sender, the members it knows, and the owners of slots.
     Hello(Box<Hello>),
@@ -213,8 +247,8 @@ pub(crate) enum Message {
     BackupAck { slot: Slot, version: Version },
     /// The sender lacks the version that the last backup builds on.
     BackupBaseMissing { slot: Slot },
-    /// The slot has lost its owner. `best` is the newest copy that the sender knows; `dead` are members proven dead.
-    RecoveryQuery { slot: Slot, best: Version, dead: Vec<MemberId> },
+    /// The slot has lost its owner. `best` is the newest copy that the sender knows.
+    RecoveryQuery { slot: Slot, best: Version },
     /// The reply to a recovery query.
     RecoveryReply {
         slot: Slot,
@@ -225,7 +259,7 @@ pub(crate) enum Message {
         copy: Option<SlotCopy>,
     },
     /// The receiver is the intended owner of this slot, whose owner has departed.
-    Orphan { slot: Slot, owner: Owner, dead: Vec<MemberId> },
+    Orphan { slot: Slot, owner: Owner },
     /// The receiver started from an older copy than this one.
     NewerCopy { slot: Slot, copy: SlotCopy },
     /// Answer this check within `budget`.
@@ -236,6 +270,8 @@ pub(crate) enum Message {
     Recall { key: Key },
     /// This key is no longer refused.
     Revoke { key: Key },
+    /// These members are proven dead.
+    Dead { members: Vec<MemberId> },
 }
 
 impl Message {
@@ -260,7 +296,8 @@ impl Message {
             | Self::Forward { .. }
             | Self::Reply { .. }
             | Self::Recall { .. }
-            | Self::Revoke { .. } => None,
+            | Self::Revoke { .. }
+            | Self::Dead { .. } => None,
         }
     }
 
@@ -282,7 +319,58 @@ impl Message {
             | Self::Forward { .. }
             | Self::Reply { .. }
             | Self::Recall { .. }
-            | Self::Revoke { .. } => false,
+            | Self::Revoke { .. }
+            | Self::Dead { .. } => false,
+        }
+    }
+
+    /// The slot data in the message, which `wire` encodes apart: its instants are relative to the time of encoding.
+    pub(crate) fn contents(&self) -> impl Iterator<Item = &Arc<SlotData>> {
+        let base = if let Self::HandOff(hand_off) = self { hand_off.origin.contents.as_ref() } else { None };
+        let consumed = if let Self::Forward { check, .. } = self { check.operation.consumed() } else { None };
+        self.copy().map(|copy| &copy.contents).into_iter().chain(base).chain(consumed)
+    }
+
+    /// The same, to be filled in after decoding.
+    pub(crate) fn contents_mut(&mut self) -> impl Iterator<Item = &mut Arc<SlotData>> {
+        let (copy, other) = match self {
+            Self::HandOff(hand_off) => (Some(&mut hand_off.copy), hand_off.origin.contents.as_mut()),
+            Self::Backup { copy, .. } | Self::NewerCopy { copy, .. } => (Some(copy), None),
+            Self::RecoveryReply { copy, .. } => (copy.as_mut(), None),
+            Self::Forward { check, .. } => match &mut Arc::make_mut(check).operation {
+                RemoteOperation::Absorb(consumed) => (None, Some(consumed)),
+                RemoteOperation::Decide(_)
+                | RemoteOperation::Undo(_)
+                | RemoteOperation::Settle(_)
+                | RemoteOperation::Set(_) => (None, None),
+            },
+            Self::Hello(_)
+            | Self::Member(_)
+            | Self::Owns { .. }
+            | Self::HandOffAck(_)
+            | Self::BackupAck { .. }
+            | Self::BackupBaseMissing { .. }
+            | Self::RecoveryQuery { .. }
+            | Self::Orphan { .. }
+            | Self::Reply { .. }
+            | Self::Recall { .. }
+            | Self::Revoke { .. }
+            | Self::Dead { .. } => (None, None),
+        };
+        copy.map(|copy| &mut copy.contents).into_iter().chain(other)
+    }
+
+    /// The copy of a slot in the message.
+    fn copy(&self) -> Option<&SlotCopy> {
+        if let Self::HandOff(hand_off) = self {
+            Some(&hand_off.copy)
+        } else if let Self::Backup { copy, .. }
+        | Self::NewerCopy { copy, .. }
+        | Self::RecoveryReply { copy: Some(copy), .. } = self
+        {
+            Some(copy)
+        } else {
+            None
         }
     }
 
@@ -292,37 +380,21 @@ impl Message {
         const COUNTER_BYTES: usize = 40;
         /// Most messages.
         const MESSAGE_BYTES: usize = 64;
-        let of = |copy: &SlotCopy| MESSAGE_BYTES + COUNTER_BYTES * (copy.contents.len() + copy.grants.len());
-        match self {
-            Self::Hello(hello) => {
-                MESSAGE_BYTES * (1 + hello.known.len())
-                    + COUNTER_BYTES * (hello.owned.len() + hello.owners.len())
-            }
-            Self::HandOff(hand_off) => {
-                let origin = hand_off.origin.contents.as_ref().map_or(0, |contents| contents.len());
-                of(&hand_off.copy) + COUNTER_BYTES * origin
-            }
-            Self::Backup { copy, .. }
-            | Self::NewerCopy { copy, .. }
-            | Self::RecoveryReply { copy: Some(copy), .. } => of(copy),
-            Self::Member(_)
-            | Self::Owns { .. }
-            | Self::HandOffAck(_)
-            | Self::BackupAck { .. }
-            | Self::BackupBaseMissing { .. }
-            | Self::RecoveryQuery { .. }
-            | Self::RecoveryReply { copy: None, .. }
-            | Self::Orphan { .. }
-            | Self::Forward { .. }
-            | Self::Reply { .. }
-            | Self::Recall { .. }
-            | Self::Revoke { .. } => MESSAGE_BYTES,
+        if let Self::Hello(hello) = self {
+            return MESSAGE_BYTES * (1 + hello.known.len())
+                + COUNTER_BYTES * (hello.owned.len() + hello.owners.len());
         }
+        if let Self::Dead { members } = self {
+            return MESSAGE_BYTES + size_of::<MemberId>() * members.len();
+        }
+        let grants = self.copy().map_or(0, |copy| copy.grants.len());
+        let counters: usize = self.contents().map(|contents| contents.len()).sum();
+        MESSAGE_BYTES + COUNTER_BYTES * (counters + grants)
     }
 }
 
 /// The content of the first message of a session.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) record: MemberRecord,
     pub(crate) hash_secret: Option<HashSecret>,
@@ -331,4 +403,25 @@ pub(crate) struct Hello {
     pub(crate) owned: Vec<(Slot, u64, Version)>,
     /// The newest owners that the sender knows.
     pub(crate) owners: Vec<(Slot, Owner)>,
+}
+
+/// Encodes each grant by itself, so that a reader can leave out one of an algorithm that it does not know.
+fn each_apart<S: Serializer>(grants: &[Grant], serializer: S) -> Result<S::Ok, S::Error> {
+    let bytes =
+        |grant| postcard::to_stdvec(grant).expect("memory grows as needed, and every length is known");
+    serializer.collect_seq(grants.iter().map(bytes))
+}
+
+fn known_only<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Grant>, D::Error> {
+    let each: Vec<&[u8]> = Vec::deserialize(deserializer)?;
+    Ok(each.into_iter().filter_map(|bytes| postcard::from_bytes(bytes).ok()).collect())
+}
+
+/// Encodes whether there is data, without the data.
+fn presence<S: Serializer>(contents: &Option<Arc<SlotData>>, serializer: S) -> Result<S::Ok, S::Error> {
+    contents.is_some().serialize(serializer)
+}
+
+fn empty_if_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<SlotData>>, D::Error> {
+    Ok(bool::deserialize(deserializer)?.then(Arc::default))
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use prost::bytes::Bytes;
+use serde::Deserialize;
 use tokio::{
     sync::watch,
     task::JoinSet,
@@ -17,13 +18,15 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    descriptor::SharedSecret,
-    store::{Lead, Memory, Slot, StoredSlot},
+    rules::ActiveRules,
+    store::{Lead, Memory, Slot, SlotSource, StoredSlot},
     time::{Clock, SECOND, Stopwatch, Timestamp},
 };
 
 mod calls;
 mod degraded;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 pub mod link;
 mod member;
 mod message;
@@ -31,6 +34,7 @@ mod node;
 mod placement;
 mod protocol;
 mod remote_check;
+mod rounds;
 mod seeds;
 #[cfg(test)]
 mod sim;
@@ -38,18 +42,17 @@ mod stats;
 mod trust;
 mod wire;
 
-pub use calls::{OpenForwards, Overloaded};
+pub use calls::OpenForwards;
+pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;
 pub use node::View;
-pub use remote_check::{ForwardPolicy, RemoteDecision, RemoteDecisions};
-pub use seeds::{SeedFailures, SeedState};
+pub use remote_check::ForwardPolicy;
 pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};
 
 use calls::Calls;
 use link::{DisconnectReason, LinkHandler, LinkListener, Links};
-use message::Version;
 use node::{Action, Event, Node, NodeSettings};
 
 /// The interval of [`Node::tick`].
@@ -66,7 +69,8 @@ const MESSAGES_MAX: usize = 1_024;
 const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
 
 /// The settings of a replica in a cluster.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Settings {
     /// The links to other replicas.
     pub link: link::Settings,
@@ -86,35 +90,30 @@ pub struct Cluster(Arc<Replica>);
 
 #[derive(Debug)]
 struct Replica {
-    core: Mutex<Core>,
+    node: Mutex<Node>,
+    /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
+    calls: Calls,
     links: Links,
     clock: Clock,
     started: Stopwatch,
-    secret: SharedSecret,
+    active_rules: Arc<ActiveRules>,
     forward_budget_max: Duration,
     state: watch::Sender<MemberState>,
     left: watch::Sender<bool>,
 }
 
-/// The state behind the lock: the node, and the calls that wait for it.
-#[derive(Debug)]
-struct Core {
-    node: Node,
-    calls: Calls,
-}
-
 impl Cluster {
     /// Binds the listener for other replicas. `memory` is in shared mode and owns no slot yet; `stored` is the snapshot
-    /// of an earlier process.
+    /// of an earlier process, whose secret is set in `active_rules`.
     pub async fn bind(
         settings: Settings,
         memory: Arc<Memory>,
         stored: Vec<StoredSlot>,
-        secret: SharedSecret,
+        active_rules: Arc<ActiveRules>,
         clock: Clock,
     ) -> Result<(Self, LinkListener), link::Error> {
         let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = settings;
-        let local_id = MemberId::random();
+        let local_id = MemberId::starting_at(clock.now());
         let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
         let node_settings = NodeSettings {
             silence: SILENCE_LIMIT,
@@ -128,16 +127,15 @@ impl Cluster {
             Node::new(local_id, links.address().to_owned(), node_settings, memory, MONOTONIC_START);
         node.set_wall(clock.now());
         if !stored.is_empty() {
-            let copy = |StoredSlot { slot, epoch, seq, data }| (slot, Version { epoch, seq }, data);
-            node.restore(secret.get(), stored.into_iter().map(copy).collect(), MONOTONIC_START);
+            node.restore(active_rules.secret(), stored, MONOTONIC_START);
         }
-        let core = Core { node, calls: Calls::default() };
         let replica = Replica {
-            core: Mutex::new(core),
+            node: Mutex::new(node),
+            calls: Calls::default(),
             links,
             clock,
             started: Stopwatch::start(),
-            secret,
+            active_rules,
             forward_budget_max,
             state: watch::Sender::new(MemberState::Joining),
             left: watch::Sender::new(false),
@@ -183,7 +181,7 @@ impl Cluster {
 
     /// The id of this replica.
     pub fn local_id(&self) -> MemberId {
-        self.0.links.me()
+        self.0.links.local_id()
     }
 
     /// The state of this replica.
@@ -239,21 +237,28 @@ impl Cluster {
         self.0.with_node(|node, now| node.view(now))
     }
 
+    /// Whether no other member is known. A silent member is known until it is declared dead or forgotten.
+    pub fn is_last_member(&self) -> bool {
+        self.0.lock().is_last_member()
+    }
+
     /// Treats a member as dead because an operator declares it. Returns whether the member was known.
     pub fn declare_dead(&self, member: MemberId) -> bool {
         self.0.with_node(|node, now| node.declare_dead(member, now))
     }
 
-    /// How often a slot has changed its owner, as far as this replica knows.
-    pub fn epoch(&self, slot: Slot) -> u64 {
-        self.0.lock().node.epoch(slot)
+    /// Where a snapshot takes the counters of `slot` from.
+    pub fn snapshot_source(&self, slot: Slot) -> SlotSource {
+        let (now, mut node) = (self.0.clock.now(), self.0.lock());
+        node.set_wall(now);
+        node.snapshot_source(slot)
     }
 }
 
 impl Replica {
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    fn lock(&self) -> MutexGuard<'_, Node> {
         // A panic here is a bug; other calls can still be answered.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The monotonic time.
@@ -263,11 +268,7 @@ impl Replica {
 
     /// Calls `operation` on the node, and then performs the actions that it caused.
     fn with_node<T>(&self, operation: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
-        self.with_core(|core, now| operation(&mut core.node, now))
-    }
-
-    fn with_core<T>(&self, operation: impl FnOnce(&mut Core, Timestamp) -> T) -> T {
-        let (result, ready_peers) = self.with_core_without_wakes(operation);
+        let (result, ready_peers) = self.with_node_without_wakes(operation);
         self.wake(&ready_peers);
         result
     }
@@ -279,37 +280,31 @@ impl Replica {
     }
 
     /// The same, but the caller wakes the links that have messages to send.
-    fn with_core_without_wakes<T>(
+    fn with_node_without_wakes<T>(
         &self,
-        operation: impl FnOnce(&mut Core, Timestamp) -> T,
+        operation: impl FnOnce(&mut Node, Timestamp) -> T,
     ) -> (T, Vec<MemberId>) {
         let (result, ready_peers, actions) = {
-            let mut core = self.lock();
+            let mut node = self.lock();
             let now = self.now();
-            core.node.set_wall(self.clock.now());
-            let result = operation(&mut core, now);
-            let actions = core.node.actions();
-            for action in &actions {
-                if let Action::Complete(ticket, outcome) = action {
-                    core.calls.complete(*ticket, outcome.clone());
-                }
-            }
+            node.set_wall(self.clock.now());
+            let result = operation(&mut node, now);
             self.state.send_if_modified(|state| {
-                let now = core.node.state();
+                let now = node.state();
                 std::mem::replace(state, now) != now
             });
-            (result, core.node.ready_peers(), actions)
+            (result, node.ready_peers(), node.actions())
         };
         for action in actions {
             match action {
+                Action::Complete(ticket, outcome) => self.calls.complete(ticket, outcome),
                 Action::Dial(address) => self.links.dial(&address),
                 Action::Disconnect(member) => self.links.forget(member),
-                Action::SetHashSecret(secret) => self.secret.set(secret),
+                Action::SetHashSecret(secret) => self.active_rules.set_secret(secret),
                 Action::Leave => {
                     self.left.send_replace(true);
                 }
                 Action::Report(event) => log_event(event),
-                Action::Complete(..) => {}
             }
         }
         (result, ready_peers)
@@ -336,11 +331,11 @@ impl LinkHandler for Replica {
 
     fn heard(&self, peer: MemberId) {
         let now = self.now();
-        self.lock().node.heard(peer, now);
+        self.lock().heard(peer, now);
     }
 
     fn received(&self, peer: MemberId, batch: Bytes) {
-        match wire::decode(batch, self.clock.now()) {
+        match wire::decode(&batch, self.clock.now()) {
             Ok(messages) => self.with_node(|node, now| {
                 for message in messages {
                     node.receive(peer, message, now);
@@ -355,7 +350,7 @@ impl LinkHandler for Replica {
 
     fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
         let now = self.now();
-        let messages = self.lock().node.outgoing(peer, MESSAGES_MAX, bytes_max, now);
+        let messages = self.lock().outgoing(peer, MESSAGES_MAX, bytes_max, now);
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 

@@ -15,7 +15,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::cluster::link::{DialResult, Shared};
+use crate::{
+    cluster::link::{DialResult, SeedFailures, SeedState, Shared},
+    time::Stopwatch,
+};
 
 /// Interval of the lookups while no other member is known, and afterwards.
 const ALONE_INTERVAL: Duration = Duration::from_secs(1);
@@ -24,32 +27,10 @@ const LINKED_INTERVAL: Duration = Duration::from_secs(5);
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time after which a dial in progress counts the address as unreachable; the dial itself ends sooner.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(6);
+/// Time for which a process that does not complete its handshake may be a busy member.
+const SLOW_MAX: Duration = Duration::from_secs(10);
 /// The most addresses that are dialled for one name.
 const ADDRESSES_MAX: usize = 256;
-
-/// The state of the search for other members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SeedState {
-    /// Some seed has not been tried yet.
-    Searching,
-    /// All seeds were tried, and the last try at each found no other member.
-    NotFound(SeedFailures),
-    /// Another process of the cluster was found at a seed.
-    Found,
-}
-
-/// What the seeds yielded instead of members, as numbers of addresses or names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SeedFailures {
-    /// Names that could not be resolved.
-    pub unresolved: usize,
-    /// Addresses that did not answer, or not as a member; a process may be there.
-    pub unreachable: usize,
-    /// Addresses that refused connections.
-    pub refused: usize,
-    /// Addresses of this process.
-    pub own: usize,
-}
 
 /// The result of the last try at one seed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,21 +39,34 @@ struct SeedResult {
     failures: SeedFailures,
 }
 
+/// The search at all seeds.
+struct Search {
+    since: Stopwatch,
+    all: Mutex<Vec<Option<SeedResult>>>,
+}
+
+impl Search {
+    fn publish(&self, shared: &Shared) {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.set_seeds(summary(&all, self.since.elapsed()));
+    }
+}
+
 /// Searches at all seeds until it is dropped.
 pub(in crate::cluster) async fn watch(shared: Arc<Shared>) {
-    let all = Mutex::new(vec![None; shared.seeds().len()]);
-    publish(&shared, &all);
+    let search = Search { since: Stopwatch::start(), all: Mutex::new(vec![None; shared.seeds().len()]) };
+    search.publish(&shared);
     let seeds = shared.seeds().iter().enumerate();
-    join_all(seeds.map(|(index, seed)| watch_one(&shared, index, seed, &all))).await;
+    join_all(seeds.map(|(index, seed)| watch_one(&shared, index, seed, &search))).await;
     // Without seeds the loop above ends at once.
     std::future::pending().await
 }
 
-async fn watch_one(shared: &Shared, index: usize, seed: &str, all: &Mutex<Vec<Option<SeedResult>>>) {
+async fn watch_one(shared: &Shared, index: usize, seed: &str, search: &Search) {
     let mut failing: Option<String> = None;
     let note = |found| {
-        all.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(found);
-        publish(shared, all);
+        search.all.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(found);
+        search.publish(shared);
     };
     loop {
         let unresolved =
@@ -126,18 +120,15 @@ async fn dial(shared: &Shared, addresses: &[SocketAddr]) -> SeedResult {
             DialResult::Linked => found.linked += 1,
             DialResult::OwnAddress => found.failures.own += 1,
             DialResult::Refused => found.failures.refused += 1,
+            DialResult::Slow => found.failures.slow += 1,
             DialResult::Unreachable => found.failures.unreachable += 1,
         }
     }
     found
 }
 
-fn publish(shared: &Shared, all: &Mutex<Vec<Option<SeedResult>>>) {
-    let state = summary(&all.lock().unwrap_or_else(PoisonError::into_inner));
-    shared.set_seeds(state);
-}
-
-fn summary(all: &[Option<SeedResult>]) -> SeedState {
+/// The state of the search after this time.
+fn summary(all: &[Option<SeedResult>], elapsed: Duration) -> SeedState {
     if all.iter().flatten().any(|found| found.linked > 0) {
         return SeedState::Found;
     }
@@ -146,8 +137,29 @@ fn summary(all: &[Option<SeedResult>]) -> SeedState {
         let Some(found) = found else { return SeedState::Searching };
         failures.unresolved += found.failures.unresolved;
         failures.unreachable += found.failures.unreachable;
+        failures.slow += found.failures.slow;
         failures.refused += found.failures.refused;
         failures.own += found.failures.own;
     }
-    SeedState::NotFound(failures)
+    if failures.slow > 0 && elapsed < SLOW_MAX { SeedState::Searching } else { SeedState::NotFound(failures) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_seed_delays_bootstrap_for_a_bounded_time() {
+        let own = SeedResult { linked: 0, failures: SeedFailures { own: 1, ..SeedFailures::default() } };
+        let slow = SeedResult { linked: 0, failures: SeedFailures { slow: 1, ..SeedFailures::default() } };
+        let linked = SeedResult { linked: 1, ..own };
+        let state = |all: &[SeedResult], elapsed| {
+            summary(&all.iter().copied().map(Some).collect::<Vec<_>>(), elapsed)
+        };
+        let both = SeedFailures { own: 1, slow: 1, ..SeedFailures::default() };
+        assert_eq!(state(&[own], Duration::ZERO), SeedState::NotFound(own.failures));
+        assert_eq!(state(&[own, slow], SLOW_MAX / 2), SeedState::Searching);
+        assert_eq!(state(&[own, slow], SLOW_MAX), SeedState::NotFound(both));
+        assert_eq!(state(&[slow, linked], Duration::ZERO), SeedState::Found);
+    }
 }

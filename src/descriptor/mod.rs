@@ -2,11 +2,13 @@
 
 use std::hash::{Hash, Hasher};
 
+use serde::{Deserialize, Serialize};
+
 mod key;
 mod secret;
 
 pub use key::{KeyText, PrefixHash};
-pub use secret::{Secret, SharedSecret};
+pub use secret::Secret;
 
 /// One entry of a descriptor: a key and its value in this request, which may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +20,7 @@ pub struct Entry<'a> {
 }
 
 /// The identity of a counter: a 128-bit hash of a domain, a descriptor and a kind of counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
     high: u64,
     low: u64,

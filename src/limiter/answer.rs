@@ -6,21 +6,10 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Decision, Verdict},
-    cluster::ForwardPolicy,
-    rules::{OnOwnerUnavailable, Rule, Unit},
+    limiter::plan::{AppliedLimit, CurrentLimit, Modes, Plan},
+    rules::Rule,
+    store::{self, CheckSet, Refusal, Role},
 };
-
-/// Modes that apply to all rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Modes {
-    /// Every descriptor is in quota mode, whatever its rule says.
-    #[serde(rename = "quota_mode")]
-    pub quota: bool,
-    /// A request that would be refused passes nevertheless.
-    #[serde(rename = "shadow_mode")]
-    pub shadow: bool,
-}
 
 /// The answer to a request.
 #[derive(Clone, Debug)]
@@ -56,51 +45,28 @@ pub struct Status<'s> {
     pub degraded: bool,
 }
 
-/// The description of the limit in a status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CurrentLimit<'s> {
-    /// The rule's name.
-    pub name: Option<&'s str>,
-    /// Hits in one unit.
-    pub requests_per_unit: u64,
-    /// The unit; `None` if the window has no unit.
-    pub unit: Option<Unit>,
-}
-
 impl<'s> Status<'s> {
-    /// No limit applies.
-    pub(super) fn without_limit() -> Self {
-        Self {
-            passes: true,
-            limit: None,
-            remaining: 0,
-            reset_after: None,
-            retry_after: None,
-            rule: None,
-            candidate_refuses: false,
-            degraded: false,
-        }
-    }
+    const WITHOUT_LIMIT: Self = Self {
+        passes: true,
+        limit: None,
+        remaining: 0,
+        reset_after: None,
+        retry_after: None,
+        rule: None,
+        candidate_refuses: false,
+        degraded: false,
+    };
 
-    /// The rule is unlimited.
-    pub(super) fn unlimited(rule: &'s Rule) -> Self {
-        Self { remaining: u64::MAX, rule: Some(rule), ..Self::without_limit() }
-    }
-
-    /// A rule applies; not decided yet.
-    pub(super) fn of_rule(rule: &'s Rule) -> Self {
-        let shown = &rule.displayed_limit;
-        let limit = CurrentLimit {
-            name: rule.name.as_deref(),
-            requests_per_unit: shown.requests_per_unit,
-            unit: shown.unit,
+    /// The status of a descriptor before its decision.
+    #[inline(always)]
+    fn of(applied: &AppliedLimit<'s>) -> Self {
+        let (remaining, limit) = match applied {
+            AppliedLimit::Nothing => (0, None),
+            AppliedLimit::Unlimited(_) => (u64::MAX, None),
+            AppliedLimit::Rule(matched, _) => (0, Some(CurrentLimit::of(matched.rule))),
+            AppliedLimit::Override(sent, _) => (0, Some(CurrentLimit::of_override(*sent))),
         };
-        Self { limit: Some(limit), rule: Some(rule), ..Self::without_limit() }
-    }
-
-    /// The override of the caller applies; not decided yet.
-    pub(super) fn of_override(limit: CurrentLimit<'s>) -> Self {
-        Self { limit: Some(limit), ..Self::without_limit() }
+        Self { remaining, limit, rule: applied.rule(), ..Self::WITHOUT_LIMIT }
     }
 
     /// Whether a refusal refuses the request only if all other descriptors in quota mode are refused too.
@@ -113,25 +79,11 @@ impl<'s> Status<'s> {
         self.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
     }
 
-    /// The settings of the rule for a counter of another owner.
-    pub(super) fn wish(&self) -> ForwardPolicy {
-        match self.rule {
-            Some(rule) => {
-                ForwardPolicy { on_owner_unavailable: rule.on_owner_unavailable, lease: rule.lease }
-            }
-            None => ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::default(), lease: true },
-        }
-    }
-
-    /// Whether the rule is unlimited.
-    fn is_unlimited(&self) -> bool {
-        self.rule.is_some() && self.limit.is_none()
-    }
-
     fn in_shadow_mode(&self) -> bool {
         self.rule.is_some_and(|rule| rule.shadow_mode)
     }
 
+    #[inline(always)]
     fn decide<R>(&mut self, decision: &Decision<R>) {
         self.passes = self.in_shadow_mode() || decision.verdict.passes();
         self.remaining = decision.remaining;
@@ -143,72 +95,77 @@ impl<'s> Status<'s> {
     }
 }
 
-/// Whether the decisions refuse the request: one refusal suffices, except that descriptors in quota mode refuse only
-/// if all of them are refused. `status_indexes` assigns each decision to a status.
-pub(super) fn refuses(
+/// Whether the decisions refuse the request. `deciding` assigns each decision to a descriptor.
+#[inline(always)]
+pub(super) fn refuses<R>(
     modes: Modes,
-    statuses: &[Status<'_>],
-    status_indexes: &[usize],
-    decisions: &[Decision],
+    applied: &[AppliedLimit<'_>],
+    deciding: &[usize],
+    decisions: &[Decision<R>],
 ) -> bool {
-    let (mut quotas, mut exhausted) = (0, 0);
-    for (status, decision) in status_indexes.iter().map(|index| &statuses[*index]).zip(decisions) {
-        let passes = status.in_shadow_mode() || decision.verdict.passes();
-        if status.in_quota_mode(modes) {
-            quotas += 1;
-            exhausted += usize::from(!passes);
-        } else if !passes {
-            return true;
-        }
+    let roles = deciding.iter().map(|index| role(modes, &applied[*index]));
+    store::refuses(roles, decisions, || do_quotas_refuse(modes, applied))
+}
+
+#[inline(always)]
+fn role(modes: Modes, applied: &AppliedLimit<'_>) -> Role {
+    let Role { is_shadow, is_quota } = applied.role();
+    Role { is_shadow, is_quota: is_quota || modes.quota }
+}
+
+/// The same for decisions that are made elsewhere.
+pub(super) fn refusal(modes: Modes, applied: &[AppliedLimit<'_>], deciding: &[usize]) -> Refusal {
+    Refusal {
+        roles: deciding.iter().map(|index| role(modes, &applied[*index])).collect(),
+        do_quotas_refuse: do_quotas_refuse(modes, applied),
     }
-    // A descriptor without a limit is never exhausted; an unlimited one is ignored.
-    let endless = || statuses.iter().any(|status| status.limit.is_none() && !status.is_unlimited());
-    quotas > 0 && quotas == exhausted && !(modes.quota && endless())
+}
+
+/// A descriptor without a limit is never exhausted; an unlimited one is ignored.
+fn do_quotas_refuse(modes: Modes, applied: &[AppliedLimit<'_>]) -> bool {
+    !(modes.quota && applied.iter().any(|applied| matches!(applied, AppliedLimit::Nothing)))
 }
 
 impl<'s> Answer<'s> {
     /// The answer if no limit applies to any descriptor.
     pub(super) fn without_limits(descriptors: usize) -> Self {
-        let statuses = SmallVec::from_elem(Status::without_limit(), descriptors);
+        let statuses = SmallVec::from_elem(Status::WITHOUT_LIMIT, descriptors);
         Self { passes: true, passes_in_shadow: false, delay: Duration::ZERO, statuses }
     }
 
-    /// The same as [`Self::fold`] for the only descriptor of a request.
+    /// The answer from the decisions on the checks of `plan`.
     // `inline(always)`: an answer is too large to move.
     #[inline(always)]
-    pub(super) fn of_one<R>(modes: Modes, rule: &'s Rule, decision: &Decision<R>) -> Self {
-        let mut status = Status::of_rule(rule);
-        status.decide(decision);
-        // The only descriptor is also the only one in quota mode.
-        let refused = !status.passes;
-        let delay = match decision.verdict {
-            Verdict::Delay(turn) if !rule.shadow_mode => turn,
-            Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => Duration::ZERO,
-        };
-        let mut statuses = SmallVec::new();
-        statuses.push(status);
-        Self { passes: !refused || modes.shadow, passes_in_shadow: refused && modes.shadow, delay, statuses }
-    }
-
-    /// The answer from `decisions`, each on the status at the same position of `status_indexes`.
-    pub(super) fn fold(
+    pub(super) fn fold<S: CheckSet>(
         modes: Modes,
-        mut statuses: SmallVec<[Status<'s>; 2]>,
-        status_indexes: &[usize],
-        decisions: &[Decision],
+        applied: &[AppliedLimit<'s>],
+        plan: &Plan<S>,
+        decisions: &[Decision<S::Receipt>],
     ) -> Self {
-        let refused = refuses(modes, &statuses, status_indexes, decisions);
-        let mut delay = Duration::ZERO;
-        for (index, decision) in status_indexes.iter().zip(decisions) {
-            statuses[*index].decide(decision);
+        let refused = refuses(modes, applied, plan.deciding(), decisions);
+        let mut answer = Self {
+            passes: !refused || modes.shadow,
+            passes_in_shadow: refused && modes.shadow,
+            delay: Duration::ZERO,
+            statuses: SmallVec::new(),
+        };
+        for applied in applied {
+            answer.statuses.push(Status::of(applied));
+        }
+        for (index, decision) in plan.deciding().iter().zip(decisions) {
+            let status = &mut answer.statuses[*index];
+            status.decide(decision);
             match decision.verdict {
                 // Neither a shadow rule nor a refused request delays the answer.
-                Verdict::Delay(turn) if !refused && !statuses[*index].in_shadow_mode() => {
-                    delay = delay.max(turn);
+                Verdict::Delay(turn) if !refused && !status.in_shadow_mode() => {
+                    answer.delay = answer.delay.max(turn);
                 }
                 Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => {}
             }
         }
-        Self { passes: !refused || modes.shadow, passes_in_shadow: refused && modes.shadow, delay, statuses }
+        for (index, decision) in plan.candidates().iter().zip(&decisions[plan.deciding().len()..]) {
+            answer.statuses[*index].candidate_refuses = !decision.verdict.passes();
+        }
+        answer
     }
 }

@@ -5,14 +5,14 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Decision, Limit, Operation, Verdict},
-    cluster::{Cluster, MemberState},
+    cluster::MemberState,
     descriptor::{Entry, Key},
     limiter::{
-        ActiveView, Answer, AppliedLimit, Limiter, LimiterError, Request, Status, answer, applied_limit,
-        drop_replaced, plan::Plan,
+        ActiveView, Answer, LimiterError, RemoteDecider, Request, Status, answer,
+        plan::{AppliedLimit, Plan, drop_replaced},
     },
     rules::{Allowance, LevelTrace, Rule},
-    store::{Check, CounterState, Decisions, DryRun, OnRefusal, Replacement},
+    store::{Check, Checks, CounterState, Decisions, DryRun, OnRefusal, Refusal, Replacement},
     time::Timestamp,
 };
 
@@ -86,29 +86,23 @@ pub enum NoCounter {
     /// The owner of the counter cannot be reached.
     #[error("the owner of this counter cannot be reached; see /cluster")]
     Unreachable,
-}
-
-impl Limiter {
-    /// The cluster, if this replica is part of one.
-    pub fn cluster(&self) -> Option<&Cluster> {
-        self.cluster.as_ref()
-    }
+    /// The shared store cannot be used.
+    #[error("the shared store cannot be used; see /readyz")]
+    NoStore,
 }
 
 impl ActiveView<'_> {
     /// The answer that [`ActiveView::decide`] would give now, with reasons. Charges nothing.
     ///
     /// For counters of other owners the verdict is predicted from a peek, and `retry_after` is the time until reset.
-    /// Returns [`LimiterError::Remote`] if an owner cannot be reached.
+    /// Returns [`LimiterError::Remote`] if an owner, or [`LimiterError::NoStore`] if the shared store cannot be reached.
     pub async fn explain(&self, request: &Request<'_>) -> Result<Explanation<'_>, LimiterError> {
-        request.validate()?;
-        let rules = self.rules.as_deref().ok_or(LimiterError::NoRules)?;
-        let Some(domain) = rules.domain(request.domain) else {
+        self.require_rules()?;
+        let Some(domain) = self.rules.domain(request.domain) else {
             let answer = Answer::without_limits(request.descriptors.len());
             return Ok(Explanation { answer, now: self.now(), parts: Vec::new() });
         };
-        let each = |descriptor| applied_limit(domain, descriptor, request.timeout);
-        let mut applied: SmallVec<[AppliedLimit<'_>; 2]> = request.descriptors.iter().map(each).collect();
+        let mut applied = AppliedLimit::of_each(domain, request);
         let mut parts: Vec<DescriptorExplanation<'_>> = request
             .descriptors
             .iter()
@@ -120,7 +114,7 @@ impl ActiveView<'_> {
                         domain.trace(descriptor.entries)
                     }
                 },
-                rule: found.matched().map(|matched| &**matched.rule),
+                rule: found.rule(),
                 replaced_by: replacing(found, &applied),
                 check: None,
                 candidate: None,
@@ -128,37 +122,34 @@ impl ActiveView<'_> {
             .collect();
         drop_replaced(&mut applied);
 
-        let Plan { mut statuses, checks, status_indexes, candidate_indexes } =
-            Plan::new(domain, request.descriptors, &applied, &self.secret);
+        let plan = Plan::new(domain, request, &applied);
         let modes = self.limiter.modes;
-        let refused = |decisions: &[Decision]| answer::refuses(modes, &statuses, &status_indexes, decisions);
-        let dry_run = self.dry_run(&checks, refused).await?;
+        let refusal = answer::refusal(modes, &applied, plan.deciding());
+        let dry_run = self.dry_run(&plan.checks, refusal).await?;
         let checked = |index: usize| {
-            let Check { key, limit, .. } = checks[index];
+            let Check { key, limit, .. } = plan.checks[index];
             let (before, decision) = (dry_run.before[index], dry_run.decisions[index]);
             CheckExplanation { key, limit: limit.clone(), before, decision }
         };
-        for (check, index) in status_indexes.iter().enumerate() {
+        for (check, index) in plan.deciding().iter().enumerate() {
             parts[*index].check = Some(checked(check));
         }
-        for (check, index) in candidate_indexes.iter().enumerate() {
-            let checked = checked(status_indexes.len() + check);
-            statuses[*index].candidate_refuses = !checked.decision.verdict.passes();
-            parts[*index].candidate = Some(checked);
+        for (check, index) in (plan.deciding().len()..).zip(plan.candidates()) {
+            parts[*index].candidate = Some(checked(check));
         }
-        let answer = Answer::fold(modes, statuses, &status_indexes, &dry_run.decisions);
+        let answer = Answer::fold(modes, &applied, &plan, &dry_run.decisions);
         Ok(Explanation { answer, now: self.now(), parts })
     }
 
     /// The counter of a descriptor under the active rule.
     pub fn counter_ref(&self, domain: &str, entries: &[Entry<'_>]) -> Result<CounterRef<'_>, NoCounter> {
-        let rules = self.rules.as_deref().ok_or(NoCounter::NoRules)?;
-        let domain = rules.domain(domain).ok_or(NoCounter::NoDomain)?;
+        self.rules.rules().ok_or(NoCounter::NoRules)?;
+        let domain = self.rules.domain(domain).ok_or(NoCounter::NoDomain)?;
         let matched = domain.find(entries).ok_or(NoCounter::NoRule)?;
         match &matched.rule.allowance {
             Allowance::Unlimited => Err(NoCounter::Unlimited),
             Allowance::Limited(limit) => {
-                let key = matched.key(domain, entries, limit.kind(), &self.secret);
+                let key = matched.key(entries, limit);
                 Ok(CounterRef { rule: matched.rule, limit, key, now: self.now() })
             }
         }
@@ -167,41 +158,59 @@ impl ActiveView<'_> {
     /// The state of a counter, on this replica or another.
     pub async fn peek(&self, counter_ref: &CounterRef<'_>) -> Result<CounterState, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
-        match &self.limiter.cluster {
+        match &self.limiter.remote {
             None => Ok(self.limiter.memory.peek(*key, limit, *now)),
-            Some(cluster) => cluster.peek(*key, limit).await.ok_or(NoCounter::Unreachable),
+            Some(RemoteDecider::Cluster(cluster)) => {
+                cluster.peek(*key, limit).await.ok_or(NoCounter::Unreachable)
+            }
+            Some(RemoteDecider::SharedStore(store)) => {
+                store.peek(*key, limit).await.ok_or(NoCounter::NoStore)
+            }
         }
     }
 
     /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
     pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
-        match &self.limiter.cluster {
+        match &self.limiter.remote {
             None => Ok(self.limiter.memory.replace(*key, limit, *now, hits)),
-            Some(cluster) => cluster.replace(*key, limit, hits).await.ok_or(NoCounter::Unreachable),
+            Some(RemoteDecider::Cluster(cluster)) => {
+                cluster.replace(*key, limit, hits).await.ok_or(NoCounter::Unreachable)
+            }
+            Some(RemoteDecider::SharedStore(store)) => {
+                store.replace(*key, limit, hits).await.ok_or(NoCounter::NoStore)
+            }
         }
     }
 
-    async fn dry_run(
-        &self,
-        checks: &[Check<'_>],
-        refused: impl FnOnce(&[Decision]) -> bool,
-    ) -> Result<DryRun, LimiterError> {
+    async fn dry_run(&self, checks: &Checks<'_>, refusal: Refusal) -> Result<DryRun, LimiterError> {
         let memory = &self.limiter.memory;
-        if let Some(cluster) = &self.limiter.cluster {
-            match cluster.state() {
-                MemberState::Joining => return Err(LimiterError::Joining),
-                MemberState::Serving | MemberState::Draining => {}
+        let before: SmallVec<[CounterState; 2]> = match &self.limiter.remote {
+            None => return Ok(memory.dry_run(checks, self.now(), |decisions| refusal.is_refused(decisions))),
+            Some(RemoteDecider::Cluster(cluster)) => {
+                match cluster.state() {
+                    MemberState::Joining => return Err(LimiterError::Joining),
+                    MemberState::Serving | MemberState::Draining => {}
+                }
+                // Also for owned counters: a peek at an exhausted counter recalls its leases.
+                let peeks = join_all(checks.iter().map(|check| cluster.peek(check.key, check.limit))).await;
+                let before: Option<_> = peeks.into_iter().collect();
+                let before = before.ok_or(LimiterError::Remote)?;
+                if checks.iter().all(|check| memory.owns(memory.slot(check.key))) {
+                    let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+                    return Ok(memory.dry_run(checks, self.now(), refused));
+                }
+                before
             }
-            // Also for owned counters: a peek at an exhausted counter recalls its leases.
-            let peeks = join_all(checks.iter().map(|check| cluster.peek(check.key, check.limit))).await;
-            let before: Option<SmallVec<[CounterState; 2]>> = peeks.into_iter().collect();
-            let before = before.ok_or(LimiterError::Remote)?;
-            if !checks.iter().all(|check| memory.owns(memory.slot(check.key))) {
-                return Ok(DryRun { decisions: predict(checks, &before, refused), before });
+            Some(RemoteDecider::SharedStore(store)) => {
+                match store.dry_run(checks, refusal.clone()).await.ok_or(LimiterError::NoStore)? {
+                    (before, Some(decisions)) => return Ok(DryRun { decisions, before }),
+                    (before, None) => before,
+                }
             }
-        }
-        Ok(memory.dry_run(checks, self.now(), refused))
+        };
+        let decisions = predict(checks, &before, |decisions| refusal.is_refused(decisions));
+        Ok(DryRun { decisions, before })
     }
 }
 
@@ -260,15 +269,11 @@ fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
 
 /// The rules of the request that replace the given one.
 fn replacing<'s>(found: &AppliedLimit<'s>, all: &[AppliedLimit<'s>]) -> Vec<&'s Rule> {
-    let Some(name) = found.matched().and_then(|matched| matched.rule.name.as_ref()) else {
+    let Some(name) = found.rule().and_then(|rule| rule.name.as_ref()) else {
         return Vec::new();
     };
-    let mut by: Vec<&'s Rule> = all
-        .iter()
-        .filter_map(AppliedLimit::matched)
-        .map(|matched| &**matched.rule)
-        .filter(|rule| rule.replaces.contains(name))
-        .collect();
+    let mut by: Vec<&'s Rule> =
+        all.iter().filter_map(AppliedLimit::rule).filter(|rule| rule.replaces.contains(name)).collect();
     by.dedup_by(|one, other| std::ptr::eq(*one, *other));
     by
 }

@@ -3,9 +3,12 @@
 use crate::{
     algorithm::{Decision, Operation},
     descriptor::{Entry, Key},
-    limiter::{Answer, AppliedLimit, Descriptor, Modes},
-    rules::{CachedMatch, Code, DecisionStats, Domain, Outcome},
-    store::{Check, Decisions},
+    limiter::{
+        Answer, Descriptor, Request, Status,
+        plan::{AppliedLimit, Plan},
+    },
+    rules::{DecisionStats, Domain, KeyedDomain, Outcome},
+    store::{Check, CheckSet, DecisionsOf},
     telemetry::metrics::{Counter, TopKeys},
 };
 
@@ -46,81 +49,63 @@ impl Metrics {
     }
 
     /// Counts the outcome of each descriptor.
-    pub(super) fn count(&self, decided: &DecidedRequest<'_, '_>, answer: &Answer<'_>) {
+    #[inline(always)]
+    pub(super) fn count<S: CheckSet>(
+        &self,
+        domain: KeyedDomain<'_>,
+        request: &Request<'_>,
+        applied: &[AppliedLimit<'_>],
+        plan: &Plan<S>,
+        decisions: &DecisionsOf<S>,
+        answer: &Answer<'_>,
+    ) {
         if answer.passes_in_shadow {
             self.shadow_passes.increase();
         }
-        let DecidedRequest { domain, descriptors, applied, status_indexes, checks, decisions } = decided;
-        let mut next = 0;
-        for (index, (descriptor, applied)) in descriptors.iter().zip(*applied).enumerate() {
+        let checks = plan.checks.checks().iter().zip(decisions.as_ref()).zip(decisions.charged());
+        let mut decided = plan.deciding().iter().zip(checks).peekable();
+        for (index, (applied, descriptor)) in applied.iter().zip(&request.descriptors).enumerate() {
             let status = &answer.statuses[index];
-            let mut outcome = Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() };
-            if status_indexes.get(next) == Some(&index) {
-                let (check, decision, charged) = (&checks[next], &decisions[next], decisions.charged()[next]);
-                let of_check = self.outcome(
-                    domain,
-                    descriptor,
-                    CheckOutcome { check, decision, charged },
-                    status.passes,
-                );
-                outcome = Outcome { candidate_denied: status.candidate_refuses, ..of_check };
-                next += 1;
-            }
+            let check = decided.next_if(|(decided, _)| **decided == index);
+            let outcome = match check {
+                Some((_, ((check, decision), charged))) => {
+                    let checked = CheckOutcome { check, decision, charged: *charged };
+                    self.outcome(&domain, descriptor, checked, status)
+                }
+                None => Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() },
+            };
             match applied {
                 AppliedLimit::Nothing => self.unmatched.increase(),
                 AppliedLimit::Override(..) => self.overrides.add(outcome),
                 AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
                     if let Some(counts) = matched.rule.stats() {
-                        counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome);
+                        counts.count(matched.metric_name(descriptor.entries), outcome);
                     }
                 }
             }
         }
     }
 
-    /// The same for one descriptor with one check.
-    // `inline(always)`: the caller knows most of the values.
+    /// The outcome of a descriptor with a check. Records its key if it was denied.
     #[inline(always)]
-    pub(super) fn count_single<R>(
+    fn outcome(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        usual: CachedMatch<'_>,
-        checked: CheckOutcome<'_, R>,
-        modes: Modes,
-    ) {
-        let passes = usual.rule.shadow_mode || checked.decision.verdict.passes();
-        if modes.shadow && !passes {
-            self.shadow_passes.increase();
-        }
-        let outcome = self.outcome(domain, descriptor, checked, passes);
-        if let Some(counts) = usual.rule.stats() {
-            match usual.match_for_name(domain, descriptor.entries) {
-                None => counts.count_plain(outcome),
-                Some(matched) => counts.count(matched.metric_name(&domain.name, descriptor.entries), outcome),
-            }
-        }
-    }
-
-    /// The outcome of a descriptor with a check, without candidates. Records its key if it was denied.
-    #[inline(always)]
-    fn outcome<R>(
-        &self,
-        domain: &Domain,
-        descriptor: &Descriptor<'_>,
-        CheckOutcome { check, decision, charged }: CheckOutcome<'_, R>,
-        passes: bool,
+        CheckOutcome { check, decision, charged }: CheckOutcome<'_, impl Copy>,
+        status: &Status<'_>,
     ) -> Outcome {
+        let passes = status.passes;
         // A peek at an exhausted counter is not a denial.
         if !passes && check.operation != Operation::Peek {
             self.record_denied(domain, descriptor, check.key);
         }
         Outcome {
-            code: if passes { Code::Ok } else { Code::OverLimit },
+            over_limit: !passes,
             charged,
             near_limit: near_limit(check, decision, charged),
             shadow_denied: passes && !decision.verdict.passes(),
-            candidate_denied: false,
+            candidate_denied: status.candidate_refuses,
         }
     }
 
@@ -133,21 +118,10 @@ impl Metrics {
 
 /// A check and its decision.
 #[derive(Clone, Copy)]
-pub(super) struct CheckOutcome<'a, R> {
-    pub(super) check: &'a Check<'a>,
-    pub(super) decision: &'a Decision<R>,
-    pub(super) charged: u64,
-}
-
-/// A request with its checks and decisions.
-pub(super) struct DecidedRequest<'a, 's> {
-    pub(super) domain: &'a Domain,
-    pub(super) descriptors: &'a [Descriptor<'a>],
-    pub(super) applied: &'a [AppliedLimit<'s>],
-    // The index of the descriptor of each check, in ascending order.
-    pub(super) status_indexes: &'a [usize],
-    pub(super) checks: &'a [Check<'a>],
-    pub(super) decisions: &'a Decisions,
+struct CheckOutcome<'a, R> {
+    check: &'a Check<'a>,
+    decision: &'a Decision<R>,
+    charged: u64,
 }
 
 /// Of the hits charged, those beyond 80 % of the limit.
@@ -180,7 +154,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        algorithm::{Classic, Limit, Verdict},
+        algorithm::{Classic, Limit, Receipt, Verdict},
         descriptor::{KeyText, Secret},
         rules::Unit,
         store::OnRefusal,
@@ -199,7 +173,7 @@ mod tests {
             let (remaining, reset_after) = (limit.allowance() - after, Duration::ZERO);
             near_limit(
                 &check,
-                &Decision::<()> { verdict: Verdict::Pass, remaining, reset_after, receipt: None },
+                &Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None::<Receipt> },
                 hits,
             )
         };

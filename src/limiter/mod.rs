@@ -1,86 +1,60 @@
 //! Decides requests: finds the rule of each descriptor, checks its counter, combines the decisions into one answer.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
-use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Classic, Decision, Limit, Operation},
-    cluster::{Cluster, MemberState, Overloaded},
-    descriptor::{Entry, KeyText, Secret, SharedSecret},
-    rules::{ActiveRules, Allowance, Domain, Match, Rules, Unit},
-    store::{Decisions, Memory},
+    algorithm::Decision,
+    resilience::Overloaded,
+    rules::{ActiveRules, KeyedDomain, KeyedRules},
+    store::{CheckSet, DecisionsOf, Memory},
     time::{Clock, Reading, Timestamp},
 };
 
 mod answer;
 mod bounds;
+mod embedded;
+#[cfg(feature = "server")]
 mod explain;
 mod metrics;
 mod plan;
+#[cfg(feature = "server")]
 mod remote;
-mod single;
+#[cfg(not(feature = "server"))]
+#[path = "no_remote.rs"]
+mod remote;
+mod request;
 
-pub use answer::{Answer, CurrentLimit, Modes, Status};
+pub use answer::{Answer, Status};
 pub use bounds::{Bounds, TooLarge};
+pub use embedded::{CheckError, Checked};
+#[cfg(feature = "server")]
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use metrics::Metrics;
+pub use plan::{CurrentLimit, Modes};
+pub use remote::RemoteDecider;
+pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 
-use metrics::DecidedRequest;
-use plan::Plan;
+use plan::{AppliedLimit, Plan, applied_limits};
 
-/// One request: descriptors of one domain, decided together.
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// The domain of the rules.
-    pub domain: &'a str,
-    /// The descriptors, at least one.
-    pub descriptors: &'a [Descriptor<'a>],
-    /// The time until the deadline of the caller; `None` without a deadline.
-    pub timeout: Option<Duration>,
-}
-
-/// One descriptor of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Descriptor<'a> {
-    /// The entries; each matches one level of the rules.
-    pub entries: &'a [Entry<'a>],
-    /// The operation on the counter.
-    pub operation: Operation,
-    /// A limit that replaces the configured one.
-    pub limit: Option<Override>,
-}
-
-/// A limit in the request itself. Its algorithm is classic, whatever the rules say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Override {
-    /// Hits that pass in one unit; 0 lets none pass.
-    pub requests_per_unit: u32,
-    /// The window.
-    pub unit: Unit,
-}
-
-/// Why a request is not answered.
+/// Why a valid request is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimiterError {
-    /// The request names no domain.
-    #[error("the domain of the request is empty")]
-    EmptyDomain,
-    /// The request has no descriptors.
-    #[error("the request has no descriptors")]
-    NoDescriptors,
     /// No valid rules have been loaded.
     #[error("no valid rules are loaded yet")]
     NoRules,
     /// This replica does not know the slot owners yet.
     #[error("still joining the cluster")]
     Joining,
-    /// Other replicas own the counters: use [`ActiveView::decide_remote`].
-    #[error("the counters are owned by another replica")]
+    /// The counters are elsewhere: use [`ActiveView::decide_remote`].
+    #[error("the counters are in another replica or in the shared store")]
     Remote,
-    /// Too many checks of the call, its connection or this replica are being forwarded. Nothing is charged.
-    #[error("too many forwarded checks: nothing was charged, try again later")]
+    /// The shared store cannot be used.
+    #[error("the shared store cannot be used; see /readyz")]
+    NoStore,
+    /// Too many checks of the call, its connection or this replica wait for counters elsewhere. Nothing is charged.
+    #[error("too many checks wait for counters elsewhere: nothing was charged, try again later")]
     Overloaded,
 }
 
@@ -96,8 +70,7 @@ pub struct Limiter {
     active_rules: Arc<ActiveRules>,
     memory: Arc<Memory>,
     clock: Clock,
-    secret: SharedSecret,
-    cluster: Option<Cluster>,
+    remote: Option<RemoteDecider>,
     modes: Modes,
     metrics: Arc<Metrics>,
 }
@@ -106,35 +79,19 @@ pub struct Limiter {
 #[derive(Debug)]
 pub struct ActiveView<'l> {
     limiter: &'l Limiter,
-    rules: Guard<Option<Arc<Rules>>>,
-    secret: Secret,
+    rules: Guard<Arc<KeyedRules>>,
     reading: Reading,
 }
 
-/// The limit that applies to one descriptor, before any counter is read.
-enum AppliedLimit<'s> {
-    /// No rule matches, or another descriptor's rule replaces it.
-    Nothing,
-    Unlimited(Match<'s>),
-    Rule(Match<'s>, Cow<'s, Limit>),
-    Override(CurrentLimit<'s>, Limit),
-}
-
 impl Limiter {
-    /// A limiter with the rules in `active_rules` and the counters in `memory`, whose keys are hashed with `secret`.
-    pub fn new(
-        active_rules: Arc<ActiveRules>,
-        memory: Arc<Memory>,
-        clock: Clock,
-        secret: impl Into<SharedSecret>,
-    ) -> Self {
-        let (secret, modes, metrics) = (secret.into(), Modes::default(), Arc::default());
-        Self { active_rules, memory, clock, secret, cluster: None, modes, metrics }
+    /// A limiter with the rules in `active_rules` and the counters in `memory`.
+    pub fn new(active_rules: Arc<ActiveRules>, memory: Arc<Memory>, clock: Clock) -> Self {
+        Self { active_rules, memory, clock, remote: None, modes: Modes::default(), metrics: Arc::default() }
     }
 
-    /// The same limiter as part of a cluster.
-    pub fn with_cluster(self, cluster: Option<Cluster>) -> Self {
-        Self { cluster, ..self }
+    /// The same limiter with counters elsewhere.
+    pub fn with_remote(self, remote: Option<RemoteDecider>) -> Self {
+        Self { remote, ..self }
     }
 
     /// The same limiter with these modes.
@@ -154,8 +111,7 @@ impl Limiter {
 
     /// A view of the active rules, secret and time.
     pub fn view(&self) -> ActiveView<'_> {
-        let (rules, secret) = (self.active_rules.current(), self.secret.get());
-        ActiveView { limiter: self, rules, secret, reading: self.clock.read() }
+        ActiveView { limiter: self, rules: self.active_rules.current(), reading: self.clock.read() }
     }
 }
 
@@ -175,162 +131,85 @@ impl ActiveView<'_> {
         let Some(domain) = self.domain_of(request)? else {
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
-        if self.limiter.cluster.is_some() && request.has_refund() {
+        if self.limiter.remote.as_ref().is_some_and(|remote| remote.takes(request)) {
             return Err(LimiterError::Remote);
         }
-        if let Some((usual, decision)) = self.decide_single(domain, request)? {
-            return Ok(Answer::of_one(self.limiter.modes, usual.rule, &decision));
+        let [descriptor] = &*request.descriptors else {
+            return self.decide_set(domain, request, &applied_limits(domain, request));
+        };
+        // `replaces` cannot apply here: there is only one descriptor.
+        let applied = [AppliedLimit::of(domain, descriptor, request.timeout)];
+        match Plan::single(domain, descriptor, &applied[0]) {
+            Some(plan) => self.decide_plan(domain, request, &applied, &plan),
+            None => self.decide_set(domain, request, &applied),
         }
-        self.decide_set(domain, request)
     }
 
     // `inline(never)`: keeps the stack frame of the common path small.
     #[inline(never)]
     fn decide_set<'s>(
         &'s self,
-        domain: &'s Domain,
+        domain: KeyedDomain<'s>,
         request: &Request<'_>,
+        applied: &[AppliedLimit<'s>],
     ) -> Result<Answer<'s>, LimiterError> {
-        let applied = applied_limits(domain, request);
-        let plan = Plan::new(domain, request.descriptors, &applied, &self.secret);
+        self.decide_plan(domain, request, applied, &Plan::new(domain, request, applied))
+    }
+
+    // `inline(always)`: decisions and answer are too large to move.
+    #[inline(always)]
+    fn decide_plan<'s, S: CheckSet>(
+        &'s self,
+        domain: KeyedDomain<'s>,
+        request: &Request<'_>,
+        applied: &[AppliedLimit<'s>],
+        plan: &Plan<S>,
+    ) -> Result<Answer<'s>, LimiterError> {
         let modes = self.limiter.modes;
         let refused =
-            |decisions: &[Decision]| answer::refuses(modes, &plan.statuses, &plan.status_indexes, decisions);
+            |decisions: &[Decision<S::Receipt>]| answer::refuses(modes, applied, plan.deciding(), decisions);
         let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);
         let decisions = decisions.map_err(|_| self.not_local_error())?;
-        Ok(self.counted_answer(domain, request, &applied, plan, &decisions, &[]))
+        Ok(self.counted_answer(domain, request, applied, plan, &decisions, &[]))
     }
 
     #[inline]
-    fn domain_of(&self, request: &Request<'_>) -> Result<Option<&Domain>, LimiterError> {
-        request.validate()?;
-        let rules = self.rules.as_deref().ok_or(LimiterError::NoRules)?;
-        let domain = rules.domain(request.domain);
+    fn domain_of(&self, request: &Request<'_>) -> Result<Option<KeyedDomain<'_>>, LimiterError> {
+        self.require_rules()?;
+        let domain = self.rules.domain(request.domain);
         if domain.is_none() {
             self.limiter.metrics.unknown_domains.increase();
         }
         Ok(domain)
     }
 
+    fn require_rules(&self) -> Result<(), LimiterError> {
+        self.rules.rules().map(drop).ok_or(LimiterError::NoRules)
+    }
+
     fn not_local_error(&self) -> LimiterError {
-        match self.limiter.cluster.as_ref().map(Cluster::state) {
-            Some(MemberState::Joining) => LimiterError::Joining,
-            Some(MemberState::Serving | MemberState::Draining) | None => LimiterError::Remote,
-        }
+        self.limiter.remote.as_ref().map_or(LimiterError::Remote, RemoteDecider::not_local_error)
     }
 
     /// Combines the decisions into an answer and counts it. `degraded` marks decisions made without the owner.
-    fn counted_answer<'s>(
+    #[inline(always)]
+    fn counted_answer<'s, S: CheckSet>(
         &'s self,
-        domain: &Domain,
+        domain: KeyedDomain<'s>,
         request: &Request<'_>,
         applied: &[AppliedLimit<'s>],
-        plan: Plan<'_, 's>,
-        decisions: &Decisions,
+        plan: &Plan<S>,
+        decisions: &DecisionsOf<S>,
         degraded: &[bool],
     ) -> Answer<'s> {
-        let Plan { mut statuses, checks, status_indexes, candidate_indexes } = plan;
-        for (index, decision) in candidate_indexes.iter().zip(&decisions[status_indexes.len()..]) {
-            statuses[*index].candidate_refuses = !decision.verdict.passes();
+        let mut answer = Answer::fold(self.limiter.modes, applied, plan, decisions.as_ref());
+        for (index, degraded) in plan.deciding().iter().zip(degraded) {
+            answer.statuses[*index].degraded = *degraded;
         }
-        for (index, degraded) in status_indexes.iter().zip(degraded) {
-            statuses[*index].degraded = *degraded;
-        }
-        let answer = Answer::fold(self.limiter.modes, statuses, &status_indexes, decisions);
-        let descriptors = request.descriptors;
-        let decided = DecidedRequest {
-            domain,
-            descriptors,
-            applied,
-            status_indexes: &status_indexes,
-            checks: &checks,
-            decisions,
-        };
-        self.limiter.metrics.count(&decided, &answer);
+        self.limiter.metrics.count(domain, request, applied, plan, decisions, &answer);
         answer
     }
 }
 
-impl Request<'_> {
-    /// Whether the request refunds hits: the owner may have reported the counter as exhausted to other replicas.
-    fn has_refund(&self) -> bool {
-        self.descriptors.iter().any(|descriptor| matches!(descriptor.operation, Operation::Refund(_)))
-    }
-
-    /// Refuses a request without domain or descriptors.
-    #[inline]
-    fn validate(&self) -> Result<(), LimiterError> {
-        if self.domain.is_empty() {
-            return Err(LimiterError::EmptyDomain);
-        }
-        if self.descriptors.is_empty() {
-            return Err(LimiterError::NoDescriptors);
-        }
-        Ok(())
-    }
-}
-
-/// The limit of each descriptor, after `replaces` has been applied.
-fn applied_limits<'s>(domain: &'s Domain, request: &Request<'_>) -> SmallVec<[AppliedLimit<'s>; 2]> {
-    let each = |descriptor| applied_limit(domain, descriptor, request.timeout);
-    let mut applied: SmallVec<[AppliedLimit<'s>; 2]> = request.descriptors.iter().map(each).collect();
-    drop_replaced(&mut applied);
-    applied
-}
-
-fn drop_replaced(applied: &mut [AppliedLimit<'_>]) {
-    let mut replaced: SmallVec<[&str; 4]> = applied
-        .iter()
-        .filter_map(AppliedLimit::matched)
-        .flat_map(|matched| matched.rule.replaces.iter().map(String::as_str))
-        .collect();
-    if !replaced.is_empty() {
-        // Sorted, because a request may have many descriptors that name each other.
-        replaced.sort_unstable();
-        replaced.dedup();
-        for each in applied.iter_mut() {
-            let name = each.matched().and_then(|matched| matched.rule.name.as_deref());
-            if name.is_some_and(|name| replaced.binary_search(&name).is_ok()) {
-                *each = AppliedLimit::Nothing;
-            }
-        }
-    }
-}
-
-fn applied_limit<'s>(
-    domain: &'s Domain,
-    descriptor: &Descriptor<'_>,
-    timeout: Option<Duration>,
-) -> AppliedLimit<'s> {
-    if let Some(Override { requests_per_unit, unit }) = descriptor.limit {
-        let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
-        let current =
-            CurrentLimit { name: None, requests_per_unit: requests_per_unit.into(), unit: Some(unit) };
-        return AppliedLimit::Override(current, Limit::Classic(limit));
-    }
-    match domain.find(descriptor.entries) {
-        None => AppliedLimit::Nothing,
-        Some(matched) => match &matched.rule.allowance {
-            Allowance::Unlimited => AppliedLimit::Unlimited(matched),
-            Allowance::Limited(limit) => AppliedLimit::Rule(matched, limit.within(timeout)),
-        },
-    }
-}
-
-impl<'s> AppliedLimit<'s> {
-    fn matched(&self) -> Option<&Match<'s>> {
-        match self {
-            Self::Unlimited(matched) | Self::Rule(matched, _) => Some(matched),
-            Self::Nothing | Self::Override(..) => None,
-        }
-    }
-}
-
-/// The key text of a descriptor with all its values.
-fn key_text_as_sent<'e>(domain: &Domain, entries: &[Entry<'e>]) -> KeyText<'e> {
-    let mut text = KeyText::new(&domain.name);
-    for entry in entries {
-        text.entry(*entry);
-    }
-    text
-}
+#[cfg(test)]
+mod tests;

@@ -1,80 +1,231 @@
-//! The checks of a request.
+//! The limits that apply to a request, and their checks.
+
+use std::{borrow::Cow, time::Duration};
 
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Limit, Operation},
-    descriptor::{Key, KeyText, Secret},
-    limiter::{AppliedLimit, Descriptor, Status, key_text_as_sent},
-    rules::{Domain, OnDenied},
-    store::{Check, OnRefusal},
+    algorithm::{Classic, Limit, Operation},
+    descriptor::Key,
+    limiter::{Descriptor, Override, Request},
+    rules::{Allowance, DisplayedLimit, Domain, KeyedDomain, Match, OnDenied, Rule, Unit},
+    store::{Check, CheckSet, Checks, OnRefusal, Role},
 };
 
-/// The undecided statuses of the descriptors of a request, and the checks that decide them.
-pub(super) struct Plan<'a, 's> {
-    pub(super) statuses: SmallVec<[Status<'s>; 2]>,
-    /// The deciding checks, followed by those of candidates.
-    pub(super) checks: SmallVec<[Check<'a>; 2]>,
-    /// The status index of each deciding check.
-    pub(super) status_indexes: SmallVec<[usize; 2]>,
-    /// The status index of each candidate check.
-    pub(super) candidate_indexes: SmallVec<[usize; 0]>,
+/// Modes that apply to all rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Modes {
+    /// Every descriptor is in quota mode, whatever its rule says.
+    #[serde(rename = "quota_mode")]
+    pub quota: bool,
+    /// A request that would be refused passes nevertheless.
+    #[serde(rename = "shadow_mode")]
+    pub shadow: bool,
 }
 
-impl<'a, 's> Plan<'a, 's> {
-    pub(super) fn new(
-        domain: &Domain,
-        descriptors: &[Descriptor<'_>],
-        applied: &'a [AppliedLimit<'s>],
-        secret: &Secret,
-    ) -> Self
-    where
-        's: 'a,
-    {
-        let mut plan = Self {
-            statuses: SmallVec::with_capacity(descriptors.len()),
-            checks: SmallVec::with_capacity(descriptors.len()),
-            status_indexes: SmallVec::new(),
-            candidate_indexes: SmallVec::new(),
-        };
-        let mut candidates: SmallVec<[Check<'a>; 0]> = SmallVec::new();
-        for (index, (descriptor, applied)) in descriptors.iter().zip(applied).enumerate() {
-            let entries = descriptor.entries;
-            let check = |key, limit: &'a Limit| check(domain, descriptor.operation, key, limit);
-            let hashed = |text: KeyText<'_>, limit: &'a Limit| text.key(&limit.kind().bytes(), secret);
-            if let Some(matched) = applied.matched()
-                && let Some(candidate) = &matched.rule.candidate
-            {
-                let text = matched.key_text(&domain.name, entries).of_candidate();
-                candidates.push(check(hashed(text, candidate), candidate));
-                plan.candidate_indexes.push(index);
+/// The description of the limit in a status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CurrentLimit<'s> {
+    /// The rule's name.
+    pub name: Option<&'s str>,
+    /// Hits in one unit.
+    pub requests_per_unit: u64,
+    /// The unit; `None` if the window has no unit.
+    pub unit: Option<Unit>,
+}
+
+impl<'s> CurrentLimit<'s> {
+    pub(super) fn of_override(Override { requests_per_unit, unit }: Override) -> Self {
+        Self { name: None, requests_per_unit: requests_per_unit.into(), unit: Some(unit) }
+    }
+
+    pub(super) fn of(rule: &'s Rule) -> Self {
+        let DisplayedLimit { requests_per_unit, unit } = rule.displayed_limit;
+        Self { name: rule.name.as_deref(), requests_per_unit, unit }
+    }
+}
+
+/// The limit that applies to one descriptor, before any counter is read.
+pub(super) enum AppliedLimit<'s> {
+    /// No rule matches, or another descriptor's rule replaces it.
+    Nothing,
+    Unlimited(Match<'s>),
+    Rule(Match<'s>, Cow<'s, Limit>),
+    Override(Override, Limit),
+}
+
+/// The checks of a request.
+pub(super) struct Plan<S: CheckSet> {
+    /// The deciding checks, followed by those of candidates.
+    pub(super) checks: S,
+    // The index of the descriptor of each check; ascending among the deciding ones.
+    descriptors: S::Each<usize>,
+    deciding: usize,
+}
+
+/// The limit of each descriptor, after `replaces` has been applied.
+pub(super) fn applied_limits<'s>(
+    domain: KeyedDomain<'s>,
+    request: &Request<'_>,
+) -> SmallVec<[AppliedLimit<'s>; 2]> {
+    let mut applied = AppliedLimit::of_each(domain, request);
+    drop_replaced(&mut applied);
+    applied
+}
+
+pub(super) fn drop_replaced(applied: &mut [AppliedLimit<'_>]) {
+    let mut replaced: SmallVec<[&str; 4]> = applied
+        .iter()
+        .filter_map(AppliedLimit::rule)
+        .flat_map(|rule| rule.replaces.iter().map(String::as_str))
+        .collect();
+    if !replaced.is_empty() {
+        // Sorted, because a request may have many descriptors that name each other.
+        replaced.sort_unstable();
+        replaced.dedup();
+        for each in applied.iter_mut() {
+            let name = each.rule().and_then(|rule| rule.name.as_deref());
+            if name.is_some_and(|name| replaced.binary_search(&name).is_ok()) {
+                *each = AppliedLimit::Nothing;
             }
-            let status = match applied {
-                AppliedLimit::Nothing => Status::without_limit(),
-                AppliedLimit::Unlimited(matched) => Status::unlimited(matched.rule),
-                AppliedLimit::Rule(matched, limit) => {
-                    plan.checks.push(check(matched.key(domain, entries, limit.kind(), secret), limit));
-                    plan.status_indexes.push(index);
-                    Status::of_rule(matched.rule)
-                }
-                AppliedLimit::Override(current, limit) => {
-                    plan.checks.push(check(hashed(key_text_as_sent(domain, entries), limit), limit));
-                    plan.status_indexes.push(index);
-                    Status::of_override(*current)
-                }
-            };
-            plan.statuses.push(status);
         }
-        plan.checks.extend(candidates);
-        plan
+    }
+}
+
+impl<'s> AppliedLimit<'s> {
+    /// The limit of a descriptor.
+    // `inline(always)`: it is too large to move.
+    #[inline(always)]
+    pub(super) fn of(
+        domain: KeyedDomain<'s>,
+        descriptor: &Descriptor<'_>,
+        timeout: Option<Duration>,
+    ) -> Self {
+        if let Some(sent @ Override { requests_per_unit, unit }) = descriptor.limit {
+            let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
+            return Self::Override(sent, Limit::Classic(limit));
+        }
+        match domain.find(descriptor.entries) {
+            None => Self::Nothing,
+            Some(matched) => match &matched.rule.allowance {
+                Allowance::Unlimited => Self::Unlimited(matched),
+                Allowance::Limited(limit) => Self::Rule(matched, limit.within(timeout)),
+            },
+        }
+    }
+
+    /// The limit of each descriptor.
+    pub(super) fn of_each(domain: KeyedDomain<'s>, request: &Request<'_>) -> SmallVec<[Self; 2]> {
+        request.descriptors.iter().map(|descriptor| Self::of(domain, descriptor, request.timeout)).collect()
+    }
+
+    pub(super) fn matched(&self) -> Option<&Match<'s>> {
+        match self {
+            Self::Unlimited(matched) | Self::Rule(matched, _) => Some(matched),
+            Self::Nothing | Self::Override(..) => None,
+        }
+    }
+
+    pub(super) fn rule(&self) -> Option<&'s Rule> {
+        self.matched().map(|matched| matched.rule)
+    }
+
+    /// What a refusal of this descriptor means for the request.
+    #[inline(always)]
+    pub(super) fn role(&self) -> Role {
+        let rule = self.rule();
+        Role {
+            is_shadow: rule.is_some_and(|rule| rule.shadow_mode),
+            is_quota: rule.is_some_and(|rule| rule.quota_mode),
+        }
+    }
+
+    /// The deciding check, if there is one.
+    #[inline(always)]
+    fn check<'a>(&'a self, domain: KeyedDomain<'_>, descriptor: &Descriptor<'_>) -> Option<Check<'a>> {
+        let (key, limit) = match self {
+            Self::Rule(matched, limit) => (matched.key(descriptor.entries, limit), &**limit),
+            Self::Override(_, limit) => (domain.key_as_sent(descriptor.entries, limit), limit),
+            Self::Nothing | Self::Unlimited(_) => return None,
+        };
+        Some(check(&domain, descriptor.operation, key, limit))
+    }
+
+    /// The check of the candidate, if there is one.
+    fn candidate_check(&self, domain: KeyedDomain<'_>, descriptor: &Descriptor<'_>) -> Option<Check<'s>> {
+        let matched = self.matched()?;
+        let candidate = matched.rule.candidate.as_ref()?;
+        let key = matched.candidate_key(descriptor.entries, candidate);
+        Some(check(&domain, descriptor.operation, key, candidate))
     }
 }
 
 /// The check of `operation` on the counter of `key`.
-pub(super) fn check<'a>(domain: &Domain, operation: Operation, key: Key, limit: &'a Limit) -> Check<'a> {
+fn check<'a>(domain: &Domain, operation: Operation, key: Key, limit: &'a Limit) -> Check<'a> {
     let on_refusal = match domain.on_denied(limit) {
         OnDenied::ChargeAll => OnRefusal::Keep,
         OnDenied::ChargeNone => OnRefusal::TakeBack,
     };
     Check { key, limit, operation, on_refusal }
+}
+
+impl<S: CheckSet> Plan<S> {
+    /// The index of the descriptor of the check at this index.
+    pub(super) fn descriptor(&self, check: usize) -> usize {
+        self.descriptors.as_ref()[check]
+    }
+
+    /// The index of the descriptor of each deciding check.
+    pub(super) fn deciding(&self) -> &[usize] {
+        &self.descriptors.as_ref()[..self.deciding]
+    }
+
+    /// The index of the descriptor of each check of a candidate.
+    pub(super) fn candidates(&self) -> &[usize] {
+        &self.descriptors.as_ref()[self.deciding..]
+    }
+}
+
+impl<'a> Plan<[Check<'a>; 1]> {
+    /// The plan for the only descriptor of a request; `None` unless it has exactly one check.
+    #[inline(always)]
+    pub(super) fn single(
+        domain: KeyedDomain<'_>,
+        descriptor: &Descriptor<'_>,
+        applied: &'a AppliedLimit<'_>,
+    ) -> Option<Self> {
+        if applied.rule().is_some_and(|rule| rule.candidate.is_some()) {
+            return None;
+        }
+        let check = applied.check(domain, descriptor)?;
+        Some(Self { checks: [check], descriptors: [0], deciding: 1 })
+    }
+}
+
+impl<'a> Plan<Checks<'a>> {
+    /// The plan for any request.
+    pub(super) fn new(
+        domain: KeyedDomain<'_>,
+        request: &Request<'_>,
+        applied: &'a [AppliedLimit<'_>],
+    ) -> Self {
+        let each = || request.descriptors.iter().zip(applied).enumerate();
+        let mut plan = Self { checks: SmallVec::new(), descriptors: SmallVec::new(), deciding: 0 };
+        for (index, (descriptor, applied)) in each() {
+            plan.add(index, applied.check(domain, descriptor));
+        }
+        plan.deciding = plan.checks.len();
+        for (index, (descriptor, applied)) in each() {
+            plan.add(index, applied.candidate_check(domain, descriptor));
+        }
+        plan
+    }
+
+    fn add(&mut self, descriptor: usize, check: Option<Check<'a>>) {
+        if let Some(check) = check {
+            self.checks.push(check);
+            self.descriptors.push(descriptor);
+        }
+    }
 }

@@ -1,18 +1,103 @@
-//! Requests with counters of other owners.
+//! Requests with counters elsewhere: of other owners in a cluster, or in a shared store.
+
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use crate::{
-    cluster::{Cluster, ForwardPolicy, OpenForwards, RemoteDecision, RemoteDecisions},
+    cluster::{Cluster, ForwardPolicy, MemberState, OpenForwards},
     limiter::{
-        ActiveView, Answer, Descriptor, LimiterError, Request, Status, answer, applied_limits,
-        metrics::CheckOutcome, plan::Plan,
+        ActiveView, Answer, Limiter, LimiterError, Request, answer,
+        plan::{AppliedLimit, Plan, applied_limits},
     },
-    rules::Domain,
+    rules::{KeyedDomain, OnOwnerUnavailable},
+    shared_store::SharedStore,
+    store::{Check, CheckSet, Decisions, Refusal, RemoteDecisions},
 };
 
+/// Decides checks whose counters are elsewhere.
+#[derive(Clone, Debug)]
+pub enum RemoteDecider {
+    /// The owners of slots in a cluster. This replica is one of them.
+    Cluster(Cluster),
+    /// A store of all counters.
+    SharedStore(SharedStore),
+}
+
+impl RemoteDecider {
+    /// Whether `request` is decided here in any case, even if this replica had its counters.
+    #[inline]
+    pub(super) fn takes(&self, request: &Request<'_>) -> bool {
+        match self {
+            // The owner may have reported the counter as exhausted to other replicas.
+            Self::Cluster(_) => request.has_refund(),
+            Self::SharedStore(_) => true,
+        }
+    }
+
+    /// Why the store in memory does not decide.
+    pub(super) fn not_local_error(&self) -> LimiterError {
+        match self {
+            Self::Cluster(cluster) if cluster.state() == MemberState::Joining => LimiterError::Joining,
+            Self::Cluster(_) | Self::SharedStore(_) => LimiterError::Remote,
+        }
+    }
+
+    /// Decides the check set of a request.
+    async fn decide(
+        &self,
+        checks: &[Check<'_>],
+        policies: &[ForwardPolicy],
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+        refusal: Refusal,
+    ) -> Result<RemoteDecisions, LimiterError> {
+        match self {
+            Self::Cluster(cluster) => {
+                let refused = |decisions: &[_]| refusal.is_refused(decisions);
+                Ok(cluster.decide(checks, policies, timeout, connection, refused).await?)
+            }
+            Self::SharedStore(store) => {
+                let policies: SmallVec<[_; 2]> =
+                    policies.iter().map(|policy| policy.on_owner_unavailable).collect();
+                Ok(store.decide(checks, &policies, timeout, refusal).await?)
+            }
+        }
+    }
+}
+
+impl Limiter {
+    /// The cluster, if this replica is part of one.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        match &self.remote {
+            Some(RemoteDecider::Cluster(cluster)) => Some(cluster),
+            Some(RemoteDecider::SharedStore(_)) | None => None,
+        }
+    }
+
+    /// The shared store, if the counters are there.
+    pub fn shared_store(&self) -> Option<&SharedStore> {
+        match &self.remote {
+            Some(RemoteDecider::SharedStore(store)) => Some(store),
+            Some(RemoteDecider::Cluster(_)) | None => None,
+        }
+    }
+}
+
+impl AppliedLimit<'_> {
+    /// The settings of the rule for a counter of another owner.
+    fn forward_policy(&self) -> ForwardPolicy {
+        match self.rule() {
+            Some(rule) => {
+                ForwardPolicy { on_owner_unavailable: rule.on_owner_unavailable, lease: rule.lease }
+            }
+            None => ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::default(), lease: true },
+        }
+    }
+}
+
 impl ActiveView<'_> {
-    /// The same as [`ActiveView::decide`] for a request with counters of other owners, received over `connection`.
+    /// The same as [`ActiveView::decide`] for a request with counters elsewhere, received over `connection`.
     pub async fn decide_remote(
         &self,
         request: &Request<'_>,
@@ -21,44 +106,35 @@ impl ActiveView<'_> {
         let Some(domain) = self.domain_of(request)? else {
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
-        let Some(cluster) = &self.limiter.cluster else { return Err(LimiterError::Remote) };
-        if let [descriptor @ Descriptor { limit: None, .. }] = request.descriptors
-            && let Some((usual, check)) = self.single_check(domain, descriptor, request.timeout)
-        {
-            let wish = Status::of_rule(usual.rule).wish();
-            let RemoteDecision { decision, charged, degraded } =
-                cluster.decide_one(&check, wish, request.timeout, connection).await?;
-            let checked = CheckOutcome { check: &check, decision: &decision, charged };
-            let modes = self.limiter.modes;
-            self.limiter.metrics.count_single(domain, descriptor, usual, checked, modes);
-            let mut answer = Answer::of_one(modes, usual.rule, &decision);
-            answer.statuses[0].degraded = degraded;
-            return Ok(answer);
+        let Some(remote) = &self.limiter.remote else { return Err(LimiterError::Remote) };
+        if let [descriptor] = &*request.descriptors {
+            let applied = [AppliedLimit::of(domain, descriptor, request.timeout)];
+            if let Some(plan) = Plan::single(domain, descriptor, &applied[0]) {
+                return self.decide_remote_plan(remote, domain, request, &applied, &plan, connection).await;
+            }
         }
-        // Boxed, so that the future of the common path stays small.
-        Box::pin(self.decide_remote_set(cluster, domain, request, connection)).await
+        let applied = applied_limits(domain, request);
+        let plan = Plan::new(domain, request, &applied);
+        self.decide_remote_plan(remote, domain, request, &applied, &plan, connection).await
     }
 
-    async fn decide_remote_set<'s>(
+    async fn decide_remote_plan<'s, S: CheckSet>(
         &'s self,
-        cluster: &Cluster,
-        domain: &'s Domain,
+        remote: &RemoteDecider,
+        domain: KeyedDomain<'s>,
         request: &Request<'_>,
+        applied: &[AppliedLimit<'s>],
+        plan: &Plan<S>,
         connection: &OpenForwards,
     ) -> Result<Answer<'s>, LimiterError> {
-        let applied = applied_limits(domain, request);
-        let plan = Plan::new(domain, request.descriptors, &applied, &self.secret);
-        let modes = self.limiter.modes;
-        let refused =
-            |decisions: &[_]| answer::refuses(modes, &plan.statuses, &plan.status_indexes, decisions);
-        let wishes: SmallVec<[ForwardPolicy; 2]> = plan
-            .status_indexes
-            .iter()
-            .chain(&plan.candidate_indexes)
-            .map(|index| plan.statuses[*index].wish())
-            .collect();
-        let RemoteDecisions { decisions, degraded } =
-            cluster.decide(&plan.checks, &wishes, request.timeout, connection, refused).await?;
-        Ok(self.counted_answer(domain, request, &applied, plan, &decisions, &degraded))
+        let refusal = answer::refusal(self.limiter.modes, applied, plan.deciding());
+        let policies = plan.checks.each(|index, _| applied[plan.descriptor(index)].forward_policy());
+        let RemoteDecisions { decisions, degraded } = remote
+            .decide(plan.checks.checks(), policies.as_ref(), request.timeout, connection, refusal)
+            .await?;
+        let each = plan.checks.each(|index, _| decisions[index].keep_receipt(S::keep));
+        let charged = plan.checks.each(|index, _| decisions.charged()[index]);
+        let decisions = Decisions::new(each, charged);
+        Ok(self.counted_answer(domain, request, applied, plan, &decisions, &degraded))
     }
 }

@@ -1,20 +1,26 @@
-//! The active rules: the set of rules that decides requests now.
+//! The active rules: the set of rules that decides requests now, and the secret of the keys of their counters.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
-use arc_swap::{ArcSwapOption, Guard};
-use tokio::sync::watch;
+use arc_swap::{ArcSwap, Guard};
+#[cfg(feature = "server")]
+use tokio::sync::Notify;
 
 use crate::{
-    rules::{Problems, RuleStatsRegistry, Rules},
+    descriptor::Secret,
+    rules::{KeyedRules, Problems, RuleStatsRegistry, Rules},
     time::Timestamp,
 };
 
-/// The active rules. Every request reads them; a reload replaces them as a whole. Empty until the first valid set.
-#[derive(Debug, Default)]
+/// The active rules and the secret of their keys. Every request reads both as one; a reload replaces the rules as a
+/// whole and keeps the secret, and another secret keeps the rules. There are no rules until the first valid set, and
+/// the secret is random until it is set.
+#[derive(Debug)]
 pub struct ActiveRules {
-    rules: ArcSwapOption<Rules>,
-    status: watch::Sender<Status>,
+    keyed: ArcSwap<KeyedRules>,
+    status: RwLock<Status>,
+    #[cfg(feature = "server")]
+    replaced: Notify,
     stats: RuleStatsRegistry,
 }
 
@@ -25,12 +31,16 @@ pub struct Status {
     pub generation: u64,
     /// The hash of the active rules.
     pub hash: Option<String>,
+    /// The version that a control plane gave the active rules; `None` for rules of files.
+    pub version: Option<String>,
     /// The time at which the active rules were loaded.
     pub loaded_at: Option<Timestamp>,
-    /// The number of distinct file contents that could not be loaded since the start.
+    /// The number of distinct contents that could not be loaded since the start.
     pub load_errors: u64,
-    /// The error of the current file contents; `None` while they are active.
+    /// The error of the current contents; `None` while they are active.
     pub last_error: Option<LoadError>,
+    /// The problems of the current overlay file; `None` while it is in force, and without one.
+    pub overlay_problems: Option<Arc<Problems>>,
 }
 
 /// A failed load.
@@ -38,8 +48,14 @@ pub struct Status {
 pub struct LoadError {
     /// The time of the attempt.
     pub at: Timestamp,
-    /// The problems of the files.
+    /// The problems.
     pub problems: Arc<Problems>,
+}
+
+impl Default for ActiveRules {
+    fn default() -> Self {
+        Self::with_stats(RuleStatsRegistry::default())
+    }
 }
 
 impl ActiveRules {
@@ -52,7 +68,14 @@ impl ActiveRules {
 
     /// Active rules without a rule set yet, which count in `stats`.
     pub fn with_stats(stats: RuleStatsRegistry) -> Self {
-        Self { stats, ..Self::default() }
+        let keyed = KeyedRules::new(None, Secret::random());
+        Self {
+            keyed: ArcSwap::from_pointee(keyed),
+            status: RwLock::default(),
+            #[cfg(feature = "server")]
+            replaced: Notify::new(),
+            stats,
+        }
     }
 
     /// The stats of the rules.
@@ -60,34 +83,59 @@ impl ActiveRules {
         &self.stats
     }
 
-    /// The active rules. Cheap; the guard stays valid across a reload. Hold it for one request only.
-    pub fn current(&self) -> Guard<Option<Arc<Rules>>> {
-        self.rules.load()
+    /// The active rules and secret. Cheap; the guard stays valid across a reload. Hold it for one request only.
+    pub fn current(&self) -> Guard<Arc<KeyedRules>> {
+        self.keyed.load()
+    }
+
+    /// The secret of the keys.
+    pub fn secret(&self) -> Secret {
+        self.keyed.load().secret().clone()
+    }
+
+    /// Replaces the secret of the keys. Replicas that join a cluster replace theirs by the secret of the cluster.
+    pub fn set_secret(&self, secret: Secret) {
+        self.keyed.rcu(|current| current.with_secret(secret.clone()));
     }
 
     /// The outcome of the loads so far.
     pub fn status(&self) -> Status {
-        self.status.borrow().clone()
+        self.status.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits for the first valid rule set.
+    #[cfg(feature = "server")]
     pub async fn loaded(&self) {
-        // `self` owns the sender, so the wait cannot fail.
-        let _ = self.status.subscribe().wait_for(|status| status.generation > 0).await;
+        let replaced = self.replaced.notified();
+        if self.status().generation == 0 {
+            replaced.await;
+        }
     }
 
-    /// Activates `rules` and returns the previous ones.
-    pub fn replace(&self, rules: Rules, now: Timestamp) -> Option<Arc<Rules>> {
-        let hash = rules.hash().to_owned();
+    /// Activates `rules` of files under the secret in force, and returns what they replace.
+    pub fn replace(&self, rules: Rules, now: Timestamp) -> Arc<KeyedRules> {
+        self.replace_version(rules, None, now)
+    }
+
+    /// Activates `rules` that have a version of a control plane.
+    pub(super) fn replace_version(
+        &self,
+        rules: Rules,
+        version: Option<String>,
+        now: Timestamp,
+    ) -> Arc<KeyedRules> {
         self.stats.attach(&rules);
-        let mut previous = None;
+        let rules = Arc::new(rules);
+        let previous = self.keyed.rcu(|current| current.with_rules(rules.clone()));
         self.update(|status| {
-            previous = self.rules.swap(Some(Arc::new(rules)));
             status.generation += 1;
-            status.hash = Some(hash);
+            status.hash = Some(rules.hash().to_owned());
+            status.version = version;
             status.loaded_at = Some(now);
             status.last_error = None;
         });
+        #[cfg(feature = "server")]
+        self.replaced.notify_waiters();
         previous
     }
 
@@ -99,12 +147,66 @@ impl ActiveRules {
         });
     }
 
-    /// Clears the error of the last load: the files match the active rules again.
-    pub(crate) fn recover(&self) {
-        self.update(|status| status.last_error = None);
+    /// Clears the error of the last load: the source has the active rules again, under this version.
+    pub(crate) fn recover(&self, version: Option<&str>) {
+        self.update(|status| {
+            status.last_error = None;
+            status.version = version.map(str::to_owned);
+        });
+    }
+
+    /// Records whether the overlay file can be used.
+    pub(crate) fn set_overlay_problems(&self, problems: Option<Arc<Problems>>) {
+        self.update(|status| status.overlay_problems = problems);
     }
 
     fn update(&self, change: impl FnOnce(&mut Status)) {
-        self.status.send_modify(change);
+        change(&mut self.status.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_nanos(7);
+
+    fn rules(limit: u8) -> Rules {
+        let rule = format!("{{key: a, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}");
+        Rules::parse("test", &format!("domain: d\ndescriptors: [{rule}]\n")).unwrap()
+    }
+
+    fn secret(byte: u8) -> Secret {
+        Secret::from_bytes([byte; 16])
+    }
+
+    fn active_limit(active_rules: &ActiveRules) -> u64 {
+        let current = active_rules.current();
+        current.domain("d").unwrap().rules().next().unwrap().displayed_limit.requests_per_unit
+    }
+
+    #[test]
+    fn secret_set_while_rules_compile_is_kept() {
+        let active_rules = ActiveRules::of(rules(1), NOW);
+        active_rules.set_secret(secret(1));
+        let compiled = rules(2);
+        active_rules.set_secret(secret(2));
+        active_rules.replace(compiled, NOW);
+        assert!(active_rules.secret() == secret(2));
+        assert_eq!(active_limit(&active_rules), 2);
+    }
+
+    #[test]
+    fn concurrent_reloads_and_secrets_keep_the_last_of_each() {
+        const CHANGES: u8 = 200;
+        let active_rules = ActiveRules::default();
+        thread::scope(|scope| {
+            scope.spawn(|| (1..=CHANGES).for_each(|limit| drop(active_rules.replace(rules(limit), NOW))));
+            scope.spawn(|| (1..=CHANGES).for_each(|byte| active_rules.set_secret(secret(byte))));
+        });
+        assert!(active_rules.secret() == secret(CHANGES));
+        assert_eq!(active_limit(&active_rules), u64::from(CHANGES));
     }
 }

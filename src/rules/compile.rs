@@ -1,19 +1,19 @@
-//! Compiles rule files to [`Rules`] and reports every problem in them.
+//! Compiles rules to [`Rules`] and reports every problem in them.
 
-use std::{
-    hash::Hasher,
-    sync::{Arc, OnceLock},
-};
+use std::{hash::Hasher, sync::Arc};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::{
+    algorithm::Limit,
     rules::{
-        Domain, OnDenied, Problem, Problems, Rule, Rules,
-        diagnostics::{Diagnostics, Location},
+        DESCRIPTORS_MAX, Domain, OnDenied, Problem, Problems, Rule, Rules, Source,
+        contents::Contents,
+        diagnostics::{Diagnostics, Location, Origin},
         file::{Descriptor, Document, RateLimit},
-        limit,
+        limit::{self, RuleTerms},
+        overlay::{Matching, Overlay, OverlayRule},
         prefix_tree::{Level, MatchKind, Node, composite},
         reader::Located,
         stats::StatsHandle,
@@ -21,49 +21,49 @@ use crate::{
     yaml::{self, quote},
 };
 
-/// The maximum number of descriptors in all files together.
-const DESCRIPTORS_MAX: usize = 1_000_000;
-
-/// A rule file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
-    /// The path, for messages.
-    pub path: Arc<str>,
-    /// The content.
-    pub bytes: Vec<u8>,
-}
-
-/// Compiles files in the given order. One problem in any file refuses all of them.
+/// Compiles files or resources in the given order. One problem in any of them refuses all.
 pub fn compile(sources: &[Source]) -> Result<Rules, Problems> {
-    compile_with(Problems::default(), sources)
+    compile_with(Problems::default(), sources, None)
 }
 
-/// Compiles files for which `problems` were found earlier.
-pub(crate) fn compile_with(problems: Problems, sources: &[Source]) -> Result<Rules, Problems> {
-    let mut compiler = Compiler { problems, ..Compiler::default() };
-    sources.iter().for_each(|source| compiler.file(source));
-    compiler.finish(hash(sources))
+/// Compiles all files or resources together, with what an overlay adds. Problems with the overlay are warnings.
+pub(crate) fn compile_all(contents: &Contents, overlay: Option<&Overlay>) -> Result<Rules, Problems> {
+    compile_with(contents.problems.clone(), &contents.sources, overlay)
+}
+
+fn compile_with(
+    problems: Problems,
+    sources: &[Source],
+    overlay: Option<&Overlay>,
+) -> Result<Rules, Problems> {
+    let overlay_use = OverlayUse::of(overlay);
+    let mut compiler = Compiler { problems, overlay, overlay_use, ..Compiler::default() };
+    sources.iter().for_each(|source| compiler.source(source));
+    compiler.finish(hash(sources, overlay))
 }
 
 impl Rules {
     /// Compiles a single file.
     pub fn parse(path: &str, text: &str) -> Result<Self, Problems> {
-        compile(&[Source { path: path.into(), bytes: text.into() }])
+        compile(&[Source::file(path, text)])
     }
 }
 
 /// A hash of all contents in order, each with its length.
-fn hash(sources: &[Source]) -> String {
+fn hash(sources: &[Source], overlay: Option<&Overlay>) -> String {
     let mut hasher = SipHasher13::new();
-    for source in sources {
-        hasher.write(&(source.bytes.len() as u64).to_le_bytes());
-        hasher.write(&source.bytes);
+    let overlay = overlay.map(|overlay| &*overlay.bytes);
+    for bytes in sources.iter().map(Source::bytes).chain(overlay) {
+        hasher.write(&(bytes.len() as u64).to_le_bytes());
+        hasher.write(bytes);
     }
     format!("{:032x}", hasher.finish128().as_u128())
 }
 
 #[derive(Default)]
-struct Compiler {
+struct Compiler<'o> {
+    overlay: Option<&'o Overlay>,
+    overlay_use: OverlayUse,
     domains: Vec<DomainDraft>,
     by_name: FxHashMap<String, usize>,
     descriptors: usize,
@@ -71,20 +71,36 @@ struct Compiler {
     warnings: Problems,
 }
 
+/// Which rules of an overlay were applied.
+#[derive(Default)]
+struct OverlayUse {
+    // For each rule, whether a path matched it.
+    matched: Vec<bool>,
+    // Rules that stayed as they came, because the overlay does not fit them.
+    misfits: usize,
+}
+
+impl OverlayUse {
+    fn of(overlay: Option<&Overlay>) -> Self {
+        let rules = overlay.map_or(0, |overlay| overlay.rules.len());
+        Self { matched: vec![false; rules], misfits: 0 }
+    }
+}
+
 /// A domain under construction.
 struct DomainDraft {
     name: String,
     on_denied: Option<(OnDenied, Location)>,
     root: Level,
-    rules: Vec<Arc<Rule>>,
+    rules: Vec<Rule>,
     names: FxHashSet<String>,
     replaced: Vec<(String, Location)>,
 }
 
-impl Compiler {
-    fn file(&mut self, source: &Source) {
-        let stream = yaml::load(&source.bytes);
-        let mut diagnostics = Diagnostics::new(source.path.clone(), &mut self.problems);
+impl Compiler<'_> {
+    fn source(&mut self, source: &Source) {
+        let (origin, stream) = source.documents();
+        let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
         let unread = !stream.problems.is_empty();
         diagnostics.add_all(stream.problems);
         let documents = stream.documents.into_iter().filter(|document| !document.is_null());
@@ -94,14 +110,14 @@ impl Compiler {
                 .add(yaml::Mark::START, "the file holds no rules; a rule file has at least a `domain`");
         }
         for node in documents {
-            let mut diagnostics = Diagnostics::new(source.path.clone(), &mut self.problems);
+            let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
             if let Some(document) = Document::read(node, &mut diagnostics) {
-                self.document(&source.path, document);
+                self.document(&origin, document);
             }
         }
     }
 
-    fn document(&mut self, file: &Arc<str>, document: Document) {
+    fn document(&mut self, origin: &Arc<Origin>, document: Document) {
         let next = self.domains.len();
         let index = *self.by_name.entry(document.domain.clone()).or_insert(next);
         if index == next {
@@ -109,13 +125,16 @@ impl Compiler {
         }
         let draft = &mut self.domains[index];
         let mut compiler = DocumentCompiler {
-            diagnostics: Diagnostics::new(file.clone(), &mut self.problems),
-            warnings: Diagnostics::new(file.clone(), &mut self.warnings),
+            diagnostics: Diagnostics::new(origin.clone(), &mut self.problems),
+            warnings: Diagnostics::new(origin.clone(), &mut self.warnings),
             descriptors: &mut self.descriptors,
             rules: &mut draft.rules,
             names: &mut draft.names,
             replaced: &mut draft.replaced,
+            overlay: self.overlay,
+            overlay_use: &mut self.overlay_use,
         };
+        let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
         if let Some(Located { value, mark }) = document.on_denied {
             let here = compiler.diagnostics.location(mark);
             let (before, there) = draft.on_denied.get_or_insert((value, here));
@@ -128,7 +147,7 @@ impl Compiler {
         }
         draft.root.reserve(document.descriptors.len().min(DESCRIPTORS_MAX));
         for node in document.descriptors {
-            compiler.read(&node, &mut draft.root, &draft.name);
+            compiler.read(&node, &mut draft.root, &draft.name, &matching);
         }
     }
 
@@ -148,10 +167,24 @@ impl Compiler {
                 self.warnings.push(Problem { location: location.clone(), what });
             }
         }
+        let overlay_rules = self.overlay.iter().flat_map(|overlay| &overlay.rules);
+        for (rule, _) in overlay_rules.zip(&self.overlay_use.matched).filter(|(_, matched)| !**matched) {
+            let what = "this matches no rule of the control plane".to_owned();
+            self.warnings.push(Problem { location: rule.location.clone(), what });
+        }
         self.warnings.sort();
         let warnings = self.warnings.iter().cloned().collect();
-        let domains = self.domains.into_iter().map(DomainDraft::finish).collect();
-        Ok(Rules { domains, by_name: self.by_name, hash, warnings })
+        let mut rules = 0;
+        let overlay = self.overlay;
+        let finish = |draft: DomainDraft| {
+            let on_denied = overlay.and_then(|overlay| overlay.on_denied(&draft.name));
+            let domain = draft.finish(rules, on_denied);
+            rules += domain.rules.len();
+            domain
+        };
+        let domains = self.domains.into_iter().map(finish).collect();
+        let overlay_misfits = self.overlay_use.misfits;
+        Ok(Rules { domains, by_name: self.by_name, hash, warnings, overlay_misfits })
     }
 }
 
@@ -167,9 +200,10 @@ impl DomainDraft {
         }
     }
 
-    fn finish(self) -> Domain {
-        let on_denied = self.on_denied.map(|(on_denied, _)| on_denied);
-        Domain { name: self.name, on_denied, root: self.root, rules: self.rules }
+    /// `on_denied` of an overlay takes precedence.
+    fn finish(self, rules_before: usize, on_denied: Option<OnDenied>) -> Domain {
+        let on_denied = on_denied.or(self.on_denied.map(|(on_denied, _)| on_denied));
+        Domain { name: self.name, on_denied, root: self.root, rules: self.rules, rules_before }
     }
 }
 
@@ -178,24 +212,32 @@ struct DocumentCompiler<'c> {
     diagnostics: Diagnostics<'c>,
     warnings: Diagnostics<'c>,
     descriptors: &'c mut usize,
-    rules: &'c mut Vec<Arc<Rule>>,
+    rules: &'c mut Vec<Rule>,
     names: &'c mut FxHashSet<String>,
     replaced: &'c mut Vec<(String, Location)>,
+    overlay: Option<&'c Overlay>,
+    overlay_use: &'c mut OverlayUse,
 }
 
 impl DocumentCompiler<'_> {
-    /// Reads a node as a descriptor of `level`, below the path `parent`.
-    fn read(&mut self, node: &yaml::Node, level: &mut Level, parent: &str) {
+    /// Reads a node as a descriptor of `level`, below the path `parent`, which has these matches in the overlay.
+    fn read(&mut self, node: &yaml::Node, level: &mut Level, parent: &str, matching: &Matching) {
         if let Some(draft) = Descriptor::read(node, &mut self.diagnostics) {
-            self.descriptor(draft, level, parent);
+            self.descriptor(draft, level, parent, matching);
         }
     }
 
-    fn descriptor(&mut self, mut draft: Descriptor<'_>, level: &mut Level, parent: &str) {
+    fn descriptor(
+        &mut self,
+        mut draft: Descriptor<'_>,
+        level: &mut Level,
+        parent: &str,
+        matching: &Matching,
+    ) {
         *self.descriptors += 1;
         if *self.descriptors > DESCRIPTORS_MAX {
             if *self.descriptors == DESCRIPTORS_MAX + 1 {
-                let what = format!("more than {DESCRIPTORS_MAX} descriptors in all files; write fewer");
+                let what = format!("more than {DESCRIPTORS_MAX} descriptors in all; write fewer");
                 self.diagnostics.add(draft.mark, what);
             }
             return;
@@ -212,15 +254,17 @@ impl DocumentCompiler<'_> {
             self.diagnostics.add(draft.mark, what);
         }
         self.flags(&draft, &composite);
-        let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &path));
+        let narrowed =
+            |overlay: &Overlay| overlay.narrowed(matching, key.as_deref().unwrap_or_default(), &draft.value);
+        let matching = self.overlay.map(narrowed).unwrap_or_default();
+        let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &path, &matching));
         let mut children = Level::default();
         children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
-        draft.descriptors.iter().for_each(|child| self.read(child, &mut children, &path));
+        draft.descriptors.iter().for_each(|child| self.read(child, &mut children, &path, &matching));
         if let (Some(key), None) = (key, duplicate) {
             level.push(Node {
                 location: self.diagnostics.location(draft.mark),
                 declared_kind: MatchKind::declared(&key, &draft.value),
-                key_prefix: OnceLock::new(),
                 key: key.into(),
                 value: draft.value.into(),
                 rule,
@@ -258,7 +302,14 @@ impl DocumentCompiler<'_> {
         }
     }
 
-    fn rule(&mut self, limit: RateLimit, draft: &mut Descriptor<'_>, path: &str) -> Option<Arc<Rule>> {
+    /// Adds a rule and returns its index.
+    fn rule(
+        &mut self,
+        limit: RateLimit,
+        draft: &mut Descriptor<'_>,
+        path: &str,
+        matching: &Matching,
+    ) -> Option<usize> {
         for replaced in &limit.replaces {
             if limit.name.as_ref() == Some(&replaced.value) {
                 self.diagnostics
@@ -267,14 +318,21 @@ impl DocumentCompiler<'_> {
             self.replaced.push((replaced.value.clone(), self.diagnostics.location(replaced.mark)));
         }
         self.names.extend(limit.name.clone());
-        let terms = limit::terms(&limit, &mut self.diagnostics);
-        let tried = limit.candidate.as_ref();
-        let candidate = tried
-            .map(|tried| limit::candidate(tried, &mut self.diagnostics))
-            .map_or(Some(None), |limit| limit.map(Some));
-        let (terms, candidate) = (terms?, candidate?);
+        let (limit, terms, overlay) = match self.overlaid(&limit, matching) {
+            Some((with_overlay, terms, rule)) => {
+                if rule.metadata.is_some() {
+                    draft.metadata.clone_from(&rule.metadata);
+                }
+                (with_overlay, Some(terms), Some(rule.location.clone()))
+            }
+            None => {
+                let terms = Terms::read(&limit, &mut self.diagnostics);
+                (limit, terms, None)
+            }
+        };
+        let Terms { rule: terms, candidate } = terms?;
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
-        let rule = Arc::new(Rule {
+        self.rules.push(Rule {
             path: path.to_owned(),
             name: limit.name,
             allowance: terms.allowance,
@@ -288,9 +346,53 @@ impl DocumentCompiler<'_> {
             metadata: draft.metadata.take().map(|metadata| metadata.value),
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
+            overlay,
             stats: StatsHandle::default(),
         });
-        self.rules.push(rule.clone());
-        Some(rule)
+        Some(self.rules.len() - 1)
+    }
+
+    /// The limit with what the overlay adds to it; `None` if the overlay adds nothing, or does not fit.
+    fn overlaid(
+        &mut self,
+        limit: &RateLimit,
+        matching: &Matching,
+    ) -> Option<(RateLimit, Terms, &OverlayRule)> {
+        let overlay = self.overlay?;
+        let index = overlay.first(matching)?;
+        self.overlay_use.matched[index] = true;
+        let rule = &overlay.rules[index];
+        let (with_overlay, mut problems) = (rule.added_to(limit), Problems::default());
+        let origin = rule.location.origin.clone();
+        let terms = Terms::read(&with_overlay, &mut Diagnostics::new(origin, &mut problems));
+        match (terms, problems.iter().next()) {
+            (Some(terms), None) => Some((with_overlay, terms, rule)),
+            (_, problem) => {
+                self.overlay_use.misfits += 1;
+                let why = problem.map(|problem| problem.what.clone()).unwrap_or_default();
+                let what =
+                    format!("the overlay at {} does not fit this rule and is left out: {why}", rule.location);
+                self.warnings.add(limit.mark, what);
+                None
+            }
+        }
+    }
+}
+
+/// What a rule allows, and the limit that it tries.
+struct Terms {
+    rule: RuleTerms,
+    candidate: Option<Limit>,
+}
+
+impl Terms {
+    /// `None` after reporting a problem.
+    fn read(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let rule = limit::terms(draft, diagnostics);
+        let tried = draft.candidate.as_ref();
+        let candidate = tried
+            .map(|tried| limit::candidate(tried, diagnostics))
+            .map_or(Some(None), |limit| limit.map(Some));
+        Some(Self { rule: rule?, candidate: candidate? })
     }
 }

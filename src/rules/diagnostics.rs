@@ -1,32 +1,79 @@
-//! Problems in rule files and their locations.
+//! Problems in rules and their locations.
 
 use std::{fmt, sync::Arc};
 
-use crate::yaml::{self, Mark};
+use crate::yaml::{self, Mark, escaped};
 
-/// A position in a rule file.
+/// What rules are read from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// A file, by its path as configured.
+    File(Box<str>),
+    /// A resource of a control plane. The line of a mark is the number of a place in it, from 1.
+    Resource {
+        /// The name of the resource.
+        name: Box<str>,
+        /// Its places: the domain, then each descriptor after the one that it is nested in.
+        places: Vec<Place>,
+    },
+}
+
+/// A place in a resource.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The index of the place that contains this one; `None` for the domain.
+    pub parent: Option<u32>,
+    /// The domain, or the key and value of the descriptor.
+    pub text: Box<str>,
+}
+
+impl Origin {
+    /// A file.
+    pub fn file(path: &str) -> Arc<Self> {
+        Arc::new(Self::File(path.into()))
+    }
+}
+
+/// A position in a rule file or in a resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
-    /// The path of the file, as configured.
-    pub file: Arc<str>,
+    /// The file or resource.
+    pub origin: Arc<Origin>,
     /// Line and column.
     pub mark: Mark,
 }
 
 impl Location {
     /// The location of a file as a whole.
-    pub fn whole(file: Arc<str>) -> Self {
-        Self { file, mark: Mark::START }
+    pub fn whole(origin: Arc<Origin>) -> Self {
+        Self { origin, mark: Mark::START }
     }
 }
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.file, self.mark.line, self.mark.column)
+        match &*self.origin {
+            Origin::File(path) => write!(f, "{path}:{}:{}", self.mark.line, self.mark.column),
+            Origin::Resource { name, places } => {
+                let at = |index: u32| places.get(usize::try_from(index).unwrap_or(usize::MAX));
+                let mut texts = Vec::new();
+                let mut place = self.mark.line.checked_sub(1).and_then(at);
+                while let Some(Place { parent, text }) = place {
+                    texts.push(escaped(text));
+                    place = parent.and_then(at);
+                }
+                write!(f, "resource {}", escaped(name))?;
+                for (index, text) in texts.iter().rev().enumerate() {
+                    let before = if index == 0 { " at " } else { "." };
+                    write!(f, "{before}{text}")?;
+                }
+                Ok(())
+            }
+        }
     }
 }
 
-/// A problem in a rule file. Displayed as `file:line:column: what`.
+/// A problem in a rule file or resource. Displayed as `file:line:column: what` or `resource name at path: what`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// The location.
@@ -41,7 +88,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All problems of a set of rule files. Displayed one to a line.
+/// All problems of a set of rule files or resources. Displayed one to a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems {
     list: Vec<Problem>,
@@ -57,7 +104,7 @@ impl Problems {
         if self.list.len() < Self::MAX { self.list.push(problem) } else { self.dropped += 1 }
     }
 
-    /// The problems kept, in the order of the files.
+    /// The problems kept, in the order of the files or resources.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.list.iter()
     }
@@ -93,15 +140,15 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// Collects the problems of one file.
+/// Collects the problems of one file or resource.
 pub(crate) struct Diagnostics<'p> {
-    file: Arc<str>,
+    origin: Arc<Origin>,
     problems: &'p mut Problems,
 }
 
 impl<'p> Diagnostics<'p> {
-    pub(crate) fn new(file: Arc<str>, problems: &'p mut Problems) -> Self {
-        Self { file, problems }
+    pub(crate) fn new(origin: Arc<Origin>, problems: &'p mut Problems) -> Self {
+        Self { origin, problems }
     }
 
     pub(crate) fn add(&mut self, mark: Mark, what: impl Into<String>) {
@@ -114,6 +161,6 @@ impl<'p> Diagnostics<'p> {
     }
 
     pub(crate) fn location(&self, mark: Mark) -> Location {
-        Location { file: self.file.clone(), mark }
+        Location { origin: self.origin.clone(), mark }
     }
 }

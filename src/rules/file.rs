@@ -4,14 +4,19 @@ use jiff::civil::Weekday;
 use serde_json::{Map, Value as Json};
 
 use crate::{
+    algorithm::AlgorithmName,
     rules::{
         OnDenied, OnOwnerUnavailable, Unit,
         diagnostics::Diagnostics,
-        keys::{self, AlgorithmName, Key, Section},
+        keys::{self, Key, Section},
         reader::{Fields, Located},
     },
     yaml::{Mark, Node, quote},
 };
+
+/// The values of `on_denied`.
+pub(crate) const ON_DENIED: [(&str, OnDenied); 2] =
+    [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
 
 /// One document.
 pub(crate) struct Document {
@@ -41,6 +46,7 @@ pub(crate) struct Descriptor<'n> {
 }
 
 /// The value of `rate_limit`. A key in `given` whose field is `None` had an invalid value, which was reported.
+#[derive(Clone, Debug)]
 pub(crate) struct RateLimit {
     pub(crate) mark: Mark,
     pub(crate) given: Vec<GivenKey>,
@@ -67,6 +73,7 @@ pub(crate) struct RateLimit {
 }
 
 /// The value of `calendar`.
+#[derive(Clone, Debug)]
 pub(crate) struct Calendar {
     /// `None` if the value is invalid and was reported.
     pub(crate) timezone: Option<Located<String>>,
@@ -76,7 +83,7 @@ pub(crate) struct Calendar {
 }
 
 /// A key that is present.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct GivenKey {
     pub(crate) key: &'static Key,
     pub(crate) mark: Mark,
@@ -94,8 +101,7 @@ impl Document {
     pub(crate) fn read(mut node: Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(&node, Section::Root, diagnostics)?;
         let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
-        let choices = [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
-        let on_denied = fields.choice("on_denied", &choices, diagnostics);
+        let on_denied = on_denied(&fields, diagnostics);
         let descriptors = fields.items("descriptors", diagnostics);
         let Some(domain) = domain else {
             // The descriptors cannot be used without a domain, but their problems are reported.
@@ -140,7 +146,7 @@ impl Descriptor<'_> {
 }
 
 impl RateLimit {
-    fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(crate) fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::RateLimit, diagnostics)?;
         let given = |pair: &crate::yaml::Pair| {
             keys::find(&pair.key, Section::RateLimit).map(|key| GivenKey { key, mark: pair.mark })
@@ -184,7 +190,7 @@ impl RateLimit {
 }
 
 impl Calendar {
-    const WEEKDAYS: [(&str, Weekday); 7] = [
+    pub(crate) const WEEKDAYS: [(&str, Weekday); 7] = [
         ("monday", Weekday::Monday),
         ("tuesday", Weekday::Tuesday),
         ("wednesday", Weekday::Wednesday),
@@ -208,8 +214,13 @@ impl Calendar {
     }
 }
 
+/// The value of `on_denied`.
+pub(crate) fn on_denied(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Located<OnDenied>> {
+    fields.choice("on_denied", &ON_DENIED, diagnostics)
+}
+
 /// A required text that must not be empty.
-fn required(
+pub(crate) fn required(
     fields: &Fields<'_>,
     key: &str,
     meaning: &str,
@@ -227,7 +238,11 @@ fn required(
     Some(text.value)
 }
 
-fn metadata(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Located<Map<String, Json>>> {
+/// The value of `metadata`.
+pub(crate) fn metadata(
+    fields: &Fields<'_>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Located<Map<String, Json>>> {
     let node = &fields.pair("metadata")?.value;
     let mut problems = Vec::new();
     let json = node.to_json(&mut problems);

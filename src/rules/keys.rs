@@ -1,5 +1,7 @@
-//! The table of all keys: where each is allowed and with which algorithms. All messages about keys are derived from
-//! it.
+//! The table of all keys: where each is allowed, what it takes, and with which algorithms. All messages about keys and
+//! the JSON Schema of rule files are derived from it.
+
+use crate::algorithm::AlgorithmName;
 
 /// A kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +16,12 @@ pub enum Section {
     Replaced,
     /// The value of `calendar`.
     Calendar,
+    /// The document of an overlay file.
+    Overlay,
+    /// An item of `overlay`.
+    OverlayDomain,
+    /// An item of `rules` in it.
+    OverlayRule,
 }
 
 impl Section {
@@ -25,47 +33,17 @@ impl Section {
             Self::RateLimit => "in `rate_limit`",
             Self::Replaced => "in an item of `replaces`",
             Self::Calendar => "in `calendar`",
+            Self::Overlay => "at the root of the overlay",
+            Self::OverlayDomain => "in an item of `overlay`",
+            Self::OverlayRule => "in an item of `rules`",
         }
     }
-}
 
-/// The name of an algorithm in a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AlgorithmName {
-    /// `fixed_window`
-    FixedWindow,
-    /// `sliding_window`
-    SlidingWindow,
-    /// `sliding_log`
-    SlidingLog,
-    /// `token_bucket`
-    TokenBucket,
-    /// `leaky_bucket`
-    LeakyBucket,
-    /// `leaky_queue`
-    LeakyQueue,
-}
-
-impl AlgorithmName {
-    /// All algorithms.
-    pub const ALL: [Self; 6] = [
-        Self::FixedWindow,
-        Self::SlidingWindow,
-        Self::SlidingLog,
-        Self::TokenBucket,
-        Self::LeakyBucket,
-        Self::LeakyQueue,
-    ];
-
-    /// The name in rule files.
-    pub fn name(self) -> &'static str {
+    /// Whether it is part of overlay files only.
+    fn is_of_overlay(self) -> bool {
         match self {
-            Self::FixedWindow => "fixed_window",
-            Self::SlidingWindow => "sliding_window",
-            Self::SlidingLog => "sliding_log",
-            Self::TokenBucket => "token_bucket",
-            Self::LeakyBucket => "leaky_bucket",
-            Self::LeakyQueue => "leaky_queue",
+            Self::Overlay | Self::OverlayDomain | Self::OverlayRule => true,
+            Self::Root | Self::Descriptor | Self::RateLimit | Self::Replaced | Self::Calendar => false,
         }
     }
 }
@@ -83,6 +61,66 @@ pub enum AppliesTo {
     Only(&'static [AlgorithmName]),
 }
 
+/// The values that a key takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// A text that must be given and not be empty.
+    Required,
+    /// A text.
+    Text,
+    /// An integer from 0 to 2^64 - 1.
+    Integer,
+    /// `true` or `false`.
+    Boolean,
+    /// What a refused call charges.
+    OnDenied,
+    /// The name of a unit, in any case.
+    Unit,
+    /// The name of an algorithm.
+    Algorithm,
+    /// The decision for a request whose owner cannot be reached.
+    OnOwnerUnavailable,
+    /// The name of a day of the week.
+    Weekday,
+    /// A mapping with any content.
+    Anything,
+    /// A mapping.
+    Mapping(Section),
+    /// A limit on trial: a mapping without some keys.
+    Candidate,
+    /// A list of mappings.
+    List(Section),
+    /// The path of a rule in an overlay: a list of keys, or of keys with values.
+    Path,
+}
+
+impl Takes {
+    /// Whether the value is read as text, of which some have only certain ones.
+    pub(crate) fn is_text(self) -> bool {
+        match self {
+            Self::Required
+            | Self::Text
+            | Self::OnDenied
+            | Self::Unit
+            | Self::Algorithm
+            | Self::OnOwnerUnavailable
+            | Self::Weekday => true,
+            Self::Integer
+            | Self::Boolean
+            | Self::Anything
+            | Self::Mapping(_)
+            | Self::Candidate
+            | Self::List(_)
+            | Self::Path => false,
+        }
+    }
+
+    /// Whether the value is a list.
+    pub(crate) fn is_list(self) -> bool {
+        matches!(self, Self::List(_) | Self::Path)
+    }
+}
+
 /// A key of a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
@@ -90,51 +128,61 @@ pub struct Key {
     pub name: &'static str,
     /// The section in which the key is allowed.
     pub section: Section,
+    /// The values that it takes.
+    pub takes: Takes,
     /// The rules to which the key applies; `Any` outside `rate_limit`.
     pub applies_to: AppliesTo,
 }
 
 /// All keys.
 pub const KEYS: &[Key] = &[
-    key("domain", Section::Root),
-    key("descriptors", Section::Root),
-    key("on_denied", Section::Root),
-    key("key", Section::Descriptor),
-    key("value", Section::Descriptor),
-    key("rate_limit", Section::Descriptor),
-    key("descriptors", Section::Descriptor),
-    key("shadow_mode", Section::Descriptor),
-    key("quota_mode", Section::Descriptor),
-    key("detailed_metric", Section::Descriptor),
-    key("value_to_metric", Section::Descriptor),
-    key("share_threshold", Section::Descriptor),
-    key("metadata", Section::Descriptor),
-    limit("requests_per_unit", AppliesTo::Any),
-    limit("unlimited", AppliesTo::Any),
-    limit("name", AppliesTo::Any),
-    limit("replaces", AppliesTo::Any),
-    limit("unit", AppliesTo::Limited),
-    limit("unit_multiplier", AppliesTo::Limited),
-    limit("window", AppliesTo::Limited),
-    limit("algorithm", AppliesTo::Limited),
-    limit("calendar", AppliesTo::ClassicOr(&[AlgorithmName::FixedWindow])),
-    limit("sub_windows", AppliesTo::Only(&[AlgorithmName::SlidingWindow])),
+    key("domain", Section::Root, Takes::Required),
+    key("descriptors", Section::Root, Takes::List(Section::Descriptor)),
+    key("on_denied", Section::Root, Takes::OnDenied),
+    key("key", Section::Descriptor, Takes::Required),
+    key("value", Section::Descriptor, Takes::Text),
+    key("rate_limit", Section::Descriptor, Takes::Mapping(Section::RateLimit)),
+    key("descriptors", Section::Descriptor, Takes::List(Section::Descriptor)),
+    key("shadow_mode", Section::Descriptor, Takes::Boolean),
+    key("quota_mode", Section::Descriptor, Takes::Boolean),
+    key("detailed_metric", Section::Descriptor, Takes::Boolean),
+    key("value_to_metric", Section::Descriptor, Takes::Boolean),
+    key("share_threshold", Section::Descriptor, Takes::Boolean),
+    key("metadata", Section::Descriptor, Takes::Anything),
+    limit("requests_per_unit", Takes::Integer, AppliesTo::Any),
+    limit("unlimited", Takes::Boolean, AppliesTo::Any),
+    limit("name", Takes::Text, AppliesTo::Any),
+    limit("replaces", Takes::List(Section::Replaced), AppliesTo::Any),
+    limit("unit", Takes::Unit, AppliesTo::Limited),
+    limit("unit_multiplier", Takes::Integer, AppliesTo::Limited),
+    limit("window", Takes::Text, AppliesTo::Limited),
+    limit("algorithm", Takes::Algorithm, AppliesTo::Limited),
+    limit("calendar", Takes::Mapping(Section::Calendar), AppliesTo::ClassicOr(&[AlgorithmName::FixedWindow])),
+    limit("sub_windows", Takes::Integer, AppliesTo::Only(&[AlgorithmName::SlidingWindow])),
     limit(
         "burst",
+        Takes::Integer,
         AppliesTo::Only(&[AlgorithmName::TokenBucket, AlgorithmName::LeakyBucket, AlgorithmName::LeakyQueue]),
     ),
-    limit("refill_amount", AppliesTo::Only(&[AlgorithmName::TokenBucket])),
-    limit("refill_interval", AppliesTo::Only(&[AlgorithmName::TokenBucket])),
-    limit("max_delay", AppliesTo::Only(&[AlgorithmName::LeakyQueue])),
-    limit("count_denied", AppliesTo::Only(WITHOUT_DELAY)),
-    limit("overdraft", AppliesTo::Only(WITHOUT_DELAY)),
-    limit("overdraft_limit", AppliesTo::Only(WITHOUT_DELAY)),
-    limit("on_owner_unavailable", AppliesTo::Limited),
-    limit("lease", AppliesTo::Limited),
-    limit("candidate", AppliesTo::Any),
-    key("name", Section::Replaced),
-    key("timezone", Section::Calendar),
-    key("week_start", Section::Calendar),
+    limit("refill_amount", Takes::Integer, AppliesTo::Only(&[AlgorithmName::TokenBucket])),
+    limit("refill_interval", Takes::Text, AppliesTo::Only(&[AlgorithmName::TokenBucket])),
+    limit("max_delay", Takes::Text, AppliesTo::Only(&[AlgorithmName::LeakyQueue])),
+    limit("count_denied", Takes::Boolean, AppliesTo::Only(WITHOUT_DELAY)),
+    limit("overdraft", Takes::Boolean, AppliesTo::Only(WITHOUT_DELAY)),
+    limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITHOUT_DELAY)),
+    limit("on_owner_unavailable", Takes::OnOwnerUnavailable, AppliesTo::Limited),
+    limit("lease", Takes::Boolean, AppliesTo::Limited),
+    limit("candidate", Takes::Candidate, AppliesTo::Any),
+    key("name", Section::Replaced, Takes::Required),
+    key("timezone", Section::Calendar, Takes::Required),
+    key("week_start", Section::Calendar, Takes::Weekday),
+    key("overlay", Section::Overlay, Takes::List(Section::OverlayDomain)),
+    key("domain", Section::OverlayDomain, Takes::Required),
+    key("on_denied", Section::OverlayDomain, Takes::OnDenied),
+    key("rules", Section::OverlayDomain, Takes::List(Section::OverlayRule)),
+    key("match", Section::OverlayRule, Takes::Path),
+    key("rate_limit", Section::OverlayRule, Takes::Mapping(Section::RateLimit)),
+    key("metadata", Section::OverlayRule, Takes::Anything),
 ];
 
 /// The algorithms that never delay a request. A queue either has room or has not: it can neither count denied hits
@@ -154,13 +202,17 @@ pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
 ];
 
-const fn key(name: &'static str, section: Section) -> Key {
-    Key { name, section, applies_to: AppliesTo::Any }
+const fn key(name: &'static str, section: Section, takes: Takes) -> Key {
+    Key { name, section, takes, applies_to: AppliesTo::Any }
 }
 
-const fn limit(name: &'static str, applies_to: AppliesTo) -> Key {
-    Key { name, section: Section::RateLimit, applies_to }
+const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo) -> Key {
+    Key { name, section: Section::RateLimit, takes, applies_to }
 }
+
+/// Keys of `rate_limit` that a `candidate` cannot have.
+pub const NOT_IN_CANDIDATE: [&str; 6] =
+    ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "candidate"];
 
 /// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {
@@ -170,8 +222,9 @@ pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {
 /// The message for a key that is not allowed in `section`.
 pub(crate) fn misplaced_key(name: &str, section: Section) -> String {
     let quoted = crate::yaml::quote(name);
+    let known = || KEYS.iter().filter(|key| section.is_of_overlay() || !key.section.is_of_overlay());
     let sections: Vec<_> =
-        KEYS.iter().filter(|key| key.name == name).map(|key| key.section.described()).collect();
+        known().filter(|key| key.name == name).map(|key| key.section.described()).collect();
     if !sections.is_empty() {
         return format!(
             "{quoted} does not belong {}; it belongs {}",
@@ -180,7 +233,7 @@ pub(crate) fn misplaced_key(name: &str, section: Section) -> String {
         );
     }
     let here: Vec<_> = KEYS.iter().filter(|key| key.section == section).map(|key| key.name).collect();
-    match nearest(name, KEYS.iter().map(|key| key.name)) {
+    match nearest(name, known().map(|key| key.name)) {
         Some(near) if here.contains(&near) => format!("unknown key {quoted}; did you mean `{near}`?"),
         Some(near) => {
             let sections = misplaced_key(near, section);

@@ -1,47 +1,56 @@
-//! Rules: which descriptors are limited, and how. Read from files and replaced as a whole at run time.
-
-use std::{borrow::Cow, sync::Arc};
+//! Rules: which descriptors are limited, and how. Read from files or from a control plane, and replaced as a whole
+//! at run time.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value as Json};
 use smallvec::SmallVec;
 
-use crate::{
-    algorithm::{CounterKind, Limit},
-    descriptor::{Entry, Key, KeyText, Secret},
-};
+use crate::{algorithm::Limit, descriptor::Entry};
 
 mod active_rules;
+#[cfg(feature = "watch")]
 mod background;
 mod compile;
+mod contents;
 mod diagnostics;
 mod file;
-mod key_prefix;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod keyed_rules;
 mod keys;
 mod limit;
-mod mount;
+#[cfg(feature = "watch")]
+mod loader;
+mod overlay;
 mod pattern;
 mod prefix_tree;
 mod reader;
+mod schema;
 mod source;
 mod stats;
 mod trace;
 mod unit;
-mod watch;
 
 pub use active_rules::{ActiveRules, LoadError, Status};
-pub use compile::{Source, compile};
-pub use diagnostics::{Location, Problem, Problems};
-pub use key_prefix::CachedMatch;
+pub use compile::compile;
+pub use contents::Source;
+pub use diagnostics::{Location, Origin, Problem, Problems};
+pub use keyed_rules::{KeyedDomain, KeyedRules, Match};
 pub use prefix_tree::MatchKind;
+pub use schema::json_schema;
 pub use source::load;
-pub use stats::{Code, DecisionStats, Outcome, RuleStats, RuleStatsRegistry, Series, Totals};
+#[cfg(feature = "watch")]
+pub use source::{FileSettings, Watcher};
+#[cfg(feature = "server")]
+pub use source::{Settings, SourceSettings, xds};
+pub use stats::{DecisionStats, Outcome, RuleStats, RuleStatsRegistry, Series, Totals};
 pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
 pub use unit::Unit;
-pub use watch::{Settings, Watcher};
 
-use prefix_tree::{Step, Steps};
 use stats::StatsHandle;
+
+/// The maximum number of descriptors in all files or resources together.
+const DESCRIPTORS_MAX: usize = 1_000_000;
 
 /// A compiled set of rules.
 #[derive(Debug)]
@@ -51,6 +60,7 @@ pub struct Rules {
     by_name: FxHashMap<String, usize>,
     hash: String,
     warnings: Vec<Problem>,
+    overlay_misfits: usize,
 }
 
 impl Rules {
@@ -69,7 +79,7 @@ impl Rules {
         self.domains.iter()
     }
 
-    /// A hash of the file contents, in hexadecimal: equal on all replicas that read the same contents.
+    /// A hash of the contents, in hexadecimal: equal on all replicas that read the same files or resources and overlay.
     pub fn hash(&self) -> &str {
         &self.hash
     }
@@ -82,6 +92,11 @@ impl Rules {
     /// Whether no domain has a rule.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The number of rules that are without what the overlay has for them, because it does not fit.
+    pub fn overlay_misfits(&self) -> usize {
+        self.overlay_misfits
     }
 
     /// Problems that do not prevent loading but are probably mistakes.
@@ -98,7 +113,10 @@ pub struct Domain {
     /// What a refused call charges. `None`: the default of each rule's algorithm.
     pub on_denied: Option<OnDenied>,
     root: prefix_tree::Level,
-    rules: Vec<Arc<Rule>>,
+    // In file order.
+    rules: Vec<Rule>,
+    // The number of rules of earlier domains.
+    rules_before: usize,
 }
 
 /// Which descriptors of a refused call are charged, of those that would have passed.
@@ -143,95 +161,16 @@ impl Domain {
         self.on_denied.unwrap_or(if limit.is_classic() { OnDenied::ChargeAll } else { OnDenied::ChargeNone })
     }
 
-    /// The rule for a descriptor.
-    pub fn find<'r>(&'r self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let mut steps = SmallVec::new();
-        self.root.walk(entries, &mut steps);
-        let rule = steps.last()?.node.rule.as_ref()?;
-        (steps.len() == entries.len()).then_some(Match { rule, steps })
-    }
-
-    /// A trace of the lookup: one level for each entry, up to the first entry without a match. Slower than
-    /// [`Self::find`]: it visits every node of these levels.
-    pub fn trace(&self, entries: &[Entry<'_>]) -> Vec<LevelTrace<'_>> {
-        trace::levels(&self.root, entries)
-    }
-
     /// The number of tables and patterns that a lookup tries. It does not grow with the number of rules.
     pub fn visits(&self, entries: &[Entry<'_>]) -> usize {
-        self.root.walk(entries, &mut SmallVec::new())
+        let mut visits = 0;
+        self.root.walk(entries, &mut SmallVec::new(), &mut visits);
+        visits
     }
 
     /// All rules, in file order.
-    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Arc<Rule>> {
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.rules.iter()
-    }
-}
-
-/// The rule for a descriptor and the path to it.
-#[derive(Clone, Debug)]
-pub struct Match<'r> {
-    /// The rule.
-    pub rule: &'r Arc<Rule>,
-    // One step for each entry.
-    steps: Steps<'r>,
-}
-
-impl<'r> Match<'r> {
-    /// The text of the counter's key: the entries as sent, or the pattern if all values that match it share a
-    /// counter. `entries` are those that the match was found for.
-    pub fn key_text<'a>(&self, domain: &str, entries: &[Entry<'a>]) -> KeyText<'a> {
-        let mut text = KeyText::new(domain);
-        for (step, entry) in self.steps.iter().zip(entries) {
-            if step.is_shared() {
-                text.pattern(Entry { key: &step.node.key, value: &step.node.value });
-            } else {
-                text.entry(*entry);
-            }
-        }
-        text
-    }
-
-    /// The hash of this text as the key of a counter of `kind`.
-    pub fn key(&self, domain: &Domain, entries: &[Entry<'_>], kind: CounterKind, secret: &Secret) -> Key {
-        match domain.find_cached(entries, secret) {
-            Some(cached) => cached.key(entries),
-            None => self.key_text(&domain.name, entries).key(&kind.bytes(), secret),
-        }
-    }
-
-    /// The rule's name in metrics: the path, with the values that `detailed_metric` and `value_to_metric` add.
-    /// `entries` are those that the match was found for.
-    pub fn metric_name(&self, domain: &str, entries: &[Entry<'_>]) -> Cow<'r, str> {
-        let detailed = self.rule.detailed_metric;
-        if !detailed && self.steps.iter().all(|step| !step.node.value_to_metric) {
-            return Cow::Borrowed(&self.rule.path);
-        }
-        let any_shared = self.steps.iter().any(Step::is_shared);
-        let mut name = domain.to_owned();
-        for (step, entry) in self.steps.iter().zip(entries) {
-            name.push('.');
-            if step.is_shared() || !(detailed || step.node.value_to_metric || step.kind == MatchKind::Exact) {
-                name.push_str(&step.node.composite());
-            } else if detailed && !any_shared {
-                name.extend([entry.key, "_", entry.value]);
-            } else {
-                name.push_str(&prefix_tree::composite(entry.key, entry.value));
-            }
-        }
-        Cow::Owned(name)
-    }
-}
-
-impl Step<'_> {
-    /// Whether all values that match here share a counter.
-    fn is_shared(&self) -> bool {
-        self.node.share_threshold && self.kind == MatchKind::Pattern
-    }
-
-    /// Whether the entry has the literal value of its node.
-    fn is_exact(&self) -> bool {
-        self.kind == MatchKind::Exact
     }
 }
 
@@ -262,8 +201,10 @@ pub struct Rule {
     pub metadata: Option<Map<String, Json>>,
     /// The limit as shown in responses.
     pub displayed_limit: DisplayedLimit,
-    /// The location in the rule file.
+    /// The location in the rule file or resource.
     pub location: Location,
+    /// The location in the overlay of what was added to the rule.
+    pub overlay: Option<Location>,
     pub(crate) stats: StatsHandle,
 }
 

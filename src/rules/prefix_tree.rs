@@ -3,17 +3,13 @@
 //! Each entry is looked up among the children of the node that matched the previous entry. There is no backtracking:
 //! if nothing below the chosen node matches, there is no rule, even if a sibling would have had one.
 
-use std::sync::{Arc, OnceLock};
-
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
     descriptor::Entry,
     rules::{
-        Rule,
         diagnostics::Location,
-        key_prefix::KeyPrefix,
         pattern::{Pattern, Patterns},
     },
 };
@@ -39,14 +35,13 @@ pub(crate) struct Node {
     pub(crate) location: Location,
     pub(crate) key: Box<str>,
     pub(crate) value: Box<str>,
-    pub(crate) rule: Option<Arc<Rule>>,
+    /// The index of its rule among those of the domain.
+    pub(crate) rule: Option<usize>,
     pub(crate) value_to_metric: bool,
     pub(crate) share_threshold: bool,
     pub(crate) children: Level,
     /// The kind of match of an entry with the literal key and a fitting value.
     pub(crate) declared_kind: MatchKind,
-    /// Set by the first descriptor that matches by literal keys.
-    pub(crate) key_prefix: OnceLock<Box<KeyPrefix>>,
 }
 
 /// The way in which an entry matches a node.
@@ -67,8 +62,8 @@ pub(crate) struct Step<'r> {
     pub(crate) kind: MatchKind,
 }
 
-/// A path through the tree.
-pub(crate) type Steps<'r> = SmallVec<[Step<'r>; 4]>;
+/// A path through the tree. As many steps as a decoder holds entries without an allocation.
+pub(crate) type Steps<'r> = SmallVec<[Step<'r>; 8]>;
 
 /// The composite text `key_value`, or `key` for a node without a value.
 pub(crate) fn composite(key: &str, value: &str) -> String {
@@ -85,6 +80,22 @@ impl MatchKind {
         } else {
             Self::Exact
         }
+    }
+}
+
+impl Step<'_> {
+    /// Whether all values that match here share a counter.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.node.share_threshold && self.kind == MatchKind::Pattern
+    }
+
+    /// Whether `entry` has the key of the node and matches in the declared way.
+    fn is_literal(&self, entry: Entry<'_>) -> bool {
+        let Self { node, kind } = *self;
+        // Equal composite texts with keys of equal length have equal keys. A pattern match compares the keys.
+        let has_key =
+            node.key.len() == entry.key.len() && (kind != MatchKind::Pattern || *node.key == *entry.key);
+        kind == node.declared_kind && has_key
     }
 }
 
@@ -121,46 +132,37 @@ impl Level {
     }
 
     /// Appends the path that `entries` take to `steps`: one step for each entry, or fewer if an entry has no match.
-    /// Returns the number of tables and patterns tried.
-    pub(crate) fn walk<'r>(&'r self, entries: &[Entry<'_>], steps: &mut Steps<'r>) -> usize {
-        let (mut level, mut visits) = (self, 0);
+    /// Returns whether every step is literal: the entry has the key of the node and matches in the declared way, and
+    /// not only by an equal composite text. Adds the number of tables and patterns tried to `visits`.
+    #[inline(always)]
+    pub(crate) fn walk<'r>(
+        &'r self,
+        entries: &[Entry<'_>],
+        steps: &mut Steps<'r>,
+        visits: &mut usize,
+    ) -> bool {
+        let (mut level, mut is_literal) = (self, true);
         for entry in entries {
-            let Some(step) = level.step(*entry, &mut visits) else { break };
+            let only = level.only_step(*entry);
+            let Some(step) = only.or_else(|| level.step(*entry, visits)) else { break };
+            is_literal &= only.is_some() || step.is_literal(*entry);
             steps.push(step);
             level = &step.node.children;
         }
-        visits
+        is_literal
     }
 
-    /// The node that `entries` lead to, if every entry matches with the literal key of its node and in the declared
-    /// way, and not only by an equal composite text.
-    #[inline]
-    pub(crate) fn direct(&self, entries: &[Entry<'_>]) -> Option<&Node> {
-        let (mut level, mut last) = (self, None);
-        for entry in entries {
-            let node = level.direct_step(*entry)?;
-            (level, last) = (&node.children, Some(node));
-        }
-        last
-    }
-
+    /// Fast path for a level with a single node that `entry` matches literally.
     #[inline(always)]
-    fn direct_step(&self, entry: Entry<'_>) -> Option<&Node> {
-        // Fast path for a level with a single node.
-        if let [only] = &*self.nodes
-            && *only.key == *entry.key
-        {
-            match only.declared_kind {
-                MatchKind::KeyOnly => return Some(only),
-                MatchKind::Exact => return (*only.value == *entry.value).then_some(only),
-                MatchKind::Pattern => {}
-            }
-        }
-        let Step { node, kind } = self.step(entry, &mut 0)?;
-        // Equal composite texts with keys of equal length have equal keys. A pattern match compares the keys.
-        let has_key =
-            node.key.len() == entry.key.len() && (kind != MatchKind::Pattern || *node.key == *entry.key);
-        (kind == node.declared_kind && has_key).then_some(node)
+    fn only_step(&self, entry: Entry<'_>) -> Option<Step<'_>> {
+        let [node] = &*self.nodes else { return None };
+        let kind = node.declared_kind;
+        let fits = match kind {
+            MatchKind::KeyOnly => true,
+            MatchKind::Exact => *node.value == *entry.value,
+            MatchKind::Pattern => false,
+        };
+        (fits && *node.key == *entry.key).then_some(Step { node, kind })
     }
 
     fn step(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Step<'_>> {

@@ -3,7 +3,7 @@
 use crate::{
     rules::{
         diagnostics::Diagnostics,
-        keys::{self, Section},
+        keys::{self, Section, Takes},
     },
     yaml::{Mark, Node, Pair, Resolved, Value, quote},
 };
@@ -18,6 +18,7 @@ pub(crate) struct Located<T> {
 /// A mapping in which all keys are known in its section. A key without a value counts as absent.
 pub(crate) struct Fields<'n> {
     pub(crate) mark: Mark,
+    section: Section,
     pairs: Vec<&'n Pair>,
 }
 
@@ -36,7 +37,7 @@ impl<'n> Fields<'n> {
                 known.push(pair);
             }
         }
-        Some(Self { mark: node.mark, pairs: known })
+        Some(Self { mark: node.mark, section, pairs: known })
     }
 
     /// The pairs that are present, in order.
@@ -48,8 +49,14 @@ impl<'n> Fields<'n> {
         self.pairs().find(|pair| *pair.key == *key)
     }
 
+    /// A key must be read as what the table of keys says, because the JSON Schema of rule files is made from it.
+    fn assert_takes(&self, key: &str, is_wanted: impl Fn(Takes) -> bool) {
+        debug_assert!(keys::find(key, self.section).is_some_and(|key| is_wanted(key.takes)), "{key}");
+    }
+
     /// A text. Numbers and booleans are accepted as written.
     pub(crate) fn text(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<String>> {
+        self.assert_takes(key, Takes::is_text);
         let pair = self.pair(key)?;
         match &pair.value.value {
             Value::Scalar(scalar) => Some(Located { value: scalar.text.to_string(), mark: pair.value.mark }),
@@ -59,6 +66,7 @@ impl<'n> Fields<'n> {
 
     /// A boolean.
     pub(crate) fn boolean(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<bool>> {
+        self.assert_takes(key, |takes| takes == Takes::Boolean);
         let pair = self.pair(key)?;
         match resolve(&pair.value) {
             Some(Resolved::Bool(value)) => Some(Located { value, mark: pair.value.mark }),
@@ -71,6 +79,7 @@ impl<'n> Fields<'n> {
     /// An integer from 0 to 2^64 - 1.
     pub(crate) fn integer(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<u64>> {
         const WANTED: &str = "a whole number from 0 to 18446744073709551615, without quotes";
+        self.assert_takes(key, |takes| takes == Takes::Integer);
         let pair = self.pair(key)?;
         match resolve(&pair.value) {
             Some(Resolved::Integer(value)) if u64::try_from(value).is_ok() => {
@@ -82,6 +91,7 @@ impl<'n> Fields<'n> {
 
     /// The items of a list; empty if it is absent.
     pub(crate) fn items(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> &'n [Node] {
+        self.assert_takes(key, Takes::is_list);
         let Some(pair) = self.pair(key) else { return &[] };
         match &pair.value.value {
             Value::List(items) => items,

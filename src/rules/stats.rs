@@ -17,8 +17,8 @@ const NAME_MAX: usize = 256;
 /// The outcome of one descriptor. The default is: within the limit, nothing charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The code of the status.
-    pub code: Code,
+    /// Whether the descriptor is over the limit.
+    pub over_limit: bool,
     /// Hits charged to the counter.
     pub charged: u64,
     /// Charged hits that passed with more than 80 % of the limit used.
@@ -27,16 +27,6 @@ pub struct Outcome {
     pub shadow_denied: bool,
     /// Whether the candidate of the rule would have refused it.
     pub candidate_denied: bool,
-}
-
-/// The code of a descriptor's status.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Code {
-    /// Within the limit.
-    #[default]
-    Ok,
-    /// Over the limit.
-    OverLimit,
 }
 
 /// Sharded counters of outcomes.
@@ -122,10 +112,7 @@ impl DecisionStats {
     #[inline(always)]
     pub fn add(&self, outcome: Outcome) {
         let shard = self.0.shard();
-        match outcome.code {
-            Code::Ok => shard.add(OK, 1),
-            Code::OverLimit => shard.add(OVER_LIMIT, 1),
-        }
+        shard.add(if outcome.over_limit { OVER_LIMIT } else { OK }, 1);
         if outcome.charged > 0 {
             shard.add(HITS, outcome.charged);
         }
@@ -155,7 +142,8 @@ impl DecisionStats {
 }
 
 impl Totals {
-    fn plus(self, other: Self) -> Self {
+    /// The sum of both.
+    pub fn plus(self, other: Self) -> Self {
         Self {
             ok: self.ok + other.ok,
             over_limit: self.over_limit + other.over_limit,
@@ -292,8 +280,13 @@ impl RuleStatsRegistry {
 mod tests {
     use super::*;
 
-    const PASSED: Outcome =
-        Outcome { code: Code::Ok, charged: 1, near_limit: 0, shadow_denied: false, candidate_denied: false };
+    const PASSED: Outcome = Outcome {
+        over_limit: false,
+        charged: 1,
+        near_limit: 0,
+        shadow_denied: false,
+        candidate_denied: false,
+    };
 
     fn rules(keys: &[&str]) -> Rules {
         let each = keys

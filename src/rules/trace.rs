@@ -51,7 +51,7 @@ pub struct NodeTrace<'r> {
 /// One level for each entry, up to the first entry without a match.
 pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
     let mut steps = Steps::new();
-    root.walk(entries, &mut steps);
+    root.walk(entries, &mut steps, &mut 0);
     let mut levels = Vec::new();
     let mut level = root;
     for (index, entry) in entries.iter().enumerate() {

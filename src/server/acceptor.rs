@@ -5,7 +5,6 @@
 
 use std::{
     convert::Infallible,
-    io,
     pin::{Pin, pin},
     sync::Arc,
     time::Duration,
@@ -28,6 +27,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
 use crate::{
+    accept,
     server::{
         Budgets, Certificates, Listener, Phase, Services,
         connection::{Connection, Keepalive, SHUTDOWN_ACK_TIMEOUT, WINDOW_BYTES},
@@ -42,8 +42,6 @@ use crate::{
     settings,
 };
 
-/// Time to wait before the next accept after an accept error.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum size of all headers of a request, in bytes.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 /// Maximum size of the send buffer of a stream, in bytes.
@@ -225,57 +223,38 @@ impl Acceptor {
             ConnectionContext { name, certificates, protocols, limits, budgets, stats, when_full, service };
         let context = Arc::new(context);
         let mut open = JoinSet::new();
-        let (mut is_full, mut is_failing) = (false, false);
+        let (mut acceptor, mut is_full) = (accept::Acceptor::new(name), false);
+        let accept = || async { listener.accept().await.and_then(Socket::detach) };
         let mut stopping = pin!(wait_for_phase(phases.clone(), Phase::Stopping));
         loop {
-            let accepted = tokio::select! {
+            let socket = tokio::select! {
                 () = &mut stopping => break,
                 Some(_) = open.join_next() => continue,
-                accepted = listener.accept() => accepted,
+                socket = acceptor.next(accept, || increment(&context.stats.accept_errors)) => socket,
             };
-            match accepted.and_then(Socket::detach) {
-                Ok(socket) => {
-                    is_failing = false;
-                    increment(&context.stats.accepted);
-                    let available = context.stats.try_permit(limits.connections);
-                    if let Some(permit) = &available {
-                        // A tenth of the permits must be free before the listener counts as not full, so that the log
-                        // stays short.
-                        is_full &= permit.number() > limits.connections - limits.connections / 10;
-                    } else {
-                        if !is_full {
-                            let (max_connections, closing) =
-                                (limits.connections, context.when_full.closing());
-                            warn!(
-                                listener = name,
-                                max_connections, closing, "listener is full, closing connections"
-                            );
-                        }
-                        is_full = true;
-                    }
-                    let permit = match available {
-                        Some(permit) => Some(permit),
-                        None => context.replace_longest_idle(&mut open).await,
-                    };
-                    if let Some(permit) = permit {
-                        let connection = context.when_full.open();
-                        let task = context.clone().handle(socket, permit, connection, phases.clone());
-                        workers.spawn(&mut open, task);
-                    } else {
-                        increment(&context.stats.refused_full);
-                    }
+            increment(&context.stats.accepted);
+            let available = context.stats.try_permit(limits.connections);
+            if let Some(permit) = &available {
+                // A tenth of the permits must be free before the listener counts as not full, so that the log stays
+                // short.
+                is_full &= permit.number() > limits.connections - limits.connections / 10;
+            } else {
+                if !is_full {
+                    let (max_connections, closing) = (limits.connections, context.when_full.closing());
+                    warn!(listener = name, max_connections, closing, "listener is full, closing connections");
                 }
-                Err(error) if is_connection_error(&error) => {
-                    debug!(listener = name, %error, "connection closed before it was accepted")
-                }
-                Err(error) => {
-                    increment(&context.stats.accept_errors);
-                    if !is_failing {
-                        warn!(listener = name, %error, "cannot accept connections");
-                    }
-                    is_failing = true;
-                    sleep(ACCEPT_PAUSE).await;
-                }
+                is_full = true;
+            }
+            let permit = match available {
+                Some(permit) => Some(permit),
+                None => context.replace_longest_idle(&mut open).await,
+            };
+            if let Some(permit) = permit {
+                let connection = context.when_full.open();
+                let task = context.clone().handle(socket, permit, connection, phases.clone());
+                workers.spawn(&mut open, task);
+            } else {
+                increment(&context.stats.refused_full);
             }
         }
         // New connections are refused from here on.
@@ -300,11 +279,6 @@ impl WhenFull {
             Self::CloseIdle(connections) => Some(connections.track()),
         }
     }
-}
-
-fn is_connection_error(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
 /// What all connections of a listener share.
@@ -526,5 +500,7 @@ fn jittered(age: Duration, random: f64) -> Duration {
     age.mul_f64(1.0 - JITTER + 2.0 * JITTER * random)
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -18,7 +18,7 @@ use axum::{
     body::Body,
     http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header},
 };
-use futures_util::stream::{FuturesUnordered, Stream as _};
+use futures_util::stream::{FuturesUnordered, Stream as _, StreamExt as _};
 use h2::{
     Ping, PingPong, Reason, RecvStream, SendStream,
     server::{Builder, Connection as Http2Connection, Handshake, SendResponse},
@@ -26,13 +26,14 @@ use h2::{
 use hyper::body::{Body as _, Bytes};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    runtime::Handle,
     time::{Instant, Sleep, sleep},
 };
 use tonic::Status;
 use tracing::debug;
 
 use crate::{
-    api::{Batch, Call, Handled, Reply},
+    api::{Batch, Call, CallSpan, Handled, Reply},
     server::{
         Budgets,
         body::ok_trailers,
@@ -95,7 +96,22 @@ enum Shutdown {
 }
 
 /// Calls of a connection that wait for something.
-type PendingCalls = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>;
+#[derive(Default)]
+struct PendingCalls(FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>);
+
+/// A call that was forwarded is decided to its end, also if its connection closes: if it is refused, what it has charged
+/// at other replicas is taken back. Calls that wait for their client end at once, because their streams have failed.
+impl Drop for PendingCalls {
+    fn drop(&mut self) {
+        let mut calls = std::mem::take(&mut self.0);
+        // Without a runtime the process has stopped.
+        if !calls.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move { while calls.next().await.is_some() {} });
+        }
+    }
+}
 
 enum State<W> {
     Handshake(Handshake<CorkedIo<W>, ReplyPart>),
@@ -155,7 +171,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             io_handle,
             service,
             keepalive,
-            pending: PendingCalls::new(),
+            pending: PendingCalls::default(),
             deferred: VecDeque::new(),
             requests: ConnectionBytes::new(budgets.requests.clone()),
             withheld: 0,
@@ -186,7 +202,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
             return Poll::Ready(result);
         }
         if this.is_overdue(cx)
-            && this.pending.is_empty()
+            && this.pending.0.is_empty()
             && this.deferred.is_empty()
             && this.unsent.is_empty()
         {
@@ -314,7 +330,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
 /// Polls pending calls that were woken. Returns whether any completed.
 fn poll_pending(pending: &mut PendingCalls, cx: &mut Context<'_>) -> bool {
     for completed in 0..CALLS_PER_POLL_MAX {
-        match Pin::new(&mut *pending).poll_next(cx) {
+        match Pin::new(&mut pending.0).poll_next(cx) {
             Poll::Ready(Some(())) => {}
             Poll::Ready(None) | Poll::Pending => return completed > 0,
         }
@@ -367,9 +383,11 @@ impl Calls<'_> {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
                 self.push_pending(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
             }
-            Ok(Handled::Remote) => {
+            Ok(Handled::Remote(span)) => {
                 let (service, unsent, framed) = (self.service.clone(), self.unsent.clone(), framed.clone());
-                self.push_pending(async move { decide(&service, &request, &framed, respond, &unsent).await });
+                self.push_pending(async move {
+                    decide(&service, &request, &framed, Some(span), respond, &unsent).await
+                });
             }
             Err(error) => log_error(send_error(&mut respond, Some(error.into()))),
         }
@@ -388,7 +406,7 @@ impl Calls<'_> {
             let read = message::read(request.body_mut(), first, &mut share).await;
             drop(share);
             match read {
-                Ok(framed) => Box::pin(decide(&service, &request, &framed, respond, &unsent)).await,
+                Ok(framed) => Box::pin(decide(&service, &request, &framed, None, respond, &unsent)).await,
                 Err(error) => send_error(&mut respond, error.status()),
             }
         });
@@ -412,7 +430,7 @@ impl Calls<'_> {
     }
 
     fn push_pending(&self, call: impl Future<Output = Result<(), h2::Error>> + Send + 'static) {
-        self.pending.push(Box::pin(async move { log_error(call.await) }));
+        self.pending.0.push(Box::pin(async move { log_error(call.await) }));
     }
 
     /// Keeps a call until there is room for its reply.
@@ -520,11 +538,13 @@ async fn send_delayed_reply(
     }
 }
 
-/// Decides a `ShouldRateLimit` call from its complete body, locally or through the owner.
+/// Decides a `ShouldRateLimit` call from its complete body, locally or through the owner. `span` is that of a call
+/// that was found to need another replica.
 async fn decide(
     service: &Services,
     request: &Request<RecvStream>,
     framed: &[u8],
+    span: Option<CallSpan>,
     mut respond: SendResponse<ReplyPart>,
     unsent: &Unsent,
 ) -> Result<(), h2::Error> {
@@ -532,7 +552,11 @@ async fn decide(
     let decided = match message::unframe(framed) {
         Ok(message) => {
             let call = Call { message, metadata: Some(request.headers()), precision: api.precision() };
-            api.handle(call, connection).await.map_err(|error| Some(error.into()))
+            let decided = match span {
+                Some(span) => api.handle_remote(call, connection, span).await,
+                None => api.handle(call, connection).await,
+            };
+            decided.map_err(|error| Some(error.into()))
         }
         Err(error) => Err(error.status()),
     };

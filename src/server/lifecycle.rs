@@ -6,7 +6,12 @@ use tokio::{sync::watch, time::timeout};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
 
-use crate::{api::http::Readiness, cluster::Cluster, rules::ActiveRules};
+use crate::{
+    api::http::Readiness,
+    cluster::Cluster,
+    rules::ActiveRules,
+    shared_store::{self, SharedStore},
+};
 
 /// How often the state of cluster links is checked.
 const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -17,7 +22,7 @@ const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.Ra
 /// Phases in their order. A process never returns to an earlier phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// LinkListener, but rules are not loaded or the cluster is not joined.
+    /// Listening, but rules are not loaded, the cluster is not joined or the shared store was not reached yet.
     Starting,
     /// Answering requests.
     Serving,
@@ -33,31 +38,59 @@ pub(super) struct Probe {
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) active_rules: Arc<ActiveRules>,
     pub(super) cluster: Option<Cluster>,
+    pub(super) shared_store: Option<SharedStore>,
+    /// Whether a shared store that cannot be used makes this replica unready.
+    pub(super) unready_without_store: bool,
+    /// Whether this replica is ready only once rules are loaded.
+    pub(super) rules_required: bool,
 }
 
 impl Probe {
-    /// The peers that reject links, if all links are rejected. In this case each side would admit the whole limits.
-    fn rejecting_peers(&self) -> Option<String> {
-        self.cluster.as_ref().and_then(Cluster::rejected)
+    /// Why this replica must not be asked although it serves: all its links are rejected, so that each side would admit
+    /// the whole limits, or the shared store cannot be used.
+    fn isolation(&self) -> Option<String> {
+        let rejected = self.cluster.as_ref().and_then(Cluster::rejected);
+        let rejected = rejected.map(|peers| format!("every link to another replica is rejected: {peers}"));
+        rejected.or_else(|| self.store_trouble().filter(|_| self.unready_without_store))
+    }
+
+    /// Why the shared store cannot be used.
+    fn store_trouble(&self) -> Option<String> {
+        match self.shared_store.as_ref()?.state() {
+            shared_store::State::Ready => None,
+            shared_store::State::Unavailable(reason) => {
+                Some(format!("the shared store cannot be used: {reason}"))
+            }
+        }
     }
 }
 
 impl Readiness for Probe {
-    fn ready(&self) -> Result<(), String> {
+    fn ready(&self) -> Result<String, String> {
         let phase = *self.phase.borrow();
-        if let (Phase::Starting | Phase::Serving, Some(peers)) = (phase, self.rejecting_peers()) {
-            return Err(format!("every link to another replica is rejected: {peers}\n"));
+        if let (Phase::Starting | Phase::Serving, Some(reason)) = (phase, self.isolation()) {
+            return Err(format!("{reason}\n"));
         }
         match phase {
-            Phase::Starting if self.active_rules.current().is_some() => {
-                Err("still joining the cluster\n".to_owned())
+            Phase::Starting if self.active_rules.current().rules().is_some() => {
+                Err(self.store_trouble().unwrap_or_else(|| "still joining the cluster".to_owned()) + "\n")
             }
             Phase::Starting => Err(match self.active_rules.status().last_error {
                 Some(error) => format!("no valid rules are loaded yet:\n{}\n", error.problems),
                 None => "no rules are loaded yet\n".to_owned(),
             }),
-            Phase::Serving => Ok(()),
+            Phase::Serving => Ok(match self.store_trouble() {
+                Some(trouble) => format!("OK, but {trouble}\n"),
+                None => "OK".to_owned(),
+            }),
             Phase::Draining | Phase::Stopping => Err("leaving\n".to_owned()),
+        }
+    }
+
+    fn healthy(&self) -> Result<String, String> {
+        match *self.phase.borrow() {
+            Phase::Starting | Phase::Serving if !self.rules_required => Ok("OK".to_owned()),
+            Phase::Starting | Phase::Serving | Phase::Draining | Phase::Stopping => self.ready(),
         }
     }
 }
@@ -73,17 +106,15 @@ pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
     let mut reported = None;
     loop {
         let phase = *probe.phase.borrow_and_update();
-        let rejected = probe.rejecting_peers();
-        if reported != Some((phase, rejected.is_some())) {
-            report(&reporter, phase, rejected.is_some()).await;
-            match &rejected {
-                Some(peers) => warn!(peers, "not ready: every link to another replica is rejected"),
-                None if reported.is_some_and(|(_, rejected)| rejected) => {
-                    info!("links to other replicas are no longer all rejected");
-                }
+        let isolation = probe.isolation();
+        if reported != Some((phase, isolation.is_some())) {
+            report(&reporter, phase, isolation.is_some()).await;
+            match &isolation {
+                Some(reason) => warn!(reason, "not ready"),
+                None if reported.is_some_and(|(_, isolated)| isolated) => info!("ready again"),
                 None => {}
             }
-            reported = Some((phase, rejected.is_some()));
+            reported = Some((phase, isolation.is_some()));
         }
         if let Ok(Err(_)) = timeout(LINKS_CHECK_INTERVAL, probe.phase.changed()).await {
             return;
@@ -91,13 +122,13 @@ pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
     }
 }
 
-async fn report(reporter: &HealthReporter, phase: Phase, rejected: bool) {
+async fn report(reporter: &HealthReporter, phase: Phase, is_isolated: bool) {
     for name in HEALTH_NAMES {
         match phase {
             Phase::Starting | Phase::Draining => {
                 reporter.set_service_status(name, ServingStatus::NotServing).await;
             }
-            Phase::Serving if rejected => {
+            Phase::Serving if is_isolated => {
                 reporter.set_service_status(name, ServingStatus::NotServing).await;
             }
             Phase::Serving => reporter.set_service_status(name, ServingStatus::Serving).await,

@@ -1,4 +1,4 @@
-//! LinkListener sockets: TCP and Unix.
+//! Listening sockets: TCP and Unix.
 
 use std::{
     fs, io,

@@ -3,11 +3,10 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytesize::ByteSize;
-use futures_util::future::join;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
-    time::{interval, sleep, timeout},
+    time::interval,
 };
 use tonic::service::Routes;
 use tracing::{info, warn};
@@ -15,9 +14,10 @@ use tracing::{info, warn};
 use crate::{
     api::{Api, admin, http, proto::DESCRIPTORS, reader::RequestReader, top},
     cluster::{Cluster, link},
-    limiter::{self, Limiter},
-    rules::{ActiveRules, RuleStatsRegistry, Watcher},
-    settings::{self, Drain, ListenAddress, Settings},
+    limiter::{self, Limiter, RemoteDecider},
+    rules::{self, ActiveRules, RuleStatsRegistry},
+    settings::{self, ListenAddress, Settings},
+    shared_store::PasswordError,
     store::{self, Lead, Memory},
     telemetry::{
         logs::LogControl,
@@ -39,22 +39,28 @@ mod replica;
 mod reply_bytes;
 mod request_bytes;
 mod services;
+mod shared_store;
+mod shutdown;
 mod stats;
 mod tls;
 mod wake_filter;
 mod workers;
 
 pub use lifecycle::Phase;
+pub use metrics::{cluster_metrics, replica_metrics, shared_store_metrics, xds_metrics};
 pub use stats::{ListenerReading, ListenerStats, ServerStats};
 pub use tls::CertificateFileError;
 pub use workers::WorkerPool;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use acceptor::fuzz;
 use acceptor::{Acceptor, Protocols, WhenFull};
 use listen::Listener;
 use replica::Replica;
 use reply_bytes::ReplyBytes;
 use request_bytes::RequestBytes;
 use services::Services;
+use shutdown::Shutdown;
 use tls::Certificates;
 
 /// Interval of comparisons with the system clock.
@@ -111,6 +117,9 @@ pub enum Error {
     /// The cluster links cannot start, or failed.
     #[error(transparent)]
     Cluster(#[from] link::Error),
+    /// A password of the shared store cannot be read.
+    #[error("store.redis.password_file: {0}")]
+    Password(#[from] PasswordError),
     /// The admin token cannot be used.
     #[error(transparent)]
     Token(#[from] admin::TokenError),
@@ -179,7 +188,7 @@ impl Server {
             name,
             listener,
             certificates: None,
-            protocols: Protocols::http(&settings.http),
+            protocols: http.clone(),
             limits: acceptor::Limits::http(max, settings.http.header_timeout),
             budgets: budgets.clone(),
             stats: Arc::clone(stats),
@@ -197,14 +206,8 @@ impl Server {
                 when_full: WhenFull::CloseNew,
             },
             http: Acceptor {
-                name: "http",
-                listener: http_at,
                 certificates: http_tls,
-                protocols: http,
-                limits: acceptor::Limits::http(settings.http.max_connections, settings.http.header_timeout),
-                budgets: budgets.clone(),
-                stats: stats.http.clone(),
-                when_full: WhenFull::CloseIdle(Arc::default()),
+                ..plain("http", http_at, settings.http.max_connections, &stats.http)
             },
             admin: plain("admin", admin_at, settings.admin.max_connections, &stats.admin),
             metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &stats.metrics),
@@ -258,19 +261,32 @@ impl Server {
         );
     }
 
-    /// Serves until the first message of `shutdown`, then drains. A second message or the drain timeout stops the
-    /// process at once.
+    /// Serves until the first message of `shutdown`, then drains and writes the snapshot within the drain timeout. A
+    /// second message ends this at once.
     pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), Error> {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let active_rules =
             Arc::new(ActiveRules::with_stats(RuleStatsRegistry::new(settings.metrics.names_per_rule)));
-        let (persistence, replica) = Replica::start(settings.cluster, settings.store, &clock).await?;
+        let (persistence, replica) =
+            Replica::start(settings.cluster, settings.store, &clock, &active_rules).await?;
         let cluster = replica.as_ref().map(Replica::cluster);
-        let (memory, secret) = (persistence.memory.clone(), persistence.secret.clone());
+        let mut background = JoinSet::new();
+        let unready_without_store =
+            settings.shared_store.as_ref().is_some_and(|settings| settings.unready_without_store);
+        let shared_store = settings
+            .shared_store
+            .map(|settings| shared_store::start(settings, &clock, &active_rules, &mut background))
+            .transpose()?;
+        let remote = match (&cluster, &shared_store) {
+            (Some(cluster), _) => Some(RemoteDecider::Cluster(cluster.clone())),
+            (None, Some(store)) => Some(RemoteDecider::SharedStore(store.clone())),
+            (None, None) => None,
+        };
+        let memory = persistence.memory.clone();
         let limiter_metrics = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
-        let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone(), secret)
-            .with_cluster(cluster.clone())
+        let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone())
+            .with_remote(remote)
             .with_modes(settings.limiter)
             .with_metrics(limiter_metrics.clone());
         let reader = RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX);
@@ -288,12 +304,19 @@ impl Server {
             .with_traces(traces.clone());
         let (phase, phases) = watch::channel(Phase::Starting);
 
-        let mut background = JoinSet::new();
-        background.spawn(
-            Watcher::new(settings.rules, clock.clone(), active_rules.clone()).run(std::future::pending()),
-        );
+        let xds_stats = match &settings.rules.source {
+            rules::SourceSettings::Files(_) => None,
+            rules::SourceSettings::Xds(..) => Some(Arc::<rules::xds::Stats>::default()),
+        };
+        background.spawn(settings.rules.source.run(
+            clock.clone(),
+            active_rules.clone(),
+            xds_stats.clone().unwrap_or_default(),
+        ));
         background.spawn(store::sweep(memory.clone(), clock.clone()));
-        background.spawn(persistence.clone().write_periodically(clock.clone()));
+        let secret_source = active_rules.clone();
+        let secret = move || secret_source.secret();
+        background.spawn(persistence.clone().write_periodically(clock.clone(), secret));
         background.spawn(follow_system_clock(clock.clone(), memory.clone(), cluster.clone()));
         if let Some(cluster) = cluster.clone() {
             background.spawn(replica::announce_rules(cluster, active_rules.clone()));
@@ -307,6 +330,9 @@ impl Server {
             phase: phases.clone(),
             active_rules: active_rules.clone(),
             cluster: cluster.clone(),
+            shared_store: shared_store.clone(),
+            unready_without_store,
+            rules_required: settings.rules.required,
         };
         background.spawn(lifecycle::report_health(reporter, probe.clone()));
         background.spawn(workers.worker_exit());
@@ -318,7 +344,7 @@ impl Server {
         let mut listeners = JoinSet::new();
         let connections_max = settings.http.max_connections;
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
-        let routes = Services::http(http::router(api.clone(), probe, reader, calls_max));
+        let routes = Services::http(http::router(api.clone(), probe, reader, settings.check, calls_max));
         listeners.spawn(http.serve(routes, workers.http_handles(), phases.clone()));
         let sources = metrics::Sources {
             active_rules: active_rules.clone(),
@@ -330,7 +356,9 @@ impl Server {
             logs,
             clock: clock.clone(),
         };
-        let page = metrics::router(cluster.clone(), sources);
+        let reference_names = settings.metrics.reference_names;
+        let page =
+            metrics::router(cluster.clone(), shared_store.clone(), xds_stats, sources, reference_names);
         listeners.spawn(metrics.serve(Services::http(page), workers.page_handles(), phases.clone()));
         let admin_routes = admin::router(state, settings.admin.token_file, top::router(limiter_metrics));
         listeners.spawn(admin.serve(Services::http(admin_routes), workers.page_handles(), phases.clone()));
@@ -338,32 +366,38 @@ impl Server {
         listeners.spawn(grpc.serve(routes, workers.grpc_handles(), phases));
 
         let serve = async {
-            active_rules.loaded().await;
+            if settings.rules.required {
+                active_rules.loaded().await;
+            }
             if let Some(cluster) = &cluster {
                 cluster.joined().await;
+            }
+            if let Some(store) = &shared_store {
+                store.until_known().await;
             }
             phase.send_replace(Phase::Serving);
             std::future::pending::<()>().await;
         };
         let result = tokio::select! {
             () = serve => Ok(()),
-            _ = shutdown.recv() => {
-                drain(&phase, &settings.drain, cluster.as_ref(), listeners, shutdown).await;
-                Ok(())
-            }
+            _ = shutdown.recv() => Ok(()),
             error = replica::links_exit(&mut links) => Err(error),
             error = listener_exit(&mut listeners) => Err(error),
             error = background_task_exit(&mut background) => Err(error),
         };
-        // No request is served from here on, so the background tasks are no longer needed.
-        drop(background);
-        if let Some(cluster) = &cluster {
-            replica::leave(cluster).await;
-        }
-        persistence.write(&clock).await;
-        if let Some(traces) = traces {
-            traces.finish().await;
-        }
+        let is_graceful = result.is_ok();
+        let parts = Shutdown {
+            drain: settings.drain,
+            phase,
+            listeners,
+            background,
+            cluster,
+            active_rules,
+            persistence,
+            clock,
+            traces,
+        };
+        parts.run(is_graceful, shutdown).await;
         result
     }
 }
@@ -397,36 +431,6 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
             None => {}
         }
         clock.follow(&comparison);
-    }
-}
-
-/// Serves for the drain delay, then finishes open requests and hands off slots.
-async fn drain(
-    phase: &watch::Sender<Phase>,
-    drain: &Drain,
-    cluster: Option<&Cluster>,
-    mut listeners: JoinSet<()>,
-    mut shutdown: mpsc::Receiver<()>,
-) {
-    info!(delay = ?drain.delay, timeout = ?drain.timeout, "draining");
-    phase.send_replace(Phase::Draining);
-    let hand_off = async {
-        if let Some(cluster) = cluster {
-            cluster.drain();
-            cluster.drained().await;
-        }
-    };
-    let finish = async {
-        join(sleep(drain.delay), hand_off).await;
-        phase.send_replace(Phase::Stopping);
-        while listeners.join_next().await.is_some() {}
-    };
-    tokio::select! {
-        finished = timeout(drain.timeout, finish) => match finished {
-            Ok(()) => info!("stopped"),
-            Err(_) => warn!("drain timeout reached, stopping with open calls"),
-        },
-        _ = shutdown.recv() => warn!("second stop signal received, stopping at once"),
     }
 }
 

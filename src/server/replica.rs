@@ -10,9 +10,10 @@ use crate::{
         self, Cluster,
         link::{self, LinkListener},
     },
+    descriptor::Secret,
     rules::ActiveRules,
     server::Error,
-    store::{self, Epochs, Persistence},
+    store::{self, Persistence, SlotSources},
     time::Clock,
 };
 
@@ -29,19 +30,27 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    /// Restores stored counters and, if there are cluster settings, listens for other replicas.
+    /// Restores stored counters with their secret and, if there are cluster settings, listens for other replicas.
     pub(super) async fn start(
         settings: Option<cluster::Settings>,
         store: store::Settings,
         clock: &Clock,
+        active_rules: &Arc<ActiveRules>,
     ) -> Result<(Persistence, Option<Self>), Error> {
-        let Some(settings) = settings else { return Ok((Persistence::start(store, clock.now()), None)) };
-        let (persistence, stored) = Persistence::start_shared(store, clock.now());
-        let (memory, secret) = (persistence.memory.clone(), persistence.secret.clone());
-        let (cluster, listening) = Cluster::bind(settings, memory, stored, secret, clock.clone()).await?;
+        let set_secret =
+            |secret: Option<Secret>| secret.into_iter().for_each(|secret| active_rules.set_secret(secret));
+        let Some(settings) = settings else {
+            let (persistence, secret) = Persistence::start(store, clock.now());
+            set_secret(secret);
+            return Ok((persistence, None));
+        };
+        let (persistence, secret, stored) = Persistence::start_shared(store, clock.now());
+        set_secret(secret);
+        let (memory, rules) = (persistence.memory.clone(), active_rules.clone());
+        let (cluster, listening) = Cluster::bind(settings, memory, stored, rules, clock.clone()).await?;
         info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");
-        let epochs = cluster.clone();
-        let persistence = persistence.with_epochs(Epochs::new(move |slot| epochs.epoch(slot)));
+        let slots = cluster.clone();
+        let persistence = persistence.with_sources(SlotSources::new(move |slot| slots.snapshot_source(slot)));
         Ok((persistence, Some(Self { cluster, listening })))
     }
 
@@ -80,10 +89,10 @@ pub(super) async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> 
 
 /// Leaves the cluster and logs slots that were not handed off.
 pub(super) async fn leave(cluster: &Cluster) {
-    let members = cluster.stats().members;
+    let is_last = cluster.is_last_member();
     match cluster.leave(LEAVE_TIMEOUT).await {
         0 => info!("left the cluster"),
-        slots if members == 0 => info!(slots, "left the cluster as its last member"),
+        slots if is_last => info!(slots, "left the cluster as its last member"),
         slots => warn!(slots, "left the cluster with slots that were not handed off"),
     }
 }

@@ -26,9 +26,12 @@ use crate::{
 
 /// The gRPC service whose streams may stay open.
 const STREAMING_SERVICES: &str = "/grpc.reflection.";
-/// `OUT_OF_RANGE` is replaced by the status that gRPC specifies for messages above the size limit.
+/// Statuses of tonic for messages that are the caller's fault, and the statuses that replace them. `OUT_OF_RANGE`: above
+/// the size limit. `INTERNAL`: not a valid message.
 const OUT_OF_RANGE: &str = "11";
 const RESOURCE_EXHAUSTED: HeaderValue = HeaderValue::from_static("8");
+const INTERNAL: &str = "13";
+const INVALID_ARGUMENT: HeaderValue = HeaderValue::from_static("3");
 
 /// The services of a listener.
 #[derive(Clone, Debug)]
@@ -36,7 +39,7 @@ pub(super) struct Services {
     router: Router,
     // The rate limit service, which bypasses the router.
     api: Option<Api>,
-    // ListenAddress of the client. The outer `None`: the router does not need it.
+    // Address of the client. The outer `None`: the router does not need it.
     peer: Option<Option<SocketAddr>>,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
@@ -122,11 +125,13 @@ impl Services {
         request.extensions_mut().insert(self.forwards.clone());
         // A router is always ready.
         let Ok(mut response) = self.router.clone().call(request).await;
-        // tonic returns `OUT_OF_RANGE` only for a message above the size limit.
-        if let Some(status) = response.headers_mut().get_mut("grpc-status")
-            && status == OUT_OF_RANGE
-        {
-            *status = RESOURCE_EXHAUSTED;
+        // The services behind the router return neither status for other reasons.
+        if let Some(status) = response.headers_mut().get_mut("grpc-status") {
+            if status == OUT_OF_RANGE {
+                *status = RESOURCE_EXHAUSTED;
+            } else if status == INTERNAL {
+                *status = INVALID_ARGUMENT;
+            }
         }
         response
     }

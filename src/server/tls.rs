@@ -4,31 +4,31 @@ use std::{fmt, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed, time::Dur
 
 use arc_swap::ArcSwap;
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
     client::verify_server_name,
     crypto::{CryptoProvider, aws_lc_rs},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, ServerName, UnixTime},
     server::{
         NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier,
         danger::{ClientCertVerified, ClientCertVerifier},
     },
-    sign::{CertifiedKey, SingleCertAndKey},
+    sign::SingleCertAndKey,
 };
 use tokio::{task, time::sleep};
 use tracing::{error, info};
 
 use crate::{
-    certificates::{SystemTime, certificates, read_file, rfc3339, unix_time, valid_until},
+    certificates::{
+        BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
+    },
+    file_watch::{FileWatch, Found, SETTLE, State, fingerprint},
     server::stats::{ListenerStats, increment},
     settings::{self, CertificateName},
     time::Clock,
 };
 
-/// Files must be unchanged for this time before they are loaded.
-const SETTLE_TIME: Duration = Duration::from_millis(50);
-
 /// Why a certificate file cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{listener}.{setting}: {path}: {reason}", path = path.display())]
 pub struct CertificateFileError {
     listener: &'static str,
@@ -40,17 +40,15 @@ pub struct CertificateFileError {
 /// The certificates of one listener, reloaded when their files change.
 #[derive(Debug)]
 pub(super) struct Certificates {
-    listener: &'static str,
-    files: settings::Tls,
-    protocols: &'static [&'static [u8]],
-    clock: Clock,
+    reader: Reader,
     stats: Arc<ListenerStats>,
     active: ArcSwap<ServerConfig>,
-    initial: CertificateFiles,
+    // The files as they were at the start.
+    initial: FileWatch,
 }
 
 /// Contents of the files.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Hash)]
 struct CertificateFiles {
     cert: Vec<u8>,
     key: Vec<u8>,
@@ -72,13 +70,14 @@ impl Certificates {
         clock: Clock,
         stats: Arc<ListenerStats>,
     ) -> Result<Self, CertificateFileError> {
-        let reader = Reader { listener, files: &files, protocols, clock: &clock };
-        let initial = reader.read()?;
-        let Compiled { config, expires } = reader.compile(&initial)?;
+        let reader = Reader { listener, files, protocols, clock };
+        let read = reader.read();
+        let initial = FileWatch::with_active(fingerprint(&read));
+        let Compiled { config, expires } = reader.compile(&read?)?;
         increment(&stats.certificates_loaded);
         stats.certificate_expires.store(expires.as_secs(), Relaxed);
         let active = ArcSwap::new(config);
-        Ok(Self { listener, files, protocols, clock, stats, active, initial })
+        Ok(Self { reader, stats, active, initial })
     }
 
     /// The configuration for new connections.
@@ -88,62 +87,55 @@ impl Certificates {
 
     /// Reloads the files when they change, for as long as it is polled.
     pub(super) async fn reload_on_change(self: Arc<Self>, poll_interval: Duration) {
-        let mut loaded = Ok(self.initial.clone());
-        let mut rejected = None;
+        let mut watch = self.initial;
         loop {
-            sleep(poll_interval.max(SETTLE_TIME)).await;
-            let Some(found) = self.clone().read().await else { continue };
-            if found == loaded {
-                rejected = None;
-                continue;
-            }
-            if rejected.as_ref() != Some(&found) {
-                // Certificate and key may be replaced one after the other.
-                sleep(SETTLE_TIME).await;
-                if self.clone().read().await.as_ref() != Some(&found) {
-                    continue;
-                }
-            }
-            // Rejected files are tried again without logging: a certificate may not be valid yet.
-            let is_new = rejected.as_ref() != Some(&found);
-            let compiled =
-                found.clone().and_then(|files_read| Ok((self.reader().compile(&files_read)?, files_read)));
-            match compiled {
-                Ok((Compiled { config, expires }, files_read)) => {
+            sleep(poll_interval.max(SETTLE)).await;
+            let found = watch.poll(|_| self.clone().read()).await;
+            let Some(Found { contents, fingerprint, state }) = found else { continue };
+            let is_new = match state {
+                State::New => true,
+                // Tried again without logging: a certificate may not be valid yet.
+                State::Refused => false,
+                State::Active => continue,
+            };
+            match contents.and_then(|files_read| self.reader.compile(&files_read)) {
+                Ok(Compiled { config, expires }) => {
                     self.active.store(config);
                     self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
                     increment(&self.stats.certificates_loaded);
-                    info!(listener = self.listener, ends = %rfc3339(expires), "loaded new certificates");
-                    (loaded, rejected) = (Ok(files_read), None);
+                    info!(listener = self.reader.listener, ends = %rfc3339(expires), "loaded new certificates");
+                    watch.accept(fingerprint);
                 }
                 Err(error) if is_new => {
                     increment(&self.stats.certificate_errors);
-                    error!(%error, "cannot load new certificates, persistence the previous ones");
-                    rejected = Some(found);
+                    error!(%error, "cannot load new certificates, keeping the previous ones");
+                    watch.refuse(fingerprint);
                 }
                 Err(_) => {}
             }
         }
     }
 
-    async fn read(self: Arc<Self>) -> Option<Result<CertificateFiles, CertificateFileError>> {
-        task::spawn_blocking(move || self.reader().read()).await.ok()
-    }
-
-    fn reader(&self) -> Reader<'_> {
-        Reader { listener: self.listener, files: &self.files, protocols: self.protocols, clock: &self.clock }
+    async fn read(self: Arc<Self>) -> Option<(Result<CertificateFiles, CertificateFileError>, u128)> {
+        let read = move || {
+            let contents = self.reader.read();
+            let fingerprint = fingerprint(&contents);
+            (contents, fingerprint)
+        };
+        task::spawn_blocking(read).await.ok()
     }
 }
 
 /// Reads the files of one listener and builds the TLS configuration.
-struct Reader<'c> {
+#[derive(Debug)]
+struct Reader {
     listener: &'static str,
-    files: &'c settings::Tls,
+    files: settings::Tls,
     protocols: &'static [&'static [u8]],
-    clock: &'c Clock,
+    clock: Clock,
 }
 
-impl Reader<'_> {
+impl Reader {
     fn read(&self) -> Result<CertificateFiles, CertificateFileError> {
         let read = |setting, path: &Path| read_file(path).map_err(|reason| self.error(setting, path, reason));
         let client_ca = self.files.client_ca.as_deref();
@@ -155,29 +147,20 @@ impl Reader<'_> {
     }
 
     fn compile(&self, files_read: &CertificateFiles) -> Result<Compiled, CertificateFileError> {
-        let (cert, key) = (&self.files.cert, &self.files.key);
-        let bad_cert = |reason: String| self.error("tls_cert", cert, reason);
-        let bad_key = |reason: String| self.error("tls_key", key, reason);
+        let cert = &self.files.cert;
+        let now = unix_time(self.clock.wall());
+        let OwnCertificate { pair, expires } = own_certificate(&files_read.cert, &files_read.key, cert, now)
+            .map_err(|bad| match bad {
+                BadFile::Cert(reason) => self.error("tls_cert", cert, reason),
+                BadFile::Key(reason) => self.error("tls_key", &self.files.key, reason),
+            })?;
         let provider = Arc::new(aws_lc_rs::default_provider());
-
-        let chain = certificates(&files_read.cert).map_err(bad_cert)?;
-        let leaf = chain.first().ok_or_else(|| bad_cert("the file has no certificate".to_owned()))?;
-        let expires = valid_until(leaf, unix_time(self.clock.wall())).map_err(bad_cert)?;
-        let der = PrivateKeyDer::from_pem_slice(&files_read.key)
-            .map_err(|error| bad_key(format!("the file has no readable private key: {error}")))?;
-        let pair = CertifiedKey::from_der(chain, der, &provider).map_err(|error| match error {
-            rustls::Error::InconsistentKeys(_) => {
-                bad_key(format!("the key does not match the certificate in {}", cert.display()))
-            }
-            error => bad_key(error.to_string()),
-        })?;
-
         let builder = ServerConfig::builder_with_details(
             provider.clone(),
             Arc::new(SystemTime::of(self.clock.clone())),
         )
         .with_safe_default_protocol_versions()
-        .map_err(|error| bad_cert(error.to_string()))?;
+        .map_err(|error| self.error("tls_cert", cert, error.to_string()))?;
         let builder = match self.client_verifier(files_read, provider)? {
             None => builder.with_no_client_auth(),
             Some(verifier) => builder.with_client_cert_verifier(verifier),
@@ -198,18 +181,7 @@ impl Reader<'_> {
     ) -> Result<Option<Arc<dyn ClientCertVerifier>>, CertificateFileError> {
         let (Some(path), Some(pem)) = (&self.files.client_ca, &files_read.client_ca) else { return Ok(None) };
         let bad = |reason: String| self.error("tls_client_ca", path, reason);
-        let mut roots = RootCertStore::empty();
-        let mut last_error = "the file has no certificate".to_owned();
-        for authority in certificates(pem).map_err(bad)? {
-            // An expired authority may stand beside its successor.
-            match valid_until(&authority, unix_time(self.clock.wall())) {
-                Ok(_) => roots.add(authority).map_err(|error| bad(error.to_string()))?,
-                Err(reason) => last_error = reason,
-            }
-        }
-        if roots.is_empty() {
-            return Err(bad(last_error));
-        }
+        let roots = authorities(pem, unix_time(self.clock.wall())).map_err(bad)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .map_err(|error| bad(error.to_string()))?;

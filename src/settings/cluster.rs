@@ -1,70 +1,37 @@
 //! The settings of the cluster.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    time::Duration,
-};
+use crate::{cluster, settings::CATALOG};
 
-use serde::{Deserialize, Deserializer};
-
-use crate::{
-    cluster::{self, Files, Trust, link},
-    settings::{CATALOG, OFF, Setting, duration, path_or_off, value_type},
-};
-
-/// The value for an address that is determined at run time.
-const AUTO: &str = "auto";
-
-/// The section as written.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawSettings {
-    #[serde(deserialize_with = "or_off")]
-    listen: Option<SocketAddr>,
-    advertise: String,
-    seed: String,
-    secret_file: PathBuf,
-    cert: PathBuf,
-    key: PathBuf,
-    ca: PathBuf,
-    #[serde(deserialize_with = "duration")]
-    forward_budget_max: Duration,
-    backup_interval: String,
-    #[serde(deserialize_with = "duration")]
-    forget_after: Duration,
-    #[serde(deserialize_with = "or_off")]
-    lease_from: Option<u64>,
+/// The path of a setting below [`cluster::Settings`], or the path of the part that is absent because it is not set.
+pub(super) enum Path {
+    Present(String),
+    Absent(&'static str),
 }
 
-impl RawSettings {
-    /// `None` for a single replica. [`problems`] has already checked that the settings are consistent.
-    pub(super) fn read(self, poll_interval: Duration) -> Option<cluster::Settings> {
-        let files = match (path_or_off(self.cert), path_or_off(self.key), path_or_off(self.ca)) {
-            (Some(cert), Some(key), Some(ca)) => Some(Files { cert, key, ca }),
-            (_, _, _) => None,
-        };
-        Some(cluster::Settings {
-            link: link::Settings {
-                listen: self.listen?,
-                advertise: Some(self.advertise).filter(|address| address != AUTO),
-                seeds: host_ports(&self.seed).unwrap_or_default(),
-                trust: Trust { files, secret_file: path_or_off(self.secret_file), poll_interval },
-            },
-            forward_budget_max: self.forward_budget_max,
-            backup_interval: value_type::duration(&self.backup_interval),
-            forget_after: self.forget_after,
-            lease_from: self.lease_from,
-        })
+/// Where a setting is read, if it is one of this section.
+pub(super) fn path(setting: &str, is_off: impl Fn(&str) -> bool) -> Option<Path> {
+    let name = setting.strip_prefix("cluster.")?;
+    if is_off("cluster.listen") {
+        return Some(Path::Absent("cluster"));
     }
+    let part = match name {
+        "listen" | "advertise" | "seed" => "link.",
+        "secret_file" => "link.trust.",
+        "cert" | "key" | "ca" if is_off("cluster.cert") => {
+            return Some(Path::Absent("cluster.link.trust.files"));
+        }
+        "cert" | "key" | "ca" => "link.trust.files.",
+        _ => "",
+    };
+    Some(Path::Present(format!("cluster.{part}{name}")))
 }
 
-/// The inconsistencies of the section. `value` returns the value of each setting.
-pub(super) fn problems(value: impl Fn(&Setting) -> String) -> Vec<String> {
+/// The inconsistencies of the section. `value` returns the value of each setting as text.
+pub(super) fn problems<'v>(value: impl Fn(&str) -> &'v str) -> Vec<String> {
     let section = || CATALOG.iter().filter(|setting| setting.name.starts_with("cluster."));
     let is_set = |name: &str| {
         let setting = section().find(|setting| setting.name == name);
-        setting.is_some_and(|setting| setting.default != Some(&value(setting)))
+        setting.is_some_and(|setting| setting.default != value(setting.name))
     };
     if !is_set("cluster.listen") {
         let idle = section().filter(|setting| is_set(setting.name)).map(|setting| setting.name);
@@ -79,38 +46,15 @@ pub(super) fn problems(value: impl Fn(&Setting) -> String) -> Vec<String> {
     there.first().into_iter().flat_map(|given| lacking.iter().map(|needed| needs((given, needed)))).collect()
 }
 
-/// Parses a comma list of `HOST:PORT`, or `off`.
-pub(super) fn host_ports(text: &str) -> Option<Vec<String>> {
-    if text == OFF {
-        return Some(Vec::new());
-    }
-    let place = |place: &str| link::is_host_port(place).then(|| place.to_owned());
-    text.split(',').map(str::trim).map(place).collect()
-}
-
-/// Whether a value may be advertised to other replicas.
-pub(super) fn can_be_advertised(text: &str) -> bool {
-    match text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-        // A replica that connects to a wildcard address reaches itself.
-        Ok(address) => !address.is_unspecified(),
-        Err(_) => text == AUTO || link::is_host_port(text),
-    }
-}
-
-/// Parses a value that may be `off`.
-fn or_off<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    T: std::str::FromStr<Err: std::fmt::Display>,
-    D: Deserializer<'de>,
-{
-    let text = String::deserialize(deserializer)?;
-    if text == OFF { Ok(None) } else { text.parse().map(Some).map_err(serde::de::Error::custom) }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::settings::{Error, Settings, Sources};
+    use crate::{
+        cluster::{Files, Trust},
+        settings::{Error, Settings, Sources},
+    };
 
     fn load(given: &[(&str, &str)]) -> Result<Settings, Error> {
         let flag = |(name, value): &(&str, &str)| {

@@ -7,10 +7,19 @@ use std::{
 
 use bytesize::ByteSize;
 
-use crate::{settings::listeners::count, store};
+use crate::store;
 
-/// The value for a share of the memory.
+/// The value for a share of the memory, and for an address that is determined at run time.
 pub(super) const AUTO: &str = "auto";
+
+/// The memory of a gRPC connection: as measured idle with TLS, and the unsent replies that it may always have.
+const GRPC_CONNECTION_BYTES: u64 = 64 * 1024;
+/// The memory of an HTTP connection, as measured idle with TLS.
+const HTTP_CONNECTION_BYTES: u64 = 32 * 1024;
+/// The minimum and the maxima of `auto`.
+const CONNECTIONS_MIN: u64 = 100;
+const GRPC_CONNECTIONS_MAX: u64 = 10_000;
+const HTTP_CONNECTIONS_MAX: u64 = 1_000;
 /// The assumed memory of a machine that does not report it, in bytes.
 const UNKNOWN_BYTES: u64 = 1024 * 1024 * 1024;
 /// The root of `/sys` and `/proc`.
@@ -65,15 +74,15 @@ impl MemoryShare {
         (self.bytes_min()..=memory.total.unwrap_or(u64::MAX)).contains(&bytes).then_some(bytes)
     }
 
-    /// Parses a number of connections, or `auto`: as many as fit into this share, from 100 to `max`.
-    pub(super) fn connections(self, text: &str, bytes_each: u64, max: usize) -> Option<usize> {
-        /// The minimum for `auto`.
-        const CONNECTIONS_MIN: usize = 100;
-        if text != AUTO {
-            return count(text);
-        }
-        let room = self.bytes_of(Memory::of_process().usable) / bytes_each;
-        Some(usize::try_from(room).unwrap_or(usize::MAX).clamp(CONNECTIONS_MIN, max))
+    /// The number of connections that fit into this share, within the bounds of `auto`.
+    pub(super) fn connections(self) -> u64 {
+        let (bytes_each, max) = match self {
+            Self::HttpConnections => (HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX),
+            Self::GrpcConnections | Self::Counters | Self::Requests | Self::Replies => {
+                (GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX)
+            }
+        };
+        (self.bytes_of(Memory::of_process().usable) / bytes_each).clamp(CONNECTIONS_MIN, max)
     }
 }
 

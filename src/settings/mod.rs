@@ -1,30 +1,32 @@
 //! The settings of the process, read once at the start: defaults, overridden by a file, by the environment, and by
 //! flags.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny},
-};
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use crate::{api, limiter, rules, store, telemetry};
+use crate::{api, limiter, store, telemetry};
 
 mod catalog;
 mod cluster;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod listeners;
 mod memory;
 mod otel;
+mod reference;
+mod rules;
+mod schema;
+mod shared_store;
 mod sources;
 mod value_type;
 
 pub use catalog::CATALOG;
 pub use listeners::{Admin, CertificateName, CertificateReload, Grpc, Http, ListenAddress, Tls};
 pub use memory::MemoryShare;
-pub use sources::{Error, Sources, environment};
+pub use schema::json_schema;
+pub use sources::{Compat, Error, Sources, environment};
 pub use value_type::{Setting, ValueType};
-
-use value_type::OFF;
 
 /// All settings.
 #[derive(Clone, Debug, Deserialize)]
@@ -35,28 +37,29 @@ pub struct Settings {
     /// The HTTP listener.
     pub http: Http,
     /// The admin listener.
-    #[serde(deserialize_with = "admin_settings")]
     pub admin: Admin,
     /// The metrics listener.
     pub metrics: Metrics,
     /// The reload of certificates.
     pub tls: CertificateReload,
     /// The source of the rules.
-    #[serde(deserialize_with = "rules_settings")]
-    pub rules: rules::Settings,
+    #[serde(deserialize_with = "rules::read")]
+    pub rules: crate::rules::Settings,
     /// The store of counters.
-    #[serde(deserialize_with = "store_settings")]
     pub store: store::Settings,
     /// The memory that requests and replies may use.
-    #[serde(deserialize_with = "memory_settings")]
     pub memory: Memory,
-    /// The cluster, if there is one. Read by [`Sources`], because it needs more than its own section.
-    #[serde(deserialize_with = "ignored")]
+    /// The cluster, if there is one.
     pub cluster: Option<crate::cluster::Settings>,
+    /// The store that replicas share, if there is one. Read by [`Sources`], because it needs more than its own section.
+    #[serde(deserialize_with = "ignored")]
+    pub shared_store: Option<crate::shared_store::Settings>,
     /// The modes of the limiter.
     pub limiter: limiter::Modes,
     /// The API.
     pub api: api::Settings,
+    /// Decisions by headers.
+    pub check: api::forward_auth::Settings,
     /// The response headers.
     pub headers: api::headers::Settings,
     /// The shutdown.
@@ -66,6 +69,9 @@ pub struct Settings {
     /// The destination of traces, if any; from the variables of OpenTelemetry.
     #[serde(skip)]
     pub traces: Option<telemetry::traces::Settings>,
+    /// Variables of another server that have no effect, each with the reason.
+    #[serde(skip)]
+    pub without_effect: Vec<String>,
     /// The effective value of each setting and its origin.
     #[serde(skip)]
     pub given: Vec<api::admin::EffectiveSetting>,
@@ -83,10 +89,13 @@ pub struct Metrics {
     pub names_per_rule: usize,
     /// The number of most denied keys to track, for each list.
     pub top_keys: usize,
+    /// Whether metrics of rules also have the names of envoyproxy/ratelimit.
+    pub reference_names: bool,
 }
 
 /// The memory that requests and replies may use, in bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Memory {
     /// For incomplete requests.
     pub requests: u64,
@@ -99,82 +108,24 @@ pub struct Memory {
 #[serde(deny_unknown_fields)]
 pub struct Drain {
     /// The time to continue serving while not ready, so that callers can notice.
-    #[serde(deserialize_with = "duration")]
     pub delay: Duration,
     /// The maximum duration of the shutdown.
-    #[serde(deserialize_with = "duration")]
     pub timeout: Duration,
-}
-
-fn admin_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Admin, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Settings {
-        listen: SocketAddr,
-        token_file: PathBuf,
-        max_connections: usize,
-    }
-    let Settings { listen, token_file, max_connections } = Settings::deserialize(deserializer)?;
-    let token_file = path_or_off(token_file);
-    Ok(Admin { listen, token_file, max_connections })
-}
-
-fn rules_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<rules::Settings, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Settings {
-        path: PathBuf,
-        #[serde(deserialize_with = "duration")]
-        poll_interval: Duration,
-    }
-    let Settings { path, poll_interval } = Settings::deserialize(deserializer)?;
-    Ok(rules::Settings { path, poll_interval })
-}
-
-fn store_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<store::Settings, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Settings {
-        memory_limit: String,
-        on_full: store::OnFull,
-        snapshot: PathBuf,
-        #[serde(deserialize_with = "duration")]
-        snapshot_every: Duration,
-    }
-    let Settings { memory_limit, on_full, snapshot, snapshot_every } = Settings::deserialize(deserializer)?;
-    let memory_limit = share(MemoryShare::Counters, &memory_limit)?;
-    let snapshot = path_or_off(snapshot);
-    Ok(store::Settings { memory_limit, on_full, snapshot, snapshot_every })
-}
-
-fn share<E: serde::de::Error>(share: MemoryShare, text: &str) -> Result<u64, E> {
-    share.size(text).ok_or_else(|| E::custom(ValueType::Size(share).expected()))
-}
-
-fn memory_settings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Memory, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Settings {
-        requests: String,
-        replies: String,
-    }
-    let Settings { requests, replies } = Settings::deserialize(deserializer)?;
-    Ok(Memory {
-        requests: share(MemoryShare::Requests, &requests)?,
-        replies: share(MemoryShare::Replies, &replies)?,
-    })
-}
-
-fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    value_type::duration(&text).ok_or_else(|| D::Error::custom(ValueType::Duration.expected()))
 }
 
 fn ignored<'de, T, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     IgnoredAny::deserialize(deserializer).map(|_| None)
 }
 
-/// The path of a setting that may be `off`.
-fn path_or_off(path: PathBuf) -> Option<PathBuf> {
-    Some(path).filter(|path| path.as_os_str() != OFF)
+#[cfg(test)]
+impl Settings {
+    /// The defaults with these settings, each with its name and value.
+    pub(crate) fn with(given: &[(&str, &str)]) -> Self {
+        let flag = |(name, value): &(&str, &str)| {
+            let setting = CATALOG.iter().find(|setting| setting.name == *name).expect("a setting");
+            (setting, (*value).to_owned())
+        };
+        let flags = [("rules.path", "rules.yaml")].iter().chain(given).map(flag).collect();
+        Sources { flags, ..Sources::default() }.load().expect("valid settings")
+    }
 }

@@ -2,12 +2,17 @@
 
 use std::{io, path::PathBuf};
 
-use config::{Config, ConfigError};
+use config::{Config, ConfigError, ValueKind};
 
 use crate::{
     api::admin::{self, Origin},
     files,
-    settings::{Admin, CATALOG, Drain, OFF, Setting, Settings, cluster, otel},
+    settings::{
+        Admin, CATALOG, Drain, Setting, Settings, cluster, otel,
+        reference::{self, Given},
+        rules, shared_store,
+        value_type::OFF,
+    },
     yaml::{self, Mark, Node, Pair, Value},
 };
 
@@ -16,11 +21,20 @@ use crate::{
 pub struct Sources {
     /// The path of a settings file, in YAML: sections with settings.
     pub file: Option<PathBuf>,
-    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>` and the variables of OpenTelemetry
-    /// are read.
+    /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>`, the variables of OpenTelemetry and,
+    /// if `compat` says so, those of another server are read.
     pub environment: Vec<(String, String)>,
+    /// The server whose variables are read too.
+    pub compat: Option<Compat>,
     /// Settings from flags and their values.
     pub flags: Vec<(&'static Setting, String)>,
+}
+
+/// A server in whose place this program can start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compat {
+    /// envoyproxy/ratelimit.
+    EnvoyRatelimit,
 }
 
 /// An error in the settings.
@@ -55,44 +69,76 @@ impl Sources {
     /// Loads the settings, or reports the problems of all sources.
     pub fn load(&self) -> Result<Settings, Error> {
         let mut problems = Problems::default();
-        let mut config = Config::builder();
-        for setting in CATALOG {
-            if let Some(default) = setting.default {
-                config = config.set_default(setting.name, default)?;
-            }
-        }
-        let file = self.file_layer(&mut problems)?;
-        let environment = self.environment_layer(&mut problems);
-        let flags = self.flag_layer(&mut problems);
-        let layers = [(Origin::File, file), (Origin::Environment, environment), (Origin::Flag, flags)];
-        let given = given(&layers);
-        let values: Vec<_> = layers.into_iter().flat_map(|(_, layer)| layer).collect();
-        for missing in CATALOG.iter().filter(|setting| setting.default.is_none()) {
-            if values.iter().all(|(setting, _)| setting.name != missing.name) {
-                let (name, flag, variable) = (missing.name, missing.flag(), missing.variable());
-                problems.0.push(format!("{name}: not set; use --{flag}, {variable} or a settings file"));
-            }
-        }
+        let own = [
+            (Origin::File, self.file_layer(&mut problems)?),
+            (Origin::Environment, self.environment_layer(&mut problems)),
+            (Origin::Flag, self.flag_layer(&mut problems)),
+        ];
+        let is_redis = own.iter().flat_map(|(_, layer)| layer).any(Written::is_redis);
+        let (reference, without_effect) = self.reference_layer(is_redis, &mut problems);
+        let defaults = [(Origin::Default, defaults(&mut problems)), (Origin::Reference, reference)];
+        let layers: Vec<_> = defaults.into_iter().chain(own).collect();
+        let effective: Vec<_> = CATALOG.iter().filter_map(|setting| last(&layers, setting)).collect();
         let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
             problems.0.push(problem);
             None
         });
         problems.none()?;
-        for (setting, value) in values {
-            config = config.set_override(setting.name, value)?;
-        }
-        let config = config.build()?;
+        let text = |name: &str| {
+            let written = effective.iter().find(|(_, written)| written.setting.name == name);
+            written.map_or(OFF, |(_, written)| &written.text)
+        };
         let mut problems = Problems::default();
         for section in ["grpc", "http"] {
-            problems.certificates(section, |name| {
-                config.get_string(&format!("{section}.{name}")).is_ok_and(|value| value != OFF)
-            });
+            problems.certificates(section, |name| text(&format!("{section}.{name}")) != OFF);
         }
-        problems.0.extend(cluster::problems(|setting| config.get_string(setting.name).unwrap_or_default()));
+        let is_given = |name: &str| {
+            let written = effective.iter().find(|(_, written)| written.setting.name == name);
+            written.is_some_and(|(from, _)| !matches!(from, Origin::Default | Origin::Reference))
+        };
+        problems.0.extend(rules::problems(text, is_given));
+        for (one, other) in [("domain", "descriptors"), ("descriptors", "domain")] {
+            if text(&format!("check.{one}")) != OFF && text(&format!("check.{other}")) == OFF {
+                problems.0.push(format!("check.{one} needs check.{other}, which is not set"));
+            }
+        }
+        problems.0.extend(shared_store::problems(text, is_given));
+        if text(shared_store::KIND) != shared_store::REDIS {
+            problems.0.extend(cluster::problems(text));
+        }
         problems.none()?;
-        let cluster = config.get::<cluster::RawSettings>("cluster")?;
-        let settings = Settings { traces, ..config.try_deserialize()? };
-        let settings = Settings { cluster: cluster.read(settings.tls.poll_interval), ..settings };
+        let mut config = Config::builder();
+        for (_, written) in &effective {
+            let (name, value) = (written.setting.name, written.value.clone());
+            if let Some(name) = shared_store::section_name(name) {
+                config = config.set_override(name, value)?;
+                continue;
+            }
+            if let Some(path) = cluster::path(name, |name| text(name) == OFF) {
+                config = match path {
+                    cluster::Path::Present(path) => config.set_override(path, value)?,
+                    cluster::Path::Absent(part) => config.set_override(part, ValueKind::Nil)?,
+                };
+                continue;
+            }
+            config = match name.split_once(".tls_") {
+                None => config.set_override(name, value)?,
+                // A listener without a certificate has no section for it.
+                Some((section, _)) if text(&format!("{section}.tls_cert")) == OFF => {
+                    config.set_override(format!("{section}.tls"), ValueKind::Nil)?
+                }
+                Some((section, part)) => config.set_override(format!("{section}.tls.{part}"), value)?,
+            };
+        }
+        let config = config.build()?;
+        let shared_store = config.get::<shared_store::Section>(shared_store::SECTION)?;
+        let mut settings = Settings { traces, without_effect, ..config.try_deserialize()? };
+        let poll_interval = settings.tls.poll_interval;
+        let shared_store = shared_store.read(settings.store.memory_limit, poll_interval);
+        if let Some(cluster) = &mut settings.cluster {
+            cluster.link.trust.poll_interval = poll_interval;
+        }
+        let settings = Settings { shared_store, ..settings };
         let Admin { listen, token_file, .. } = &settings.admin;
         if token_file.is_none() && !listen.ip().to_canonical().is_loopback() {
             let what = "is not a loopback address, so admin.token_file must be set: admin requests can reset counters";
@@ -103,7 +149,7 @@ impl Sources {
             let what = "drain.delay is longer than drain.timeout, which includes it";
             return Err(Error::Wrong(vec![format!("{what}: {delay:?} and {timeout:?}")]));
         }
-        Ok(Settings { given, ..settings })
+        Ok(Settings { given: effective.iter().map(shown).collect(), ..settings })
     }
 
     fn file_layer(&self, problems: &mut Problems) -> Result<Layer, Error> {
@@ -119,20 +165,8 @@ impl Sources {
         let documents = stream.documents.iter();
         let sections: Vec<_> = documents.flat_map(|document| problems.pairs(document, &place)).collect();
         for section in sections {
-            for setting in problems.pairs(&section.value, &place) {
-                let name = format!("{}.{}", section.key, setting.key);
-                let written = |setting: &Setting| setting.name.to_owned();
-                match &setting.value.value {
-                    Value::Scalar(scalar) => {
-                        layer.extend(problems.checked(&place(setting.mark), written, &name, &scalar.text));
-                    }
-                    Value::List(_) | Value::Mapping(_) => {
-                        let what = setting.value.describe();
-                        problems.0.push(format!("{}: {name} cannot be {what}", place(setting.mark)));
-                    }
-                    Value::Unreadable => {}
-                }
-            }
+            let settings = problems.pairs(&section.value, &place);
+            problems.file_section(&section.key, settings, &place, &mut layer);
         }
         Ok(layer)
     }
@@ -142,11 +176,27 @@ impl Sources {
             // A variable without the double underscore is not a setting: Kubernetes defines such variables for a
             // Service.
             let (section, name) = variable.strip_prefix("TOLLGATE_")?.split_once("__")?;
-            Some((variable, format!("{section}.{name}").to_lowercase(), value))
+            Some((variable, format!("{section}.{name}").replace("__", ".").to_lowercase(), value))
         });
         settings
             .filter_map(|(variable, name, value)| problems.checked(variable, Setting::variable, &name, value))
             .collect()
+    }
+
+    /// The variables of another server, and those of them that have no effect.
+    fn reference_layer(&self, is_redis: bool, problems: &mut Problems) -> (Layer, Vec<String>) {
+        match self.compat {
+            None => (Layer::new(), Vec::new()),
+            Some(Compat::EnvoyRatelimit) => {
+                let translation = reference::translate(&self.environment, is_redis);
+                problems.0.extend(translation.problems);
+                let settings = translation.settings.iter();
+                let checked = settings.filter_map(|Given { setting, value, variable }| {
+                    problems.checked(variable, |_| variable.clone(), setting, value)
+                });
+                (checked.collect(), translation.without_effect)
+            }
+        }
     }
 
     fn flag_layer(&self, problems: &mut Problems) -> Layer {
@@ -156,23 +206,43 @@ impl Sources {
     }
 }
 
-/// The effective value of each setting: from the last layer that sets it, or the default.
-fn given(layers: &[(Origin, Layer)]) -> Vec<admin::EffectiveSetting> {
-    let each = |setting: &Setting| {
-        let set = |(from, layer): &(Origin, Layer)| {
-            let (_, value) = layer.iter().rev().find(|(other, _)| other.name == setting.name)?;
-            Some((*from, value.clone()))
-        };
-        let default = || Some((Origin::Default, setting.default?.to_owned()));
-        let (from, value) = layers.iter().rev().find_map(set).or_else(default)?;
-        let value = if setting.is_secret() { "(not shown)".to_owned() } else { value };
-        Some(admin::EffectiveSetting { name: setting.name, value, from })
-    };
-    CATALOG.iter().filter_map(each).collect()
+/// A setting as written in a source.
+struct Written {
+    setting: &'static Setting,
+    text: String,
+    value: config::Value,
 }
 
-/// The settings of one source and their values.
-type Layer = Vec<(&'static Setting, String)>;
+impl Written {
+    /// Whether this selects counters in Redis.
+    fn is_redis(&self) -> bool {
+        self.setting.name == shared_store::KIND && self.text == shared_store::REDIS
+    }
+}
+
+/// The settings of one source.
+type Layer = Vec<Written>;
+
+fn defaults(problems: &mut Problems) -> Layer {
+    let written = |setting: &Setting| setting.name.to_owned();
+    let defaults = CATALOG.iter();
+    defaults
+        .filter_map(|setting| problems.checked("default", written, setting.name, setting.default))
+        .collect()
+}
+
+/// The value that counts: the last one of the last layer that has the setting.
+fn last<'l>(layers: &'l [(Origin, Layer)], setting: &Setting) -> Option<(Origin, &'l Written)> {
+    layers.iter().rev().find_map(|(from, layer)| {
+        Some((*from, layer.iter().rev().find(|written| written.setting.name == setting.name)?))
+    })
+}
+
+fn shown((from, written): &(Origin, &Written)) -> admin::EffectiveSetting {
+    let Written { setting, text, .. } = written;
+    let value = if setting.is_secret() { "(not shown)".to_owned() } else { text.clone() };
+    admin::EffectiveSetting { name: setting.name, value, from: *from }
+}
 
 #[derive(Default)]
 struct Problems(Vec<String>);
@@ -192,6 +262,34 @@ impl Problems {
         }
     }
 
+    /// The settings of a section in a settings file, and of the sections in it.
+    fn file_section(
+        &mut self,
+        section: &str,
+        settings: &[Pair],
+        place: &impl Fn(Mark) -> String,
+        layer: &mut Layer,
+    ) {
+        for setting in settings {
+            let name = format!("{section}.{}", setting.key);
+            let inner = format!("{name}.");
+            let written = |setting: &Setting| setting.name.to_owned();
+            match &setting.value.value {
+                Value::Scalar(scalar) => {
+                    layer.extend(self.checked(&place(setting.mark), written, &name, &scalar.text));
+                }
+                Value::Mapping(settings) if CATALOG.iter().any(|known| known.name.starts_with(&inner)) => {
+                    self.file_section(&name, settings, place, layer);
+                }
+                Value::List(_) | Value::Mapping(_) => {
+                    let what = setting.value.describe();
+                    self.0.push(format!("{}: {name} cannot be {what}", place(setting.mark)));
+                }
+                Value::Unreadable => {}
+            }
+        }
+    }
+
     /// The setting `name` with its value, if both are valid. `place` is where it was set; `written` formats the name
     /// of a setting for this source.
     fn checked(
@@ -200,7 +298,7 @@ impl Problems {
         written: impl Fn(&Setting) -> String,
         name: &str,
         value: &str,
-    ) -> Option<(&'static Setting, String)> {
+    ) -> Option<Written> {
         let Some(setting) = CATALOG.iter().find(|setting| setting.name == name) else {
             let near = CATALOG.iter().max_by(|one, other| {
                 strsim::jaro_winkler(one.name, name).total_cmp(&strsim::jaro_winkler(other.name, name))
@@ -210,11 +308,11 @@ impl Problems {
             self.0.push(format!("{place}: no such setting{near}"));
             return None;
         };
-        if !setting.value_type.allows(value) {
+        let Some(parsed) = setting.value_type.parse(value) else {
             self.0.push(format!("{place}: `{value}` is not allowed; {} is", setting.value_type.expected()));
             return None;
-        }
-        Some((setting, value.to_owned()))
+        };
+        Some(Written { setting, text: value.to_owned(), value: parsed })
     }
 
     /// Reports the missing parts of a listener's certificates. `is_set` tells whether a setting of the section is
@@ -267,16 +365,12 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_but_the_rules_has_a_valid_default() {
+    fn default_of_every_setting_is_valid() {
         let settings = with_rules(Sources::default()).load().unwrap();
         assert_eq!(settings.grpc.listen.to_string(), "0.0.0.0:8081");
         assert_eq!(settings.drain.delay, Duration::from_secs(5));
         for setting in CATALOG {
-            assert!(
-                setting.default.is_none_or(|default| setting.value_type.allows(default)),
-                "{}",
-                setting.name
-            );
+            assert!(setting.value_type.parse(setting.default).is_some(), "{}", setting.name);
         }
     }
 
@@ -290,6 +384,7 @@ mod tests {
                 ("TOLLGATE_DRAIN__TIMEOUT".to_owned(), "20s".to_owned()),
             ],
             flags: vec![(setting("drain.delay"), "3s".to_owned())],
+            compat: None,
         });
         let settings = settings.load().unwrap();
         assert_eq!(settings.drain.delay, Duration::from_secs(3));
@@ -391,6 +486,7 @@ mod tests {
             file: Some(file.path().to_owned()),
             environment: vec![("TOLLGATE_DRAIN__DELAY".to_owned(), "2s".to_owned())],
             flags: vec![(setting("log.level"), "debug".to_owned())],
+            compat: None,
         });
         let given = settings.load().unwrap().given;
         let of = |name: &str| {
@@ -416,7 +512,7 @@ mod tests {
         for (level, allowed) in
             [("info,tollgate::rules=debug", true), ("off", true), ("inof", false), ("", false)]
         {
-            assert_eq!(setting("log.level").value_type.allows(level), allowed, "{level}");
+            assert_eq!(setting("log.level").value_type.parse(level).is_some(), allowed, "{level}");
         }
     }
 

@@ -1,18 +1,15 @@
 //! Counters in memory, in one table for each slot.
 
 use std::{
-    hash::Hasher,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-
-use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Counter, Decision, Limit, Verdict},
     descriptor::Key,
     store::{
-        Check, Decisions, OnFull, SLOTS, Slot, SlotData,
+        Check, CheckSet, DecisionsOf, OnFull, SLOTS, Slot, SlotData,
         budget::Budget,
         packed_counter::PackedCounter,
         table::{BYTES_FIRST, EventCounter, Table, TableResources},
@@ -21,20 +18,19 @@ use crate::{
 };
 
 mod admin;
-mod check_set;
+mod decide_set;
 mod edit;
 mod leases;
 mod ownership;
 mod restrictions;
 mod sharing;
-mod single;
 
+pub(crate) use admin::charged_counter;
 pub use admin::{CounterState, DryRun, Replacement};
+pub(crate) use decide_set::{Action, decide_set};
 pub use leases::UsedHits;
 pub use restrictions::Lead;
-pub use single::SingleDecision;
 
-use check_set::{Action, decide_set};
 use leases::apply_action;
 use ownership::{OwnershipTable, SlotOwnership};
 use restrictions::Restrictions;
@@ -90,7 +86,7 @@ pub enum NotLocal {
     Slot(Slot),
     /// A check would be refused only because hits of its key are leased out.
     #[error("the rest of a limit is leased out")]
-    Lent(Key),
+    Leased(Key),
 }
 
 impl Memory {
@@ -170,36 +166,82 @@ impl Memory {
     ///
     /// In a cluster this fails unless this replica owns the slots of all checks and no decision depends on leased
     /// hits.
-    pub fn apply(
+    // `inline(always)`: decisions are too large to move.
+    #[inline(always)]
+    pub fn apply<S: CheckSet>(
         &self,
-        checks: &[Check<'_>],
+        checks: &S,
         now: Timestamp,
-        refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<Decisions, NotLocal> {
-        if self.restrictions.flags().is_suspended()
-            && let Some(check) = checks.first()
+        refused: impl Fn(&[Decision<S::Receipt>]) -> bool,
+    ) -> Result<DecisionsOf<S>, NotLocal> {
+        if self.restrictions.is_suspended()
+            && let Some(check) = checks.checks().first()
         {
             return Err(NotLocal::Slot(self.slot(check.key)));
         }
         let mut locked = self.lock(checks);
         locked.require_owned()?;
-        locked.absorb_pending(self, checks, now);
-        locked.require_unlent(self, checks, now, &refused)?;
-        let mut each = |index: usize, action: Action| {
-            let check = &checks[index];
-            let (position, lent) = (locked.position(self.slot(check.key)), locked.lent(self, check.key));
-            let table = &mut *locked.tables[position];
-            let decide = |counter: &mut Counter| apply_action(lent, action, check, counter, now).decision;
-            self.touch(table, check.key, check.limit, now, decide)
-        };
-        let decisions = decide_set(checks, refused, &mut each);
+        if locked.have_side_data() {
+            return self.apply_with_side_data(&mut locked, checks, now, refused);
+        }
+        let decisions = decide_set(checks, refused, |index, action| {
+            let check = &checks.checks()[index];
+            self.touch::<S>(locked.table(self.slot(check.key)), check, action, now)
+        });
         locked.record_changes(self, checks, &decisions);
         Ok(decisions)
     }
 
-    /// Applies `decide` to the counter of a key in the table of its slot, and returns whether the counter is stored. A
-    /// new counter that stays idle need not be stored.
-    fn touch(
+    /// The same in slots of which some have leases or pending usage.
+    #[cold]
+    #[inline(never)]
+    fn apply_with_side_data<S: CheckSet>(
+        &self,
+        locked: &mut LockedSlots<'_, S>,
+        checks: &S,
+        now: Timestamp,
+        refused: impl Fn(&[Decision<S::Receipt>]) -> bool,
+    ) -> Result<DecisionsOf<S>, NotLocal> {
+        locked.absorb_pending(self, checks, now);
+        locked.require_unleased(self, checks, now, &refused)?;
+        let decisions = decide_set(checks, refused, |index, action| {
+            let check = &checks.checks()[index];
+            let leased = locked.leased(self, check.key);
+            let decide = |counter: &mut Counter| apply_action(leased, action, check, counter, now).decision;
+            let table = locked.table(self.slot(check.key));
+            let (decision, stored) = self.touch_unpacked(table, check.key, check.limit, now, decide);
+            (decision.keep_receipt(S::keep), stored)
+        });
+        locked.record_changes(self, checks, &decisions);
+        Ok(decisions)
+    }
+
+    /// Applies an action to the counter of a check in the table of its slot, and returns whether the counter is stored.
+    #[inline(always)]
+    fn touch<S: CheckSet>(
+        &self,
+        table: &mut Table,
+        check: &Check<'_>,
+        action: Action,
+        now: Timestamp,
+    ) -> (Decision<S::Receipt>, bool) {
+        if let Action::Decide = action
+            && let Some(packed) = table.get_mut(check.key)
+            && let Some(decision) =
+                packed.decide(check.limit, self.lead_given_up_at(now), now, check.operation, S::keep)
+        {
+            return (decision, true);
+        }
+        let decide = |counter: &mut Counter| action.apply(check, counter, now);
+        let (decision, stored) = self.touch_unpacked(table, check.key, check.limit, now, decide);
+        (decision.keep_receipt(S::keep), stored)
+    }
+
+    /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. A new counter that
+    /// stays idle need not be stored.
+    // `inline(never)`: new counters are rare and need a larger stack frame.
+    #[inline(never)]
+    fn touch_unpacked(
         &self,
         table: &mut Table,
         key: Key,
@@ -237,7 +279,7 @@ impl Memory {
     /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before
     /// the first `now` of the corrected clock.
     pub fn give_up_lead(&self, lead: Lead) {
-        self.restrictions.add_lead(lead);
+        self.restrictions.give_up(lead);
     }
 
     /// When the current lead was given up, if there is one.
@@ -260,13 +302,11 @@ impl Memory {
     }
 
     /// Locks all slots of the checks, each once, in ascending order.
-    fn lock(&self, checks: &[Check<'_>]) -> LockedSlots<'_> {
-        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
-        slots.sort_unstable();
-        slots.dedup();
-        let tables = slots.iter().map(|slot| self.table(*slot)).collect();
-        let ownerships =
-            self.ownerships.iter().flat_map(|all| slots.iter().map(|slot| all.lock(*slot))).collect();
+    #[inline(always)]
+    fn lock<S: CheckSet>(&self, checks: &S) -> LockedSlots<'_, S> {
+        let slots = S::in_lock_order(checks.each(|_, check| self.slot(check.key)));
+        let tables = S::map(&slots, |slot| self.table(*slot));
+        let ownerships = self.ownerships.as_ref().map(|all| S::map(&slots, |slot| all.lock(*slot)));
         LockedSlots { slots, tables, ownerships }
     }
 
@@ -275,6 +315,11 @@ impl Memory {
     fn table(&self, slot: Slot) -> MutexGuard<'_, Table> {
         // Every change leaves the table consistent, so a poisoned lock is harmless.
         self.tables[slot.index()].0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Evicts idle counters and releases unused memory.
+    pub fn sweep(&self, now: Timestamp) {
+        (0..SWEEP_PARTS).for_each(|part| self.sweep_part(part, now));
     }
 
     /// Evicts idle counters in one of the parts and releases unused memory.
@@ -301,31 +346,49 @@ impl Memory {
 }
 
 /// The locked slots of one check set.
-struct LockedSlots<'m> {
+struct LockedSlots<'m, S: CheckSet> {
     // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
-    slots: SmallVec<[Slot; 2]>,
-    tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
-    ownerships: SmallVec<[MutexGuard<'m, SlotOwnership>; 0]>,
+    slots: S::Each<Slot>,
+    tables: S::Each<MutexGuard<'m, Table>>,
+    ownerships: Option<S::Each<MutexGuard<'m, SlotOwnership>>>,
 }
 
-impl LockedSlots<'_> {
+impl<S: CheckSet> LockedSlots<'_, S> {
     /// The position of a slot among the locked ones.
+    #[inline(always)]
     fn position(&self, slot: Slot) -> usize {
-        self.slots.partition_point(|other| *other < slot)
+        if S::IS_SINGLE { 0 } else { self.slots.as_ref().partition_point(|other| *other < slot) }
     }
 
+    #[inline(always)]
+    fn table(&mut self, slot: Slot) -> &mut Table {
+        let position = self.position(slot);
+        &mut self.tables.as_mut()[position]
+    }
+
+    fn ownerships(&self) -> &[MutexGuard<'_, SlotOwnership>] {
+        self.ownerships.as_ref().map_or(&[], AsRef::as_ref)
+    }
+
+    #[inline(always)]
     fn require_owned(&self) -> Result<(), NotLocal> {
-        let missing = self.ownerships.iter().zip(&self.slots).find(|(ownership, _)| !ownership.is_owned());
+        let mut slots = self.ownerships().iter().zip(self.slots.as_ref());
+        let missing = slots.find(|(ownership, _)| !ownership.is_owned());
         missing.map_or(Ok(()), |(_, slot)| Err(NotLocal::Slot(*slot)))
     }
 
+    /// Whether a slot has leases or pending usage.
+    #[inline(always)]
+    fn have_side_data(&self) -> bool {
+        self.ownerships().iter().any(|ownership| ownership.side_data().is_some())
+    }
+
     /// Merges pending usage into the counters of the checks.
-    fn absorb_pending(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
+    fn absorb_pending(&mut self, memory: &Memory, checks: &S, now: Timestamp) {
         let Some(ownerships) = &memory.ownerships else { return };
-        for check in checks {
+        for check in checks.checks() {
             let slot = memory.slot(check.key);
-            let position = self.position(slot);
-            let (table, ownership) = (&mut self.tables[position], &mut self.ownerships[position]);
+            let Some((table, ownership)) = self.part(slot) else { return };
             if memory.absorb_pending(table, ownership, check.key, check.limit, now) {
                 ownerships.record_change(slot, ownership, check.key, table.len());
             }
@@ -333,20 +396,24 @@ impl LockedSlots<'_> {
     }
 
     /// Records which counters the checks have changed.
-    fn record_changes(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
+    #[inline(always)]
+    fn record_changes(&mut self, memory: &Memory, checks: &S, decisions: &DecisionsOf<S>) {
         let Some(ownerships) = &memory.ownerships else { return };
-        for (check, decision) in checks.iter().zip(decisions) {
+        for (check, decision) in checks.checks().iter().zip(decisions.as_ref()) {
             if check.limit.is_changed_by(check.operation, decision.verdict.passes()) {
                 let slot = memory.slot(check.key);
-                let position = self.position(slot);
-                ownerships.record_change(
-                    slot,
-                    &mut self.ownerships[position],
-                    check.key,
-                    self.tables[position].len(),
-                );
+                let Some((table, ownership)) = self.part(slot) else { return };
+                ownerships.record_change(slot, ownership, check.key, table.len());
             }
         }
+    }
+
+    /// The table and the ownership of a slot; `None` without a cluster.
+    #[inline(always)]
+    fn part(&mut self, slot: Slot) -> Option<(&mut Table, &mut SlotOwnership)> {
+        let position = self.position(slot);
+        let ownership = &mut self.ownerships.as_mut()?.as_mut()[position];
+        Some((&mut self.tables.as_mut()[position], ownership))
     }
 }
 
@@ -364,32 +431,12 @@ impl OnFull {
 }
 
 /// Evicts idle counters, one part of the slots at a time, for as long as it is polled.
+#[cfg(feature = "server")]
 pub async fn sweep(memory: Arc<Memory>, clock: Clock) {
     let pause = SWEEP_ROUND / SWEEP_PARTS as u32;
     for part in (0..SWEEP_PARTS).cycle() {
         tokio::time::sleep(pause).await;
         memory.sweep_part(part, clock.now());
-    }
-}
-
-/// An identity hasher: keys are hashes already.
-#[derive(Debug, Default)]
-pub struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    /// Unused: a [`Key`] hashes as one number.
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
     }
 }
 

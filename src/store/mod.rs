@@ -1,31 +1,41 @@
 //! The store of counters: it takes checks and returns decisions.
 
-use std::ops::Deref;
-
-use smallvec::SmallVec;
-
 use crate::{
-    algorithm::{Decision, Limit, Operation},
+    algorithm::{Limit, Operation},
     descriptor::Key,
 };
 
 mod budget;
+mod check_set;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod key_hasher;
+mod local_share;
 mod memory;
 mod packed_counter;
+#[cfg(feature = "server")]
 mod persistence;
+mod refusal;
 mod slot;
 mod slot_data;
 mod snapshot;
 mod table;
 
 pub use budget::BYTES_MIN;
-pub use memory::{
-    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, SingleDecision, StoreStats, UsedHits, sweep,
-};
-pub use persistence::{Epochs, Persistence, Settings};
+pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
+pub use local_share::{Admitted, LocalShare};
+#[cfg(feature = "server")]
+pub use memory::sweep;
+pub(crate) use memory::{Action, charged_counter, decide_set};
+pub use memory::{CounterState, DryRun, Lead, Memory, NotLocal, Replacement, StoreStats, UsedHits};
+pub(crate) use packed_counter::{Decoded, PackedCounter};
+#[cfg(feature = "server")]
+pub use persistence::{Persistence, Settings, SlotSources};
+pub(crate) use refusal::refuses;
+pub use refusal::{Refusal, Role};
 pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, DecodeError, PendingUsage, SlotData};
-pub use snapshot::{SnapshotError, StoredSlot};
+pub use snapshot::{SlotSource, SnapshotError, StoredSlot};
 
 /// A check of one counter.
 #[derive(Clone, Copy, Debug)]
@@ -58,34 +68,4 @@ pub enum OnFull {
     Deny,
     /// Let it pass without counting it.
     Allow,
-}
-
-/// The decisions on a check set, in the order of the checks.
-#[derive(Clone, Debug, Default)]
-pub struct Decisions {
-    each: SmallVec<[Decision; 2]>,
-    // One for each decision.
-    charged: SmallVec<[u64; 2]>,
-}
-
-impl Decisions {
-    /// Decisions, with the hits that each has charged.
-    pub(crate) fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
-        debug_assert_eq!(each.len(), charged.len());
-        Self { each, charged }
-    }
-
-    /// The hits that each check has charged, in order; 0 if they were taken back or there was no memory for the
-    /// counter.
-    pub fn charged(&self) -> &[u64] {
-        &self.charged
-    }
-}
-
-impl Deref for Decisions {
-    type Target = [Decision];
-
-    fn deref(&self) -> &[Decision] {
-        &self.each
-    }
 }

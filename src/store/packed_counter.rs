@@ -2,24 +2,25 @@
 
 use serde::{Deserialize, Serialize};
 
+use pack::{Pack, pack, unpack, window_nanos};
+
 use crate::{
-    algorithm::{
-        Counter, DebtCounter, Decision, Limit, Operation, SlidingCounter, Span, StepCounter, WindowCounter,
-    },
+    algorithm::{Algorithm, Counter, Decision, Limit, Operation, Receipt, Variant, each_algorithm},
     time::Timestamp,
 };
 
 mod codec;
-mod in_place;
+mod pack;
 
-pub(super) use codec::{Age, Decoded, put};
+pub(crate) use codec::Decoded;
+pub(super) use codec::{Age, put};
 
 /// Nanoseconds in a millisecond.
 const MILLISECOND: u64 = 1_000_000;
 
 /// A counter as stored in a table. What follows from the limit, such as the length of the window, is left out.
 #[derive(Clone, Debug)]
-pub(super) enum PackedCounter {
+pub(crate) enum PackedCounter {
     /// Hits in the window that ends at `end`.
     Window { used: UsedShare, count: u32, end: Timestamp },
     /// Hits in two windows. `until` is the end of the last window in which they weigh anything.
@@ -34,7 +35,7 @@ pub(super) enum PackedCounter {
 
 /// A counter that does not fit into a packed counter, on the heap.
 #[derive(Clone, Debug)]
-pub(super) struct Large {
+pub(crate) struct Large {
     counter: Counter,
     idle_at: Timestamp,
     used: UsedShare,
@@ -42,84 +43,74 @@ pub(super) struct Large {
 
 /// The used share of the allowance, in 254ths rounded down; 255 if the counter refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct UsedShare(u8);
+pub(crate) struct UsedShare(u8);
 
 /// Milliseconds since the Unix epoch in six bytes, enough for 8,900 years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Millis([u16; 3]);
+pub(crate) struct Millis([u16; 3]);
 
 /// A number rounded down to 10 significant bits: an exponent of 6 bits, and the 9 bits after the leading one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ApproxNumber(u16);
+pub(crate) struct ApproxNumber(u16);
 
 // The memory per counter follows from these sizes; docs/algorithms.md states it.
 const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 56);
 
 impl PackedCounter {
     /// Packs `counter` after `decision` of `limit`.
-    pub(super) fn new(limit: &Limit, counter: Counter, decision: &Decision) -> Self {
-        let small = match &counter {
-            Counter::Window(counter) => Self::window(limit, counter, decision),
-            Counter::Sliding(counter) => Self::sliding(limit, counter, decision),
-            Counter::Debt(DebtCounter { paid_at, rest }) => {
-                u32::try_from(*rest).ok().map(|rest| Self::Debt {
-                    passing_debt_max: ApproxNumber::of(limit.passing_debt_max()),
-                    rest,
-                    paid_at: *paid_at,
-                })
-            }
-            Counter::Step(StepCounter { full_at, spare }) => {
-                u32::try_from(*spare).ok().map(|spare| Self::Step {
-                    passing_debt_max: ApproxNumber::of(limit.passing_debt_max()),
-                    spare,
-                    full_at: *full_at,
-                })
-            }
-            Counter::Log(_) => None,
-        };
-        small.unwrap_or_else(|| {
-            let (idle_at, used) = (limit.idle_at(&counter), UsedShare::of(limit, decision));
-            Self::Large(Box::new(Large { counter, idle_at, used }))
+    pub(crate) fn new(limit: &Limit, mut counter: Counter, decision: &Decision) -> Self {
+        let used = UsedShare::of(limit.allowance(), decision);
+        each_algorithm!(limit, limit => pack(limit, &mut counter, used)).unwrap_or_else(|| {
+            let idle_at = limit.idle_at(&counter);
+            Self::large(used, idle_at, counter)
         })
     }
 
-    fn window(limit: &Limit, counter: &WindowCounter, decision: &Decision) -> Option<Self> {
-        let end = limit.window()?.end(counter.start, 0);
-        let count = u32::try_from(counter.count).ok()?;
-        // A debt lasts longer than its window.
-        let pays_off = limit.idle_at(&Counter::Window(*counter)) <= end;
-        pays_off.then(|| Self::Window { used: UsedShare::of(limit, decision), count, end })
+    fn large(used: UsedShare, idle_at: Timestamp, counter: Counter) -> Self {
+        Self::Large(Box::new(Large { counter, idle_at, used }))
     }
 
-    fn sliding(limit: &Limit, counter: &SlidingCounter, decision: &Decision) -> Option<Self> {
-        let (previous, current) =
-            (u32::try_from(counter.previous).ok()?, u32::try_from(counter.current).ok()?);
-        let until = Millis::of(counter.start.plus(limit.span()?.nanos() * Self::windows(current)))?;
-        Some(Self::Sliding { used: UsedShare::of(limit, decision), until, previous, current })
-    }
-
-    /// The number of windows, including the current one, in which the hits weigh anything.
-    fn windows(current: u32) -> u64 {
-        if current == 0 { 1 } else { 2 }
-    }
-
-    /// Unpacks the counter, applies `decide` and packs it again. `limit` must be of the same kind.
-    pub(super) fn update(
+    /// Answers `operation` of a limit of the same kind, and charges or refunds the counter accordingly. `keep` returns
+    /// what is kept of a receipt. `None`, without a change, if the counter is of another kind, does not fit into 16
+    /// bytes before or after the operation, or may be ahead of `now`: see [`Self::clamp_ahead`].
+    // `inline(always)`: a decision is too large to move.
+    #[inline(always)]
+    pub(super) fn decide<R>(
         &mut self,
         limit: &Limit,
-        decide: impl FnOnce(&mut Counter) -> Decision,
+        given_up: Option<Timestamp>,
+        now: Timestamp,
+        operation: Operation,
+        keep: impl FnOnce(Receipt) -> Option<R>,
+    ) -> Option<Decision<R>> {
+        each_algorithm!(limit, algorithm => {
+            let mut counter = unpack(self, algorithm)?;
+            if counter.may_be_ahead(window_nanos(algorithm), given_up, now) {
+                return None;
+            }
+            let decision = algorithm.decide(&mut counter, now, operation);
+            *self = counter.pack(algorithm, UsedShare::of(algorithm.allowance(), &decision))?;
+            Some(decision.keep_receipt(|receipt| keep(receipt.into())))
+        })
+    }
+
+    /// Unpacks the counter, applies `action` and packs it again. `limit` must be of the same kind.
+    pub(crate) fn update(
+        &mut self,
+        limit: &Limit,
+        action: impl FnOnce(&mut Counter) -> Decision,
     ) -> Decision {
         match self {
             // In place, because it may be long.
             Self::Large(large) => {
-                let decision = decide(&mut large.counter);
+                let decision = action(&mut large.counter);
                 large.idle_at = limit.idle_at(&large.counter);
-                large.used = UsedShare::of(limit, &decision);
+                large.used = UsedShare::of(limit.allowance(), &decision);
                 decision
             }
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
                 let mut counter = self.counter(limit);
-                let decision = decide(&mut counter);
+                let decision = action(&mut counter);
                 *self = Self::new(limit, counter, &decision);
                 decision
             }
@@ -127,49 +118,20 @@ impl PackedCounter {
     }
 
     /// The unpacked counter. `limit` must be of the same kind.
-    pub(super) fn counter(&self, limit: &Limit) -> Counter {
+    pub(crate) fn counter(&self, limit: &Limit) -> Counter {
         match self {
-            Self::Window { count, end, .. } => {
-                let start = limit.window().map_or(Timestamp::EPOCH, |window| window.start(end.minus(1)));
-                Counter::Window(WindowCounter { start, count: (*count).into() })
-            }
-            Self::Sliding { until, previous, current, .. } => {
-                let back = limit.span().map_or(0, Span::nanos) * Self::windows(*current);
-                Counter::Sliding(SlidingCounter {
-                    start: until.timestamp().minus(back),
-                    previous: (*previous).into(),
-                    current: (*current).into(),
-                })
-            }
-            Self::Debt { rest, paid_at, .. } => {
-                Counter::Debt(DebtCounter { paid_at: *paid_at, rest: (*rest).into() })
-            }
-            Self::Step { spare, full_at, .. } => {
-                Counter::Step(StepCounter { full_at: *full_at, spare: (*spare).into() })
-            }
             Self::Large(large) => large.counter.clone(),
+            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
+                each_algorithm!(limit, limit => unpack(self, limit).unwrap_or_default().into())
+            }
         }
     }
 
     /// Clamps the counter if it is ahead of `now`. A window may come from a replica whose clock is ahead; it then
     /// becomes the next one. Debts and logs are transferred as ages, so they are ahead only if this clock gave up a
     /// lead, at `given_up`.
-    pub(super) fn clamp_ahead(&mut self, limit: &Limit, given_up: Option<Timestamp>, now: Timestamp) {
-        let far = |end: Timestamp, nanos| nanos < end.nanos_since(now);
-        // A cheap test that holds for every counter that is ahead.
-        let may_be_ahead = match self {
-            Self::Window { end, .. } => limit.window().is_some_and(|window| far(*end, window.nanos_max())),
-            Self::Sliding { until, .. } => {
-                limit.span().is_some_and(|span| far(until.timestamp(), 2 * span.nanos()))
-            }
-            Self::Debt { .. } | Self::Step { .. } => given_up.is_some(),
-            Self::Large(large) => match &large.counter {
-                Counter::Window(counter) => far(counter.start, 0),
-                Counter::Sliding(counter) => far(counter.start, 0),
-                Counter::Log(_) | Counter::Debt(_) | Counter::Step(_) => given_up.is_some(),
-            },
-        };
-        if may_be_ahead {
+    pub(crate) fn clamp_ahead(&mut self, limit: &Limit, given_up: Option<Timestamp>, now: Timestamp) {
+        if each_algorithm!(limit, limit => self.may_be_ahead(limit, given_up, now)) {
             self.update(limit, |counter| {
                 limit.clamp_ahead(counter, given_up.unwrap_or(now), now);
                 limit.decide(counter, now, Operation::Peek)
@@ -177,8 +139,20 @@ impl PackedCounter {
         }
     }
 
+    fn may_be_ahead<A>(&self, algorithm: &A, given_up: Option<Timestamp>, now: Timestamp) -> bool
+    where
+        A: Algorithm<Counter: Pack>,
+    {
+        let window_nanos = window_nanos(algorithm);
+        let may_be_ahead = |counter: &A::Counter| counter.may_be_ahead(window_nanos, given_up, now);
+        if let Self::Large(large) = self {
+            return Variant::of(&large.counter).is_some_and(may_be_ahead);
+        }
+        unpack(self, algorithm).is_some_and(|counter| may_be_ahead(&counter))
+    }
+
     /// The instant from which the counter may be evicted without changing any answer.
-    pub(super) fn idle_at(&self) -> Timestamp {
+    pub(crate) fn idle_at(&self) -> Timestamp {
         match self {
             Self::Window { end, .. } => *end,
             Self::Sliding { until, .. } => until.timestamp(),
@@ -206,7 +180,8 @@ impl PackedCounter {
     }
 
     /// The bytes on the heap.
-    pub(super) fn heap_bytes(&self) -> usize {
+    #[inline]
+    pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => 0,
             Self::Large(large) => size_of::<Large>() + large.counter.heap_bytes(),
@@ -259,13 +234,15 @@ impl PartialEq for PackedCounter {
 impl Eq for PackedCounter {}
 
 impl UsedShare {
-    fn of<R>(limit: &Limit, decision: &Decision<R>) -> Self {
+    #[inline(always)]
+    fn of<R>(allowance: u64, decision: &Decision<R>) -> Self {
         if decision.remaining == 0 || !decision.verdict.passes() {
             return Self(u8::MAX);
         }
-        Self::share(decision.remaining, limit.allowance().max(1))
+        Self::share(decision.remaining, allowance.max(1))
     }
 
+    #[inline(always)]
     fn share(left: u64, all: u64) -> Self {
         let used = all.saturating_sub(left);
         // The share is below 254, as something is left.
@@ -316,8 +293,31 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{algorithm::laws::any_limit, time::SECOND};
 
     proptest! {
+        #[test]
+        fn packed_counter_decides_like_the_algorithm(
+            limit in any_limit(),
+            steps in prop::collection::vec((0..3_u8, 0..1_u64 << 33, 0_u32..33, 0..2 * SECOND), 1..20),
+        ) {
+            let (mut now, mut counter) = (Timestamp::from_nanos(1_790_000_000 * SECOND), limit.fresh());
+            let decision = limit.decide(&mut counter, now, Operation::Charge(1));
+            let mut packed = PackedCounter::new(&limit, counter.clone(), &decision);
+            for (kind, hits, cut, pause) in steps {
+                now = now.plus(pause);
+                let hits = hits >> cut;
+                let operation = [Operation::Peek, Operation::Charge(hits), Operation::Refund(hits)][usize::from(kind)];
+                let expected = limit.decide(&mut counter, now, operation);
+                let decision = packed.decide(&limit, None, now, operation, Some).unwrap_or_else(|| {
+                    packed.update(&limit, |counter| limit.decide(counter, now, operation))
+                });
+                prop_assert_eq!(decision, expected);
+                prop_assert_eq!(packed.counter(&limit), counter.clone());
+                prop_assert!(limit.idle_at(&counter) <= packed.idle_at());
+            }
+        }
+
         #[test]
         fn approx_number_is_low_by_at_most_one_in_512(number: u64) {
             let approx = ApproxNumber::of(number).number();

@@ -1,18 +1,21 @@
-//! Persistence of counters: the store, its secret and its snapshot file.
+//! Persistence of counters: the store and its snapshot file.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep, timeout_at},
+};
 use tracing::{error, info};
 
 use crate::{
-    descriptor::{Secret, SharedSecret},
+    descriptor::Secret,
     store::{
-        Memory, OnFull, Slot, SnapshotError, StoredSlot,
+        Memory, OnFull, Slot, SlotSource, SnapshotError, StoredSlot,
         snapshot::{self, Snapshot},
     },
     time::{Clock, Timestamp},
@@ -22,7 +25,8 @@ use crate::{
 const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;
 
 /// Settings of the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Settings {
     /// The memory limit, in bytes.
     pub memory_limit: u64,
@@ -34,59 +38,57 @@ pub struct Settings {
     pub snapshot_every: Duration,
 }
 
-/// The counters with the secret of their keys, and their snapshot file.
+/// The counters and their snapshot file, which also contains the secret of their keys.
 #[derive(Clone, Debug)]
 pub struct Persistence {
     /// The counters.
     pub memory: Arc<Memory>,
-    /// The secret of the key hash.
-    pub secret: SharedSecret,
     settings: Settings,
-    epochs: Epochs,
+    sources: SlotSources,
     // Locked while a snapshot is written, because the temporary file is shared.
     writing: Arc<Mutex<()>>,
 }
 
-/// Returns how often the owner of a slot has changed.
+/// Returns where a snapshot takes the counters of a slot from.
 #[derive(Clone)]
-pub struct Epochs(Arc<dyn Fn(Slot) -> u64 + Send + Sync>);
+pub struct SlotSources(Arc<dyn Fn(Slot) -> SlotSource + Send + Sync>);
 
-impl Epochs {
-    /// Epochs from a function.
-    pub fn new(epoch: impl Fn(Slot) -> u64 + Send + Sync + 'static) -> Self {
-        Self(Arc::new(epoch))
+impl SlotSources {
+    /// Sources from a function.
+    pub fn new(source: impl Fn(Slot) -> SlotSource + Send + Sync + 'static) -> Self {
+        Self(Arc::new(source))
     }
 }
 
-impl Default for Epochs {
-    /// Zero for all slots.
+impl Default for SlotSources {
+    /// The memory for all slots, without a cluster.
     fn default() -> Self {
-        Self::new(|_| 0)
+        Self::new(|_| SlotSource::Memory { epoch: 0 })
     }
 }
 
-impl std::fmt::Debug for Epochs {
+impl std::fmt::Debug for SlotSources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Epochs(..)")
+        f.write_str("SlotSources(..)")
     }
 }
 
 impl Persistence {
-    /// Starts with the counters of the snapshot, or none. An unusable snapshot is set aside and logged; it never
-    /// prevents the start.
-    pub fn start(settings: Settings, now: Timestamp) -> Self {
+    /// Starts with the counters of the snapshot, or none, and returns the secret of their keys. An unusable snapshot is
+    /// set aside and logged; it never prevents the start.
+    pub fn start(settings: Settings, now: Timestamp) -> (Self, Option<Secret>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full);
         let snapshot = Self::read(&settings, now);
         let secret = snapshot.map(|snapshot| {
             snapshot.stored.into_iter().for_each(|stored| memory.restore(stored.data, now));
             snapshot.secret
         });
-        Self::with(memory, secret, settings)
+        (Self::with(memory, settings), secret)
     }
 
-    /// Starts as part of a cluster: returns the store and the stored slots, for the cluster to select from. Slots that
+    /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from. Slots that
     /// do not fit into memory, or are of another number of slots, are left out.
-    pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Vec<StoredSlot>) {
+    pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Option<Secret>, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
         let (mut all, mut secret) = (Vec::new(), None);
         if let Some(snapshot) = Self::read(&settings, now) {
@@ -98,23 +100,16 @@ impl Persistence {
                 all.extend(data.map(|data| StoredSlot { slot, epoch, seq, data }));
             }
         }
-        (Self::with(memory, secret, settings), all)
+        (Self::with(memory, settings), secret, all)
     }
 
-    /// The same, with epochs for its snapshots.
-    pub fn with_epochs(self, epochs: Epochs) -> Self {
-        Self { epochs, ..self }
+    /// The same, with sources for its snapshots.
+    pub fn with_sources(self, sources: SlotSources) -> Self {
+        Self { sources, ..self }
     }
 
-    fn with(memory: Memory, secret: Option<Secret>, settings: Settings) -> Self {
-        let secret = secret.unwrap_or_else(Secret::random);
-        Self {
-            memory: Arc::new(memory),
-            secret: secret.into(),
-            settings,
-            epochs: Epochs::default(),
-            writing: Arc::default(),
-        }
+    fn with(memory: Memory, settings: Settings) -> Self {
+        Self { memory: Arc::new(memory), settings, sources: SlotSources::default(), writing: Arc::default() }
     }
 
     fn read(settings: &Settings, now: Timestamp) -> Option<Snapshot> {
@@ -139,27 +134,35 @@ impl Persistence {
         }
     }
 
-    /// Writes snapshots periodically, for as long as it is polled. Without a path it never writes.
-    pub async fn write_periodically(self, clock: Clock) {
+    /// Writes snapshots periodically with the current `secret`, for as long as it is polled. Without a path it never
+    /// writes.
+    pub async fn write_periodically(self, clock: Clock, secret: impl Fn() -> Secret) {
         loop {
             sleep(self.settings.snapshot_every).await;
-            self.write(&clock).await;
+            self.write(&clock, secret()).await;
         }
     }
 
-    /// Writes a snapshot if there is a path. Errors are logged: the counters in memory are not affected.
-    pub async fn write(&self, clock: &Clock) {
+    /// The path of the snapshot, if there is one.
+    pub fn path(&self) -> Option<&Path> {
+        self.settings.snapshot.as_deref()
+    }
+
+    /// Writes the last snapshot, or gives it up at `deadline`; the previous one stays then.
+    pub async fn write_until(&self, clock: &Clock, secret: Secret, deadline: Instant) {
+        if let (Err(_), Some(path)) = (timeout_at(deadline, self.write(clock, secret)).await, self.path()) {
+            error!(path = %path.display(), "the snapshot was not written in time; the previous one stays");
+        }
+    }
+
+    /// Writes a snapshot of the counters, whose keys are hashed with `secret`, if there is a path. Errors are logged:
+    /// the counters in memory are not affected.
+    pub async fn write(&self, clock: &Clock, secret: Secret) {
         let Some(path) = self.settings.snapshot.clone() else { return };
         let (persistence, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
         let written = spawn_blocking(move || {
             let _one_at_a_time = persistence.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            snapshot::write(
-                &persistence.memory,
-                &persistence.secret.get(),
-                &*persistence.epochs.0,
-                clock.now(),
-                &path,
-            )
+            snapshot::write(&persistence.memory, &secret, &*persistence.sources.0, clock.now(), &path)
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));
@@ -171,14 +174,11 @@ impl Persistence {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, num::NonZeroU64, path::Path};
+    use std::{fs, path::Path};
 
     use super::*;
     use crate::{
-        algorithm::{
-            Classic, Excess, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket,
-            TokenBucket, Window,
-        },
+        algorithm::{Limit, Operation, laws::every_limit},
         descriptor::KeyText,
         store::{Check, OnRefusal, SlotData},
         time::SECOND,
@@ -186,6 +186,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
     const HOUR: u64 = 3_600 * SECOND;
+    const SECRET: Secret = Secret::from_bytes([5; 16]);
 
     fn settings(path: &Path) -> Settings {
         Settings {
@@ -196,31 +197,33 @@ mod tests {
         }
     }
 
-    fn limits() -> [Limit; 5] {
-        let (span, excess) = (Span::of_nanos(24 * HOUR).unwrap(), Excess::Refuse);
-        let [one, hour] = [1, HOUR].map(|number| NonZeroU64::new(number).unwrap());
-        [
-            Limit::Classic(Classic { limit: 10, window: Window::Aligned(span) }),
-            Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess }),
-            Limit::SlidingLog(SlidingLog { limit: 10, span, grain: one, excess }),
-            Limit::TokenBucket(TokenBucket { rate: Rate::new(one, hour), burst: 10, excess }),
-            Limit::SteppedBucket(SteppedBucket { amount: one, interval: hour, burst: 10, excess }),
-        ]
+    /// A limit of ten a day for each algorithm.
+    fn limits() -> Vec<Limit> {
+        every_limit(10, 24 * HOUR)
     }
 
     fn left(persistence: &Persistence, limit: &Limit, operation: Operation, now: Timestamp) -> u64 {
-        let key = KeyText::new("test").key(&limit.kind().bytes(), &persistence.secret.get());
+        let key = KeyText::new("test").key(&limit.kind().bytes(), &SECRET);
         let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
         persistence.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
     }
 
+    /// What is left three hours after four of ten hits: a tenth of the day has refilled what refills over time.
+    fn refilled(limit: &Limit, now: Timestamp) -> u64 {
+        let mut counter = limit.fresh();
+        limit.decide(&mut counter, NOW, Operation::Charge(4));
+        let left = limit.decide(&mut counter, now, Operation::Peek).remaining;
+        assert!((6..=7).contains(&left), "{limit:?}");
+        left
+    }
+
     /// Charges four of ten hits of every limit and writes a snapshot.
     async fn written(path: &Path) -> Persistence {
-        let persistence = Persistence::start(settings(path), NOW);
+        let persistence = Persistence::start(settings(path), NOW).0;
         for limit in limits() {
             assert_eq!(left(&persistence, &limit, Operation::Charge(4), NOW), 6);
         }
-        persistence.write(&Clock::manual(NOW)).await;
+        persistence.write(&Clock::manual(NOW), SECRET).await;
         persistence
     }
 
@@ -228,11 +231,13 @@ mod tests {
     async fn counts_survive_restart_and_age_meanwhile() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
-        let before = written(&path).await;
-        let after = Persistence::start(settings(&path), NOW.plus(HOUR));
-        assert_eq!(after.secret.get().to_bytes(), before.secret.get().to_bytes());
-        let lefts = limits().map(|limit| left(&after, &limit, Operation::Peek, NOW.plus(HOUR)));
-        assert_eq!(lefts, [6, 6, 6, 7, 7]);
+        written(&path).await;
+        let now = NOW.plus(3 * HOUR);
+        let (after, secret) = Persistence::start(settings(&path), now);
+        assert!(secret == Some(SECRET));
+        for limit in limits() {
+            assert_eq!(left(&after, &limit, Operation::Peek, now), refilled(&limit, now), "{limit:?}");
+        }
     }
 
     #[tokio::test]
@@ -241,13 +246,11 @@ mod tests {
         let path = folder.path().join("counters");
         written(&path).await;
         let earlier = NOW.minus(1_000 * 24 * HOUR);
-        let after = Persistence::start(settings(&path), earlier);
-        let [classic, _, log, bucket, steps] = limits();
-        for limit in [log, bucket, steps] {
-            assert_eq!(left(&after, &limit, Operation::Peek, earlier), 6);
-            assert_eq!(left(&after, &limit, Operation::Peek, earlier.plus(24 * HOUR)), 10);
+        let (after, _) = Persistence::start(settings(&path), earlier);
+        for limit in limits() {
+            assert_eq!(left(&after, &limit, Operation::Peek, earlier), 6, "{limit:?}");
+            assert_eq!(left(&after, &limit, Operation::Peek, earlier.plus(72 * HOUR)), 10, "{limit:?}");
         }
-        assert_eq!(left(&after, &classic, Operation::Peek, earlier.plus(48 * HOUR)), 10);
     }
 
     #[tokio::test]
@@ -264,7 +267,7 @@ mod tests {
         });
         for bad in torn.chain(changed).chain([b"something else".to_vec()]) {
             fs::write(&path, &bad).unwrap();
-            assert_eq!(Persistence::start(settings(&path), NOW).memory.stats().live, 0);
+            assert_eq!(Persistence::start(settings(&path), NOW).0.memory.stats().live, 0);
             assert!(!path.exists());
             assert_eq!(fs::read(folder.path().join("counters.bad")).unwrap(), bad);
         }
@@ -278,7 +281,7 @@ mod tests {
         let persistence = written(&path).await;
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::create_dir(folder.path().join("counters.new")).unwrap();
-        persistence.write(&Clock::manual(NOW)).await;
+        persistence.write(&Clock::manual(NOW), SECRET).await;
         assert!(path.exists());
     }
 
@@ -286,37 +289,39 @@ mod tests {
     async fn stored_slots_survive_restart_with_their_version() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counters");
-        let (before, none) = Persistence::start_shared(settings(&path), NOW);
-        assert_eq!(none, []);
-        let before = before.with_epochs(Epochs::new(|slot| 7 + u64::from(slot.0)));
+        let (before, secret, none) = Persistence::start_shared(settings(&path), NOW);
+        assert!(secret.is_none() && none.is_empty());
+        let source = |slot: Slot| SlotSource::Memory { epoch: 7 + u64::from(slot.0) };
+        let before = before.with_sources(SlotSources::new(source));
         before.memory.each_slot().for_each(|slot| before.memory.acquire(slot, SlotData::default(), NOW));
         for limit in limits() {
             assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 8);
             assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 6);
         }
-        before.write(&Clock::manual(NOW)).await;
+        before.write(&Clock::manual(NOW), SECRET).await;
 
-        let (after, stored) = Persistence::start_shared(settings(&path), NOW.plus(HOUR));
-        assert_eq!(
-            (after.secret.get().to_bytes(), stored.len()),
-            (before.secret.get().to_bytes(), limits().len())
-        );
+        let now = NOW.plus(3 * HOUR);
+        let (after, secret, stored) = Persistence::start_shared(settings(&path), now);
+        assert!(secret == Some(SECRET));
+        assert_eq!(stored.iter().map(|slot| slot.data.len()).sum::<usize>(), limits().len());
         assert!(after.memory.stats().backup_bytes > 0);
         for StoredSlot { slot, epoch, seq, data } in stored {
-            assert_eq!((epoch, seq), (7 + u64::from(slot.0), 2));
-            after.memory.acquire(slot, data, NOW.plus(HOUR));
+            // Two charges of each counter.
+            assert_eq!((epoch, seq), (7 + u64::from(slot.0), 2 * data.len() as u64));
+            after.memory.acquire(slot, data, now);
         }
-        let lefts = limits().map(|limit| left(&after, &limit, Operation::Peek, NOW.plus(HOUR)));
-        assert_eq!(lefts, [6, 6, 6, 7, 7]);
+        for limit in limits() {
+            assert_eq!(left(&after, &limit, Operation::Peek, now), refilled(&limit, now), "{limit:?}");
+        }
         // A store without a cluster reads the same file.
-        let standalone = Persistence::start(settings(&path), NOW.plus(HOUR));
+        let (standalone, _) = Persistence::start(settings(&path), now);
         assert_eq!(standalone.memory.stats().live, limits().len());
     }
 
     #[test]
     fn missing_snapshot_starts_with_no_counters() {
         let folder = tempfile::tempdir().unwrap();
-        let persistence = Persistence::start(settings(&folder.path().join("none")), NOW);
+        let (persistence, _) = Persistence::start(settings(&folder.path().join("none")), NOW);
         assert_eq!(persistence.memory.stats().live, 0);
     }
 }

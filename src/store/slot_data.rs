@@ -11,7 +11,8 @@ use crate::{
     descriptor::Key,
     store::{
         budget::{Budget, Reservation},
-        memory::{KeyHasher, Lead},
+        key_hasher::KeyHasher,
+        memory::Lead,
         packed_counter::PackedCounter,
         table::Table,
     },
@@ -109,11 +110,16 @@ impl SlotData {
     }
 
     /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
-    pub fn of_usage(key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) -> Self {
-        let peek = limit.decide(&mut counter, now, Operation::Peek);
+    pub fn of_usage(key: Key, limit: &Limit, counter: Counter, now: Timestamp) -> Self {
         let mut data = Self::default();
-        data.pending.push(key, Usage { packed: PackedCounter::new(limit, counter, &peek), base: None });
+        data.add_usage(key, limit, counter, now);
         data
+    }
+
+    /// Adds what `counter` has counted of `limit` to the pending usage of the counter of `key`.
+    pub fn add_usage(&mut self, key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) {
+        let peek = limit.decide(&mut counter, now, Operation::Peek);
+        self.pending.push(key, Usage { packed: PackedCounter::new(limit, counter, &peek), base: None });
     }
 
     /// The number of counters, including unknown records.

@@ -18,12 +18,12 @@ use siphasher::sip::SipHasher13;
 use crate::{
     descriptor::Secret,
     files,
-    store::{Memory, Slot, SlotData},
+    store::{Changes, Memory, Slot, SlotData},
     time::Timestamp,
 };
 
 /// The first bytes: the format and its version.
-const MAGIC: [u8; 16] = *b"tollgate snap 04";
+const MAGIC: [u8; 16] = *b"tollgate snap 05";
 
 /// Why a snapshot is unusable.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +71,34 @@ pub struct StoredSlot {
     pub data: SlotData,
 }
 
+/// Where a snapshot takes the counters of a slot from.
+#[derive(Clone, Debug)]
+pub enum SlotSource {
+    /// The memory.
+    Memory {
+        /// How often the owner of the slot has changed; 0 without a cluster.
+        epoch: u64,
+    },
+    /// A copy that is kept for an owner that is gone.
+    Copy(StoredSlot),
+}
+
+impl SlotSource {
+    /// The counters of `slot` without idle ones; `None` if there are none.
+    pub fn read(self, slot: Slot, memory: &Memory, now: Timestamp) -> Option<StoredSlot> {
+        match self {
+            Self::Memory { epoch } => {
+                let Changes { seq, data } = memory.snapshot(slot, now)?;
+                Some(StoredSlot { slot, epoch, seq, data })
+            }
+            Self::Copy(copy) => {
+                let data = copy.data.without_idle(now);
+                (!data.is_empty()).then_some(StoredSlot { data, ..copy })
+            }
+        }
+    }
+}
+
 /// A snapshot: the secret of its keys, the number of slots and the stored slots.
 pub(super) struct Snapshot {
     pub(super) secret: Secret,
@@ -79,17 +107,17 @@ pub(super) struct Snapshot {
 }
 
 /// Writes all counters to a temporary file beside `path` and renames it to `path`, so that there is always a complete
-/// snapshot. `epoch` returns how often the owner of a slot has changed.
+/// snapshot. `source` returns where the counters of a slot are.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
-    epoch: impl Fn(Slot) -> u64,
+    source: impl Fn(Slot) -> SlotSource,
     now: Timestamp,
     path: &Path,
 ) -> Result<(), SnapshotError> {
     require_replaceable(path)?;
     let temporary = with_suffix(path, "new");
-    let written = write_to(create(&temporary)?, memory, secret, epoch, now)
+    let written = write_to(create(&temporary)?, memory, secret, source, now)
         .and_then(|()| Ok(fs::rename(&temporary, path)?));
     if written.is_err() {
         // A partial snapshot only takes space. If it cannot be removed, the next write reports it.
@@ -122,7 +150,7 @@ fn write_to(
     file: File,
     memory: &Memory,
     secret: &Secret,
-    epoch: impl Fn(Slot) -> u64,
+    source: impl Fn(Slot) -> SlotSource,
     now: Timestamp,
 ) -> Result<(), SnapshotError> {
     let mut output = ChecksumWriter { file: BufWriter::new(file), hash: SipHasher13::new() };
@@ -132,10 +160,11 @@ fn write_to(
     output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
     for slot in memory.each_slot() {
         // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is.
-        let epoch = epoch(slot);
-        let Some(copy) = memory.snapshot(slot, now) else { continue };
-        let bytes = copy.data.encode(now);
-        output.put(&Some(Section { slot, epoch, seq: copy.seq, length: bytes.len() as u64 }))?;
+        let Some(StoredSlot { epoch, seq, data, .. }) = source(slot).read(slot, memory, now) else {
+            continue;
+        };
+        let bytes = data.encode(now);
+        output.put(&Some(Section { slot, epoch, seq, length: bytes.len() as u64 }))?;
         output.write_all(&bytes)?;
     }
     output.put::<Option<Section>>(&None)?;
@@ -229,7 +258,8 @@ mod tests {
 
     fn write_empty(path: &Path) -> Result<(), SnapshotError> {
         let memory = Memory::new(1 << 24, OnFull::Deny);
-        write(&memory, &Secret::random(), |_| 0, Timestamp::from_nanos(1), path)
+        let source = |_| SlotSource::Memory { epoch: 0 };
+        write(&memory, &Secret::random(), source, Timestamp::from_nanos(1), path)
     }
 
     #[test]

@@ -229,6 +229,9 @@ impl Table {
 }
 
 #[cfg(test)]
+mod hash_table_tests;
+
+#[cfg(test)]
 mod tests {
     use std::num::NonZeroU64;
 
@@ -262,8 +265,8 @@ mod tests {
 
     /// A counter with bytes on the heap.
     fn log(now: Timestamp) -> PackedCounter {
-        let (span, grain) = (Span::of_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
-        let limit = Limit::SlidingLog(SlidingLog { limit: 100, span, grain, excess: Excess::Refuse });
+        let (span, sub_window) = (Span::of_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
+        let limit = Limit::SlidingLog(SlidingLog { limit: 100, span, sub_window, excess: Excess::Refuse });
         let mut counter = limit.fresh();
         limit.decide(&mut counter, now, Operation::Charge(7));
         packed_after_peek(&limit, counter)

@@ -7,20 +7,31 @@ use std::{
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64, atomic::Ordering::Relaxed},
 };
 
+use serde::Deserialize;
 use tracing::{Event, Level, Metadata, Subscriber, callsite::Identifier};
 use tracing_subscriber::{
     fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
     registry::LookupSpan,
 };
 
-use crate::telemetry::{
-    logs::{Format, UNLIMITED},
-    sampler::Sampler,
-};
+use crate::telemetry::sampler::Sampler;
+
+/// The name of events that are exempt from the rate limit of call sites, because their number is bounded elsewhere.
+pub const UNLIMITED: &str = "unlimited";
 
 /// The maximum number of lines of one call site per second. The lines of a library that logs through the crate `log`
 /// count as one call site per level.
 const PER_SECOND_MAX: NonZeroU16 = NonZeroU16::new(10).expect("10 is not 0");
+
+/// The format of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Readable text.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
 
 /// Formats the first events of each call site per second and reports with the next one how many were left out. Levels
 /// below `info` are not bounded: they are written only if the operator enables them.

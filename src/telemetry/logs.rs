@@ -23,8 +23,7 @@ use tracing_subscriber::{
 
 use crate::telemetry::{call_site_limit::CallSiteLimit, output::Output};
 
-/// The name of events that are exempt from the rate limit of call sites, because their number is bounded elsewhere.
-pub const UNLIMITED: &str = "unlimited";
+pub use crate::telemetry::call_site_limit::{Format, UNLIMITED};
 
 /// The target of events of this program.
 const OWN: &str = env!("CARGO_CRATE_NAME");
@@ -39,16 +38,6 @@ pub struct Settings {
     pub format: Format,
     /// The rate at which denials are logged.
     pub denials: Denials,
-}
-
-/// The format of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Format {
-    /// Readable text.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// The rate at which denials are logged.

@@ -116,9 +116,15 @@ impl Node {
 /// `text` in backquotes for messages, truncated to 80 characters, with control characters escaped.
 pub fn quote(text: &str) -> String {
     const CHARACTERS_MAX: usize = 80;
-    let shown: String = text.chars().take(CHARACTERS_MAX).flat_map(visible).collect();
-    let rest = if text.chars().nth(CHARACTERS_MAX).is_some() { "..." } else { "" };
+    let end = text.char_indices().nth(CHARACTERS_MAX).map_or(text.len(), |(end, _)| end);
+    let shown = escaped(&text[..end]);
+    let rest = if end < text.len() { "..." } else { "" };
     format!("`{shown}{rest}`")
+}
+
+/// `text` with control characters escaped.
+pub fn escaped(text: &str) -> String {
+    text.chars().flat_map(visible).collect()
 }
 
 fn visible(character: char) -> impl Iterator<Item = char> {

@@ -210,7 +210,7 @@ async fn idle_client_that_ignores_goaway_does_not_delay_shutdown() {
 #[tokio::test]
 async fn unfinished_calls_are_refused_oldest_first() {
     let service = Service::start_with(RULES, &[("memory.requests", "8MiB")]).await;
-    let address = service.addresses.grpc.to_string().parse().unwrap();
+    let address: SocketAddr = service.addresses.grpc.to_string().parse().unwrap();
     let mut clients = Vec::new();
     // Each call takes more than 2 KiB, so that 8 MiB are used up before all have started.
     for _ in 0..5 {

@@ -11,7 +11,7 @@ use tollgate::{
 
 use crate::{
     harness::{Service, http, request_for, settings, until},
-    reload::Log,
+    log::Log,
 };
 
 const RULES: &str = "
@@ -81,7 +81,7 @@ async fn passed(replicas: [&Service; 2], key: &str, value: &str, calls: usize) -
 
 #[tokio::test]
 async fn replica_with_corrected_clock_relinks_and_keeps_limits() {
-    let log = Log::start();
+    let log = Log::text();
     let secret = tempfile::tempdir().unwrap();
     let kept = replica(&secret, "off").await;
     let address = view(&kept).await["members"][0]["address"].as_str().unwrap().to_owned();

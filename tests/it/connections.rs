@@ -20,6 +20,7 @@ use tonic::transport::Channel;
 
 use crate::{
     certificates::{Authority, Files, borrowed},
+    frames::{GOAWAY, PREFACE, connect, read_until},
     harness::{START, Service, TIMEOUT, request_for, settings, until},
 };
 
@@ -31,25 +32,6 @@ descriptors:
   - key: once
     rate_limit: {unit: minute, requests_per_unit: 1}
 ";
-
-/// The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame.
-pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The type of a GOAWAY frame.
-pub const GOAWAY: u8 = 7;
-
-/// Reads frames until one is of type `kind`, and returns its payload. `None` if the connection ends before.
-pub async fn read_frame(stream: &mut TcpStream, kind: u8) -> Option<Vec<u8>> {
-    loop {
-        let mut head = [0; 9];
-        stream.read_exact(&mut head).await.ok()?;
-        let mut content =
-            vec![0; usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])];
-        stream.read_exact(&mut content).await.ok()?;
-        if head[3] == kind {
-            return Some(content);
-        }
-    }
-}
 
 async fn run_ask(to: &str, more: &[&str]) -> Option<i32> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
@@ -140,7 +122,7 @@ async fn connections_opened_together_get_goaway_at_different_times() {
         let start = Instant::now();
         clients.spawn(async move {
             stream.write_all(PREFACE).await.unwrap();
-            assert!(read_frame(&mut stream, GOAWAY).await.is_some());
+            assert!(read_until(&mut stream, |frame| frame.kind == GOAWAY).await.is_some());
             start.elapsed()
         });
     }
@@ -171,10 +153,9 @@ descriptors:
 async fn connection_is_closed_at_end_of_age_grace() {
     let overrides = [("grpc.max_connection_age", "50ms"), ("grpc.max_connection_age_grace", "50ms")];
     let service = Service::start_with(RULES, &overrides).await;
-    let mut stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
     // This client ignores GOAWAY.
-    stream.write_all(PREFACE).await.unwrap();
-    assert!(timeout(TIMEOUT, read_frame(&mut stream, u8::MAX)).await.unwrap().is_none());
+    let mut stream = connect(service.addresses.grpc.to_string()).await;
+    assert!(timeout(TIMEOUT, read_until(&mut stream, |_| false)).await.unwrap().is_none());
     until(async || (service.counters.grpc.read().cut == 1).then_some(())).await;
     until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
 }
@@ -183,9 +164,8 @@ async fn connection_is_closed_at_end_of_age_grace() {
 async fn connection_without_ping_ack_is_closed() {
     let overrides = [("grpc.keepalive_interval", "50ms"), ("grpc.keepalive_timeout", "50ms")];
     let service = Service::start_with(RULES, &overrides).await;
-    let mut stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
-    stream.write_all(PREFACE).await.unwrap();
-    assert!(timeout(TIMEOUT, read_frame(&mut stream, u8::MAX)).await.unwrap().is_none());
+    let mut stream = connect(service.addresses.grpc.to_string()).await;
+    assert!(timeout(TIMEOUT, read_until(&mut stream, |_| false)).await.unwrap().is_none());
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate::{
-    algorithm::Operation,
+    algorithm::{AlgorithmName, Operation},
     descriptor::{Entry, Secret},
     limiter::{Descriptor, Limiter, Request},
     rules::{ActiveRules, Rules},
@@ -56,6 +56,14 @@ pub fn every_rule() -> impl Iterator<Item = (&'static str, RuleText)> {
     COUNT_PRESERVING.into_iter().chain(SHARE_PRESERVING)
 }
 
+#[test]
+fn every_algorithm_has_a_rule() {
+    let algorithms = AlgorithmName::ALL.map(|algorithm| format!("algorithm: {},", algorithm.name()));
+    for algorithm in algorithms {
+        assert!(every_rule().any(|(_, rule_text)| rule_text(10).contains(&algorithm)), "{algorithm}");
+    }
+}
+
 /// Counters and a clock that outlive the rules.
 pub struct Counters {
     pub memory: Arc<Memory>,
@@ -77,7 +85,8 @@ impl Counters {
 
     /// A limiter over these counters with rules that the caller may replace.
     pub fn with_rules(&self, active_rules: Arc<ActiveRules>) -> Limiter {
-        Limiter::new(active_rules, self.memory.clone(), self.clock.clone(), Secret::from_bytes([3; 16]))
+        active_rules.set_secret(Secret::from_bytes([3; 16]));
+        Limiter::new(active_rules, self.memory.clone(), self.clock.clone())
     }
 
     /// A limiter over these counters with one rule.
@@ -108,9 +117,9 @@ pub fn apply(limiter: &Limiter, operation: Operation) -> Outcome {
 /// Applies an operation to a descriptor of one entry in the domain `d`.
 pub fn apply_to(limiter: &Limiter, (key, value): (&str, &str), ask: Operation) -> Outcome {
     let entries = [Entry { key, value }];
-    let descriptors = [Descriptor { entries: &entries, operation: ask, limit: None }];
+    let descriptor = Descriptor { entries: &entries, operation: ask, limit: None };
     let snapshot = limiter.view();
-    let answer = snapshot.decide(&Request { domain: "d", descriptors: &descriptors, timeout: None }).unwrap();
+    let answer = snapshot.decide(&Request::new("d", [descriptor], None).unwrap()).unwrap();
     let status = answer.statuses[0];
     Outcome { passes: answer.passes, remaining: status.remaining, limited: status.limit.is_some() }
 }

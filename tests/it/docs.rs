@@ -7,8 +7,8 @@ use std::{
 };
 
 use tollgate::{
+    server::{cluster_metrics, replica_metrics, shared_store_metrics, xds_metrics},
     settings::{CATALOG, Setting},
-    telemetry::metrics,
 };
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -144,8 +144,10 @@ fn variables_and_flags_of_migration_page_exist() {
     assert!(unknown.is_empty(), "no such variables: {unknown:#?}");
 
     let mut flags: BTreeSet<_> = CATALOG.iter().map(|setting| format!("--{}", setting.flag())).collect();
-    // The flags of `tollgate ask`, and the settings file of `tollgate serve`.
-    flags.extend(["--to", "--peek", "--refund", "--hits", "--json", "--settings"].map(str::to_owned));
+    // The flags of `tollgate ask`, and those of `tollgate serve` that are no settings.
+    flags.extend(
+        ["--to", "--peek", "--refund", "--hits", "--json", "--settings", "--compat"].map(str::to_owned),
+    );
     let unknown: Vec<_> = words(&page, "--", |letter| letter == '-' || letter.is_ascii_lowercase())
         .filter(|flag| !flag.trim_matches('-').is_empty() && !flags.contains(*flag))
         .collect();
@@ -160,8 +162,12 @@ fn inline_code(page: &str) -> Vec<&str> {
 
 #[test]
 fn pages_name_only_metrics_that_exist() {
-    let known: BTreeSet<_> =
-        metrics::ALL.iter().chain(metrics::cluster::ALL).map(|metric| metric.name).collect();
+    let known: BTreeSet<_> = replica_metrics()
+        .chain(cluster_metrics())
+        .chain(shared_store_metrics())
+        .chain(xds_metrics())
+        .map(|metric| metric.name)
+        .collect();
     // Series of a histogram.
     let family = |name: &str| {
         ["_bucket", "_sum", "_count"]

@@ -14,9 +14,10 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tollgate::{
     algorithm::{Classic, Decision, Limit, Operation, Window},
-    cluster::{self, Cluster, ForwardPolicy, OpenForwards, Overloaded, Trust, link},
-    descriptor::{Entry, KeyText, Secret, SharedSecret},
-    rules::OnOwnerUnavailable,
+    cluster::{self, Cluster, ForwardPolicy, OpenForwards, Trust, link},
+    descriptor::{Entry, KeyText, Secret},
+    resilience::Overloaded,
+    rules::{ActiveRules, OnOwnerUnavailable},
     store::{Check, Memory, OnFull, OnRefusal},
     time::{Clock, SECOND},
 };
@@ -57,8 +58,8 @@ impl Pair {
                 lease_from: None,
             };
             let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());
-            let hashing = SharedSecret::from(Secret::random());
-            let bound = Cluster::bind(settings, memory.clone(), Vec::new(), hashing, Clock::system()).await;
+            let rules = Arc::new(ActiveRules::default());
+            let bound = Cluster::bind(settings, memory.clone(), Vec::new(), rules, Clock::system()).await;
             let (cluster, listening) = bound.unwrap();
             seeds.push(listening.address().to_string());
             running.spawn(cluster.clone().run(listening));

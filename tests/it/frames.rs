@@ -1,11 +1,9 @@
 //! A client that writes exactly the HTTP/2 frames of a test.
 
-use std::net::SocketAddr;
-
 use prost::Message;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, ToSocketAddrs},
 };
 use tollgate::api::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
@@ -68,6 +66,14 @@ pub fn call_headers(call: u32) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream(call), &request_headers("POST", METHOD, "application/grpc"))
 }
 
+/// Calls that are reset at once.
+pub fn reset_calls(calls: u32) -> Vec<u8> {
+    const CANCEL: [u8; 4] = [0, 0, 0, 8];
+    (0..calls)
+        .flat_map(|call| [call_headers(call), frame(RST_STREAM, 0, stream(call), &CANCEL)].concat())
+        .collect()
+}
+
 /// A message in its gRPC frame.
 pub fn framed(message: &RateLimitRequest) -> Vec<u8> {
     let message = message.encode_to_vec();
@@ -80,14 +86,14 @@ pub fn partial_message(length: u32, message: &[u8]) -> Vec<u8> {
 }
 
 /// Connects and sends the preface.
-pub async fn connect(address: SocketAddr) -> TcpStream {
+pub async fn connect(address: impl ToSocketAddrs) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(PREFACE).await.unwrap();
     stream
 }
 
 /// The next frame; `None` if the connection ends.
-pub async fn read_frame(stream: &mut TcpStream) -> Option<Frame> {
+pub async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> Option<Frame> {
     let mut head = [0; 9];
     stream.read_exact(&mut head).await.ok()?;
     let [a, b, c, kind, flags, number @ ..] = head;
@@ -97,7 +103,10 @@ pub async fn read_frame(stream: &mut TcpStream) -> Option<Frame> {
 }
 
 /// Reads until a frame for which `matches` is true; `None` if the connection ends before.
-pub async fn read_until(stream: &mut TcpStream, mut matches: impl FnMut(&Frame) -> bool) -> Option<Frame> {
+pub async fn read_until(
+    stream: &mut (impl AsyncRead + Unpin),
+    mut matches: impl FnMut(&Frame) -> bool,
+) -> Option<Frame> {
     loop {
         let frame = read_frame(stream).await?;
         if matches(&frame) {

@@ -52,11 +52,32 @@ pub fn settings(rules: &TempDir, overrides: &[(&str, &str)]) -> Settings {
         ("metrics.listen", "127.0.0.1:0"),
         ("drain.delay", "0s"),
     ];
-    let flags = defaults.iter().chain(overrides).map(|(name, value)| {
-        let setting = CATALOG.iter().find(|setting| setting.name == *name).unwrap();
-        (setting, (*value).to_owned())
+    let store = shared_store();
+    let store = store.iter().map(|(name, value)| (*name, value.as_str()));
+    let flags = defaults.into_iter().chain(store).chain(overrides.iter().copied()).map(|(name, value)| {
+        let setting = CATALOG.iter().find(|setting| setting.name == name).unwrap();
+        (setting, value.to_owned())
     });
     Sources { flags: flags.collect(), ..Sources::default() }.load().unwrap()
+}
+
+/// Whether the suite runs on counters in memory.
+pub fn is_store_in_memory() -> bool {
+    shared_store().is_empty()
+}
+
+/// The settings of the store on which the suite runs, if that is not memory: `TOLLGATE_TEST_REDIS` has the address of a
+/// server. Each service has counters of its own.
+#[expect(clippy::disallowed_methods, reason = "the suite is told which store to use")]
+fn shared_store() -> Vec<(&'static str, String)> {
+    let Ok(url) = std::env::var("TOLLGATE_TEST_REDIS") else { return Vec::new() };
+    let prefix = format!("{:016x}:", rand::random::<u64>());
+    vec![
+        ("store.kind", "redis".to_owned()),
+        ("store.redis.urls", url),
+        ("store.redis.prefix", prefix),
+        ("store.redis.timeout", "10s".to_owned()),
+    ]
 }
 
 impl Service {

@@ -5,7 +5,6 @@ use std::{convert::Infallible, fs, pin::Pin, time::Duration};
 use axum::body::{Body, Bytes};
 use hyper::{Request, body::Body as _, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use prost::Message;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -20,7 +19,10 @@ use tonic::Code;
 
 use crate::{
     certificates::{Authority, Files, borrowed, connect},
-    connections::PREFACE,
+    frames::{
+        self, METHOD, PREFACE, RST_STREAM, call_headers, framed, partial_message, read_until, reset_calls,
+        stream,
+    },
     harness::{Service, TIMEOUT, request_for, until},
 };
 
@@ -30,8 +32,6 @@ descriptors:
   - key: user
     rate_limit: {unit: minute, requests_per_unit: 1000000}
 ";
-
-const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 fn sample_request() -> RateLimitRequest {
     request_for("shop", "user", "x")
@@ -102,28 +102,6 @@ async fn connections_without_preface_are_closed_and_counted() {
     until(async || (service.counters.grpc.read().handshakes_slow == 40).then_some(())).await;
 }
 
-/// The frames of `number` calls, each of which is reset at once.
-fn resets(number: u32) -> Vec<u8> {
-    let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
-    // POST and http as indices into the static table of HPACK, then path, authority and content type as literals.
-    let head = [
-        &[0x83, 0x86, 0x04][..],
-        &text(METHOD),
-        &[0x01],
-        &text("x"),
-        &[0x0f, 0x10],
-        &text("application/grpc"),
-    ]
-    .concat();
-    let mut frames = Vec::new();
-    for call in 0..number {
-        let stream = (2 * call + 1).to_be_bytes();
-        frames.extend_from_slice(&[&[0, 0, head.len() as u8, 1, 4][..], &stream, &head].concat());
-        frames.extend_from_slice(&[&[0, 0, 4, 3, 0][..], &stream, &[0, 0, 0, 8]].concat());
-    }
-    frames
-}
-
 #[tokio::test]
 async fn rapid_resets_do_not_block_other_callers() {
     let service = Service::start(RULES).await;
@@ -132,10 +110,9 @@ async fn rapid_resets_do_not_block_other_callers() {
     for _ in 0..10 {
         let address = service.addresses.grpc.to_string();
         attackers.spawn(async move {
-            let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(PREFACE).await.unwrap();
+            let mut stream = frames::connect(address).await;
             // The server may close the connection before all bytes are written.
-            let _ = stream.write_all(&resets(10_000)).await;
+            let _ = stream.write_all(&reset_calls(10_000)).await;
             stream
         });
     }
@@ -144,6 +121,17 @@ async fn rapid_resets_do_not_block_other_callers() {
         while attackers.try_join_next().is_some() {}
     }
     until(async || (service.counters.grpc.read().open == 1).then_some(())).await;
+}
+
+#[tokio::test]
+async fn call_above_stream_limit_is_refused_while_others_are_open() {
+    const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
+    let service = Service::start_with(RULES, &[("grpc.max_concurrent_streams", "2")]).await;
+    let mut client = frames::connect(service.addresses.grpc.to_string()).await;
+    client.write_all(&(0..3).flat_map(call_headers).collect::<Vec<_>>()).await.unwrap();
+    let reset = timeout(TIMEOUT, read_until(&mut client, |frame| frame.kind == RST_STREAM)).await.unwrap();
+    let reset = reset.expect("the connection stays open");
+    assert_eq!((reset.stream, &*reset.payload), (stream(2), &REFUSED_STREAM[..]));
 }
 
 /// The number of sockets of this machine that belong to a connection of `port`.
@@ -199,13 +187,20 @@ enum CallBody {
     Unfinished(Vec<u8>),
 }
 
-/// A gRPC message with a declared length of `length` bytes.
-fn message_of_length(length: u32, flag: u8, message: &[u8]) -> Vec<u8> {
-    [&[flag][..], &length.to_be_bytes(), message].concat()
+/// A message with this flag, which says whether it is compressed.
+fn with_flag(flag: u8, length: u32, message: &[u8]) -> Vec<u8> {
+    let mut bytes = partial_message(length, message);
+    bytes[0] = flag;
+    bytes
 }
 
 /// The gRPC status of the reply to a call.
 async fn status(service: &Service, sent: CallBody) -> Code {
+    status_of(service, METHOD, "identity", sent).await
+}
+
+/// The gRPC status of the reply to a call of the method at `path` with this `grpc-encoding`.
+async fn status_of(service: &Service, path: &str, encoding: &str, sent: CallBody) -> Code {
     let stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
     let (mut client, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -220,8 +215,9 @@ async fn status(service: &Service, sent: CallBody) -> Code {
             Body::from_stream(tokio_stream::StreamExt::chain(first, tokio_stream::pending()))
         }
     };
-    let request = Request::post(format!("http://x{METHOD}"))
+    let request = Request::post(format!("http://x{path}"))
         .header("content-type", "application/grpc")
+        .header("grpc-encoding", encoding)
         .header("te", "trailers")
         .body(body)
         .unwrap();
@@ -240,18 +236,14 @@ async fn status(service: &Service, sent: CallBody) -> Code {
 async fn malformed_messages_are_answered_with_errors() {
     const MAX: u32 = 4 * 1024 * 1024;
     let service = Service::start(RULES).await;
-    let exact = |message: &[u8]| message_of_length(message.len() as u32, 0, message);
+    let exact = |message: &[u8]| partial_message(message.len() as u32, message);
     let cases = [
-        (
-            "declared length above the sent bytes",
-            message_of_length(100, 0, b"\n\x04shop"),
-            Code::InvalidArgument,
-        ),
-        ("declared length below the sent bytes", message_of_length(3, 0, b"\n\x04shop"), Code::Unimplemented),
-        ("above the size limit", message_of_length(MAX + 1, 0, b"\n\x04shop"), Code::ResourceExhausted),
-        ("the largest length", message_of_length(u32::MAX, 0, b""), Code::ResourceExhausted),
-        ("compressed without an encoding", message_of_length(6, 1, b"\n\x04shop"), Code::Internal),
-        ("an unknown flag", message_of_length(6, 7, b"\n\x04shop"), Code::Internal),
+        ("declared length above the sent bytes", partial_message(100, b"\n\x04shop"), Code::InvalidArgument),
+        ("declared length below the sent bytes", partial_message(3, b"\n\x04shop"), Code::Unimplemented),
+        ("above the size limit", partial_message(MAX + 1, b"\n\x04shop"), Code::ResourceExhausted),
+        ("the largest length", partial_message(u32::MAX, b""), Code::ResourceExhausted),
+        ("compressed without an encoding", with_flag(1, 6, b"\n\x04shop"), Code::Internal),
+        ("an unknown flag", with_flag(7, 6, b"\n\x04shop"), Code::Internal),
         ("no message", Vec::new(), Code::Unimplemented),
         ("half a prefix", vec![0, 0], Code::InvalidArgument),
         ("invalid UTF-8", exact(b"\n\x04\xff\xfe\xff\xfe"), Code::InvalidArgument),
@@ -268,10 +260,30 @@ async fn malformed_messages_are_answered_with_errors() {
 }
 
 #[tokio::test]
+async fn invalid_message_is_callers_error_in_every_service() {
+    const SIZE_MAX: u32 = 4 * 1024 * 1024;
+    let service = Service::start(RULES).await;
+    for path in [METHOD, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"] {
+        for (what, encoding, bytes, expected) in [
+            ("not protobuf", "identity", partial_message(20, &[0xff; 20]), Code::InvalidArgument),
+            ("invalid UTF-8", "identity", partial_message(4, b"\n\x02\xff\xfe"), Code::InvalidArgument),
+            ("truncated field", "identity", partial_message(3, b"\n\x09x"), Code::InvalidArgument),
+            ("truncated message", "identity", partial_message(9, b"\n\x01x"), Code::InvalidArgument),
+            ("trailing bytes", "identity", partial_message(3, b"\n\x01x??"), Code::Unimplemented),
+            ("too large", "identity", partial_message(SIZE_MAX + 1, b""), Code::ResourceExhausted),
+            ("compressed", "gzip", with_flag(1, 3, b"\n\x01x"), Code::Unimplemented),
+            ("not compressed as declared", "gzip", partial_message(3, b"\n\x01x"), Code::Unimplemented),
+        ] {
+            let answering = status_of(&service, path, encoding, CallBody::Whole(bytes));
+            assert_eq!(timeout(TIMEOUT, answering).await.unwrap(), expected, "{path}: {what}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn message_split_at_any_byte_is_answered() {
     let service = Service::start(RULES).await;
-    let message = sample_request().encode_to_vec();
-    let whole = message_of_length(message.len() as u32, 0, &message);
+    let whole = framed(&sample_request());
     for cut in 0..=whole.len() {
         let (head, tail) = whole.split_at(cut);
         let code = timeout(TIMEOUT, status(&service, CallBody::Pieces(vec![head.into(), tail.into()]))).await;
@@ -290,8 +302,8 @@ async fn message_split_at_any_byte_is_answered() {
 #[tokio::test]
 async fn incomplete_message_times_out_and_blocks_no_other_call() {
     let service = Service::start_on_this_thread(RULES, &[]).await;
-    let incomplete = status(&service, CallBody::Unfinished(message_of_length(1000, 0, b"\n\x04shop")));
-    let above = status(&service, CallBody::Unfinished(message_of_length(u32::MAX, 0, b"\n\x04shop")));
+    let incomplete = status(&service, CallBody::Unfinished(partial_message(1000, b"\n\x04shop")));
+    let above = status(&service, CallBody::Unfinished(partial_message(u32::MAX, b"\n\x04shop")));
     assert_eq!(
         timeout(TIMEOUT, above).await.unwrap(),
         Code::ResourceExhausted,

@@ -3,24 +3,25 @@
 use std::{fs, path::Path};
 
 /// From the lowest to the highest layer.
-const LAYERS: [&[&str]; 10] = [
-    &["files"],
+const LAYERS: [&[&str]; 11] = [
+    &["accept", "files", "file_watch"],
     &["time", "descriptor", "telemetry", "yaml"],
+    &["resilience"],
     &["algorithm", "certificates"],
     &["rules", "store"],
-    &["cluster"],
+    &["cluster", "shared_store"],
     &["limiter"],
-    &["api"],
+    &["api", "tower"],
     &["settings"],
     &["server"],
-    &["cli"],
+    &["cli", "fuzz"],
 ];
 
 fn layer(module: &str) -> Option<usize> {
     LAYERS.iter().position(|modules| modules.contains(&module))
 }
 
-fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
+pub(crate) fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod admin;
+mod bad_requests;
 mod bench;
 mod calls;
 mod certificates;
+mod circles;
 mod clock;
 mod connections;
 mod counters;
@@ -19,6 +21,7 @@ mod http;
 mod layers;
 mod lifecycle;
 mod links;
+mod log;
 mod metrics;
 mod program;
 mod queue;
@@ -29,6 +32,7 @@ mod rule_changes;
 mod settings;
 mod size_limits;
 mod special_files;
+mod stop;
 mod tls;
 mod traces;
 mod use_cases;

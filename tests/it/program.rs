@@ -2,9 +2,11 @@
 
 use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, process::Stdio};
 
+use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
+    sync::mpsc,
     time::timeout,
 };
 
@@ -19,6 +21,7 @@ pub struct Program {
     pub grpc: SocketAddr,
     pub http: SocketAddr,
     pub admin: SocketAddr,
+    log: mpsc::UnboundedReceiver<Value>,
     _rules: tempfile::TempDir,
 }
 
@@ -41,15 +44,43 @@ impl Program {
         let mut addresses = Vec::new();
         while addresses.len() < 3 {
             let line = timeout(TIMEOUT, lines.next_line()).await.unwrap().unwrap().unwrap();
-            let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let event: Value = serde_json::from_str(&line).unwrap();
             if event["message"] == "listening" {
                 addresses.push(event["address"].as_str().unwrap().parse().unwrap());
             }
         }
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let (sender, log) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                // A test that reads no log drops the receiver with the process.
+                let _ = sender.send(serde_json::from_str(&line).unwrap());
+            }
+        });
         let [grpc, http_at, admin] = addresses[..] else { unreachable!("three were read") };
         until(async || (http(http_at, "GET", "/readyz", "").await.ok()?.0 == 200).then_some(())).await;
-        Self { process, grpc, http: http_at, admin, _rules: folder }
+        Self { process, grpc, http: http_at, admin, log, _rules: folder }
+    }
+
+    /// Sends a signal to the process.
+    pub async fn signal(&self, name: &str) {
+        let id = self.process.id().unwrap().to_string();
+        let sent = Command::new("kill").args([format!("-{name}"), id]).status().await;
+        assert!(sent.unwrap().success());
+    }
+
+    /// Waits for a log line with this message and returns it.
+    pub async fn until_logged(&mut self, message: &str) -> Value {
+        loop {
+            let event = timeout(TIMEOUT, self.log.recv()).await.expect(message).expect(message);
+            if event["message"] == message {
+                return event;
+            }
+        }
+    }
+
+    /// Waits until the process ends; `None` if a signal killed it.
+    pub async fn exit_code(&mut self) -> Option<i32> {
+        timeout(TIMEOUT, self.process.wait()).await.unwrap().unwrap().code()
     }
 
     /// Name and CPU time of each thread, by thread id.

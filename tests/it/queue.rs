@@ -16,7 +16,6 @@ use tollgate::{
         },
     },
     cluster::OpenForwards,
-    descriptor::Secret,
     limiter::Limiter,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
@@ -51,13 +50,8 @@ descriptors:
 fn api() -> Api {
     let rules = Rules::parse("rules.yaml", RULES).unwrap_or_else(|problems| panic!("{problems}"));
     let active_rules = Arc::new(ActiveRules::of(rules, START));
-    let secret = Secret::from_bytes([5; 16]);
-    let limiter = Limiter::new(
-        active_rules,
-        Arc::new(Memory::new(1 << 30, OnFull::Deny)),
-        Clock::manual(START),
-        secret,
-    );
+    let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny));
+    let limiter = Limiter::new(active_rules, memory, Clock::manual(START));
     Api::new(limiter, api::Settings { exact_reset: true, ..api::Settings::default() })
 }
 

@@ -6,16 +6,18 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use tempfile::TempDir;
 use tokio::{task::JoinHandle, time};
 use tollgate::{
-    rules::{ActiveRules, Settings, Watcher},
+    rules::{ActiveRules, FileSettings, Watcher},
     time::{Clock, Timestamp},
 };
+
+use crate::log::Log;
 
 /// Longer than any awaited condition takes.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +32,7 @@ fn version(number: u64) -> String {
 /// The number that [`version`] gave to the active rules.
 fn active_limit(active_rules: &ActiveRules) -> Option<u64> {
     let rules = active_rules.current();
-    let rule = rules.as_ref()?.domain("shop")?.rules().next()?;
+    let rule = rules.rules()?.domain("shop")?.rules().next()?;
     Some(rule.displayed_limit.requests_per_unit)
 }
 
@@ -55,10 +57,10 @@ impl RunningWatcher {
     async fn start(path: &str, poll_interval: Duration, prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         prepare(directory.path());
-        let settings = Settings { path: directory.path().join(path), poll_interval };
+        let settings = FileSettings { path: directory.path().join(path), poll_interval };
         let active_rules = Arc::new(ActiveRules::default());
         let watcher = Watcher::new(settings, Clock::manual(Timestamp::from_nanos(7)), active_rules.clone());
-        let task = tokio::spawn(watcher.run(std::future::pending()));
+        let task = tokio::spawn(watcher.run());
         let running = Self { directory, active_rules, task };
         wait_for("the first rules", || running.active_rules.status() != Default::default()).await;
         running
@@ -94,7 +96,7 @@ impl ManualWatcher {
             (Arc::new(ActiveRules::default()), Clock::manual(Timestamp::from_nanos(7)));
         let path = directory.path().join("limits.yaml");
         fs::write(&path, text).unwrap();
-        let mut watcher = Watcher::new(Settings::of(path), clock.clone(), active_rules.clone());
+        let mut watcher = Watcher::new(FileSettings::of(path), clock.clone(), active_rules.clone());
         assert!(watcher.poll().await);
         Self { directory, active_rules, clock, watcher }
     }
@@ -252,7 +254,7 @@ async fn emptied_file_keeps_old_rules_and_counts_one_error() {
 #[tokio::test]
 async fn invalid_rules_at_start_leave_none_and_status_has_location() {
     let mut manual = ManualWatcher::start("domain: shop\ndescriptors:\n  - kee: a\n").await;
-    assert!(manual.active_rules.current().is_none());
+    assert!(manual.active_rules.current().rules().is_none());
     let status = manual.active_rules.status();
     assert_eq!((status.generation, status.load_errors, status.hash), (0, 1, None));
     let problems = status.last_error.unwrap().problems.to_string();
@@ -281,47 +283,9 @@ async fn load_errors_are_counted_once_per_content() {
     assert_eq!(manual.active_rules.status().load_errors, 2);
 }
 
-/// The lines that this thread logs while the value lives.
-pub struct Log {
-    lines: Arc<Mutex<Vec<u8>>>,
-    // With several subscribers, a thread without one cannot disable a callsite for all threads.
-    _other: tracing::Dispatch,
-    _guard: tracing::subscriber::DefaultGuard,
-}
-
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    pub fn start() -> Self {
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let writer = lines.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).with_writer(move || Lines(writer.clone()));
-        let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-        let _guard = tracing::subscriber::set_default(subscriber.finish());
-        tracing::callsite::rebuild_interest_cache();
-        Self { lines, _other, _guard }
-    }
-
-    pub fn take(&self) -> Vec<String> {
-        let bytes = std::mem::take(&mut *self.lines.lock().unwrap());
-        String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
-    }
-}
-
 #[tokio::test]
 async fn each_file_content_is_logged_once() {
-    let log = Log::start();
+    let log = Log::text();
     let mut manual = ManualWatcher::start(&version(0)).await;
     let begun = log.take();
     assert!(begun.len() == 1 && begun[0].contains("new rules are active"), "{begun:?}");
@@ -371,18 +335,6 @@ async fn value_that_looks_like_boolean_is_text() {
     let manual = ManualWatcher::start(text).await;
     let rules = manual.active_rules.current();
     let path =
-        rules.as_ref().unwrap().domains().flat_map(|domain| domain.rules()).next().unwrap().path.clone();
+        rules.rules().unwrap().domains().flat_map(|domain| domain.rules()).next().unwrap().path.clone();
     assert_eq!(path, "shop.a_true");
-}
-
-#[tokio::test]
-async fn watcher_ends_at_shutdown_signal() {
-    let directory = tempfile::tempdir().unwrap();
-    one_file(directory.path());
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let settings = Settings::of(directory.path().join("rules"));
-    let watcher = Watcher::new(settings, Clock::manual(Timestamp::EPOCH), Arc::new(ActiveRules::default()));
-    let task = tokio::spawn(watcher.run(async move { stopped.await.unwrap_or_default() }));
-    stop.send(()).unwrap();
-    time::timeout(TIMEOUT, task).await.unwrap().unwrap();
 }

@@ -234,7 +234,7 @@ fn two_versions_with_other_algorithms_are_independent() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     /// Limits are raised, lowered below the used count, set to 0 and to the largest number.
     #[test]

@@ -6,7 +6,7 @@ use tollgate::settings::CATALOG;
 fn settings_page_documents_every_setting() {
     let page = include_str!("../../docs/settings.md");
     for setting in CATALOG {
-        let default = setting.default.map_or("must be set".to_owned(), |default| format!("`{default}`"));
+        let default = format!("`{}`", setting.default);
         let row = format!(
             "| `{}` | `--{}` | `{}` | {default} | {} |",
             setting.name,

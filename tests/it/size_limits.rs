@@ -11,16 +11,11 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tollgate::api::{
-    json::request_text,
-    proto::envoy::{
-        extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
-    },
-};
 use tonic::Code;
 
 use crate::{
-    harness::{Service, TIMEOUT, descriptor, http, request, until},
+    frames::{METHOD, partial_message},
+    harness::{Service, TIMEOUT, http, until},
     program::Program,
 };
 
@@ -50,58 +45,14 @@ fn large_requests() -> [String; 2] {
     ]
 }
 
-#[tokio::test]
-async fn request_above_bounds_is_refused_by_every_api() {
-    let bounds = [("api.max_descriptors", "2"), ("api.max_entries", "3")];
-    let service = Service::start_with(RULES, &bounds).await;
-    let entries = |number: usize| descriptor(&vec![("user", "x"); number]);
-    let at_the_bounds = request("shop", vec![entries(3), entries(3)]);
-    let descriptors = request("shop", vec![entries(1), entries(1), entries(1)]);
-    let entries = request("shop", vec![entries(1), entries(4)]);
-    assert!(service.call(at_the_bounds.clone()).await.is_ok());
-    assert_eq!(service.http("POST", "/json", &json(&at_the_bounds)).await.0, 200);
-    for (refused_request, wrong) in
-        [(&descriptors, "more than 2 descriptors"), (&entries, "more than 3 entries")]
-    {
-        let refused = service.call(refused_request.clone()).await.unwrap_err();
-        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
-        assert!(refused.message().contains(wrong), "{refused}");
-        let query: String =
-            refused_request.descriptors.iter().map(|each| format!("&key={}", query(each))).collect();
-        let explain = format!("/explain?domain=shop{query}");
-        for (address, method, path, body) in [
-            (service.addresses.http, "POST", "/json", json(refused_request)),
-            (service.addresses.admin, "POST", "/explain", json(refused_request)),
-            (service.addresses.admin, "GET", explain.as_str(), String::new()),
-        ] {
-            let (code, answer) = http(address, method, path, &body).await.unwrap();
-            assert_eq!(code, 400, "{method} {path}: {answer}");
-            assert!(answer.contains(wrong), "{method} {path}: {answer}");
-        }
-    }
-    // Two over gRPC, and two in JSON.
-    let page = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap().1;
-    assert!(page.contains("tollgate_unanswered_requests_total{reason=\"invalid\"} 4\n"), "{page}");
-}
-
-fn json(request: &RateLimitRequest) -> String {
-    request_text(request).unwrap()
-}
-
-fn query(descriptor: &RateLimitDescriptor) -> String {
-    let entries = descriptor.entries.iter().map(|entry| format!("{}%3D{}", entry.key, entry.value));
-    entries.collect::<Vec<_>>().join(",")
-}
-
 /// The gRPC status of a refused call with this message.
 async fn status(address: SocketAddr, message: Vec<u8>) -> Code {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut client, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     let connection = tokio::spawn(connection);
-    let framed = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
-    let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-    let request = Request::post(format!("http://x{path}")).header("content-type", "application/grpc");
+    let framed = partial_message(u32::try_from(message.len()).unwrap(), &message);
+    let request = Request::post(format!("http://x{METHOD}")).header("content-type", "application/grpc");
     let response = client.send_request(request.body(Body::from(framed)).unwrap()).await.unwrap();
     connection.abort();
     Code::from_bytes(response.headers()["grpc-status"].as_bytes())

@@ -1,6 +1,7 @@
 //! TLS: server certificates, client certificates, and their reload.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -8,12 +9,18 @@ use std::{
     time::Duration,
 };
 
-use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     task::JoinSet,
+    time::timeout,
 };
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use tollgate::{
     api::proto::envoy::service::ratelimit::v3::{
         RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
@@ -28,7 +35,8 @@ use tonic::{
 
 use crate::{
     certificates::{Authority, Files, Pair, borrowed, connect},
-    harness::{START, Service, request_for, settings, until},
+    frames::{GOAWAY, PREFACE, SETTINGS, read_until},
+    harness::{START, Service, TIMEOUT, request_for, settings, until},
 };
 
 const RULES: &str = "
@@ -129,17 +137,7 @@ async fn http_1_and_2_are_served_over_tls() {
     let (_shutdown, shutdown_signal) = tokio::sync::mpsc::channel(2);
     tokio::spawn(server.run(shutdown_signal));
 
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ours.pem.as_bytes()).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let stream = TcpStream::connect(address).await.unwrap();
-    let mut stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
+    let mut stream = tls_stream(address, &ours, &[]).await;
     stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -303,4 +301,36 @@ async fn stats_show_expiry_of_active_certificate() {
     // The first second of 2100.
     assert_eq!(ends.as_nanos(), 4_102_444_800 * 1_000_000_000);
     assert_eq!(service.counters.http.read().certificate_expires, None);
+}
+
+/// A connection over TLS that offers these protocols.
+async fn tls_stream(address: SocketAddr, authority: &Authority, protocols: &[&str]) -> TlsStream<TcpStream> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.pem.as_bytes()).unwrap()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::from(address.ip());
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap()
+}
+
+#[tokio::test]
+async fn idle_http2_client_without_ping_ack_delays_no_shutdown() {
+    let ours = Authority::new("ours");
+    let files = Files::of(&ours.server());
+    let mut settings = files.settings("http");
+    // Longer than the test waits.
+    settings.push(("drain.timeout".to_owned(), "300s".to_owned()));
+    let service = Service::start_modified(RULES, &borrowed(&settings), |_| ()).await;
+    let mut idle = tls_stream(service.addresses.http, &ours, &["h2"]).await;
+    idle.write_all(PREFACE).await.unwrap();
+    read_until(&mut idle, |frame| frame.kind == SETTINGS).await.unwrap();
+    // The client acknowledges nothing from here on, also not the PING of the shutdown.
+    service.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, read_until(&mut idle, |frame| frame.kind == GOAWAY)).await.unwrap().is_some());
+    assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
 }

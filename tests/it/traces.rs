@@ -15,8 +15,13 @@ use opentelemetry_proto::tonic::{
     trace::v1::{Span, span::SpanKind, status::StatusCode},
 };
 use prost::Message;
-use tokio::{net::TcpListener, time::timeout};
-use tollgate::{api::proto::envoy::service::ratelimit::v3::RateLimitRequest, telemetry::traces};
+use tokio::{net::TcpListener, process::Command, time::timeout};
+use tollgate::{
+    api::proto::envoy::service::ratelimit::v3::{
+        RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
+    },
+    telemetry::traces,
+};
 use tonic::{
     Code, Request, Response,
     transport::{Identity, ServerTlsConfig, server::TcpIncoming},
@@ -25,6 +30,7 @@ use tonic::{
 use crate::{
     certificates::Authority,
     harness::{Service, request_for},
+    program::{PROGRAM, Program},
 };
 
 const RULES: &str = "
@@ -199,6 +205,40 @@ async fn unsampled_parent_sends_no_span() {
     }
     shut_down(service).await;
     assert_eq!(collector.spans(), []);
+}
+
+#[tokio::test]
+async fn sampler_of_the_environment_decides_which_calls_are_spans() {
+    const LOW: &str = "0af7651916cd43dd0000000000000001";
+    const HIGH: &str = "0af7651916cd43ddffffffffffffffff";
+    let parent = |trace: &str| [("traceparent", format!("00-{trace}-{SPAN}-01"))];
+    for (sampler, argument, traces) in [
+        ("always_off", "", vec![]),
+        ("parentbased_always_off", "", vec![LOW, HIGH]),
+        // A ratio keeps the low trace ids, whatever the caller decided.
+        ("traceidratio", "0.5", vec![LOW]),
+        ("parentbased_traceidratio", "0", vec![LOW, HIGH]),
+    ] {
+        let (collector, endpoint) = Collector::start().await;
+        let mut command = Command::new(PROGRAM);
+        command.env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
+        command.env("OTEL_TRACES_SAMPLER", sampler).env("OTEL_TRACES_SAMPLER_ARG", argument);
+        let mut program = Program::start_command(command, RULES, &[]).await;
+        let mut client = RateLimitServiceClient::connect(format!("http://{}", program.grpc)).await.unwrap();
+        // A ratio of the traces that begin here would be left to chance.
+        let begun: &[&[_]] = if sampler == "traceidratio" { &[] } else { &[&[]] };
+        for headers in begun.iter().copied().chain([&parent(LOW)[..], &parent(HIGH)]) {
+            let mut request = Request::new(request_for("shop", "user", "ada"));
+            for (name, value) in headers {
+                request.metadata_mut().insert(*name, value.parse().unwrap());
+            }
+            client.should_rate_limit(request).await.unwrap();
+        }
+        program.signal("TERM").await;
+        assert_eq!(program.exit_code().await, Some(0));
+        let sent: Vec<_> = collector.spans().iter().map(|span| hex(&span.trace_id)).collect();
+        assert_eq!(sent, traces, "{sampler} {argument}");
+    }
 }
 
 #[tokio::test]

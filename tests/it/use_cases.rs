@@ -10,7 +10,7 @@ use std::{
 };
 
 use tollgate::{
-    algorithm::Operation,
+    algorithm::{AlgorithmName, Operation},
     limiter::Limiter,
     rules::{ActiveRules, Rules},
 };
@@ -132,7 +132,7 @@ fn racing_1000_calls_admit_exactly_the_limit_for_any_algorithm() {
 fn extreme_limits_do_not_overflow() {
     const NUMBERS: [u64; 6] = [0, 1, u32::MAX as u64, u32::MAX as u64 + 1, 30_000_000_000, u64::MAX];
     let lengths = ["window: 1ms", "unit: second", "unit: year", "unit: year, unit_multiplier: 100"];
-    let algorithms = [
+    let with_options = [
         "",
         "algorithm: fixed_window, overdraft: true, overdraft_limit: BURST",
         "algorithm: sliding_window, overdraft: true, overdraft_limit: BURST",
@@ -144,8 +144,12 @@ fn extreme_limits_do_not_overflow() {
         "algorithm: leaky_queue, burst: BURST",
         "algorithm: leaky_queue, burst: BURST, max_delay: 876000h",
     ];
+    let plain = AlgorithmName::ALL.map(|algorithm| format!("algorithm: {}", algorithm.name()));
+    let algorithms: Vec<_> = with_options.map(str::to_owned).into_iter().chain(plain).collect();
     let (mut refused, mut answered) = (0, 0);
-    for (length, algorithm) in lengths.iter().flat_map(|length| algorithms.map(|each| (length, each))) {
+    for (length, algorithm) in
+        lengths.iter().flat_map(|length| algorithms.iter().map(move |each| (length, each)))
+    {
         for (limit, burst) in NUMBERS.iter().flat_map(|limit| NUMBERS.map(|burst| (limit, burst))) {
             let more = algorithm.replace("BURST", &burst.to_string());
             let text = format!("{length}, requests_per_unit: {limit}, {more}");

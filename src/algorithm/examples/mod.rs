@@ -45,23 +45,14 @@ fn sliding_window(limit: u64, nanos: u64) -> SlidingWindow {
     SlidingWindow { limit, span: Span::of_nanos(nanos).unwrap(), excess: Excess::Refuse }
 }
 
-fn sliding_log(limit: u64, nanos: u64, grain: u64) -> SlidingLog {
-    let (span, grain) = (Span::of_nanos(nanos).unwrap(), NonZeroU64::new(grain).unwrap());
-    SlidingLog { limit, span, grain, excess: Excess::Refuse }
+fn sliding_log(limit: u64, nanos: u64, sub_window: u64) -> SlidingLog {
+    let (span, sub_window) = (Span::of_nanos(nanos).unwrap(), NonZeroU64::new(sub_window).unwrap());
+    SlidingLog { limit, span, sub_window, excess: Excess::Refuse }
 }
 
-/// Every named algorithm, each with an allowance of ten hits.
-fn ten_each() -> [Limit; 8] {
-    [
-        Limit::FixedWindow(fixed_window(10, MINUTE)),
-        Limit::SlidingWindow(sliding_window(10, MINUTE)),
-        Limit::SubWindows(sliding_log(10, MINUTE, SECOND)),
-        Limit::SlidingLog(sliding_log(10, MINUTE, 1)),
-        Limit::TokenBucket(token_bucket(10, MINUTE, 10)),
-        Limit::SteppedBucket(stepped_bucket(10, MINUTE, 10)),
-        Limit::LeakyBucket(token_bucket(10, MINUTE, 10)),
-        Limit::LeakyQueue(leaky_queue(10, MINUTE, 9)),
-    ]
+/// Every named algorithm, each with an allowance of ten hits in a minute.
+fn ten_each() -> impl Iterator<Item = Limit> {
+    laws::every_limit(10, MINUTE).into_iter().filter(|limit| !limit.is_classic())
 }
 
 /// The number of single hits that pass at `now`, of `asked` attempts.

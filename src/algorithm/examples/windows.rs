@@ -61,7 +61,7 @@ fn classic_limit_matches_table() {
     ];
     for (limit, before, operation, passes, remaining, after) in table {
         let limit = classic(limit, MINUTE);
-        let mut counter = WindowCounter { start: TWO, count: before };
+        let mut counter = WindowCounter { end: TWO.plus(MINUTE), count: before };
         let decision = limit.decide(&mut counter, at(24), operation);
         assert_eq!(
             (decision.verdict.passes(), decision.remaining, counter.count),

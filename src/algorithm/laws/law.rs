@@ -248,7 +248,7 @@ pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
         let decision = limit.decide(&mut counter, now, Operation::Charge(*hits));
         if let Some(receipt) = decision.receipt {
             let mut undone = counter.clone();
-            limit.undo(&mut undone, receipt.clone(), now);
+            limit.undo(&mut undone, receipt, now);
             assert_eq!(
                 remaining(&limit, &undone, now),
                 before,

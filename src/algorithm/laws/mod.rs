@@ -1,4 +1,4 @@
-//! Properties that every named algorithm keeps.
+//! Properties that every named algorithm keeps; samples and generated limits of every algorithm for other tests.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -9,12 +9,54 @@ use crate::{algorithm::*, time::SECOND};
 mod law;
 mod serialization;
 mod strategies;
-mod subject;
 
 use strategies::*;
-use subject::Law;
+use subject::{ENCODED, Law, variant};
+pub(crate) use subject::{any_limit, bound, every_limit};
 
 const HOUR: u64 = 3_600 * SECOND;
+
+/// The algorithms: for each variant of [`Limit`] a sample, its encoding and that of the receipt of one hit, a strategy,
+/// and the module of its laws with a strategy.
+macro_rules! algorithms {
+    ($($variant:ident {
+        sample: $sample:expr, encoded: [$limit:literal, $receipt:literal], any: $any:expr, laws: $laws:tt $(,)?
+    })*) => {
+        /// A limit of every variant: `allowance` hits pass at once and come back in `nanos`.
+        pub(crate) fn every_limit(allowance: u64, nanos: u64) -> Vec<Limit> {
+            let of = Sample { allowance, nanos };
+            let mut limits = vec![$(Limit::$variant($sample(&of))),*];
+            limits.push(Limit::SlidingLog(of.sub_windows()));
+            limits
+        }
+
+        /// Any limit of any variant.
+        pub(crate) fn any_limit() -> BoxedStrategy<Limit> {
+            // Boxed: together the strategies are large for a stack.
+            prop_oneof![$($any.prop_map(Limit::$variant).boxed()),*].boxed()
+        }
+
+        /// The name of the variant. The match is exhaustive, so no variant is missing above.
+        pub(super) fn variant(limit: &Limit) -> &'static str {
+            match limit {
+                $(Limit::$variant(_) => stringify!($variant),)*
+            }
+        }
+
+        /// Of each variant: its name, the encoding of a sample of ten hits a minute, and that of a receipt.
+        pub(super) const ENCODED: &[(&str, &str, &str)] = &[$((stringify!($variant), $limit, $receipt)),*];
+
+        $(laws_of!($laws);)*
+    };
+}
+
+/// The laws of one algorithm, if it keeps any.
+macro_rules! laws_of {
+    (none) => {};
+    (($module:ident, $limit:expr)) => {
+        laws!($module, $limit);
+    };
+}
 
 /// All laws, for one algorithm.
 macro_rules! laws {
@@ -114,17 +156,13 @@ macro_rules! laws {
     };
 }
 
-laws!(of_fixed_window, fixed_window());
-laws!(of_sliding_window, sliding_window());
-laws!(of_sliding_log, sliding_log());
-laws!(of_token_bucket, token_bucket());
-laws!(of_stepped_bucket, stepped_bucket());
-laws!(of_leaky_queue, leaky_queue());
+// After the macros that it uses.
+mod subject;
 
 #[test]
 fn full_log_sum_of_64_bits_absorbs_newer_entries() {
     let span = Span::of_nanos(63_194_397_563).unwrap();
-    let limit = SlidingLog { limit: 1, span, grain: NonZeroU64::MIN, excess: Excess::Count };
+    let limit = SlidingLog { limit: 1, span, sub_window: NonZeroU64::MIN, excess: Excess::Count };
     let counted =
         [14_645_823_269_385_218_074, 3_800_920_804_324_333_541].map(|hits| (0, Operation::Charge(hits)));
     for before in 0..=2 {

@@ -4,39 +4,6 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::*;
 
-fn any_window() -> impl Strategy<Value = Window> {
-    let unit = prop_oneof![
-        Just(CalendarUnit::Day),
-        Just(CalendarUnit::Week(jiff::civil::Weekday::Sunday)),
-        Just(CalendarUnit::Month),
-        Just(CalendarUnit::Year),
-    ];
-    let zone = prop_oneof![Just("UTC"), Just("Europe/Berlin"), Just("america/new_york")];
-    prop_oneof![
-        any_nanos().prop_map(|nanos| Window::of_nanos(nanos).unwrap()),
-        (unit, zone).prop_map(|(unit, zone)| Window::Calendar(Calendar::new(unit, zone).unwrap())),
-    ]
-}
-
-pub(super) fn any_kind_of_limit() -> impl Strategy<Value = Limit> {
-    // Boxed: together the strategies are large for a stack.
-    prop_oneof![
-        (any_limit(), any_window())
-            .prop_map(|(limit, window)| Limit::Classic(Classic { limit, window }))
-            .boxed(),
-        (fixed_window(), any_window())
-            .prop_map(|(limit, window)| Limit::FixedWindow(FixedWindow { window, ..limit }))
-            .boxed(),
-        sliding_window().prop_map(Limit::SlidingWindow).boxed(),
-        sliding_log().prop_map(Limit::SlidingLog).boxed(),
-        sliding_log().prop_map(Limit::SubWindows).boxed(),
-        token_bucket().prop_map(Limit::TokenBucket).boxed(),
-        token_bucket().prop_map(Limit::LeakyBucket).boxed(),
-        stepped_bucket().prop_map(Limit::SteppedBucket).boxed(),
-        leaky_queue().prop_map(Limit::LeakyQueue).boxed(),
-    ]
-}
-
 fn back<T: Serialize + DeserializeOwned>(value: &T) -> T {
     postcard::from_bytes(&postcard::to_stdvec(value).unwrap()).unwrap()
 }
@@ -44,7 +11,7 @@ fn back<T: Serialize + DeserializeOwned>(value: &T) -> T {
 proptest! {
     #[test]
     fn limit_operation_and_decision_round_trip(
-        limit in any_kind_of_limit(), operation in any_operation(), now in any_instant(),
+        limit in any_limit(), operation in any_operation(), now in any_instant(),
     ) {
         prop_assert_eq!(&back(&limit), &limit);
         prop_assert_eq!(back(&limit).kind(), limit.kind());
@@ -57,7 +24,7 @@ proptest! {
 proptest! {
     #[test]
     fn shares_exceed_limit_by_at_most_one_per_member(
-        limit in any_kind_of_limit(), members in 1..100_u32,
+        limit in any_limit(), members in 1..100_u32,
     ) {
         let share = limit.share(members);
         let (whole, all) = (u128::from(limit.allowance()), u128::from(share.allowance()) * u128::from(members));
@@ -99,4 +66,18 @@ fn calendar_of_unknown_zone_is_an_error() {
 fn span_out_of_bounds_is_an_error() {
     let bytes = postcard::to_stdvec(&(Span::NANOS_MIN - 1)).unwrap();
     assert!(postcard::from_bytes::<Span>(&bytes).is_err());
+}
+
+/// Replicas number the variants of `Limit` and `Receipt` by their order, so a new one is appended at the end.
+#[test]
+fn encoding_of_every_variant_is_stable() {
+    let hex = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let now = Timestamp::from_nanos((20_000 * 24 + 2) * HOUR);
+    for (limit, row) in every_limit(10, 60 * SECOND).iter().zip(ENCODED) {
+        let receipt = limit.decide(&mut limit.fresh(), now, Operation::Charge(1)).receipt.unwrap();
+        let encoded =
+            [postcard::to_stdvec(limit), postcard::to_stdvec(&receipt)].map(|bytes| hex(bytes.unwrap()));
+        let expected = (row.0, [row.1, row.2].map(str::to_owned));
+        assert_eq!((variant(limit), encoded), expected, "append new variants at the end");
+    }
 }

@@ -43,45 +43,45 @@ pub(super) fn any_nanos() -> impl Strategy<Value = u64> {
     ]
 }
 
-pub(super) fn any_limit() -> impl Strategy<Value = u64> {
+pub(super) fn any_number() -> impl Strategy<Value = u64> {
     prop_oneof![4 => 0..20_u64, 2 => 1..2_000_u64, 1 => Just(u64::from(u32::MAX)), 1 => any::<u64>()]
 }
 
 prop_compose! {
-    pub(super) fn fixed_window()(limit in any_limit(), nanos in any_nanos(), excess in any_excess()) -> FixedWindow {
+    pub(super) fn fixed_window()(limit in any_number(), nanos in any_nanos(), excess in any_excess()) -> FixedWindow {
         FixedWindow { limit, window: Window::of_nanos(nanos).unwrap(), excess }
     }
 }
 
 prop_compose! {
-    pub(super) fn sliding_window()(limit in any_limit(), nanos in any_nanos(), excess in any_excess()) -> SlidingWindow {
+    pub(super) fn sliding_window()(limit in any_number(), nanos in any_nanos(), excess in any_excess()) -> SlidingWindow {
         SlidingWindow { limit, span: Span::of_nanos(nanos).unwrap(), excess }
     }
 }
 
 prop_compose! {
     pub(super) fn sliding_log()(
-        limit in any_limit(),
+        limit in any_number(),
         nanos in any_nanos(),
         parts in prop_oneof![2 => Just(None), 1 => (1..100_u64).prop_map(Some)],
         excess in any_excess(),
     ) -> SlidingLog {
         // As many sub-windows as there are, or none: then every nanosecond is its own.
-        let (grain, nanos) = match parts {
+        let (sub_window, nanos) = match parts {
             None => (1, nanos),
             Some(parts) => (nanos / parts, nanos / parts * parts),
         };
         let span = Span::of_nanos(nanos).unwrap_or(Span::of_nanos(Span::NANOS_MIN).unwrap());
-        let grain = if span.nanos() == nanos { grain } else { 1 };
-        SlidingLog { limit, span, grain: NonZeroU64::new(grain).unwrap(), excess }
+        let sub_window = if span.nanos() == nanos { sub_window } else { 1 };
+        SlidingLog { limit, span, sub_window: NonZeroU64::new(sub_window).unwrap(), excess }
     }
 }
 
 prop_compose! {
     pub(super) fn stepped_bucket()(
-        amount in any_limit().prop_map(|amount| amount.max(1)),
+        amount in any_number().prop_map(|amount| amount.max(1)),
         interval in any_nanos(),
-        burst in prop_oneof![0..50_u64, any_limit()],
+        burst in prop_oneof![0..50_u64, any_number()],
         excess in any_excess(),
     ) -> SteppedBucket {
         let steps = u128::from(burst / amount) * u128::from(interval);
@@ -93,9 +93,9 @@ prop_compose! {
 
 prop_compose! {
     pub(super) fn leaky_queue()(
-        hits in any_limit().prop_map(|hits| hits.max(1)),
+        hits in any_number().prop_map(|hits| hits.max(1)),
         nanos in any_nanos(),
-        burst in prop_oneof![1 => Just(None), 4 => prop_oneof![0..50_u64, any_limit()].prop_map(Some)],
+        burst in prop_oneof![1 => Just(None), 4 => prop_oneof![0..50_u64, any_number()].prop_map(Some)],
         max_delay in prop::option::of((0..100 * SECOND).prop_map(Duration::from_nanos)),
     ) -> LeakyQueue {
         let rate = Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
@@ -107,9 +107,9 @@ prop_compose! {
 prop_compose! {
     // As rules are: the whole burst is back within a hundred years.
     pub(super) fn token_bucket()(
-        hits in any_limit().prop_map(|hits| hits.max(1)),
+        hits in any_number().prop_map(|hits| hits.max(1)),
         nanos in any_nanos(),
-        burst in prop_oneof![0..50_u64, any_limit()],
+        burst in prop_oneof![0..50_u64, any_number()],
         excess in any_excess(),
     ) -> TokenBucket {
         let rate = Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
@@ -127,4 +127,18 @@ pub(super) fn any_pause() -> impl Strategy<Value = u64> {
 pub(super) fn history() -> impl Strategy<Value = (Timestamp, Vec<(u64, Operation)>)> {
     let pause = prop_oneof![3 => Just(0), 3 => 0..SECOND, 2 => 0..100 * SECOND, 1 => 0..50 * HOUR];
     (any_instant(), prop::collection::vec((pause, any_operation()), 0..40))
+}
+
+pub(super) fn any_window() -> impl Strategy<Value = Window> {
+    let unit = prop_oneof![
+        Just(CalendarUnit::Day),
+        Just(CalendarUnit::Week(jiff::civil::Weekday::Sunday)),
+        Just(CalendarUnit::Month),
+        Just(CalendarUnit::Year),
+    ];
+    let zone = prop_oneof![Just("UTC"), Just("Europe/Berlin"), Just("america/new_york")];
+    prop_oneof![
+        any_nanos().prop_map(|nanos| Window::of_nanos(nanos).unwrap()),
+        (unit, zone).prop_map(|(unit, zone)| Window::Calendar(Calendar::new(unit, zone).unwrap())),
+    ]
 }

@@ -1,29 +1,86 @@
-//! Parameters of the laws for each algorithm.
+//! What the tests need of each algorithm: a sample, and the parameters of its laws.
 
 use super::*;
 
-/// What the laws need of an algorithm besides its own functions.
+/// What the laws need of an algorithm besides its own functions. A law that an algorithm keeps only in part has a
+/// parameter with a default: override it with the reason, never weaken the law for all.
 pub(super) trait Law:
     Algorithm<Counter: Clone + PartialEq + std::fmt::Debug, Receipt: Clone> + std::fmt::Debug
 {
-    /// The most hits that may be admitted between two instants, both included, without overdrafts.
+    /// The most hits that may be admitted between two instants, both included, without overdrafts. This is the promise
+    /// of the algorithm in docs/algorithms.md.
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128;
-    /// Hits that pass when nothing was counted.
-    fn allowance(&self) -> u64;
-    fn excess(&self) -> Excess;
-    /// The latest instant until which hits charged under a lead may refuse others, without overdrafts.
+
+    /// The latest instant until which hits that were charged under a lead of the clock may refuse others after the lead
+    /// is given up at `now`, without overdrafts: an allowance that is used up at `now`, plus at most a window.
     fn refilled_at(&self, now: Timestamp) -> Timestamp;
-    /// Hits that may have come back too early because of a charge that was taken back.
+
+    /// Hits that may have come back too early because of a charge that was taken back. Not 0 if a charge fixes an
+    /// instant that later charges rely on, such as the start of a step.
     fn early(&self) -> u64 {
         0
     }
-    /// Whether undo restores the state before the charge. With a debt, other charges may have been paid meanwhile.
+
+    /// Whether undo restores the state before the charge. `false` for a debt that time pays: other charges may have been
+    /// paid meanwhile, so undo takes back only what surely still counts.
     fn undoes_all(&self) -> bool {
         true
     }
-    /// Whether the refund of one hit may make room for several.
+
+    /// Whether the refund of one hit may make room for several: `true` if a bound on the delay refuses hits that would
+    /// otherwise fit.
     fn can_free_several(&self) -> bool {
         false
+    }
+}
+
+/// What a sample of each algorithm admits.
+pub(super) struct Sample {
+    /// Hits that pass at once.
+    pub(super) allowance: u64,
+    /// The time in which they come back, in nanoseconds; a multiple of ten and of `allowance`.
+    pub(super) nanos: u64,
+}
+
+impl Sample {
+    pub(super) fn classic(&self) -> Classic {
+        Classic { limit: self.allowance, window: Window::of_nanos(self.nanos).unwrap() }
+    }
+
+    pub(super) fn fixed_window(&self) -> FixedWindow {
+        let window = Window::of_nanos(self.nanos).unwrap();
+        FixedWindow { limit: self.allowance, window, excess: Excess::Refuse }
+    }
+
+    pub(super) fn sliding_window(&self) -> SlidingWindow {
+        let span = Span::of_nanos(self.nanos).unwrap();
+        SlidingWindow { limit: self.allowance, span, excess: Excess::Refuse }
+    }
+
+    pub(super) fn sliding_log(&self) -> SlidingLog {
+        let span = Span::of_nanos(self.nanos).unwrap();
+        SlidingLog { limit: self.allowance, span, sub_window: NonZeroU64::MIN, excess: Excess::Refuse }
+    }
+
+    pub(super) fn sub_windows(&self) -> SlidingLog {
+        SlidingLog { sub_window: NonZeroU64::new(self.nanos / 10).unwrap(), ..self.sliding_log() }
+    }
+
+    pub(super) fn token_bucket(&self) -> TokenBucket {
+        TokenBucket { rate: self.rate(), burst: self.allowance, excess: Excess::Refuse }
+    }
+
+    pub(super) fn stepped_bucket(&self) -> SteppedBucket {
+        let interval = NonZeroU64::new(self.nanos / self.allowance).unwrap();
+        SteppedBucket { amount: NonZeroU64::MIN, interval, burst: self.allowance, excess: Excess::Refuse }
+    }
+
+    pub(super) fn leaky_queue(&self) -> LeakyQueue {
+        LeakyQueue { rate: self.rate(), burst: Some(self.allowance - 1), max_delay: None, timeout: None }
+    }
+
+    fn rate(&self) -> Rate {
+        Rate::new(NonZeroU64::new(self.allowance).unwrap(), NonZeroU64::new(self.nanos).unwrap())
     }
 }
 
@@ -33,16 +90,8 @@ impl Law for FixedWindow {
         u128::from(self.limit) * (1 + u128::from(windows_between))
     }
 
-    fn allowance(&self) -> u64 {
-        self.limit
-    }
-
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
-        self.window.end(self.window.start(now), 1)
-    }
-
-    fn excess(&self) -> Excess {
-        self.excess
+        self.window.end_after(self.window.end(now), 1)
     }
 }
 
@@ -52,37 +101,22 @@ impl Law for SlidingWindow {
         u128::from(self.limit) * (1 + u128::from(windows_between))
     }
 
-    fn allowance(&self) -> u64 {
-        self.limit
-    }
-
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         self.span.start(now).plus(3 * self.span.nanos())
-    }
-
-    fn excess(&self) -> Excess {
-        self.excess
     }
 }
 
 impl Law for SlidingLog {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
         let span = to.nanos_since(from);
-        // Hits less than a window minus a grain apart never exceed the limit together; each such span adds one limit.
-        let exact = self.span.nanos() - (self.grain.get() - 1);
+        // Hits less than a window minus a sub-window apart never exceed the limit together. Each such span adds one
+        // limit.
+        let exact = self.span.nanos() - (self.sub_window.get() - 1);
         u128::from(self.limit) * (1 + u128::from(span / exact))
-    }
-
-    fn allowance(&self) -> u64 {
-        self.limit
     }
 
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         now.plus(self.span.nanos())
-    }
-
-    fn excess(&self) -> Excess {
-        self.excess
     }
 }
 
@@ -93,16 +127,8 @@ impl Law for TokenBucket {
         u128::from(self.burst) + paid + 1
     }
 
-    fn allowance(&self) -> u64 {
-        self.burst
-    }
-
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         now.after(self.rate.time_for(self.rate.cost(self.burst)))
-    }
-
-    fn excess(&self) -> Excess {
-        self.excess
     }
 
     fn undoes_all(&self) -> bool {
@@ -117,17 +143,10 @@ impl Law for SteppedBucket {
         u128::from(self.burst) + steps * u128::from(self.amount.get())
     }
 
-    fn allowance(&self) -> u64 {
-        self.burst
-    }
-
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         now.plus(self.interval.get().saturating_mul(self.burst.div_ceil(self.amount.get())))
     }
 
-    fn excess(&self) -> Excess {
-        self.excess
-    }
     // The step that the charge opened has passed for later charges, too.
     fn early(&self) -> u64 {
         self.amount.get()
@@ -145,16 +164,8 @@ impl Law for LeakyQueue {
         u128::from(self.allowance()) + paid + 1
     }
 
-    fn allowance(&self) -> u64 {
-        self.burst.map_or(0, |burst| burst.saturating_add(1))
-    }
-
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         now.after(self.rate.time_for(self.rate.cost(self.allowance())))
-    }
-
-    fn excess(&self) -> Excess {
-        Excess::Refuse
     }
 
     // Nothing is admitted until the delay is short enough; then everything behind it fits.
@@ -164,5 +175,74 @@ impl Law for LeakyQueue {
 
     fn undoes_all(&self) -> bool {
         false
+    }
+}
+
+/// The most hits that `limit` may admit between two instants, both included: see [`Law::bound`].
+pub(crate) fn bound(limit: &Limit, from: Timestamp, to: Timestamp) -> u128 {
+    match limit {
+        Limit::Classic(Classic { limit, window }) => {
+            let (limit, window) = (*limit, window.clone());
+            FixedWindow { limit, window, excess: Excess::Refuse }.bound(from, to)
+        }
+        Limit::FixedWindow(limit) => limit.bound(from, to),
+        Limit::SlidingWindow(limit) => limit.bound(from, to),
+        Limit::SlidingLog(limit) => limit.bound(from, to),
+        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => limit.bound(from, to),
+        Limit::SteppedBucket(limit) => limit.bound(from, to),
+        Limit::LeakyQueue(limit) => limit.bound(from, to),
+    }
+}
+
+algorithms! {
+    Classic {
+        sample: Sample::classic,
+        encoded: ["000a0080b09dc2df01", "0080b0e2aca9aec7fd1701"],
+        any: (any_number(), any_window()).prop_map(|(limit, window)| Classic { limit, window }),
+        laws: none
+    }
+    FixedWindow {
+        sample: Sample::fixed_window,
+        encoded: ["010a0080b09dc2df0100", "0080b0e2aca9aec7fd1701"],
+        any: (fixed_window(), any_window()).prop_map(|(limit, window)| FixedWindow { window, ..limit }),
+        laws: (of_fixed_window, fixed_window())
+    }
+    SlidingWindow {
+        sample: Sample::sliding_window,
+        encoded: ["020a80b09dc2df0100", "0180b0e2aca9aec7fd1701"],
+        any: sliding_window(),
+        laws: (of_sliding_window, sliding_window())
+    }
+    SlidingLog {
+        sample: Sample::sliding_log,
+        encoded: ["030a80b09dc2df010100", "028080c5eac9acc7fd1701"],
+        any: sliding_log(),
+        laws: (of_sliding_log, sliding_log())
+    }
+    TokenBucket {
+        sample: Sample::token_bucket,
+        encoded: ["040a80b09dc2df010a00", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
+        any: token_bucket(),
+        laws: (of_token_bucket, token_bucket())
+    }
+    SteppedBucket {
+        sample: Sample::stepped_bucket,
+        encoded: ["050180f882ad160a00", "048080c5eac9acc7fd170101"],
+        any: stepped_bucket(),
+        laws: (of_stepped_bucket, stepped_bucket())
+    }
+    // The arithmetic of a token bucket, whose laws stand for both.
+    LeakyBucket {
+        sample: Sample::token_bucket,
+        encoded: ["060a80b09dc2df010a00", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
+        any: token_bucket(),
+        laws: none
+    }
+    LeakyQueue {
+        sample: Sample::leaky_queue,
+        encoded: ["070a80b09dc2df0101090000", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
+        any: (leaky_queue(), prop::option::of(any_pause().prop_map(Duration::from_nanos)))
+            .prop_map(|(queue, timeout)| LeakyQueue { timeout, ..queue }),
+        laws: (of_leaky_queue, leaky_queue())
     }
 }

@@ -21,6 +21,8 @@ pub struct EffectiveSetting {
 pub enum Origin {
     /// The default.
     Default,
+    /// A variable of envoyproxy/ratelimit.
+    Reference,
     /// The settings file.
     File,
     /// An environment variable.
@@ -33,6 +35,7 @@ impl Origin {
     fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
+            Self::Reference => "reference",
             Self::File => "file",
             Self::Environment => "environment",
             Self::Flag => "flag",

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tracing::info;
 
 use crate::{
-    algorithm::Limit,
+    algorithm::{Counter, Limit},
     api::{
         admin::{AdminError, AdminState, ClientAddress, format},
         descriptor_text,
@@ -89,15 +89,15 @@ pub(super) async fn set(
 
 /// How hits beyond the limit are stored.
 fn note_beyond_limit(limit: &Limit) -> &'static str {
-    match limit {
-        Limit::Classic(_) | Limit::FixedWindow(_) => "all hits are stored; the window refuses until its end",
-        Limit::SlidingWindow(_) | Limit::SubWindows(_) | Limit::SlidingLog(_) => {
+    match (limit, limit.fresh()) {
+        (Limit::LeakyQueue(_), _) => "a queue stores at most its burst: it is full now",
+        (_, Counter::Window(_)) => "all hits are stored; the window refuses until its end",
+        (_, Counter::Sliding(_) | Counter::Log(_)) => {
             "all hits are stored, and requests are refused until they have left the window"
         }
-        Limit::TokenBucket(_) | Limit::SteppedBucket(_) | Limit::LeakyBucket(_) => {
+        (_, Counter::Debt(_) | Counter::Step(_)) => {
             "all hits are stored as a debt (at most overdraft_limit, if set), and requests are refused until it is repaid"
         }
-        Limit::LeakyQueue(_) => "a queue stores at most its burst: it is full now",
     }
 }
 
@@ -149,7 +149,7 @@ impl CounterQuery {
 
 fn admin_error(error: NoCounter) -> AdminError {
     match error {
-        NoCounter::NoRules | NoCounter::Unreachable => AdminError::unavailable(error),
+        NoCounter::NoRules | NoCounter::Unreachable | NoCounter::NoStore => AdminError::unavailable(error),
         NoCounter::NoDomain | NoCounter::NoRule | NoCounter::Unlimited => AdminError::not_found(error),
     }
 }

@@ -76,17 +76,17 @@ pub(super) async fn of_query(
 async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, AdminError> {
     let snapshot = state.limiter.view();
     let request = rls::decode(message, state.reader.bounds()).map_err(|error| unanswered(error.into()))?;
-    let descriptors = request.descriptors().map_err(unanswered)?;
-    let asked = request.limiter_request(&descriptors, None);
+    let asked = request.limiter_request(None).map_err(|error| unanswered(error.into()))?;
     let explanation = snapshot.explain(&asked).await.map_err(|error| match error {
         LimiterError::Remote => AdminError::unavailable(NoCounter::Unreachable),
-        LimiterError::EmptyDomain
-        | LimiterError::NoDescriptors
-        | LimiterError::NoRules
-        | LimiterError::Joining
-        | LimiterError::Overloaded => unanswered(error.into()),
+        LimiterError::NoRules | LimiterError::Joining | LimiterError::NoStore | LimiterError::Overloaded => {
+            unanswered(error.into())
+        }
     })?;
-    Ok(Json(explanation_json(&asked, &explanation)))
+    let mut body = explanation_json(&asked, &explanation);
+    let status = state.active_rules.status();
+    body["rules"] = json!({"hash": status.hash, "version": status.version});
+    Ok(Json(body))
 }
 
 fn unanswered(error: Error) -> AdminError {
@@ -97,7 +97,7 @@ fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_
     let Explanation { answer, now, .. } = explanation;
     let refusing: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).map(Status::name).collect();
     let descriptors: Vec<_> = request
-        .descriptors
+        .descriptors()
         .iter()
         .zip(explanation.descriptors())
         .map(|(descriptor, (status, part))| {
@@ -114,7 +114,7 @@ fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_
         })
         .collect();
     json!({
-        "domain": request.domain,
+        "domain": request.domain(),
         "at": format::instant(*now),
         "code": code(answer.passes),
         "passes_in_shadow_mode": answer.passes_in_shadow,
@@ -249,6 +249,7 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
         "path": rule.path,
         "name": rule.name,
         "at": rule.location.to_string(),
+        "overlay": rule.overlay.as_ref().map(ToString::to_string),
         "shadow_mode": rule.shadow_mode,
         "quota_mode": rule.quota_mode,
         "on_owner_unavailable": rule.on_owner_unavailable.name(),

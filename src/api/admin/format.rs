@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    algorithm::{CalendarUnit, Excess, Limit, Span, Window},
+    algorithm::{AlgorithmName, CalendarUnit, Excess, Limit, Span, Window},
     descriptor::Key,
     rules::Unit,
     time::Timestamp,
@@ -29,14 +29,14 @@ pub(super) fn key(key: Key) -> String {
 pub(super) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
     let mut text = match (limit, unit) {
         (Limit::SteppedBucket(bucket), _) => bucket.burst.to_string(),
-        (_, Some(unit)) => format!("{} per {}", number(limit), unit.name()),
-        (_, None) => match window(limit) {
+        (_, Some(unit)) => format!("{} per {}", limit.hits_per_period(), unit.name()),
+        (_, None) => match limit.window() {
             Some(Window::Calendar(calendar)) => {
-                format!("{} per {}", number(limit), calendar_unit(calendar.unit()))
+                format!("{} per {}", limit.hits_per_period(), calendar_unit(calendar.unit()))
             }
             Some(Window::Aligned(_)) | None => {
                 let time = limit.period().map(time).unwrap_or_default();
-                format!("{} per {time}", number(limit))
+                format!("{} per {time}", limit.hits_per_period())
             }
         },
     };
@@ -48,7 +48,7 @@ pub(super) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
 
 /// The kind of its counter. Limits of the same kind share counters.
 pub(super) fn kind(limit: &Limit) -> String {
-    let over = match (window(limit), limit) {
+    let over = match (limit.window(), limit) {
         (Some(Window::Calendar(calendar)), _) => calendar_words(calendar.unit(), calendar.zone()),
         (_, Limit::SteppedBucket(bucket)) => time(Duration::from_nanos(bucket.interval.get())),
         (Some(Window::Aligned(_)) | None, _) => limit.period().map(time).unwrap_or_default(),
@@ -62,7 +62,7 @@ pub(super) fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, 
     if !limit.is_classic() {
         keys.push(("algorithm", algorithm(limit).to_owned()));
     }
-    match (window(limit), limit) {
+    match (limit.window(), limit) {
         (Some(Window::Calendar(calendar)), _) => {
             keys.push(("calendar", calendar_words(calendar.unit(), calendar.zone())));
         }
@@ -71,32 +71,28 @@ pub(super) fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, 
         }
         (Some(Window::Aligned(_)) | None, _) => {}
     }
-    let excess = match limit {
-        Limit::Classic(_) => Excess::Refuse,
-        Limit::FixedWindow(limit) => limit.excess,
-        Limit::SlidingWindow(limit) => limit.excess,
-        Limit::SlidingLog(limit) => limit.excess,
-        Limit::SubWindows(limit) => {
-            keys.push(("sub_windows", (limit.span.nanos() / limit.grain).to_string()));
-            limit.excess
+    match limit {
+        Limit::Classic(_) | Limit::FixedWindow(_) | Limit::SlidingWindow(_) => {}
+        Limit::SlidingLog(limit) => {
+            let sub_windows = || ("sub_windows", (limit.span.nanos() / limit.sub_window).to_string());
+            keys.extend(limit.has_sub_windows().then(sub_windows));
         }
         Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => {
             keys.push(("burst", limit.burst.to_string()));
-            limit.excess
         }
         Limit::SteppedBucket(limit) => {
             keys.push(("burst", limit.burst.to_string()));
             keys.push(("refill_amount", limit.amount.to_string()));
             keys.push(("refill_interval", time(Duration::from_nanos(limit.interval.get()))));
-            limit.excess
         }
         Limit::LeakyQueue(limit) => {
             keys.extend(limit.burst.map(|burst| ("burst", burst.to_string())));
             keys.extend(limit.max_delay.map(|longest| ("max_delay", time(longest))));
-            Excess::Refuse
         }
-    };
-    match excess {
+    }
+    match limit.excess() {
+        // A classic limit always counts denied hits.
+        _ if limit.is_classic() => {}
         Excess::Refuse => {}
         Excess::Count => keys.push(("count_denied", "true".to_owned())),
         Excess::Overdraft(most) => {
@@ -108,45 +104,7 @@ pub(super) fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, 
 }
 
 fn algorithm(limit: &Limit) -> &'static str {
-    match limit {
-        Limit::Classic(_) => "classic",
-        Limit::FixedWindow(_) => "fixed_window",
-        Limit::SlidingWindow(_) | Limit::SubWindows(_) => "sliding_window",
-        Limit::SlidingLog(_) => "sliding_log",
-        Limit::TokenBucket(_) | Limit::SteppedBucket(_) => "token_bucket",
-        Limit::LeakyBucket(_) => "leaky_bucket",
-        Limit::LeakyQueue(_) => "leaky_queue",
-    }
-}
-
-/// The number of hits per window.
-fn number(limit: &Limit) -> u64 {
-    match limit {
-        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) if limit.burst == 0 => 0,
-        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => limit.rate.hits(),
-        Limit::LeakyQueue(limit) if limit.burst.is_none() => 0,
-        Limit::LeakyQueue(limit) => limit.rate.hits(),
-        Limit::Classic(_)
-        | Limit::FixedWindow(_)
-        | Limit::SlidingWindow(_)
-        | Limit::SubWindows(_)
-        | Limit::SlidingLog(_)
-        | Limit::SteppedBucket(_) => limit.allowance(),
-    }
-}
-
-fn window(limit: &Limit) -> Option<&Window> {
-    match limit {
-        Limit::Classic(limit) => Some(&limit.window),
-        Limit::FixedWindow(limit) => Some(&limit.window),
-        Limit::SlidingWindow(_)
-        | Limit::SubWindows(_)
-        | Limit::SlidingLog(_)
-        | Limit::TokenBucket(_)
-        | Limit::SteppedBucket(_)
-        | Limit::LeakyBucket(_)
-        | Limit::LeakyQueue(_) => None,
-    }
+    limit.algorithm().map_or("classic", AlgorithmName::name)
 }
 
 fn calendar_words(unit: CalendarUnit, zone: &str) -> String {

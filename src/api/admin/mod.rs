@@ -101,13 +101,27 @@ async fn index() -> String {
 
 async fn store(State(state): State<AdminState>) -> Json<Value> {
     let figures = state.memory.stats();
-    Json(json!({
+    let mut page = json!({
         "live": figures.live,
         "bytes": figures.bytes,
         "evicted_idle": figures.evicted_idle,
         "evicted_unexpired": figures.evicted_unexpired,
         "refused_full": figures.refused_full,
-    }))
+    });
+    if let Some(store) = state.limiter.shared_store() {
+        let stats = store.stats();
+        page["shared"] = json!({
+            "state": store.state().to_string(),
+            "replicas": stats.replicas,
+            "checks": stats.checks,
+            "batches": stats.batches,
+            "conflicts": stats.conflicts,
+            "refused_locally": stats.refused_locally,
+            "degraded": stats.degraded,
+            "lost": stats.lost,
+        });
+    }
+    Json(page)
 }
 
 /// An error of a page: a status code and a line of text.

@@ -14,7 +14,7 @@ use crate::{
 pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
     let status = state.active_rules.status();
     let rules = state.active_rules.current();
-    let rules = rules.as_deref();
+    let rules = rules.rules();
     let warnings: Vec<_> = rules.map_or(&[][..], Rules::warnings).iter().map(ToString::to_string).collect();
     let domains: Map<_, _> = rules
         .into_iter()
@@ -24,9 +24,13 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
     Json(json!({
         "generation": status.generation,
         "hash": status.hash,
+        "version": status.version,
         "load_errors": status.load_errors,
         "loaded_at": status.loaded_at.map(format::instant),
         "domains": domains,
+        "overlay_problems": status.overlay_problems.map(|problems| {
+            problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+        }),
         "warnings": warnings,
         "last_error": status.last_error.map(|error| json!({
             "at": format::instant(error.at),
@@ -39,7 +43,7 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
 pub(super) async fn lines(State(state): State<AdminState>) -> String {
     let mut text = String::new();
     let rules = state.active_rules.current();
-    for domain in rules.as_deref().into_iter().flat_map(Rules::domains) {
+    for domain in rules.rules().into_iter().flat_map(Rules::domains) {
         domain.rules().for_each(|rule| line(rule, &mut text));
     }
     text

@@ -1,15 +1,14 @@
 //! Decodes a `RateLimitRequest` without copying: its texts borrow from the message.
 
-use std::str;
+use std::{str, time::Duration};
 
 use prost::encoding::{DecodeContext, WireType, skip_field};
 use smallvec::SmallVec;
 
 use crate::{
     algorithm::Operation,
-    api::Error,
     descriptor::Entry,
-    limiter::{self, Bounds, Override, TooLarge},
+    limiter::{self, Bounds, Override, TooLarge, UnknownUnit},
     rules::Unit,
 };
 
@@ -128,32 +127,21 @@ impl<'m> Request<'m> {
         })
     }
 
-    /// The descriptors in the form of the limiter.
-    #[inline]
-    pub fn descriptors(&self) -> Result<SmallVec<[limiter::Descriptor<'_>; 2]>, Error> {
-        let mut descriptors = SmallVec::new();
-        for (index, view) in self.descriptor_views().enumerate() {
-            let limit = match view.limit {
-                None => None,
-                Some(LimitOverride { requests_per_unit, unit: number }) => {
-                    let unit = unit(number).ok_or(Error::Unit { descriptor: index, number })?;
-                    Some(Override { requests_per_unit, unit })
-                }
-            };
-            let operation = view.operation(self.hits_addend);
-            descriptors.push(limiter::Descriptor { entries: view.entries, operation, limit });
-        }
-        Ok(descriptors)
-    }
-
     /// The request in the form of the limiter. `timeout` is the time that the caller waits.
     #[inline]
-    pub fn limiter_request<'r>(
-        &'r self,
-        descriptors: &'r [limiter::Descriptor<'r>],
-        timeout: Option<std::time::Duration>,
-    ) -> limiter::Request<'r> {
-        limiter::Request { domain: self.domain, descriptors, timeout }
+    pub fn limiter_request(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Result<limiter::Request<'_>, limiter::RequestError> {
+        let descriptors = self.descriptor_views().map(|view| limiter::Descriptor {
+            entries: view.entries,
+            operation: view.operation(self.hits_addend),
+            limit: view.limit.map(|LimitOverride { requests_per_unit, unit: number }| Override {
+                requests_per_unit,
+                unit: unit(number).ok_or(UnknownUnit(number)),
+            }),
+        });
+        limiter::Request::new(self.domain, descriptors, timeout)
     }
 }
 

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use axum::http::HeaderMap;
-use opentelemetry_sdk::trace::Span;
 
 use crate::{
     api::{Api, Error},
@@ -16,6 +15,8 @@ use crate::{
 
 mod decode;
 mod encode;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 pub mod headers;
 mod metadata;
 mod span;
@@ -23,6 +24,7 @@ mod timeout;
 
 pub use decode::{DecodeError, Request, decode};
 pub use encode::FRAME_PREFIX_BYTES;
+pub use span::CallSpan;
 
 use encode::encode;
 
@@ -48,6 +50,13 @@ pub struct Call<'m> {
     pub precision: ResetPrecision,
 }
 
+impl Call<'_> {
+    /// The time that the caller waits.
+    fn timeout(self) -> Option<Duration> {
+        self.metadata.and_then(timeout::of)
+    }
+}
+
 /// The reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
@@ -67,12 +76,12 @@ impl Reply {
 }
 
 /// Result of [`Batch::handle`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Handled {
     /// The call is decided.
     Ready(Reply),
-    /// The call needs another replica and has had no effect yet: use [`Api::handle`].
-    Remote,
+    /// The call needs another replica and has had no effect yet: use [`Api::handle_remote`].
+    Remote(CallSpan),
 }
 
 /// Calls that are read together and decided by the same rules at the same instant.
@@ -81,7 +90,8 @@ pub struct Batch<'a> {
     api: &'a Api,
     // Taken at the first call.
     view: Option<ActiveView<'a>>,
-    decided: u32,
+    // Calls with a reply or an error.
+    answered: u32,
 }
 
 impl Batch<'_> {
@@ -92,25 +102,21 @@ impl Batch<'_> {
 
     /// Decides a call if its counters are local.
     pub fn handle(&mut self, call: Call<'_>) -> Result<Handled, Error> {
-        // A span includes the wait for other replicas.
-        if self.api.traces.is_some() {
-            return Ok(Handled::Remote);
-        }
+        let mut span = self.api.span(call);
         let view = self.view.get_or_insert_with(|| self.api.limiter.view());
-        let decided = self.api.decide(call, view);
+        let decided = self.api.decide(call, view, &mut span);
         if let Err(Error::LimiterError(LimiterError::Remote)) = decided {
-            return Ok(Handled::Remote);
+            return Ok(Handled::Remote(span));
         }
-        let reply = decided.inspect_err(|error| self.api.metrics.unanswered(*error))?;
-        self.decided += 1;
-        Ok(Handled::Ready(reply))
+        self.answered += 1;
+        Ok(Handled::Ready(self.api.finish(span, decided)?))
     }
 }
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         if let Some(view) = &self.view {
-            self.api.metrics.duration.record_mean(view.age(), self.decided);
+            self.api.metrics.duration.record_mean(view.age(), self.answered);
         }
     }
 }
@@ -118,43 +124,43 @@ impl Drop for Batch<'_> {
 impl Api {
     /// Starts a batch of calls that are read together.
     pub fn batch(&self) -> Batch<'_> {
-        Batch { api: self, view: None, decided: 0 }
+        Batch { api: self, view: None, answered: 0 }
     }
 
     /// Decides a call of `connection`, locally or through the owner. The reply may have a delay.
     pub async fn handle(&self, call: Call<'_>, connection: &OpenForwards) -> Result<Reply, Error> {
-        let mut span = self.span(call);
-        let handled = self.handle_in_span(call, connection, span.as_mut()).await;
-        let handled = handled.inspect_err(|error| self.metrics.unanswered(*error));
-        span::end(span, handled.as_ref().map(|reply| reply.passes));
-        handled
+        let handled = self.batch().handle(call)?;
+        match handled {
+            Handled::Ready(reply) => Ok(reply),
+            Handled::Remote(span) => self.handle_remote(call, connection, span).await,
+        }
     }
 
-    async fn handle_in_span(
+    /// Continues [`Handled::Remote`]. Decodes the message again, because a decoded call borrows its bytes: 1,600
+    /// instructions for two entries, where a local call takes 34,000 in all.
+    pub async fn handle_remote(
         &self,
         call: Call<'_>,
         connection: &OpenForwards,
-        span: Option<&mut Span>,
+        mut span: CallSpan,
     ) -> Result<Reply, Error> {
         let view = self.limiter.view();
-        let decided = match self.decide(call, &view) {
-            Err(Error::LimiterError(LimiterError::Remote)) => {
-                let request = decode(call.message, self.settings.bounds())?;
-                let descriptors = request.descriptors()?;
-                let limiter_request =
-                    request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
-                let answer = view.decide_remote(&limiter_request, connection).await?;
-                Ok(self.reply(call, &request, &limiter_request, &view, &answer))
-            }
-            decided => decided,
-        };
-        if let Some(span) = span
-            && let Ok(request) = decode(call.message, self.settings.bounds())
-        {
-            span::describe(span, &request);
-        }
+        let decided = self.decide_remote(call, &view, connection, &mut span).await;
         self.metrics.duration.record(view.age());
-        decided
+        self.finish(span, decided)
+    }
+
+    async fn decide_remote(
+        &self,
+        call: Call<'_>,
+        view: &ActiveView<'_>,
+        connection: &OpenForwards,
+        span: &mut CallSpan,
+    ) -> Result<Reply, Error> {
+        let decoded = self.decode(call, span)?;
+        let request = decoded.limiter_request(call.timeout())?;
+        let answer = view.decide_remote(&request, connection).await?;
+        Ok(self.reply(call, &decoded, &request, view, &answer))
     }
 
     /// Waits for the delay of a reply.
@@ -169,33 +175,48 @@ impl Api {
     }
 
     #[inline]
-    fn decide(&self, call: Call<'_>, view: &ActiveView<'_>) -> Result<Reply, Error> {
-        let request = decode(call.message, self.settings.bounds())?;
-        let descriptors = request.descriptors()?;
-        let limiter_request = request.limiter_request(&descriptors, call.metadata.and_then(timeout::of));
-        let answer = view.decide(&limiter_request)?;
-        Ok(self.reply(call, &request, &limiter_request, view, &answer))
+    fn decide(&self, call: Call<'_>, view: &ActiveView<'_>, span: &mut CallSpan) -> Result<Reply, Error> {
+        let decoded = self.decode(call, span)?;
+        let request = decoded.limiter_request(call.timeout())?;
+        let answer = view.decide(&request)?;
+        Ok(self.reply(call, &decoded, &request, view, &answer))
+    }
+
+    #[inline]
+    fn decode<'m>(&self, call: Call<'m>, span: &mut CallSpan) -> Result<Request<'m>, Error> {
+        let decoded = decode(call.message, self.settings.bounds())?;
+        span.describe(&decoded);
+        Ok(decoded)
+    }
+
+    /// Counts an error and ends the span.
+    #[inline]
+    fn finish(&self, span: CallSpan, decided: Result<Reply, Error>) -> Result<Reply, Error> {
+        span.end(&decided);
+        decided.inspect_err(|error| self.metrics.unanswered(*error))
     }
 
     fn reply(
         &self,
         call: Call<'_>,
-        request: &Request<'_>,
-        limiter_request: &limiter::Request<'_>,
+        decoded: &Request<'_>,
+        request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) -> Reply {
         if let Some(denials) = &self.denials {
-            denials.log(limiter_request, answer, view.now());
+            denials.log(request, answer, view.now());
         }
         let headers = self.headers.of(answer, self.limiter.modes());
-        let metadata = self.settings.dynamic_metadata.then(|| metadata::of(request, answer));
+        let metadata = self.settings.dynamic_metadata.then(|| metadata::of(decoded, answer));
         let frame = encode(answer, &headers, metadata.as_ref(), call.precision);
         Reply { frame, passes: answer.passes, delay: answer.delay }
     }
 
-    fn span(&self, call: Call<'_>) -> Option<Span> {
-        span::begin(self.traces.as_ref()?, call.metadata?)
+    /// Begins the span of a call.
+    #[inline]
+    fn span(&self, call: Call<'_>) -> CallSpan {
+        CallSpan::begin(self.traces.as_ref(), call.metadata)
     }
 }
 

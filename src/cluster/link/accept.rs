@@ -8,26 +8,28 @@ use std::{
 
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::TokioIo;
-use rustls::server::Acceptor;
 use tokio::{
-    net::TcpStream,
-    sync::{OwnedSemaphorePermit, oneshot},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     time::timeout,
 };
 use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use tonic::{Request, Response, Status, Streaming, codegen::Service};
 
-use crate::cluster::{
-    link::{
-        connection::{self, HELLO_TIMEOUT},
-        dial::{SEND_BYTES_MAX, TLS_TIMEOUT, WINDOW_BYTES, report_tls_failure},
-        drive::{SpawnedTasks, drive},
-        frame::{FRAME_BYTES_MAX, Frame, LinksServer, LinksService},
-        hub::Hub,
-        outbound::{OutboundFrames, OutboundQueue},
-        stats::LinkFailure,
+use crate::{
+    accept::Acceptor,
+    cluster::{
+        link::{
+            connection::{self, HELLO_TIMEOUT},
+            dial::{SEND_BYTES_MAX, TLS_TIMEOUT, WINDOW_BYTES, report_tls_failure},
+            drive::{SpawnedTasks, drive},
+            frame::{FRAME_BYTES_MAX, Frame, LinksServer, LinksService},
+            hub::Hub,
+            outbound::{OutboundFrames, OutboundQueue},
+            stats::LinkFailure,
+        },
+        protocol::VersionMismatch,
     },
-    protocol::VersionMismatch,
 };
 
 /// The most handshakes in progress.
@@ -39,6 +41,17 @@ pub(super) struct IncomingConnection {
     pub(super) from: SocketAddr,
     /// Held until the TLS handshake has ended.
     pub(super) permit: OwnedSemaphorePermit,
+}
+
+/// The next connection, once fewer than [`HANDSHAKES_MAX`] handshakes are in progress. Cancel safe.
+pub(super) async fn next(
+    listener: &TcpListener,
+    acceptor: &mut Acceptor,
+    handshakes: Arc<Semaphore>,
+) -> IncomingConnection {
+    let permit = handshakes.acquire_owned().await.expect("the semaphore is never closed");
+    let (socket, from) = acceptor.next(|| listener.accept(), || {}).await;
+    IncomingConnection { socket, from, permit }
 }
 
 /// Performs the handshakes of an accepted connection, then runs its link until it closes.
@@ -56,7 +69,9 @@ pub(super) async fn accept(hub: Arc<Hub>, incoming: IncomingConnection) {
             // Any process can connect, so a rejected client says nothing about this replica's own links.
             let _ = report_tls_failure(&hub, from, &error);
         }
-        Err(_) => hub.shared.counters.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out"),
+        Err(_) => {
+            hub.shared.local.counters.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out")
+        }
     }
 }
 
@@ -67,12 +82,12 @@ async fn tls_handshake(
     from: SocketAddr,
 ) -> io::Result<Option<TlsStream<TcpStream>>> {
     let configs = hub.shared.credentials.active();
-    let started = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
+    let started = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), socket).await?;
     let mismatch = VersionMismatch::with_offer(started.client_hello().alpn().into_iter().flatten());
     match mismatch {
         None => started.into_stream(configs.server.clone()).await.map(Some),
         Some(mismatch) => {
-            hub.shared.counters.count_failure(LinkFailure::Version, &from, &mismatch);
+            hub.shared.local.counters.count_failure(LinkFailure::Version, &from, &mismatch);
             // The client aborts this handshake as intended.
             let _ = started.into_stream(configs.other_version.clone()).await;
             Ok(None)
@@ -84,7 +99,7 @@ async fn serve(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
     let (frames_sender, frames_receiver) = oneshot::channel();
     let outbound = Arc::new(OutboundQueue::default());
     let frames_sender = Arc::new(Mutex::new(Some(frames_sender)));
-    let inbound = InboundLink { hub: hub.clone(), outbound: outbound.clone(), frames_sender };
+    let inbound = InboundLink { outbound: outbound.clone(), frames_sender };
     let service = LinksServer::new(inbound).max_decoding_message_size(FRAME_BYTES_MAX);
     let spawned = SpawnedTasks::default();
     let connection = http2::Builder::new(spawned.clone())
@@ -97,7 +112,7 @@ async fn serve(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
         match timeout(HELLO_TIMEOUT, frames_receiver).await {
             Ok(Ok(frames)) => connection::run_accepted(&hub, &outbound, frames).await,
             Ok(Err(_)) | Err(_) => {
-                hub.shared.counters.count_failure(
+                hub.shared.local.counters.count_failure(
                     LinkFailure::Other,
                     &from,
                     &"no link was requested in time",
@@ -110,7 +125,6 @@ async fn serve(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
 
 /// The gRPC service of one connection, which serves one call.
 struct InboundLink {
-    hub: Arc<Hub>,
     outbound: Arc<OutboundQueue>,
     frames_sender: Arc<Mutex<Option<oneshot::Sender<Streaming<Frame>>>>>,
 }
@@ -125,6 +139,6 @@ impl LinksService for InboundLink {
             frames_sender.ok_or_else(|| Status::already_exists("a connection carries one link"))?;
         // The receiver is dropped if the connection is about to close.
         let _ = frames_sender.send(request.into_inner());
-        Ok(Response::new(OutboundFrames { outbound: self.outbound.clone(), hub: self.hub.clone() }))
+        Ok(Response::new(OutboundFrames(self.outbound.clone())))
     }
 }

@@ -47,6 +47,8 @@ pub(super) enum ConnectionOutcome {
     RefusedAsDuplicate,
     /// The session had ended; a new one can begin at once.
     SessionEnded,
+    /// The handshake did not end in time.
+    Slow,
     /// The handshake failed.
     Failed,
 }
@@ -72,7 +74,7 @@ pub(super) async fn run_dialled(
         let mut frames = frames.await.map_err(|status| failed(&status))?;
         let peer = receive_greeting(hub, &mut frames, target).await?;
         let _ = greeted.set(peer.clone());
-        outbound.send(Kind::Hello(peer.hello(hub, target.replaces_link)));
+        outbound.send(Kind::Hello(peer.hello(target.replaces_link)));
         let hello = match next_kind(&mut frames).await? {
             Kind::Hello(hello) if hello.member() == peer.id && hello.session != 0 => hello,
             Kind::Refusal(refusal) => {
@@ -86,7 +88,7 @@ pub(super) async fn run_dialled(
                 return Err(ConnectionOutcome::Failed);
             }
         };
-        match peer.handle_hello(hub, &hello, Role::Dialler, outbound) {
+        match peer.handle_hello(&hello, Role::Dialler, outbound) {
             HelloOutcome::Linked => Ok((peer, frames)),
             HelloOutcome::Refused(Reason::Linked) => Err(ConnectionOutcome::AlreadyLinked(peer.id)),
             HelloOutcome::Refused(_) | HelloOutcome::RemoteLost(_) | HelloOutcome::SessionEnded => {
@@ -101,10 +103,11 @@ pub(super) async fn run_dialled(
             return ConnectionOutcome::LinkClosed;
         }
         Some(Ok(Err(outcome))) => outcome,
-        Some(Err(_)) | None => ConnectionOutcome::Failed,
+        Some(Err(_)) => ConnectionOutcome::Slow,
+        None => ConnectionOutcome::Failed,
     };
     if let Some(peer) = greeted.get() {
-        peer.end_unless_established(hub);
+        peer.end_unless_established();
     }
     outcome
 }
@@ -124,7 +127,7 @@ async fn receive_greeting(
         | Kind::Goodbye(_)
         | Kind::Refusal(_) => return Err(ConnectionOutcome::Failed),
     };
-    if id == hub.shared.me {
+    if id == hub.shared.local.id {
         return Err(ConnectionOutcome::OwnAddress);
     }
     if target.expected.is_some_and(|expected| expected.id != id) {
@@ -132,14 +135,14 @@ async fn receive_greeting(
     }
     let peer = match target.expected {
         Some(expected) => expected.clone(),
-        None => hub.shared.get_or_add_peer(id).ok_or(ConnectionOutcome::Failed)?,
+        None => hub.get_or_add_peer(id).ok_or(ConnectionOutcome::Failed)?,
     };
     if peer.is_connected() { Err(ConnectionOutcome::AlreadyLinked(peer.id)) } else { Ok(peer) }
 }
 
 /// Performs the handshake of an accepted connection, then runs the link until it closes.
 pub(super) async fn run_accepted(hub: &Hub, outbound: &Arc<OutboundQueue>, mut frames: Streaming<Frame>) {
-    outbound.send(Kind::Greeting(Greeting { version: VERSION, member: hub.shared.me.number() }));
+    outbound.send(Kind::Greeting(Greeting { version: VERSION, member: hub.shared.local.id.number() }));
     let hello = match hub.while_open(timeout(HELLO_TIMEOUT, next_kind(&mut frames))).await {
         Some(Ok(Ok(Kind::Hello(hello)))) if hello.version != 0 && hello.member != 0 && hello.session != 0 => {
             hello
@@ -156,24 +159,24 @@ pub(super) async fn run_accepted(hub: &Hub, outbound: &Arc<OutboundQueue>, mut f
 
 /// Answers a hello; returns the peer if the connection is now its link.
 fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Option<Arc<Peer>> {
-    if hello.member() == hub.shared.me || !hub.is_open() {
+    if hello.member() == hub.shared.local.id || !hub.is_open() {
         outbound.send(refusal(Reason::Closed));
         return None;
     }
     loop {
-        let Some(peer) = hub.shared.get_or_add_peer(hello.member()) else {
-            hub.shared.counters.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
+        let Some(peer) = hub.get_or_add_peer(hello.member()) else {
+            hub.shared.local.counters.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
             outbound.send(refusal(Reason::Closed));
             return None;
         };
-        match peer.handle_hello(hub, hello, Role::Acceptor, outbound) {
+        match peer.handle_hello(hello, Role::Acceptor, outbound) {
             HelloOutcome::Linked => return Some(peer),
             HelloOutcome::Refused(reason) => outbound.send(refusal(reason)),
             HelloOutcome::RemoteLost(answer) => outbound.send(Kind::Hello(answer)),
             // The ended peer has left the roster, so the next round adds a new one and the loop ends.
             HelloOutcome::SessionEnded => continue,
         }
-        peer.end_unless_established(hub);
+        peer.end_unless_established();
         return None;
     }
 }
@@ -190,7 +193,7 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
             frame = frames.message() => match frame {
                 Ok(Some(frame)) => {
                     monitor.silent = 0;
-                    if peer.handle_frame(outbound, hub, frame) == Flow::Close {
+                    if peer.handle_frame(outbound, frame) == Flow::Close {
                         break;
                     }
                 }
@@ -211,7 +214,7 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
             }
         }
     }
-    if peer.detach(outbound, hub) {
+    if peer.detach(outbound) {
         hub.redial(peer.clone());
     }
 }

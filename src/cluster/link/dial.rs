@@ -24,6 +24,7 @@ use tracing::debug;
 use crate::{
     cluster::{
         link::{
+            addresses::DialResult,
             connection::{self, ConnectionOutcome, DialTarget},
             drive::{SpawnedTasks, drive},
             frame::{FRAME_BYTES_MAX, LinksClient},
@@ -34,6 +35,7 @@ use crate::{
         },
         protocol::VersionMismatch,
     },
+    resilience::Backoff,
     time::Stopwatch,
 };
 
@@ -46,29 +48,17 @@ const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// Time for which an address that does not answer is dialled.
 const DIAL_DURATION_MAX: Duration = Duration::from_secs(30);
-/// A link that lasted less is redialled after a backoff.
+/// A link that lasted less is redialled after a delay.
 const SHORT_LINK: Duration = Duration::from_millis(100);
 /// HTTP/2 flow-control window, and the bytes that are buffered for sending.
 pub(super) const WINDOW_BYTES: u32 = 1024 * 1024;
 pub(super) const SEND_BYTES_MAX: usize = 256 * 1024;
 
-/// The result of dialling an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cluster) enum DialResult {
-    /// Another process of the cluster, with an active link.
-    Linked,
-    /// This process.
-    OwnAddress,
-    /// Connections are refused: no process listens there.
-    Refused,
-    /// No proof that a process listens there or that none does.
-    Unreachable,
-}
-
 /// The result of one round over the addresses of a name.
 #[derive(Debug)]
 enum Attempt {
     Refused,
+    Slow,
     Unreachable,
     Connected(ConnectionOutcome),
 }
@@ -80,9 +70,9 @@ pub(super) async fn dial_address(
     mut report: Option<oneshot::Sender<DialResult>>,
 ) {
     let (since, is_single_attempt) = (Stopwatch::start(), report.is_some());
-    let mut backoff = Backoff::default();
+    let mut retries = Retries::default();
     while hub.is_open() {
-        let target = DialTarget { expected: None, replaces_link: backoff.replaces_link };
+        let target = DialTarget { expected: None, replaces_link: retries.replaces_link };
         let result = match dial_all(&hub, &address, target, &mut report).await {
             Attempt::Connected(ConnectionOutcome::LinkClosed) => DialResult::Linked,
             Attempt::Connected(ConnectionOutcome::AlreadyLinked(peer)) => {
@@ -90,15 +80,15 @@ pub(super) async fn dial_address(
                 DialResult::Linked
             }
             Attempt::Connected(ConnectionOutcome::OwnAddress) => {
-                hub.shared.note_own_address(&address);
+                hub.shared.addresses().note_own(&address);
                 DialResult::OwnAddress
             }
             Attempt::Refused => DialResult::Refused,
             Attempt::Connected(
                 outcome @ (ConnectionOutcome::SessionEnded | ConnectionOutcome::RefusedAsDuplicate),
             ) if since.elapsed() < DIAL_DURATION_MAX => {
-                backoff.replaces_link = matches!(outcome, ConnectionOutcome::RefusedAsDuplicate);
-                backoff.wait_briefly().await;
+                retries.replaces_link = matches!(outcome, ConnectionOutcome::RefusedAsDuplicate);
+                retries.wait_briefly().await;
                 continue;
             }
             Attempt::Connected(
@@ -108,81 +98,87 @@ pub(super) async fn dial_address(
                 | ConnectionOutcome::Failed,
             )
             | Attempt::Unreachable => DialResult::Unreachable,
+            Attempt::Connected(ConnectionOutcome::Slow) | Attempt::Slow => DialResult::Slow,
         };
-        if result != DialResult::Unreachable || is_single_attempt || since.elapsed() > DIAL_DURATION_MAX {
+        let is_final = !matches!(result, DialResult::Slow | DialResult::Unreachable);
+        if is_final || is_single_attempt || since.elapsed() > DIAL_DURATION_MAX {
             if let Some(report) = report {
                 let _ = report.send(result);
             }
             break;
         }
-        hub.while_open(backoff.wait()).await;
+        hub.while_open(retries.wait()).await;
     }
-    hub.shared.dial_finished(&address);
+    hub.shared.addresses().end_dial(&address);
 }
 
 /// Redials a peer whose connection broke, until a link is active again or the session has ended.
 pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
-    let mut backoff = Backoff::default();
+    let mut retries = Retries::default();
     while hub.is_open() && peer.needs_dialling() {
         let (address, since) = (peer.address(), Stopwatch::start());
-        let target = DialTarget { expected: Some(&peer), replaces_link: backoff.replaces_link };
+        let target = DialTarget { expected: Some(&peer), replaces_link: retries.replaces_link };
         match dial_all(&hub, &address, target, &mut None).await {
             Attempt::Refused => {
                 debug!(peer = %peer.id, %address, "the peer's address refuses connections");
-                peer.end_unless_connected(&hub);
+                peer.end_unless_connected();
             }
-            Attempt::Connected(ConnectionOutcome::OwnAddress) => peer.end_unless_connected(&hub),
+            Attempt::Connected(ConnectionOutcome::OwnAddress) => peer.end_unless_connected(),
             Attempt::Connected(ConnectionOutcome::OtherMember) => {
                 debug!(peer = %peer.id, %address, "another process has the peer's address");
-                peer.end_unless_connected(&hub);
+                peer.end_unless_connected();
                 hub.shared.dial(&address, None);
             }
             Attempt::Connected(ConnectionOutcome::LinkClosed) => {
-                backoff = Backoff::default();
+                retries = Retries::default();
                 if since.elapsed() < SHORT_LINK {
-                    backoff.wait_briefly().await;
+                    retries.wait_briefly().await;
                 }
             }
             Attempt::Connected(ConnectionOutcome::SessionEnded) => {
                 // The session was lost or never established: dial the address for a new one.
                 hub.shared.dial(&address, None);
-                backoff.wait_briefly().await;
+                retries.wait_briefly().await;
             }
             Attempt::Connected(ConnectionOutcome::RefusedAsDuplicate) => {
-                backoff.replaces_link = true;
-                backoff.wait_briefly().await;
+                retries.replaces_link = true;
+                retries.wait_briefly().await;
             }
-            Attempt::Connected(ConnectionOutcome::AlreadyLinked(_)) => backoff.wait_briefly().await,
-            Attempt::Connected(ConnectionOutcome::Failed) | Attempt::Unreachable => {
-                hub.while_open(backoff.wait()).await;
+            Attempt::Connected(ConnectionOutcome::AlreadyLinked(_)) => retries.wait_briefly().await,
+            Attempt::Connected(ConnectionOutcome::Failed | ConnectionOutcome::Slow)
+            | Attempt::Slow
+            | Attempt::Unreachable => {
+                hub.while_open(retries.wait()).await;
             }
         }
     }
 }
 
-/// Exponential backoff with jitter.
-struct Backoff {
-    next: Duration,
+/// The delays between attempts at one address.
+struct Retries {
+    delays: Backoff,
     // Used while a process is known to answer.
-    brief: Duration,
+    brief_delays: Backoff,
     replaces_link: bool,
 }
 
-impl Default for Backoff {
+impl Default for Retries {
     fn default() -> Self {
-        Self { next: BACKOFF_MIN, brief: BACKOFF_MIN / 10, replaces_link: false }
+        Self {
+            delays: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
+            brief_delays: Backoff::new(BACKOFF_MIN / 10, BACKOFF_MAX),
+            replaces_link: false,
+        }
     }
 }
 
-impl Backoff {
+impl Retries {
     async fn wait(&mut self) {
-        sleep(self.next.mul_f64(rand::random_range(0.5..1.0))).await;
-        self.next = (self.next * 2).min(BACKOFF_MAX);
+        sleep(self.delays.next_delay(rand::random())).await;
     }
 
     async fn wait_briefly(&mut self) {
-        sleep(self.brief.mul_f64(rand::random_range(0.5..1.0))).await;
-        self.brief = (self.brief * 2).min(BACKOFF_MAX);
+        sleep(self.brief_delays.next_delay(rand::random())).await;
     }
 }
 
@@ -204,6 +200,8 @@ async fn dial_all(
     for address in addresses {
         match (dial_once(hub, address, target, report).await, &outcome) {
             (Attempt::Refused, _) => {}
+            (Attempt::Slow, _) => outcome = Attempt::Slow,
+            (Attempt::Unreachable, Attempt::Slow) => {}
             (Attempt::Unreachable, _) => outcome = Attempt::Unreachable,
             (Attempt::Connected(ConnectionOutcome::OtherMember), Attempt::Refused) => {
                 outcome = Attempt::Connected(ConnectionOutcome::OtherMember)
@@ -250,7 +248,9 @@ async fn dial_once(
             }
         }
         Some(Err(_)) => {
-            hub.shared.counters.count_failure(LinkFailure::Slow, &address, &"the TLS handshake timed out")
+            let what = "the TLS handshake timed out";
+            hub.shared.local.counters.count_failure(LinkFailure::Slow, &address, &what);
+            return Attempt::Slow;
         }
         None => {}
     }
@@ -281,8 +281,8 @@ pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) 
     };
     let reason = LinkFailure::of(tls);
     match VersionMismatch::of(tls) {
-        Some(mismatch) => hub.shared.counters.count_failure(reason, &address, mismatch),
-        None => hub.shared.counters.count_failure(reason, &address, tls),
+        Some(mismatch) => hub.shared.local.counters.count_failure(reason, &address, mismatch),
+        None => hub.shared.local.counters.count_failure(reason, &address, tls),
     }
     Some(reason)
 }
@@ -304,7 +304,7 @@ async fn run_connection(
     let outbound = Arc::new(OutboundQueue::default());
     let mut client = LinksClient::with_origin(RequestSender(requests), origin(address))
         .max_decoding_message_size(FRAME_BYTES_MAX);
-    let outgoing = RequestFrames(OutboundFrames { outbound: outbound.clone(), hub: hub.clone() });
+    let outgoing = RequestFrames(OutboundFrames(outbound.clone()));
     let frames = async move { client.link(outgoing).await.map(tonic::Response::into_inner) };
     let on_linked = |peer| {
         hub.shared.note_member_address(&address.to_string(), peer);
@@ -314,6 +314,7 @@ async fn run_connection(
     };
     match drive(spawned, connection, connection::run_dialled(hub, &outbound, frames, target, on_linked)).await
     {
+        Some(ConnectionOutcome::Slow) => Attempt::Slow,
         Some(ConnectionOutcome::Failed) | None => Attempt::Unreachable,
         Some(outcome) => Attempt::Connected(outcome),
     }

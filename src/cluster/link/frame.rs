@@ -9,7 +9,13 @@ use crate::cluster::{
 };
 
 pub(super) use crate::cluster::protocol::VERSION;
-pub(super) use crate::cluster::wire::proto::{
+/// Generated.
+#[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
+mod proto {
+    include!(concat!(env!("OUT_DIR"), "/cluster.rs"));
+}
+
+pub(super) use proto::tollgate::cluster::v1::{
     Frame, Goodbye, Greeting, Heartbeat, Hello, Piece as PieceFrame, Refusal,
     frame::Kind,
     links_client::LinksClient,

@@ -6,20 +6,23 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use prost::bytes::Bytes;
+use serde::Deserialize;
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, mpsc, watch},
     task::JoinSet,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, timeout_at},
 };
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::{
-    cluster::{MemberId, SeedState, Trust, TrustError, seeds, trust::Credentials},
+    accept::Acceptor,
+    cluster::{MemberId, Trust, TrustError, seeds, trust::Credentials},
     time::Clock,
 };
 
 mod accept;
+mod addresses;
 mod advertise;
 mod connection;
 mod dial;
@@ -32,22 +35,21 @@ mod laws;
 mod outbound;
 mod peer;
 mod rejections;
+mod seed_state;
 mod session;
 mod stats;
 
+pub(in crate::cluster) use addresses::DialResult;
 pub use advertise::is_host_port;
-pub(in crate::cluster) use dial::DialResult;
 pub(in crate::cluster) use hub::Shared;
+pub use seed_state::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, Stats};
 
-use accept::IncomingConnection;
 use hub::{Command, Hub, Phase};
 
-/// Pause after `accept` failed.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Addresses and trust of the links.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Settings {
     /// The address on which the replica accepts links.
     pub listen: SocketAddr,
@@ -55,6 +57,7 @@ pub struct Settings {
     /// Default: the address listened on; if that is unspecified, the source address that the machine would use.
     pub advertise: Option<String>,
     /// Addresses to search for other replicas: `HOST:PORT` each; a name may resolve to several addresses.
+    #[serde(rename = "seed")]
     pub seeds: Vec<String>,
     /// The certificates or the secret that authenticate members.
     pub trust: Trust,
@@ -127,19 +130,24 @@ pub struct LinkListener {
     links: EndGuard,
 }
 
-/// Publishes [`Phase::Ended`] when it is dropped.
+/// Publishes [`Phase::Ended`] when it is dropped, and drops the peers, which hold the handler.
 #[derive(Debug)]
 struct EndGuard(Links);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
+        self.0.0.roster.clear();
         self.0.0.phase.send_replace(Phase::Ended);
     }
 }
 
 impl Links {
-    /// Loads the credentials and binds the listener of the process `me`; any invalid setting is an error.
-    pub async fn bind(settings: Settings, me: MemberId, clock: Clock) -> Result<(Self, LinkListener), Error> {
+    /// Loads the credentials and binds the listener of the process `local_id`; any invalid setting is an error.
+    pub async fn bind(
+        settings: Settings,
+        local_id: MemberId,
+        clock: Clock,
+    ) -> Result<(Self, LinkListener), Error> {
         let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock).await?);
         for seed in &settings.seeds {
             advertise::validate("seed", seed)?;
@@ -150,20 +158,20 @@ impl Links {
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
         advertise::validate("advertise", &advertised)?;
         let (commands, received) = mpsc::unbounded_channel();
-        let links = Self(Arc::new(Shared::new(me, advertised, settings, credentials, commands)));
+        let links = Self(Arc::new(Shared::new(local_id, advertised, settings, credentials, commands)));
         let listening =
             LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
         Ok((links, listening))
     }
 
     /// The id of this process.
-    pub fn me(&self) -> MemberId {
-        self.0.me
+    pub fn local_id(&self) -> MemberId {
+        self.0.local.id
     }
 
     /// The advertised address, `HOST:PORT`.
     pub fn address(&self) -> &str {
-        &self.0.address
+        &self.0.local.address
     }
 
     /// Makes the link of `peer` poll [`LinkHandler::next_batch`].
@@ -214,12 +222,12 @@ impl Links {
     /// Addresses that reject links with the reasons, if there are any and no link is up. Then a certificate, a secret
     /// or a protocol version separates this replica from the others, not silence.
     pub fn rejected(&self) -> Option<String> {
-        if self.0.counters.read().links_up == 0 { self.0.rejections.summary() } else { None }
+        if self.0.local.counters.read().links_up == 0 { self.0.rejections.summary() } else { None }
     }
 
     /// Statistics since the start.
     pub fn stats(&self) -> Stats {
-        self.0.counters.read()
+        self.0.local.counters.read()
     }
 }
 
@@ -234,13 +242,14 @@ impl LinkListener {
         let Self { listener, address, mut commands, links } = self;
         let shared = links.0.0.clone();
         let hub = Arc::new(Hub { shared: shared.clone(), handler });
-        info!(member = %shared.me, listen = %address, advertised = shared.address, "listening for links from other replicas");
+        info!(member = %shared.local.id, listen = %address, advertised = shared.local.address, "listening for links from other replicas");
         let mut background = JoinSet::new();
         background.spawn(shared.credentials.clone().watch());
         background.spawn(seeds::watch(shared.clone()));
         let mut tasks = JoinSet::new();
         let mut phases = shared.phase.subscribe();
-        let mut acceptor = Acceptor::new(listener);
+        let mut acceptor = Acceptor::new("cluster");
+        let handshakes = Arc::new(Semaphore::new(accept::HANDSHAKES_MAX));
         let within = loop {
             tokio::select! {
                 phase = phases.wait_for(|phase| *phase != Phase::Open) => match phase.map(|phase| *phase) {
@@ -250,7 +259,7 @@ impl LinkListener {
                 Some(order) = commands.recv() => {
                     tasks.spawn(execute(hub.clone(), order));
                 }
-                incoming = acceptor.next() => {
+                incoming = accept::next(&listener, &mut acceptor, handshakes.clone()) => {
                     tasks.spawn(accept::accept(hub.clone(), incoming));
                 }
                 Some(ended) = tasks.join_next() => ended.map_err(|panic| Error::TaskEnded(panic.to_string()))?,
@@ -261,7 +270,7 @@ impl LinkListener {
             }
         };
         // Stop accepting and searching before draining the links.
-        drop((acceptor, background));
+        drop((listener, background));
         let end = Instant::now() + within;
         while let Ok(Some(_)) = timeout_at(end, tasks.join_next()).await {}
         if !tasks.is_empty() {
@@ -277,48 +286,6 @@ async fn execute(hub: Arc<Hub>, order: Command) {
     match order {
         Command::Dial(address, report) => dial::dial_address(hub, address, report).await,
         Command::Redial(peer) => dial::redial(hub, peer).await,
-        Command::Forget(peer) => peer.end(&hub, DisconnectReason::Forgotten),
+        Command::Forget(peer) => peer.end(DisconnectReason::Forgotten),
     }
-}
-
-/// Accepts connections and bounds the handshakes in progress.
-struct Acceptor {
-    listener: TcpListener,
-    handshakes: Arc<Semaphore>,
-    is_failing: bool,
-}
-
-impl Acceptor {
-    fn new(listener: TcpListener) -> Self {
-        Self { listener, handshakes: Arc::new(Semaphore::new(accept::HANDSHAKES_MAX)), is_failing: false }
-    }
-
-    /// Returns the next connection once fewer than [`accept::HANDSHAKES_MAX`] handshakes are in progress. Cancel safe.
-    async fn next(&mut self) -> IncomingConnection {
-        let handshakes = self.handshakes.clone().acquire_owned().await;
-        let permit = handshakes.expect("the semaphore is never closed");
-        loop {
-            match self.listener.accept().await {
-                Ok((socket, from)) => {
-                    self.is_failing = false;
-                    return IncomingConnection { socket, from, permit };
-                }
-                Err(error) if is_connection_error(&error) => {
-                    debug!(%error, "connection closed before accept")
-                }
-                Err(error) => {
-                    if !self.is_failing {
-                        warn!(%error, "cannot accept links from other replicas");
-                    }
-                    self.is_failing = true;
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
-}
-
-fn is_connection_error(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

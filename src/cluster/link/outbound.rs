@@ -14,11 +14,21 @@ use futures_util::{stream::Stream, task::AtomicWaker};
 use tokio::sync::Notify;
 use tonic::Status;
 
-use crate::cluster::link::{
-    frame::Frame,
-    hub::Hub,
-    peer::{NextFrame, Peer},
-};
+use crate::cluster::link::frame::Frame;
+
+/// What the connection writes next.
+pub(super) enum NextFrame {
+    Frame(Frame),
+    /// Nothing to write until the queue is woken.
+    Pending,
+    End,
+}
+
+/// Supplies the frames of a queue after its control frames.
+pub(super) trait FrameSource: Send + Sync {
+    /// The next frame to write on `outbound`.
+    fn next_frame(&self, outbound: &Arc<OutboundQueue>) -> NextFrame;
+}
 
 /// The writing side of one connection: control frames first, then the batches of its peer.
 #[derive(Default)]
@@ -26,7 +36,7 @@ pub(super) struct OutboundQueue {
     waker: AtomicWaker,
     control: Mutex<ControlFrames>,
     // Set once both sides have sent a hello.
-    peer: OnceLock<Weak<Peer>>,
+    source: OnceLock<Weak<dyn FrameSource>>,
     /// A frame was written since the last tick.
     pub(super) has_written: AtomicBool,
     /// A heartbeat is due.
@@ -62,10 +72,10 @@ impl OutboundQueue {
         self.wake();
     }
 
-    /// Attaches `peer`, whose batches are written from now on.
-    pub(super) fn attach(&self, peer: &Arc<Peer>) {
+    /// Attaches the peer whose batches are written from now on.
+    pub(super) fn attach(&self, peer: Weak<dyn FrameSource>) {
         // A connection has one peer, so setting it again would change nothing.
-        let _ = self.peer.set(Arc::downgrade(peer));
+        let _ = self.source.set(peer);
         self.wake();
     }
 
@@ -73,7 +83,7 @@ impl OutboundQueue {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next(self: &Arc<Self>, hub: &Hub) -> NextFrame {
+    fn next(self: &Arc<Self>) -> NextFrame {
         let mut control = self.control();
         if let Some(frame) = control.frames.pop_front() {
             return NextFrame::Frame(frame);
@@ -82,26 +92,23 @@ impl OutboundQueue {
             return NextFrame::End;
         }
         drop(control);
-        let Some(peer) = self.peer.get() else { return NextFrame::Pending };
-        peer.upgrade().map_or(NextFrame::End, |peer| peer.next_frame(self, hub))
+        let Some(source) = self.source.get() else { return NextFrame::Pending };
+        source.upgrade().map_or(NextFrame::End, |source| source.next_frame(self))
     }
 }
 
 /// The frames of a queue as the stream that a gRPC server sends.
-pub(super) struct OutboundFrames {
-    pub(super) outbound: Arc<OutboundQueue>,
-    pub(super) hub: Arc<Hub>,
-}
+pub(super) struct OutboundFrames(pub(super) Arc<OutboundQueue>);
 
 impl Stream for OutboundFrames {
     type Item = Result<Frame, Status>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         // Register before polling, so that a frame queued meanwhile wakes the task.
-        self.outbound.waker.register(cx.waker());
-        match self.outbound.next(&self.hub) {
+        self.0.waker.register(cx.waker());
+        match self.0.next() {
             NextFrame::Frame(frame) => {
-                self.outbound.has_written.store(true, Relaxed);
+                self.0.has_written.store(true, Relaxed);
                 Poll::Ready(Some(Ok(frame)))
             }
             NextFrame::Pending => Poll::Pending,

@@ -1,9 +1,10 @@
 //! Another process, its session and its active connection.
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -14,18 +15,41 @@ use tracing::{error, info};
 use crate::cluster::{
     MemberId,
     link::{
-        DisconnectReason,
+        DisconnectReason, LinkHandler,
         frame::{Frame, Goodbye, Heartbeat, Hello, Kind, Reason, VERSION},
         handshake::{Resolution, SessionIds, supersedes},
-        hub::Hub,
-        outbound::OutboundQueue,
+        outbound::{FrameSource, NextFrame, OutboundQueue},
         session::{PIECE_BYTES_MAX, Session, SessionError},
+        stats::Counters,
     },
 };
+
+/// The most peers.
+const PEERS_MAX: usize = 1024;
+
+/// What peers know about this process.
+#[derive(Debug)]
+pub(super) struct LocalProcess {
+    pub(super) id: MemberId,
+    /// The advertised address.
+    pub(super) address: String,
+    pub(super) counters: Counters,
+}
+
+/// All peers.
+// Invariant: changes only under the lock, so that there are never more than `PEERS_MAX`. Reads take no lock.
+#[derive(Default)]
+pub(super) struct Roster {
+    peers: ArcSwap<HashMap<MemberId, Arc<Peer>>>,
+    sessions: Mutex<u64>,
+}
 
 /// Another process.
 pub(super) struct Peer {
     pub(super) id: MemberId,
+    local: Arc<LocalProcess>,
+    handler: Arc<dyn LinkHandler>,
+    roster: Weak<Roster>,
     // Held while `LinkHandler` is called, so that its calls for one peer are ordered. Methods that `LinkHandler` may
     // call never take it.
     state: Mutex<PeerState>,
@@ -47,14 +71,6 @@ struct PeerState {
 struct ActiveConnection {
     outbound: Arc<OutboundQueue>,
     dialler: MemberId,
-}
-
-/// What the connection writes next.
-pub(super) enum NextFrame {
-    Frame(Frame),
-    /// Nothing to write until the queue is woken.
-    Pending,
-    End,
 }
 
 /// The effect of a peer's hello on its connection.
@@ -84,8 +100,72 @@ pub(super) enum Role {
     Acceptor,
 }
 
+impl Roster {
+    pub(super) fn get(&self, id: MemberId) -> Option<Arc<Peer>> {
+        self.peers.load().get(&id).cloned()
+    }
+
+    /// Wakes the link of one peer.
+    pub(super) fn wake(&self, id: MemberId) {
+        if let Some(peer) = self.peers.load().get(&id) {
+            peer.wake();
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.peers.load().is_empty()
+    }
+
+    /// Whether a peer advertises this address.
+    pub(super) fn has_address(&self, address: &str) -> bool {
+        self.peers.load().values().any(|peer| *peer.address() == address)
+    }
+
+    /// The peer of this id, which is added if it is unknown; `None` if there are too many.
+    pub(super) fn get_or_add(
+        self: &Arc<Self>,
+        id: MemberId,
+        local: &Arc<LocalProcess>,
+        handler: &Arc<dyn LinkHandler>,
+    ) -> Option<Arc<Peer>> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers = self.peers.load();
+        if let Some(peer) = peers.get(&id) {
+            return Some(peer.clone());
+        }
+        if peers.len() >= PEERS_MAX {
+            return None;
+        }
+        *sessions += 1;
+        let peer = Arc::new(Peer::new(id, *sessions, local, handler, self));
+        let mut peers = HashMap::clone(&peers);
+        peers.insert(id, peer.clone());
+        self.peers.store(Arc::new(peers));
+        Some(peer)
+    }
+
+    /// Drops all peers.
+    pub(super) fn clear(&self) {
+        let _sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        self.peers.store(Arc::default());
+    }
+
+    fn remove(&self, id: MemberId) {
+        let _sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = HashMap::clone(&self.peers.load());
+        peers.remove(&id);
+        self.peers.store(Arc::new(peers));
+    }
+}
+
 impl Peer {
-    pub(super) fn new(id: MemberId, session: u64) -> Self {
+    fn new(
+        id: MemberId,
+        session: u64,
+        local: &Arc<LocalProcess>,
+        handler: &Arc<dyn LinkHandler>,
+        roster: &Arc<Roster>,
+    ) -> Self {
         let state = PeerState {
             session_ids: SessionIds::new(session),
             session: Session::default(),
@@ -95,6 +175,9 @@ impl Peer {
         };
         Self {
             id,
+            local: local.clone(),
+            handler: handler.clone(),
+            roster: Arc::downgrade(roster),
             state: Mutex::new(state),
             active: ArcSwapOption::empty(),
             address: ArcSwap::default(),
@@ -125,43 +208,42 @@ impl Peer {
     }
 
     /// The hello to send to the peer.
-    pub(super) fn hello(&self, hub: &Hub, replaces_link: bool) -> Hello {
-        self.state().hello(hub, replaces_link)
+    pub(super) fn hello(&self, replaces_link: bool) -> Hello {
+        self.state().hello(&self.local, replaces_link)
     }
 
     /// Resolves a hello received on `outbound`'s connection, and activates the connection if the session allows it.
     pub(super) fn handle_hello(
         self: &Arc<Self>,
-        hub: &Hub,
         hello: &Hello,
         role: Role,
         outbound: &Arc<OutboundQueue>,
     ) -> HelloOutcome {
         let mut state = self.state();
         if self.forgotten.load(Relaxed) {
-            state.end(hub, self, DisconnectReason::Forgotten);
+            state.end(self, DisconnectReason::Forgotten);
         }
         if state.is_ended {
             return HelloOutcome::SessionEnded;
         }
         let dialler = match role {
-            Role::Dialler => hub.shared.me,
+            Role::Dialler => self.local.id,
             Role::Acceptor => self.id,
         };
         match state.session_ids.resolve(hello.offer()) {
             Resolution::Outdated => return HelloOutcome::Refused(Reason::Stale),
-            Resolution::RemoteLost => return HelloOutcome::RemoteLost(state.hello(hub, false)),
+            Resolution::RemoteLost => return HelloOutcome::RemoteLost(state.hello(&self.local, false)),
             Resolution::LocalLost => {
-                state.end(hub, self, DisconnectReason::Forgotten);
+                state.end(self, DisconnectReason::Forgotten);
                 return HelloOutcome::SessionEnded;
             }
             Resolution::Begin => {
                 self.address.store(Arc::new(hello.address.clone()));
                 info!(peer = %self.id, address = hello.address, "connected to a replica");
-                hub.handler.connected(self.id, &hello.address);
+                self.handler.connected(self.id, &hello.address);
             }
             Resolution::Resume => {
-                let smaller = hub.shared.me.min(self.id);
+                let smaller = self.local.id.min(self.id);
                 let stays = |active: &ActiveConnection| {
                     !supersedes(active.dialler, dialler, smaller, hello.replaces_link)
                 };
@@ -169,74 +251,41 @@ impl Peer {
                     return HelloOutcome::Refused(Reason::Linked);
                 }
                 self.address.store(Arc::new(hello.address.clone()));
-                hub.shared.counters.reconnects.fetch_add(1, Relaxed);
+                self.local.counters.reconnects.fetch_add(1, Relaxed);
             }
         }
-        hub.handler.heard(self.id);
+        self.handler.heard(self.id);
         if let Err(error) = state.session.resume(hello.received) {
-            state.abort(hub, self, error);
+            state.abort(self, error);
             return HelloOutcome::SessionEnded;
         }
         if role == Role::Acceptor {
-            outbound.send(Kind::Hello(state.hello(hub, false)));
+            outbound.send(Kind::Hello(state.hello(&self.local, false)));
         }
         match state.active.replace(ActiveConnection { outbound: outbound.clone(), dialler }) {
             Some(former) => former.outbound.closed.notify_one(),
             None => {
-                hub.shared.counters.links_up.fetch_add(1, Relaxed);
+                self.local.counters.links_up.fetch_add(1, Relaxed);
             }
         }
         self.active.store(Some(outbound.clone()));
-        outbound.attach(self);
+        outbound.attach(Arc::<Self>::downgrade(self));
         HelloOutcome::Linked
     }
 
-    /// The next frame to write on `outbound`.
-    pub(super) fn next_frame(&self, outbound: &Arc<OutboundQueue>, hub: &Hub) -> NextFrame {
-        let mut state = self.state();
-        if !state.is_active(outbound) {
-            return NextFrame::End;
-        }
-        if let Some(frame) = state.piece(hub) {
-            return NextFrame::Frame(frame);
-        }
-        let capacity = state.session.capacity().min(PIECE_BYTES_MAX);
-        let batch = if capacity == 0 { None } else { hub.handler.next_batch(self.id, capacity) };
-        if let Some(batch) = batch {
-            hub.shared.counters.batches_out.fetch_add(1, Relaxed);
-            hub.shared.counters.bytes_out.fetch_add(batch.len() as u64, Relaxed);
-            if let Err(error) = state.session.push(batch) {
-                state.abort(hub, self, error);
-                return NextFrame::End;
-            }
-            if let Some(frame) = state.piece(hub) {
-                return NextFrame::Frame(frame);
-            }
-        }
-        if outbound.goodbye_due.load(Relaxed) && capacity != 0 {
-            outbound.finish();
-            return NextFrame::Frame(Kind::Goodbye(Goodbye {}).into());
-        }
-        if outbound.heartbeat_due.swap(false, Relaxed) || state.session.must_acknowledge() {
-            let received = state.session.report_received();
-            return NextFrame::Frame(Kind::Heartbeat(Heartbeat { received }).into());
-        }
-        NextFrame::Pending
-    }
-
     /// Handles a frame received on the connection of `outbound`.
-    pub(super) fn handle_frame(&self, outbound: &Arc<OutboundQueue>, hub: &Hub, frame: Frame) -> Flow {
+    pub(super) fn handle_frame(&self, outbound: &Arc<OutboundQueue>, frame: Frame) -> Flow {
         let mut state = self.state();
         if !state.is_active(outbound) {
             return Flow::Close;
         }
-        hub.handler.heard(self.id);
+        self.handler.heard(self.id);
         let was_full = state.session.capacity() == 0;
         let result = match frame.kind {
             Some(Kind::Piece(piece)) => state.session.receive(piece.into()),
             Some(Kind::Heartbeat(heartbeat)) => state.session.acknowledge(heartbeat.received).map(|()| None),
             Some(Kind::Goodbye(Goodbye {})) => {
-                state.end(hub, self, DisconnectReason::Dead);
+                state.end(self, DisconnectReason::Dead);
                 return Flow::Close;
             }
             Some(Kind::Refusal(_)) => return Flow::Close,
@@ -245,13 +294,13 @@ impl Peer {
         };
         match result {
             Ok(Some(batch)) => {
-                hub.shared.counters.batches_in.fetch_add(1, Relaxed);
-                hub.shared.counters.bytes_in.fetch_add(batch.len() as u64, Relaxed);
-                hub.handler.received(self.id, batch);
+                self.local.counters.batches_in.fetch_add(1, Relaxed);
+                self.local.counters.bytes_in.fetch_add(batch.len() as u64, Relaxed);
+                self.handler.received(self.id, batch);
             }
             Ok(None) => {}
             Err(error) => {
-                state.abort(hub, self, error);
+                state.abort(self, error);
                 return Flow::Close;
             }
         }
@@ -268,12 +317,12 @@ impl Peer {
     }
 
     /// Deactivates `outbound`. True if the caller must start to redial the peer.
-    pub(super) fn detach(&self, outbound: &Arc<OutboundQueue>, hub: &Hub) -> bool {
+    pub(super) fn detach(&self, outbound: &Arc<OutboundQueue>) -> bool {
         let mut state = self.state();
         if !state.is_active(outbound) {
             return false;
         }
-        state.close_active(hub, self);
+        state.close_active(self);
         let dials = !state.is_ended && !state.is_dialling;
         state.is_dialling |= dials;
         dials
@@ -287,23 +336,23 @@ impl Peer {
     }
 
     /// Ends the session if it has not ended.
-    pub(super) fn end(&self, hub: &Hub, reason: DisconnectReason) {
-        self.state().end(hub, self, reason);
+    pub(super) fn end(&self, reason: DisconnectReason) {
+        self.state().end(self, reason);
     }
 
     /// Ends the session as dead after proof that the process is gone, unless a connection became active meanwhile.
-    pub(super) fn end_unless_connected(&self, hub: &Hub) {
+    pub(super) fn end_unless_connected(&self) {
         let mut state = self.state();
         if state.active.is_none() {
-            state.end(hub, self, DisconnectReason::Dead);
+            state.end(self, DisconnectReason::Dead);
         }
     }
 
     /// Ends the session unless both sides have established it.
-    pub(super) fn end_unless_established(&self, hub: &Hub) {
+    pub(super) fn end_unless_established(&self) {
         let mut state = self.state();
         if !state.session_ids.is_established() {
-            state.end(hub, self, DisconnectReason::Forgotten);
+            state.end(self, DisconnectReason::Forgotten);
         }
     }
 
@@ -312,17 +361,51 @@ impl Peer {
     }
 }
 
+impl FrameSource for Peer {
+    fn next_frame(&self, outbound: &Arc<OutboundQueue>) -> NextFrame {
+        let mut state = self.state();
+        if !state.is_active(outbound) {
+            return NextFrame::End;
+        }
+        if let Some(frame) = state.piece(&self.local.counters) {
+            return NextFrame::Frame(frame);
+        }
+        let capacity = state.session.capacity().min(PIECE_BYTES_MAX);
+        let batch = if capacity == 0 { None } else { self.handler.next_batch(self.id, capacity) };
+        if let Some(batch) = batch {
+            self.local.counters.batches_out.fetch_add(1, Relaxed);
+            self.local.counters.bytes_out.fetch_add(batch.len() as u64, Relaxed);
+            if let Err(error) = state.session.push(batch) {
+                state.abort(self, error);
+                return NextFrame::End;
+            }
+            if let Some(frame) = state.piece(&self.local.counters) {
+                return NextFrame::Frame(frame);
+            }
+        }
+        if outbound.goodbye_due.load(Relaxed) && capacity != 0 {
+            outbound.finish();
+            return NextFrame::Frame(Kind::Goodbye(Goodbye {}).into());
+        }
+        if outbound.heartbeat_due.swap(false, Relaxed) || state.session.must_acknowledge() {
+            let received = state.session.report_received();
+            return NextFrame::Frame(Kind::Heartbeat(Heartbeat { received }).into());
+        }
+        NextFrame::Pending
+    }
+}
+
 impl PeerState {
     fn is_active(&self, outbound: &Arc<OutboundQueue>) -> bool {
         self.active.as_ref().is_some_and(|active| Arc::ptr_eq(&active.outbound, outbound))
     }
 
-    fn hello(&self, hub: &Hub, replaces_link: bool) -> Hello {
+    fn hello(&self, local: &LocalProcess, replaces_link: bool) -> Hello {
         let offer = self.session_ids.offer();
         Hello {
             version: VERSION,
-            member: hub.shared.me.number(),
-            address: hub.shared.address.clone(),
+            member: local.id.number(),
+            address: local.address.clone(),
             session: offer.session,
             known_session: offer.known,
             received: self.session.received(),
@@ -330,40 +413,42 @@ impl PeerState {
         }
     }
 
-    fn piece(&mut self, hub: &Hub) -> Option<Frame> {
+    fn piece(&mut self, counters: &Counters) -> Option<Frame> {
         let next = self.session.next_piece()?;
         if next.is_resent {
-            hub.shared.counters.resent.fetch_add(1, Relaxed);
+            counters.resent.fetch_add(1, Relaxed);
         }
         Some(Kind::from(next.piece).into())
     }
 
-    fn close_active(&mut self, hub: &Hub, peer: &Peer) {
+    fn close_active(&mut self, peer: &Peer) {
         if let Some(active) = self.active.take() {
-            hub.shared.counters.links_up.fetch_sub(1, Relaxed);
+            peer.local.counters.links_up.fetch_sub(1, Relaxed);
             active.outbound.closed.notify_one();
             active.outbound.wake();
             peer.active.store(None);
         }
     }
 
-    fn end(&mut self, hub: &Hub, peer: &Peer, reason: DisconnectReason) {
+    fn end(&mut self, peer: &Peer, reason: DisconnectReason) {
         if self.is_ended {
             return;
         }
         self.is_ended = true;
-        self.close_active(hub, peer);
+        self.close_active(peer);
         if self.session_ids.is_established() {
             info!(peer = %peer.id, address = %peer.address(), ?reason, "lost a replica");
-            hub.handler.disconnected(peer.id, reason);
+            peer.handler.disconnected(peer.id, reason);
         }
         // Last, so that `disconnected` was called before the peer can be looked up as absent.
-        hub.shared.roster.remove(peer.id);
+        if let Some(roster) = peer.roster.upgrade() {
+            roster.remove(peer.id);
+        }
     }
 
-    fn abort(&mut self, hub: &Hub, peer: &Peer, error: SessionError) {
+    fn abort(&mut self, peer: &Peer, error: SessionError) {
         error!(peer = %peer.id, address = %peer.address(), %error, "session aborted after a protocol error");
-        self.end(hub, peer, DisconnectReason::Forgotten);
+        self.end(peer, DisconnectReason::Forgotten);
     }
 }
 

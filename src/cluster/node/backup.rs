@@ -1,177 +1,227 @@
-//! Backups: each owner sends changed counters to the backup owner of the slot.
+//! Backups: each owner sends changed counters to the backup owner of the slot, which stores a copy.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::{
     cluster::{
         MemberId,
-        message::{Message, SlotCopy, Version},
-        node::{Node, StoredCopy},
+        message::{Grant, Message, Owner, SlotCopy, Version},
+        node::context::Context,
     },
-    store::Slot,
+    store::{Memory, Slot},
     time::Timestamp,
 };
 
 /// How long a copy is kept that is no longer updated and should not be needed.
 const COPY_KEPT: Duration = Duration::from_secs(60);
-/// The approximate number of counters that a new backup owner receives in one tick. Checks wait behind them on the
-/// link.
-const WHOLE_COUNTERS_MAX: u64 = 8_192;
+/// How often old copies are searched.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Node {
-    pub(super) fn back_up_when_due(&mut self, now: Timestamp) {
-        let Some(interval) = self.settings.backup_interval else { return };
-        let is_due = now.since(self.backed_up_at) >= interval;
-        if !is_due && !self.backups_incomplete {
-            return;
+/// The backups that were sent, and the copies that are stored for other owners.
+#[derive(Debug)]
+pub(super) struct Backups {
+    memory: Arc<Memory>,
+    /// How often changed counters are sent to the backup owner; `None` for never.
+    interval: Option<Duration>,
+    slots: Vec<SlotBackup>,
+    backed_up_at: Timestamp,
+    /// A new backup owner still lacks some slots.
+    is_incomplete: bool,
+    swept_at: Timestamp,
+}
+
+#[derive(Clone, Debug, Default)]
+struct SlotBackup {
+    /// The backup that is stored for another owner.
+    stored: Option<StoredCopy>,
+    /// The version and the receiver of the last backup.
+    sent: Option<(Version, MemberId)>,
+}
+
+/// A copy, and the time of its last update.
+#[derive(Clone, Debug)]
+struct StoredCopy {
+    copy: SlotCopy,
+    at: Timestamp,
+}
+
+/// Which backups are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BackupsDue {
+    /// Changed counters, and the slots that a new backup owner lacks.
+    Changed,
+    /// Only the slots that a new backup owner lacks.
+    Missing,
+}
+
+impl Backups {
+    pub(super) fn new(memory: Arc<Memory>, interval: Option<Duration>, now: Timestamp) -> Self {
+        if interval.is_some() {
+            memory.track_changes();
         }
+        Self {
+            slots: vec![SlotBackup::default(); memory.slots()],
+            memory,
+            interval,
+            backed_up_at: now,
+            is_incomplete: false,
+            swept_at: now,
+        }
+    }
+
+    /// The copy that is stored for another owner.
+    pub(super) fn stored(&self, slot: Slot) -> Option<&SlotCopy> {
+        self.slots[slot.index()].stored.as_ref().map(|stored| &stored.copy)
+    }
+
+    /// The number of stored copies.
+    pub(super) fn stored_copies(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.stored.is_some()).count()
+    }
+
+    /// Stores `copy` unless a newer one is stored.
+    pub(super) fn store_newer(&mut self, slot: Slot, copy: SlotCopy, now: Timestamp) {
+        if self.stored(slot).is_none_or(|stored| stored.version < copy.version) {
+            self.slots[slot.index()].stored = Some(StoredCopy { copy, at: now });
+        }
+    }
+
+    /// This replica has become the owner of the slot: it needs no copy, and no member has a backup of its counters.
+    pub(super) fn begin_ownership(&mut self, slot: Slot) {
+        self.slots[slot.index()] = SlotBackup::default();
+    }
+
+    /// This replica is no longer the owner of the slot.
+    pub(super) fn end_ownership(&mut self, slot: Slot) {
+        self.slots[slot.index()].sent = None;
+    }
+
+    /// Whether backups are sent periodically.
+    pub(super) fn is_periodic(&self) -> bool {
+        self.interval.is_some()
+    }
+
+    /// The backups to send now. [`Backups::set_incomplete`] makes the missing ones due in the next tick.
+    pub(super) fn take_due(&mut self, now: Timestamp) -> Option<BackupsDue> {
+        let is_due = now.since(self.backed_up_at) >= self.interval?;
+        let was_incomplete = std::mem::take(&mut self.is_incomplete);
         if is_due {
             self.backed_up_at = now;
+            return Some(BackupsDue::Changed);
         }
-        self.backups_incomplete = false;
-        let before = self.stats.backed_up;
-        for slot in self.all_slots() {
-            let state = self.slot(slot);
-            let (Some(ownership), Some(backup_owner)) =
-                (&state.ownership, self.placement.backup_owner(slot, self.local_id))
-            else {
-                continue;
-            };
-            let knows = |(sent, to): (Version, MemberId)| sent.epoch == ownership.epoch && to == backup_owner;
-            if state.last_backup.is_some_and(knows) {
-                if is_due && state.leases_changed {
-                    self.send_backup(slot, now);
-                }
-            } else if self.stats.backed_up - before >= WHOLE_COUNTERS_MAX {
-                self.backups_incomplete = true;
-            } else {
-                self.send_backup(slot, now);
-            }
-        }
-        let changed = if is_due { self.memory.changed_slots() } else { Vec::new() };
-        for slot in changed {
-            // A new backup owner received the whole slot above, or receives it in a later tick.
-            if self.slot(slot).last_backup.is_some() {
-                self.send_backup(slot, now);
-            }
-        }
+        was_incomplete.then_some(BackupsDue::Missing)
     }
 
-    /// Sends the changes that the backup owner lacks. Without a backup owner, acknowledges hand-offs at once.
-    pub(super) fn send_backup(&mut self, slot: Slot, now: Timestamp) {
-        let Some(version) = self.version(slot) else { return };
-        let backup_owner = self
-            .placement
-            .backup_owner(slot, self.local_id)
-            .filter(|backup_owner| self.is_reachable(*backup_owner, now));
-        let Some(backup_owner) = backup_owner else {
-            self.acknowledge_hand_offs(slot);
-            return;
-        };
-        if self.settings.backup_interval.is_none() && self.slot(slot).acks_due.is_empty() {
-            return;
-        }
-        let former = self
-            .slot(slot)
-            .last_backup
-            .filter(|(former, to)| former.epoch == version.epoch && *to == backup_owner);
-        let changes = match former {
-            Some(_) => self.memory.changes(slot),
-            None => self.memory.whole(slot),
-        };
+    pub(super) fn set_incomplete(&mut self) {
+        self.is_incomplete = true;
+    }
+
+    /// Whether a backup was sent since this replica owns the slot.
+    pub(super) fn is_sent(&self, slot: Slot) -> bool {
+        self.slots[slot.index()].sent.is_some()
+    }
+
+    /// Whether `to` was sent a backup of the slot at this epoch.
+    pub(super) fn is_sent_to(&self, slot: Slot, epoch: u64, to: MemberId) -> bool {
+        self.slots[slot.index()].sent.is_some_and(|(sent, receiver)| sent.epoch == epoch && receiver == to)
+    }
+
+    /// Sends the changes that the backup owner lacks.
+    pub(super) fn send(
+        &mut self,
+        slot: Slot,
+        version: Version,
+        to: MemberId,
+        grants: Vec<Grant>,
+        cx: &mut Context<'_>,
+    ) {
+        let is_known = self.is_sent_to(slot, version.epoch, to);
+        let sent = &mut self.slots[slot.index()].sent;
+        let after = sent.filter(|_| is_known).map(|(former, _)| former.seq);
+        let changes = if is_known { self.memory.changes(slot) } else { self.memory.whole(slot) };
         let version = Version { seq: changes.seq, ..version };
-        let grants = self.lease_owner.grants_of_slot(slot, self.slots.len(), self.moment(now));
         let copy = SlotCopy { version, contents: Arc::new(changes.data), grants };
-        self.stats.backed_up += copy.contents.len() as u64;
-        let state = self.slot_mut(slot);
-        (state.last_backup, state.leases_changed) = (Some((version, backup_owner)), false);
-        self.send(backup_owner, Message::Backup { slot, copy, after: former.map(|(former, _)| former.seq) });
+        cx.out.stats.backed_up += copy.contents.len() as u64;
+        *sent = Some((version, to));
+        cx.out.send(to, Message::Backup { slot, copy, after });
     }
 
-    pub(super) fn receive_backup(
+    /// Stores a backup, which holds the changes after the version `after`, or all counters. Returns whether it is
+    /// stored.
+    pub(super) fn receive(
         &mut self,
         from: MemberId,
         slot: Slot,
         copy: SlotCopy,
         after: Option<u64>,
-        now: Timestamp,
-    ) {
-        let version = copy.version;
-        match after {
-            None => {
-                let contents = Arc::unwrap_or_clone(copy.contents);
-                let Some(contents) = self.memory.within_limit(contents) else {
-                    self.stats.backups_refused += 1;
-                    return;
-                };
-                self.store_newer_copy(slot, SlotCopy { contents: Arc::new(contents), ..copy }, now);
-            }
-            Some(after) => {
-                let base = Version { epoch: version.epoch, seq: after };
-                let Some(kept) = self.slot_mut(slot).copy.as_mut().filter(|kept| kept.copy.version == base)
-                else {
-                    self.send(from, Message::BackupBaseMissing { slot });
-                    return;
-                };
-                let changes = Arc::unwrap_or_clone(copy.contents);
-                Arc::make_mut(&mut kept.copy.contents).merge(changes);
-                kept.copy.version = version;
-                kept.copy.grants = copy.grants;
-                kept.at = now;
-            }
-        }
-        if self.slot(slot).ownership.is_none() {
-            self.receive_owner(from, slot, version.epoch, version, now);
-        }
-        self.send(from, Message::BackupAck { slot, version });
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let Some(after) = after else {
+            let Some(contents) = self.memory.within_limit(Arc::unwrap_or_clone(copy.contents)) else {
+                cx.out.stats.backups_refused += 1;
+                return false;
+            };
+            self.store_newer(slot, SlotCopy { contents: Arc::new(contents), ..copy }, cx.now);
+            return true;
+        };
+        let base = Version { epoch: copy.version.epoch, seq: after };
+        let stored = self.slots[slot.index()].stored.as_mut();
+        let Some(stored) = stored.filter(|stored| stored.copy.version == base) else {
+            cx.out.send(from, Message::BackupBaseMissing { slot });
+            return false;
+        };
+        Arc::make_mut(&mut stored.copy.contents).merge(Arc::unwrap_or_clone(copy.contents));
+        stored.copy.version = copy.version;
+        stored.copy.grants = copy.grants;
+        stored.at = cx.now;
+        true
     }
 
-    /// Stores `copy` unless a newer one is stored.
-    pub(super) fn store_newer_copy(&mut self, slot: Slot, copy: SlotCopy, now: Timestamp) {
-        let state = self.slot_mut(slot);
-        let newer = state.copy.as_ref().is_none_or(|kept| kept.copy.version < copy.version);
-        if newer {
-            state.copy = Some(StoredCopy { copy, at: now });
-        }
-    }
-
-    pub(super) fn receive_backup_ack(
+    /// Records the acknowledgement of a backup. Returns whether it is the last one that was sent.
+    pub(super) fn receive_ack(
         &mut self,
         from: MemberId,
         slot: Slot,
         version: Version,
-        now: Timestamp,
-    ) {
-        self.stats.backups_arrived += 1;
-        let current = self.slot(slot).last_backup.is_some_and(|(sent, to)| to == from && sent == version);
-        if current {
-            self.acknowledge_hand_offs(slot);
-            self.stats.backup_arrived_at = now;
+        cx: &mut Context<'_>,
+    ) -> bool {
+        cx.out.stats.backups_arrived += 1;
+        let is_last = self.slots[slot.index()].sent == Some((version, from));
+        if is_last {
+            cx.out.stats.backup_arrived_at = cx.now;
         }
+        is_last
     }
 
-    pub(super) fn receive_base_missing(&mut self, from: MemberId, slot: Slot, now: Timestamp) {
-        if self.slot(slot).last_backup.is_some_and(|(_, to)| to == from) {
-            self.slot_mut(slot).last_backup = None;
-            self.send_backup(slot, now);
-        }
+    /// The backup owner lacks the version that the last backup builds on. Returns whether it is still the backup owner.
+    pub(super) fn receive_base_missing(&mut self, from: MemberId, slot: Slot) -> bool {
+        self.slots[slot.index()].sent.take_if(|(_, to)| *to == from).is_some()
     }
 
-    /// Drops copies that should not be needed: the owner is reachable and another member is its backup owner.
-    pub(super) fn drop_old_copies(&mut self, now: Timestamp) {
-        if now.since(self.copies_swept_at) < Duration::from_secs(1) {
-            return;
+    /// Drops copies that should not be needed: the owner is reachable and another member is its backup owner. Returns
+    /// false if that was done lately.
+    pub(super) fn sweep(&mut self, owner: impl Fn(Slot) -> Option<Owner>, cx: &Context<'_>) -> bool {
+        if cx.now.since(self.swept_at) < SWEEP_INTERVAL {
+            return false;
         }
-        self.copies_swept_at = now;
-        self.drop_old_origins(now);
-        for slot in self.all_slots() {
-            let state = self.slot(slot);
-            let (Some(kept), Some(owner)) = (&state.copy, state.owner) else { continue };
-            let mine = self.placement.backup_owner(slot, owner.member) == Some(self.local_id);
-            let safe = self.is_reachable(owner.member, now) && kept.copy.version.epoch < owner.epoch;
-            if !mine && safe && now.since(kept.at) > COPY_KEPT {
-                self.slot_mut(slot).copy = None;
+        self.swept_at = cx.now;
+        for (index, backup) in self.slots.iter_mut().enumerate() {
+            let slot = Slot::at(index);
+            let (Some(StoredCopy { copy, at }), Some(owner)) = (&backup.stored, owner(slot)) else {
+                continue;
+            };
+            let is_here =
+                cx.members.placement.backup_owner(slot, owner.member) == Some(cx.members.local_id());
+            let is_safe = cx.members.is_reachable(owner.member, cx.now) && copy.version.epoch < owner.epoch;
+            if !is_here && is_safe && cx.now.since(*at) > COPY_KEPT {
+                backup.stored = None;
             }
         }
+        true
+    }
+
+    /// Discards all copies, and forgets which backups were sent.
+    pub(super) fn discard(&mut self) {
+        self.slots.fill(SlotBackup::default());
     }
 }

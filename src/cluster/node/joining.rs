@@ -1,164 +1,104 @@
-//! Joining: the first messages of a session, the choice between two clusters that meet, and when a replica begins to
-//! serve.
+//! Joining: the choice between two clusters that meet, and when a replica begins to serve.
+
+use std::time::Duration;
 
 use crate::{
-    cluster::{
-        MemberId,
-        message::{HashSecret, Hello, MemberState, Message},
-        node::{Action, Event, Node, membership::PeerState},
-    },
+    cluster::{MemberId, message::HashSecret, node::membership::ReachedPeers},
     descriptor::Secret,
-    time::{SECOND, Timestamp},
+    time::Timestamp,
 };
 
-/// The wall clock gives epochs in steps of this many nanoseconds. No slot changes its owner more often.
-const EPOCH: u64 = SECOND / 1_000;
+/// The hash secret, which names the cluster, and what a replica waits for before it serves.
+#[derive(Debug)]
+pub(super) struct Joining {
+    pub(super) hash_secret: Option<HashSecret>,
+    /// Whether the hash secret is in use, rather than only restored from the snapshot of an earlier process.
+    is_used: bool,
+    started_at: Timestamp,
+    /// How long to wait for seeds before this replica bootstraps a cluster.
+    bootstrap_timeout: Duration,
+    /// Whether every seed was tried, and only this process answered.
+    pub(super) no_seed_answered: bool,
+}
 
-impl Node {
-    pub(super) fn send_hello(&mut self, peer: MemberId) {
-        let owned = |slot| {
-            let ownership = self.slot(slot).ownership.as_ref()?;
-            Some((slot, ownership.epoch, ownership.origin.version))
-        };
-        let hello = Hello {
-            record: self.record.clone(),
-            hash_secret: self.hash_secret.clone(),
-            known: self
-                .peers
-                .values()
-                .map(|peer| peer.record.clone())
-                .filter(|record| record.changes > 0)
-                .collect(),
-            owned: self.all_slots().filter_map(owned).collect(),
-            owners: self
-                .all_slots()
-                .filter_map(|slot| self.slot(slot).owner.map(|owner| (slot, owner)))
-                .collect(),
-        };
-        self.send(peer, Message::Hello(Box::new(hello)));
-    }
+/// How the cluster of a peer compares with that of this replica.
+#[derive(Clone, Debug)]
+pub(super) enum Comparison {
+    Same,
+    /// The peer adopts our hash secret, and then sends another hello.
+    Other,
+    /// This replica adopts the peer's hash secret, which differs from its own.
+    Adopted(Secret),
+    /// This replica adopts the peer's founder. The secret stays, and so do the counters.
+    FounderAdopted(Secret),
+}
 
-    fn send_hello_to_all(&mut self) {
-        for peer in self.peers.keys().copied().collect::<Vec<_>>() {
-            self.send_hello(peer);
+impl Joining {
+    pub(super) fn new(bootstrap_timeout: Duration, now: Timestamp) -> Self {
+        Self {
+            hash_secret: None,
+            is_used: false,
+            started_at: now,
+            bootstrap_timeout,
+            no_seed_answered: false,
         }
     }
 
-    pub(super) fn receive_hello(&mut self, from: MemberId, hello: Hello, now: Timestamp) {
-        let Hello { record, hash_secret, known, owned, owners } = hello;
-        // A joining replica may name the hash secret of an earlier process, which is used nowhere.
-        let is_in_use = record.state != MemberState::Joining;
-        self.update_record(record, now);
-        for record in known {
-            self.update_record(record, now);
-        }
-        let same_cluster = match (hash_secret, &self.hash_secret) {
+    /// Offers the hash secret of an earlier process.
+    pub(super) fn restore(&mut self, founder: MemberId, secret: Secret) {
+        self.hash_secret = Some(HashSecret { founder, secret });
+    }
+
+    /// Compares the hash secret of a peer with ours, and adopts it if the peer's cluster stays. `is_in_use` is false
+    /// for a joining peer, which may name the hash secret of an earlier process.
+    pub(super) fn compare(&mut self, theirs: Option<HashSecret>, is_in_use: bool) -> Comparison {
+        match (theirs, &self.hash_secret) {
             // The peer sends another hello once it has joined.
-            (None, Some(_)) => false,
-            (None, None) => true,
+            (None, Some(_)) => Comparison::Other,
+            (None, None) => Comparison::Same,
             (Some(theirs), Some(ours)) if theirs.founder == ours.founder => {
-                self.is_hash_secret_used |= is_in_use;
-                true
+                self.is_used |= is_in_use;
+                Comparison::Same
             }
-            // The peer adopts our hash secret and sends another hello.
-            (Some(_), Some(_)) if self.is_hash_secret_used && !is_in_use => false,
-            (Some(theirs), Some(ours))
-                if ours.founder < theirs.founder && self.is_hash_secret_used == is_in_use =>
-            {
-                false
+            (Some(_), Some(_)) if self.is_used && !is_in_use => Comparison::Other,
+            (Some(theirs), Some(ours)) if ours.founder < theirs.founder && self.is_used == is_in_use => {
+                Comparison::Other
             }
             (Some(theirs), _) => {
-                self.is_hash_secret_used = is_in_use;
-                self.adopt_hash_secret(theirs);
-                true
-            }
-        };
-        if let Some(peer) = self.peers.get_mut(&from) {
-            peer.synced = same_cluster;
-        }
-        if same_cluster {
-            for (slot, owner) in owners {
-                self.learn_owner(slot, owner, now);
-            }
-            for (slot, epoch, origin) in owned {
-                self.receive_owner(from, slot, epoch, origin, now);
+                self.is_used = is_in_use;
+                let secret = theirs.secret.clone();
+                let previous = self.hash_secret.replace(theirs);
+                if previous.is_some_and(|previous| previous.secret.to_bytes() == secret.to_bytes()) {
+                    Comparison::FounderAdopted(secret)
+                } else {
+                    Comparison::Adopted(secret)
+                }
             }
         }
-        self.update_placement(now);
     }
 
-    /// Adopts the hash secret of another cluster. Counters under another secret are discarded.
-    fn adopt_hash_secret(&mut self, hash_secret: HashSecret) {
-        let previous = self.hash_secret.replace(hash_secret.clone());
-        self.actions.push(Action::SetHashSecret(hash_secret.secret.clone()));
-        let unchanged =
-            previous.is_some_and(|previous| previous.secret.to_bytes() == hash_secret.secret.to_bytes());
-        if !unchanged {
-            self.discard_counters();
-            // Peers that also adopt the secret send another hello.
-            self.peers.values_mut().for_each(|peer| peer.synced = false);
-            if self.record.state == MemberState::Serving {
-                self.stats.clusters_adopted += 1;
-                self.actions.push(Action::Report(Event::ClusterAdopted));
-                self.record.state = MemberState::Joining;
-                self.announce_record();
+    /// Whether a replica that joins may serve: the owners of the slots are known, or no other replica can know them.
+    pub(super) fn may_serve(&self, peers: ReachedPeers, all_slots_owned: bool, now: Timestamp) -> bool {
+        let waited = |timeout| now.since(self.started_at) >= timeout;
+        match peers {
+            ReachedPeers::None => self.no_seed_answered && waited(self.bootstrap_timeout),
+            ReachedPeers::Joining { is_smallest } => is_smallest && waited(self.bootstrap_timeout),
+            // The first replica recovers every slot. If two replicas did so, each would count by itself.
+            ReachedPeers::Serving { all_synced } => {
+                all_synced
+                    && self.hash_secret.is_some()
+                    && (all_slots_owned || waited(2 * self.bootstrap_timeout))
             }
         }
-        self.send_hello_to_all();
     }
 
-    fn discard_counters(&mut self) {
-        for slot in self.all_slots() {
-            if self.slot(slot).ownership.is_some() {
-                drop(self.memory.release(slot));
-            }
-            *self.slot_mut(slot) = Default::default();
-        }
-        self.hand_offs.clear();
-        self.lease_owner = Default::default();
-        self.lease_borrower = Default::default();
-        self.local_share.clear();
-        self.fail_open_checks();
-    }
-
-    /// Begins to serve when the owners of the slots are known, or when no other replica can know them.
-    pub(super) fn start_serving(&mut self, now: Timestamp) {
-        if self.record.state != MemberState::Joining || self.draining_since.is_some() {
-            return;
-        }
-        let heard = self.peers.values().filter(|peer| self.is_alive(peer, now));
-        let all_synced = heard.clone().all(|peer| peer.synced);
-        let waited = now.since(self.started_at) >= self.settings.bootstrap_timeout;
-        let is_alone = heard.clone().next().is_none();
-        let serves = |peer: &PeerState| peer.synced && peer.record.state != MemberState::Joining;
-        // The first replica recovers every slot. If two replicas did so, each would count by itself.
-        let all_slots_owned = self.slots.iter().all(|slot| slot.owner.is_some());
-        let may_serve = if heard.clone().any(serves) {
-            let waited_long = now.since(self.started_at) >= 2 * self.settings.bootstrap_timeout;
-            all_synced && self.hash_secret.is_some() && (all_slots_owned || waited_long)
-        } else if is_alone {
-            self.no_seed_answered && waited
-        } else {
-            // If all members start together, the one with the smallest id bootstraps the cluster.
-            waited && heard.clone().all(|peer| self.local_id < peer.record.id)
-        };
-        if !may_serve {
-            return;
-        }
-        if self.hash_secret.is_none() {
-            let hash_secret = HashSecret { founder: self.local_id, secret: Secret::random() };
-            self.actions.push(Action::SetHashSecret(hash_secret.secret.clone()));
-            self.hash_secret = Some(hash_secret);
-        } else if self.peers.values().all(|peer| !peer.synced) {
-            let secret = self.hash_secret.as_ref().map(|hash_secret| hash_secret.secret.clone());
-            self.actions.extend(secret.map(Action::SetHashSecret));
-        }
-        self.epoch_floor = self.epoch_floor.max(self.wall.as_nanos() / EPOCH);
-        self.is_hash_secret_used = true;
-        self.record.state = MemberState::Serving;
-        self.actions.push(Action::Report(Event::Joined));
-        self.announce_record();
-        self.send_hello_to_all();
-        self.update_placement(now);
+    /// Uses the hash secret from now on; the first replica makes one. Returns the secret to set, if it is not set yet.
+    pub(super) fn use_hash_secret(&mut self, local_id: MemberId, has_synced_peers: bool) -> Option<Secret> {
+        self.is_used = true;
+        let is_set = self.hash_secret.is_some() && has_synced_peers;
+        let hash_secret = self
+            .hash_secret
+            .get_or_insert_with(|| HashSecret { founder: local_id, secret: Secret::random() });
+        (!is_set).then(|| hash_secret.secret.clone())
     }
 }

@@ -12,12 +12,11 @@ use crate::{
         MemberId,
         message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
         node::{
-            Node,
+            NodeSettings,
             lease_owner::{KEYS_MAX, LEASE_TTL},
         },
     },
     descriptor::Key,
-    store::Slot,
     time::Timestamp,
 };
 
@@ -27,8 +26,13 @@ const COUNT_WINDOW: Duration = Duration::from_millis(100);
 const COUNTED_KEYS_MAX: usize = 4_096;
 
 /// The borrowed grants, and the number of forwards of each key.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LeaseBorrower {
+    local_id: MemberId,
+    /// A key that is forwarded this many times a second asks for a lease; `None` for never.
+    lease_from: Option<u64>,
+    /// How often used hits are reported.
+    report_interval: Duration,
     borrowed: BTreeMap<Key, Borrowed>,
     forward_counts: BTreeMap<Key, u64>,
     counted_since: Timestamp,
@@ -61,6 +65,24 @@ enum Borrowing {
 }
 
 impl LeaseBorrower {
+    pub(super) fn new(local_id: MemberId, settings: NodeSettings) -> Self {
+        Self {
+            local_id,
+            lease_from: settings.lease_from,
+            report_interval: settings.backup_interval.unwrap_or(COUNT_WINDOW),
+            borrowed: BTreeMap::new(),
+            forward_counts: BTreeMap::new(),
+            counted_since: Timestamp::EPOCH,
+            reported_at: Timestamp::EPOCH,
+        }
+    }
+
+    /// Forgets all grants and refusals.
+    pub(super) fn discard(&mut self) {
+        self.borrowed.clear();
+        self.forward_counts.clear();
+    }
+
     /// Decides from a grant or a refusal. `None` if the owner has to be asked.
     pub(super) fn decide(
         &mut self,
@@ -97,8 +119,8 @@ impl LeaseBorrower {
     }
 
     /// How many hits this forward asks for: none unless the key is hot.
-    pub(super) fn hits_to_request(&mut self, key: Key, lease_from: Option<u64>, now: Timestamp) -> u64 {
-        let Some(lease_from) = lease_from else { return 0 };
+    pub(super) fn hits_to_request(&mut self, key: Key, now: Timestamp) -> u64 {
+        let Some(lease_from) = self.lease_from else { return 0 };
         if now.since(self.counted_since) >= COUNT_WINDOW {
             self.forward_counts.clear();
             self.counted_since = now;
@@ -114,18 +136,21 @@ impl LeaseBorrower {
         if *forwards >= hot_from { *forwards * LEASE_TTL.as_millis() as u64 / window } else { 0 }
     }
 
-    /// Stores a grant or a refusal that came in the reply to `check`, which was sent at `sent_at`.
-    fn record_lease(
+    /// Stores a grant or a refusal that came in the reply to `check`, which was sent at `sent_at`. Returns what to send
+    /// to the owner if there is no room for the grant.
+    pub(super) fn record(
         &mut self,
         check: &RemoteCheck,
         decision: &Decision,
         lease: LeaseReply,
         sent_at: Timestamp,
         now: Timestamp,
-    ) {
+    ) -> Option<RemoteCheck> {
         let (borrowing, ttl) = match lease {
             LeaseReply::Refused { ttl } => {
-                let Verdict::Refuse { retry_after: Some(retry_after) } = decision.verdict else { return };
+                let Verdict::Refuse { retry_after: Some(retry_after) } = decision.verdict else {
+                    return None;
+                };
                 (Borrowing::Refused { retry_at: now.after(retry_after) }, ttl)
             }
             LeaseReply::Granted { number, hits, ttl } => {
@@ -142,8 +167,12 @@ impl LeaseBorrower {
         };
         // The owner's time starts later, and unused hits have to be back before it ends.
         let expires_at = sent_at.after(ttl * 3 / 4);
-        let borrowed = Borrowed { limit: check.limit.clone(), borrowing, expires_at };
+        let mut borrowed = Borrowed { limit: check.limit.clone(), borrowing, expires_at };
+        if self.borrowed.len() >= KEYS_MAX {
+            return borrowed.settlement(check.key, self.local_id, LeaseState::Closed, now);
+        }
         self.borrowed.insert(check.key, borrowed);
+        None
     }
 
     pub(super) fn revoke_refusal(&mut self, key: Key) {
@@ -155,50 +184,10 @@ impl LeaseBorrower {
             self.borrowed.remove(&key);
         }
     }
-}
-
-impl Borrowed {
-    /// The settlement to send if this is a grant. The used hits count as reported from then on.
-    fn settlement(&mut self, local_id: MemberId, state: LeaseState, now: Timestamp) -> Option<Settlement> {
-        match &mut self.borrowing {
-            Borrowing::Refused { .. } => None,
-            Borrowing::Granted { number, left, used, used_at, .. } => {
-                let (hits, left) = (std::mem::take(used), *left);
-                Some(Settlement {
-                    borrower: local_id,
-                    number: *number,
-                    hits,
-                    left,
-                    age: now.since(*used_at),
-                    state,
-                })
-            }
-        }
-    }
-}
-
-impl Node {
-    /// Handles a lease or a refusal from the owner. The previous grant of the key is settled.
-    pub(super) fn receive_lease_reply(
-        &mut self,
-        check: &RemoteCheck,
-        decision: &Decision,
-        lease: LeaseReply,
-        sent_at: Timestamp,
-        now: Timestamp,
-    ) {
-        self.return_grant(check.key, now);
-        if self.lease_borrower.borrowed.len() < KEYS_MAX {
-            self.lease_borrower.record_lease(check, decision, lease, sent_at, now);
-        }
-        if self.draining_since.is_some() {
-            self.return_grants(now);
-        }
-    }
 
     /// Takes back hits that this replica charged to a grant.
-    pub(crate) fn undo_lease(&mut self, key: Key, limit: &Limit, hits: u64) {
-        if let Some(borrowed) = self.lease_borrower.borrowed.get_mut(&key)
+    pub(super) fn undo(&mut self, key: Key, limit: &Limit, hits: u64) {
+        if let Some(borrowed) = self.borrowed.get_mut(&key)
             && borrowed.limit == *limit
             && let Borrowing::Granted { left, used, .. } = &mut borrowed.borrowing
             && hits <= *used
@@ -209,8 +198,8 @@ impl Node {
 
     /// Hits of `key` that this replica has borrowed and may still use.
     #[cfg(test)]
-    pub(crate) fn borrowed(&self, key: Key, now: Timestamp) -> u64 {
-        match self.lease_borrower.borrowed.get(&key) {
+    pub(super) fn borrowed(&self, key: Key, now: Timestamp) -> u64 {
+        match self.borrowed.get(&key) {
             Some(Borrowed { borrowing: Borrowing::Granted { left, .. }, expires_at, .. })
                 if now < *expires_at =>
             {
@@ -220,68 +209,92 @@ impl Node {
         }
     }
 
-    /// Returns all grants.
-    pub(super) fn return_grants(&mut self, now: Timestamp) {
-        for key in self.lease_borrower.borrowed.keys().copied().collect::<Vec<_>>() {
-            self.return_grant(key, now);
-        }
+    /// The keys with grants or refusals.
+    pub(super) fn keys(&self) -> Vec<Key> {
+        self.borrowed.keys().copied().collect()
     }
 
-    /// Returns the grant of `key` to the owner.
-    pub(super) fn return_grant(&mut self, key: Key, now: Timestamp) {
-        if let Some(mut borrowed) = self.lease_borrower.borrowed.remove(&key)
-            && let Some(settlement) = borrowed.settlement(self.local_id, LeaseState::Closed, now)
-        {
-            self.send_to_owner(
-                RemoteCheck {
-                    key,
-                    limit: borrowed.limit,
-                    operation: RemoteOperation::Settle(settlement),
-                    lease_hits: 0,
-                },
-                now,
-            );
-        }
+    /// Forgets the grant or refusal of `key`. Returns what to send to the owner.
+    pub(super) fn take(&mut self, key: Key, now: Timestamp) -> Option<RemoteCheck> {
+        let mut borrowed = self.borrowed.remove(&key)?;
+        borrowed.settlement(key, self.local_id, LeaseState::Closed, now)
     }
 
-    /// Expires grants of both sides, and reports what was used of the others.
-    pub(super) fn expire_leases(&mut self, now: Timestamp) {
-        self.expire_grants(now);
-        let report_interval = self.settings.backup_interval.unwrap_or(COUNT_WINDOW);
-        let report_due = now.since(self.lease_borrower.reported_at) >= report_interval;
+    /// Ends grants that have expired, and reports what was used of the others. Returns what to send to the owners.
+    pub(super) fn tick(&mut self, now: Timestamp) -> Vec<RemoteCheck> {
+        let report_due = now.since(self.reported_at) >= self.report_interval;
         if report_due {
-            self.lease_borrower.reported_at = now;
+            self.reported_at = now;
         }
         let mut reports = Vec::new();
-        for (key, borrowed) in &mut self.lease_borrower.borrowed {
+        for (key, borrowed) in &mut self.borrowed {
             let is_over = borrowed.expires_at <= now;
             let used = matches!(borrowed.borrowing, Borrowing::Granted { used, .. } if used > 0);
             if is_over || (report_due && used) {
                 let state = if is_over { LeaseState::Closed } else { LeaseState::Open };
-                reports.extend(
-                    borrowed
-                        .settlement(self.local_id, state, now)
-                        .map(|settlement| (*key, borrowed.limit.clone(), settlement)),
-                );
+                reports.extend(borrowed.settlement(*key, self.local_id, state, now));
             }
         }
-        self.lease_borrower.borrowed.retain(|_, borrowed| now < borrowed.expires_at);
-        for (key, limit, settlement) in reports {
-            self.send_to_owner(
-                RemoteCheck { key, limit, operation: RemoteOperation::Settle(settlement), lease_hits: 0 },
-                now,
-            );
-        }
+        self.borrowed.retain(|_, borrowed| now < borrowed.expires_at);
+        reports
     }
+}
 
-    /// Returns the grants of a departed owner: no more of their hits are used, and the next owner learns how many were.
-    pub(super) fn owner_departed(&mut self, member: MemberId, now: Timestamp) {
-        let slots = self.slots.len();
-        let owner = |key: &Key| self.slots[Slot::of(*key, slots).index()].owner.map(|owner| owner.member);
-        let keys: Vec<Key> =
-            self.lease_borrower.borrowed.keys().filter(|key| owner(key) == Some(member)).copied().collect();
-        for key in keys {
-            self.return_grant(key, now);
-        }
+impl Borrowed {
+    /// The settlement to send if this is a grant. The used hits count as reported from then on.
+    fn settlement(
+        &mut self,
+        key: Key,
+        local_id: MemberId,
+        state: LeaseState,
+        now: Timestamp,
+    ) -> Option<RemoteCheck> {
+        let Borrowing::Granted { number, left, used, used_at, .. } = &mut self.borrowing else { return None };
+        let settlement = Settlement {
+            borrower: local_id,
+            number: *number,
+            hits: std::mem::take(used),
+            left: *left,
+            age: now.since(*used_at),
+            state,
+        };
+        let operation = RemoteOperation::Settle(settlement);
+        Some(RemoteCheck { key, limit: self.limit.clone(), operation, lease_hits: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{algorithm::laws::every_limit, time::SECOND};
+
+    #[test]
+    fn grant_without_room_is_returned_unused() {
+        let settings = NodeSettings {
+            silence: Duration::from_secs(1),
+            forget_after: Duration::from_secs(8),
+            bootstrap_timeout: Duration::from_secs(1),
+            backup_interval: None,
+            lease_from: Some(50),
+            hand_offs_max: 1,
+        };
+        let borrower = MemberId::from_number(1);
+        let mut leases = LeaseBorrower::new(borrower, settings);
+        let (now, ttl) = (Timestamp::from_nanos(SECOND), LEASE_TTL);
+        let limit = every_limit(60, SECOND).remove(0);
+        let (verdict, reset_after) = (Verdict::Pass, Duration::from_secs(1));
+        let decision = Decision { verdict, remaining: 59, reset_after, receipt: None };
+        let mut record = |number| {
+            let (key, limit) = (Key::from_halves(number, number), limit.clone());
+            let operation = RemoteOperation::Decide(Operation::Charge(1));
+            let check = RemoteCheck { key, limit, operation, lease_hits: 10 };
+            leases.record(&check, &decision, LeaseReply::Granted { number, hits: 10, ttl }, now, now)
+        };
+
+        let number = KEYS_MAX as u64;
+        assert!((0..number).all(|number| record(number).is_none()));
+        let (left, state) = (10, LeaseState::Closed);
+        let unused = Settlement { borrower, number, hits: 0, left, age: Duration::ZERO, state };
+        assert_eq!(record(number).map(|check| check.operation), Some(RemoteOperation::Settle(unused)));
     }
 }

@@ -4,14 +4,19 @@
 //! limit. If the borrower is not heard in time, the unaccounted hits are charged. When the borrower is heard again, the
 //! hits that it did not use are refunded.
 
-use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU64,
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::{
     algorithm::{Decision, Limit, Verdict},
     cluster::{
         MemberId,
         message::{ChargedHits, Grant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
-        node::{Node, membership::Departure},
+        node::{context::Context, membership::Departure, output::Output},
     },
     descriptor::Key,
     store::{Memory, Slot, UsedHits},
@@ -20,7 +25,7 @@ use crate::{
 
 /// How long a grant or a refusal lasts.
 pub(super) const LEASE_TTL: Duration = Duration::from_millis(500);
-/// The most keys with grants, lent or borrowed.
+/// The most keys with grants, given or borrowed.
 pub(super) const KEYS_MAX: usize = 10_000;
 /// How long a grant is remembered after its end, so that late settlements are not counted twice.
 const EXPIRED_KEPT: Duration = Duration::from_secs(10);
@@ -32,10 +37,15 @@ const JUST_BEFORE: Duration = Duration::from_nanos(1);
 const HITS_MIN: u64 = 2;
 
 /// The grants and refusals that this replica has sent as an owner.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LeaseOwner {
+    memory: Arc<Memory>,
     keys: BTreeMap<Key, KeyLeases>,
     last_number: u64,
+    /// Slots whose grants were lent or returned since their last backup.
+    changed: BTreeSet<Slot>,
+    /// Keys whose grants were all returned, so that checks that waited for them can be retried.
+    returned: Vec<Key>,
 }
 
 /// The grants and refusals of one key.
@@ -71,18 +81,11 @@ enum GrantState {
     Charged { hits: NonZeroU64, at: Timestamp },
 }
 
-/// One instant, by the monotonic clock and by the wall clock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
-    pub(super) now: Timestamp,
-    pub(super) wall: Timestamp,
-}
-
 impl OpenGrant {
-    fn to_grant(&self, key: Key, moment: Moment) -> Grant {
+    fn to_grant(&self, key: Key, cx: &Context<'_>) -> Grant {
         let charged = match self.state {
             GrantState::Open | GrantState::Settled => None,
-            GrantState::Charged { hits, at } => Some(ChargedHits { hits, age: moment.wall.since(at) }),
+            GrantState::Charged { hits, at } => Some(ChargedHits { hits, age: cx.wall.since(at) }),
         };
         Grant {
             key,
@@ -90,7 +93,7 @@ impl OpenGrant {
             borrower: self.borrower,
             number: self.number,
             left: self.left,
-            ttl: self.expires_at.since(moment.now),
+            ttl: self.expires_at.since(cx.now),
             charged,
         }
     }
@@ -105,60 +108,72 @@ impl OpenGrant {
 }
 
 impl LeaseOwner {
+    pub(super) fn new(memory: Arc<Memory>) -> Self {
+        Self { memory, keys: BTreeMap::new(), last_number: 0, changed: BTreeSet::new(), returned: Vec::new() }
+    }
+
     /// The grants of `slot`, as they are sent with the slot data.
-    pub(super) fn grants_of_slot(&self, slot: Slot, slots: usize, moment: Moment) -> Vec<Grant> {
-        let of_slot = self.keys.range(slot.keys(slots));
-        of_slot
-            .flat_map(|(key, leases)| leases.grants.iter().map(|grant| grant.to_grant(*key, moment)))
-            .collect()
+    pub(super) fn grants_of_slot(&self, slot: Slot, cx: &Context<'_>) -> Vec<Grant> {
+        let of_slot = self.keys.range(slot.keys(self.memory.slots()));
+        of_slot.flat_map(|(key, leases)| leases.grants.iter().map(|grant| grant.to_grant(*key, cx))).collect()
     }
 
     /// Removes and returns the grants of `slot`.
-    pub(super) fn remove_slot(&mut self, slot: Slot, slots: usize, moment: Moment) -> Vec<Grant> {
-        let grants = self.grants_of_slot(slot, slots, moment);
-        let keys: Vec<Key> = self.keys.range(slot.keys(slots)).map(|(key, _)| *key).collect();
-        for key in keys {
-            self.keys.remove(&key);
-        }
+    pub(super) fn remove_slot(&mut self, slot: Slot, cx: &Context<'_>) -> Vec<Grant> {
+        let grants = self.grants_of_slot(slot, cx);
+        self.keys.extract_if(slot.keys(self.memory.slots()), |_, _| true).for_each(drop);
         grants
     }
 
     /// Adds grants that arrived with a slot.
-    pub(super) fn insert_grants(&mut self, grants: Vec<Grant>, memory: &Memory, moment: Moment) {
+    pub(super) fn insert_grants(&mut self, grants: Vec<Grant>, cx: &Context<'_>) {
         for Grant { key, limit, borrower, number, left, ttl, charged } in grants {
             self.last_number = self.last_number.max(number);
             let state = match charged {
-                Some(ChargedHits { hits, age }) => GrantState::Charged { hits, at: moment.wall.before(age) },
+                Some(ChargedHits { hits, age }) => GrantState::Charged { hits, at: cx.wall.before(age) },
                 None if left == 0 => GrantState::Settled,
                 None => GrantState::Open,
             };
-            memory.set_reserved(key, memory.reserved(key) + left);
-            let expires_at = moment.now.after(ttl);
-            self.keys.entry(key).or_default().grants.push(OpenGrant {
-                limit,
-                borrower,
-                number,
-                left,
-                expires_at,
-                state,
-            });
+            self.memory.set_leased(key, self.memory.leased(key) + left);
+            let expires_at = cx.now.after(ttl);
+            let grant = OpenGrant { limit, borrower, number, left, expires_at, state };
+            self.keys.entry(key).or_default().grants.push(grant);
         }
     }
-}
 
-impl Node {
+    /// Whether grants of `slot` were lent or returned since [`LeaseOwner::mark_backed_up`].
+    pub(super) fn has_changed(&self, slot: Slot) -> bool {
+        self.changed.contains(&slot)
+    }
+
+    pub(super) fn mark_backed_up(&mut self, slot: Slot) {
+        self.changed.remove(&slot);
+    }
+
+    fn mark_changed(&mut self, key: Key) {
+        self.changed.insert(Slot::of(key, self.memory.slots()));
+    }
+
+    /// Takes the keys whose grants were all returned.
+    pub(super) fn take_returned(&mut self) -> Vec<Key> {
+        std::mem::take(&mut self.returned)
+    }
+
+    /// Forgets all grants.
+    pub(super) fn discard(&mut self) {
+        *self = Self::new(self.memory.clone());
+    }
+
     /// The lease for `peer`, which forwards the key often.
     pub(super) fn grant_lease(
         &mut self,
         peer: MemberId,
         check: &RemoteCheck,
         decision: &Decision,
-        now: Timestamp,
+        cx: &mut Context<'_>,
     ) -> Option<LeaseReply> {
         let RemoteCheck { key, limit, lease_hits, .. } = check;
-        if !limit.is_leasable()
-            || self.lease_owner.keys.len() >= KEYS_MAX && !self.lease_owner.keys.contains_key(key)
-        {
+        if !limit.is_leasable() || self.keys.len() >= KEYS_MAX && !self.keys.contains_key(key) {
             return None;
         }
         if !decision.verdict.passes() {
@@ -167,26 +182,26 @@ impl Node {
                 return None;
             }
             let ttl = LEASE_TTL.min(retry_after);
-            let leases = self.lease_owner.keys.entry(*key).or_default();
-            leases.refused.retain(|(member, expires_at)| *member != peer && now < *expires_at);
-            leases.refused.push((peer, now.after(ttl)));
+            let leases = self.keys.entry(*key).or_default();
+            leases.refused.retain(|(member, expires_at)| *member != peer && cx.now < *expires_at);
+            leases.refused.push((peer, cx.now.after(ttl)));
             return Some(LeaseReply::Refused { ttl });
         }
         // Half of the remaining hits, divided among all members.
-        let members = self.placement.members().len().max(1) as u64;
+        let members = cx.members.placement.members().len().max(1) as u64;
         let hits = (*lease_hits).min(decision.remaining / (2 * members));
         // Hits that are lent in a window must be used in that window.
         let ttl = if limit.period().is_some() { LEASE_TTL.min(decision.reset_after) } else { LEASE_TTL };
-        let has_grant = self.lease_owner.keys.get(key).is_some_and(|leases| {
+        let has_grant = self.keys.get(key).is_some_and(|leases| {
             leases.recalled || leases.grants.iter().any(|grant| grant.borrower == peer && grant.left > 0)
         });
         if hits < HITS_MIN || ttl.is_zero() || has_grant {
             return None;
         }
-        self.memory.lend(*key, limit, hits, self.wall)?;
-        self.lease_owner.last_number += 1;
-        let number = self.lease_owner.last_number;
-        let expires_at = now.after(ttl);
+        self.memory.lease(*key, limit, hits, cx.wall)?;
+        self.last_number += 1;
+        let number = self.last_number;
+        let expires_at = cx.now.after(ttl);
         let grant = OpenGrant {
             limit: limit.clone(),
             borrower: peer,
@@ -195,23 +210,17 @@ impl Node {
             expires_at,
             state: GrantState::Open,
         };
-        self.lease_owner.keys.entry(*key).or_default().grants.push(grant);
-        self.mark_leases_changed(*key);
-        self.stats.grants_lent += 1;
+        self.keys.entry(*key).or_default().grants.push(grant);
+        self.mark_changed(*key);
+        cx.out.stats.grants_lent += 1;
         Some(LeaseReply::Granted { number, hits, ttl })
     }
 
-    fn mark_leases_changed(&mut self, key: Key) {
-        let slot = Slot::of(key, self.slots.len());
-        self.slot_mut(slot).leases_changed = true;
-    }
-
     /// Applies a borrower's report.
-    pub(super) fn settle(&mut self, key: Key, limit: &Limit, settlement: &Settlement, now: Timestamp) {
+    pub(super) fn settle(&mut self, key: Key, limit: &Limit, settlement: &Settlement, cx: &mut Context<'_>) {
         let Settlement { borrower, number, hits, left, age, state } = settlement;
         let same = |grant: &&mut OpenGrant| grant.borrower == *borrower && grant.number == *number;
-        let grant =
-            self.lease_owner.keys.get_mut(&key).and_then(|leases| leases.grants.iter_mut().find(same));
+        let grant = self.keys.get_mut(&key).and_then(|leases| leases.grants.iter_mut().find(same));
         let (mut hits, mut unused_hits) = (*hits, 0);
         if let Some(grant) = grant {
             match grant.state {
@@ -222,7 +231,7 @@ impl Node {
                     if *state == LeaseState::Closed {
                         grant.state = GrantState::Settled;
                         let unused = UsedHits { hits: hits.get().min(*left), at };
-                        self.refund_unused(key, limit, unused);
+                        self.refund_unused(key, limit, unused, cx);
                     }
                     return;
                 }
@@ -237,78 +246,79 @@ impl Node {
             }
         }
         if hits > 0 {
-            let at = self.wall.before(*age);
-            self.memory.charge_lent(key, limit, UsedHits { hits, at }, self.wall);
+            let at = cx.wall.before(*age);
+            self.memory.charge_leased(key, limit, UsedHits { hits, at }, cx.wall);
         }
         self.memory.reclaim(key, unused_hits);
         if *state == LeaseState::Closed {
-            self.mark_leases_changed(key);
-            self.prune_key(key, now);
+            self.mark_changed(key);
+            self.prune_key(key);
         }
     }
 
-    fn refund_unused(&mut self, key: Key, limit: &Limit, unused: UsedHits) {
+    fn refund_unused(&mut self, key: Key, limit: &Limit, unused: UsedHits, cx: &mut Context<'_>) {
         if unused.hits > 0 {
-            self.memory.refund_lent(key, limit, unused, self.wall);
-            self.revoke_refusals(key);
+            self.memory.refund_leased(key, limit, unused, cx.wall);
+            self.revoke_refusals(key, cx.out);
         }
-        self.mark_leases_changed(key);
+        self.mark_changed(key);
     }
 
-    /// Removes a key without grants, and retries checks that waited for the grants.
-    fn prune_key(&mut self, key: Key, now: Timestamp) {
-        let Some(leases) = self.lease_owner.keys.get_mut(&key) else { return };
+    /// Removes a key without grants. Checks that waited for the grants can be retried.
+    fn prune_key(&mut self, key: Key) {
+        let Some(leases) = self.keys.get_mut(&key) else { return };
         if leases.grants.iter().all(|grant| grant.left == 0) {
             leases.recalled = false;
             if leases.grants.is_empty() && leases.refused.is_empty() {
-                self.lease_owner.keys.remove(&key);
+                self.keys.remove(&key);
             }
-            self.retry_parked_of_key(key, now);
+            self.returned.push(key);
         }
     }
 
     /// Recalls the grants of `key`.
-    pub(super) fn recall_grants(&mut self, key: Key) {
-        let Some(leases) = self.lease_owner.keys.get_mut(&key) else {
-            // Without grants nothing is reserved.
-            self.memory.set_reserved(key, 0);
+    pub(super) fn recall_grants(&mut self, key: Key, out: &mut Output) {
+        let Some(leases) = self.keys.get_mut(&key) else {
+            // Without grants nothing is leased.
+            self.memory.set_leased(key, 0);
             return;
         };
         let borrowers: Vec<MemberId> =
             leases.grants.iter().filter(|grant| grant.left > 0).map(|grant| grant.borrower).collect();
         if borrowers.is_empty() {
-            self.memory.set_reserved(key, 0);
+            self.memory.set_leased(key, 0);
         } else if !std::mem::replace(&mut leases.recalled, true) {
-            self.stats.grants_recalled += 1;
+            out.stats.grants_recalled += 1;
             for borrower in borrowers {
-                self.send(borrower, Message::Recall { key });
+                out.send(borrower, Message::Recall { key });
             }
         }
     }
 
     /// Revokes refusals of `key` that are no longer true.
-    pub(super) fn revoke_refusals(&mut self, key: Key) {
-        let Some(leases) = self.lease_owner.keys.get_mut(&key) else { return };
+    pub(super) fn revoke_refusals(&mut self, key: Key, out: &mut Output) {
+        let Some(leases) = self.keys.get_mut(&key) else { return };
         for (member, _) in std::mem::take(&mut leases.refused) {
-            self.send(member, Message::Revoke { key });
+            out.send(member, Message::Revoke { key });
         }
     }
 
     /// Charges grants whose borrower was not heard in time, and forgets old ones.
-    pub(super) fn expire_grants(&mut self, now: Timestamp) {
-        self.charge_where(|grant| grant.expires_at <= now, now);
-        for leases in self.lease_owner.keys.values_mut() {
+    pub(super) fn expire_grants(&mut self, cx: &mut Context<'_>) {
+        let now = cx.now;
+        self.charge_where(|grant| grant.expires_at <= now, cx);
+        for leases in self.keys.values_mut() {
             leases.grants.retain(|grant| now < grant.expires_at.after(grant.retention()));
             leases.refused.retain(|(_, expires_at)| now < *expires_at);
         }
-        self.lease_owner.keys.retain(|_, leases| !leases.grants.is_empty() || !leases.refused.is_empty());
+        self.keys.retain(|_, leases| !leases.grants.is_empty() || !leases.refused.is_empty());
     }
 
     /// Charges the grants of a member that is not heard; for good if the member is dead.
-    pub(super) fn borrower_departed(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
-        self.charge_where(|grant| grant.borrower == member, now);
+    pub(super) fn borrower_departed(&mut self, member: MemberId, departure: Departure, cx: &mut Context<'_>) {
+        self.charge_where(|grant| grant.borrower == member, cx);
         if departure == Departure::Proven {
-            let grants = self.lease_owner.keys.values_mut().flat_map(|leases| &mut leases.grants);
+            let grants = self.keys.values_mut().flat_map(|leases| &mut leases.grants);
             grants
                 .filter(|grant| grant.borrower == member)
                 .for_each(|grant| grant.state = GrantState::Settled);
@@ -317,23 +327,23 @@ impl Node {
 
     /// Makes the charged hits of `key` final, because an operator has replaced the counter.
     pub(super) fn fix_charged_hits(&mut self, key: Key) {
-        for grant in self.lease_owner.keys.get_mut(&key).into_iter().flat_map(|leases| &mut leases.grants) {
+        for grant in self.keys.get_mut(&key).into_iter().flat_map(|leases| &mut leases.grants) {
             if let GrantState::Charged { .. } = grant.state {
                 grant.state = GrantState::Settled;
             }
         }
     }
 
-    fn charge_where(&mut self, is_over: impl Fn(&OpenGrant) -> bool, now: Timestamp) {
+    fn charge_where(&mut self, is_over: impl Fn(&OpenGrant) -> bool, cx: &mut Context<'_>) {
         let (mut expired, mut charged) = (Vec::new(), Vec::new());
-        for (key, leases) in &mut self.lease_owner.keys {
+        for (key, leases) in &mut self.keys {
             for grant in
                 leases.grants.iter_mut().filter(|grant| grant.state == GrantState::Open && is_over(grant))
             {
                 grant.state = GrantState::Settled;
                 if let Some(hits) = NonZeroU64::new(std::mem::take(&mut grant.left)) {
                     // Hits that were lent in a window count as used in that window.
-                    let at = self.wall.before(now.since(grant.expires_at)).before(JUST_BEFORE);
+                    let at = cx.wall.before(cx.now.since(grant.expires_at)).before(JUST_BEFORE);
                     grant.state = GrantState::Charged { hits, at };
                     charged.push((*key, grant.limit.clone(), UsedHits { hits: hits.get(), at }));
                 }
@@ -341,12 +351,12 @@ impl Node {
             }
         }
         for (key, limit, used) in charged {
-            self.stats.grants_lost += 1;
-            self.memory.charge_lent(key, &limit, used, self.wall);
+            cx.out.stats.grants_lost += 1;
+            self.memory.charge_leased(key, &limit, used, cx.wall);
         }
         for key in expired {
-            self.mark_leases_changed(key);
-            self.prune_key(key, now);
+            self.mark_changed(key);
+            self.prune_key(key);
         }
     }
 }

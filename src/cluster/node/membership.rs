@@ -1,50 +1,67 @@
-//! Membership: which members are reachable, silent, departed or dead, and when this replica may leave.
+//! Membership: which members are reachable, silent, departed or dead, and the placement of slots that follows.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crate::{
     cluster::{
         MemberId,
         message::{MemberRecord, MemberState, Message},
-        node::{Action, Event, Node},
+        node::{
+            NodeSettings,
+            output::{Action, Event, Output},
+        },
         placement::Placement,
     },
+    store::Slot,
     time::Timestamp,
 };
 
 /// The most departed members that are remembered.
 const DEPARTED_MAX: usize = 10_000;
-/// The most dead members that a recovery query names.
+/// The most dead members that a new session is told of.
 const DEAD_REPORTED_MAX: usize = 100;
 /// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long departed members are still listed.
+const DEPARTED_SHOWN: Duration = Duration::from_secs(60);
+
+/// The members that this replica knows, and its own record.
+#[derive(Debug)]
+pub(super) struct Membership {
+    pub(super) local: MemberRecord,
+    settings: NodeSettings,
+    slots: usize,
+    draining_since: Option<Timestamp>,
+    peers: BTreeMap<MemberId, Peer>,
+    departed: BTreeMap<MemberId, Departed>,
+    /// The members of the last view in which a majority was reachable.
+    healthy: BTreeSet<MemberId>,
+    isolated: bool,
+    pub(super) placement: Placement,
+    /// Slots may have to move because of the members.
+    has_changed: bool,
+}
 
 /// A member that has not departed.
 #[derive(Clone, Debug)]
-pub(super) struct PeerState {
-    pub(super) record: MemberRecord,
+struct Peer {
+    record: MemberRecord,
     /// Whether there is a session with it.
-    pub(super) connected: bool,
+    connected: bool,
+    /// Whether its hello has arrived in this session. Before that, its state is unknown.
+    greeted: bool,
     /// Whether it has announced its slots under the same hash secret as this replica.
-    pub(super) synced: bool,
-    pub(super) heard_at: Timestamp,
-    /// Consecutive checks without an answer in time.
-    pub(super) consecutive_timeouts: u32,
-    /// No checks are forwarded to the peer before this instant.
-    pub(super) breaker_open_until: Timestamp,
+    synced: bool,
+    heard_at: Timestamp,
 }
 
-impl PeerState {
+impl Peer {
     /// A member that was just discovered.
     fn new(record: MemberRecord, now: Timestamp) -> Self {
-        Self {
-            record,
-            connected: false,
-            synced: false,
-            heard_at: now,
-            consecutive_timeouts: 0,
-            breaker_open_until: Timestamp::EPOCH,
-        }
+        Self { record, connected: false, greeted: false, synced: false, heard_at: now }
     }
 
     /// Whether the member takes slots while it is reachable.
@@ -55,10 +72,10 @@ impl PeerState {
 
 /// A departed member.
 #[derive(Clone, Debug)]
-pub(super) struct Departed {
-    pub(super) record: MemberRecord,
-    pub(super) at: Timestamp,
-    pub(super) how: Departure,
+struct Departed {
+    record: MemberRecord,
+    at: Timestamp,
+    departure: Departure,
     dialled_at: Timestamp,
 }
 
@@ -71,95 +88,189 @@ pub(super) enum Departure {
     Silent,
 }
 
-impl Node {
-    /// A session with `peer` has begun.
-    pub(crate) fn connected(&mut self, peer: MemberId, address: &str, now: Timestamp) {
-        if peer == self.local_id || self.is_dead(peer) {
-            return;
+/// The peers that a joining replica reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReachedPeers {
+    None,
+    /// No peer is known to serve. If all members start together, the one with the smallest id bootstraps the cluster.
+    Joining {
+        is_smallest: bool,
+    },
+    /// A peer serves.
+    Serving {
+        all_synced: bool,
+    },
+}
+
+impl Membership {
+    /// This replica, which joins and knows no other member.
+    pub(super) fn new(local_id: MemberId, address: String, settings: NodeSettings, slots: usize) -> Self {
+        Self {
+            local: joining_record(local_id, address),
+            settings,
+            slots,
+            draining_since: None,
+            peers: BTreeMap::new(),
+            departed: BTreeMap::new(),
+            healthy: BTreeSet::new(),
+            isolated: false,
+            placement: Placement::default(),
+            has_changed: true,
         }
-        if self.peers.get(&peer).is_some_and(|peer| peer.connected) {
-            self.disconnected(peer, false, now);
-        }
-        self.departed.remove(&peer);
-        let record = MemberRecord {
-            id: peer,
-            address: address.to_owned(),
-            state: MemberState::Joining,
-            rules: 0,
-            changes: 0,
-        };
-        let known = self.peers.entry(peer).or_insert_with(|| PeerState::new(record, now));
-        (known.connected, known.synced, known.heard_at) = (true, false, now);
-        self.outbox.remove(&peer);
-        self.send_hello(peer);
     }
 
-    /// The session with `peer` has ended; `dead` says whether the process is proven to be dead.
-    pub(crate) fn disconnected(&mut self, peer: MemberId, dead: bool, now: Timestamp) {
-        let departure = if dead { Departure::Proven } else { Departure::Silent };
-        self.mark_departed(peer, departure, now);
+    pub(super) fn local_id(&self) -> MemberId {
+        self.local.id
+    }
+
+    /// Sets the state of this replica and announces it.
+    pub(super) fn set_state(&mut self, state: MemberState, out: &mut Output) {
+        self.local.state = state;
+        self.announce(out);
+    }
+
+    /// Sets the hash of the active rules and announces it.
+    pub(super) fn set_rules(&mut self, rules: u64, out: &mut Output) {
+        if self.local.rules != rules {
+            self.local.rules = rules;
+            self.announce(out);
+        }
+    }
+
+    fn announce(&mut self, out: &mut Output) {
+        self.local.changes += 1;
+        out.broadcast(&Message::Member(self.local.clone()));
+    }
+
+    /// Begins to drain. False if this replica drains already.
+    pub(super) fn drain(&mut self, now: Timestamp, out: &mut Output) -> bool {
+        if self.draining_since.is_some() {
+            return false;
+        }
+        self.draining_since = Some(now);
+        // A replica that is still joining knows no owners, and stays in that state.
+        if self.local.state == MemberState::Serving {
+            self.set_state(MemberState::Draining, out);
+        }
+        self.update_placement(now);
+        true
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining_since.is_some()
+    }
+
+    /// Whether this replica has been draining for so long that every member knows it.
+    pub(super) fn has_drained_long(&self, now: Timestamp) -> bool {
+        self.draining_since.is_some_and(|since| now.since(since) > self.settings.silence)
+    }
+
+    /// A session with `peer` has begun.
+    pub(super) fn connect(&mut self, peer: MemberId, address: &str, now: Timestamp) {
+        self.departed.remove(&peer);
+        let record = || joining_record(peer, address.to_owned());
+        let known = self.peers.entry(peer).or_insert_with(|| Peer::new(record(), now));
+        *known = Peer { connected: true, ..Peer::new(known.record.clone(), now) };
     }
 
     /// `peer` has sent a sign of life.
-    pub(crate) fn heard(&mut self, peer: MemberId, now: Timestamp) {
+    pub(super) fn heard(&mut self, peer: MemberId, now: Timestamp) {
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.heard_at = peer.heard_at.max(now);
         }
     }
 
-    /// All seeds were tried. `no_seed_answered` says whether only this process answered.
-    pub(crate) fn seeds_tried(&mut self, no_seed_answered: bool) {
-        self.no_seed_answered = no_seed_answered;
-    }
-
-    /// An operator declares a member dead. Returns whether the member was known.
-    pub(crate) fn declare_dead(&mut self, member: MemberId, now: Timestamp) -> bool {
-        let known = self.peers.contains_key(&member) || self.departed.contains_key(&member);
-        if known {
-            self.departed.remove(&member);
-            self.mark_departed(member, Departure::Proven, now);
+    /// Applies what is said about a member. A new one is dialled.
+    pub(super) fn update_record(&mut self, record: MemberRecord, now: Timestamp, out: &mut Output) {
+        let id = record.id;
+        if id == self.local.id || self.departed.contains_key(&id) {
+            return;
         }
-        known
-    }
-
-    /// Sets the hash of the active rules.
-    pub(crate) fn rules_changed(&mut self, rules: u64) {
-        if self.record.rules != rules {
-            self.record.rules = rules;
-            self.announce_record();
-        }
-    }
-
-    /// Begins to hand off every slot.
-    pub(crate) fn drain(&mut self, now: Timestamp) {
-        if self.draining_since.is_none() {
-            self.draining_since = Some(now);
-            // A replica that is still joining knows no owners, and stays in that state.
-            if self.record.state == MemberState::Serving {
-                self.record.state = MemberState::Draining;
-                self.announce_record();
+        match self.peers.get_mut(&id) {
+            Some(peer) => {
+                if peer.record.changes < record.changes {
+                    peer.record = record;
+                    self.update_placement(now);
+                }
             }
-            self.return_grants(now);
-            self.update_placement(now);
+            None => {
+                out.actions.push(Action::Dial(record.address.clone()));
+                self.peers.insert(id, Peer::new(record, now));
+            }
         }
+    }
+
+    /// Treats `member` as departed. False if that changes nothing.
+    pub(super) fn depart(
+        &mut self,
+        member: MemberId,
+        departure: Departure,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> bool {
+        if member == self.local.id || self.is_dead(member) {
+            return false;
+        }
+        let peer = self.peers.remove(&member).map(|peer| peer.record);
+        let is_peer = peer.is_some();
+        out.stats.members_lost += u64::from(is_peer);
+        let known = peer.or_else(|| self.departed.get(&member).map(|departed| departed.record.clone()));
+        match departure {
+            Departure::Silent if !is_peer => return false,
+            // A member that is cut off from it cannot find out by itself.
+            Departure::Proven if known.is_some() => out.broadcast(&Message::Dead { members: vec![member] }),
+            Departure::Silent | Departure::Proven => {}
+        }
+        // Another replica may report the death of a member that was never known here.
+        let record = known.unwrap_or_else(|| joining_record(member, String::new()));
+        self.departed.insert(member, Departed { record, at: now, departure, dialled_at: now });
+        if self.departed.len() > DEPARTED_MAX {
+            let oldest = self.departed.iter().min_by_key(|(_, departed)| departed.at).map(|(id, _)| *id);
+            oldest.and_then(|oldest| self.departed.remove(&oldest));
+        }
+        if departure == Departure::Proven {
+            self.healthy.remove(&member);
+        }
+        self.has_changed = true;
+        out.queues.remove(&member);
+        out.actions.push(Action::Disconnect(member));
+        true
+    }
+
+    /// Whether `member` is or was another member.
+    pub(super) fn was_known(&self, member: MemberId) -> bool {
+        self.is_known(member) || self.departed.contains_key(&member)
+    }
+
+    /// Whether `member` is another member that has not departed.
+    pub(super) fn is_known(&self, member: MemberId) -> bool {
+        self.peers.contains_key(&member)
+    }
+
+    pub(super) fn is_connected(&self, member: MemberId) -> bool {
+        self.peers.get(&member).is_some_and(|peer| peer.connected)
     }
 
     /// Whether `member` has departed, or was never known here.
     pub(super) fn is_departed(&self, member: MemberId) -> bool {
-        member != self.local_id && !self.peers.contains_key(&member)
+        member != self.local.id && !self.is_known(member)
     }
 
     pub(super) fn is_dead(&self, member: MemberId) -> bool {
-        self.departed.get(&member).is_some_and(|departed| departed.how == Departure::Proven)
+        self.departed.get(&member).is_some_and(|departed| departed.departure == Departure::Proven)
+    }
+
+    pub(super) fn has_departed_members(&self) -> bool {
+        !self.departed.is_empty()
     }
 
     /// The members most recently proven dead.
     pub(super) fn dead_members(&self) -> Vec<MemberId> {
-        // Only the most recent ones matter to a recovery.
+        // A peer may know earlier ones. If it does not, it declares them dead as soon as it dials them.
         let dead = self
             .departed
             .iter()
-            .filter(|(_, departed)| departed.how == Departure::Proven)
+            .filter(|(_, departed)| departed.departure == Departure::Proven)
             .map(|(id, departed)| (departed.at, *id));
         let mut dead: Vec<_> = dead.collect();
         dead.sort_unstable();
@@ -171,27 +282,8 @@ impl Node {
         self.peers.get(&peer).is_some_and(|peer| peer.connected && self.is_alive(peer, now))
     }
 
-    pub(super) fn is_alive(&self, peer: &PeerState, now: Timestamp) -> bool {
+    fn is_alive(&self, peer: &Peer, now: Timestamp) -> bool {
         now.since(peer.heard_at) <= self.settings.silence
-    }
-
-    pub(super) fn update_record(&mut self, record: MemberRecord, now: Timestamp) {
-        let id = record.id;
-        if id == self.local_id || self.departed.contains_key(&id) {
-            return;
-        }
-        match self.peers.get_mut(&id) {
-            Some(peer) => {
-                if peer.record.changes < record.changes {
-                    peer.record = record;
-                    self.update_placement(now);
-                }
-            }
-            None => {
-                self.actions.push(Action::Dial(record.address.clone()));
-                self.peers.insert(id, PeerState::new(record, now));
-            }
-        }
     }
 
     /// Whether `peer` has announced its slots under our hash secret. What it says about slots before that belongs to
@@ -200,69 +292,130 @@ impl Node {
         self.peers.get(&peer).is_some_and(|peer| peer.synced)
     }
 
-    pub(super) fn announce_record(&mut self) {
-        self.record.changes += 1;
-        let record = self.record.clone();
-        self.broadcast(&Message::Member(record));
+    /// The hello of `peer` has arrived, and was for the same cluster or not.
+    pub(super) fn set_synced(&mut self, peer: MemberId, synced: bool) {
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            (peer.greeted, peer.synced) = (true, synced);
+        }
+    }
+
+    /// Forgets which peers use our hash secret. Peers that also adopt the secret send another hello.
+    pub(super) fn reset_synced(&mut self) {
+        self.peers.values_mut().for_each(|peer| peer.synced = false);
+    }
+
+    pub(super) fn has_synced_peers(&self) -> bool {
+        self.peers.values().any(|peer| peer.synced)
+    }
+
+    /// Whether a member takes slots.
+    pub(super) fn has_receivers(&self) -> bool {
+        self.peers.values().any(Peer::can_receive_slots)
+    }
+
+    /// The records that other members have announced.
+    pub(super) fn announced_records(&self) -> Vec<MemberRecord> {
+        let records = self.peers.values().map(|peer| &peer.record);
+        records.filter(|record| record.changes > 0).cloned().collect()
+    }
+
+    /// Whether no other member is known, not even a silent one.
+    pub(super) fn is_last(&self) -> bool {
+        self.peers.is_empty()
+    }
+
+    /// The peers that are reached while this replica joins.
+    pub(super) fn reached_peers(&self, now: Timestamp) -> ReachedPeers {
+        let heard: Vec<&Peer> = self.peers.values().filter(|peer| self.is_alive(peer, now)).collect();
+        let serves = |peer: &&Peer| peer.synced && peer.record.state != MemberState::Joining;
+        if heard.is_empty() {
+            ReachedPeers::None
+        } else if heard.iter().any(serves) {
+            ReachedPeers::Serving { all_synced: heard.iter().all(|peer| peer.synced) }
+        } else {
+            let is_smallest = heard.iter().all(|peer| peer.greeted && self.local.id < peer.record.id);
+            ReachedPeers::Joining { is_smallest }
+        }
+    }
+
+    /// The member that keeps backups of a slot that is owned here, if it is reachable.
+    pub(super) fn backup_owner(&self, slot: Slot, now: Timestamp) -> Option<MemberId> {
+        self.placement.backup_owner(slot, self.local.id).filter(|owner| self.is_reachable(*owner, now))
+    }
+
+    /// Whether this replica may recover slots: it serves and is not isolated.
+    pub(super) fn may_claim(&self) -> bool {
+        self.local.state == MemberState::Serving && !self.isolated
+    }
+
+    /// Whether fewer members are reachable than this replica needs to trust its counters.
+    pub(super) fn is_isolated(&self) -> bool {
+        self.isolated
+    }
+
+    /// The number of members in the last healthy view.
+    pub(super) fn healthy(&self) -> u32 {
+        u32::try_from(self.healthy.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether slots may have to move because the members have changed since the last call.
+    pub(super) fn take_has_changed(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed)
     }
 
     /// Computes the placement from the members that are reachable and serve. A silent member can neither receive a slot
     /// nor keep a backup.
     pub(super) fn update_placement(&mut self, now: Timestamp) {
-        let mut members: Vec<MemberId> = self
-            .peers
-            .values()
-            .filter(|peer| peer.can_receive_slots() && self.is_alive(peer, now))
-            .map(|peer| peer.record.id)
-            .collect();
-        members.extend((self.record.state == MemberState::Serving).then_some(self.local_id));
+        let receives = |peer: &&Peer| peer.can_receive_slots() && self.is_alive(peer, now);
+        let mut members: Vec<MemberId> =
+            self.peers.values().filter(receives).map(|peer| peer.record.id).collect();
+        members.extend((self.local.state == MemberState::Serving).then_some(self.local.id));
         members.sort_unstable();
         if members != self.placement.members() {
-            self.placement = Placement::of(members, self.slots.len());
-            self.slots_dirty = true;
+            self.placement = Placement::of(members, self.slots);
+            self.has_changed = true;
         }
     }
 
-    /// Detects silence, departures and isolation.
-    pub(super) fn check_peers(&mut self, now: Timestamp) {
-        let forget_after = self.settings.forget_after;
-        let too_silent = |peer: &&PeerState| now.since(peer.heard_at) > forget_after;
-        let silent: Vec<MemberId> =
-            self.peers.values().filter(too_silent).map(|peer| peer.record.id).collect();
-        for peer in silent {
-            self.mark_departed(peer, Departure::Silent, now);
-        }
-        self.redial_silent(now);
-        self.update_isolation(now);
+    /// The members that have been silent for so long that they count as departed.
+    pub(super) fn too_silent(&self, now: Timestamp) -> Vec<MemberId> {
+        let too_silent = |peer: &&Peer| now.since(peer.heard_at) > self.settings.forget_after;
+        self.peers.values().filter(too_silent).map(|peer| peer.record.id).collect()
+    }
+
+    /// Detects silence and isolation.
+    pub(super) fn tick(&mut self, now: Timestamp, out: &mut Output) {
+        self.redial_silent(now, out);
+        self.update_isolation(now, out);
         self.update_placement(now);
     }
 
     /// A member that departed by silence may return at the same address.
-    fn redial_silent(&mut self, now: Timestamp) {
+    fn redial_silent(&mut self, now: Timestamp, out: &mut Output) {
         let every = self.settings.forget_after / 6;
         for departed in self.departed.values_mut() {
-            if departed.how == Departure::Silent
+            if departed.departure == Departure::Silent
                 && now.since(departed.dialled_at) >= every
                 && now.since(departed.at) < SILENT_REDIALLED
             {
                 departed.dialled_at = now;
-                self.actions.push(Action::Dial(departed.record.address.clone()));
+                out.actions.push(Action::Dial(departed.record.address.clone()));
             }
         }
     }
 
     /// A replica that reaches no more than half of its last healthy view does not trust its counters. Of two equal
     /// halves, the one with the smallest member id continues.
-    fn update_isolation(&mut self, now: Timestamp) {
-        if self.record.state != MemberState::Joining {
-            self.healthy.insert(self.local_id);
+    fn update_isolation(&mut self, now: Timestamp, out: &mut Output) {
+        if self.local.state != MemberState::Joining {
+            self.healthy.insert(self.local.id);
         }
-        let is_counted = |peer: &&PeerState| {
+        let is_counted = |peer: &&Peer| {
             peer.synced && peer.record.state != MemberState::Joining && self.is_alive(peer, now)
         };
         let heard: Vec<MemberId> =
             self.peers.values().filter(is_counted).map(|peer| peer.record.id).collect();
-        let is_present = |id: &&MemberId| **id == self.local_id || heard.contains(id);
+        let is_present = |id: &&MemberId| **id == self.local.id || heard.contains(id);
         let present = self.healthy.iter().filter(is_present).count();
         let first = self.healthy.first().is_none_or(|first| is_present(&first));
         let all = self.healthy.len();
@@ -275,70 +428,34 @@ impl Node {
         }
         if self.isolated != isolated {
             self.isolated = isolated;
-            self.memory.set_suspended(isolated);
             let event = if isolated { Event::Isolated } else { Event::IsolationEnded };
-            self.actions.push(Action::Report(event));
-            self.stats.isolations += u64::from(isolated);
+            out.actions.push(Action::Report(event));
+            out.stats.isolations += u64::from(isolated);
         }
     }
 
-    /// Treats `member` as departed.
-    pub(super) fn mark_departed(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
-        if member == self.local_id || self.is_dead(member) {
-            return;
-        }
-        let record = match self.peers.remove(&member) {
-            Some(peer) => peer.record,
-            None if departure == Departure::Silent => return,
-            None => MemberRecord {
-                id: member,
-                address: String::new(),
-                state: MemberState::Joining,
-                rules: 0,
-                changes: 0,
-            },
-        };
-        self.outbox.remove(&member);
-        self.departed.insert(member, Departed { record, at: now, how: departure, dialled_at: now });
-        if self.departed.len() > DEPARTED_MAX {
-            let oldest = self.departed.iter().min_by_key(|(_, departed)| departed.at).map(|(id, _)| *id);
-            oldest.and_then(|oldest| self.departed.remove(&oldest));
-        }
-        if departure == Departure::Proven {
-            self.healthy.remove(&member);
-        }
-        self.slots_dirty = true;
-        self.actions.push(Action::Disconnect(member));
-        self.stats.members_lost += 1;
-        self.recover_hand_offs_to(member, now);
-        self.stop_waiting_for(member, now);
-        self.owner_departed(member, now);
-        self.borrower_departed(member, departure, now);
-        self.reroute_forwards(member, now);
-        self.update_placement(now);
+    /// The peers, and how long they have been silent.
+    pub(super) fn peers(&self, now: Timestamp) -> impl Iterator<Item = (&MemberRecord, Duration)> {
+        self.peers.values().map(move |peer| (&peer.record, now.since(peer.heard_at)))
     }
 
-    /// Leaves once every slot is handed off and no other member needs the copies here.
-    pub(super) fn leave_when_done(&mut self, now: Timestamp) {
-        if self.is_drained(now) {
-            self.actions.push(Action::Leave);
-        }
+    /// The members that were known and departed recently, and how long ago.
+    pub(super) fn recently_departed(
+        &self,
+        now: Timestamp,
+    ) -> impl Iterator<Item = (&MemberRecord, Duration)> {
+        let departed = self.departed.values().map(move |departed| (&departed.record, now.since(departed.at)));
+        departed.filter(|(record, since)| !record.address.is_empty() && *since < DEPARTED_SHOWN)
     }
 
-    /// Whether every slot is handed off, no other member needs the copies here and no peer waits for a reply.
-    pub(crate) fn is_drained(&self, now: Timestamp) -> bool {
-        let Some(since) = self.draining_since else { return false };
-        let has_receivers = self.peers.values().any(PeerState::can_receive_slots);
-        let is_last_copy = |slot| {
-            let state = self.slot(slot);
-            let has_live_owner = state
-                .owner
-                .is_some_and(|owner| !self.is_departed(owner.member) && owner.member != self.local_id);
-            state.copy.is_some() && !has_live_owner
-        };
-        let owns_slots = self.all_slots().any(|slot| self.slot(slot).ownership.is_some());
-        let busy = self.forwarding.has_peer_checks() || !self.hand_offs.is_empty();
-        let needed = has_receivers && (owns_slots || self.all_slots().any(is_last_copy));
-        !busy && !needed && now.since(since) > self.settings.silence
+    /// Peers whose rules differ from those of this replica.
+    pub(super) fn with_other_rules(&self) -> usize {
+        let records = self.peers.values().map(|peer| &peer.record);
+        let others = records.filter(|record| record.state != MemberState::Joining);
+        others.filter(|record| record.rules != self.local.rules).count()
     }
+}
+
+fn joining_record(id: MemberId, address: String) -> MemberRecord {
+    MemberRecord { id, address, state: MemberState::Joining, rules: 0, changes: 0 }
 }

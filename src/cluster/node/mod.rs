@@ -5,60 +5,61 @@
 //! each replica hands off the slots that the placement assigns to another member, and recovers slots without an owner
 //! that the placement assigns to it. Different views only delay a move.
 //!
-//! Invariants: a slot has at most one owner, and only the owner announces its ownership. A slot that is owned here is
-//! also held by the memory. A slot that was handed off is kept here until the receiver acknowledges it.
+//! [`Node`] passes each input to the machines that it concerns. Each machine owns its state. [`Slots`] connects those
+//! of the slots: ownership with hand-offs, recovery, backups and lent leases. [`Router`] connects those of the checks:
+//! forwarding, borrowed leases and local shares.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use crate::{
+    algorithm::{Limit, Receipt},
     cluster::{
         MemberId,
-        message::{
-            HandOffId, HashSecret, MemberRecord, MemberState, Message, Origin, Owner, SlotCopy, Version,
-        },
-        placement::Placement,
+        message::{Hello, MemberState, Message, Owner, RemoteCheck},
     },
-    descriptor::Secret,
-    store::{Lead, Memory, Slot, SlotData},
+    descriptor::{Key, Secret},
+    store::{Lead, Memory, Slot, SlotSource, StoredSlot},
     time::Timestamp,
 };
 
 mod backup;
+mod checks;
+mod context;
 mod forwarding;
-mod hand_off;
 mod joining;
 mod lease_borrower;
 mod lease_owner;
 mod local_share;
 mod membership;
+mod outcome;
+mod output;
+mod ownership;
 mod recovery;
+mod slots;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod view;
 
-pub use forwarding::ForwardPolicy;
-pub(crate) use forwarding::{DecidedBy, Outcome, Ticket};
+pub use outcome::ForwardPolicy;
+pub(crate) use outcome::{DecidedBy, Outcome, Ticket};
+pub(crate) use output::{Action, Event};
 pub(crate) use stats::Stats;
-pub use stats::{MemberView, View};
+pub use view::View;
 
-use forwarding::Forwarding;
+use checks::{Checks, Router};
+use context::Context;
+use forwarding::{Forwarding, OpenCheck};
+use joining::{Comparison, Joining};
 use lease_borrower::LeaseBorrower;
-use lease_owner::{LeaseOwner, Moment};
 use local_share::LocalShare;
-use membership::{Departed, PeerState};
-
-/// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
-const OUTBOX_MAX: usize = 65_536;
+use membership::{Departure, Membership};
+use output::Output;
+use slots::Slots;
 
 /// A tick that comes this long after the previous one shows that this replica was too busy, or stopped. Ticks are due
 /// every 10 ms.
 const TICK_LATE: Duration = Duration::from_millis(25);
-
-/// How often all slots are checked while nothing happens.
-const SLOTS_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The settings of the node.
 #[derive(Clone, Copy, Debug)]
@@ -77,144 +78,22 @@ pub(crate) struct NodeSettings {
     pub(crate) hand_offs_max: usize,
 }
 
-/// An action for the layer that performs I/O.
-#[derive(Clone, Debug)]
-pub(crate) enum Action {
-    /// A replica may be reachable at this address.
-    Dial(String),
-    /// This member has departed: close the link.
-    Disconnect(MemberId),
-    /// The outcome of one check of a local caller.
-    Complete(Ticket, Outcome),
-    /// From now on keys are hashed with this secret.
-    SetHashSecret(Secret),
-    /// Every slot is handed off, as far as possible: leave the cluster.
-    Leave,
-    /// An event to log for the operator.
-    Report(Event),
-}
-
-/// An event that is logged for the operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// This replica knows the owners of the slots, and answers.
-    Joined,
-    /// This replica met another cluster, adopted its hash secret and discarded all its own counters.
-    ClusterAdopted,
-    /// Fewer members are reachable than this replica needs to trust its counters.
-    Isolated,
-    /// Enough members are reachable again.
-    IsolationEnded,
-}
-
 /// The state of one replica in the cluster.
 #[derive(Debug)]
 pub(crate) struct Node {
-    local_id: MemberId,
-    settings: NodeSettings,
-    memory: Arc<Memory>,
     /// The time by which counters are decided. It may jump forward at any time, and back when the clock gives up a
     /// lead, so timeouts do not use it.
     wall: Timestamp,
-    record: MemberRecord,
-    hash_secret: Option<HashSecret>,
-    /// Whether the hash secret is in use, rather than only restored from the snapshot of an earlier process.
-    is_hash_secret_used: bool,
-    /// The lowest epoch of a slot that this replica recovers. It is the wall clock when the replica began to serve, so
-    /// that copies of earlier processes are older.
-    epoch_floor: u64,
-    started_at: Timestamp,
     /// The last tick.
     ticked_at: Timestamp,
     /// The last tick that came late, because this replica was too busy or stopped. Since then it has sent and read on
     /// time.
     on_time_since: Timestamp,
-    /// Whether every seed was tried, and only this process answered.
-    no_seed_answered: bool,
-    draining_since: Option<Timestamp>,
-    peers: BTreeMap<MemberId, PeerState>,
-    departed: BTreeMap<MemberId, Departed>,
-    /// The members of the last view in which a majority was reachable.
-    healthy: BTreeSet<MemberId>,
-    isolated: bool,
-    placement: Placement,
-    slots: Vec<SlotState>,
-    hand_offs: BTreeMap<HandOffId, PendingHandOff>,
-    hand_offs_sent: u64,
-    backed_up_at: Timestamp,
-    /// A new backup owner still lacks some slots.
-    backups_incomplete: bool,
-    copies_swept_at: Timestamp,
-    /// An event may allow slots to move.
-    slots_dirty: bool,
-    slots_checked_at: Timestamp,
-    forwarding: Forwarding,
-    lease_owner: LeaseOwner,
-    lease_borrower: LeaseBorrower,
-    local_share: LocalShare,
-    outbox: BTreeMap<MemberId, VecDeque<Message>>,
-    ready_peers: Vec<MemberId>,
-    actions: Vec<Action>,
-    stats: Stats,
-}
-
-/// What this replica knows about one slot.
-#[derive(Debug, Default)]
-struct SlotState {
-    /// The newest owner that was announced.
-    owner: Option<Owner>,
-    /// Present while this replica owns the slot.
-    ownership: Option<SlotOwnership>,
-    /// The backup that is kept for another owner.
-    copy: Option<StoredCopy>,
-    /// The version and the receiver of the last backup.
-    last_backup: Option<(Version, MemberId)>,
-    /// Hand-offs to acknowledge once the backup owner has a backup.
-    acks_due: Vec<HandOffId>,
-    recovery: Option<Recovery>,
-    /// The lost owner and the receiver of the last orphan report.
-    orphan_reported: Option<(Owner, MemberId)>,
-    /// Grants were lent or returned since the last backup.
-    leases_changed: bool,
-}
-
-/// What the owner of a slot knows besides its counters.
-#[derive(Clone, Debug)]
-struct SlotOwnership {
-    epoch: u64,
-    origin: Origin,
-    /// From this instant no replica can return with another lineage of the slot.
-    origin_expires_at: Timestamp,
-}
-
-/// A copy, and the time of its last update.
-#[derive(Clone, Debug)]
-struct StoredCopy {
-    copy: SlotCopy,
-    at: Timestamp,
-}
-
-/// A hand-off that is not acknowledged yet.
-#[derive(Clone, Debug)]
-struct PendingHandOff {
-    slot: Slot,
-    copy: SlotCopy,
-    origin: Origin,
-    to: MemberId,
-    at: Timestamp,
-}
-
-/// The recovery of a slot that has lost its owner.
-#[derive(Clone, Debug)]
-struct Recovery {
-    /// Members that have not replied yet.
-    waiting: BTreeSet<MemberId>,
-    /// The newest copy received so far.
-    newest: Option<SlotCopy>,
-    /// The query is repeated at this instant.
-    retry_at: Timestamp,
-    /// Another member reaches the owner, so the slot is not recovered for now.
-    blocked: bool,
+    members: Membership,
+    joining: Joining,
+    slots: Slots,
+    checks: Checks,
+    out: Output,
 }
 
 impl Node {
@@ -227,59 +106,35 @@ impl Node {
         memory: Arc<Memory>,
         now: Timestamp,
     ) -> Self {
-        if settings.backup_interval.is_some() {
-            memory.track_changes();
-        }
-        let record =
-            MemberRecord { id: local_id, address, state: MemberState::Joining, rules: 0, changes: 0 };
-        let slots = (0..memory.slots()).map(|_| SlotState::default()).collect();
         Self {
-            local_id,
-            settings,
-            memory,
             wall: now,
-            record,
-            hash_secret: None,
-            is_hash_secret_used: false,
-            epoch_floor: 0,
-            started_at: now,
             ticked_at: now,
             on_time_since: now,
-            no_seed_answered: false,
-            draining_since: None,
-            peers: BTreeMap::new(),
-            departed: BTreeMap::new(),
-            healthy: BTreeSet::new(),
-            isolated: false,
-            placement: Placement::default(),
-            slots,
-            hand_offs: BTreeMap::new(),
-            hand_offs_sent: 0,
-            backed_up_at: now,
-            backups_incomplete: false,
-            copies_swept_at: now,
-            slots_dirty: true,
-            slots_checked_at: now,
-            forwarding: Forwarding::default(),
-            lease_owner: LeaseOwner::default(),
-            lease_borrower: LeaseBorrower::default(),
-            local_share: LocalShare::default(),
-            outbox: BTreeMap::new(),
-            ready_peers: Vec::new(),
-            actions: Vec::new(),
-            stats: Stats::default(),
+            members: Membership::new(local_id, address, settings, memory.slots()),
+            joining: Joining::new(settings.bootstrap_timeout, now),
+            slots: Slots::new(local_id, memory, settings, now),
+            checks: Checks {
+                forwarding: Forwarding::default(),
+                borrower: LeaseBorrower::new(local_id, settings),
+                local_share: LocalShare::default(),
+            },
+            out: Output::default(),
         }
     }
 
     /// Offers the counters of an earlier process, whose keys are hashed with `secret`, as copies. They are used unless
     /// another member has newer ones.
-    pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<(Slot, Version, SlotData)>, now: Timestamp) {
-        self.hash_secret = Some(HashSecret { founder: self.local_id, secret });
-        for (slot, version, contents) in copies {
-            let copy = SlotCopy { version, contents: Arc::new(contents), grants: Vec::new() };
-            self.epoch_floor = self.epoch_floor.max(version.epoch);
-            self.slots[slot.index()].copy = Some(StoredCopy { copy, at: now });
+    pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<StoredSlot>, now: Timestamp) {
+        self.joining.restore(self.members.local_id(), secret);
+        for copy in copies {
+            self.slots.restore(copy, now);
         }
+    }
+
+    /// Where a snapshot takes the counters of `slot` from: the memory, or the copy here if the owner is gone. Perhaps no
+    /// other member has that copy.
+    pub(crate) fn snapshot_source(&self, slot: Slot) -> SlotSource {
+        self.slots.snapshot_source(slot, &self.members, self.wall)
     }
 
     /// Sets the time by which counters are decided during the next inputs. All other instants are monotonic.
@@ -289,13 +144,94 @@ impl Node {
 
     /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
     pub(crate) fn give_up_lead(&mut self, lead: Lead) {
-        self.local_share.give_up_lead(lead);
+        self.checks.local_share.share.give_up_lead(lead);
+    }
+
+    /// All seeds were tried. `no_seed_answered` says whether only this process answered.
+    pub(crate) fn seeds_tried(&mut self, no_seed_answered: bool) {
+        self.joining.no_seed_answered = no_seed_answered;
+    }
+
+    /// Sets the hash of the active rules.
+    pub(crate) fn rules_changed(&mut self, rules: u64) {
+        self.members.set_rules(rules, &mut self.out);
+    }
+
+    /// A session with `peer` has begun.
+    pub(crate) fn connected(&mut self, peer: MemberId, address: &str, now: Timestamp) {
+        if peer == self.members.local_id() || self.members.is_dead(peer) {
+            return;
+        }
+        if self.members.is_connected(peer) {
+            self.disconnected(peer, false, now);
+        }
+        self.members.connect(peer, address, now);
+        self.out.queues.insert(peer, VecDeque::new());
+        self.send_hello([peer]);
+        // The peer may have been cut off when they died, and still count them among the members that it does not hear.
+        let members = self.members.dead_members();
+        if !members.is_empty() {
+            self.out.send(peer, Message::Dead { members });
+        }
+    }
+
+    /// The session with `peer` has ended; `dead` says whether the process is proven to be dead.
+    pub(crate) fn disconnected(&mut self, peer: MemberId, dead: bool, now: Timestamp) {
+        let departure = if dead { Departure::Proven } else { Departure::Silent };
+        self.depart(peer, departure, now);
+    }
+
+    /// `peer` has sent a sign of life.
+    pub(crate) fn heard(&mut self, peer: MemberId, now: Timestamp) {
+        self.members.heard(peer, now);
+    }
+
+    /// An operator declares a member dead. Returns whether the member was known.
+    pub(crate) fn declare_dead(&mut self, member: MemberId, now: Timestamp) -> bool {
+        let known = self.members.was_known(member);
+        if known {
+            self.depart(member, Departure::Proven, now);
+        }
+        known
+    }
+
+    /// Begins to hand off every slot.
+    pub(crate) fn drain(&mut self, now: Timestamp) {
+        if self.members.drain(now, &mut self.out) {
+            let mut router = self.router(now);
+            router.return_grants();
+            router.retry_ready();
+        }
+    }
+
+    /// Starts a check of a local caller. The outcome is an action, at the latest in the first tick after `deadline`.
+    pub(crate) fn submit(
+        &mut self,
+        ticket: Ticket,
+        check: RemoteCheck,
+        policy: ForwardPolicy,
+        deadline: Timestamp,
+        now: Timestamp,
+    ) {
+        let mut router = self.router(now);
+        router.route(OpenCheck::of_caller(ticket, policy, check, deadline));
+        router.retry_ready();
+    }
+
+    /// Takes back hits that this replica charged to a grant.
+    pub(crate) fn undo_lease(&mut self, key: Key, limit: &Limit, hits: u64) {
+        self.checks.borrower.undo(key, limit, hits);
+    }
+
+    /// Takes back a charge that this replica admitted from its local share.
+    pub(crate) fn undo_share(&mut self, key: Key, limit: &Limit, receipt: Receipt, hits: u64) {
+        self.checks.local_share.share.undo(key, limit, receipt, hits, self.members.healthy(), self.wall);
     }
 
     /// Handles one message of a peer.
     pub(crate) fn receive(&mut self, from: MemberId, message: Message, now: Timestamp) {
         // A departed member is ignored until a new session begins.
-        if !self.peers.contains_key(&from) {
+        if !self.members.is_known(from) {
             return;
         }
         self.heard(from, now);
@@ -304,34 +240,53 @@ impl Node {
             return;
         }
         let is_of_a_slot = message.last_slot().is_some() && !matches!(message, Message::Hello(_));
-        if is_of_a_slot && !self.is_synced(from) {
+        if is_of_a_slot && !self.members.is_synced(from) {
             return;
         }
-        self.slots_dirty |= message.may_move_slots();
+        if message.may_move_slots() {
+            self.slots.may_move = true;
+        }
         match message {
             Message::Hello(hello) => self.receive_hello(from, *hello, now),
-            Message::Member(record) => self.update_record(record, now),
-            Message::Owns { slot, epoch, origin } => self.receive_owner(from, slot, epoch, origin, now),
-            Message::HandOff(hand_off) => self.receive_hand_off(from, *hand_off, now),
-            Message::HandOffAck(id) => self.receive_hand_off_ack(id, now),
-            Message::Backup { slot, copy, after } => self.receive_backup(from, slot, copy, after, now),
-            Message::BackupAck { slot, version } => self.receive_backup_ack(from, slot, version, now),
-            Message::BackupBaseMissing { slot } => self.receive_base_missing(from, slot, now),
-            Message::RecoveryQuery { slot, best, dead } => {
-                self.receive_recovery_query(from, slot, best, &dead, now)
+            Message::Dead { members } => {
+                members.into_iter().for_each(|member| self.depart(member, Departure::Proven, now));
+            }
+            Message::Member(record) => self.members.update_record(record, now, &mut self.out),
+            message => self.dispatch(from, message, now),
+        }
+    }
+
+    /// Passes a message to the slots or the checks.
+    fn dispatch(&mut self, from: MemberId, message: Message, now: Timestamp) {
+        let mut router = self.router(now);
+        let Router { checks, slots, cx } = &mut router;
+        match message {
+            Message::Hello(_) | Message::Member(_) | Message::Dead { .. } => {}
+            Message::Owns { slot, epoch, origin } => {
+                slots.receive_owner(slot, Owner { epoch, member: from }, origin, cx);
+            }
+            Message::HandOff(hand_off) => slots.receive_hand_off(from, *hand_off, cx),
+            Message::HandOffAck(id) => slots.ownership.receive_ack(id, cx),
+            Message::Backup { slot, copy, after } => slots.receive_backup(from, slot, copy, after, cx),
+            Message::BackupAck { slot, version } => slots.receive_backup_ack(from, slot, version, cx),
+            Message::BackupBaseMissing { slot } => slots.receive_base_missing(from, slot, cx),
+            Message::RecoveryQuery { slot, best } => {
+                slots.receive_recovery_query(from, slot, best, cx);
             }
             Message::RecoveryReply { slot, owner, alive, copy } => {
-                self.receive_recovery_reply(from, slot, owner, alive, copy, now)
+                slots.receive_recovery_reply(from, slot, owner, alive, copy, cx);
             }
-            Message::Orphan { slot, owner, dead } => self.receive_orphan(slot, owner, &dead, now),
-            Message::NewerCopy { slot, copy } => self.receive_newer_copy(slot, copy, now),
+            Message::Orphan { slot, owner } => slots.receive_orphan(slot, owner),
+            Message::NewerCopy { slot, copy } => slots.receive_newer_copy(slot, copy, cx),
             Message::Forward { ticket, check, budget, hops } => {
-                self.receive_forward(from, ticket, check, budget, hops, now);
+                let deadline = now.after(budget);
+                router.route(OpenCheck::of_peer(from, ticket, check, deadline, hops));
             }
-            Message::Reply { ticket, reply } => self.receive_reply(ticket, reply, now),
-            Message::Recall { key } => self.return_grant(key, now),
-            Message::Revoke { key } => self.lease_borrower.revoke_refusal(key),
+            Message::Reply { ticket, reply } => router.receive_reply(ticket, reply),
+            Message::Recall { key } => router.return_grant(key),
+            Message::Revoke { key } => checks.borrower.revoke_refusal(key),
         }
+        router.retry_ready();
     }
 
     /// Does everything that depends on time alone.
@@ -346,22 +301,24 @@ impl Node {
         if defers {
             return;
         }
-        self.check_peers(now);
-        self.start_serving(now);
-        // Slots move only after an event, so all of them are scanned only from time to time without one.
-        if std::mem::take(&mut self.slots_dirty) || now.since(self.slots_checked_at) >= SLOTS_CHECK_INTERVAL {
-            self.slots_checked_at = now;
-            self.hand_off_misplaced(now);
-            self.recover_orphans(now);
-            self.report_orphans();
+        for peer in self.members.too_silent(now) {
+            self.depart(peer, Departure::Silent, now);
         }
-        self.drop_old_copies(now);
-        self.back_up_when_due(now);
-        self.expire_leases(now);
-        self.report_admitted(now);
-        self.retry_parked(now);
-        self.expire_checks(now);
-        self.leave_when_done(now);
+        let was_isolated = self.members.is_isolated();
+        self.members.tick(now, &mut self.out);
+        if self.members.is_isolated() != was_isolated {
+            self.slots.memory.set_suspended(!was_isolated);
+        }
+        self.start_serving(now);
+        let (members_changed, on_time_since) = (self.members.take_has_changed(), self.on_time_since);
+        let mut router = self.router(now);
+        router.slots.move_slots(members_changed, &mut router.cx);
+        router.slots.tick(&mut router.cx);
+        router.tick(on_time_since);
+        router.retry_ready();
+        if self.is_drained(now) {
+            self.out.actions.push(Action::Leave);
+        }
     }
 
     /// Takes messages that wait for `peer`, oldest first: at most `most` messages, and about `bytes_max` bytes.
@@ -372,66 +329,175 @@ impl Node {
         bytes_max: usize,
         now: Timestamp,
     ) -> Vec<Message> {
-        let Some(waiting) = self.outbox.get_mut(&peer) else { return Vec::new() };
-        let (mut bytes, mut count) = (0, 0);
-        for message in waiting.iter().take(most) {
-            bytes += message.wire_bytes();
-            if bytes > bytes_max && count > 0 {
-                break;
-            }
-            count += 1;
-        }
-        let messages: Vec<Message> = waiting.drain(..count).collect();
-        self.mark_written(&messages, now);
+        let messages = self.out.take_messages(peer, most, bytes_max);
+        self.checks.forwarding.mark_written(&messages, now);
         messages
     }
 
     /// The peers whose queue was empty and has received messages since the last call.
     pub(crate) fn ready_peers(&mut self) -> Vec<MemberId> {
-        std::mem::take(&mut self.ready_peers)
+        std::mem::take(&mut self.out.ready_peers)
     }
 
     /// Takes the pending actions, in order.
     pub(crate) fn actions(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.actions)
+        std::mem::take(&mut self.out.actions)
     }
 
-    fn send(&mut self, to: MemberId, message: Message) {
-        if self.peers.get(&to).is_some_and(|peer| peer.connected) {
-            let waiting = self.outbox.entry(to).or_default();
-            if waiting.is_empty() {
-                self.ready_peers.push(to);
+    /// Whether every slot is handed off, no other member needs the copies here and no peer waits for a reply.
+    pub(crate) fn is_drained(&self, now: Timestamp) -> bool {
+        self.members.has_drained_long(now)
+            && !self.checks.forwarding.has_peer_checks()
+            && !self.slots.ownership.has_hand_offs()
+            && !self.slots.are_needed(&self.members)
+    }
+
+    /// The counts so far.
+    pub(crate) fn stats(&self) -> Stats {
+        self.out.stats
+    }
+
+    /// The slots that this replica owns.
+    pub(crate) fn owned_slots(&self) -> impl Iterator<Item = Slot> {
+        self.slots.ownership.owned()
+    }
+
+    /// Members that are reachable and serve.
+    pub(crate) fn serving(&self) -> usize {
+        self.members.placement.members().len()
+    }
+
+    /// Whether no other member is known, not even a silent one.
+    pub(crate) fn is_last_member(&self) -> bool {
+        self.members.is_last()
+    }
+
+    /// Slots whose owner is unknown or differs from the placement.
+    pub(crate) fn moving(&self) -> usize {
+        self.slots.moving(&self.members.placement)
+    }
+
+    /// The state of this replica.
+    pub(crate) fn state(&self) -> MemberState {
+        self.members.local.state
+    }
+
+    /// Whether fewer members are reachable than this replica needs to trust its counters.
+    pub(crate) fn is_isolated(&self) -> bool {
+        self.members.is_isolated()
+    }
+
+    /// The cluster as this replica sees it.
+    pub(crate) fn view(&self, now: Timestamp) -> View {
+        View::new(&self.members, &self.slots, now)
+    }
+
+    /// Peers whose rules differ from those of this replica.
+    pub(crate) fn with_other_rules(&self) -> usize {
+        self.members.with_other_rules()
+    }
+
+    /// The time since the last acknowledged backup.
+    pub(crate) fn backup_age(&self, now: Timestamp) -> Duration {
+        now.since(self.out.stats.backup_arrived_at)
+    }
+
+    fn router(&mut self, now: Timestamp) -> Router<'_> {
+        let Self { wall, ticked_at, members, slots, checks, out, .. } = self;
+        Router { checks, slots, cx: Context { now, wall: *wall, ticked_at: *ticked_at, members, out } }
+    }
+
+    fn send_hello(&mut self, peers: impl IntoIterator<Item = MemberId>) {
+        for peer in peers {
+            let hello = Hello {
+                record: self.members.local.clone(),
+                hash_secret: self.joining.hash_secret.clone(),
+                known: self.members.announced_records(),
+                owned: self.slots.ownership.announcements(),
+                owners: self.slots.ownership.known_owners(),
+            };
+            self.out.send(peer, Message::Hello(Box::new(hello)));
+        }
+    }
+
+    fn receive_hello(&mut self, from: MemberId, hello: Hello, now: Timestamp) {
+        let Hello { record, hash_secret, known, owned, owners } = hello;
+        // A joining replica may name the hash secret of an earlier process, which is used nowhere.
+        let is_in_use = record.state != MemberState::Joining;
+        for record in [record].into_iter().chain(known) {
+            self.members.update_record(record, now, &mut self.out);
+        }
+        let is_same = match self.joining.compare(hash_secret, is_in_use) {
+            Comparison::Same => true,
+            Comparison::Other => false,
+            Comparison::FounderAdopted(secret) => {
+                self.out.actions.push(Action::SetHashSecret(secret));
+                self.send_hello(self.out.connected());
+                true
             }
-            waiting.push_back(message);
+            Comparison::Adopted(secret) => {
+                self.out.actions.push(Action::SetHashSecret(secret));
+                self.discard_counters(now);
+                self.send_hello(self.out.connected());
+                true
+            }
+        };
+        self.members.set_synced(from, is_same);
+        if is_same {
+            let mut router = self.router(now);
+            for (slot, owner) in owners {
+                router.slots.learn_owner(slot, owner, &mut router.cx);
+            }
+            for (slot, epoch, origin) in owned {
+                let owner = Owner { epoch, member: from };
+                router.slots.receive_owner(slot, owner, origin, &mut router.cx);
+            }
+            router.retry_ready();
+        }
+        self.members.update_placement(now);
+    }
+
+    /// Discards the counters of another hash secret than the one that is adopted, and joins again.
+    fn discard_counters(&mut self, now: Timestamp) {
+        let mut router = self.router(now);
+        router.slots.discard();
+        router.discard();
+        self.members.reset_synced();
+        if self.state() == MemberState::Serving {
+            self.out.stats.clusters_adopted += 1;
+            self.out.actions.push(Action::Report(Event::ClusterAdopted));
+            self.members.set_state(MemberState::Joining, &mut self.out);
         }
     }
 
-    fn broadcast(&mut self, message: &Message) {
-        let connected = self.peers.iter().filter(|(_, peer)| peer.connected);
-        for to in connected.map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.send(to, message.clone());
+    /// Begins to serve when the owners of the slots are known, or when no other replica can know them.
+    fn start_serving(&mut self, now: Timestamp) {
+        if self.state() != MemberState::Joining || self.members.is_draining() {
+            return;
         }
+        let peers = self.members.reached_peers(now);
+        if !self.joining.may_serve(peers, self.slots.are_all_owned(), now) {
+            return;
+        }
+        let (local_id, has_synced_peers) = (self.members.local_id(), self.members.has_synced_peers());
+        if let Some(secret) = self.joining.use_hash_secret(local_id, has_synced_peers) {
+            self.out.actions.push(Action::SetHashSecret(secret));
+        }
+        self.slots.recovery.begin_to_serve(self.wall);
+        self.out.actions.push(Action::Report(Event::Joined));
+        self.members.set_state(MemberState::Serving, &mut self.out);
+        self.send_hello(self.out.connected());
+        self.members.update_placement(now);
     }
 
-    fn moment(&self, now: Timestamp) -> Moment {
-        Moment { now, wall: self.wall }
-    }
-
-    fn slot(&self, slot: Slot) -> &SlotState {
-        &self.slots[slot.index()]
-    }
-
-    fn slot_mut(&mut self, slot: Slot) -> &mut SlotState {
-        &mut self.slots[slot.index()]
-    }
-
-    fn all_slots(&self) -> impl Iterator<Item = Slot> + use<> {
-        (0..self.slots.len()).map(Slot::at)
-    }
-
-    /// The version of the slot, if this replica owns it.
-    fn version(&self, slot: Slot) -> Option<Version> {
-        let ownership = self.slot(slot).ownership.as_ref()?;
-        Some(Version { epoch: ownership.epoch, seq: self.memory.version_seq(slot) })
+    /// Treats `member` as departed.
+    fn depart(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
+        if self.members.depart(member, departure, now, &mut self.out) {
+            let mut router = self.router(now);
+            router.slots.member_departed(member, departure, &mut router.cx);
+            router.member_departed(member);
+            router.retry_ready();
+            self.members.update_placement(now);
+        }
     }
 }

@@ -1,11 +1,6 @@
-//! Statistics of the node, and its view of the cluster for the admin API.
+//! Statistics of the node.
 
-use serde::Serialize;
-
-use crate::{
-    cluster::{MemberId, message::MemberState},
-    time::Timestamp,
-};
+use crate::time::Timestamp;
 
 /// Counts since the process started.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,71 +43,4 @@ pub(crate) struct Stats {
     pub(crate) clusters_adopted: u64,
     /// Consumption reports that were dropped because the queue was full.
     pub(crate) reports_dropped: u64,
-}
-
-/// The cluster as this replica sees it.
-#[derive(Clone, Debug, Serialize)]
-pub struct View {
-    /// The id of this replica.
-    #[serde(rename = "self")]
-    pub local_id: String,
-    /// A hash of the members and of the owner of each slot. Replicas that agree have equal hashes.
-    pub view: String,
-    /// The members, this replica included, and members that departed recently.
-    pub members: Vec<MemberView>,
-    /// Slots whose owner is unknown or differs from the placement.
-    pub moving: usize,
-    /// Slots owned by this replica.
-    pub holding: usize,
-    /// Slots of which this replica stores a copy for another owner.
-    pub copies: usize,
-    /// Whether fewer members are reachable than this replica needs to trust its counters.
-    pub isolated: bool,
-}
-
-/// A member as this replica sees it.
-#[derive(Clone, Debug, Serialize)]
-pub struct MemberView {
-    /// The id of the member.
-    #[serde(serialize_with = "as_text")]
-    pub id: MemberId,
-    /// The address at which replicas connect to it.
-    pub address: String,
-    /// The state of the member.
-    pub state: MemberStatus,
-    /// Milliseconds since the last sign of life.
-    pub silent_ms: u64,
-    /// The hash of its active rules.
-    pub rules: String,
-    /// Slots that it owns, as far as this replica knows.
-    pub holding: usize,
-}
-
-/// The state of a member as another replica sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum MemberStatus {
-    /// The member does not know the owners of the slots yet.
-    Joining,
-    /// The member answers and owns slots.
-    Serving,
-    /// The member hands off its slots.
-    Draining,
-    /// The member left, died or was silent for too long.
-    #[serde(rename = "gone")]
-    Departed,
-}
-
-impl From<MemberState> for MemberStatus {
-    fn from(state: MemberState) -> Self {
-        match state {
-            MemberState::Joining => Self::Joining,
-            MemberState::Serving => Self::Serving,
-            MemberState::Draining => Self::Draining,
-        }
-    }
-}
-
-fn as_text<S: serde::Serializer>(id: &MemberId, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(id)
 }

@@ -1,80 +1,56 @@
-//! Statistics and the view of the cluster, read from the node.
+//! The view of the cluster for the admin API.
 
 use std::{collections::BTreeMap, hash::Hasher, time::Duration};
 
+use serde::{Serialize, Serializer};
 use siphasher::sip::SipHasher13;
 
 use crate::{
     cluster::{
         MemberId,
         message::{MemberRecord, MemberState, Owner},
-        node::{MemberView, Node, Stats, View, stats::MemberStatus},
+        node::{membership::Membership, slots::Slots},
     },
-    store::Slot,
     time::Timestamp,
 };
 
-/// How long departed members are still listed.
-const DEPARTED_SHOWN: Duration = Duration::from_secs(60);
-
-impl Node {
-    /// The counts so far.
-    pub(crate) fn stats(&self) -> Stats {
-        self.stats
-    }
-
-    /// The slots that this replica owns.
-    pub(crate) fn owned_slots(&self) -> impl Iterator<Item = Slot> {
-        self.all_slots().filter(|slot| self.slot(*slot).ownership.is_some())
-    }
-
-    /// The slots whose newest counters may exist only here.
-    #[cfg(test)]
-    pub(crate) fn slots_at_risk(&self) -> impl Iterator<Item = Slot> {
-        self.owned_slots().chain(self.hand_offs.values().map(|pending| pending.slot))
-    }
-
-    /// The epoch of a slot: how often it has changed its owner. 0 if this replica does not own it.
-    pub(crate) fn epoch(&self, slot: Slot) -> u64 {
-        let state = self.slot(slot);
-        state.ownership.as_ref().map_or(0, |ownership| ownership.epoch)
-    }
-
-    /// Members that are reachable and serve.
-    pub(crate) fn serving(&self) -> usize {
-        self.placement.members().len()
-    }
-
+/// The cluster as this replica sees it.
+#[derive(Clone, Debug, Serialize)]
+pub struct View {
+    /// The id of this replica.
+    #[serde(rename = "self")]
+    pub local_id: String,
+    /// A hash of the members and of the owner of each slot. Replicas that agree have equal hashes.
+    pub view: String,
+    /// The members, this replica included, and members that departed recently.
+    pub members: Vec<MemberView>,
     /// Slots whose owner is unknown or differs from the placement.
-    pub(crate) fn moving(&self) -> usize {
-        let placement = |slot| self.slot(slot).owner.map(|owner| owner.member) == self.placement.owner(slot);
-        self.all_slots().filter(|slot| !placement(*slot)).count()
-    }
-
-    /// The state of this replica.
-    pub(crate) fn state(&self) -> MemberState {
-        self.record.state
-    }
-
+    pub moving: usize,
+    /// Slots owned by this replica.
+    #[serde(rename = "holding")]
+    pub owned: usize,
+    /// Slots of which this replica stores a copy for another owner.
+    #[serde(rename = "copies")]
+    pub stored_copies: usize,
     /// Whether fewer members are reachable than this replica needs to trust its counters.
-    pub(crate) fn is_isolated(&self) -> bool {
-        self.isolated
-    }
+    pub isolated: bool,
+}
 
-    /// The cluster as this replica sees it.
-    pub(crate) fn view(&self, now: Timestamp) -> View {
-        let mut holding: BTreeMap<MemberId, usize> = BTreeMap::new();
+impl View {
+    /// What these members and slots show at `now`.
+    pub(super) fn new(members: &Membership, slots: &Slots, now: Timestamp) -> Self {
+        let mut owned: BTreeMap<MemberId, usize> = BTreeMap::new();
         let mut hasher = SipHasher13::new();
-        for member in self.placement.members() {
+        for member in members.placement.members() {
             hasher.write_u64(member.number());
         }
-        for slot in self.all_slots() {
-            let owner = self.slot(slot).owner;
+        for slot in slots.ownership.all() {
+            let owner = slots.ownership.owner(slot);
             let Owner { epoch, member } =
                 owner.unwrap_or(Owner { epoch: 0, member: MemberId::from_number(0) });
             hasher.write_u64(epoch);
             hasher.write_u64(member.number());
-            *holding.entry(member).or_default() += 1;
+            *owned.entry(member).or_default() += 1;
         }
         let view = |record: &MemberRecord, state, silent: Duration| MemberView {
             id: record.id,
@@ -82,37 +58,53 @@ impl Node {
             state,
             silent_ms: u64::try_from(silent.as_millis()).unwrap_or(u64::MAX),
             rules: format!("{:016x}", record.rules),
-            holding: holding.get(&record.id).copied().unwrap_or_default(),
+            owned: owned.get(&record.id).copied().unwrap_or_default(),
         };
-        let mut members = vec![view(&self.record, self.record.state.into(), Duration::ZERO)];
-        members.extend(self.peers.values().map(|peer| {
-            let silent = now.since(peer.heard_at);
-            view(&peer.record, peer.record.state.into(), silent)
-        }));
-        let lately = self.departed.values().filter(|departed| now.since(departed.at) < DEPARTED_SHOWN);
-        members.extend(
-            lately.map(|departed| view(&departed.record, MemberStatus::Departed, now.since(departed.at))),
-        );
-        members.sort_by_key(|member| member.id);
-        View {
-            local_id: self.local_id.to_string(),
+        let local = &members.local;
+        let mut listed = vec![view(local, Some(local.state), Duration::ZERO)];
+        listed.extend(members.peers(now).map(|(record, silent)| view(record, Some(record.state), silent)));
+        let departed = members.recently_departed(now);
+        listed.extend(departed.map(|(record, silent)| view(record, None, silent)));
+        listed.sort_by_key(|member| member.id);
+        Self {
+            local_id: local.id.to_string(),
             view: format!("{:016x}", hasher.finish()),
-            members,
-            moving: self.moving(),
-            holding: self.slots.iter().filter(|slot| slot.ownership.is_some()).count(),
-            copies: self.slots.iter().filter(|slot| slot.copy.is_some()).count(),
-            isolated: self.isolated,
+            members: listed,
+            moving: slots.moving(&members.placement),
+            owned: slots.ownership.owned().count(),
+            stored_copies: slots.backups.stored_copies(),
+            isolated: members.is_isolated(),
         }
     }
+}
 
-    /// Peers whose rules differ from those of this replica.
-    pub(crate) fn with_other_rules(&self) -> usize {
-        let others = self.peers.values().filter(|peer| peer.record.state != MemberState::Joining);
-        others.filter(|peer| peer.record.rules != self.record.rules).count()
-    }
+/// A member as this replica sees it.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemberView {
+    /// The id of the member.
+    #[serde(serialize_with = "as_text")]
+    pub id: MemberId,
+    /// The address at which replicas connect to it.
+    pub address: String,
+    /// The state of the member; `None` if it left, died or was silent for too long.
+    #[serde(serialize_with = "or_gone")]
+    pub state: Option<MemberState>,
+    /// Milliseconds since the last sign of life.
+    pub silent_ms: u64,
+    /// The hash of its active rules.
+    pub rules: String,
+    /// Slots that it owns, as far as this replica knows.
+    #[serde(rename = "holding")]
+    pub owned: usize,
+}
 
-    /// The time since the last acknowledged backup.
-    pub(crate) fn backup_age(&self, now: Timestamp) -> Duration {
-        now.since(self.stats.backup_arrived_at)
+fn as_text<S: Serializer>(id: &MemberId, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(id)
+}
+
+fn or_gone<S: Serializer>(state: &Option<MemberState>, serializer: S) -> Result<S::Ok, S::Error> {
+    match state {
+        Some(state) => state.serialize(serializer),
+        None => serializer.serialize_str("gone"),
     }
 }

@@ -1,63 +1,43 @@
-//! The keys of the simulation: one for every algorithm, with limits that are not reset during a script.
-
-use std::num::NonZeroU64;
+//! The keys of the simulation: two for every algorithm. The limits of the first are not reset during a script, so every
+//! hit shows; the windows of the second turn and their buckets refill within it.
 
 use crate::{
-    algorithm::{
-        Classic, Excess, FixedWindow, LeakyQueue, Limit, Rate, SlidingLog, SlidingWindow, Span,
-        SteppedBucket, TokenBucket, Window,
-    },
+    algorithm::{Limit, laws::every_limit},
     cluster::MemberId,
     descriptor::Key,
     time::SECOND,
 };
 
-/// Hits that every key allows.
+/// Hits that a key with a long period allows.
 pub(super) const LIMIT: u64 = 60;
-/// The length of every window, and the time in which a bucket regains a hit: longer than any script.
+/// The length of every long window, and the time in which such a bucket refills: longer than any script.
 const LONG: u64 = 100 * 86_400 * SECOND;
+/// Hits that a key with a short period allows in it.
+const SHORT_LIMIT: u64 = 20;
+/// The short period.
+pub(super) const SHORT: u64 = 2 * SECOND;
 
 /// A key and its limit.
 #[derive(Clone, Debug)]
 pub(super) struct TestKey {
     pub(super) key: Key,
     pub(super) limit: Limit,
+    /// Whether hits come back during a script.
+    pub(super) is_short: bool,
 }
 
-/// One key for every algorithm, in different slots as far as there are enough.
+/// The keys, those with long periods first, in different slots as far as there are enough.
 pub(super) fn all() -> Vec<TestKey> {
-    let key = |number: usize| {
-        let high = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        Key::from_halves(high, high.rotate_left(17))
-    };
-    let limits = limits();
-    let test_key = |(number, limit)| TestKey { key: key(number), limit };
-    limits.into_iter().enumerate().map(test_key).collect()
+    let long = every_limit(LIMIT, LONG).into_iter().map(|limit| (limit, false));
+    let short = every_limit(SHORT_LIMIT, SHORT).into_iter().map(|limit| (limit, true));
+    let test_key = |(number, (limit, is_short))| TestKey { key: key(number), limit, is_short };
+    long.chain(short).enumerate().map(test_key).collect()
 }
 
-fn limits() -> Vec<Limit> {
-    let (limit, excess) = (LIMIT, Excess::Refuse);
-    let number = |number| NonZeroU64::new(number).expect("not 0");
-    let window = Window::of_nanos(LONG).expect("a valid window length");
-    let span = Span::of_nanos(LONG).expect("a valid window length");
-    let pace = Rate::new(number(1), number(LONG / 1_000));
-    let bucket = TokenBucket { rate: pace, burst: LIMIT, excess };
-    vec![
-        Limit::Classic(Classic { limit, window: window.clone() }),
-        Limit::FixedWindow(FixedWindow { limit, window, excess }),
-        Limit::SlidingWindow(SlidingWindow { limit, span, excess }),
-        Limit::SlidingLog(SlidingLog { limit, span, grain: number(1), excess }),
-        Limit::SubWindows(SlidingLog { limit, span, grain: number(LONG / 10), excess }),
-        Limit::TokenBucket(bucket),
-        Limit::SteppedBucket(SteppedBucket {
-            amount: number(1),
-            interval: number(LONG / 1_000),
-            burst: LIMIT,
-            excess,
-        }),
-        Limit::LeakyBucket(bucket),
-        Limit::LeakyQueue(LeakyQueue { rate: pace, burst: Some(LIMIT - 1), max_delay: None, timeout: None }),
-    ]
+/// The key with this number.
+pub(super) fn key(number: usize) -> Key {
+    let high = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    Key::from_halves(high, high.rotate_left(17))
 }
 
 /// The id of the replica with this number.

@@ -1,12 +1,21 @@
 //! Simulation: many replicas in one thread, over a network that delays, cuts and loses messages, all from a seed.
 //!
-//! A script is a list of [`Step`]s such as starting, cutting, draining, killing and calling. After every script the
-//! world must keep the promises of the cluster. A seed that breaks a promise is printed, and repeats the same run.
+//! A script is a list of [`Step`]s such as starting, cutting, draining, killing and calling. After every step and at the
+//! end the world must keep the promises of the cluster: too many hits, needless refusals and late answers are faults. A
+//! seed that breaks a promise is printed, and repeats the same run.
+//!
+//! The link delivers each message of a session once and in order, across any number of connections. So messages are
+//! neither lost, doubled nor reordered alone. A lost connection is a longer delay, and a forgotten session loses its
+//! last messages: both happen here, when a process dies, is frozen or is cut off for long.
 
 use std::time::Duration;
 
+mod calls;
+mod checker;
 mod keys;
 mod random;
+mod record;
+mod regressions;
 mod scripts;
 mod world;
 
@@ -24,12 +33,22 @@ enum Step {
     Start(usize),
     /// Starts replicas, each from the snapshot of a replica that has left, in the order in which those left.
     Resume(usize),
+    /// Lets the next replicas to resume find no usable snapshot, because it is missing or damaged.
+    LoseSnapshots(usize),
+    /// Every replica writes a snapshot now. If it crashes, this one remains.
+    Store,
+    /// Gives the replicas to resume the snapshots of the last [`Step::Store`], which are older.
+    AgeSnapshots,
     /// Drains the replica with this number.
     Drain(usize),
     /// Drains the owner of the first key.
     DrainOwner,
     /// Ends the replica without a goodbye.
     Kill(usize),
+    /// Ends replicas at the same instant without a goodbye.
+    KillTogether(Vec<usize>),
+    /// Freezes the replica with this number: it neither receives nor sends.
+    Freeze(usize),
     /// Waits until a replica has borrowed hits of the first key and all calls are answered, stops the traffic, and
     /// freezes that replica: it neither receives nor sends, and its peers get no notice of that.
     FreezeBorrower,
@@ -37,21 +56,45 @@ enum Step {
     Thaw,
     /// Cuts the network between these replicas and the others.
     Cut(Vec<usize>),
+    /// Cuts only what these replicas send to the others.
+    CutOneWay(Vec<usize>),
     /// Ends the cut.
     Heal,
+    /// Sets the longest delay of a message, in milliseconds.
+    Delay(u64),
     /// Moves a replica's clock by this many milliseconds. A negative number gives up a lead.
     Skew(usize, i64),
+    /// Divides every limit by this number, at every replica at another time within 300 ms.
+    Rules(u32),
     /// Sets the number of calls per second, to random replicas and keys.
     Traffic(u32),
     /// The same, for the first key only.
     Hot(u32),
+    /// Sets the number of calls per second with every operation: several descriptors, weights, peeks, refunds, overrides
+    /// of classic limits, and rules with and without leases.
+    Mixed(u32),
+    /// Calls with this many other keys, so that memory runs out.
+    Flood(usize),
+    /// Breaks something that the replicas do not know of, to test the checker.
+    Tamper(Tamper),
     /// Lets time pass.
     Pass(Duration),
     /// Lets time pass until every slot is owned as placed, 20 seconds at most.
     Settle,
 }
 
+/// A fault of the product, as the checker must find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tamper {
+    /// The owner of the key with this number takes so many hits for charged.
+    SetHits(usize, u64),
+    /// The replica with this number does nothing that depends on time alone.
+    Stall(usize),
+    /// No replica has more than this many bytes of memory, but none knows it.
+    ShrinkMemory(u64),
+}
+
 /// Encodes and decodes messages, as if the receiver's clock showed `now`.
 fn over_the_wire(messages: &[Message], sent_at: Timestamp, now: Timestamp) -> Vec<Message> {
-    wire::decode(wire::encode(messages, sent_at), now).expect("a message that was just encoded")
+    wire::decode(&wire::encode(messages, sent_at), now).expect("a message that was just encoded")
 }

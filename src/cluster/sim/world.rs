@@ -9,23 +9,28 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
-    algorithm::Operation,
+    algorithm::{Limit, Operation, laws::every_limit},
     cluster::{
         MemberId,
-        message::{MemberState, Message, RemoteCheck, RemoteOperation, Version},
-        node::{Action, DecidedBy, ForwardPolicy, Node, NodeSettings, Ticket},
-        sim::{Step, keys, keys::TestKey},
+        message::{MemberState, Message, RemoteCheck},
+        node::{Action, DecidedBy, ForwardPolicy, Node, NodeSettings, Outcome, Ticket},
+        sim::{
+            Step, Tamper,
+            calls::{self, OpenCall, Progress, TestCheck, Undo},
+            keys::{self, TestKey},
+            record::{Effect, Entry, Fault, Faults, Record, SKEW_MAX},
+        },
     },
-    descriptor::Secret,
+    descriptor::{Key, Secret},
     rules::OnOwnerUnavailable,
-    store::{Check, Lead, Memory, OnFull, OnRefusal, Slot, SlotData},
+    store::{Lead, Memory, OnFull, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
 
 const MILLISECOND: u64 = SECOND / 1000;
 /// The time step.
 const STEP: u64 = 5 * MILLISECOND;
-/// The longest delay of a message.
+/// The longest delay of a message, unless a script sets another.
 const DELAY_MAX: u64 = 20 * MILLISECOND;
 /// The longest time until a connected peer notices a death.
 const NOTICE_MAX: u64 = 40 * MILLISECOND;
@@ -58,20 +63,37 @@ pub(super) struct World {
     /// The last messages of replicas that have left. They still arrive; after them the departure is known.
     departing_links: Vec<(usize, usize, Link)>,
     /// Snapshots of replicas that have left, oldest first, for [`Step::Resume`].
-    snapshots: VecDeque<Snapshot>,
+    snapshots: VecDeque<Option<Snapshot>>,
+    /// The snapshots of the last [`Step::Store`], by replica, and its time.
+    stored: (u64, BTreeMap<usize, Snapshot>),
     cut: BTreeSet<usize>,
+    is_cut_one_way: bool,
+    delay_max: u64,
+    bytes_max: u64,
     /// Frozen processes, each with the peers that have dropped its session meanwhile.
     frozen: BTreeMap<usize, Vec<usize>>,
     pub(super) keys: Vec<TestKey>,
-    /// When a hit of a key passed.
-    passed: Vec<(u64, usize)>,
-    /// When which keys lost their owner.
-    crashes: Vec<(u64, BTreeSet<usize>)>,
-    open: BTreeMap<(usize, u64), (usize, u64)>,
+    pub(super) record: Record,
+    /// Hits of each key that passed and were not refunded.
+    refundable: Vec<u64>,
+    open: BTreeMap<(usize, u64), OpenCall>,
+    divided_by: u32,
+    /// When replicas divide their limits by which number.
+    rule_changes: Vec<(u64, usize, u32)>,
+    flooded: usize,
+    /// Replicas that do nothing that depends on time alone: see [`Tamper::Stall`].
+    stalled: BTreeSet<usize>,
     calls_started: u64,
     pub(super) totals: Totals,
+    traffic: Traffic,
+}
+
+/// What is called at random.
+#[derive(Clone, Copy, Debug, Default)]
+struct Traffic {
     calls_per_second: u32,
-    keys_called: usize,
+    keys: usize,
+    is_mixed: bool,
 }
 
 /// Counts of the outcomes.
@@ -81,8 +103,6 @@ pub(super) struct Totals {
     pub(super) degraded: u64,
     pub(super) by_lease: u64,
     pub(super) slowest: u64,
-    /// When the network was last cut.
-    pub(super) cut_at: Option<u64>,
 }
 
 struct Process {
@@ -92,12 +112,18 @@ struct Process {
     secret: Option<Secret>,
     /// The offset of its clock from the world's, in nanoseconds.
     skew: i64,
+    /// What its rules divide the limits by.
+    divided_by: u32,
     /// Every slot is handed off: it answers checks that it has received, and takes no more calls.
     is_leaving: bool,
 }
 
 /// What a process writes before it ends, for a later one.
-type Snapshot = (Secret, Vec<(Slot, Version, SlotData)>);
+#[derive(Clone)]
+struct Snapshot {
+    secret: Secret,
+    copies: Vec<StoredSlot>,
+}
 
 /// One direction of a session. Messages arrive in order, once.
 #[derive(Default)]
@@ -115,6 +141,12 @@ impl Link {
 
 impl World {
     pub(super) fn new(seed: u64) -> Self {
+        Self::with_memory(seed, 1 << 30)
+    }
+
+    /// The same with this many bytes of memory for each replica.
+    pub(super) fn with_memory(seed: u64, bytes_max: u64) -> Self {
+        let keys = keys::all();
         Self {
             rng: StdRng::seed_from_u64(seed),
             now: 1_790_000_000 * SECOND,
@@ -125,16 +157,23 @@ impl World {
             loss_notices: Vec::new(),
             departing_links: Vec::new(),
             snapshots: VecDeque::new(),
+            stored: (0, BTreeMap::new()),
             cut: BTreeSet::new(),
+            is_cut_one_way: false,
+            delay_max: DELAY_MAX,
+            bytes_max,
             frozen: BTreeMap::new(),
-            keys: keys::all(),
-            passed: Vec::new(),
-            crashes: Vec::new(),
+            refundable: vec![0; keys.len()],
+            keys,
+            record: Record::default(),
             open: BTreeMap::new(),
+            divided_by: 1,
+            rule_changes: Vec::new(),
+            flooded: 0,
+            stalled: BTreeSet::new(),
             calls_started: 0,
             totals: Totals::default(),
-            calls_per_second: 0,
-            keys_called: usize::MAX,
+            traffic: Traffic::default(),
         }
     }
 
@@ -150,21 +189,46 @@ impl World {
             Step::Resume(count) => {
                 for _ in 0..*count {
                     let snapshot = self.snapshots.pop_front();
-                    self.start(snapshot);
+                    self.start(snapshot.flatten());
                 }
+            }
+            Step::LoseSnapshots(count) => {
+                for snapshot in self.snapshots.iter_mut().take(*count) {
+                    *snapshot = None;
+                }
+                self.note_fault(Some(0));
+            }
+            Step::Store => {
+                let snapshot = |number: &usize| Some((*number, self.snapshot(*number)?));
+                self.stored = (self.now, self.processes.keys().filter_map(snapshot).collect());
+            }
+            Step::AgeSnapshots => {
+                let (at, stored) = &self.stored;
+                let since = at.saturating_sub(CRASH_WINDOW);
+                self.snapshots = stored.values().cloned().map(Some).collect();
+                self.note_fault(Some(since));
             }
             Step::Drain(number) => self.drain(*number),
             Step::DrainOwner => {
-                if let Some(owner) = self.owner() {
+                if let Some(owner) = self.owner(self.keys[0].key) {
                     self.drain(owner);
                 }
             }
-            Step::Kill(number) => self.kill(*number),
-            Step::Cut(numbers) => {
-                self.cut = numbers.iter().copied().collect();
-                self.totals.cut_at = Some(self.now);
+            Step::Kill(number) => self.kill(&[*number]),
+            Step::KillTogether(numbers) => self.kill(numbers),
+            Step::Freeze(number) => {
+                self.note_fault(None);
+                self.frozen.insert(*number, Vec::new());
             }
-            Step::Heal => self.cut.clear(),
+            Step::Cut(numbers) => self.set_cut(numbers, false),
+            Step::CutOneWay(numbers) => self.set_cut(numbers, true),
+            Step::Heal => {
+                if !self.cut.is_empty() {
+                    self.note_fault(None);
+                }
+                self.cut.clear();
+            }
+            Step::Delay(millis) => self.delay_max = millis * MILLISECOND,
             Step::FreezeBorrower => self.freeze_borrower(),
             Step::Thaw => self.thaw(),
             Step::Skew(number, millis) => {
@@ -172,16 +236,37 @@ impl World {
                 if let Some(process) = self.processes.get_mut(number) {
                     process.skew += *millis * MILLISECOND as i64;
                     if *millis < 0 {
+                        self.record.leads += 1;
                         let at = Timestamp::from_nanos(self.now.wrapping_add_signed(process.skew));
                         process.memory.give_up_lead(Lead { at, until });
                         process.node.give_up_lead(Lead { at, until });
                     }
                 }
             }
-            Step::Traffic(calls_per_second) => {
-                (self.calls_per_second, self.keys_called) = (*calls_per_second, usize::MAX)
+            Step::Rules(divided_by) => {
+                self.divided_by = *divided_by;
+                self.record.divided_by = self.record.divided_by.max(*divided_by);
+                // A replica that has not seen the last change sees only this one.
+                self.rule_changes.clear();
+                for number in self.processes.keys() {
+                    let due = self.now + self.rng.random_range(0..300 * MILLISECOND);
+                    self.rule_changes.push((due, *number, *divided_by));
+                }
             }
-            Step::Hot(calls_per_second) => (self.calls_per_second, self.keys_called) = (*calls_per_second, 1),
+            Step::Traffic(calls_per_second) => self.set_traffic(*calls_per_second, usize::MAX, false),
+            Step::Hot(calls_per_second) => self.set_traffic(*calls_per_second, 1, false),
+            Step::Mixed(calls_per_second) => self.set_traffic(*calls_per_second, usize::MAX, true),
+            Step::Flood(keys) => self.flood(*keys),
+            Step::Tamper(Tamper::SetHits(key, hits)) => {
+                let TestKey { key, limit, .. } = self.keys[*key].clone();
+                if let Some(owner) = self.owner(key) {
+                    self.processes[&owner].memory.set(key, &limit, *hits, self.wall_of(owner));
+                }
+            }
+            Step::Tamper(Tamper::Stall(number)) => {
+                self.stalled.insert(*number);
+            }
+            Step::Tamper(Tamper::ShrinkMemory(bytes_max)) => self.bytes_max = *bytes_max,
             Step::Pass(time) => self.pass(time.as_nanos() as u64),
             Step::Settle => {
                 let end = self.now + 20 * SECOND;
@@ -192,6 +277,24 @@ impl World {
         }
     }
 
+    fn set_traffic(&mut self, calls_per_second: u32, keys: usize, is_mixed: bool) {
+        self.traffic = Traffic { calls_per_second, keys, is_mixed };
+        self.record.is_mixed |= is_mixed;
+    }
+
+    fn set_cut(&mut self, numbers: &[usize], is_one_way: bool) {
+        self.cut = numbers.iter().copied().collect();
+        self.is_cut_one_way = is_one_way;
+        self.record.cut_at = Some(self.now);
+        self.note_fault(None);
+    }
+
+    /// Records a fault that concerns all keys, and may forget what passed since then.
+    fn note_fault(&mut self, forgets_since: Option<u64>) {
+        let forgets = forgets_since.map(|since| (since, self.now));
+        self.record.faults.push(Fault { at: self.now, forgets, keys: (0..self.keys.len()).collect() });
+    }
+
     fn drain(&mut self, number: usize) {
         let now = self.time_of(number);
         if let Some(process) = self.processes.get_mut(&number) {
@@ -200,10 +303,10 @@ impl World {
     }
 
     fn freeze_borrower(&mut self) {
-        let (end, calls_per_second) = (self.now + 5 * SECOND, self.calls_per_second);
+        let (end, traffic) = (self.now + 5 * SECOND, self.traffic);
         while self.now < end {
             if self.borrower().is_some() {
-                self.calls_per_second = 0;
+                self.traffic.calls_per_second = 0;
                 while !self.open.is_empty() {
                     self.pass(STEP);
                 }
@@ -211,7 +314,7 @@ impl World {
                     self.frozen.insert(borrower, Vec::new());
                     return;
                 }
-                self.calls_per_second = calls_per_second;
+                self.traffic = traffic;
             }
             self.pass(STEP);
         }
@@ -236,15 +339,17 @@ impl World {
         self.processes.keys().copied().find(borrows)
     }
 
-    /// The owner of the first key.
-    fn owner(&self) -> Option<usize> {
-        let slot = Slot::of(self.keys[0].key, SLOTS);
+    /// The owner of a key.
+    fn owner(&self, key: Key) -> Option<usize> {
+        let slot = Slot::of(key, SLOTS);
         let owns = |number: &usize| self.processes[number].node.owned_slots().any(|owned| owned == slot);
         self.processes.keys().copied().find(owns)
     }
 
     fn thaw(&mut self) {
         for (number, lost) in std::mem::take(&mut self.frozen) {
+            let open = self.open.range_mut((number, 0)..(number + 1, 0));
+            open.for_each(|(_, call)| call.waits_since = self.now);
             for peer in lost {
                 self.lose_session(number, peer);
             }
@@ -254,18 +359,23 @@ impl World {
     fn start(&mut self, snapshot: Option<Snapshot>) {
         let number = self.started;
         self.started += 1;
-        let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).with_slots(SLOTS).shared());
-        let skew = self.rng.random_range(0..2) as i64 * self.rng.random_range(0..40) * MILLISECOND as i64;
+        let memory = Arc::new(Memory::new(self.bytes_max, OnFull::Deny).with_slots(SLOTS).shared());
+        let skew_max = (SKEW_MAX / MILLISECOND) as i64;
+        let skew =
+            self.rng.random_range(0..2) as i64 * self.rng.random_range(0..skew_max) * MILLISECOND as i64;
         let now = self.time_of(number);
         let mut node =
             Node::new(keys::member(number), number.to_string(), NODE_SETTINGS, memory.clone(), now);
-        if let Some((secret, copies)) = snapshot {
+        if let Some(Snapshot { secret, copies }) = snapshot {
             node.restore(secret, copies, now);
         }
-        self.processes.insert(number, Process { node, memory, secret: None, skew, is_leaving: false });
+        self.processes.insert(
+            number,
+            Process { node, memory, secret: None, skew, divided_by: self.divided_by, is_leaving: false },
+        );
         let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
         let reachable: Vec<usize> =
-            others.iter().copied().filter(|other| !self.is_cut(number, *other)).collect();
+            others.iter().copied().filter(|other| !self.is_cut_between(number, *other)).collect();
         for other in others {
             self.dial(number, other);
         }
@@ -274,26 +384,66 @@ impl World {
         }
     }
 
-    fn kill(&mut self, number: usize) {
-        let Some(process) = self.processes.remove(&number) else { return };
-        let owned: BTreeSet<Slot> = process.node.slots_at_risk().collect();
-        let keys = (0..self.keys.len()).filter(|key| owned.contains(&Slot::of(self.keys[*key].key, SLOTS)));
-        self.crashes.push((self.now, keys.collect()));
-        self.end(number);
-    }
-
-    /// The process has said goodbye, and writes a snapshot of the slots that it still owns.
-    fn leave(&mut self, number: usize) {
-        if let Some(Process { node, memory, secret: Some(secret), .. }) = self.processes.get(&number) {
-            let copy = |slot| {
-                let owned = memory.whole(slot);
-                (slot, Version { epoch: node.epoch(slot), seq: owned.seq }, owned.data)
-            };
-            let copies: Vec<_> = node.owned_slots().map(copy).collect();
-            if !copies.is_empty() {
-                self.snapshots.push_back((secret.clone(), copies));
+    fn kill(&mut self, numbers: &[usize]) {
+        let killed: BTreeSet<usize> =
+            numbers.iter().copied().filter(|number| self.processes.contains_key(number)).collect();
+        if killed.is_empty() {
+            return;
+        }
+        let at_risk: BTreeSet<Slot> =
+            killed.iter().flat_map(|number| self.processes[number].node.slots_at_risk()).collect();
+        let window = CRASH_WINDOW + 4 * (self.delay_max - self.delay_max.min(DELAY_MAX));
+        // Backups do not cross a cut.
+        let cut_at = self.record.cut_at.filter(|_| !self.cut.is_empty()).unwrap_or(self.now);
+        let recent = self.now.min(cut_at).saturating_sub(window);
+        let (mut lost, mut forgotten) = (BTreeSet::new(), BTreeSet::new());
+        for key in 0..self.keys.len() {
+            let slot = Slot::of(self.keys[key].key, SLOTS);
+            if at_risk.contains(&slot) {
+                if self.has_recent_copy(slot, &killed) { &mut lost } else { &mut forgotten }.insert(key);
             }
         }
+        for (since, keys) in [(recent, lost), (0, forgotten)] {
+            self.record.faults.push(Fault { at: self.now, forgets: Some((since, self.now + window)), keys });
+        }
+        for number in killed {
+            for key in 0..self.keys.len() {
+                let hits =
+                    self.processes[&number].node.borrowed(self.keys[key].key, self.monotonic_time_of(number));
+                self.note(key, Effect::Lost(hits), self.now, false);
+            }
+            if let Some(snapshot) = self.stored.1.get(&number) {
+                self.snapshots.push_back(Some(snapshot.clone()));
+            }
+            self.end(number);
+        }
+    }
+
+    /// Whether a replica that survives has a copy of the slot that its owner has sent.
+    fn has_recent_copy(&self, slot: Slot, killed: &BTreeSet<usize>) -> bool {
+        let (dead, survivors): (Vec<_>, Vec<_>) =
+            self.processes.iter().partition(|(number, _)| killed.contains(number));
+        let newest = |processes: &[(&usize, &Process)]| {
+            processes.iter().filter_map(|(_, process)| process.node.newest_version(slot)).max()
+        };
+        let (dead, copy) = (newest(&dead), newest(&survivors));
+        copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
+    }
+
+    /// What the process writes to its snapshot.
+    fn snapshot(&self, number: usize) -> Option<Snapshot> {
+        let Process { node, memory, secret, .. } = self.processes.get(&number)?;
+        let now = self.wall_of(number);
+        let copy = |slot| node.snapshot_source(slot).read(slot, memory, now);
+        let copies: Vec<_> = memory.each_slot().filter_map(copy).collect();
+        let secret = secret.clone()?;
+        (!copies.is_empty()).then_some(Snapshot { secret, copies })
+    }
+
+    /// The process has said goodbye, and writes a snapshot.
+    fn leave(&mut self, number: usize) {
+        let snapshot = self.snapshot(number);
+        self.snapshots.extend(snapshot.map(Some));
         let peers: Vec<usize> =
             self.links.keys().filter(|(from, _)| *from == number).map(|(_, to)| *to).collect();
         for to in peers {
@@ -333,16 +483,40 @@ impl World {
             let due = self.now + self.rng.random_range(1..=NOTICE_MAX);
             self.loss_notices.push((due, other, number));
         }
-        self.open.retain(|(process, _), _| *process != number);
+        let calls = self.open.extract_if(.., |(process, _), _| *process == number);
+        let lost: Vec<OpenCall> = calls.map(|(_, call)| call).collect();
+        for OpenCall { checks, called_at, .. } in lost {
+            for check in checks {
+                if let (Some(key), Operation::Charge(hits) | Operation::Refund(hits)) =
+                    (check.number, check.operation)
+                {
+                    self.note(key, Effect::Lost(hits), called_at, false);
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, key: usize, effect: Effect, called_at: u64, degraded: bool) {
+        let answered_at = self.now;
+        self.record.note(Entry { key, effect, called_at, answered_at, degraded });
     }
 
     fn dial(&mut self, from: usize, to: usize) {
-        let due = self.now + self.rng.random_range(1..=DELAY_MAX);
+        let due = self.now + self.rng.random_range(1..=self.delay_max);
         self.dials.push((due, from, to));
     }
 
-    fn is_cut(&self, a: usize, b: usize) -> bool {
-        self.cut.contains(&a) != self.cut.contains(&b)
+    /// Whether nothing that `from` sends reaches `to`.
+    fn is_cut(&self, from: usize, to: usize) -> bool {
+        if self.is_cut_one_way {
+            self.cut.contains(&from) && !self.cut.contains(&to)
+        } else {
+            self.cut.contains(&from) != self.cut.contains(&to)
+        }
+    }
+
+    fn is_cut_between(&self, a: usize, b: usize) -> bool {
+        self.is_cut(a, b) || self.is_cut(b, a)
     }
 
     /// The reading of its monotonic clock: the time since it started, more or less.
@@ -368,6 +542,7 @@ impl World {
         let end = self.now + time;
         while self.now < end {
             self.now += STEP;
+            self.change_rules();
             self.connect();
             self.deliver();
             self.notice();
@@ -377,6 +552,15 @@ impl World {
             }
             self.end_departed();
             self.call_at_random();
+        }
+    }
+
+    fn change_rules(&mut self) {
+        for (_, number, divided_by) in self.rule_changes.extract_if(.., |(due, ..)| *due <= self.now) {
+            if let Some(process) = self.processes.get_mut(&number) {
+                process.divided_by = divided_by;
+                process.node.rules_changed(divided_by.into());
+            }
         }
     }
 
@@ -400,7 +584,10 @@ impl World {
             if !self.processes.contains_key(&from) || self.links.contains_key(&(from, to)) {
                 continue;
             }
-            if self.is_cut(from, to) || self.frozen.contains_key(&from) || self.frozen.contains_key(&to) {
+            if self.is_cut_between(from, to)
+                || self.frozen.contains_key(&from)
+                || self.frozen.contains_key(&to)
+            {
                 self.dials.push((self.now + 100 * MILLISECOND, from, to));
             } else if self.processes.contains_key(&to) {
                 for (one, other) in [(from, to), (to, from)] {
@@ -450,7 +637,7 @@ impl World {
             std::mem::take(&mut self.loss_notices).into_iter().partition(|(at, ..)| *at <= self.now);
         self.loss_notices = later;
         for (_, observer, dead) in due {
-            if self.is_cut(observer, dead) || self.frozen.contains_key(&observer) {
+            if self.is_cut_between(observer, dead) || self.frozen.contains_key(&observer) {
                 self.loss_notices.push((self.now + 100 * MILLISECOND, observer, dead));
                 continue;
             }
@@ -464,7 +651,7 @@ impl World {
 
     fn tick(&mut self, number: usize) {
         let now = self.time_of(number);
-        if self.frozen.contains_key(&number) {
+        if self.frozen.contains_key(&number) || self.stalled.contains(&number) {
             return;
         }
         if self.rng.random_bool(0.8)
@@ -485,7 +672,7 @@ impl World {
             let messages = process.node.outgoing(peer, usize::MAX, usize::MAX, now);
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
             if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
-                link.last = link.last.max(self.now + self.rng.random_range(1..=DELAY_MAX));
+                link.last = link.last.max(self.now + self.rng.random_range(1..=self.delay_max));
                 link.in_flight.push_back((link.last, wall, messages));
             }
         }
@@ -508,10 +695,12 @@ impl World {
                     }
                 }
                 Action::Complete(ticket, outcome) => {
-                    let by_lease = outcome.decided_by == DecidedBy::Lease;
                     self.totals.degraded += u64::from(outcome.decided_by == DecidedBy::Degraded);
-                    self.totals.by_lease += u64::from(by_lease);
-                    self.finish_call(number, ticket.call, outcome.decision.verdict.passes());
+                    self.totals.by_lease += u64::from(outcome.decided_by == DecidedBy::Lease);
+                    let call = self.open.get_mut(&(number, ticket.call));
+                    if call.is_some_and(|call| call.complete(ticket.check, outcome)) {
+                        self.advance(number, ticket.call);
+                    }
                 }
                 Action::SetHashSecret(secret) => {
                     if let Some(process) = self.processes.get_mut(&number) {
@@ -534,7 +723,7 @@ impl World {
             return;
         }
         let now = self.time_of(number);
-        if !self.is_cut(number, peer)
+        if !self.is_cut(peer, number)
             && let Some(process) = self.processes.get_mut(&number)
         {
             process.node.disconnected(keys::member(peer), false, now);
@@ -543,61 +732,161 @@ impl World {
     }
 
     fn call_at_random(&mut self) {
-        let mut calls = f64::from(self.calls_per_second) * STEP as f64 / SECOND as f64;
+        let mut calls = f64::from(self.traffic.calls_per_second) * STEP as f64 / SECOND as f64;
         while calls > 0.0 {
             if calls < 1.0 && !self.rng.random_bool(calls) {
                 return;
             }
             calls -= 1.0;
-            let answers =
-                |process: &Process| process.node.state() != MemberState::Joining && !process.is_leaving;
-            let able: Vec<usize> = self
-                .processes
-                .iter()
-                .filter(|(number, process)| answers(process) && !self.frozen.contains_key(number))
-                .map(|(number, _)| *number)
-                .collect();
-            if able.is_empty() {
-                return;
-            }
-            let number = able[self.rng.random_range(0..able.len())];
-            let key = self.rng.random_range(0..self.keys.len().min(self.keys_called));
-            self.call(number, key);
+            let Some(number) = self.random_replica() else { return };
+            let checks = if self.traffic.is_mixed {
+                self.mixed_checks(number)
+            } else {
+                let key = self.rng.random_range(0..self.keys.len().min(self.traffic.keys));
+                vec![self.check(number, key, Operation::Charge(1))]
+            };
+            self.call(number, checks);
         }
     }
 
-    fn call(&mut self, number: usize, key: usize) {
-        let (now, wall) = (self.time_of(number), self.wall_of(number));
+    /// A replica that takes calls.
+    fn random_replica(&mut self) -> Option<usize> {
+        let answers = |process: &Process| process.node.state() != MemberState::Joining && !process.is_leaving;
+        let able: Vec<usize> = self
+            .processes
+            .iter()
+            .filter(|(number, process)| answers(process) && !self.frozen.contains_key(number))
+            .map(|(number, _)| *number)
+            .collect();
+        (!able.is_empty()).then(|| able[self.rng.random_range(0..able.len())])
+    }
+
+    fn check(&self, number: usize, key: usize, operation: Operation) -> TestCheck {
+        let TestKey { key: its_key, limit, .. } = &self.keys[key];
+        let divided_by = self.processes[&number].divided_by;
+        let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: true };
+        TestCheck { number: Some(key), key: *its_key, limit: limit.share(divided_by), operation, policy }
+    }
+
+    /// The checks of a call with any operation.
+    fn mixed_checks(&mut self, number: usize) -> Vec<TestCheck> {
+        let descriptors = if self.rng.random_bool(0.3) { self.rng.random_range(2..=4) } else { 1 };
+        let mut checks: Vec<TestCheck> = Vec::new();
+        for _ in 0..descriptors {
+            let key = self.rng.random_range(0..self.keys.len());
+            if checks.iter().any(|check| check.number == Some(key)) {
+                continue;
+            }
+            let hits = self.rng.random_range(1..=4);
+            let operation = match self.rng.random_range(0..10) {
+                0 => Operation::Peek,
+                // What was admitted, and was not refunded yet.
+                1 | 2 if self.refundable[key] >= hits && descriptors == 1 => {
+                    self.refundable[key] -= hits;
+                    Operation::Refund(hits)
+                }
+                3 | 4 => Operation::Charge(hits),
+                _ => Operation::Charge(1),
+            };
+            let mut check = self.check(number, key, operation);
+            check.policy.lease = self.rng.random_bool(0.7);
+            if let Limit::Classic(_) = check.limit
+                && self.rng.random_bool(0.3)
+            {
+                // An override uses the counter of the classic limit with the same window.
+                check.limit = check.limit.share(2);
+            }
+            checks.push(check);
+        }
+        checks
+    }
+
+    /// Charges this many new keys, at any replica.
+    fn flood(&mut self, keys: usize) {
+        let limit = every_limit(1_000, 100 * 86_400 * SECOND).remove(1);
+        for _ in 0..keys {
+            let Some(number) = self.random_replica() else { return };
+            self.flooded += 1;
+            let key = keys::key(1_000_000 + self.flooded);
+            let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+            let (limit, operation) = (limit.clone(), Operation::Charge(1));
+            self.call(number, vec![TestCheck { number: None, key, limit, operation, policy }]);
+            if self.flooded.is_multiple_of(50) {
+                self.pass(STEP);
+            }
+        }
+    }
+
+    fn call(&mut self, number: usize, checks: Vec<TestCheck>) {
+        let wall = self.wall_of(number);
         self.calls_started += 1;
-        let ticket = self.calls_started;
-        self.open.insert((number, ticket), (key, self.now));
-        let TestKey { key, limit } = self.keys[key].clone();
+        let (ticket, call) = (self.calls_started, OpenCall::new(checks, self.now));
+        let has_refund = call.checks.iter().any(|check| matches!(check.operation, Operation::Refund(_)));
+        if !has_refund {
+            let applied =
+                self.processes[&number].memory.apply(&calls::of_store(&call.checks), wall, calls::refused);
+            if let Ok(decisions) = applied {
+                return self.finish_call(call, !calls::refused(&decisions), |_| false);
+            }
+        }
+        self.open.insert((number, ticket), call);
+        self.advance(number, ticket);
+    }
+
+    /// Submits the next round of a call, or ends it.
+    fn advance(&mut self, number: usize, ticket: u64) {
+        let now = self.time_of(number);
+        let Some(call) = self.open.get_mut(&(number, ticket)) else { return };
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let local_check =
-            Check { key, limit: &limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
-        match process.memory.apply(&[local_check], wall, |_| false) {
-            Ok(decisions) => self.finish_call(number, ticket, decisions[0].verdict.passes()),
-            Err(_) => {
-                let check = RemoteCheck {
-                    key,
-                    limit,
-                    operation: RemoteOperation::Decide(Operation::Charge(1)),
-                    lease_hits: 0,
-                };
-                let policy =
-                    ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: true };
-                process.node.submit(Ticket { call: ticket, check: 0 }, check, policy, now.plus(BUDGET), now);
+        let (undone, progress) = call.advance();
+        for undo in undone {
+            match undo {
+                Undo::Lease { check, hits } => {
+                    process.node.undo_lease(call.checks[check].key, &call.checks[check].limit, hits);
+                }
+                Undo::Share { check, receipt, hits } => {
+                    process.node.undo_share(call.checks[check].key, &call.checks[check].limit, receipt, hits);
+                }
+            }
+        }
+        match progress {
+            Progress::Submitted(operations) => {
+                let deadline = now.plus(BUDGET - (self.now - call.called_at).min(BUDGET));
+                for (check, (index, operation)) in (0..).zip(operations) {
+                    let TestCheck { key, limit, policy, .. } = call.checks[index].clone();
+                    let remote_check = RemoteCheck { key, limit, operation, lease_hits: 0 };
+                    process.node.submit(Ticket { call: ticket, check }, remote_check, policy, deadline, now);
+                }
                 self.act(number);
             }
+            Progress::Finished(outcomes) => {
+                let call = self.open.remove(&(number, ticket)).expect("it was looked up");
+                let passes = outcomes.iter().all(|outcome| outcome.decision.verdict.passes());
+                let is_degraded = |outcome: &Outcome| outcome.decided_by == DecidedBy::Degraded;
+                self.finish_call(call, passes, |check| is_degraded(&outcomes[check]));
+            }
         }
     }
 
-    fn finish_call(&mut self, number: usize, ticket: u64, passes: bool) {
-        let Some((key, called_at)) = self.open.remove(&(number, ticket)) else { return };
+    fn finish_call(&mut self, call: OpenCall, passes: bool, is_degraded: impl Fn(usize) -> bool) {
+        let OpenCall { checks, called_at, waits_since, taken_back, .. } = call;
         self.totals.answers += 1;
-        self.totals.slowest = self.totals.slowest.max(self.now - called_at);
-        if passes {
-            self.passed.push((self.now, key));
+        self.totals.slowest = self.totals.slowest.max(self.now - waits_since);
+        for (index, check) in checks.iter().enumerate() {
+            let Some(key) = check.number else { continue };
+            let effect = match check.operation {
+                Operation::Peek => continue,
+                Operation::Charge(hits) if passes => Effect::Passed(hits),
+                Operation::Charge(hits) if taken_back.contains(&index) => Effect::TakenBack(hits),
+                Operation::Charge(hits) => Effect::Refused(hits),
+                Operation::Refund(hits) => Effect::Refunded(hits),
+            };
+            if let Effect::Passed(hits) = effect
+                && !is_degraded(index)
+            {
+                self.refundable[key] += hits;
+            }
+            self.note(key, effect, called_at, is_degraded(index));
         }
     }
 
@@ -614,6 +903,9 @@ impl World {
         }
         let mut views = BTreeSet::new();
         for (number, process) in &self.processes {
+            if process.node.is_isolated() {
+                return Some(format!("{number} is isolated"));
+            }
             let view = process.node.view(self.monotonic_time_of(*number));
             if view.moving > 0 {
                 return Some(format!("{number} sees {} slots moving", view.moving));
@@ -641,20 +933,34 @@ impl World {
         self.open.len()
     }
 
-    pub(super) fn passed(&self, key: usize) -> u64 {
-        self.passed.iter().filter(|(_, passed)| *passed == key).count() as u64
+    /// The first promise that is broken now.
+    pub(super) fn broken(&self, faults: Faults) -> Option<String> {
+        let runs = |((number, _), _): &(&(usize, u64), &OpenCall)| !self.frozen.contains_key(number);
+        let waits = self.open.iter().filter(runs).map(|(_, call)| self.now - call.waits_since).max();
+        let longest = waits.unwrap_or_default().max(self.totals.slowest);
+        if longest > BUDGET + SECOND / 10 {
+            return Some(format!("a call waits for {} ms", longest / MILLISECOND));
+        }
+        if faults == Faults::None && self.totals.degraded > 0 {
+            return Some(format!("{} answers were degraded", self.totals.degraded));
+        }
+        let bytes = self.processes.values().map(|process| process.memory.stats().bytes).max();
+        if bytes.is_some_and(|bytes| bytes as u64 > self.bytes_max) {
+            return Some(format!("counters take {bytes:?} bytes, the most is {}", self.bytes_max));
+        }
+        let long = self.keys.iter().enumerate().filter(|(_, key)| !key.is_short);
+        let too_many = |(key, TestKey { limit, .. }): (usize, &TestKey)| {
+            let (passed, most) = (self.record.passed(key), self.record.most(key, limit, faults));
+            (passed > most).then(|| format!("{passed} hits passed, the most is {most}: {limit:?}"))
+        };
+        let mut long = long.map(too_many);
+        long.find_map(|broken| broken)
+            .or_else(|| self.record.broken_short_limit(&self.keys, faults, self.now))
     }
 
-    /// Hits of a key that passed in this time.
-    pub(super) fn passed_between(&self, key: usize, from: u64, to: u64) -> u64 {
-        let between = |(at, passed): &&(u64, usize)| *passed == key && (from..to).contains(at);
-        self.passed.iter().filter(between).count() as u64
-    }
-
-    /// Hits of a key that crashes may have lost.
-    pub(super) fn slack(&self, key: usize) -> u64 {
-        let lost = self.crashes.iter().filter(|(_, keys)| keys.contains(&key));
-        lost.map(|(at, _)| self.passed_between(key, at - CRASH_WINDOW, at + CRASH_WINDOW)).sum()
+    /// What the rules divide the limits by.
+    pub(super) fn divided_by(&self) -> u32 {
+        self.divided_by
     }
 
     pub(super) fn now(&self) -> u64 {

@@ -20,17 +20,19 @@ use rustls::{
         verify_server_cert_signed_by_trust_anchor,
     },
     crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
     server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
+use serde::Deserialize;
 use tokio::{task, time::sleep};
 use tracing::{error, info, warn};
 
 use crate::{
-    certificates::{SystemTime, certificates, read_file, unix_time, valid_until},
+    certificates::{BadFile, SystemTime, authorities, own_certificate, read_file, unix_time},
     cluster::protocol::{self, VersionMismatch},
+    file_watch::{FileWatch, Found, SETTLE, State, fingerprint},
     time::{Clock, Timestamp},
 };
 
@@ -38,8 +40,6 @@ mod secret;
 
 use secret::{Authorities, Secrets};
 
-/// Time for which files must stay unchanged before they are read as complete.
-const SETTLE: Duration = Duration::from_millis(50);
 /// The longest interval between checks of the age of this process's certificate.
 const RENEWAL_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// The mode bit that makes a file readable for every user of the machine. Group access is allowed: Kubernetes gives a
@@ -47,18 +47,21 @@ const RENEWAL_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(60);
 const WORLD_READABLE: u32 = 0o004;
 
 /// How members are authenticated. If certificates are set, the secret is not used for it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Trust {
     /// The operator's certificates.
     pub files: Option<Files>,
     /// A file of secrets, one per line: the first one signs, each one is trusted.
     pub secret_file: Option<PathBuf>,
     /// The interval at which the files are compared with the active ones; at least 50 ms.
+    #[serde(skip)]
     pub poll_interval: Duration,
 }
 
 /// The operator's certificates, in PEM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Files {
     /// The certificate of this replica with its chain to the authority, for client and server use.
     pub cert: PathBuf,
@@ -69,7 +72,7 @@ pub struct Files {
 }
 
 /// Why credentials cannot be loaded.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum TrustError {
     /// Neither certificates nor a secret are configured.
     #[error("links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca")]
@@ -94,7 +97,7 @@ pub(in crate::cluster) struct Credentials {
     trust: Trust,
     clock: Clock,
     active: ArcSwap<TlsConfigs>,
-    initial: (Material, DerivedMaterial),
+    initial: (FileWatch, Material<Authorities>),
 }
 
 /// The TLS configurations of handshakes.
@@ -107,24 +110,24 @@ pub(in crate::cluster) struct TlsConfigs {
     renew_at: Timestamp,
 }
 
-/// The content of the files.
-#[derive(Clone, PartialEq, Eq)]
-enum Material {
-    Files { cert: Vec<u8>, key: Vec<u8>, ca: Vec<u8> },
-    Secrets(Secrets),
+/// The content of the files: certificates, or secrets, from which authorities are derived.
+#[derive(Clone, Hash)]
+enum Material<S> {
+    Certificates(Certificates),
+    Secrets(S),
 }
 
-/// Material with the slow key derivation already done.
-#[derive(Clone)]
-enum DerivedMaterial {
-    Files { cert: Vec<u8>, key: Vec<u8>, ca: Vec<u8> },
-    Authorities(Authorities),
+/// The content of [`Files`].
+#[derive(Clone, Hash)]
+struct Certificates {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+    ca: Vec<u8>,
 }
 
 /// The certificate of this process and the authorities that it trusts.
 struct Identity {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    pair: CertifiedKey,
     roots: RootCertStore,
     renew_at: Timestamp,
 }
@@ -134,9 +137,9 @@ impl Credentials {
     pub(in crate::cluster) async fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
         let reading = trust.clone();
         let read = move || {
-            let material = reading.read()?;
-            let derived = reading.derive(&material)?;
-            Ok((material, derived))
+            let read = reading.read();
+            let watch = FileWatch::with_active(fingerprint(&read));
+            Ok((watch, reading.derive(read?)?))
         };
         let initial = match task::spawn_blocking(read).await {
             Ok(read) => read?,
@@ -154,38 +157,32 @@ impl Credentials {
 
     /// Watches the files and renews the own certificate until it is dropped.
     pub(in crate::cluster) async fn watch(self: Arc<Self>) {
-        let (mut loaded, mut derived) = self.initial.clone();
-        let mut rejected = None;
+        let (mut watch, mut derived) = self.initial.clone();
         loop {
             sleep(self.trust.poll_interval.clamp(SETTLE, RENEWAL_CHECK_INTERVAL_MAX)).await;
             if self.needs_renewal() {
                 self.renew(&derived);
             }
-            let Some(found) = self.clone().read().await else { continue };
-            if found.as_ref() == Ok(&loaded) {
-                rejected = None;
-                continue;
-            }
-            if rejected.as_ref() != Some(&found) {
-                // The write may be incomplete, or other files may follow.
-                sleep(SETTLE).await;
-                if self.clone().read().await.as_ref() != Some(&found) {
-                    continue;
-                }
-            }
-            // Rejected material is retried without logging: a certificate may only become valid later.
-            let is_new = rejected.as_ref() != Some(&found);
-            let Some(built) = self.clone().build(found.clone()).await else { continue };
+            let found = watch.poll(|_| self.clone().read()).await;
+            let Some(Found { contents, fingerprint, state }) = found else { continue };
+            let is_new = match state {
+                State::New => true,
+                // Tried again without logging: a certificate may not be valid yet.
+                State::Refused => false,
+                State::Active => continue,
+            };
+            let Some(built) = self.clone().build(contents).await else { continue };
             match built {
-                Ok((configs, material, new_derived)) => {
+                Ok((configs, new_derived)) => {
                     self.active.store(Arc::new(configs));
                     info!("replaced the credentials of links");
                     self.trust.warn_if_exposed();
-                    (loaded, derived, rejected) = (material, new_derived, None);
+                    derived = new_derived;
+                    watch.accept(fingerprint);
                 }
                 Err(error) if is_new => {
                     error!(%error, "kept the previous credentials of links: the new ones cannot be used");
-                    rejected = Some(found);
+                    watch.refuse(fingerprint);
                 }
                 Err(_) => {}
             }
@@ -199,39 +196,40 @@ impl Credentials {
     }
 
     /// Issues a new certificate for this process.
-    fn renew(&self, derived: &DerivedMaterial) {
+    fn renew(&self, derived: &Material<Authorities>) {
         match self.trust.compile(derived, &self.clock) {
             Ok(configs) => self.active.store(Arc::new(configs)),
             Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
         }
     }
 
-    async fn read(self: Arc<Self>) -> Option<Result<Material, TrustError>> {
-        task::spawn_blocking(move || self.trust.read()).await.ok()
+    async fn read(self: Arc<Self>) -> Option<(Result<Material<Secrets>, TrustError>, u128)> {
+        let read = move || {
+            let contents = self.trust.read();
+            let fingerprint = fingerprint(&contents);
+            (contents, fingerprint)
+        };
+        task::spawn_blocking(read).await.ok()
     }
 
     /// Builds the configurations on a blocking thread, not on one that answers requests.
     async fn build(
         self: Arc<Self>,
-        found: Result<Material, TrustError>,
-    ) -> Option<Result<(TlsConfigs, Material, DerivedMaterial), TrustError>> {
+        found: Result<Material<Secrets>, TrustError>,
+    ) -> Option<Result<(TlsConfigs, Material<Authorities>), TrustError>> {
         let build = move || {
-            let material = found?;
-            let derived = self.trust.derive(&material)?;
-            Ok((self.trust.compile(&derived, &self.clock)?, material, derived))
+            let derived = self.trust.derive(found?)?;
+            Ok((self.trust.compile(&derived, &self.clock)?, derived))
         };
         task::spawn_blocking(build).await.ok()
     }
 }
 
 impl Trust {
-    fn read(&self) -> Result<Material, TrustError> {
+    fn read(&self) -> Result<Material<Secrets>, TrustError> {
         if let Some(Files { cert, key, ca }) = &self.files {
-            return Ok(Material::Files {
-                cert: read("cert", cert)?,
-                key: read("key", key)?,
-                ca: read("ca", ca)?,
-            });
+            let (cert, key, ca) = (read("cert", cert)?, read("key", key)?, read("ca", ca)?);
+            return Ok(Material::Certificates(Certificates { cert, key, ca }));
         }
         let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
         let text = read("secret_file", path)?;
@@ -245,34 +243,30 @@ impl Trust {
     }
 
     /// Derives the authorities. Blocks for long: do not call it on a thread that answers requests.
-    fn derive(&self, material: &Material) -> Result<DerivedMaterial, TrustError> {
+    fn derive(&self, material: Material<Secrets>) -> Result<Material<Authorities>, TrustError> {
         match material {
-            Material::Files { cert, key, ca } => {
-                Ok(DerivedMaterial::Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() })
-            }
+            Material::Certificates(certificates) => Ok(Material::Certificates(certificates)),
             Material::Secrets(secrets) => {
                 let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
-                secrets
-                    .derive()
-                    .map(DerivedMaterial::Authorities)
-                    .map_err(|reason| file_error("secret_file", path, reason))
+                let derived = secrets.derive().map_err(|reason| file_error("secret_file", path, reason))?;
+                Ok(Material::Secrets(derived))
             }
         }
     }
 
-    fn compile(&self, derived: &DerivedMaterial, clock: &Clock) -> Result<TlsConfigs, TrustError> {
+    fn compile(&self, derived: &Material<Authorities>, clock: &Clock) -> Result<TlsConfigs, TrustError> {
         let now = clock.wall();
         match (derived, &self.files, &self.secret_file) {
-            (DerivedMaterial::Files { cert, key, ca }, Some(files), _) => {
-                let identity = files.identity(cert, key, ca, now)?;
+            (Material::Certificates(certificates), Some(files), _) => {
+                let identity = files.identity(certificates, now)?;
                 identity.configs(clock).map_err(|error| file_error("cert", &files.cert, error.to_string()))
             }
-            (DerivedMaterial::Authorities(authorities), _, Some(path)) => {
+            (Material::Secrets(authorities), _, Some(path)) => {
                 let identity =
                     authorities.identity(now).map_err(|reason| file_error("secret_file", path, reason))?;
                 identity.configs(clock).map_err(|error| file_error("secret_file", path, error.to_string()))
             }
-            (DerivedMaterial::Files { .. }, None, _) | (DerivedMaterial::Authorities(_), _, None) => {
+            (Material::Certificates(_), None, _) | (Material::Secrets(_), _, None) => {
                 Err(TrustError::NotConfigured)
             }
         }
@@ -280,35 +274,14 @@ impl Trust {
 }
 
 impl Files {
-    fn identity(&self, cert: &[u8], key: &[u8], ca: &[u8], now: Timestamp) -> Result<Identity, TrustError> {
-        let bad_cert = |reason: String| file_error("cert", &self.cert, reason);
-        let bad_key = |reason: String| file_error("key", &self.key, reason);
-        let bad_ca = |reason: String| file_error("ca", &self.ca, reason);
-        let chain = certificates(cert).map_err(bad_cert)?;
-        let own = chain.first().ok_or_else(|| bad_cert("the file contains no certificate".to_owned()))?;
-        valid_until(own, unix_time(now)).map_err(bad_cert)?;
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| bad_key(format!("the file contains no readable key: {error}")))?;
-        let mut roots = RootCertStore::empty();
-        let mut invalid_reason = "the file contains no certificate".to_owned();
-        for authority in certificates(ca).map_err(bad_ca)? {
-            // An expired authority may be listed beside its successor.
-            match valid_until(&authority, unix_time(now)) {
-                Ok(_) => roots.add(authority).map_err(|error| bad_ca(error.to_string()))?,
-                Err(reason) => invalid_reason = reason,
-            }
-        }
-        if roots.is_empty() {
-            return Err(bad_ca(invalid_reason));
-        }
-        let provider = aws_lc_rs::default_provider();
-        match CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider) {
-            Ok(_) => Ok(Identity { chain, key, roots, renew_at: Timestamp::MAX }),
-            Err(Error::InconsistentKeys(_)) => {
-                Err(bad_key(format!("the key does not match the certificate in {}", self.cert.display())))
-            }
-            Err(error) => Err(bad_key(error.to_string())),
-        }
+    fn identity(&self, certificates: &Certificates, now: Timestamp) -> Result<Identity, TrustError> {
+        let (Certificates { cert, key, ca }, now) = (certificates, unix_time(now));
+        let own = own_certificate(cert, key, &self.cert, now).map_err(|bad| match bad {
+            BadFile::Cert(reason) => file_error("cert", &self.cert, reason),
+            BadFile::Key(reason) => file_error("key", &self.key, reason),
+        })?;
+        let roots = authorities(ca, now).map_err(|reason| file_error("ca", &self.ca, reason))?;
+        Ok(Identity { pair: own.pair, roots, renew_at: Timestamp::MAX })
     }
 }
 
@@ -320,8 +293,7 @@ impl Identity {
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
             .map_err(|error| Error::General(error.to_string()))?;
-        let pair = CertifiedKey::from_der(self.chain, self.key, &provider)?;
-        let pair = Arc::new(SingleCertAndKey::from(pair));
+        let pair = Arc::new(SingleCertAndKey::from(self.pair));
 
         let mut server = ServerConfig::builder_with_details(provider.clone(), time.clone())
             .with_protocol_versions(&[&TLS13])?

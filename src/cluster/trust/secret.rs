@@ -22,7 +22,9 @@ use rcgen::{
 };
 use rustls::{
     RootCertStore,
+    crypto::aws_lc_rs::default_provider,
     pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+    sign::CertifiedKey,
 };
 
 use crate::{
@@ -52,7 +54,7 @@ const LEAF_BACKDATE: Duration = Duration::from_secs(3_600);
 const LEAF_RENEWAL_AGE: u64 = 8 * 3_600 * SECOND;
 
 /// The secrets of a file: the first one signs, each one is trusted. Invariant: at least one.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Hash)]
 pub(super) struct Secrets(Vec<Vec<u8>>);
 
 /// The keys derived from [`Secrets`], in PKCS #8 and in the same order. Invariant: at least one.
@@ -105,12 +107,10 @@ impl Authorities {
         let issuer = Issuer::new(authority_params(), key_pair(first)?);
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| error.to_string())?;
         let leaf = member_params(now).signed_by(&key, &issuer).map_err(|error| error.to_string())?;
-        Ok(Identity {
-            chain: vec![leaf.der().clone()],
-            key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
-            roots,
-            renew_at: now.plus(LEAF_RENEWAL_AGE),
-        })
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let pair = CertifiedKey::from_der(vec![leaf.der().clone()], key, &default_provider())
+            .map_err(|error| error.to_string())?;
+        Ok(Identity { pair, roots, renew_at: now.plus(LEAF_RENEWAL_AGE) })
     }
 }
 

@@ -1,9 +1,10 @@
-//! The codec of the messages in `proto/tollgate/cluster/v1/messages.proto`.
+//! The codec of the messages between replicas: each message by `postcard`, with its length before it and its slot data
+//! behind it.
 //!
-//! **Versions.** During a rolling update two versions exchange messages. A reader ignores what it does not know; a
-//! missing field has the default that the proto file names. A limit, or a receipt in an undo, counts as unknown if its
-//! bytes are well formed but have no meaning in this version, for example another algorithm or a time zone that is not
-//! compiled in.
+//! **Versions.** During a rolling update two versions exchange messages. A reader ignores a message that it does not
+//! know, and one with an operation, a limit or a receipt that it does not know, for example another algorithm or a time
+//! zone that is not compiled in; a grant under such a limit is left out of its copy. So a later version may append
+//! variants. Any other change raises [`VERSION`](super::protocol::VERSION).
 //!
 //! **Clocks.** Messages carry durations, and slot contents carry ages. Only a receipt holds instants: those of the
 //! owner that issued it. The forwarding replica returns the receipt unchanged, so its instants are exact at the same
@@ -14,87 +15,77 @@
 //! - From a debt or steps, what is left of the hits by the new owner's clock. If that clock is ahead, too little is
 //!   taken back. If it is behind, the hits that the limit regains in the difference may be taken back twice.
 
-use prost::{
-    Message as _,
-    bytes::{Bytes, BytesMut},
-};
+use std::sync::Arc;
 
-use crate::{cluster::message::Message, time::Timestamp};
+use prost::bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
-mod convert;
-mod read;
+use crate::{cluster::message::Message, store::SlotData, time::Timestamp};
+
 #[cfg(test)]
 mod tests;
-mod write;
-
-/// Generated.
-#[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
-pub(in crate::cluster) mod proto {
-    include!(concat!(env!("OUT_DIR"), "/cluster.rs"));
-    pub(in crate::cluster) use self::tollgate::cluster::v1::*;
-}
 
 /// The size that most messages do not exceed, in bytes.
 const USUAL_BYTES: usize = 128;
 
-/// The names of the message kinds, from field number 1 on.
-const KINDS: [&str; 16] = [
-    "ask", "answer", "hello", "member", "holds", "transfer", "taken", "backup", "backed", "lacking", "query",
-    "known", "orphan", "better", "recall", "revoke",
-];
-
-/// Why bytes are not a valid batch. Never contains the bytes, which may hold a secret.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Malformed {
-    /// The bytes outside of any message are truncated or damaged.
-    #[error("a batch is damaged")]
-    Batch,
-    /// A message of this kind is truncated or damaged.
-    #[error("a message of kind `{kind}` is damaged")]
-    Message { kind: &'static str },
-    /// A part of a message of this kind is missing or invalid.
-    #[error("a message of kind `{kind}` has no valid {part}")]
-    Part { kind: &'static str, part: &'static str },
-}
+/// The bytes are not a valid batch. Never contains the bytes, which may hold a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message is damaged")]
+pub(crate) struct Malformed;
 
 /// Encodes `messages` at the instant `now`. The concatenation of encoded batches is one batch, too.
 pub(crate) fn encode(messages: &[Message], now: Timestamp) -> Bytes {
-    let mut bytes = BytesMut::with_capacity(messages.len() * USUAL_BYTES);
-    let mut writer = write::Writer::new(now);
-    let mut batch = proto::Batch { items: Vec::with_capacity(1) };
+    let mut batch = Vec::with_capacity(messages.len() * USUAL_BYTES);
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
     for message in messages {
-        batch.items.push(proto::Item { kind: Some(writer.kind(message)) });
-        batch.encode(&mut bytes).expect("a growing buffer has room for any message");
-        batch.items.clear();
+        bytes.clear();
+        put(&mut bytes, message);
+        message.contents().for_each(|contents| put_block(&mut bytes, &contents.encode(now)));
+        put_block(&mut batch, &bytes);
     }
-    bytes.freeze()
+    batch.into()
 }
 
 /// Decodes a batch received at `now`, in order and without messages of unknown kinds.
 ///
 /// Memory is bounded by the length of `batch`. An error discards the messages before it, too.
-pub(crate) fn decode(batch: Bytes, now: Timestamp) -> Result<Vec<Message>, Malformed> {
-    let batch = proto::Batch::decode(batch.clone()).map_err(|_| damaged(batch))?;
-    let mut messages = Vec::with_capacity(batch.items.len());
-    for kind in batch.items.into_iter().filter_map(|item| item.kind) {
-        messages.extend(read::message(kind, now)?);
+pub(crate) fn decode(batch: &[u8], now: Timestamp) -> Result<Vec<Message>, Malformed> {
+    let (mut messages, mut rest) = (Vec::new(), batch);
+    while !rest.is_empty() {
+        let bytes;
+        (bytes, rest) = take(rest)?;
+        messages.extend(message(bytes, now)?);
     }
     Ok(messages)
 }
 
-/// A batch whose items stay undecoded, to locate damage.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Outline {
-    #[prost(bytes = "bytes", repeated, tag = "1")]
-    items: Vec<Bytes>,
+/// Decodes one message; `None` if it contains something that this version does not know.
+fn message(bytes: &[u8], now: Timestamp) -> Result<Option<Message>, Malformed> {
+    let (mut message, mut rest): (Message, _) = match postcard::take_from_bytes(bytes) {
+        Ok(read) => read,
+        // The bytes are complete but name no existing value.
+        Err(postcard::Error::SerdeDeCustom) => return Ok(None),
+        Err(_) => return Err(Malformed),
+    };
+    for contents in message.contents_mut() {
+        let bytes;
+        (bytes, rest) = take(rest)?;
+        *contents = Arc::new(SlotData::decode(bytes, now).map_err(|_| Malformed)?);
+    }
+    Ok(Some(message))
 }
 
-/// Locates the damage. The decoder's own error is dropped: it may quote a number that is part of a secret.
-fn damaged(batch: Bytes) -> Malformed {
-    let items = Outline::decode(batch).unwrap_or_default().items;
-    let item = items.into_iter().find(|item| proto::Item::decode(item.clone()).is_err());
-    // An item begins with its field number, shifted by the three bits of the wire type.
-    let number = item.and_then(|item| prost::decode_length_delimiter(item).ok()).map(|key| key >> 3);
-    let kind = number.and_then(|number| KINDS.get(number.checked_sub(1)?));
-    kind.map_or(Malformed::Batch, |kind| Malformed::Message { kind })
+fn put(bytes: &mut Vec<u8>, value: &impl Serialize) {
+    postcard::to_io(value, bytes).expect("memory grows as needed, and every length is known");
+}
+
+/// Writes a length and these bytes.
+fn put_block(bytes: &mut Vec<u8>, block: &[u8]) {
+    put(bytes, &block.len());
+    bytes.extend_from_slice(block);
+}
+
+/// Splits off what [`put_block`] has written.
+fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(T, &'b [u8]), Malformed> {
+    postcard::take_from_bytes(bytes).map_err(|_| Malformed)
 }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// A bucket that refills evenly: `requests` tokens in each period.
-pub(super) fn even(
+pub(super) fn token_bucket(
     draft: &RateLimit,
     period: &Period,
     requests: u64,
@@ -45,7 +45,7 @@ pub(super) fn even(
 }
 
 /// A bucket that refills in steps.
-pub(super) fn in_steps(
+pub(super) fn stepped_bucket(
     draft: &RateLimit,
     steps: Mark,
     diagnostics: &mut Diagnostics<'_>,

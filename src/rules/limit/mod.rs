@@ -1,12 +1,12 @@
 //! Interprets a `rate_limit`.
 
 use crate::{
-    algorithm::Limit,
+    algorithm::{AlgorithmName, Limit},
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
         file::{GivenKey, RateLimit},
-        keys::{self, AlgorithmName, AppliesTo},
+        keys::{self, AppliesTo},
         reader::Located,
     },
 };
@@ -39,7 +39,7 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
     let steps = ["refill_amount", "refill_interval"].into_iter().find_map(|name| draft.given(name));
     let terms = match steps {
         Some(_) if !all_fit => None,
-        Some(steps) => buckets::in_steps(draft, steps, diagnostics),
+        Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
         None => at_a_rate(draft, diagnostics),
     };
     terms.filter(|_| all_fit)
@@ -48,7 +48,7 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
 /// The limit of a `candidate`; `None` after reporting a problem.
 pub(crate) fn candidate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Limit> {
     let mut fits = true;
-    for key in ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "candidate"] {
+    for key in keys::NOT_IN_CANDIDATE {
         if let Some(mark) = draft.given(key) {
             diagnostics
                 .add(mark, format!("`{key}` has no meaning in a `candidate`, which only limits; remove it"));
@@ -78,16 +78,20 @@ fn at_a_rate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Rul
         None if draft.given("algorithm").is_some() => return None,
         None => windows::classic(period, requests),
         Some(Located { value, .. }) => match value {
-            AlgorithmName::FixedWindow => windows::fixed(draft, period, requests, excess, diagnostics)?,
-            AlgorithmName::SlidingWindow => windows::sliding(draft, &period, requests, excess, diagnostics)?,
-            AlgorithmName::SlidingLog => windows::log(&period, requests, excess),
+            AlgorithmName::FixedWindow => {
+                windows::fixed_window(draft, period, requests, excess, diagnostics)?
+            }
+            AlgorithmName::SlidingWindow => {
+                windows::sliding_window(draft, &period, requests, excess, diagnostics)?
+            }
+            AlgorithmName::SlidingLog => windows::sliding_log(&period, requests, excess),
             AlgorithmName::TokenBucket => {
-                Limit::TokenBucket(buckets::even(draft, &period, requests, excess, diagnostics)?)
+                Limit::TokenBucket(buckets::token_bucket(draft, &period, requests, excess, diagnostics)?)
             }
             AlgorithmName::LeakyBucket => {
-                Limit::LeakyBucket(buckets::even(draft, &period, requests, excess, diagnostics)?)
+                Limit::LeakyBucket(buckets::token_bucket(draft, &period, requests, excess, diagnostics)?)
             }
-            AlgorithmName::LeakyQueue => queue::leaky(draft, &period, requests, diagnostics)?,
+            AlgorithmName::LeakyQueue => queue::leaky_queue(draft, &period, requests, diagnostics)?,
         },
     };
     Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A queue that `requests` leave in each period.
-pub(super) fn leaky(
+pub(super) fn leaky_queue(
     draft: &RateLimit,
     period: &Period,
     requests: u64,

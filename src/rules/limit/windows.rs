@@ -19,7 +19,7 @@ pub(super) fn classic(period: Period, limit: u64) -> Limit {
     Limit::Classic(Classic { limit, window: period.into_window() })
 }
 
-pub(super) fn fixed(
+pub(super) fn fixed_window(
     draft: &RateLimit,
     period: Period,
     limit: u64,
@@ -39,7 +39,7 @@ pub(super) fn fixed(
     Some(Limit::FixedWindow(FixedWindow { limit, window: period.into_window(), excess }))
 }
 
-pub(super) fn sliding(
+pub(super) fn sliding_window(
     draft: &RateLimit,
     period: &Period,
     limit: u64,
@@ -51,14 +51,14 @@ pub(super) fn sliding(
         (None, None) => Some(Limit::SlidingWindow(SlidingWindow { limit, span, excess })),
         (None, Some(_reported)) => None,
         (Some(parts), _) => {
-            let grain = grain(span, parts, diagnostics)?;
-            Some(Limit::SubWindows(SlidingLog { limit, span, grain, excess }))
+            let sub_window = sub_window(span, parts, diagnostics)?;
+            Some(Limit::SlidingLog(SlidingLog { limit, span, sub_window, excess }))
         }
     }
 }
 
 /// The length of a sub-window.
-fn grain(span: Span, parts: &Located<u64>, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
+fn sub_window(span: Span, parts: &Located<u64>, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
     let Located { value: parts, mark } = *parts;
     let fits = (1..=SUB_WINDOWS_MAX).contains(&parts)
         && span.nanos().is_multiple_of(parts)
@@ -74,6 +74,6 @@ fn grain(span: Span, parts: &Located<u64>, diagnostics: &mut Diagnostics<'_>) ->
     NonZeroU64::new(span.nanos() / parts)
 }
 
-pub(super) fn log(period: &Period, limit: u64, excess: Excess) -> Limit {
-    Limit::SlidingLog(SlidingLog { limit, span: period.span, grain: NonZeroU64::MIN, excess })
+pub(super) fn sliding_log(period: &Period, limit: u64, excess: Excess) -> Limit {
+    Limit::SlidingLog(SlidingLog { limit, span: period.span, sub_window: NonZeroU64::MIN, excess })
 }

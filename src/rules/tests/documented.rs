@@ -1,9 +1,12 @@
 //! Compares `docs/rules.md` with the code.
 
 use super::rules;
-use crate::rules::{
-    Unit,
-    keys::{AlgorithmName, AppliesTo, KEYS, Section},
+use crate::{
+    algorithm::AlgorithmName,
+    rules::{
+        Unit,
+        keys::{AppliesTo, KEYS, Section},
+    },
 };
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/rules.md"));

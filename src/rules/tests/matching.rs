@@ -2,41 +2,36 @@ use std::fmt::Write as _;
 
 use proptest::prelude::*;
 
-use super::{path, rules, with};
+use super::{SECRET, keyed, path, with};
 use crate::{
     descriptor::{Entry, Key, Secret},
-    rules::{Allowance, Domain, Rules},
+    rules::{Allowance, KeyedRules},
 };
 
 const LIMIT: &str = "rate_limit: {unit: day, requests_per_unit: 1}";
 
 /// The domain `d` with these descriptors, written as flow mappings; `LIMIT` stands for a `rate_limit`.
-fn domain_of(descriptors: &[&str]) -> Rules {
+fn domain_of(descriptors: &[&str]) -> KeyedRules {
     let items: String =
         descriptors.iter().map(|item| format!("  - {}\n", item.replace("LIMIT", LIMIT))).collect();
-    rules(&format!("domain: d\ndescriptors:\n{items}"))
+    keyed(&format!("domain: d\ndescriptors:\n{items}"))
 }
 
-fn key(rules: &Rules, entries: &[(&str, &str)]) -> Key {
-    with(rules.domain("d").unwrap(), entries, |found, entries| {
-        let (found, secret) = (found.unwrap(), Secret::from_bytes([3; 16]));
+fn key(rules: &KeyedRules, entries: &[(&str, &str)]) -> Key {
+    with(rules, entries, |found, entries| {
+        let found = found.unwrap();
         let Allowance::Limited(limit) = &found.rule.allowance else {
             panic!("{} has no limit", found.rule.path)
         };
-        let key = found.key(rules.domain("d").unwrap(), entries, limit.kind(), &secret);
-        assert_eq!(
-            key,
-            found.key_text("d", entries).key(&limit.kind().bytes(), &secret),
-            "the hash of the key text"
-        );
+        let key = found.key(entries, limit);
+        let hash = found.key_text(entries).key(&limit.kind().bytes(), &SECRET);
+        assert_eq!(key, hash, "the hash of the key text");
         key
     })
 }
 
-fn metric_name(rules: &Rules, entries: &[(&str, &str)]) -> String {
-    with(rules.domain("d").unwrap(), entries, |found, entries| {
-        found.unwrap().metric_name("d", entries).into_owned()
-    })
+fn metric_name(rules: &KeyedRules, entries: &[(&str, &str)]) -> String {
+    with(rules, entries, |found, entries| found.unwrap().metric_name(entries).into_owned())
 }
 
 #[test]
@@ -175,8 +170,8 @@ fn lookup_cost_does_not_grow_with_the_number_of_rules() {
             writeln!(text, "  - {{key: only{rule:06}, {LIMIT}}}").unwrap();
             writeln!(text, "  - {{key: path, value: /{rule:06}/*, {LIMIT}}}").unwrap();
         }
-        let rules = rules(&text);
-        assert_eq!(rules.len(), 3 * number);
+        let rules = keyed(&text);
+        assert_eq!(rules.rules().map(|rules| rules.len()), Some(3 * number));
         let domain = rules.domain("d").unwrap();
         [
             ("exact", "v000005", "d.exact_v000005"),
@@ -268,36 +263,31 @@ proptest! {
         entries in prop::collection::vec(("[ab]{1,2}", "[ab_*]{0,3}"), 0..4),
     ) {
         let items: Vec<_> = nodes.iter().map(TestNode::yaml).collect();
-        let rules = rules(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
+        let rules = keyed(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
         let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        let domain: &Domain = rules.domain("d").unwrap();
-        let found = with(domain, &entries, |found, _| found.map(|found| found.rule.path.clone()));
+        let found = with(&rules, &entries, |found, _| found.map(|found| found.rule.path.clone()));
         prop_assert_eq!(found, by_definition(&nodes, "d", &entries));
     }
 
     #[test]
-    fn cached_match_agrees_with_full_match_under_any_secret(
+    fn key_is_hash_of_key_text_for_any_cached_prefix(
         nodes in level(level(Just(Vec::new()).boxed())),
         all in prop::collection::vec(prop::collection::vec(("[ab]{1,2}", "[ab_*]{0,3}"), 1..4), 1..8),
-        secrets in prop::collection::vec(0..2_u8, 8),
+        other: [u8; 16],
     ) {
         let items: Vec<_> = nodes.iter().map(TestNode::yaml).collect();
-        let rules = rules(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
-        let domain = rules.domain("d").unwrap();
+        let first = keyed(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
+        let other = Secret::from_bytes(other);
+        let second = first.with_secret(other.clone());
         // The first descriptor of a rule fills the cache for the following ones.
-        for (entries, secret) in all.iter().zip(secrets) {
-            let secret = Secret::from_bytes([secret; 16]);
+        for entries in &all {
             let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-            let cached = domain.find_cached(&entries, &secret);
-            prop_assert_eq!(cached.is_some(), domain.find_cached(&entries, &Secret::from_bytes([9; 16])).is_some());
-            let Some(cached) = cached else { continue };
-            let found = domain.find(&entries).unwrap();
-            prop_assert_eq!(&cached.rule.path, &found.rule.path);
-            let text = found.key_text("d", &entries);
-            prop_assert_eq!(cached.key(&entries), text.key(&cached.limit.kind().bytes(), &secret));
-            let full_match = cached.match_for_name(domain, &entries);
-            let name = full_match.map_or(cached.rule.path.clone().into(), |found| found.metric_name("d", &entries));
-            prop_assert_eq!(name, found.metric_name("d", &entries));
+            for (rules, secret) in [(&first, &SECRET), (&second, &other)] {
+                let Some(found) = rules.domain("d").unwrap().find(&entries) else { continue };
+                let Allowance::Limited(limit) = &found.rule.allowance else { continue };
+                let hash = found.key_text(&entries).key(&limit.kind().bytes(), secret);
+                prop_assert_eq!(found.key(&entries, limit), hash);
+            }
         }
     }
 }

@@ -6,8 +6,8 @@ use serde_json::json;
 use super::rules;
 use crate::{
     algorithm::{
-        Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
-        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        AlgorithmName, Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation,
+        Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     rules::{Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Unit},
     time::{SECOND, Timestamp},
@@ -119,7 +119,7 @@ fn limit_of_0_admits_nothing() {
 fn limit_of_0_refuses_under_every_algorithm() {
     let calendar = "calendar: {timezone: Europe/Berlin}";
     let burst = "burst: 5";
-    for (algorithm, more) in [
+    let texts = [
         ("fixed_window", calendar),
         ("fixed_window", "overdraft: true"),
         ("sliding_window", ""),
@@ -128,7 +128,10 @@ fn limit_of_0_refuses_under_every_algorithm() {
         ("token_bucket", burst),
         ("leaky_bucket", burst),
         ("leaky_queue", burst),
-    ] {
+    ];
+    let names = AlgorithmName::ALL.map(AlgorithmName::name).into_iter();
+    let others = names.filter(|name| texts.iter().all(|(algorithm, _)| algorithm != name));
+    for (algorithm, more) in texts.into_iter().chain(others.map(|name| (name, ""))) {
         let rule = limit(&format!("unit: day, requests_per_unit: 0, algorithm: {algorithm}, {more}"));
         let Allowance::Limited(limit) = rule.allowance else { panic!("{algorithm} limits") };
         let now = Timestamp::from_nanos(1_790_000_000 * SECOND);
@@ -141,9 +144,9 @@ fn limit_of_0_refuses_under_every_algorithm() {
 #[test]
 fn every_algorithm_name_yields_its_limit() {
     let span = Span::of_nanos(60 * SECOND).unwrap();
-    let log = |grain: u64, excess| {
-        let grain = grain.try_into().unwrap();
-        SlidingLog { limit: 10, span, grain, excess }
+    let log = |sub_window: u64, excess| {
+        let sub_window = sub_window.try_into().unwrap();
+        SlidingLog { limit: 10, span, sub_window, excess }
     };
     let bucket = |burst, excess| TokenBucket { rate: pace(10, 60), burst, excess };
     let sliding = |excess| Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess });
@@ -153,7 +156,7 @@ fn every_algorithm_name_yields_its_limit() {
     for (text, expected) in [
         ("sliding_window", sliding(Excess::Refuse)),
         ("sliding_window, overdraft: true", sliding(Excess::Overdraft(10))),
-        ("sliding_window, sub_windows: 60", Limit::SubWindows(log(SECOND, Excess::Refuse))),
+        ("sliding_window, sub_windows: 60", Limit::SlidingLog(log(SECOND, Excess::Refuse))),
         ("sliding_log, count_denied: true", Limit::SlidingLog(log(1, Excess::Count))),
         ("leaky_bucket", Limit::LeakyBucket(bucket(10, Excess::Refuse))),
         ("leaky_bucket, burst: 1, count_denied: true", Limit::LeakyBucket(bucket(1, Excess::Count))),

@@ -1,17 +1,24 @@
 use crate::{
-    descriptor::Entry,
-    rules::{Domain, Match, Rules, Source, compile},
+    descriptor::{Entry, Secret},
+    rules::{KeyedRules, Match, Rules, Source, compile},
 };
 
 mod documented;
 mod errors;
 mod matching;
 mod meaning;
+mod overlay;
 mod several_files;
+
+const SECRET: Secret = Secret::from_bytes([3; 16]);
 
 /// The rules of a valid file.
 fn rules(text: &str) -> Rules {
     Rules::parse("rules.yaml", text).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn keyed(text: &str) -> KeyedRules {
+    KeyedRules::new(Some(rules(text).into()), SECRET)
 }
 
 /// All problems of an invalid file, one to a line.
@@ -20,21 +27,22 @@ fn problems(text: &str) -> String {
 }
 
 fn sources<const N: usize>(files: [(&str, &str); N]) -> Vec<Source> {
-    files.map(|(path, text)| Source { path: path.into(), bytes: text.into() }).into()
+    files.map(|(path, text)| Source::file(path, text)).into()
 }
 
 /// The path of the rule for a descriptor in the domain `d`.
-fn path<'r>(rules: &'r Rules, entries: &[(&str, &str)]) -> Option<&'r str> {
-    with(rules.domain("d").unwrap(), entries, |found, _| found.map(|found| found.rule.path.as_str()))
+fn path<'r>(rules: &'r KeyedRules, entries: &[(&str, &str)]) -> Option<&'r str> {
+    with(rules, entries, |found, _| found.map(|found| found.rule.path.as_str()))
 }
 
+/// Inspects what is found for a descriptor in the domain `d`.
 fn with<'r, T>(
-    domain: &'r Domain,
+    rules: &'r KeyedRules,
     entries: &[(&str, &str)],
     inspect: impl FnOnce(Option<Match<'r>>, &[Entry<'_>]) -> T,
 ) -> T {
     let entries: Vec<_> = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
-    inspect(domain.find(&entries), &entries)
+    inspect(rules.domain("d").unwrap().find(&entries), &entries)
 }
 
 #[test]

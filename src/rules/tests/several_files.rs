@@ -1,5 +1,5 @@
-use super::{problems, rules, sources};
-use crate::rules::{OnDenied, compile};
+use super::{SECRET, problems, rules, sources};
+use crate::rules::{KeyedRules, OnDenied, compile};
 
 const A: &str = "domain: d\ndescriptors: [{key: a, value: '*', rate_limit: {unlimited: true}}]\n";
 const B: &str = "domain: d\ndescriptors: [{key: a, value: 'x*', rate_limit: {unlimited: true}}]\n";
@@ -14,7 +14,7 @@ fn documents_and_files_are_merged_in_order() {
     let names: Vec<_> = both.domains().map(|domain| domain.name.as_str()).collect();
     assert_eq!((names, both.len()), (vec!["d", "e", "f"], 2));
     for (files, first) in [([("a", A), ("b", B)], "d.a_*"), ([("b", B), ("a", A)], "d.a_x*")] {
-        let merged = compile(&sources(files)).unwrap();
+        let merged = KeyedRules::new(Some(compile(&sources(files)).unwrap().into()), SECRET);
         assert_eq!(super::path(&merged, &[("a", "x")]), Some(first), "earlier files come first");
     }
     let documents = rules(&format!("{A}---\n{B}"));

@@ -1,5 +1,6 @@
 use std::{
     future::poll_fn,
+    io,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     task::{Context, Poll, Wake, Waker},
 };
@@ -14,15 +15,15 @@ use tokio::io::{DuplexStream, ReadBuf};
 use super::*;
 use crate::{
     api::{
-        self, Api,
+        Api,
         proto::envoy::{
             extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
             service::ratelimit::v3::RateLimitRequest,
         },
     },
-    descriptor::Secret,
     limiter::Limiter,
     rules::{ActiveRules, Rules},
+    settings::Settings,
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
@@ -73,20 +74,18 @@ fn context(router: Router) -> ConnectionContext {
         "domain: d\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 1000000}}]\n";
     let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", rules).unwrap(), now));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
-    let limiter = Limiter::new(active_rules, memory, Clock::manual(now), Secret::from_bytes([7; 16]));
-    let long = Duration::from_secs(3_600);
+    let limiter = Limiter::new(active_rules, memory, Clock::manual(now));
+    // No timer fires while a test counts wakes.
+    let settings = Settings::with(&[("grpc.handshake_timeout", "1h"), ("grpc.keepalive_interval", "1h")]);
     ConnectionContext {
         name: "test",
         certificates: None,
-        protocols: Protocols {
-            http1: None,
-            http2: Http2 { max_concurrent_streams: 1_000, keepalive_interval: long, keepalive_timeout: long },
-        },
-        limits: Limits { connections: 1, handshake: long, age: long, grace: long },
+        protocols: Protocols::grpc(&settings.grpc),
+        limits: Limits::grpc(&settings.grpc),
         stats: Arc::default(),
-        budgets: Budgets::new(settings::Memory { requests: 1 << 24, replies: 1 << 24 }),
+        budgets: Budgets::new(settings.memory),
         when_full: WhenFull::CloseNew,
-        service: Services::grpc(router, Api::new(limiter, api::Settings::default())),
+        service: Services::grpc(router, Api::new(limiter, settings.api)),
     }
 }
 

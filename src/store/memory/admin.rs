@@ -6,8 +6,8 @@ use crate::{
     algorithm::{Counter, Decision, Limit, Operation},
     descriptor::Key,
     store::{
-        Check, Decisions, Slot,
-        memory::{Action, Memory, decide_set},
+        Checks, Decisions,
+        memory::{Memory, decide_set},
         packed_counter::PackedCounter,
         table::Table,
     },
@@ -46,7 +46,7 @@ impl Memory {
     /// for a new key.
     pub fn dry_run(
         &self,
-        checks: &[Check<'_>],
+        checks: &Checks<'_>,
         now: Timestamp,
         refused: impl FnOnce(&[Decision]) -> bool,
     ) -> DryRun {
@@ -58,29 +58,23 @@ impl Memory {
                 CounterState::of(copy.map(|(_, counter)| counter), check.limit, now)
             })
             .collect();
-        let mut each = |index: usize, action: Action| {
+        let decisions = decide_set(checks, refused, |index, action| {
             let check = &checks[index];
             let position = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
                 copies.push((check.key, check.limit.fresh()));
                 copies.len() - 1
             });
             (action.apply(check, &mut copies[position].1, now), true)
-        };
-        DryRun { decisions: decide_set(checks, refused, &mut each), before }
+        });
+        DryRun { decisions, before }
     }
 
     /// Consistent copies of the stored counters of the checks.
-    fn copies(&self, checks: &[Check<'_>], now: Timestamp) -> Vec<(Key, Counter)> {
-        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
-        slots.sort_unstable();
-        slots.dedup();
-        let tables: SmallVec<[_; 2]> = slots.iter().map(|slot| self.table(*slot)).collect();
+    fn copies(&self, checks: &Checks<'_>, now: Timestamp) -> Vec<(Key, Counter)> {
+        let mut locked = self.lock(checks);
         let mut copies: Vec<(Key, Counter)> = Vec::new();
         for check in checks {
-            let slot = self.slot(check.key);
-            // The slots of all checks are locked.
-            let table = &*tables[slots.partition_point(|other| *other < slot)];
-            if let Some(packed) = table.get(check.key)
+            if let Some(packed) = locked.table(self.slot(check.key)).get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
             {
                 copies.push((check.key, self.copy(packed, check.limit, now)));
@@ -131,7 +125,7 @@ impl CounterState {
 }
 
 /// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt.
-pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
+pub(crate) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
     let mut counter = limit.fresh();
     if hits > 0 {
         // A queue holds no more than its allowance.

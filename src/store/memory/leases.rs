@@ -7,10 +7,10 @@ use crate::{
     algorithm::{Counter, Decision, Limit, Operation},
     descriptor::Key,
     store::{
-        Check, NotLocal,
+        Check, CheckSet, NotLocal,
         memory::{
             LockedSlots, Memory,
-            check_set::{Action, decide_set},
+            decide_set::{Action, decide_set},
         },
     },
     time::Timestamp,
@@ -29,7 +29,7 @@ impl Memory {
     /// Leases `hits` of `key` if they would pass on top of all leased hits, and returns what would be left. `None` if
     /// nothing is leased: also if the algorithm does not support it (see [`Limit::is_leasable`]), or this replica does
     /// not own the slot.
-    pub fn lend(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Option<Decision> {
+    pub fn lease(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Option<Decision> {
         let ownerships = self.ownerships.as_ref().filter(|_| limit.is_leasable())?;
         let slot = self.slot(key);
         let mut table = self.table(slot);
@@ -40,36 +40,37 @@ impl Memory {
         if self.absorb_pending(&mut table, &mut ownership, key, limit, now) {
             ownerships.record_change(slot, &mut ownership, key, table.len());
         }
-        let all = ownership.lent(key).checked_add(hits)?;
+        let all = ownership.leased(key).checked_add(hits)?;
         let mut copy = table.get(key).map_or_else(|| limit.fresh(), |packed| self.copy(packed, limit, now));
         let decision = limit.decide(&mut copy, now, Operation::Charge(all));
         decision.verdict.passes().then(|| {
-            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.lend(key, all));
+            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.set_leased(key, all));
             Decision { receipt: None, ..decision }
         })
     }
 
     /// The leased hits of `key`.
-    pub fn reserved(&self, key: Key) -> u64 {
-        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(self.slot(key)).lent(key))
+    pub fn leased(&self, key: Key) -> u64 {
+        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(self.slot(key)).leased(key))
     }
 
     /// Sets the leased hits of `key`, as reported by the former owner. Returns whether this replica owns the slot.
-    pub fn set_reserved(&self, key: Key, hits: u64) -> bool {
-        self.change_reserved(key, |_| hits)
+    pub fn set_leased(&self, key: Key, hits: u64) -> bool {
+        self.change_leased(key, |_| hits)
     }
 
     /// Takes back up to `hits` leased and unused hits. Returns whether this replica owns the slot.
     pub fn reclaim(&self, key: Key, hits: u64) -> bool {
-        self.change_reserved(key, |lent| lent.saturating_sub(hits))
+        self.change_leased(key, |leased| leased.saturating_sub(hits))
     }
 
-    fn change_reserved(&self, key: Key, change: impl FnOnce(u64) -> u64) -> bool {
+    fn change_leased(&self, key: Key, change: impl FnOnce(u64) -> u64) -> bool {
         let Some(ownerships) = &self.ownerships else { return false };
         let mut ownership = ownerships.lock(self.slot(key));
-        let lent = change(ownership.lent(key));
+        let leased = change(ownership.leased(key));
         if ownership.is_owned() {
-            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.lend(key, lent));
+            ownership
+                .update_side_data(|| self.empty_side_data(), |side_data| side_data.set_leased(key, leased));
         }
         ownership.is_owned()
     }
@@ -79,101 +80,105 @@ impl Memory {
     ///
     /// The time of the last hit stands for all of them, which is at most too strict. Report hits of different windows
     /// separately.
-    pub fn charge_lent(&self, key: Key, limit: &Limit, used: UsedHits, now: Timestamp) -> bool {
+    pub fn charge_leased(&self, key: Key, limit: &Limit, used: UsedHits, now: Timestamp) -> bool {
         let charged = self.with_counter(key, limit, now, |counter| {
             limit.charge_at(counter, used.hits, used.at.min(now), now);
         });
         charged && self.reclaim(key, used.hits)
     }
 
-    /// Takes back hits that [`Memory::charge_lent`] charged and that turned out to be unused, as far as they still
+    /// Takes back hits that [`Memory::charge_leased`] charged and that turned out to be unused, as far as they still
     /// count. Returns whether this replica owns the slot.
-    pub fn refund_lent(&self, key: Key, limit: &Limit, unused: UsedHits, now: Timestamp) -> bool {
+    pub fn refund_leased(&self, key: Key, limit: &Limit, unused: UsedHits, now: Timestamp) -> bool {
         self.with_counter(key, limit, now, |counter| {
             limit.refund_at(counter, unused.hits, unused.at.min(now), now);
         })
     }
 }
 
-impl LockedSlots<'_> {
-    /// Checks that no decision depends on leased hits: that no check would be refused only because of them. Changes
-    /// nothing.
-    pub(super) fn require_unlent(
+impl<S: CheckSet> LockedSlots<'_, S> {
+    /// Checks that no decision depends on leased hits: that no check would be refused only because of them, and that no
+    /// refund may be for hits that a borrower has used and not reported. Changes nothing.
+    pub(super) fn require_unleased(
         &self,
         memory: &Memory,
-        checks: &[Check<'_>],
+        checks: &S,
         now: Timestamp,
-        refused: impl Fn(&[Decision]) -> bool,
+        refused: impl Fn(&[Decision<S::Receipt>]) -> bool,
     ) -> Result<(), NotLocal> {
-        if checks.iter().all(|check| self.lent(memory, check.key) == 0) {
+        if checks.checks().iter().all(|check| self.leased(memory, check.key) == 0) {
             return Ok(());
         }
         let (mut copies, mut wanted): (BTreeMap<Key, Counter>, _) = (BTreeMap::new(), None);
-        let mut each = |index: usize, action: Action| {
-            let check = &checks[index];
+        decide_set(checks, refused, |index, action| {
+            let check = &checks.checks()[index];
             let copy = copies.entry(check.key).or_insert_with(|| {
-                let table = &self.tables[self.position(memory.slot(check.key))];
+                let table = &self.tables.as_ref()[self.position(memory.slot(check.key))];
                 let fresh = || check.limit.fresh();
                 table.get(check.key).map_or_else(fresh, |packed| memory.copy(packed, check.limit, now))
             });
-            let apply = apply_action(self.lent(memory, check.key), action, check, copy, now);
-            if apply.passes_unlent {
+            let apply = apply_action(self.leased(memory, check.key), action, check, copy, now);
+            if apply.depends_on_leases {
                 wanted = wanted.or(Some(check.key));
             }
-            (apply.decision, true)
-        };
-        decide_set(checks, refused, &mut each);
-        wanted.map_or(Ok(()), |key| Err(NotLocal::Lent(key)))
+            (apply.decision.keep_receipt(S::keep), true)
+        });
+        wanted.map_or(Ok(()), |key| Err(NotLocal::Leased(key)))
     }
 
-    pub(super) fn lent(&self, memory: &Memory, key: Key) -> u64 {
+    pub(super) fn leased(&self, memory: &Memory, key: Key) -> u64 {
         // Without a cluster nothing is leased.
-        self.ownerships.get(self.position(memory.slot(key))).map_or(0, |ownership| ownership.lent(key))
+        self.ownerships().get(self.position(memory.slot(key))).map_or(0, |ownership| ownership.leased(key))
     }
 }
 
 /// The effect of an action on a counter with leased hits.
 pub(super) struct Applied {
     pub(super) decision: Decision,
-    /// Whether it was refused and would have passed without leased hits.
-    passes_unlent: bool,
+    /// Whether the decision would differ if the leased hits were returned.
+    depends_on_leases: bool,
 }
 
-/// Applies an action to a counter, with `lent` hits counted as charged now.
+/// Applies an action to a counter, with `leased` hits counted as charged now.
 pub(super) fn apply_action(
-    lent: u64,
+    leased: u64,
     action: Action,
     check: &Check<'_>,
     counter: &mut Counter,
     now: Timestamp,
 ) -> Applied {
-    if lent == 0 {
-        return Applied { decision: action.apply(check, counter, now), passes_unlent: false };
+    if leased == 0 {
+        return Applied { decision: action.apply(check, counter, now), depends_on_leases: false };
     }
     if let Action::TakeBack(receipt) = action {
         check.limit.undo(counter, receipt, now);
     }
     let mut full = counter.clone();
-    check.limit.charge_at(&mut full, lent, now, now);
+    check.limit.charge_at(&mut full, leased, now, now);
     match action {
         Action::TakeBack(_) | Action::Peek => {
             let decision = check.limit.decide(&mut full, now, Operation::Peek);
-            Applied { decision, passes_unlent: false }
+            Applied { decision, depends_on_leases: false }
         }
         Action::Decide => {
             let with_leases = check.limit.decide(&mut full, now, check.operation);
-            let mut unlent = counter.clone();
-            let bare = check.limit.decide(&mut unlent, now, check.operation);
+            let mut unleased = counter.clone();
+            let bare = check.limit.decide(&mut unleased, now, check.operation);
             let passes = with_leases.verdict.passes();
             if check.limit.is_changed_by(check.operation, passes) {
-                *counter = unlent;
+                *counter = unleased;
             }
             let decision = if passes {
                 Decision { remaining: with_leases.remaining, ..bare }
             } else {
                 Decision { receipt: None, ..with_leases }
             };
-            Applied { decision, passes_unlent: !passes && bare.verdict.passes() }
+            let depends_on_leases = match check.operation {
+                Operation::Peek | Operation::Charge(_) => !passes && bare.verdict.passes(),
+                // A refund gives back no more than was charged.
+                Operation::Refund(_) => check.limit.idle_at(counter) <= now,
+            };
+            Applied { decision, depends_on_leases }
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     store::{
         PendingUsage, Slot,
         budget::Reservation,
-        memory::KeyHasher,
+        key_hasher::KeyHasher,
         slot_data::{self, UnknownRecords},
     },
     time::Timestamp,
@@ -49,7 +49,7 @@ pub(super) enum Changed {
 /// State that only few slots have.
 #[derive(Debug, Default)]
 pub(super) struct SideData {
-    pub(super) lent: HashMap<Key, u64, BuildHasherDefault<KeyHasher>>,
+    pub(super) leased: HashMap<Key, u64, BuildHasherDefault<KeyHasher>>,
     pub(super) pending: PendingUsage,
     pub(super) unknown: UnknownRecords,
     pub(super) reservation: Reservation,
@@ -141,8 +141,8 @@ impl SlotOwnership {
     }
 
     /// The leased hits of `key`.
-    pub(super) fn lent(&self, key: Key) -> u64 {
-        self.side_data().and_then(|side_data| side_data.lent.get(&key)).copied().unwrap_or_default()
+    pub(super) fn leased(&self, key: Key) -> u64 {
+        self.side_data().and_then(|side_data| side_data.leased.get(&key)).copied().unwrap_or_default()
     }
 
     /// Drops pending usage that has expired.
@@ -184,11 +184,11 @@ impl SlotOwnership {
 
 impl SideData {
     /// Sets the leased hits of `key`.
-    pub(super) fn lend(&mut self, key: Key, hits: u64) {
+    pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
         if hits == 0 {
-            self.lent.remove(&key);
+            self.leased.remove(&key);
         } else {
-            self.lent.insert(key, hits);
+            self.leased.insert(key, hits);
         }
     }
 
@@ -198,11 +198,11 @@ impl SideData {
     }
 
     fn is_empty(&self) -> bool {
-        self.lent.is_empty() && self.pending.is_empty() && self.unknown.is_empty()
+        self.leased.is_empty() && self.pending.is_empty() && self.unknown.is_empty()
     }
 
     fn account(&mut self) {
         let bytes = self.pending.bytes() + slot_data::bytes_of_unknown(&self.unknown);
-        self.reservation.set(size_of::<Self>() + slot_data::bytes_of_map(self.lent.capacity()) + bytes);
+        self.reservation.set(size_of::<Self>() + slot_data::bytes_of_map(self.leased.capacity()) + bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! States that exclude the fast path of decisions: suspended ownership, and a lead that a clock gave up.
+//! States that restrict decisions: suspended ownership, and a lead that a clock gave up.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -34,31 +34,14 @@ pub(super) struct Restrictions {
     until: AtomicU64,
 }
 
-/// One reading of [`Restrictions`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Flags(u8);
-
 const SUSPENDED: u8 = 1;
 const LEAD: u8 = 2;
 
-impl Flags {
-    /// Whether there are no restrictions.
-    #[inline(always)]
-    pub(super) fn are_clear(self) -> bool {
-        self.0 == 0
-    }
-
+impl Restrictions {
     /// Whether decisions are suspended.
     #[inline(always)]
-    pub(super) fn is_suspended(self) -> bool {
-        self.0 & SUSPENDED != 0
-    }
-}
-
-impl Restrictions {
-    #[inline(always)]
-    pub(super) fn flags(&self) -> Flags {
-        Flags(self.flags.load(Relaxed))
+    pub(super) fn is_suspended(&self) -> bool {
+        self.flags.load(Relaxed) & SUSPENDED != 0
     }
 
     pub(super) fn set_suspended(&self, suspended: bool) {
@@ -69,7 +52,14 @@ impl Restrictions {
         }
     }
 
-    /// Adds a lead of this clock or of the clock that received counters come from.
+    /// Sets a lead that this clock gives up. An earlier one may have ended at an instant that this clock shows again.
+    pub(super) fn give_up(&self, lead: Lead) {
+        self.at.store(lead.at.as_nanos(), Relaxed);
+        self.until.fetch_max(lead.until.as_nanos(), Relaxed);
+        self.flags.fetch_or(LEAD, Relaxed);
+    }
+
+    /// Adds a lead of the clock that received counters come from.
     pub(super) fn add_lead(&self, lead: Lead) {
         self.at.fetch_max(lead.at.as_nanos(), Relaxed);
         self.until.fetch_max(lead.until.as_nanos(), Relaxed);
@@ -77,6 +67,7 @@ impl Restrictions {
     }
 
     /// The current lead.
+    #[inline]
     pub(super) fn lead(&self) -> Option<Lead> {
         let [at, until] = [&self.at, &self.until].map(|nanos| Timestamp::from_nanos(nanos.load(Relaxed)));
         (self.flags.load(Relaxed) & LEAD != 0).then_some(Lead { at, until })
@@ -96,14 +87,11 @@ impl Restrictions {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU64;
+    use std::convert::Infallible;
 
     use super::*;
     use crate::{
-        algorithm::{
-            Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
-            SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
-        },
+        algorithm::{Decision, Limit, Operation, Verdict, laws::every_limit},
         store::{
             Check, Memory, OnFull, OnRefusal, SlotData,
             memory::tests::{BYTES, NOW, key},
@@ -117,23 +105,8 @@ mod tests {
     const LEAD: Lead = Lead { at: NOW, until: SHOWN };
 
     /// A limit of ten a day for each algorithm.
-    fn limits() -> [Limit; 9] {
-        let (span, excess) = (Span::of_nanos(DAY).unwrap(), Excess::Refuse);
-        let [one, ten, hour, day] = [1, 10, DAY / 24, DAY].map(|number| NonZeroU64::new(number).unwrap());
-        let (rate, limit) = (Rate::new(ten, day), 10);
-        let window = Window::Aligned(span);
-        let bucket = TokenBucket { rate, burst: 10, excess };
-        [
-            Limit::Classic(Classic { limit, window: window.clone() }),
-            Limit::FixedWindow(FixedWindow { limit, window, excess }),
-            Limit::SlidingWindow(SlidingWindow { limit, span, excess }),
-            Limit::SlidingLog(SlidingLog { limit, span, grain: one, excess }),
-            Limit::SubWindows(SlidingLog { limit, span, grain: hour, excess }),
-            Limit::TokenBucket(bucket),
-            Limit::LeakyBucket(bucket),
-            Limit::SteppedBucket(SteppedBucket { amount: one, interval: hour, burst: 10, excess }),
-            Limit::LeakyQueue(LeakyQueue { rate, burst: Some(9), max_delay: None, timeout: None }),
-        ]
+    fn limits() -> Vec<Limit> {
+        every_limit(10, DAY)
     }
 
     fn check<'l>(limit: &'l Limit, name: &str, operation: Operation) -> Check<'l> {
@@ -145,12 +118,8 @@ mod tests {
         }
     }
 
-    fn apply_single(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<()> {
-        memory.apply_single(check, now).unwrap().unwrap().decision
-    }
-
-    fn apply_as_set(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<()> {
-        memory.apply(&[*check], now, |_| false).unwrap()[0].without_receipt()
+    fn apply(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<Infallible> {
+        memory.apply(&[*check], now, |_| false).unwrap()[0]
     }
 
     /// A store whose allowances were used up while the clock was ahead.
@@ -161,9 +130,7 @@ mod tests {
             for name in ["asked", "silent"] {
                 for _ in 0..10 {
                     assert!(
-                        apply_as_set(&memory, &check(limit, name, Operation::Charge(1)), SHOWN)
-                            .verdict
-                            .passes()
+                        apply(&memory, &check(limit, name, Operation::Charge(1)), SHOWN).verdict.passes()
                     );
                 }
             }
@@ -173,13 +140,9 @@ mod tests {
 
     /// Asserts that nothing is freed at `now`, when the clock is corrected, and that three days later no key is
     /// refused, whether it was charged in between or not.
-    fn assert_clamped(
-        memory: &Memory,
-        now: Timestamp,
-        decide: impl Fn(&Memory, &Check<'_>, Timestamp) -> Decision<()>,
-    ) {
+    fn assert_clamped(memory: &Memory, now: Timestamp) {
         for limit in &limits() {
-            let refused = decide(memory, &check(limit, "asked", Operation::Charge(1)), now);
+            let refused = apply(memory, &check(limit, "asked", Operation::Charge(1)), now);
             let Verdict::Refuse { retry_after: Some(wait) } = refused.verdict else {
                 panic!("{limit:?} frees {refused:?}");
             };
@@ -187,18 +150,16 @@ mod tests {
             for name in ["asked", "silent"] {
                 let check = check(limit, name, Operation::Peek);
                 assert_eq!(memory.peek(check.key, limit, now.plus(3 * DAY)).peek.remaining, 10, "{limit:?}");
-                assert_eq!(decide(memory, &check, now.plus(3 * DAY)).remaining, 10, "{limit:?} {name}");
+                assert_eq!(apply(memory, &check, now.plus(3 * DAY)).remaining, 10, "{limit:?} {name}");
             }
         }
     }
 
     #[test]
     fn lead_given_up_frees_nothing_and_locks_no_key_out() {
-        for decide in [apply_single, apply_as_set] {
-            let memory = used_up();
-            memory.give_up_lead(LEAD);
-            assert_clamped(&memory, NOW, decide);
-        }
+        let memory = used_up();
+        memory.give_up_lead(LEAD);
+        assert_clamped(&memory, NOW);
     }
 
     #[test]
@@ -211,7 +172,19 @@ mod tests {
             let (data, _) = memory.release(slot).unwrap();
             other.acquire(slot, SlotData::decode(&data.encode(NOW), there).unwrap(), there);
         }
-        assert_clamped(&other, there, apply_as_set);
+        assert_clamped(&other, there);
+    }
+
+    #[test]
+    fn second_lead_that_goes_back_further_locks_no_key_out() {
+        let memory = used_up();
+        memory.give_up_lead(Lead { at: NOW.plus(9 * DAY), until: SHOWN });
+        memory.give_up_lead(LEAD);
+        for limit in &limits() {
+            // The first check since then, long after the windows that the clock shows again.
+            let peek = check(limit, "silent", Operation::Peek);
+            assert_eq!(apply(&memory, &peek, NOW.plus(3 * DAY)).remaining, 10, "{limit:?}");
+        }
     }
 
     #[test]
@@ -219,9 +192,9 @@ mod tests {
         let memory = used_up();
         memory.give_up_lead(LEAD);
         memory.sweep_part(0, SHOWN.minus(1));
-        assert!(!memory.restrictions.flags().are_clear());
+        assert!(memory.restrictions.lead().is_some());
         memory.sweep_part(0, SHOWN);
-        assert!(memory.restrictions.flags().are_clear());
+        assert!(memory.restrictions.lead().is_none());
     }
 
     #[test]
@@ -229,7 +202,7 @@ mod tests {
         let (memory, limits) = (used_up(), limits());
         for limit in &limits[..3] {
             let Verdict::Refuse { retry_after: Some(wait) } =
-                apply_as_set(&memory, &check(limit, "asked", Operation::Charge(1)), NOW).verdict
+                apply(&memory, &check(limit, "asked", Operation::Charge(1)), NOW).verdict
             else {
                 panic!("{limit:?} frees its hits");
             };

@@ -131,7 +131,7 @@ impl Memory {
 
     /// Copies of all counters of `slot`, with or without a cluster. Does not affect [`Memory::changes`]. `None` if
     /// there are none.
-    pub(in crate::store) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
+    pub(crate) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
         let table = self.table(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
@@ -185,7 +185,7 @@ impl Memory {
         if ownership.as_ref().is_some_and(|(_, ownership)| !ownership.is_owned()) {
             return false;
         }
-        self.touch(&mut table, key, limit, now, |counter| {
+        self.touch_unpacked(&mut table, key, limit, now, |counter| {
             action(counter);
             limit.decide(counter, now, Operation::Peek)
         });
@@ -209,7 +209,7 @@ impl Memory {
         }
         let pending =
             ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.take(key));
-        self.touch(table, key, limit, now, |counter| {
+        self.touch_unpacked(table, key, limit, now, |counter| {
             for usage in pending.iter().filter(|usage| now < usage.packed.idle_at()) {
                 let consumed = usage.packed.counter(limit);
                 let base = usage.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));

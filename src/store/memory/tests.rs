@@ -12,10 +12,10 @@ use super::*;
 use crate::{
     algorithm::{
         Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
-        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window, laws::any_limit,
     },
     descriptor::{Entry, KeyText, Secret},
-    store::{BYTES_MIN, OnRefusal},
+    store::{BYTES_MIN, Check, Checks, OnRefusal},
     time::SECOND,
 };
 
@@ -101,7 +101,7 @@ fn concurrent_check_sets_admit_exactly_the_tightest_limit() {
         if caller % 2 == 0 {
             checks.reverse();
         }
-        !any_refused(&memory.apply(&checks, NOW, any_refused).unwrap())
+        !any_refused(&memory.apply(&Checks::from(checks), NOW, any_refused).unwrap())
     });
     assert_eq!(passed, 100);
     assert_eq!(left(&memory, key("group"), &group), 0);
@@ -112,7 +112,7 @@ fn concurrent_check_sets_admit_exactly_the_tightest_limit() {
 #[test]
 fn refused_call_reports_remaining_without_its_charges() {
     let (memory, wide, narrow) = (Memory::new(BYTES, OnFull::Deny), window(10), window(1));
-    let checks = [
+    let checks = Checks::from([
         Check {
             key: key("wide"),
             limit: &wide,
@@ -125,7 +125,7 @@ fn refused_call_reports_remaining_without_its_charges() {
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
         },
-    ];
+    ]);
     assert!(!any_refused(&memory.apply(&checks, NOW, any_refused).unwrap()));
     let refused = memory.apply(&checks, NOW, any_refused).unwrap();
     assert_eq!((refused[0].verdict, refused[0].remaining), (Verdict::Pass, 9));
@@ -136,12 +136,14 @@ fn refused_call_reports_remaining_without_its_charges() {
 #[test]
 fn two_checks_of_one_counter_charge_twice_or_not_at_all() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(3));
-    let twice = [Check {
-        key: key("one"),
-        limit: &limit,
-        operation: Operation::Charge(1),
-        on_refusal: OnRefusal::TakeBack,
-    }; 2];
+    let twice = Checks::from(
+        [Check {
+            key: key("one"),
+            limit: &limit,
+            operation: Operation::Charge(1),
+            on_refusal: OnRefusal::TakeBack,
+        }; 2],
+    );
     assert!(!any_refused(&memory.apply(&twice, NOW, any_refused).unwrap()));
     assert!(any_refused(&memory.apply(&twice, NOW, any_refused).unwrap()));
     assert_eq!(left(&memory, key("one"), &limit), 1);
@@ -150,7 +152,7 @@ fn two_checks_of_one_counter_charge_twice_or_not_at_all() {
 #[test]
 fn check_set_may_lock_every_slot() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1));
-    let checks: Vec<_> = (0..10_000)
+    let checks: Checks<'_> = (0..10_000)
         .map(|index| Check {
             key: key(&index.to_string()),
             limit: &limit,
@@ -209,8 +211,8 @@ pub(super) fn second_of(index: u64) -> Limit {
         Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess: Excess::Count }),
         Limit::SlidingWindow(SlidingWindow { limit: u64::MAX / 2, span: odd, excess: refuse }),
         Limit::SlidingWindow(SlidingWindow { limit: 7, span: odd, excess: owes }),
-        Limit::SubWindows(SlidingLog { limit: 10, span, grain: number(SECOND / 10), excess: refuse }),
-        Limit::SlidingLog(SlidingLog { limit: 10, span, grain: number(1), excess: Excess::Count }),
+        Limit::SlidingLog(SlidingLog { limit: 10, span, sub_window: number(SECOND / 10), excess: refuse }),
+        Limit::SlidingLog(SlidingLog { limit: 10, span, sub_window: number(1), excess: Excess::Count }),
         Limit::TokenBucket(TokenBucket { rate: rate(3, SECOND), burst: 10, excess: refuse }),
         Limit::TokenBucket(TokenBucket { rate: rate(u64::MAX, SECOND), burst: 1 << 40, excess: refuse }),
         Limit::SteppedBucket(SteppedBucket {
@@ -233,7 +235,7 @@ pub(super) fn second_of(index: u64) -> Limit {
 proptest! {
     #[test]
     fn stored_counter_answers_like_the_algorithm(
-        index in 0..15_u64,
+        limit in any_limit(),
         operations in prop::collection::vec(
             (prop_oneof![Just(0), 0..SECOND, 0..4 * SECOND], prop_oneof![
                 1 => Just(Operation::Peek),
@@ -244,7 +246,7 @@ proptest! {
             1..60,
         ),
     ) {
-        let (limit, memory, mut now) = (second_of(index), Memory::new(BYTES, OnFull::Deny), NOW);
+        let (memory, mut now) = (Memory::new(BYTES, OnFull::Deny), NOW);
         let mut counter = limit.fresh();
         for (step, (pause, operation)) in operations.into_iter().enumerate() {
             now = now.plus(pause);
@@ -347,8 +349,12 @@ fn new_keys_without_evictable_counters_follow_on_full() {
 #[test]
 fn logs_count_in_the_memory_budget() {
     let span = Span::of_nanos(3_600 * SECOND).unwrap();
-    let limit =
-        Limit::SlidingLog(SlidingLog { limit: 1_000, span, grain: NonZeroU64::MIN, excess: Excess::Refuse });
+    let limit = Limit::SlidingLog(SlidingLog {
+        limit: 1_000,
+        span,
+        sub_window: NonZeroU64::MIN,
+        excess: Excess::Refuse,
+    });
     let memory = Memory::new(BYTES_MIN, OnFull::Deny);
     for index in 0..500 {
         for hit in 0..100 {

@@ -25,7 +25,7 @@ const LARGE_STEP: u8 = 8;
 const LOG: u8 = 9;
 
 /// The result of decoding a packed counter.
-pub(in crate::store) enum Decoded {
+pub(crate) enum Decoded {
     Counter(PackedCounter),
     /// The tag is unknown to this version.
     Unknown,
@@ -35,7 +35,7 @@ pub(in crate::store) enum Decoded {
 
 impl PackedCounter {
     /// The tag and the encoded fields.
-    pub(in crate::store) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
+    pub(crate) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
         let age = |instant| Age::of(instant, now);
         match self {
             Self::Window { used, count, end } => (WINDOW, put(&(used, count, end))),
@@ -51,11 +51,11 @@ impl PackedCounter {
             Self::Large(large) => {
                 let Large { counter, idle_at, used } = &**large;
                 match counter {
-                    Counter::Window(WindowCounter { start, count }) => {
-                        (LARGE_WINDOW, put(&(used, idle_at, start, count)))
+                    Counter::Window(WindowCounter { end, count }) => {
+                        (LARGE_WINDOW, put(&(used, idle_at, end, count)))
                     }
-                    Counter::Sliding(SlidingCounter { start, previous, current }) => {
-                        (LARGE_SLIDING, put(&(used, idle_at, start, previous, current)))
+                    Counter::Sliding(SlidingCounter { end, previous, current }) => {
+                        (LARGE_SLIDING, put(&(used, idle_at, end, previous, current)))
                     }
                     Counter::Debt(DebtCounter { paid_at, rest }) => {
                         (LARGE_DEBT, put(&(used, age(*idle_at), age(*paid_at), rest)))
@@ -73,7 +73,7 @@ impl PackedCounter {
     }
 
     /// Decodes the fields of a tag.
-    pub(in crate::store) fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Decoded {
+    pub(crate) fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Decoded {
         let packed = match tag {
             WINDOW => take(bytes).map(|(used, count, end)| Self::Window { used, count, end }),
             SLIDING => take(bytes).map(|(used, until, previous, current)| {
@@ -91,11 +91,11 @@ impl PackedCounter {
                 let full_at = age.instant(now);
                 Self::Step { passing_debt_max, spare, full_at }
             }),
-            LARGE_WINDOW => take(bytes).map(|(used, idle_at, start, count)| {
-                Self::large(used, idle_at, Counter::Window(WindowCounter { start, count }))
+            LARGE_WINDOW => take(bytes).map(|(used, idle_at, end, count)| {
+                Self::large(used, idle_at, Counter::Window(WindowCounter { end, count }))
             }),
-            LARGE_SLIDING => take(bytes).map(|(used, idle_at, start, previous, current)| {
-                let counter = SlidingCounter { start, previous, current };
+            LARGE_SLIDING => take(bytes).map(|(used, idle_at, end, previous, current)| {
+                let counter = SlidingCounter { end, previous, current };
                 Self::large(used, idle_at, Counter::Sliding(counter))
             }),
             LARGE_DEBT => take(bytes).map(|(used, idle_at, paid_at, rest): (_, Age, Age, _)| {
@@ -119,10 +119,6 @@ impl PackedCounter {
         }
         let log = LogCounter::of(entries.into_iter().map(|(age, hits)| (age.instant(now), hits)));
         Some(Self::large(used, idle_at.instant(now), Counter::Log(log)))
-    }
-
-    fn large(used: UsedShare, idle_at: Timestamp, counter: Counter) -> Self {
-        Self::Large(Box::new(Large { counter, idle_at, used }))
     }
 }
 

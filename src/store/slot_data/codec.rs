@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The first byte.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// The tag of pending usage: a packed counter, and optionally the one that it started from. Smaller tags are those of
 /// packed counters.
 const PENDING: u8 = 128;
@@ -85,62 +85,43 @@ impl SlotData {
     }
 
     fn read(&mut self, key: Key, tag: u8, body: &[u8], now: Timestamp) -> Result<(), DecodeError> {
-        let record = match tag {
-            PENDING => Record::usage(body, now),
-            REMOVED if body.is_empty() => Record::Removed,
-            REMOVED => Record::Malformed,
-            _ => Record::counter(tag, body, now),
-        };
-        match record {
-            Record::Removed => {
+        let is_known = match tag {
+            REMOVED if body.is_empty() => {
                 self.removed.insert(key);
+                true
             }
-            Record::Counter(packed) => {
-                self.counters.insert(key, packed);
+            REMOVED => return Err(DecodeError::Malformed),
+            PENDING => usage(body, now)?.map(|usage| self.pending.push(key, usage)).is_some(),
+            _ => {
+                let packed = counter(tag, body, now)?;
+                packed.map(|packed| drop(self.counters.insert(key, packed))).is_some()
             }
-            Record::Usage(usage) => self.pending.push(key, usage),
-            Record::Unknown => self.unknown.entry((key, tag)).or_default().push(body.into()),
-            Record::Malformed => return Err(DecodeError::Malformed),
+        };
+        if !is_known {
+            self.unknown.entry((key, tag)).or_default().push(body.into());
         }
         Ok(())
     }
 }
 
-/// The content of a record.
-enum Record {
-    Counter(PackedCounter),
-    Usage(Usage),
-    Removed,
-    Unknown,
-    Malformed,
+/// Decodes a packed counter; `None` if its tag is unknown.
+fn counter(tag: u8, body: &[u8], now: Timestamp) -> Result<Option<PackedCounter>, DecodeError> {
+    match PackedCounter::read(tag, body, now) {
+        Decoded::Counter(packed) => Ok(Some(packed)),
+        Decoded::Unknown => Ok(None),
+        Decoded::Malformed => Err(DecodeError::Malformed),
+    }
 }
 
-impl Record {
-    fn counter(tag: u8, body: &[u8], now: Timestamp) -> Self {
-        match PackedCounter::read(tag, body, now) {
-            Decoded::Counter(packed) => Self::Counter(packed),
-            Decoded::Unknown => Self::Unknown,
-            Decoded::Malformed => Self::Malformed,
-        }
+/// Decodes pending usage; `None` if a tag in it is unknown.
+fn usage(body: &[u8], now: Timestamp) -> Result<Option<Usage>, DecodeError> {
+    let (tag, packed, rest) = tagged(body).ok_or(DecodeError::Malformed)?;
+    let Some(packed) = counter(tag, packed, now)? else { return Ok(None) };
+    if rest.is_empty() {
+        return Ok(Some(Usage { packed, base: None }));
     }
-
-    fn usage(body: &[u8], now: Timestamp) -> Self {
-        let Some((tag, packed, rest)) = tagged(body) else { return Self::Malformed };
-        let packed = match PackedCounter::read(tag, packed, now) {
-            Decoded::Counter(packed) => packed,
-            Decoded::Unknown => return Self::Unknown,
-            Decoded::Malformed => return Self::Malformed,
-        };
-        if rest.is_empty() {
-            return Self::Usage(Usage { packed, base: None });
-        }
-        let Some((tag, base, [])) = tagged(rest) else { return Self::Malformed };
-        match PackedCounter::read(tag, base, now) {
-            Decoded::Counter(base) => Self::Usage(Usage { packed, base: Some(base) }),
-            Decoded::Unknown => Self::Unknown,
-            Decoded::Malformed => Self::Malformed,
-        }
-    }
+    let Some((tag, base, [])) = tagged(rest) else { return Err(DecodeError::Malformed) };
+    Ok(counter(tag, base, now)?.map(|base| Usage { packed, base: Some(base) }))
 }
 
 impl PendingUsage {

@@ -2,10 +2,72 @@
 
 use std::fmt::{Display, Write as _};
 
-use crate::telemetry::metrics::{Buckets, Metric};
+use crate::telemetry::metrics::Buckets;
 
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// The name, which ends with the unit, and with `_total` for counters.
+    pub name: &'static str,
+    /// The kind.
+    pub kind: MetricKind,
+    /// The names of the labels. Label values come from the rules, and from requests only if a rule asks for it.
+    pub labels: &'static [&'static str],
+    /// The help text.
+    pub help: &'static str,
+}
+
+/// The kind of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only grows, from 0 at the start of the process.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts in buckets.
+    Histogram,
+}
+
+impl MetricKind {
+    /// The name in the text format.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// A metric with the function that writes its series from a reading of type `R`.
+#[derive(Debug)]
+pub struct Row<R: 'static> {
+    /// The metric.
+    pub metric: Metric,
+    /// Writes the series.
+    pub series: fn(&R, &mut Family<'_>),
+}
+
+/// Defines `ALL`, a table of metrics: kind, name, labels, help, and how the series are written.
+macro_rules! metrics {
+    ($reading:ty; $($kind:ident $name:literal [$($label:literal),*] $help:literal => $series:expr;)*) => {
+        /// All metrics, in the order of the page and of the documentation.
+        pub(super) const ALL: &[$crate::telemetry::metrics::Row<$reading>] = &[$($crate::telemetry::metrics::Row {
+            metric: $crate::telemetry::metrics::Metric {
+                name: $name,
+                kind: $crate::telemetry::metrics::MetricKind::$kind,
+                labels: &[$($label),*],
+                help: $help,
+            },
+            series: $series,
+        }),*];
+    };
+}
+
+pub(crate) use metrics;
 
 /// A page of metrics under construction.
 #[derive(Debug, Default)]
@@ -20,15 +82,17 @@ pub struct Family<'p> {
 
 impl Page {
     /// Begins a metric. Each metric may occur only once on a page.
-    pub fn family(&mut self, metric: Metric) -> Family<'_> {
+    fn family(&mut self, metric: Metric) -> Family<'_> {
         let Metric { name, kind, help, .. } = metric;
         write(&mut self.0, format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
         Family { page: &mut self.0, metric }
     }
 
-    /// Adds a metric with a single value.
-    pub fn single(&mut self, metric: Metric, value: impl Display) {
-        self.family(metric).sample(&[], value);
+    /// Adds all metrics of a table.
+    pub fn add<R>(&mut self, rows: &[Row<R>], reading: &R) {
+        for Row { metric, series } in rows {
+            series(reading, &mut self.family(*metric));
+        }
     }
 
     /// The text of the page.
@@ -38,6 +102,11 @@ impl Page {
 }
 
 impl Family<'_> {
+    /// Adds the value of a metric without labels.
+    pub fn value(&mut self, value: impl Display) {
+        self.sample(&[], value);
+    }
+
     /// Adds a series with these label values, in the order of the metric's labels.
     pub fn sample(&mut self, values: &[&str], value: impl Display) {
         debug_assert_eq!(values.len(), self.metric.labels.len(), "one value per label");
@@ -85,15 +154,23 @@ fn escape(page: &mut String, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::{ALL, HITS, MetricKind, QUEUE_DELAY, RULES, cluster};
+
+    metrics! { Buckets;
+        Counter "tollgate_hits_total" ["domain", "rule"]
+            "Hits."
+            => |_, family| family.sample(&["a\"b\\c\nd", "µ.é=1,"], 7);
+        Gauge "tollgate_rules" []
+            "Rules."
+            => |_, family| family.value(0.5);
+        Histogram "tollgate_queue_delay_seconds" []
+            "Delays."
+            => |all, family| family.buckets(all);
+    }
 
     #[test]
     fn page_is_in_text_format_with_escaped_label_values() {
         let mut page = Page::default();
-        page.family(HITS).sample(&["a\"b\\c\nd", "µ.é=1,"], 7);
-        page.single(RULES, 0.5);
-        let buckets = Buckets { up_to: vec![(0.001, 1), (2.5, 3)], count: 4, sum: 12.25 };
-        page.family(QUEUE_DELAY).buckets(&buckets);
+        page.add(ALL, &Buckets { up_to: vec![(0.001, 1), (2.5, 3)], count: 4, sum: 12.25 });
         let page = page.finish();
         let lines: Vec<_> = page.lines().filter(|line| !line.starts_with("# HELP")).collect();
         assert_eq!(
@@ -111,17 +188,5 @@ mod tests {
                 "tollgate_queue_delay_seconds_count 4",
             ]
         );
-    }
-
-    #[test]
-    fn exactly_counters_end_with_total() {
-        for metric in ALL.iter().chain(cluster::ALL) {
-            assert_eq!(
-                metric.kind == MetricKind::Counter,
-                metric.name.ends_with("_total"),
-                "{}",
-                metric.name
-            );
-        }
     }
 }

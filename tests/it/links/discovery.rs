@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use tollgate::cluster::{SeedFailures, SeedState};
+use tollgate::cluster::{SeedFailures, SeedState, link::LinkFailure};
 
 use crate::{
     harness::until,
@@ -85,6 +85,17 @@ async fn seed_without_replica_fails_until_one_listens() {
     let two = Replica::start_modified(&[], |settings| settings.listen = address).await;
     one.until_linked(&two).await;
     until(async || (one.links.seed_state() == SeedState::Found).then_some(())).await;
+}
+
+#[tokio::test]
+async fn seed_that_completes_no_handshake_is_searched_further() {
+    // The system accepts connections for it, and it never reads.
+    let busy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let one = Replica::start(&[&busy.local_addr().unwrap().to_string()]).await;
+    until(async || (one.links.stats().failures(LinkFailure::Slow) >= 2).then_some(())).await;
+    // The search ends after 10 s, which a busy machine may have taken.
+    let slow = SeedState::NotFound(SeedFailures { slow: 1, ..SeedFailures::default() });
+    assert!([SeedState::Searching, slow].contains(&one.links.seed_state()));
 }
 
 #[tokio::test]

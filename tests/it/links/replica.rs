@@ -17,7 +17,7 @@ use tollgate::{
         MemberId, Trust,
         link::{DisconnectReason, Error, LinkHandler, Links, Settings},
     },
-    time::Clock,
+    time::{Clock, Timestamp},
 };
 
 use crate::{harness::until, links::proxy::Proxy};
@@ -109,7 +109,7 @@ impl Replica {
         let (_folder, file) = secrets(SECRET);
         let mut settings = settings(trust(file), seeds);
         change(&mut settings);
-        Self::start_with(settings, MemberId::random(), Clock::system()).await
+        Self::start_with(settings, MemberId::starting_at(Timestamp::EPOCH), Clock::system()).await
     }
 
     /// A replica that its peers reach only through `proxy`.
@@ -121,15 +121,15 @@ impl Replica {
         replica
     }
 
-    pub async fn start_with(settings: Settings, me: MemberId, clock: Clock) -> Self {
-        let (links, listening) = Links::bind(settings, me, clock).await.unwrap();
+    pub async fn start_with(settings: Settings, local_id: MemberId, clock: Clock) -> Self {
+        let (links, listening) = Links::bind(settings, local_id, clock).await.unwrap();
         let (traffic, listen) = (Arc::new(RecordedTraffic::default()), listening.address());
         let task = tokio::spawn(listening.run(traffic.clone()));
         Self { links, traffic, listen, task }
     }
 
     pub fn id(&self) -> MemberId {
-        self.links.me()
+        self.links.local_id()
     }
 
     pub fn address(&self) -> String {

@@ -32,7 +32,7 @@ use crate::{
     certificates::{self, Authority},
     harness::{START, until},
     links::replica::{Replica, SECRET, secrets, settings, trust},
-    reload::Log,
+    log::Log,
 };
 
 const OTHER: &str = "another secret that replicas share";
@@ -40,13 +40,18 @@ const OTHER: &str = "another secret that replicas share";
 /// A replica with these secrets in its file.
 async fn with_secrets(lines: &str, seeds: &[&str]) -> (TempDir, Replica) {
     let (folder, file) = secrets(lines);
-    let replica = Replica::start_with(settings(trust(file), seeds), MemberId::random(), Clock::system());
+    let replica = Replica::start_with(
+        settings(trust(file), seeds),
+        MemberId::starting_at(Timestamp::EPOCH),
+        Clock::system(),
+    );
     (folder, replica.await)
 }
 
 async fn with_clock(clock: &Clock, seeds: &[&str]) -> Replica {
     let (_folder, file) = secrets(SECRET);
-    Replica::start_with(settings(trust(file), seeds), MemberId::random(), clock.clone()).await
+    Replica::start_with(settings(trust(file), seeds), MemberId::starting_at(Timestamp::EPOCH), clock.clone())
+        .await
 }
 
 async fn until_refused(replica: &Replica, reason: LinkFailure) {
@@ -194,13 +199,13 @@ fn untrusted_client(protocol: &[u8]) -> (TlsConnector, Arc<CapturedCertificate>)
 
 fn logs_both_versions(log: &Log, theirs: u32) -> bool {
     let expected =
-        format!("the peer speaks tollgate-cluster/{theirs}, this replica speaks tollgate-cluster/2");
+        format!("the peer speaks tollgate-cluster/{theirs}, this replica speaks tollgate-cluster/4");
     log.take().iter().any(|line| line.contains(&expected) && line.contains("version"))
 }
 
 #[tokio::test]
 async fn client_of_other_version_is_refused_and_shown_own_version() {
-    let log = Log::start();
+    let log = Log::text();
     let one = Replica::start(&[]).await;
     let (client, shown) = untrusted_client(b"tollgate-cluster/1");
     let socket = TcpStream::connect(one.listen).await.unwrap();
@@ -209,16 +214,16 @@ async fn client_of_other_version_is_refused_and_shown_own_version() {
     assert!(matches!(stream.read(&mut [0; 16]).await, Ok(0) | Err(_)), "the server sends nothing");
     let shown = CertificateDer::from(shown.0.lock().unwrap().clone());
     let shown = webpki::EndEntityCert::try_from(&shown).unwrap();
-    assert_eq!(shown.valid_dns_names().collect::<Vec<_>>(), ["protocol-2.tollgate.invalid"]);
+    assert_eq!(shown.valid_dns_names().collect::<Vec<_>>(), ["protocol-4.tollgate.invalid"]);
     until_refused(&one, LinkFailure::Version).await;
     assert!(logs_both_versions(&log, 1));
 }
 
 #[tokio::test]
 async fn server_of_other_version_is_refused_and_both_are_logged() {
-    let log = Log::start();
+    let log = Log::text();
     let key = rcgen::KeyPair::generate().unwrap();
-    let params = rcgen::CertificateParams::new(vec!["protocol-3.tollgate.invalid".to_owned()]).unwrap();
+    let params = rcgen::CertificateParams::new(vec!["protocol-5.tollgate.invalid".to_owned()]).unwrap();
     let certificate = params.self_signed(&key).unwrap().der().clone();
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -237,18 +242,19 @@ async fn server_of_other_version_is_refused_and_both_are_logged() {
     let one = Replica::start(&[]).await;
     one.links.dial(&address.to_string());
     until_refused(&one, LinkFailure::Version).await;
-    assert!(logs_both_versions(&log, 3));
+    assert!(logs_both_versions(&log, 5));
     assert_eq!(one.links.rejected(), Some(format!("{address} (version)")));
 }
 
 #[tokio::test]
 async fn world_readable_secret_file_logs_a_warning() {
-    let log = Log::start();
+    let log = Log::text();
     for (mode, warned) in [(0o600, false), (0o440, false), (0o644, true)] {
         let (_folder, file) = secrets(SECRET);
         fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
         let settings = settings(trust(file), &[]);
-        let _one = Replica::start_with(settings, MemberId::random(), Clock::system()).await;
+        let _one =
+            Replica::start_with(settings, MemberId::starting_at(Timestamp::EPOCH), Clock::system()).await;
         let warning =
             log.take().into_iter().find(|line| line.contains("readable for every user of this machine"));
         assert_eq!(warning.is_some(), warned, "{mode:o}: {warning:?}");
@@ -265,7 +271,12 @@ fn trust_of(authority: &Authority) -> (certificates::Files, Trust) {
 }
 
 async fn start_trusting(trust: &Trust, seeds: &[&str]) -> Replica {
-    Replica::start_with(settings(trust.clone(), seeds), MemberId::random(), Clock::system()).await
+    Replica::start_with(
+        settings(trust.clone(), seeds),
+        MemberId::starting_at(Timestamp::EPOCH),
+        Clock::system(),
+    )
+    .await
 }
 
 #[tokio::test]
@@ -290,7 +301,7 @@ async fn connection_without_certificate_is_refused() {
     let authority = Authority::new("ours");
     let (_files, trust) = trust_of(&authority);
     let one = start_trusting(&trust, &[]).await;
-    let (client, _shown) = untrusted_client(b"tollgate-cluster/2");
+    let (client, _shown) = untrusted_client(b"tollgate-cluster/4");
     let socket = TcpStream::connect(one.listen).await.unwrap();
     let mut stream = client.connect(LOCALHOST.try_into().unwrap(), socket).await.unwrap();
     stream.read_to_end(&mut Vec::new()).await.unwrap_err();
@@ -299,7 +310,10 @@ async fn connection_without_certificate_is_refused() {
 
 /// The error of a bind with these settings.
 async fn bind_error(settings: Settings) -> String {
-    Links::bind(settings, MemberId::random(), Clock::system()).await.unwrap_err().to_string()
+    Links::bind(settings, MemberId::starting_at(Timestamp::EPOCH), Clock::system())
+        .await
+        .unwrap_err()
+        .to_string()
 }
 
 #[tokio::test]

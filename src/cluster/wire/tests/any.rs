@@ -2,14 +2,10 @@
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
-use jiff::civil::Weekday;
 use proptest::{prelude::*, sample::select};
 
 use crate::{
-    algorithm::{
-        Calendar, CalendarUnit, Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate,
-        Receipt, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
-    },
+    algorithm::{Decision, Limit, Operation, Receipt, Verdict, laws::any_limit},
     cluster::{MemberId, message::*},
     descriptor::{Key, Secret},
     store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
@@ -18,9 +14,6 @@ use crate::{
 
 /// The instant at which messages are encoded.
 pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND + 123_456_789);
-
-/// The largest burst. It refills within a hundred years, as in rules.
-const BURST_MAX: u64 = 1_000;
 
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..300_u64, any::<u64>()]
@@ -34,96 +27,9 @@ fn time() -> impl Strategy<Value = Duration> {
     number().prop_map(Duration::from_nanos)
 }
 
-fn excess() -> impl Strategy<Value = Excess> {
-    prop_oneof![Just(Excess::Refuse), Just(Excess::Count), number().prop_map(Excess::Overdraft)]
-}
-
-fn nanos() -> impl Strategy<Value = u64> {
-    prop_oneof![Just(Span::NANOS_MIN), Just(60 * SECOND), Span::NANOS_MIN..=Span::NANOS_MAX]
-}
-
-fn span() -> impl Strategy<Value = Span> {
-    nanos().prop_map(|nanos| Span::of_nanos(nanos).unwrap())
-}
-
-fn calendar() -> impl Strategy<Value = Calendar> {
-    let unit = prop_oneof![
-        Just(CalendarUnit::Day),
-        select(vec![Weekday::Monday, Weekday::Saturday, Weekday::Sunday]).prop_map(CalendarUnit::Week),
-        Just(CalendarUnit::Month),
-        Just(CalendarUnit::Year),
-    ];
-    let zone = select(vec!["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu"]);
-    (unit, zone).prop_map(|(unit, zone)| Calendar::new(unit, zone).unwrap())
-}
-
-fn window() -> impl Strategy<Value = Window> {
-    prop_oneof![span().prop_map(Window::Aligned), calendar().prop_map(Window::Calendar)]
-}
-
-fn interval() -> impl Strategy<Value = NonZeroU64> {
-    nanos().prop_map(|nanos| NonZeroU64::new(nanos / BURST_MAX).unwrap())
-}
-
-fn pace() -> impl Strategy<Value = Rate> {
-    (at_least_1(), interval()).prop_map(|(hits, interval)| Rate::new(hits, interval))
-}
-
-prop_compose! {
-    fn log()(limit in number(), span in span(), grain in at_least_1(), excess in excess()) -> SlidingLog {
-        SlidingLog { limit, span, grain, excess }
-    }
-}
-
-prop_compose! {
-    fn bucket()(pace in pace(), burst in 0..BURST_MAX, excess in excess()) -> TokenBucket {
-        TokenBucket { rate: pace, burst, excess }
-    }
-}
-
-prop_compose! {
-    fn steps()(
-        amount in at_least_1(),
-        interval in interval(),
-        burst in 0..BURST_MAX,
-        excess in excess(),
-    ) -> SteppedBucket {
-        SteppedBucket { amount, interval, burst, excess }
-    }
-}
-
-prop_compose! {
-    fn queue()(
-        pace in pace(),
-        burst in prop::option::of(0..BURST_MAX),
-        max_delay in prop::option::of(time()),
-        patience in prop::option::of(time()),
-    ) -> LeakyQueue {
-        LeakyQueue { rate: pace, burst, max_delay, timeout: patience }
-    }
-}
-
-pub(super) fn limit() -> BoxedStrategy<Limit> {
-    let classic = (number(), window()).prop_map(|(limit, window)| Classic { limit, window });
-    let fixed = (number(), window(), excess());
-    let sliding = (number(), span(), excess());
-    prop_oneof![
-        classic.prop_map(Limit::Classic),
-        fixed.prop_map(|(limit, window, excess)| Limit::FixedWindow(FixedWindow { limit, window, excess })),
-        sliding.prop_map(|(limit, span, excess)| Limit::SlidingWindow(SlidingWindow { limit, span, excess })),
-        log().prop_map(Limit::SubWindows),
-        log().prop_map(Limit::SlidingLog),
-        bucket().prop_map(Limit::TokenBucket),
-        steps().prop_map(Limit::SteppedBucket),
-        bucket().prop_map(Limit::LeakyBucket),
-        queue().prop_map(Limit::LeakyQueue),
-    ]
-    .boxed()
-}
-
 /// A receipt issued by a limit of any kind.
 fn receipt() -> BoxedStrategy<Receipt> {
-    let charge = (limit(), 1..10_u64)
+    let charge = (any_limit(), 1..10_u64)
         .prop_map(|(limit, hits)| limit.decide(&mut limit.fresh(), NOW, Operation::Charge(hits)).receipt);
     charge.prop_filter_map("it passed, and within its limit", |receipt| receipt).boxed()
 }
@@ -166,7 +72,7 @@ prop_compose! {
 
 /// The contents of a slot after some charges and with consumption to absorb, whole or changes only.
 fn contents() -> BoxedStrategy<Arc<SlotData>> {
-    let charges = || prop::collection::vec((any::<u64>(), limit(), 1..10_u64), 0..4);
+    let charges = || prop::collection::vec((any::<u64>(), any_limit(), 1..10_u64), 0..4);
     (charges(), charges(), any::<bool>())
         .prop_map(|(here, elsewhere, all)| {
             let elsewhere = held(&elsewhere).whole(Slot(0)).data;
@@ -185,9 +91,9 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
     // A new slot counts as changed as a whole until it is first copied.
     memory.whole(Slot(0));
     for (low, limit, hits) in charges {
-        let (key, ask) = (Key::from_halves(0, *low), Operation::Charge(*hits));
+        let (key, operation) = (Key::from_halves(0, *low), Operation::Charge(*hits));
         memory
-            .apply(&[Check { key, limit, operation: ask, on_refusal: OnRefusal::Keep }], NOW, |_| false)
+            .apply(&[Check { key, limit, operation, on_refusal: OnRefusal::Keep }], NOW, |_| false)
             .unwrap();
     }
     memory
@@ -196,7 +102,7 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
 prop_compose! {
     fn grant()(
         key in key(),
-        limit in limit(),
+        limit in any_limit(),
         borrower in member(),
         number in number(),
         left in number(),
@@ -219,7 +125,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn transfer()(
+    fn hand_off()(
         from in member(),
         number in number(),
         slot in slot(),
@@ -257,7 +163,7 @@ fn operation() -> BoxedStrategy<RemoteOperation> {
 }
 
 prop_compose! {
-    fn remote_check()(key in key(), limit in limit(), operation in operation(), lease_hits in number()) -> Arc<RemoteCheck> {
+    fn remote_check()(key in key(), limit in any_limit(), operation in operation(), lease_hits in number()) -> Arc<RemoteCheck> {
         Arc::new(RemoteCheck { key, limit, operation, lease_hits })
     }
 }
@@ -309,28 +215,25 @@ prop_compose! {
 }
 
 pub(super) fn message() -> BoxedStrategy<Message> {
-    let holds = (slot(), number(), version());
+    let owns = (slot(), number(), version());
     let backup = (slot(), copy().boxed(), prop::option::of(number()));
     let known = (slot(), prop::option::of(owner()), any::<bool>(), prop::option::of(copy().boxed()));
-    let ask = (number(), remote_check().boxed(), time(), any::<u8>());
+    let forward = (number(), remote_check().boxed(), time(), any::<u8>());
     prop_oneof![
         hello().boxed().prop_map(|hello| Message::Hello(Box::new(hello))),
         record().prop_map(Message::Member),
-        holds.prop_map(|(slot, epoch, origin)| Message::Owns { slot, epoch, origin }),
-        transfer().boxed().prop_map(|transfer| Message::HandOff(Box::new(transfer))),
+        owns.prop_map(|(slot, epoch, origin)| Message::Owns { slot, epoch, origin }),
+        hand_off().boxed().prop_map(|hand_off| Message::HandOff(Box::new(hand_off))),
         (member(), number()).prop_map(|(from, number)| Message::HandOffAck(HandOffId { from, number })),
         backup.prop_map(|(slot, copy, after)| Message::Backup { slot, copy, after }),
         (slot(), version()).prop_map(|(slot, version)| Message::BackupAck { slot, version }),
         slot().prop_map(|slot| Message::BackupBaseMissing { slot }),
-        (slot(), version(), members()).prop_map(|(slot, best, dead)| Message::RecoveryQuery {
-            slot,
-            best,
-            dead
-        }),
+        (slot(), version()).prop_map(|(slot, best)| Message::RecoveryQuery { slot, best }),
         known.prop_map(|(slot, owner, alive, copy)| Message::RecoveryReply { slot, owner, alive, copy }),
-        (slot(), owner(), members()).prop_map(|(slot, owner, dead)| Message::Orphan { slot, owner, dead }),
+        (slot(), owner()).prop_map(|(slot, owner)| Message::Orphan { slot, owner }),
+        members().prop_map(|members| Message::Dead { members }),
         (slot(), copy().boxed()).prop_map(|(slot, copy)| Message::NewerCopy { slot, copy }),
-        ask.prop_map(|(ticket, check, budget, hops)| Message::Forward { ticket, check, budget, hops }),
+        forward.prop_map(|(ticket, check, budget, hops)| Message::Forward { ticket, check, budget, hops }),
         (number(), reply()).prop_map(|(ticket, reply)| Message::Reply { ticket, reply }),
         key().prop_map(|key| Message::Recall { key }),
         key().prop_map(|key| Message::Revoke { key }),

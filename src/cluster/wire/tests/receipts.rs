@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 
-use super::any::{NOW, limit};
+use super::any::NOW;
 use crate::{
-    algorithm::{Decision, Limit, Operation, Receipt},
+    algorithm::{Decision, Limit, Operation, Receipt, laws::any_limit},
     cluster::{
         message::{Message, RemoteCheck, RemoteOperation, Reply},
         wire::{decode, encode},
@@ -18,7 +18,7 @@ use crate::{
 /// The receipt that a replica whose clock shows `there` receives and returns.
 fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<Receipt> {
     let told = Message::Reply { ticket: 7, reply: Reply::Decided { decision, charged: 1, lease: None } };
-    let heard = decode(encode(&[told], NOW), there).unwrap().pop();
+    let heard = decode(&encode(&[told], NOW), there).unwrap().pop();
     let Some(Message::Reply { reply: Reply::Decided { decision, .. }, .. }) = heard else {
         panic!("{heard:?}")
     };
@@ -29,7 +29,7 @@ fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<
         lease_hits: 0,
     };
     let back = Message::Forward { ticket: 8, check: Arc::new(check), budget: Duration::ZERO, hops: 1 };
-    let back = decode(encode(&[back], there), NOW.plus(SECOND)).unwrap().pop();
+    let back = decode(&encode(&[back], there), NOW.plus(SECOND)).unwrap().pop();
     let Some(Message::Forward { check, .. }) = back else { panic!("{back:?}") };
     let RemoteOperation::Undo(receipt) = check.operation else { panic!("{:?}", check.operation) };
     Some(receipt)
@@ -43,7 +43,7 @@ fn instant() -> impl Strategy<Value = Timestamp> {
 proptest! {
     #[test]
     fn receipt_returns_to_owner_unchanged(
-        limit in limit(),
+        limit in any_limit(),
         hits in 1..10_u64,
         there in instant(),
     ) {
@@ -60,7 +60,7 @@ proptest! {
 
     #[test]
     fn receipt_under_another_clock_refunds_at_most_its_hits(
-        limit in limit(),
+        limit in any_limit(),
         charges in prop::collection::vec((0..SECOND, 1..10_u64), 1..10),
         which in any::<prop::sample::Index>(),
         there in instant(),

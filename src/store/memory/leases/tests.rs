@@ -1,16 +1,14 @@
 //! Tests of leased hits: no more passes than the limit allows, whatever happens to a lease.
 
-use std::num::NonZeroU64;
+use std::convert::Infallible;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    algorithm::{
-        Classic, Excess, FixedWindow, Rate, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
-    },
+    algorithm::{SteppedBucket, Verdict, laws::every_limit},
     store::{
-        OnFull, OnRefusal, Slot, SlotData,
+        Checks, OnFull, OnRefusal, Slot, SlotData,
         memory::tests::{BYTES, NOW, bucket, key, second_of, window},
     },
     time::SECOND,
@@ -24,7 +22,12 @@ fn sharing() -> Memory {
     memory
 }
 
-fn charge(memory: &Memory, limit: &Limit, hits: u64, now: Timestamp) -> Result<Decision, NotLocal> {
+fn charge(
+    memory: &Memory,
+    limit: &Limit,
+    hits: u64,
+    now: Timestamp,
+) -> Result<Decision<Infallible>, NotLocal> {
     let check =
         Check { key: key("one"), limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack };
     memory.apply(&[check], now, |_| false).map(|decisions| decisions[0])
@@ -34,17 +37,17 @@ fn charge(memory: &Memory, limit: &Limit, hits: u64, now: Timestamp) -> Result<D
 fn leased_hits_count_as_charged_until_returned() {
     for limit in [window(10), bucket(10)] {
         let (memory, name) = (sharing(), key("one"));
-        assert_eq!(memory.lend(name, &limit, 6, NOW).unwrap().remaining, 4);
-        assert!(memory.lend(name, &limit, 5, NOW).is_none());
+        assert_eq!(memory.lease(name, &limit, 6, NOW).unwrap().remaining, 4);
+        assert!(memory.lease(name, &limit, 5, NOW).is_none());
         assert_eq!(charge(&memory, &limit, 1, NOW).unwrap().remaining, 3);
-        assert_eq!(charge(&memory, &limit, 4, NOW), Err(NotLocal::Lent(name)));
+        assert_eq!(charge(&memory, &limit, 4, NOW), Err(NotLocal::Leased(name)));
         let never = charge(&memory, &limit, 11, NOW).unwrap();
         assert_eq!(never.verdict, Verdict::Refuse { retry_after: None });
 
-        assert!(memory.charge_lent(name, &limit, UsedHits { hits: 2, at: NOW }, NOW));
-        assert_eq!(memory.reserved(name), 4);
+        assert!(memory.charge_leased(name, &limit, UsedHits { hits: 2, at: NOW }, NOW));
+        assert_eq!(memory.leased(name), 4);
         assert!(memory.reclaim(name, 4));
-        assert_eq!((memory.reserved(name), memory.stats().backup_bytes), (0, 0));
+        assert_eq!((memory.leased(name), memory.stats().backup_bytes), (0, 0));
         assert_eq!(charge(&memory, &limit, 4, NOW).unwrap().remaining, 3);
     }
 }
@@ -52,12 +55,12 @@ fn leased_hits_count_as_charged_until_returned() {
 #[test]
 fn call_refused_only_for_leased_hits_charges_nothing() {
     let (memory, limit, name) = (sharing(), window(10), key("one"));
-    memory.lend(name, &limit, 10, NOW).unwrap();
+    memory.lease(name, &limit, 10, NOW).unwrap();
     let check =
         |key| Check { key, limit: &limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
     let any_refused = |decisions: &[Decision]| decisions.iter().any(|decision| !decision.verdict.passes());
-    let checks = [check(key("other")), check(name)];
-    assert_eq!(memory.apply(&checks, NOW, any_refused).unwrap_err(), NotLocal::Lent(name));
+    let checks = Checks::from([check(key("other")), check(name)]);
+    assert_eq!(memory.apply(&checks, NOW, any_refused).unwrap_err(), NotLocal::Leased(name));
     assert_eq!(memory.stats().live, 0);
 }
 
@@ -65,14 +68,14 @@ fn call_refused_only_for_leased_hits_charges_nothing() {
 fn released_slot_drops_leases_and_next_owner_sets_them() {
     let (memory, limit, name) = (sharing(), window(10), key("one"));
     let slot = memory.slot(name);
-    memory.lend(name, &limit, 6, NOW).unwrap();
+    memory.lease(name, &limit, 6, NOW).unwrap();
     let (data, _) = memory.release(slot).unwrap();
-    assert!(!memory.set_reserved(name, 6));
+    assert!(!memory.set_leased(name, 6));
     memory.acquire(slot, data, NOW);
-    assert_eq!(memory.reserved(name), 0);
-    assert!(memory.set_reserved(name, 6));
-    assert!(memory.lend(name, &limit, 5, NOW).is_none());
-    assert!(memory.lend(name, &limit, 4, NOW).is_some());
+    assert_eq!(memory.leased(name), 0);
+    assert!(memory.set_leased(name, 6));
+    assert!(memory.lease(name, &limit, 5, NOW).is_none());
+    assert!(memory.lease(name, &limit, 4, NOW).is_some());
 }
 
 #[test]
@@ -80,9 +83,24 @@ fn unleasable_limits_and_stores_without_cluster_lease_nothing() {
     let memory = sharing();
     // Overdraft, count_denied, sub-windows, a log, steps with a debt, a queue.
     for index in [3, 5, 8, 9, 12, 14] {
-        assert!(memory.lend(key("one"), &second_of(index), 1, NOW).is_none(), "{:?}", second_of(index));
+        assert!(memory.lease(key("one"), &second_of(index), 1, NOW).is_none(), "{:?}", second_of(index));
     }
-    assert!(Memory::new(BYTES, OnFull::Deny).lend(key("one"), &window(9), 1, NOW).is_none());
+    assert!(Memory::new(BYTES, OnFull::Deny).lease(key("one"), &window(9), 1, NOW).is_none());
+}
+
+#[test]
+fn refund_beyond_charged_hits_waits_for_leased_ones() {
+    let (memory, limit, name) = (sharing(), window(10), key("one"));
+    charge(&memory, &limit, 1, NOW).unwrap();
+    memory.lease(name, &limit, 6, NOW).unwrap();
+    let refund = || {
+        let (operation, on_refusal) = (Operation::Refund(4), OnRefusal::TakeBack);
+        let check = Check { key: name, limit: &limit, operation, on_refusal };
+        memory.apply(&[check], NOW, |_| false).map(|decisions| decisions[0].remaining)
+    };
+    assert_eq!(refund(), Err(NotLocal::Leased(name)));
+    assert!(memory.charge_leased(name, &limit, UsedHits { hits: 4, at: NOW }, NOW));
+    assert_eq!(refund(), Ok(10 - 1 - 2));
 }
 
 proptest! {
@@ -90,20 +108,20 @@ proptest! {
     fn refunded_lease_frees_at_most_what_was_charged(
         limit in any_limit(),
         before in 0..10_u64,
-        lent in 1..20_u64,
+        leased in 1..20_u64,
         used in 0..20_u64,
         pause in prop_oneof![Just(0), 0..3 * SECOND],
     ) {
-        let used = used.min(lent);
+        let used = used.min(leased);
         let left_after = |charged: u64, returned: u64| {
             let (memory, name) = (sharing(), key("one"));
             charge(&memory, &limit, before, NOW).unwrap();
-            memory.charge_lent(name, &limit, UsedHits { hits: charged, at: NOW }, NOW);
+            memory.charge_leased(name, &limit, UsedHits { hits: charged, at: NOW }, NOW);
             let then = NOW.plus(pause);
-            memory.refund_lent(name, &limit, UsedHits { hits: returned, at: NOW }, then);
+            memory.refund_leased(name, &limit, UsedHits { hits: returned, at: NOW }, then);
             memory.peek(name, &limit, then).peek.remaining
         };
-        let (returned, never_charged) = (left_after(lent, lent - used), left_after(used, 0));
+        let (returned, never_charged) = (left_after(leased, leased - used), left_after(used, 0));
         prop_assert!(returned <= never_charged);
         if pause == 0 {
             prop_assert_eq!(returned, never_charged);
@@ -114,7 +132,7 @@ proptest! {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Charge(u64),
-    Lend(u64),
+    Lease(u64),
     /// The borrower uses hits and reports them at once.
     UseAndReport(u64),
     /// The borrower uses hits and reports them later.
@@ -126,7 +144,7 @@ enum Step {
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (1..6_u64).prop_map(Step::Charge),
-        3 => (1..8_u64).prop_map(Step::Lend),
+        3 => (1..8_u64).prop_map(Step::Lease),
         2 => (1..6_u64).prop_map(Step::UseAndReport),
         3 => (1..6_u64).prop_map(Step::Use),
         2 => Just(Step::Report),
@@ -134,24 +152,12 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// A limit of any algorithm that supports leases.
 fn any_limit() -> impl Strategy<Value = Limit> {
-    let number = |number| NonZeroU64::new(number).unwrap();
-    let excess = Excess::Refuse;
-    (0..6_usize, 1..30_u64, 1..10_u64).prop_map(move |(which, limit, amount)| {
-        let window = Window::of_nanos(SECOND).unwrap();
-        let evenly = TokenBucket { rate: Rate::new(number(amount), number(SECOND)), burst: limit, excess };
-        match which {
-            0 => Limit::Classic(Classic { limit, window }),
-            1 => Limit::FixedWindow(FixedWindow { limit, window, excess }),
-            2 => Limit::SlidingWindow(SlidingWindow { limit, span: Span::of_nanos(SECOND).unwrap(), excess }),
-            3 => Limit::TokenBucket(evenly),
-            4 => Limit::LeakyBucket(evenly),
-            _ => {
-                let (amount, interval) = (number(amount), number(SECOND));
-                Limit::SteppedBucket(SteppedBucket { amount, interval, burst: limit, excess })
-            }
-        }
-    })
+    let limits = |allowance, nanos| every_limit(allowance, nanos).into_iter().filter(Limit::is_leasable);
+    (1..30_u64, SECOND..10 * SECOND, any::<prop::sample::Index>()).prop_map(
+        move |(allowance, nanos, which)| which.get(&limits(allowance, nanos).collect::<Vec<_>>()).clone(),
+    )
 }
 
 /// All admitted hits of the owner and the borrower, with their times.
@@ -166,12 +172,12 @@ fn admitted(limit: &Limit, steps: Vec<(u64, Step)>) -> Vec<(Timestamp, u64)> {
                     admitted.push((now, hits));
                 }
             }
-            Step::Lend(hits) => unused += memory.lend(name, limit, hits, now).map_or(0, |_| hits),
+            Step::Lease(hits) => unused += memory.lease(name, limit, hits, now).map_or(0, |_| hits),
             Step::UseAndReport(hits) if unused > 0 => {
                 let hits = hits.min(unused);
                 unused -= hits;
                 admitted.push((now, hits));
-                assert!(memory.charge_lent(name, limit, UsedHits { hits, at: now }, now));
+                assert!(memory.charge_leased(name, limit, UsedHits { hits, at: now }, now));
             }
             Step::Use(hits) if unused > 0 => {
                 let hits = hits.min(unused);
@@ -180,7 +186,7 @@ fn admitted(limit: &Limit, steps: Vec<(u64, Step)>) -> Vec<(Timestamp, u64)> {
                 admitted.push((now, hits));
             }
             Step::Report => {
-                assert!(memory.charge_lent(name, limit, unreported, now));
+                assert!(memory.charge_leased(name, limit, unreported, now));
                 unreported.hits = 0;
             }
             Step::Return(hits) => {
@@ -190,7 +196,7 @@ fn admitted(limit: &Limit, steps: Vec<(u64, Step)>) -> Vec<(Timestamp, u64)> {
             }
             Step::Use(_) | Step::UseAndReport(_) => {}
         }
-        assert_eq!(memory.reserved(name), unused + unreported.hits);
+        assert_eq!(memory.leased(name), unused + unreported.hits);
     }
     admitted
 }

@@ -1,12 +1,14 @@
 //! Tests of slot transfer and copies.
 
+use std::convert::Infallible;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
     algorithm::Decision,
     store::{
-        Check, DecodeError, NotLocal, OnFull, OnRefusal,
+        Check, Checks, DecodeError, NotLocal, OnFull, OnRefusal,
         memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, window},
     },
     time::SECOND,
@@ -32,7 +34,7 @@ fn operation(
     limit: &Limit,
     operation: Operation,
     now: Timestamp,
-) -> Result<Decision, NotLocal> {
+) -> Result<Decision<Infallible>, NotLocal> {
     let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
     memory.apply(&[check], now, |_| false).map(|decisions| decisions[0])
 }
@@ -47,12 +49,8 @@ fn call_that_needs_unowned_slot_charges_nothing() {
     let (memory, limit) = (sharing(1..SLOTS), window(10));
     let missing = (0..).map(number).find(|key| memory.slot(*key) == Slot(0)).unwrap();
     let here = (0..).map(number).find(|key| memory.slot(*key) == Slot(1)).unwrap();
-    let checks = [here, missing].map(|key| Check {
-        key,
-        limit: &limit,
-        operation: Operation::Charge(1),
-        on_refusal: OnRefusal::TakeBack,
-    });
+    let (operation, on_refusal) = (Operation::Charge(1), OnRefusal::TakeBack);
+    let checks = Checks::from([here, missing].map(|key| Check { key, limit: &limit, operation, on_refusal }));
     assert_eq!(memory.apply(&checks, NOW, |_| false).unwrap_err(), NotLocal::Slot(Slot(0)));
     assert_eq!(left(&memory, here, &limit), 10);
     memory.acquire(Slot(0), SlotData::default(), NOW);

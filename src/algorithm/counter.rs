@@ -1,0 +1,124 @@
+//! `Counter` and `Receipt`: enums of the counters and receipts of all algorithms.
+
+use std::convert::Infallible;
+
+use serde::{Deserialize, Serialize};
+
+use crate::algorithm::{
+    DebtCounter, DebtReceipt, LogCounter, LogReceipt, SlidingCounter, SlidingReceipt, StepCounter,
+    StepReceipt, WindowCounter, WindowReceipt,
+};
+
+/// The history of one key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Counter {
+    /// Hits in a window.
+    Window(WindowCounter),
+    /// Hits in a window and the one before it.
+    Sliding(SlidingCounter),
+    /// Charges and their instants.
+    Log(LogCounter),
+    /// A debt that time pays off.
+    Debt(DebtCounter),
+    /// Tokens that are missing.
+    Step(StepCounter),
+}
+
+/// What taking one charge back needs. Replicas number the variants by their order: append at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Receipt {
+    /// Of a charge to a window.
+    Window(WindowReceipt),
+    /// Of a charge to a window that slides.
+    Sliding(SlidingReceipt),
+    /// Of a charge that is remembered.
+    Log(LogReceipt),
+    /// Of a charge to a debt.
+    Debt(DebtReceipt),
+    /// Of a charge in a step.
+    Step(StepReceipt),
+}
+
+/// The receipt of a check that keeps none.
+impl From<Infallible> for Receipt {
+    fn from(none: Infallible) -> Self {
+        match none {}
+    }
+}
+
+impl Counter {
+    /// The bytes on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Log(log) => log.heap_bytes(),
+            Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => 0,
+        }
+    }
+
+    /// Moves all instants back by `back` nanoseconds, for a clock that shows that much less.
+    pub(crate) fn shift_back(&mut self, back: u64) {
+        match self {
+            Self::Window(counter) => counter.end = counter.end.minus(back),
+            Self::Sliding(counter) => counter.end = counter.end.minus(back),
+            Self::Log(counter) => counter.shift_back(back),
+            Self::Debt(counter) => counter.paid_at = counter.paid_at.minus(back),
+            Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
+        }
+    }
+}
+
+/// The counter of an algorithm. The kind is part of the key, so a counter of another kind appears only if two hashes
+/// collide. It is then replaced by a fresh one.
+pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut C {
+    if C::of(counter).is_none() {
+        *counter = C::default().into();
+    }
+    C::of_mut(counter).expect("the counter was just made of this kind")
+}
+
+/// One variant of the enum `E`.
+pub trait Variant<E>: Sized + Into<E> {
+    /// The value, if it is of this variant.
+    fn of(value: &E) -> Option<&Self>;
+    /// The same to change it.
+    fn of_mut(value: &mut E) -> Option<&mut Self>;
+}
+
+macro_rules! variants {
+    ($enum:ident: $($variant:ident($type:ty)),* $(,)?) => {$(
+        impl From<$type> for $enum {
+            #[inline(always)]
+            fn from(value: $type) -> Self {
+                Self::$variant(value)
+            }
+        }
+
+        impl Variant<$enum> for $type {
+            fn of(value: &$enum) -> Option<&Self> {
+                if let $enum::$variant(value) = value { Some(value) } else { None }
+            }
+
+            fn of_mut(value: &mut $enum) -> Option<&mut Self> {
+                if let $enum::$variant(value) = value { Some(value) } else { None }
+            }
+        }
+    )*};
+}
+
+variants! {
+    Counter:
+    Window(WindowCounter),
+    Sliding(SlidingCounter),
+    Log(LogCounter),
+    Debt(DebtCounter),
+    Step(StepCounter),
+}
+
+variants! {
+    Receipt:
+    Window(WindowReceipt),
+    Sliding(SlidingReceipt),
+    Log(LogReceipt),
+    Debt(DebtReceipt),
+    Step(StepReceipt),
+}

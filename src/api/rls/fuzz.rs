@@ -1,0 +1,162 @@
+//! Fuzz targets of rate limit calls: decided here, decided with another replica, and their headers.
+
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use prost::Message as _;
+use tokio::{
+    runtime::{self, Runtime},
+    time::{sleep, timeout as within},
+};
+
+use crate::{
+    api::{
+        Api, Error, Settings,
+        fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
+        proto::envoy::service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
+        },
+        rls::{Call, DecodeError, Handled, Reply, timeout},
+    },
+    cluster::{self, Cluster, OpenForwards, Trust, link},
+    files::temporary,
+    limiter::{Limiter, LimiterError, RemoteDecider, RequestError},
+    rules::ActiveRules,
+    store::{Memory, OnFull, SLOTS},
+    telemetry::traces::Traces,
+    time::Clock,
+};
+
+/// The longest time that a test waits for replicas.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Headers up to an empty line, and the bytes of a message: they mean to the decoder what they mean to `prost`, and
+/// `prost` reads the reply.
+pub fn rls(bytes: &[u8]) {
+    let (headers, message) = headers_and_rest(bytes);
+    let api = api();
+    let call = Call { message, metadata: Some(&headers), precision: api.precision() };
+    let decoded = RateLimitRequest::decode(message);
+    match api.batch().handle(call) {
+        Ok(Handled::Ready(reply)) => check_reply(&decoded.expect("a decided request is valid"), &reply),
+        Ok(Handled::Remote(_)) => unreachable!("there is no other replica"),
+        Err(Error::Decode(DecodeError::Malformed)) => assert!(decoded.is_err()),
+        Err(Error::Decode(DecodeError::TooLarge(_))) => {
+            let bounds = Settings::default().bounds();
+            let is_large = |request: RateLimitRequest| {
+                request.descriptors.len() > bounds.descriptors
+                    || request.descriptors.iter().any(|descriptor| descriptor.entries.len() > bounds.entries)
+            };
+            // The bounds may be exceeded before the error.
+            assert!(decoded.is_ok_and(is_large) || RateLimitRequest::decode(message).is_err());
+        }
+        Err(Error::Request(RequestError::EmptyDomain)) => {
+            assert!(decoded.is_ok_and(|request| request.domain.is_empty()));
+        }
+        Err(Error::Request(RequestError::NoDescriptors)) => {
+            assert!(decoded.is_ok_and(|request| request.descriptors.is_empty()));
+        }
+        Err(Error::LimiterError(error)) => unreachable!("{error}"),
+        Err(Error::Request(RequestError::Unit { descriptor, number })) => {
+            let limit = decoded.expect("a decoded request is valid").descriptors[descriptor].limit;
+            assert_eq!(limit.expect("the descriptor has a limit").unit, number);
+        }
+    }
+}
+
+fn check_reply(request: &RateLimitRequest, reply: &Reply) {
+    let response = RateLimitResponse::decode(reply.message()).expect("a reply is valid");
+    assert_eq!(response.statuses.len(), request.descriptors.len());
+    assert_eq!(response.overall_code() == Code::Ok, reply.passes);
+    assert_eq!(response.encode_to_vec(), reply.message());
+}
+
+/// A message whose counters are partly owned by another replica: it is decided as a replica without others would.
+pub fn remote_rls(message: &[u8]) {
+    let replicas = &*REPLICAS;
+    let call = Call { message, metadata: None, precision: replicas.clustered.precision() };
+    let forwards = OpenForwards::default();
+    let handle = |api: &Api| replicas.runtime.block_on(api.handle(call, &forwards));
+    let clustered = match handle(&replicas.clustered) {
+        // Nothing is charged.
+        Err(Error::LimiterError(LimiterError::Overloaded)) => return,
+        clustered => clustered.map_err(|error| error.to_string()),
+    };
+    assert_eq!(clustered, handle(&replicas.alone).map_err(|error| error.to_string()));
+}
+
+/// A replica that shares its slots with another one, and a replica that is alone, with the same keys.
+struct Replicas {
+    runtime: Runtime,
+    clustered: Api,
+    alone: Api,
+}
+
+static REPLICAS: LazyLock<Replicas> = LazyLock::new(|| {
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("the machine has resources for a runtime");
+    let (clustered, alone) = runtime.block_on(async {
+        let rules = active_rules();
+        let (first, memory, address) = replica(rules.clone(), &[]).await;
+        first.joined().await;
+        let (second, other, _) = replica(active_rules(), &[address]).await;
+        let moved = async {
+            second.joined().await;
+            let owned = |memory: &Memory| memory.each_slot().filter(|slot| memory.owns(*slot)).count();
+            while owned(&other) < SLOTS / 4 || owned(&memory) + owned(&other) < SLOTS {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        within(JOIN_TIMEOUT, moved).await.expect("both replicas get slots");
+        let alone = Arc::new(Memory::new(1 << 30, OnFull::Deny));
+        let [clustered, alone] =
+            [memory, alone].map(|memory| Limiter::new(rules.clone(), memory, Clock::manual(NOW)));
+        (api_of(clustered.with_remote(Some(RemoteDecider::Cluster(first)))), api_of(alone))
+    });
+    Replicas { runtime, clustered, alone }
+});
+
+/// A replica that runs on the current runtime, with its counters and its address.
+async fn replica(rules: Arc<ActiveRules>, seeds: &[String]) -> (Cluster, Arc<Memory>, String) {
+    let secret_file = Some(temporary("secret", b"a secret that both replicas share"));
+    let poll_interval = Duration::from_secs(1);
+    let settings = cluster::Settings {
+        link: link::Settings {
+            listen: ([127, 0, 0, 1], 0).into(),
+            advertise: None,
+            seeds: seeds.to_vec(),
+            trust: Trust { files: None, secret_file, poll_interval },
+        },
+        // No answer is degraded, and no hits are lent, so the decisions are those of a single replica.
+        forward_budget_max: Duration::from_secs(60),
+        backup_interval: None,
+        forget_after: Duration::from_secs(600),
+        lease_from: None,
+    };
+    let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());
+    let bound = Cluster::bind(settings, memory.clone(), Vec::new(), rules, Clock::manual(NOW)).await;
+    let (cluster, listening) = bound.expect("a port of the loopback is free");
+    let address = listening.address().to_string();
+    tokio::spawn(cluster.clone().run(listening));
+    (cluster, memory, address)
+}
+
+/// Lines with headers: they change no decision, and a timeout is one that gRPC allows.
+pub fn headers(lines: &[u8]) {
+    let (headers, _) = headers_and_rest(lines);
+    if let Some(timeout) = timeout::of(&headers) {
+        assert!(timeout <= Duration::from_secs(99_999_999 * 3_600));
+    }
+    // The domain `d`, and a descriptor with the entry `user`.
+    const MESSAGE: &[u8] = b"\n\x01d\x12\x08\n\x06\n\x04user";
+    let handle = |api: Api| {
+        let call = Call { message: MESSAGE, metadata: Some(&headers), precision: api.precision() };
+        let reply = runtime().block_on(api.handle(call, &OpenForwards::default()));
+        reply.expect("the message is valid")
+    };
+    assert_eq!(handle(api().with_traces(Some(TRACES.clone()))), handle(api()));
+}
+
+static TRACES: LazyLock<Traces> = LazyLock::new(Traces::discarded);

@@ -1,0 +1,64 @@
+//! `tollgate check`: reports every problem of rule files without using them.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+
+use crate::{
+    cli::check::report::Report,
+    rules::{self, Problems, Rules},
+};
+
+mod report;
+mod sarif;
+
+pub(super) fn command() -> Command {
+    let path = Arg::new("path")
+        .value_name("PATH")
+        .required(true)
+        .value_parser(value_parser!(PathBuf))
+        .value_hint(ValueHint::AnyPath)
+        .help("Rule file, or directory of rule files");
+    let flag = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
+    Command::new("check")
+        .about("Report every problem of a rule file or directory; exits 1 if there is any")
+        .arg(path)
+        .arg(flag("json").help("Print the problems and warnings as JSON"))
+        .arg(
+            flag("sarif")
+                .conflicts_with("json")
+                .help("Print the problems and warnings as SARIF 2.1.0, for code scanning"),
+        )
+}
+
+pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+    let path = matches.get_one::<PathBuf>("path").expect("clap requires it");
+    let checked = rules::load(path);
+    let text = if matches.get_flag("json") {
+        Report::of(&checked).json().to_string()
+    } else if matches.get_flag("sarif") {
+        sarif::log(&Report::of(&checked)).to_string()
+    } else {
+        readable(&checked)
+    };
+    println!("{text}");
+    if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A line for each problem or warning, and one for rules without problems.
+fn readable(checked: &Result<Rules, Problems>) -> String {
+    match checked {
+        Ok(rules) => {
+            let warnings = rules.warnings().iter().map(|warning| format!("{warning} (a warning)\n"));
+            let domains = counted(rules.domains().count(), "domain");
+            let good =
+                format!("good: {} in {domains}, content {}", counted(rules.len(), "rule"), rules.hash());
+            warnings.collect::<String>() + &good
+        }
+        Err(problems) => problems.to_string(),
+    }
+}
+
+fn counted(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}

@@ -1,0 +1,82 @@
+//! The fuzz target of batches from another replica.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    cluster::{
+        MemberId,
+        message::{Hello, MemberRecord, MemberState, Message},
+        node::{Node, NodeSettings},
+        wire,
+    },
+    store::{Memory, OnFull},
+    time::{SECOND, Timestamp},
+};
+
+const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+const TICK: u64 = SECOND / 100;
+const SLOTS: usize = 16;
+const LOCAL: MemberId = MemberId::from_number(2);
+/// One peer would be the bootstrap of a joint cluster, and the other would not.
+const PEERS: [MemberId; 2] = [MemberId::from_number(1), MemberId::from_number(3)];
+
+/// A batch of a peer: it is refused, or each replica understands it again and the node acts on it.
+pub fn batch(bytes: &[u8]) {
+    let Ok(messages) = wire::decode(bytes, NOW) else { return };
+    let again = wire::decode(&wire::encode(&messages, NOW), NOW).expect("an encoded batch is valid");
+    assert_eq!(again.len(), messages.len());
+    let mut now = NOW;
+    let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny).with_slots(SLOTS).shared());
+    let mut node = serving_node(&memory, &mut now);
+    for message in messages {
+        node.receive(PEERS[0], message, now);
+        pass(&mut node, &memory, &mut now, 1);
+    }
+    // Backups, recoveries and timeouts follow.
+    pass(&mut node, &memory, &mut now, 120);
+    node.disconnected(PEERS[0], true, now);
+    pass(&mut node, &memory, &mut now, 120);
+}
+
+/// A replica that has bootstrapped a cluster and has a session with each peer.
+fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> Node {
+    let settings = NodeSettings {
+        silence: Duration::from_secs(1),
+        forget_after: Duration::from_secs(8),
+        bootstrap_timeout: Duration::from_millis(20),
+        backup_interval: Some(Duration::from_millis(50)),
+        lease_from: Some(1),
+        hand_offs_max: 3,
+    };
+    let mut node = Node::new(LOCAL, "local:1".to_owned(), settings, memory.clone(), *now);
+    node.seeds_tried(true);
+    pass(&mut node, memory, now, 4);
+    assert_eq!(node.state(), MemberState::Serving);
+    for peer in PEERS {
+        let address = format!("peer-{}:1", peer.number());
+        node.connected(peer, &address, *now);
+        let record = MemberRecord { id: peer, address, state: MemberState::Serving, rules: 0, changes: 1 };
+        let hello = Hello { record, hash_secret: None, known: vec![], owned: vec![], owners: vec![] };
+        node.receive(peer, Message::Hello(Box::new(hello)), *now);
+    }
+    pass(&mut node, memory, now, 1);
+    node
+}
+
+/// Lets ticks pass, in each of which every peer reads what the node sends. The memory holds what the node owns.
+fn pass(node: &mut Node, memory: &Memory, now: &mut Timestamp, ticks: u32) {
+    for _ in 0..ticks {
+        *now = now.plus(TICK);
+        node.set_wall(*now);
+        PEERS.iter().for_each(|peer| node.heard(*peer, *now));
+        node.tick(*now);
+        for peer in PEERS {
+            let messages = node.outgoing(peer, usize::MAX, usize::MAX, *now);
+            let read = wire::decode(&wire::encode(&messages, *now), *now).expect("a peer can read the batch");
+            assert_eq!(read.len(), messages.len());
+        }
+        node.ready_peers();
+        node.actions();
+        assert!(node.owned_slots().all(|slot| memory.owns(slot)));
+    }
+}

@@ -1,0 +1,313 @@
+//! Checks: decided here if this replica owns the slot or has borrowed hits, forwarded to the owner otherwise, and
+//! decided by local shares while the owner is unreachable.
+
+use std::sync::Arc;
+
+use crate::{
+    algorithm::Decision,
+    cluster::{
+        MemberId,
+        message::{LeaseReply, Message, RemoteCheck, RemoteOperation, Reply},
+        node::{
+            context::Context,
+            forwarding::{Forward, Forwarding, LATE_REPLY_MAX, OpenCheck, Requester},
+            lease_borrower::LeaseBorrower,
+            local_share::LocalShare,
+            outcome::{DecidedBy, ForwardPolicy, Outcome},
+            output::Action,
+            slots::Slots,
+        },
+    },
+    descriptor::Key,
+    rules::OnOwnerUnavailable,
+    time::Timestamp,
+};
+
+/// After this many hops a check waits for the next tick, because the members' owner tables still differ.
+const HOPS_MAX: u8 = 4;
+
+/// The checks that are not answered yet, and what this replica may decide without their owners.
+#[derive(Debug)]
+pub(super) struct Checks {
+    pub(super) forwarding: Forwarding,
+    pub(super) borrower: LeaseBorrower,
+    pub(super) local_share: LocalShare,
+}
+
+/// Routes checks during one input.
+#[derive(Debug)]
+pub(super) struct Router<'n> {
+    pub(super) checks: &'n mut Checks,
+    pub(super) slots: &'n mut Slots,
+    pub(super) cx: Context<'n>,
+}
+
+impl Router<'_> {
+    pub(super) fn receive_reply(&mut self, ticket: u64, reply: Reply) {
+        if let Some(Forward { open, sent_at, .. }) = self.checks.forwarding.take_answered(ticket) {
+            return self.reply(open, reply, sent_at);
+        }
+        let Some((check, sent_at)) = self.checks.forwarding.take_late(ticket) else { return };
+        let Reply::Decided { decision, lease, .. } = reply else { return };
+        // The owner charges hits that it has lent, unless this replica uses or returns them.
+        if let Some(lease) = lease {
+            self.receive_lease(&check, &decision, lease, sent_at);
+        }
+        // The caller was already answered without this decision, so its charge is undone.
+        if let Some(receipt) = decision.receipt
+            && matches!(check.operation, RemoteOperation::Decide(_))
+        {
+            self.cx.out.stats.late_answers += 1;
+            let mut check = Arc::unwrap_or_clone(check);
+            (check.operation, check.lease_hits) = (RemoteOperation::Undo(receipt), 0);
+            self.send_to_owner(check);
+        }
+    }
+
+    /// Returns the grant of `key`, which the owner recalls.
+    pub(super) fn return_grant(&mut self, key: Key) {
+        if let Some(settlement) = self.checks.borrower.take(key, self.cx.now) {
+            self.send_to_owner(settlement);
+        }
+    }
+
+    /// Returns all grants.
+    pub(super) fn return_grants(&mut self) {
+        for key in self.checks.borrower.keys() {
+            self.return_grant(key);
+        }
+    }
+
+    /// Routes forwards to a departed member again, and returns what was borrowed from it. The member may have charged
+    /// the forwards already; a second charge is strict, never lenient.
+    pub(super) fn member_departed(&mut self, member: MemberId) {
+        for key in self.checks.borrower.keys() {
+            let owner = self.slots.ownership.owner(self.slots.of(key));
+            if owner.is_some_and(|owner| owner.member == member) {
+                self.return_grant(key);
+            }
+        }
+        for open in self.checks.forwarding.take_forwards_to(member) {
+            self.route_now(open);
+        }
+    }
+
+    /// Sends reports, retries parked checks, and answers checks whose deadline has passed.
+    pub(super) fn tick(&mut self, on_time_since: Timestamp) {
+        for report in self.checks.borrower.tick(self.cx.now) {
+            self.send_to_owner(report);
+        }
+        if !self.cx.members.is_isolated() {
+            let is_reachable = |key| self.slots.is_owner_reachable(key, &self.cx);
+            for report in self.checks.local_share.take_reports(is_reachable, self.cx.wall) {
+                self.send_to_owner(report);
+            }
+        }
+        if self.cx.members.is_draining() {
+            self.pass_on_reports();
+        }
+        // Every parked check is retried, whatever it has waited for.
+        drop(self.slots.take_ready());
+        for open in self.checks.forwarding.take_parked(|_| true) {
+            self.route_now(open);
+        }
+        for open in self.checks.forwarding.take_expired(on_time_since, self.cx.now, self.cx.out) {
+            self.owner_unreachable(open);
+        }
+    }
+
+    /// Passes reports to the intended owners, which forward them once the owners are reachable: this replica leaves.
+    fn pass_on_reports(&mut self) {
+        let Self { checks, slots, cx } = self;
+        let (members, now) = (cx.members, cx.now);
+        let intended = |key| {
+            let owner = members.placement.owner(slots.of(key));
+            owner.filter(|owner| members.is_reachable(*owner, now))
+        };
+        let reports = checks.local_share.take_reports(|key| intended(key).is_some(), cx.wall);
+        for (to, check) in reports.into_iter().filter_map(|report| Some((intended(report.key)?, report))) {
+            cx.out.send(to, Message::Forward { ticket: 0, check, budget: LATE_REPLY_MAX, hops: 0 });
+        }
+    }
+
+    /// Retries parked checks that waited for a slot or for grants.
+    pub(super) fn retry_ready(&mut self) {
+        while let Some(ready) = self.slots.take_ready() {
+            for open in self.checks.forwarding.take_parked(|check| ready.contains(check.key)) {
+                self.route_now(open);
+            }
+        }
+    }
+
+    /// Fails all open checks and forgets what was borrowed or admitted, because the counters are discarded.
+    pub(super) fn discard(&mut self) {
+        self.checks.borrower.discard();
+        self.checks.local_share.clear();
+        for open in self.checks.forwarding.take_all() {
+            if !matches!(open.requester, Requester::NoReply) {
+                self.owner_unreachable(open);
+            }
+        }
+    }
+
+    /// Sends an operation to the owner, now or as soon as the owner is reachable.
+    fn send_to_owner(&mut self, check: impl Into<Arc<RemoteCheck>>) {
+        self.route(OpenCheck::without_reply(check.into(), self.cx.now));
+    }
+
+    /// Decides the check, forwards it, or parks it.
+    pub(super) fn route(&mut self, open: OpenCheck) {
+        if let Some(open) = self.decide(open) {
+            if open.hops > HOPS_MAX { self.park(open) } else { self.forward(open) }
+        }
+    }
+
+    /// The same, whatever the number of hops.
+    fn route_now(&mut self, open: OpenCheck) {
+        if let Some(open) = self.decide(open) {
+            self.forward(open);
+        }
+    }
+
+    /// Decides the check if this replica owns its slot or has borrowed hits. Returns the check to forward otherwise.
+    fn decide(&mut self, mut open: OpenCheck) -> Option<OpenCheck> {
+        if self.slots.ownership.owns(self.slots.of(open.check.key)) {
+            // Consumption that was admitted elsewhere is absorbed even while this replica is isolated.
+            if self.cx.members.is_isolated() && !open.check.operation.must_arrive() {
+                self.owner_unreachable(open);
+                return None;
+            }
+            let borrower = match open.requester {
+                Requester::Peer(peer, _) => Some(peer),
+                Requester::Caller(..) | Requester::NoReply => None,
+            };
+            match self.slots.apply(&open.check, borrower, &mut self.cx) {
+                Some(reply) => self.reply(open, reply, self.cx.now),
+                None => self.park(open),
+            }
+            return None;
+        }
+        if let Requester::Caller(ticket, policy) = open.requester
+            && policy.lease
+            && let RemoteOperation::Decide(operation) = open.check.operation
+        {
+            let decided =
+                self.checks.borrower.decide(open.check.key, &open.check.limit, operation, self.cx.now);
+            if let Some((decision, charged)) = decided {
+                self.cx.out.stats.leased += 1;
+                let outcome = Outcome { decision, charged, decided_by: DecidedBy::Lease };
+                self.cx.out.actions.push(Action::Complete(ticket, outcome));
+                return None;
+            }
+            if open.hops == 0 && !self.cx.members.is_draining() {
+                let lease_hits = self.checks.borrower.hits_to_request(open.check.key, self.cx.now);
+                open.set_lease_hits(lease_hits);
+            }
+        }
+        Some(open)
+    }
+
+    fn forward(&mut self, open: OpenCheck) {
+        let owner = self.slots.ownership.owner(self.slots.of(open.check.key)).map(|owner| owner.member);
+        let other = owner
+            .filter(|owner| *owner != self.cx.members.local_id() && !self.cx.members.is_departed(*owner));
+        let Some(to) = other else {
+            // While no member serves, none claims the slot.
+            let may_be_claimed =
+                !self.cx.members.is_draining() || !self.cx.members.placement.members().is_empty();
+            return if may_be_claimed { self.park(open) } else { self.owner_unreachable(open) };
+        };
+        if self.cx.members.is_isolated()
+            || self.checks.forwarding.is_breaker_open(to, self.cx.now)
+            || self.cx.out.is_full(to)
+            || self.checks.forwarding.is_full()
+            || !self.cx.members.is_reachable(to, self.cx.ticked_at)
+        {
+            return self.owner_unreachable(open);
+        }
+        self.checks.forwarding.forward(open, to, &mut self.cx);
+    }
+
+    fn park(&mut self, open: OpenCheck) {
+        if self.checks.forwarding.is_full() {
+            return self.owner_unreachable(open);
+        }
+        self.checks.forwarding.park(open);
+    }
+
+    fn reply(&mut self, open: OpenCheck, reply: Reply, sent_at: Timestamp) {
+        match (open.requester, reply) {
+            (Requester::NoReply, Reply::Decided { .. }) => {}
+            (Requester::Peer(peer, ticket), reply) => {
+                self.cx.out.send(peer, Message::Reply { ticket, reply })
+            }
+            (Requester::Caller(ticket, _), Reply::Decided { decision, charged, lease }) => {
+                if let Some(lease) = lease {
+                    self.receive_lease(&open.check, &decision, lease, sent_at);
+                }
+                let outcome = Outcome { decision, charged, decided_by: DecidedBy::Owner };
+                self.cx.out.actions.push(Action::Complete(ticket, outcome));
+            }
+            (Requester::Caller(..) | Requester::NoReply, Reply::Unreachable) => {
+                self.owner_unreachable(open);
+            }
+        }
+    }
+
+    /// Handles a lease or a refusal from the owner. The previous grant of the key is settled.
+    fn receive_lease(
+        &mut self,
+        check: &RemoteCheck,
+        decision: &Decision,
+        lease: LeaseReply,
+        sent_at: Timestamp,
+    ) {
+        self.return_grant(check.key);
+        if let Some(settlement) = self.checks.borrower.record(check, decision, lease, sent_at, self.cx.now) {
+            self.send_to_owner(settlement);
+        }
+        if self.cx.members.is_draining() {
+            self.return_grants();
+        }
+    }
+
+    /// Replies that the owner is unreachable. A peer gets that as an answer; a local caller gets what its rule says.
+    fn owner_unreachable(&mut self, open: OpenCheck) {
+        match open.requester {
+            Requester::Peer(peer, ticket) => {
+                self.cx.out.send(peer, Message::Reply { ticket, reply: Reply::Unreachable });
+            }
+            Requester::Caller(ticket, policy) => {
+                self.cx.out.stats.degraded += 1;
+                let outcome = self.degraded_outcome(&open.check, policy);
+                self.cx.out.actions.push(Action::Complete(ticket, outcome));
+            }
+            // The owner must learn of the consumption later.
+            Requester::NoReply => {
+                if open.check.operation.must_arrive() && !self.checks.local_share.queue_report(open.check) {
+                    self.cx.out.stats.reports_dropped += 1;
+                }
+            }
+        }
+    }
+
+    fn degraded_outcome(&mut self, check: &RemoteCheck, policy: ForwardPolicy) -> Outcome {
+        let RemoteCheck { key, limit, operation, .. } = check;
+        match (operation, policy.on_owner_unavailable) {
+            (RemoteOperation::Decide(operation), OnOwnerUnavailable::LocalShare) => {
+                let members = self.cx.members.healthy();
+                let (decision, charged) =
+                    self.checks.local_share.share.decide(*key, limit, *operation, members, self.cx.wall);
+                Outcome { decision, charged, decided_by: DecidedBy::Degraded }
+            }
+            (RemoteOperation::Decide(_), OnOwnerUnavailable::Allow | OnOwnerUnavailable::Deny)
+            | (
+                RemoteOperation::Undo(_)
+                | RemoteOperation::Absorb(_)
+                | RemoteOperation::Settle(_)
+                | RemoteOperation::Set(_),
+                _,
+            ) => Outcome::without_owner(policy),
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! What each machine gets with an input besides the input itself.
+
+use crate::{
+    cluster::node::{membership::Membership, output::Output},
+    time::Timestamp,
+};
+
+/// The time, the members, and where messages and actions go.
+#[derive(Debug)]
+pub(super) struct Context<'n> {
+    /// The monotonic time, for timeouts.
+    pub(super) now: Timestamp,
+    /// The time by which counters are decided. It may jump forward at any time, and back when the clock gives up a
+    /// lead.
+    pub(super) wall: Timestamp,
+    /// The last tick. Later, this replica may not have read what peers have sent.
+    pub(super) ticked_at: Timestamp,
+    pub(super) members: &'n Membership,
+    pub(super) out: &'n mut Output,
+}

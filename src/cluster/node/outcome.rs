@@ -1,0 +1,58 @@
+//! The checks of local callers and their outcomes.
+
+use std::time::Duration;
+
+use crate::{
+    algorithm::{Decision, Verdict},
+    rules::OnOwnerUnavailable,
+};
+
+/// Identifies one check of one call of a local caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket {
+    pub(crate) call: u64,
+    pub(crate) check: u32,
+}
+
+/// How a local caller's check is handled when another replica owns its counter.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardPolicy {
+    /// The answer while the owner is unreachable.
+    pub on_owner_unavailable: OnOwnerUnavailable,
+    /// Whether the owner may lend hits of the limit to this replica.
+    pub lease: bool,
+}
+
+/// The result of a check.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) decision: Decision,
+    /// The hits that were charged.
+    pub(crate) charged: u64,
+    pub(crate) decided_by: DecidedBy,
+}
+
+impl Outcome {
+    /// The outcome for a check that neither the owner nor a local share decides.
+    pub(crate) fn without_owner(policy: ForwardPolicy) -> Self {
+        let verdict = match policy.on_owner_unavailable {
+            OnOwnerUnavailable::Allow => Verdict::Pass,
+            OnOwnerUnavailable::LocalShare | OnOwnerUnavailable::Deny => {
+                Verdict::Refuse { retry_after: None }
+            }
+        };
+        let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
+        Self { decision, charged: 0, decided_by: DecidedBy::Degraded }
+    }
+}
+
+/// What decided the check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DecidedBy {
+    /// The owner of the counter.
+    Owner,
+    /// This replica, from a grant or a refusal that the owner has lent or sent.
+    Lease,
+    /// This replica, because the owner was unreachable.
+    Degraded,
+}

@@ -1,0 +1,414 @@
+//! Slot ownership and hand-offs: the owner sends the slot data to the new owner; later checks follow on the same link.
+//!
+//! Invariants: a slot has at most one owner, and only the owner announces its ownership. A slot that is owned here is
+//! also held by the memory. A slot that was handed off is kept here until the receiver acknowledges it.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use crate::{
+    cluster::{
+        MemberId,
+        message::{Grant, HandOff, HandOffId, Message, Origin, Owner, SlotCopy, Version},
+        node::{context::Context, membership::Membership, output::Output},
+    },
+    store::{Memory, PendingUsage, Slot, SlotData},
+    time::Timestamp,
+};
+
+/// How long an owner keeps the copy that it started from, for members that return with another history of the slot.
+const ORIGIN_KEPT: Duration = Duration::from_secs(10 * 60);
+
+/// The owners of all slots, and the slots on their way to another owner.
+#[derive(Debug)]
+pub(super) struct Ownership {
+    local_id: MemberId,
+    memory: Arc<Memory>,
+    slots: Vec<SlotState>,
+    hand_offs: BTreeMap<HandOffId, PendingHandOff>,
+    hand_offs_sent: u64,
+    /// The most unacknowledged hand-offs to one peer.
+    hand_offs_max: usize,
+}
+
+/// What this replica knows about the owner of one slot.
+#[derive(Debug, Default)]
+struct SlotState {
+    /// The newest owner that was announced.
+    owner: Option<Owner>,
+    /// Present while this replica owns the slot.
+    owned: Option<OwnedSlot>,
+    /// Hand-offs to acknowledge once the backup owner has a backup.
+    acks_due: Vec<HandOffId>,
+}
+
+/// What the owner of a slot knows besides its counters.
+#[derive(Clone, Debug)]
+struct OwnedSlot {
+    epoch: u64,
+    origin: Origin,
+    /// From this instant no replica can return with another lineage of the slot.
+    origin_expires_at: Timestamp,
+}
+
+/// A hand-off that is not acknowledged yet.
+#[derive(Clone, Debug)]
+struct PendingHandOff {
+    slot: Slot,
+    copy: SlotCopy,
+    origin: Origin,
+    to: MemberId,
+    at: Timestamp,
+}
+
+/// What a hand-off has changed.
+#[derive(Debug)]
+pub(super) enum Arrival {
+    /// Two hand-offs have crossed, and the sender keeps the slot.
+    Crossed,
+    /// This replica has become the owner, with these grants.
+    Acquired(Vec<Grant>),
+    /// This replica was the owner already. The slot had returned by another path while a hand-off was in flight.
+    Merged(Vec<Grant>),
+}
+
+impl Ownership {
+    pub(super) fn new(local_id: MemberId, memory: Arc<Memory>, hand_offs_max: usize) -> Self {
+        Self {
+            local_id,
+            slots: (0..memory.slots()).map(|_| SlotState::default()).collect(),
+            memory,
+            hand_offs: BTreeMap::new(),
+            hand_offs_sent: 0,
+            hand_offs_max,
+        }
+    }
+
+    /// The newest owner that was announced.
+    pub(super) fn owner(&self, slot: Slot) -> Option<Owner> {
+        self.state(slot).owner
+    }
+
+    pub(super) fn owns(&self, slot: Slot) -> bool {
+        self.state(slot).owned.is_some()
+    }
+
+    /// This replica as the owner of the slot, if it is that.
+    pub(super) fn local_owner(&self, slot: Slot) -> Option<Owner> {
+        let owned = self.state(slot).owned.as_ref()?;
+        Some(Owner { epoch: owned.epoch, member: self.local_id })
+    }
+
+    /// The version of the slot, if this replica owns it.
+    pub(super) fn version(&self, slot: Slot) -> Option<Version> {
+        let owned = self.state(slot).owned.as_ref()?;
+        Some(Version { epoch: owned.epoch, seq: self.memory.version_seq(slot) })
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = Slot> + use<> {
+        (0..self.slots.len()).map(Slot::at)
+    }
+
+    /// The slots that this replica owns.
+    pub(super) fn owned(&self) -> impl Iterator<Item = Slot> {
+        self.all().filter(|slot| self.owns(*slot))
+    }
+
+    /// The epochs and origins of the slots that this replica owns.
+    pub(super) fn announcements(&self) -> Vec<(Slot, u64, Version)> {
+        let announcement = |slot| {
+            let owned = self.state(slot).owned.as_ref()?;
+            Some((slot, owned.epoch, owned.origin.version))
+        };
+        self.all().filter_map(announcement).collect()
+    }
+
+    /// The owners of all slots, as far as they are known.
+    pub(super) fn known_owners(&self) -> Vec<(Slot, Owner)> {
+        self.all().filter_map(|slot| self.owner(slot).map(|owner| (slot, owner))).collect()
+    }
+
+    /// Whether hand-offs are not acknowledged yet.
+    pub(super) fn has_hand_offs(&self) -> bool {
+        !self.hand_offs.is_empty()
+    }
+
+    /// The slots on their way to another owner.
+    #[cfg(test)]
+    pub(super) fn handed_off(&self) -> impl Iterator<Item = Slot> {
+        self.hand_offs.values().map(|pending| pending.slot)
+    }
+
+    /// The unacknowledged copy of a slot on its way to another owner, and that owner.
+    pub(super) fn pending_hand_off(&self, slot: Slot) -> Option<(&SlotCopy, Owner)> {
+        let pending = self.hand_offs.values().find(|pending| pending.slot == slot)?;
+        Some((&pending.copy, Owner { epoch: pending.copy.version.epoch + 1, member: pending.to }))
+    }
+
+    pub(super) fn has_acks_due(&self, slot: Slot) -> bool {
+        !self.state(slot).acks_due.is_empty()
+    }
+
+    /// Records an owner that another member reports, if it is newer than the known one.
+    pub(super) fn learn_owner(&mut self, slot: Slot, owner: Owner) {
+        let state = self.state_mut(slot);
+        state.owner = state.owner.max(Some(owner));
+    }
+
+    /// Tells a member that announces an older ownership that this replica owns the slot.
+    pub(super) fn contradict(&self, slot: Slot, announced: Owner, out: &mut Output) {
+        if self.local_owner(slot).is_some_and(|local| announced < local) {
+            out.send(announced.member, self.announcement(slot).expect("the slot is owned here"));
+        }
+    }
+
+    fn announcement(&self, slot: Slot) -> Option<Message> {
+        let owned = self.state(slot).owned.as_ref()?;
+        Some(Message::Owns { slot, epoch: owned.epoch, origin: owned.origin.version })
+    }
+
+    fn announce(&mut self, slot: Slot, out: &mut Output) {
+        let local_owner = self.local_owner(slot);
+        if let Some(announcement) = self.announcement(slot) {
+            self.state_mut(slot).owner = local_owner;
+            out.broadcast(&announcement);
+        }
+    }
+
+    /// Owned slots that belong to another member, and that member: a few at a time.
+    pub(super) fn misplaced(&self, members: &Membership, now: Timestamp) -> Vec<(Slot, MemberId)> {
+        let mut in_flight: BTreeMap<MemberId, usize> = BTreeMap::new();
+        for pending in self.hand_offs.values() {
+            *in_flight.entry(pending.to).or_default() += 1;
+        }
+        let mut misplaced = Vec::new();
+        for slot in self.owned() {
+            // The receiver is an owner that wins over this replica, or else the intended owner.
+            let wins = |owner: &Owner| owner.member != self.local_id && self.local_owner(slot) < Some(*owner);
+            let winner = self.owner(slot).filter(wins).map(|owner| owner.member);
+            let winner = winner.filter(|member| !members.is_departed(*member));
+            let to = winner.or(members.placement.owner(slot)).filter(|member| *member != self.local_id);
+            if let Some(to) = to
+                && members.is_reachable(to, now)
+                && members.is_synced(to)
+                && in_flight.get(&to).is_none_or(|count| *count < self.hand_offs_max)
+            {
+                *in_flight.entry(to).or_default() += 1;
+                misplaced.push((slot, to));
+            }
+        }
+        misplaced
+    }
+
+    /// Sends the slot and its grants to the new owner, if it is owned here.
+    pub(super) fn send_hand_off(
+        &mut self,
+        slot: Slot,
+        to: MemberId,
+        grants: Vec<Grant>,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(OwnedSlot { epoch, origin, .. }) = self.state_mut(slot).owned.take() else { return };
+        let Some((contents, seq)) = self.memory.release(slot) else { return };
+        let copy = SlotCopy { version: Version { epoch, seq }, contents: Arc::new(contents), grants };
+        self.hand_offs_sent += 1;
+        let id = HandOffId { from: self.local_id, number: self.hand_offs_sent };
+        cx.out.stats.handed_off += copy.contents.len() as u64;
+        let pending = PendingHandOff { slot, copy: copy.clone(), origin: origin.clone(), to, at: cx.now };
+        self.hand_offs.insert(id, pending);
+        self.state_mut(slot).owner = Some(Owner { epoch: epoch + 1, member: to });
+        // The slot data stays in `hand_offs` until the new owner acknowledges it, so earlier senders can drop theirs.
+        self.acknowledge(slot, cx.out);
+        cx.out.send(to, Message::HandOff(Box::new(HandOff { id, slot, copy, origin })));
+    }
+
+    /// Receives a slot. `stored` is the copy of it that is stored here.
+    pub(super) fn receive_hand_off(
+        &mut self,
+        from: MemberId,
+        hand_off: HandOff,
+        stored: Option<&SlotCopy>,
+        cx: &mut Context<'_>,
+    ) -> Arrival {
+        let HandOff { id, slot, copy, mut origin } = hand_off;
+        cx.out.stats.received += copy.contents.len() as u64;
+        let mut consumed_elsewhere = Vec::new();
+        // The sender's lineage started from an older copy than the one that is stored here.
+        if let Some(stored) = stored
+            && origin.version < stored.version
+            && stored.version.epoch < origin.since
+        {
+            if let Some(base) = &origin.contents {
+                consumed_elsewhere.push(stored.contents.difference(base));
+            }
+            origin = Origin { version: stored.version, contents: Some(stored.contents.clone()), ..origin };
+        }
+        let crosses =
+            |(_, pending): &(&HandOffId, &PendingHandOff)| pending.slot == slot && pending.to == from;
+        let crossed: Vec<HandOffId> = self.hand_offs.iter().filter(crosses).map(|(id, _)| *id).collect();
+        if !crossed.is_empty() && self.local_id < from {
+            // Two hand-offs have crossed. The member with the larger id keeps the slot, and receives ours.
+            cx.out.send(from, Message::HandOffAck(id));
+            return Arrival::Crossed;
+        }
+        // These are all crossing hand-offs of this replica. The member with the smaller id has received none of them
+        // since it sent this one.
+        let back = crossed.iter().filter_map(|crossed| self.hand_offs.remove(crossed));
+        let mut histories: Vec<(SlotCopy, Origin)> =
+            back.map(|pending| (pending.copy, pending.origin)).collect();
+        histories.push((copy, origin));
+        self.state_mut(slot).acks_due.push(id);
+        if self.owns(slot) {
+            Arrival::Merged(self.merge(slot, histories, consumed_elsewhere, cx))
+        } else {
+            Arrival::Acquired(self.acquire_newest(slot, histories, consumed_elsewhere, cx))
+        }
+    }
+
+    /// Adds what these histories of an owned slot have consumed. Returns their grants.
+    fn merge(
+        &mut self,
+        slot: Slot,
+        histories: Vec<(SlotCopy, Origin)>,
+        mut consumed_elsewhere: Vec<PendingUsage>,
+        cx: &mut Context<'_>,
+    ) -> Vec<Grant> {
+        let mut grants = Vec::new();
+        if let Some(owned) = &mut self.state_mut(slot).owned {
+            for (copy, origin) in histories {
+                consumed_elsewhere.extend(diverged_consumption(&copy.contents, &origin, &owned.origin));
+                grants.extend(copy.grants);
+                owned.epoch = owned.epoch.max(copy.version.epoch);
+            }
+            owned.epoch += 1;
+        }
+        self.announce(slot, cx.out);
+        for consumed in consumed_elsewhere {
+            self.memory.add(slot, consumed, cx.wall);
+        }
+        grants
+    }
+
+    /// Becomes the owner with the newest of these histories, and adds what the others have consumed. Returns the
+    /// grants.
+    fn acquire_newest(
+        &mut self,
+        slot: Slot,
+        mut histories: Vec<(SlotCopy, Origin)>,
+        mut consumed_elsewhere: Vec<PendingUsage>,
+        cx: &mut Context<'_>,
+    ) -> Vec<Grant> {
+        histories.sort_by_key(|(copy, _)| copy.version);
+        let Some((mut copy, origin)) = histories.pop() else { return Vec::new() };
+        for (other, its) in histories {
+            consumed_elsewhere.extend(diverged_consumption(&other.contents, &its, &origin));
+            copy.grants.extend(other.grants);
+        }
+        // The epoch is larger than any that was announced, so that other members accept it.
+        let heard = self.owner(slot);
+        let heard = heard.map_or(0, |owner| owner.epoch + u64::from(owner.member != self.local_id));
+        let epoch = heard.max(copy.version.epoch + 1);
+        self.acquire(slot, epoch, copy.contents, origin, cx);
+        for consumed in consumed_elsewhere {
+            self.memory.add(slot, consumed, cx.wall);
+        }
+        copy.grants
+    }
+
+    /// Becomes the owner of `slot`, with this data.
+    pub(super) fn acquire(
+        &mut self,
+        slot: Slot,
+        epoch: u64,
+        contents: Arc<SlotData>,
+        origin: Origin,
+        cx: &mut Context<'_>,
+    ) {
+        cx.out.stats.slots_acquired += 1;
+        self.memory.acquire(slot, Arc::unwrap_or_clone(contents), cx.wall);
+        let origin_expires_at = cx.now.after(ORIGIN_KEPT);
+        self.state_mut(slot).owned = Some(OwnedSlot { epoch, origin, origin_expires_at });
+        self.announce(slot, cx.out);
+    }
+
+    /// Acknowledges the hand-offs of `slot`, whose data now has a backup.
+    pub(super) fn acknowledge(&mut self, slot: Slot, out: &mut Output) {
+        for owed in std::mem::take(&mut self.state_mut(slot).acks_due) {
+            out.send(owed.from, Message::HandOffAck(owed));
+        }
+    }
+
+    /// The new owner has a backup of the slot, or there is no backup owner.
+    pub(super) fn receive_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) {
+        if let Some(pending) = self.hand_offs.remove(&id) {
+            cx.out.stats.hand_off_nanos += cx.now.nanos_since(pending.at);
+            cx.out.stats.hand_offs += 1;
+        }
+    }
+
+    /// Takes the slots on their way to a member that has departed.
+    pub(super) fn take_hand_offs_to(&mut self, member: MemberId) -> Vec<(Slot, SlotCopy)> {
+        let to_member = |_: &HandOffId, pending: &mut PendingHandOff| pending.to == member;
+        let taken = self.hand_offs.extract_if(.., to_member);
+        taken.map(|(_, pending)| (pending.slot, pending.copy)).collect()
+    }
+
+    /// Adds what a newer copy than the one that the recovery started from has consumed, and the owner lacks.
+    pub(super) fn add_newer_copy(&mut self, slot: Slot, copy: SlotCopy, wall: Timestamp) {
+        let Some(OwnedSlot { origin, .. }) = &mut self.state_mut(slot).owned else { return };
+        if copy.version <= origin.version || origin.since <= copy.version.epoch {
+            return;
+        }
+        origin.version = copy.version;
+        let base = origin.contents.replace(copy.contents.clone());
+        if let Some(base) = base {
+            self.memory.add(slot, copy.contents.difference(&base), wall);
+        }
+    }
+
+    /// Drops the data that recoveries started from once no member can return with another history.
+    pub(super) fn drop_old_origins(&mut self, now: Timestamp) {
+        for state in &mut self.slots {
+            if let Some(owned) = &mut state.owned
+                && owned.origin_expires_at <= now
+                && owned.origin.contents.as_ref().is_some_and(|contents| !contents.is_empty())
+            {
+                owned.origin.contents = None;
+            }
+        }
+    }
+
+    /// Discards the counters of all slots, and what is known about their owners.
+    pub(super) fn discard(&mut self) {
+        for slot in self.all() {
+            if self.owns(slot) {
+                drop(self.memory.release(slot));
+            }
+            *self.state_mut(slot) = SlotState::default();
+        }
+        self.hand_offs.clear();
+    }
+
+    fn state(&self, slot: Slot) -> &SlotState {
+        &self.slots[slot.index()]
+    }
+
+    fn state_mut(&mut self, slot: Slot) -> &mut SlotState {
+        &mut self.slots[slot.index()]
+    }
+}
+
+/// The consumption in the sender's lineage that the lineage of the new owner lacks.
+fn diverged_consumption(given: &SlotData, giver: &Origin, keeper: &Origin) -> Option<PendingUsage> {
+    let ancestor = if giver.since <= keeper.version.epoch {
+        // The new owner started from a copy of the sender's lineage.
+        keeper
+    } else if keeper.since <= giver.version.epoch {
+        giver
+    } else if keeper.version <= giver.version {
+        // Both started from copies of a third lineage.
+        keeper
+    } else {
+        giver
+    };
+    ancestor.contents.as_ref().map(|ancestor| given.difference(ancestor))
+}

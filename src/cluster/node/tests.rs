@@ -1,0 +1,27 @@
+//! What the simulation reads from a node.
+
+use crate::{
+    cluster::{message::Version, node::Node},
+    descriptor::Key,
+    store::Slot,
+    time::Timestamp,
+};
+
+impl Node {
+    /// The slots whose newest counters may exist only here.
+    pub(crate) fn slots_at_risk(&self) -> impl Iterator<Item = Slot> {
+        self.owned_slots().chain(self.slots.ownership.handed_off())
+    }
+
+    /// The newest version of the slot's counters here, owned or as a copy.
+    pub(crate) fn newest_version(&self, slot: Slot) -> Option<Version> {
+        let stored = self.slots.backups.stored(slot).map(|copy| copy.version);
+        let handed_off = self.slots.ownership.pending_hand_off(slot).map(|(copy, _)| copy.version);
+        self.slots.ownership.version(slot).max(stored).max(handed_off)
+    }
+
+    /// Hits of `key` that this replica has borrowed and may still use.
+    pub(crate) fn borrowed(&self, key: Key, now: Timestamp) -> u64 {
+        self.checks.borrower.borrowed(key, now)
+    }
+}

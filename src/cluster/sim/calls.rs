@@ -1,0 +1,156 @@
+//! Calls of the simulation. Their check sets are decided by the rounds of the product; the world submits the checks.
+
+use std::{
+    cell::RefCell,
+    future::{Future, poll_fn},
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+};
+
+use crate::{
+    algorithm::{Decision, Limit, Operation, Receipt},
+    cluster::{
+        calls::Outcomes,
+        message::RemoteOperation,
+        node::{ForwardPolicy, Outcome},
+        rounds::{self, Submit},
+    },
+    descriptor::Key,
+    store::{Check, Checks, OnRefusal},
+};
+
+/// A check of a call.
+#[derive(Clone, Debug)]
+pub(super) struct TestCheck {
+    /// The number of the key, if what it admits is recorded.
+    pub(super) number: Option<usize>,
+    pub(super) key: Key,
+    pub(super) limit: Limit,
+    pub(super) operation: Operation,
+    pub(super) policy: ForwardPolicy,
+}
+
+/// A call that is not answered yet.
+pub(super) struct OpenCall {
+    pub(super) checks: Vec<TestCheck>,
+    pub(super) called_at: u64,
+    /// The same, or when its replica continued after it was frozen.
+    pub(super) waits_since: u64,
+    /// The checks whose charges are taken back at their owners.
+    pub(super) taken_back: Vec<usize>,
+    mailbox: Rc<RefCell<Mailbox>>,
+    rounds: Pin<Box<dyn Future<Output = Outcomes>>>,
+    outcomes: Vec<Option<Outcome>>,
+}
+
+/// What a call waits for.
+pub(super) enum Progress {
+    /// Nothing: these are its outcomes.
+    Finished(Outcomes),
+    /// The outcomes of these operations, each of the check with this index.
+    Submitted(Vec<(usize, RemoteOperation)>),
+}
+
+/// A charge that this replica takes back itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Undo {
+    Lease { check: usize, hits: u64 },
+    Share { check: usize, receipt: Receipt, hits: u64 },
+}
+
+#[derive(Default)]
+struct Mailbox {
+    submitted: Vec<(usize, RemoteOperation)>,
+    undone: Vec<Undo>,
+    answered: Option<Outcomes>,
+}
+
+/// Submits by the mailbox that the world empties.
+struct ByMailbox {
+    mailbox: Rc<RefCell<Mailbox>>,
+    keys: Vec<Key>,
+}
+
+impl ByMailbox {
+    fn index(&self, check: &Check<'_>) -> usize {
+        self.keys.iter().position(|key| *key == check.key).expect("a check of this call")
+    }
+}
+
+impl Submit for ByMailbox {
+    async fn submit(&self, operations: Vec<(usize, RemoteOperation)>) -> Outcomes {
+        self.mailbox.borrow_mut().submitted = operations;
+        poll_fn(|_| self.mailbox.borrow_mut().answered.take().map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    fn undo_lease(&self, check: &Check<'_>, hits: u64) {
+        let check = self.index(check);
+        self.mailbox.borrow_mut().undone.push(Undo::Lease { check, hits });
+    }
+
+    fn undo_share(&self, check: &Check<'_>, receipt: Receipt, hits: u64) {
+        let check = self.index(check);
+        self.mailbox.borrow_mut().undone.push(Undo::Share { check, receipt, hits });
+    }
+}
+
+/// The checks as the store takes them.
+pub(super) fn of_store(checks: &[TestCheck]) -> Checks<'_> {
+    checks
+        .iter()
+        .map(|check| Check {
+            key: check.key,
+            limit: &check.limit,
+            operation: check.operation,
+            on_refusal: OnRefusal::TakeBack,
+        })
+        .collect()
+}
+
+/// Whether a call with these decisions is refused.
+pub(super) fn refused(decisions: &[Decision]) -> bool {
+    decisions.iter().any(|decision| !decision.verdict.passes())
+}
+
+impl OpenCall {
+    /// A call of checks with different keys.
+    pub(super) fn new(checks: Vec<TestCheck>, called_at: u64) -> Self {
+        let mailbox = Rc::new(RefCell::new(Mailbox::default()));
+        let keys = checks.iter().map(|check| check.key).collect();
+        let (submit, owned) = (ByMailbox { mailbox: mailbox.clone(), keys }, checks.clone());
+        let rounds = Box::pin(async move { rounds::decide(&submit, &of_store(&owned), refused).await });
+        let (waits_since, taken_back, outcomes) = (called_at, Vec::new(), Vec::new());
+        Self { checks, called_at, waits_since, taken_back, mailbox, rounds, outcomes }
+    }
+
+    /// Continues as far as the outcomes allow. Also returns what is to be taken back first.
+    pub(super) fn advance(&mut self) -> (Vec<Undo>, Progress) {
+        let polled = self.rounds.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let mut mailbox = self.mailbox.borrow_mut();
+        let undone = std::mem::take(&mut mailbox.undone);
+        let progress = match polled {
+            Poll::Ready(outcomes) => Progress::Finished(outcomes),
+            Poll::Pending => {
+                let submitted = std::mem::take(&mut mailbox.submitted);
+                let is_undo = |(_, operation): &&(usize, RemoteOperation)| {
+                    matches!(operation, RemoteOperation::Undo(_))
+                };
+                self.taken_back.extend(submitted.iter().filter(is_undo).map(|(check, _)| *check));
+                self.outcomes = vec![None; submitted.len()];
+                Progress::Submitted(submitted)
+            }
+        };
+        (undone, progress)
+    }
+
+    /// Stores the outcome of a submitted operation. Returns whether it was the last one.
+    pub(super) fn complete(&mut self, operation: u32, outcome: Outcome) -> bool {
+        self.outcomes[operation as usize] = Some(outcome);
+        let is_complete = self.outcomes.iter().all(Option::is_some);
+        if is_complete {
+            self.mailbox.borrow_mut().answered = Some(self.outcomes.drain(..).flatten().collect());
+        }
+        is_complete
+    }
+}

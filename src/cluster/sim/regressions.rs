@@ -1,0 +1,71 @@
+//! Scripts that have broken a promise, reduced, so that they mean the same when the random scripts change.
+
+use std::time::Duration;
+
+use crate::cluster::sim::{
+    Step::{
+        self, Cut, Delay, Drain, Freeze, Heal, Hot, Kill, Mixed, Pass, Resume, Settle, Start, Store, Thaw,
+        Traffic,
+    },
+    record::Faults,
+    scripts::play,
+};
+
+const fn millis(millis: u64) -> Step {
+    Pass(Duration::from_millis(millis))
+}
+
+/// Plays the script with these seeds, and asserts that every promise holds.
+fn holds(seeds: std::ops::Range<u64>, script: &[Step], faults: Faults) {
+    for seed in seeds {
+        if let Err(problem) = play(seed, script, faults) {
+            panic!("seed {seed}: {problem}");
+        }
+    }
+}
+
+#[test]
+fn replica_killed_in_full_stop_leaves_its_counters_to_copies() {
+    let begin = [Settle, Traffic(300), millis(400), Store, millis(300), Traffic(0), millis(600)];
+    let two = [&[Start(2)], &begin[..], &[Kill(0), millis(15), Drain(1), millis(5_000), Resume(2), Settle]];
+    let three = [
+        &[Start(3)],
+        &begin[..],
+        &[Kill(2), Drain(1), millis(20), Drain(0), millis(5_000), Resume(1), millis(300), Resume(2), Settle],
+    ];
+    holds(0..10, &two.concat(), Faults::Crashes);
+    holds(0..10, &three.concat(), Faults::Crashes);
+}
+
+#[test]
+fn late_take_back_frees_only_the_last_place_of_a_queue() {
+    let script = [Start(3), Settle, Mixed(150), millis(300), Delay(300), millis(1_300), Delay(20), Settle];
+    holds(0..20, &script, Faults::Late);
+}
+
+#[test]
+fn joiner_waits_for_hello_of_a_peer_before_it_bootstraps() {
+    // Longer than the time after which a replica bootstraps; the id of the last replica is the smallest.
+    let script = [Start(3), Settle, Traffic(60), millis(400), Start(1), Freeze(3), millis(450), Thaw, Settle];
+    holds(0..10, &script, Faults::Late);
+}
+
+#[test]
+fn death_behind_a_cut_is_known_after_it() {
+    // Shorter and longer than the time after which a silent member has departed.
+    for cut_for in [3_000, 12_000] {
+        let cut = [Start(5), Settle, Traffic(60), millis(500), Cut(vec![0]), millis(1_500)];
+        let leave = [Drain(1), Drain(2), Drain(3), millis(cut_for), Heal, millis(500)];
+        let script = [&cut[..], &leave].concat();
+        holds(0..5, &script, Faults::Partition { minority: 1, members: 5 });
+    }
+}
+
+#[test]
+fn lease_in_a_late_reply_is_returned_to_its_owner() {
+    let in_time = [Delay(20), Settle];
+    let one_key = [Start(2), Settle, Hot(300), millis(10), Delay(400), millis(30), Traffic(0), millis(1_000)];
+    let mixed = [Start(2), Settle, Mixed(500), millis(60), Delay(300), millis(400)];
+    holds(0..10, &[&one_key[..], &in_time].concat(), Faults::Late);
+    holds(0..10, &[&mixed[..], &in_time].concat(), Faults::Late);
+}

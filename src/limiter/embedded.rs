@@ -1,0 +1,224 @@
+//! The limiter inside a program, without a service: rules as text, counters in memory, one call for each question.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Operation,
+    descriptor::Entry,
+    limiter::{Descriptor, Limiter, LimiterError, Request, RequestError},
+    rules::{self, ActiveRules, Problems, Rules},
+    store::{Memory, OnFull},
+    time::Clock,
+};
+
+/// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.
+const MEMORY_LIMIT: u64 = 256 << 20;
+
+/// The answer to one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// Whether the caller may go on.
+    pub passes: bool,
+    /// The time that the caller waits before it goes on; not zero only for `leaky_queue`.
+    pub delay: Duration,
+    /// Hits in one unit of the limit that applies; `None` without a limit.
+    pub limit: Option<u64>,
+    /// Hits that are left; `u64::MAX` without a limit.
+    pub remaining: u64,
+    /// The time until the whole limit is available again; `None` without a limit.
+    pub reset_after: Option<Duration>,
+    /// After a refusal: the time until the same hits pass; `None` if they never do.
+    pub retry_after: Option<Duration>,
+}
+
+/// Why a question has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckError {
+    /// The content of the question is invalid.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The limiter cannot answer.
+    #[error(transparent)]
+    Limiter(#[from] LimiterError),
+}
+
+impl Limiter {
+    /// A limiter with the rules in `yaml`, the format of the rule files, and new counters in at most 256 MiB of memory.
+    ///
+    /// ```
+    /// let limiter = tollgate::limiter::Limiter::from_yaml(
+    ///     "
+    /// domain: shop
+    /// descriptors:
+    ///   - key: user
+    ///     rate_limit: {unit: minute, requests_per_unit: 2, algorithm: sliding_log}
+    /// ",
+    /// )?;
+    /// assert!(limiter.check("shop", &[("user", "ada")], 1)?.passes);
+    /// assert!(limiter.check("shop", &[("user", "ada")], 1)?.passes);
+    /// let refused = limiter.check("shop", &[("user", "ada")], 1)?;
+    /// assert!(!refused.passes && refused.retry_after.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// All problems of the rules, each with line and column.
+    pub fn from_yaml(yaml: &str) -> Result<Self, Problems> {
+        Ok(Self::embedded(Rules::parse("rules", yaml)?, MEMORY_LIMIT))
+    }
+
+    /// A limiter with the rules in a file, or in all `*.yaml` and `*.yml` files of a directory, and new counters in at
+    /// most `memory_limit` bytes. A charge to a new key for which there is no memory is refused.
+    ///
+    /// # Errors
+    ///
+    /// All problems of the rules, each with file, line and column.
+    pub fn from_path(path: &Path, memory_limit: u64) -> Result<Self, Problems> {
+        Ok(Self::embedded(rules::load(path)?, memory_limit))
+    }
+
+    fn embedded(rules: Rules, memory_limit: u64) -> Self {
+        let clock = Clock::system();
+        let active_rules = Arc::new(ActiveRules::of(rules, clock.now()));
+        Self::new(active_rules, Arc::new(Memory::new(memory_limit, OnFull::Deny)), clock)
+    }
+
+    /// Replaces the rules by those in `yaml`. Counters stay, and new limits apply to them at once.
+    ///
+    /// # Errors
+    ///
+    /// All problems of the rules. The old rules stay active.
+    pub fn replace_rules(&self, yaml: &str) -> Result<(), Problems> {
+        self.active_rules.replace(Rules::parse("rules", yaml)?, self.clock.now());
+        Ok(())
+    }
+
+    /// Charges `hits` to the limit of a descriptor if they pass. A descriptor without a rule passes.
+    ///
+    /// # Errors
+    ///
+    /// The domain is empty, or there are no rules.
+    pub fn check(&self, domain: &str, entries: &[(&str, &str)], hits: u64) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Charge(hits))
+    }
+
+    /// The answer that a charge of one hit would get, which is not charged.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::check`].
+    pub fn peek(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Peek)
+    }
+
+    /// Gives `hits` back that were charged earlier, at most those that the counter still holds.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::check`].
+    pub fn refund(&self, domain: &str, entries: &[(&str, &str)], hits: u64) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Refund(hits))
+    }
+
+    /// Evicts counters that are idle. The memory limit holds without it; called every few seconds, it returns unused
+    /// memory earlier.
+    pub fn sweep(&self) {
+        self.memory.sweep(self.clock.now());
+    }
+
+    fn ask(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        operation: Operation,
+    ) -> Result<Checked, CheckError> {
+        let entries: SmallVec<[Entry<'_>; 4]> =
+            entries.iter().map(|&(key, value)| Entry { key, value }).collect();
+        let descriptor = Descriptor { entries: &entries, operation, limit: None };
+        let request = Request::new(domain, [descriptor], None)?;
+        let view = self.view();
+        let answer = view.decide(&request)?;
+        let status = &answer.statuses[0];
+        let limit = status.limit.map(|limit| limit.requests_per_unit);
+        Ok(Checked {
+            passes: answer.passes,
+            delay: answer.delay,
+            limit,
+            remaining: if limit.is_some() { status.remaining } else { u64::MAX },
+            reset_after: status.reset_after,
+            retry_after: status.retry_after,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: day, requests_per_unit: 3, algorithm: fixed_window}
+  - key: queue
+    rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_queue, burst: 5}
+";
+
+    fn remaining(limiter: &Limiter) -> u64 {
+        limiter.peek("shop", &[("user", "ada")]).unwrap().remaining
+    }
+
+    #[test]
+    fn charges_peeks_and_refunds_agree_on_what_is_left() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        let user = [("user", "ada")];
+        assert_eq!(limiter.check("shop", &user, 2).unwrap().remaining, 1);
+        assert_eq!(remaining(&limiter), 1);
+        let refused = limiter.check("shop", &user, 2).unwrap();
+        assert!(!refused.passes && refused.retry_after.is_some());
+        assert_eq!(limiter.refund("shop", &user, 1).unwrap().remaining, 2);
+        assert!(limiter.check("shop", &user, 2).unwrap().passes);
+    }
+
+    #[test]
+    fn descriptor_without_rule_passes_without_limit() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        for (domain, entries) in [("shop", [("plan", "free")]), ("other", [("user", "ada")])] {
+            let checked = limiter.check(domain, &entries, 1).unwrap();
+            assert_eq!((checked.passes, checked.remaining, checked.reset_after), (true, u64::MAX, None));
+        }
+    }
+
+    #[test]
+    fn empty_domain_and_no_entries_are_answered_alike_by_every_question() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        let empty = CheckError::Request(RequestError::EmptyDomain);
+        assert_eq!(limiter.check("", &[("user", "ada")], 1), Err(empty));
+        assert_eq!(limiter.peek("", &[("user", "ada")]), Err(empty));
+        assert_eq!(limiter.refund("", &[("user", "ada")], 1), Err(empty));
+        assert!(limiter.check("shop", &[], 1).unwrap().passes);
+    }
+
+    #[test]
+    fn queue_says_how_long_the_caller_waits() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        let queue = [("queue", "a")];
+        assert!(limiter.check("shop", &queue, 1).unwrap().delay.is_zero());
+        let second = limiter.check("shop", &queue, 1).unwrap();
+        assert!(second.passes && !second.delay.is_zero());
+    }
+
+    #[test]
+    fn replaced_rules_keep_counters_and_broken_rules_change_nothing() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        limiter.check("shop", &[("user", "ada")], 2).unwrap();
+        let problems = limiter.replace_rules("domain: shop\ndescriptors: 3\n").unwrap_err();
+        assert!(problems.to_string().starts_with("rules:2:"), "{problems}");
+        assert_eq!(remaining(&limiter), 1);
+        limiter.replace_rules(&RULES.replace("requests_per_unit: 3", "requests_per_unit: 10")).unwrap();
+        assert_eq!(remaining(&limiter), 8);
+    }
+}

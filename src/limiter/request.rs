@@ -1,0 +1,108 @@
+//! A request, and the reasons for which it is refused for its content.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::{algorithm::Operation, descriptor::Entry, rules::Unit};
+
+/// One request: descriptors of one domain, decided together. Its content is valid.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    pub(super) domain: &'a str,
+    // Invariant: at least one.
+    pub(super) descriptors: SmallVec<[Descriptor<'a>; 2]>,
+    pub(super) timeout: Option<Duration>,
+}
+
+/// One descriptor of a request. The unit of its override is a `Result` before the request is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor<'a, U = Unit> {
+    /// The entries; each matches one level of the rules.
+    pub entries: &'a [Entry<'a>],
+    /// The operation on the counter.
+    pub operation: Operation,
+    /// A limit that replaces the configured one.
+    pub limit: Option<Override<U>>,
+}
+
+/// A limit in the request itself. Its algorithm is classic, whatever the rules say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Override<U = Unit> {
+    /// Hits that pass in one unit; 0 lets none pass.
+    pub requests_per_unit: u32,
+    /// The window.
+    pub unit: U,
+}
+
+/// The number of a unit that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownUnit(pub i32);
+
+/// Why a request is refused for its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The request names no domain.
+    #[error("the domain of the request is empty")]
+    EmptyDomain,
+    /// The request has no descriptors.
+    #[error("the request has no descriptors")]
+    NoDescriptors,
+    /// A limit override with an unknown unit.
+    #[error(
+        "descriptors[{descriptor}].limit.unit: {number} is not a unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
+    )]
+    Unit {
+        /// The index of the descriptor.
+        descriptor: usize,
+        /// The unit that was sent.
+        number: i32,
+    },
+}
+
+impl<'a> Request<'a> {
+    /// A request of a caller that waits for `timeout`, or for any time. Every API passes here; only what a decoder
+    /// cannot read, or must not build because of its size, is refused earlier.
+    #[inline]
+    pub fn new(
+        domain: &'a str,
+        descriptors: impl IntoIterator<Item = Descriptor<'a, Result<Unit, UnknownUnit>>>,
+        timeout: Option<Duration>,
+    ) -> Result<Self, RequestError> {
+        let mut request = Self { domain, descriptors: SmallVec::new(), timeout };
+        for (index, Descriptor { entries, operation, limit }) in descriptors.into_iter().enumerate() {
+            let limit = match limit {
+                None => None,
+                Some(Override { requests_per_unit, unit: Ok(unit) }) => {
+                    Some(Override { requests_per_unit, unit })
+                }
+                Some(Override { unit: Err(UnknownUnit(number)), .. }) => {
+                    return Err(RequestError::Unit { descriptor: index, number });
+                }
+            };
+            request.descriptors.push(Descriptor { entries, operation, limit });
+        }
+        if domain.is_empty() {
+            return Err(RequestError::EmptyDomain);
+        }
+        if request.descriptors.is_empty() {
+            return Err(RequestError::NoDescriptors);
+        }
+        Ok(request)
+    }
+
+    /// The domain of the rules.
+    pub fn domain(&self) -> &'a str {
+        self.domain
+    }
+
+    /// The descriptors, at least one.
+    pub fn descriptors(&self) -> &[Descriptor<'a>] {
+        &self.descriptors
+    }
+
+    /// Whether the request refunds hits: the owner may have reported the counter as exhausted to other replicas.
+    pub(super) fn has_refund(&self) -> bool {
+        self.descriptors.iter().any(|descriptor| matches!(descriptor.operation, Operation::Refund(_)))
+    }
+}

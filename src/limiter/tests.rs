@@ -1,0 +1,91 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    algorithm::Operation,
+    descriptor::{Entry, Secret},
+    rules::Rules,
+    store::OnFull,
+    time::{SECOND, Timestamp},
+};
+
+const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+const KEYS: [&str; 11] =
+    ["classic", "fixed", "bucket", "queue", "shadow", "quota", "late", "tried", "gold", "free", "nothing"];
+const RULES: &str = "\
+domain: d
+descriptors:
+  - {key: classic, detailed_metric: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: fixed, rate_limit: {unit: second, requests_per_unit: 3, algorithm: fixed_window, overdraft: true}}
+  - {key: bucket, value: a*, share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: token_bucket}}
+  - {key: queue, rate_limit: {unit: second, requests_per_unit: 3, algorithm: leaky_queue, burst: 3}}
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: quota, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: late, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 3, algorithm: leaky_queue, burst: 3}}
+  - {key: tried, rate_limit: {unit: minute, requests_per_unit: 3, candidate: {unit: minute, requests_per_unit: 2}}}
+  - {key: gold, rate_limit: {name: gold, replaces: [{name: basic}], unit: minute, requests_per_unit: 3}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: other, rate_limit: {unlimited: true}}
+";
+
+fn limiter(modes: Modes) -> Limiter {
+    let active_rules = ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW);
+    // Equal keys lie in equal slots, so that equal counters take equal memory.
+    active_rules.set_secret(Secret::from_bytes([7; 16]));
+    let memory = Memory::new(1 << 20, OnFull::Deny);
+    Limiter::new(Arc::new(active_rules), Arc::new(memory), Clock::manual(NOW)).with_modes(modes)
+}
+
+/// The answer with the status of the first descriptor only, as text.
+fn answer_text(mut answer: Answer<'_>) -> String {
+    answer.statuses.truncate(1);
+    let path = answer.statuses[0].rule.take().map(|rule| &rule.path);
+    format!("{answer:?} {path:?}")
+}
+
+/// The metrics of everything but the rule `other`.
+fn metrics_text(limiter: &Limiter) -> String {
+    let Metrics { unknown_domains, unmatched, shadow_passes, overrides, denied } = &*limiter.metrics;
+    let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
+    let mut rules = limiter.active_rules.stats().totals();
+    rules.retain(|(series, _)| series.rule != "d.other");
+    format!("{plain:?} {:?} {:?} {rules:?}", overrides.totals(), denied.entries(99))
+}
+
+fn any_operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        Just(Operation::Peek),
+        (0..5_u64).prop_map(Operation::Charge),
+        (0..3_u64).prop_map(Operation::Refund),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn descriptor_is_decided_alike_alone_and_beside_an_unlimited_one(
+        (quota, shadow) in any::<(bool, bool)>(),
+        steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_operation(), 0..SECOND, any::<bool>()), 1..60),
+    ) {
+        let [alone, beside] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
+        let mut now = NOW;
+        for (key, value, operation, pass, patient) in steps {
+            now = now.plus(pass);
+            [&alone, &beside].into_iter().for_each(|limiter| limiter.clock.set(now));
+            let (entries, other) = ([Entry { key: KEYS[key], value: &value }], [Entry { key: "other", value: "x" }]);
+            let [descriptor, unlimited] =
+                [&entries, &other].map(|entries| Descriptor { entries, operation, limit: None });
+            let timeout = patient.then_some(Duration::from_millis(700));
+            let answers = [(&alone, vec![descriptor]), (&beside, vec![descriptor, unlimited])].map(
+                |(limiter, descriptors)| {
+                    let request = Request::new("d", descriptors, timeout).unwrap();
+                    answer_text(limiter.view().decide(&request).unwrap())
+                },
+            );
+            prop_assert_eq!(&answers[0], &answers[1]);
+        }
+        prop_assert_eq!(metrics_text(&alone), metrics_text(&beside));
+        prop_assert_eq!(alone.memory.stats(), beside.memory.stats());
+    }
+}

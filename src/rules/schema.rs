@@ -1,0 +1,148 @@
+//! The JSON Schema of rule files, for editors. Made from the table of keys.
+//!
+//! It never refuses what the compiler takes, whether its reader follows YAML 1.1 or 1.2. The compiler refuses more.
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::{
+    algorithm::AlgorithmName,
+    rules::{
+        OnOwnerUnavailable, Unit,
+        file::{Calendar, ON_DENIED},
+        keys::{AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, Section, Takes},
+    },
+};
+
+/// The sections of rule files that others refer to, with their names in the schema.
+const DEFINITIONS: [(Section, &str); 4] = [
+    (Section::Descriptor, "descriptor"),
+    (Section::RateLimit, "rate_limit"),
+    (Section::Replaced, "replaced"),
+    (Section::Calendar, "calendar"),
+];
+
+/// The texts that YAML 1.1 reads as booleans and YAML 1.2 as text.
+const TRUE: &str = "^([yY]|yes|Yes|YES|on|On|ON)$";
+const TRUE_OR_FALSE: &str = "^([yY]|yes|Yes|YES|on|On|ON|[nN]|no|No|NO|off|Off|OFF)$";
+/// The integers of YAML 1.1 that YAML 1.2 reads as text, such as `1_000` and `0b11`.
+const INTEGER: &str = "^[-+]?[0-9_][0-9a-fA-FxXoObB_]*$";
+
+/// The JSON Schema (draft 7) of a document of a rule file.
+pub fn json_schema() -> Json {
+    let mut definitions: Map<_, _> =
+        DEFINITIONS.iter().map(|(of, name)| ((*name).to_owned(), section(*of))).collect();
+    let mut limit = section(Section::RateLimit);
+    limit["if"] = is_unlimited();
+    limit["then"] = absent(KEYS.iter().filter(|key| key.applies_to != AppliesTo::Any).map(|key| key.name));
+    limit["else"] = json!({"allOf": limit_conditions()});
+    definitions.insert("rate_limit".to_owned(), limit);
+    let mut root = section(Section::Root);
+    root["$schema"] = "http://json-schema.org/draft-07/schema#".into();
+    root["title"] = "Rules of Tollgate".into();
+    // The compiler leaves empty documents out.
+    root["type"] = json!(["object", "null"]);
+    root["definitions"] = definitions.into();
+    root
+}
+
+/// The keys of a section. `<<` merges others in.
+fn section(section: Section) -> Json {
+    let keys = || KEYS.iter().filter(move |key| key.section == section);
+    let mut properties: Map<_, _> = keys().map(|key| (key.name.to_owned(), value(key.takes))).collect();
+    properties.insert("<<".to_owned(), true.into());
+    let required: Vec<_> = keys().filter(|key| key.takes == Takes::Required).map(|key| key.name).collect();
+    json!({"properties": properties, "required": required, "additionalProperties": false})
+}
+
+/// The values of a key. A key without a value counts as absent.
+fn value(takes: Takes) -> Json {
+    match takes {
+        Takes::Required => json!({"type": ["string", "number", "boolean"], "minLength": 1}),
+        // Numbers and booleans are taken as written.
+        Takes::Text => json!({"type": ["string", "number", "boolean", "null"]}),
+        Takes::Integer => json!({
+            "type": ["integer", "string", "null"], "minimum": 0, "maximum": u64::MAX, "pattern": INTEGER,
+        }),
+        Takes::Boolean => json!({"type": ["boolean", "string", "null"], "pattern": TRUE_OR_FALSE}),
+        Takes::OnDenied => choice(ON_DENIED.map(|(name, _)| name)),
+        Takes::Unit => {
+            let any_case = Unit::ALL.map(|unit| in_any_case(unit.name())).join("|");
+            let names = choice(Unit::ALL.map(Unit::name));
+            json!({"anyOf": [names, {"type": "string", "pattern": format!("^({any_case})$")}]})
+        }
+        Takes::Algorithm => choice(AlgorithmName::ALL.map(AlgorithmName::name)),
+        Takes::OnOwnerUnavailable => choice(OnOwnerUnavailable::ALL.map(OnOwnerUnavailable::name)),
+        Takes::Weekday => choice(Calendar::WEEKDAYS.map(|(name, _)| name)),
+        Takes::Anything => json!({"type": ["object", "null"]}),
+        Takes::Mapping(section) => json!({"type": ["object", "null"], "allOf": [reference(section)]}),
+        Takes::Candidate => {
+            let limit = reference(Section::RateLimit);
+            json!({"type": ["object", "null"], "allOf": [limit, absent(NOT_IN_CANDIDATE)]})
+        }
+        Takes::List(section) => {
+            json!({"type": ["array", "null"], "items": {"type": "object", "allOf": [reference(section)]}})
+        }
+        // A part of overlay files.
+        Takes::Path => json!({"type": ["array", "null"]}),
+    }
+}
+
+fn choice<const N: usize>(names: [&str; N]) -> Json {
+    let names: Vec<Json> = names.into_iter().map(Json::from).chain([Json::Null]).collect();
+    json!({"enum": names})
+}
+
+/// A regular expression for `name` in any case.
+fn in_any_case(name: &str) -> String {
+    name.chars().map(|letter| format!("[{letter}{}]", letter.to_ascii_uppercase())).collect()
+}
+
+fn reference(section: Section) -> Json {
+    let defined = DEFINITIONS.iter().find(|(of, _)| *of == section);
+    // A section of overlay files has any keys.
+    defined.map_or(true.into(), |(_, name)| json!({"$ref": format!("#/definitions/{name}")}))
+}
+
+/// The conditions of a rule that is not unlimited.
+fn limit_conditions() -> Vec<Json> {
+    let excluded = EXCLUSIVE.iter().flat_map(|(ones, others)| {
+        ones.iter().map(|one| json!({"if": present(one), "then": absent(others.iter().copied())}))
+    });
+    let algorithms = KEYS.iter().filter_map(|key: &Key| {
+        let names = |some: &[AlgorithmName]| some.iter().map(|one| one.name().into()).collect::<Vec<Json>>();
+        match key.applies_to {
+            AppliesTo::Any | AppliesTo::Limited => None,
+            AppliesTo::Only(some) => Some(json!({
+                "if": present(key.name),
+                "then": {"required": ["algorithm"], "properties": {"algorithm": {"enum": names(some)}}},
+            })),
+            AppliesTo::ClassicOr(some) => {
+                let names: Vec<_> = names(some).into_iter().chain([Json::Null]).collect();
+                Some(json!({
+                    "if": present(key.name),
+                    "then": {"properties": {"algorithm": {"enum": names}}},
+                }))
+            }
+        }
+    });
+    excluded
+        .chain(algorithms)
+        .chain([json!({"anyOf": [
+            present("requests_per_unit"), present("refill_amount"),
+        ]})])
+        .collect()
+}
+
+fn is_unlimited() -> Json {
+    let is_true = json!({"anyOf": [{"const": true}, {"type": "string", "pattern": TRUE}]});
+    json!({"required": ["unlimited"], "properties": {"unlimited": is_true}})
+}
+
+fn present(key: &str) -> Json {
+    json!({"required": [key], "properties": {key: {"not": {"type": "null"}}}})
+}
+
+fn absent<'k>(keys: impl IntoIterator<Item = &'k str>) -> Json {
+    let nulls: Map<_, _> = keys.into_iter().map(|key| (key.to_owned(), json!({"type": "null"}))).collect();
+    json!({"properties": nulls})
+}

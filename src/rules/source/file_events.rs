@@ -1,0 +1,85 @@
+//! File system events near watched files.
+//!
+//! Events only trigger an earlier comparison of contents, which are compared every few seconds anyway: events are lost
+//! when a watched file is replaced, and symbolic link targets raise none.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::{sync::Notify, time::sleep};
+
+use crate::file_watch::SETTLE;
+
+/// Notifies of file system events near the rule files.
+pub(super) struct FileEvents {
+    changed: Arc<Notify>,
+    // Kept alive: dropping it stops the events.
+    watcher: notify::Result<RecommendedWatcher>,
+}
+
+impl FileEvents {
+    /// Watches the directory of a file. For a directory it also watches the parent, in which the directory may be
+    /// replaced.
+    pub(super) fn watching(path: &Path) -> Self {
+        let changed = Arc::new(Notify::new());
+        let (notify, watched) =
+            (changed.clone(), EventFilter { path: path.to_owned(), is_directory: path.is_dir() });
+        let is_directory = watched.is_directory;
+        let on_event = move |event: notify::Result<notify::Event>| {
+            if event.map_or(true, |event| watched.matches(&event)) {
+                notify.notify_one();
+            }
+        };
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let watcher = notify::recommended_watcher(on_event).and_then(|mut watcher| {
+            let nearest = if is_directory { path } else { parent };
+            watcher.watch(nearest, RecursiveMode::NonRecursive)?;
+            if is_directory {
+                // Optional: without permission for the parent, polling finds a replaced directory.
+                let _ = watcher.watch(parent, RecursiveMode::NonRecursive);
+            }
+            Ok(watcher)
+        });
+        Self { changed, watcher }
+    }
+
+    /// Why there are no events.
+    pub(super) fn error(&self) -> Option<&notify::Error> {
+        self.watcher.as_ref().err()
+    }
+
+    /// Waits for an event, for `time_max` at most.
+    pub(super) async fn wait(&self, time_max: Duration) {
+        tokio::select! {
+            () = self.changed.notified() => {
+                // Events come in bursts; the pause bounds the number of polls per second.
+                sleep(SETTLE).await;
+            }
+            () = sleep(time_max.max(SETTLE)) => {}
+        }
+    }
+}
+
+/// Selects the events that may concern the rule files.
+struct EventFilter {
+    path: PathBuf,
+    is_directory: bool,
+}
+
+impl EventFilter {
+    /// Whether an event may change the rules. For a file every event in its directory counts: it may be a symbolic
+    /// link.
+    fn matches(&self, event: &notify::Event) -> bool {
+        // Reads by this process raise access events.
+        if event.kind.is_access() {
+            return false;
+        }
+        let is_near =
+            |path: &PathBuf| path.starts_with(&self.path) || path.file_name() == self.path.file_name();
+        !self.is_directory || event.paths.is_empty() || event.paths.iter().any(is_near)
+    }
+}

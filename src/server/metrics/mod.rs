@@ -1,0 +1,185 @@
+//! The metrics page.
+//!
+//! A metric is one row of [`replica`], [`cluster`], [`shared_store`] or [`xds`]: its name, its help and its series.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+
+use crate::{
+    cluster::Cluster,
+    rules,
+    shared_store::SharedStore,
+    telemetry::metrics::{self, Metric, Page},
+};
+
+mod cluster;
+mod reference;
+mod replica;
+mod shared_store;
+mod xds;
+
+pub(super) use replica::Sources;
+
+/// The metrics of every replica, in the order of the page.
+pub fn replica_metrics() -> impl Iterator<Item = &'static Metric> {
+    replica::ALL.iter().map(|row| &row.metric)
+}
+
+/// The metrics of a replica in a cluster, which follow the others.
+pub fn cluster_metrics() -> impl Iterator<Item = &'static Metric> {
+    cluster::ALL.iter().map(|row| &row.metric)
+}
+
+/// The metrics of a replica with a shared store, which follow the others.
+pub fn shared_store_metrics() -> impl Iterator<Item = &'static Metric> {
+    shared_store::ALL.iter().map(|row| &row.metric)
+}
+
+/// The metrics of a replica with rules from a control plane, which follow the others.
+pub fn xds_metrics() -> impl Iterator<Item = &'static Metric> {
+    xds::ALL.iter().map(|row| &row.metric)
+}
+
+/// A router with `/metrics` only. Metrics of a cluster, a shared store or a control plane are included if there is one.
+pub(super) fn router(
+    cluster: Option<Cluster>,
+    shared_store: Option<SharedStore>,
+    xds: Option<Arc<rules::xds::Stats>>,
+    sources: Sources,
+    reference_names: bool,
+) -> Router {
+    let state = PageState { sources, cluster, shared_store, xds, reference_names };
+    Router::new().route("/metrics", get(scrape)).with_state(state)
+}
+
+#[derive(Clone)]
+struct PageState {
+    sources: Sources,
+    cluster: Option<Cluster>,
+    shared_store: Option<SharedStore>,
+    xds: Option<Arc<rules::xds::Stats>>,
+    reference_names: bool,
+}
+
+async fn scrape(State(state): State<PageState>) -> Response {
+    // With very many rules this takes a while, which no request should wait for.
+    let page = move || state.page();
+    match tokio::task::spawn_blocking(page).await {
+        Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+impl PageState {
+    fn page(self) -> String {
+        let xds = self.xds.map(|stats| xds::Reading::of(&stats, &self.sources.active_rules));
+        let (mut page, reading) = (Page::default(), replica::Reading::of(self.sources));
+        page.add(replica::ALL, &reading);
+        if self.reference_names {
+            page.add(reference::ALL, &reference::Reading::of(&reading.rules));
+        }
+        if let Some(cluster) = &self.cluster {
+            let (stats, backup_bytes) = (cluster.stats(), reading.store.backup_bytes);
+            page.add(cluster::ALL, &cluster::Reading { stats, backup_bytes });
+        }
+        if let Some(store) = &self.shared_store {
+            page.add(shared_store::ALL, &store.stats());
+        }
+        if let Some(stats) = xds {
+            page.add(xds::ALL, &stats);
+        }
+        page.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        rules::ActiveRules,
+        server::{Budgets, ServerStats},
+        settings::Settings,
+        store::{Memory, OnFull},
+        telemetry::{logs::LogControl, metrics::MetricKind},
+        time::{Clock, Timestamp},
+    };
+
+    fn sources() -> Sources {
+        Sources {
+            active_rules: Arc::default(),
+            memory: Arc::new(Memory::new(1 << 20, OnFull::Deny).shared()),
+            limiter: Arc::default(),
+            api: Arc::default(),
+            listeners: ServerStats::default(),
+            budgets: Budgets::new(Settings::with(&[]).memory),
+            logs: LogControl::default(),
+            clock: Clock::manual(Timestamp::EPOCH),
+        }
+    }
+
+    fn alone(sources: Sources) -> PageState {
+        PageState { sources, cluster: None, shared_store: None, xds: None, reference_names: false }
+    }
+
+    async fn lone(memory: Arc<Memory>) -> Cluster {
+        let folder = tempfile::tempdir().unwrap();
+        let secret_file = folder.path().join("secret");
+        std::fs::write(&secret_file, "a secret that replicas share").unwrap();
+        let listen =
+            [("cluster.listen", "127.0.0.1:0"), ("cluster.secret_file", secret_file.to_str().unwrap())];
+        let settings = Settings::with(&listen).cluster.unwrap();
+        let (active_rules, clock) = (Arc::new(ActiveRules::default()), Clock::system());
+        Cluster::bind(settings, memory, Vec::new(), active_rules, clock).await.unwrap().0
+    }
+
+    fn families(page: &str) -> Vec<&str> {
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect()
+    }
+
+    #[tokio::test]
+    async fn cluster_metrics_are_all_present_at_zero_from_start() {
+        let sources = sources();
+        let cluster = lone(sources.memory.clone()).await;
+        let page = PageState { cluster: Some(cluster), ..alone(sources) }.page();
+        let of_all = replica_metrics().chain(cluster_metrics()).map(|metric| metric.name);
+        assert_eq!(families(&page), of_all.collect::<Vec<_>>());
+        let series: Vec<_> = page.lines().filter(|line| line.starts_with("tollgate_cluster_")).collect();
+        for (line, number) in [
+            (r#"tollgate_cluster_state{state="joining"}"#, "1"),
+            (r#"tollgate_cluster_state{state="serving"}"#, "0"),
+            ("tollgate_cluster_slots", "0"),
+            ("tollgate_cluster_slots_moving", "0"),
+            ("tollgate_cluster_hand_off_seconds_total", "0"),
+            ("tollgate_cluster_degraded_checks_total", "0"),
+            (r#"tollgate_cluster_links_refused_total{reason="untrusted"}"#, "0"),
+            (r#"tollgate_cluster_batch_bytes_total{direction="out"}"#, "0"),
+        ] {
+            assert!(series.contains(&format!("{line} {number}").as_str()), "{line}: {series:#?}");
+        }
+        let age = series.iter().find_map(|line| line.strip_prefix("tollgate_cluster_backup_age_seconds "));
+        assert!(age.unwrap().parse::<f64>().unwrap() < 60.0, "{age:?}");
+    }
+
+    #[test]
+    fn cluster_metrics_are_absent_without_cluster() {
+        let page = alone(sources()).page();
+        assert_eq!(families(&page), replica_metrics().map(|metric| metric.name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn exactly_counters_end_with_total() {
+        for metric in
+            replica_metrics().chain(cluster_metrics()).chain(shared_store_metrics()).chain(xds_metrics())
+        {
+            let is_counter = metric.kind == MetricKind::Counter;
+            assert_eq!(is_counter, metric.name.ends_with("_total"), "{}", metric.name);
+        }
+    }
+}

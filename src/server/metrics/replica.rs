@@ -1,0 +1,240 @@
+//! The metrics of every replica.
+
+use std::sync::Arc;
+
+use crate::{
+    api, limiter,
+    rules::{self, ActiveRules, Series, Totals},
+    server::{Budgets, ListenerReading, ServerStats},
+    store::{Memory, StoreStats},
+    telemetry::{
+        logs::{DroppedLines, LogControl},
+        metrics::{Family, ProcessStats, metrics},
+    },
+    time::{Clock, LongSteps, Timestamp},
+};
+
+/// The components that the page reports.
+#[derive(Clone, Debug)]
+pub(in crate::server) struct Sources {
+    pub(in crate::server) active_rules: Arc<ActiveRules>,
+    pub(in crate::server) memory: Arc<Memory>,
+    pub(in crate::server) limiter: Arc<limiter::Metrics>,
+    pub(in crate::server) api: Arc<api::Metrics>,
+    pub(in crate::server) listeners: ServerStats,
+    pub(in crate::server) budgets: Budgets,
+    pub(in crate::server) logs: LogControl,
+    pub(in crate::server) clock: Clock,
+}
+
+/// The sources, with what several metrics take from one reading of them.
+pub(super) struct Reading {
+    sources: Sources,
+    pub(super) rules: Vec<(Series, Totals)>,
+    load: rules::Status,
+    pub(super) store: StoreStats,
+    listeners: [(&'static str, ListenerReading); 4],
+    process: Option<ProcessStats>,
+}
+
+impl Reading {
+    pub(super) fn of(sources: Sources) -> Self {
+        let ServerStats { grpc, http, admin, metrics } = &sources.listeners;
+        let listeners = [("grpc", grpc), ("http", http), ("admin", admin), ("metrics", metrics)];
+        Self {
+            rules: sources.active_rules.stats().totals(),
+            load: sources.active_rules.status(),
+            store: sources.memory.stats(),
+            listeners: listeners.map(|(listener, stats)| (listener, stats.read())),
+            process: ProcessStats::now(),
+            sources,
+        }
+    }
+
+    fn each_rule(&self, family: &mut Family<'_>, number: fn(&Totals) -> u64) {
+        for (Series { domain, rule }, totals) in &self.rules {
+            family.sample(&[domain, rule], number(totals));
+        }
+    }
+
+    fn each_listener(&self, family: &mut Family<'_>, number: fn(&ListenerReading) -> u64) {
+        for (listener, stats) in &self.listeners {
+            family.sample(&[listener], number(stats));
+        }
+    }
+}
+
+/// Seconds since the Unix epoch.
+fn seconds(instant: Timestamp) -> f64 {
+    instant.since(Timestamp::EPOCH).as_secs_f64()
+}
+
+metrics! { Reading;
+    Counter "tollgate_decisions_total" ["domain", "rule", "code"]
+        "Descriptors decided by a rule, by status code: ok or over_limit."
+        => |all, family| {
+            for (Series { domain, rule }, totals) in &all.rules {
+                family.sample(&[domain, rule, "ok"], totals.ok);
+                family.sample(&[domain, rule, "over_limit"], totals.over_limit);
+            }
+        };
+    Counter "tollgate_hits_total" ["domain", "rule"]
+        "Hits charged to counters, without charges that were rolled back or not stored."
+        => |all, family| all.each_rule(family, |totals| totals.hits);
+    Counter "tollgate_near_limit_hits_total" ["domain", "rule"]
+        "Hits that passed with more than 80 % of the limit used."
+        => |all, family| all.each_rule(family, |totals| totals.near_limit_hits);
+    Counter "tollgate_shadow_denials_total" ["domain", "rule"]
+        "Descriptors over the limit of a rule in shadow mode, which passed."
+        => |all, family| all.each_rule(family, |totals| totals.shadow_denials);
+    Counter "tollgate_candidate_denials_total" ["domain", "rule"]
+        "Descriptors that the candidate of a rule would have refused."
+        => |all, family| all.each_rule(family, |totals| totals.candidate_denials);
+    Counter "tollgate_shadow_passed_requests_total" []
+        "Requests that passed only because of limiter.shadow_mode."
+        => |all, family| family.value(all.sources.limiter.shadow_passes.get());
+    Counter "tollgate_override_decisions_total" ["code"]
+        "Descriptors decided by a limit in the request."
+        => |all, family| {
+            let overrides = all.sources.limiter.overrides.totals();
+            family.sample(&["ok"], overrides.ok);
+            family.sample(&["over_limit"], overrides.over_limit);
+        };
+    Counter "tollgate_override_hits_total" []
+        "Hits charged to counters of limits in requests."
+        => |all, family| family.value(all.sources.limiter.overrides.totals().hits);
+    Counter "tollgate_unmatched_descriptors_total" []
+        "Descriptors of a known domain without a rule, or whose only rule is replaced by another."
+        => |all, family| family.value(all.sources.limiter.unmatched.get());
+    Counter "tollgate_unknown_domain_requests_total" []
+        "Requests for a domain without rules; they pass."
+        => |all, family| family.value(all.sources.limiter.unknown_domains.get());
+    Counter "tollgate_unanswered_requests_total" ["reason"]
+        "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, invalid for malformed requests."
+        => |all, family| {
+            family.sample(&["no_rules"], all.sources.api.no_rules.get());
+            family.sample(&["joining"], all.sources.api.joining.get());
+            family.sample(&["overloaded"], all.sources.api.overloaded.get());
+            family.sample(&["invalid"], all.sources.api.invalid.get());
+        };
+    Histogram "tollgate_request_duration_seconds" []
+        "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
+        => |all, family| family.buckets(&all.sources.api.duration.buckets());
+    Gauge "tollgate_queue_waiting_requests" []
+        "Requests waiting for their turn in a leaky_queue."
+        => |all, family| family.value(all.sources.api.waiting());
+    Histogram "tollgate_queue_delay_seconds" []
+        "Delays imposed by a leaky_queue on requests that had to wait."
+        => |all, family| family.buckets(&all.sources.api.delays.buckets());
+    Gauge "tollgate_counters" []
+        "Counters in memory, including idle ones not yet removed."
+        => |all, family| family.value(all.store.live);
+    Gauge "tollgate_counters_bytes" []
+        "Memory used by counters."
+        => |all, family| family.value(all.store.bytes);
+    Counter "tollgate_counters_evicted_total" ["reason"]
+        "Evicted counters: idle, which changes no answer, or unexpired, when memory is full."
+        => |all, family| {
+            family.sample(&["idle"], all.store.evicted_idle);
+            family.sample(&["unexpired"], all.store.evicted_unexpired);
+        };
+    Counter "tollgate_counters_refused_total" []
+        "Charges to new keys refused because memory is full."
+        => |all, family| family.value(all.store.refused_full);
+    Counter "tollgate_clock_steps_total" ["direction"]
+        "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
+        => |all, family| {
+            let LongSteps { forward, back } = all.sources.clock.long_steps();
+            family.sample(&["forward"], forward);
+            family.sample(&["back"], back);
+        };
+    Gauge "tollgate_rules" []
+        "Active rules."
+        => |all, family| family.value(all.sources.active_rules.current().rules().map_or(0, |rules| rules.len()));
+    Gauge "tollgate_rules_generation" []
+        "Rule sets activated since the start; 0 before the first."
+        => |all, family| family.value(all.load.generation);
+    Gauge "tollgate_rules_info" ["hash", "version"]
+        "Always 1; hash is that of the active rules, equal on all replicas with the same files or resources. version is that of the control plane, empty for files."
+        => |all, family| {
+            if let Some(hash) = &all.load.hash {
+                family.sample(&[hash, all.load.version.as_deref().unwrap_or_default()], 1);
+            }
+        };
+    Gauge "tollgate_rules_loaded_timestamp_seconds" []
+        "Time at which the active rules were loaded; 0 before the first."
+        => |all, family| family.value(all.load.loaded_at.map_or(0.0, seconds));
+    Counter "tollgate_rules_load_errors_total" []
+        "Contents of rule files, or of responses of the control plane, that could not be loaded."
+        => |all, family| family.value(all.load.load_errors);
+    Gauge "tollgate_rules_stale" []
+        "1 while the current rules of the source cannot be loaded, otherwise 0."
+        => |all, family| family.value(u8::from(all.load.last_error.is_some()));
+    Gauge "tollgate_connections" ["listener"]
+        "Open connections."
+        => |all, family| all.each_listener(family, |stats| stats.open);
+    Counter "tollgate_connections_accepted_total" ["listener"]
+        "Accepted connections, including those closed at once."
+        => |all, family| all.each_listener(family, |stats| stats.accepted);
+    Counter "tollgate_accept_errors_total" ["listener"]
+        "Errors of accept."
+        => |all, family| all.each_listener(family, |stats| stats.accept_errors);
+    Counter "tollgate_certificates_loaded_total" ["listener"]
+        "Certificate loads, including the one at the start."
+        => |all, family| all.each_listener(family, |stats| stats.certificates_loaded);
+    Counter "tollgate_certificate_errors_total" ["listener"]
+        "Contents of certificate files that were refused; the previous certificates stayed active."
+        => |all, family| all.each_listener(family, |stats| stats.certificate_errors);
+    Counter "tollgate_connections_closed_total" ["listener", "reason"]
+        "Connections closed by the server: full, idle to make room for another, handshake, slow, age, or cut with calls still open."
+        => |all, family| {
+            for (listener, stats) in &all.listeners {
+                family.sample(&[listener, "full"], stats.refused_full);
+                family.sample(&[listener, "idle"], stats.closed_idle);
+                family.sample(&[listener, "handshake"], stats.handshakes_failed);
+                family.sample(&[listener, "slow"], stats.handshakes_slow);
+                family.sample(&[listener, "age"], stats.aged);
+                family.sample(&[listener, "cut"], stats.cut);
+            }
+        };
+    Gauge "tollgate_certificate_end_time_seconds" ["listener"]
+        "Expiry time of the active certificate."
+        => |all, family| {
+            for (listener, stats) in &all.listeners {
+                if let Some(end) = stats.certificate_expires {
+                    family.sample(&[listener], seconds(end));
+                }
+            }
+        };
+    Counter "tollgate_unfinished_requests_refused_total" []
+        "Incomplete gRPC requests refused because memory.requests was exhausted."
+        => |all, family| family.value(all.sources.budgets.requests.rejected());
+    Gauge "tollgate_unfinished_request_bytes" []
+        "Memory used by incomplete gRPC requests."
+        => |all, family| family.value(all.sources.budgets.requests.bytes());
+    Gauge "tollgate_unsent_reply_bytes" []
+        "Memory used by unsent gRPC replies, of connections with at least 16 KiB of them."
+        => |all, family| family.value(all.sources.budgets.replies.bytes());
+    Counter "tollgate_top_missed_denials_total" []
+        "Denials missing from the list of the most denied keys because the list was being read."
+        => |all, family| family.value(all.sources.limiter.denied.missed());
+    Counter "tollgate_log_lines_dropped_total" ["reason"]
+        "Dropped log lines: rate above the bound of their call site per second, output when the log output did not accept them."
+        => |all, family| {
+            let DroppedLines { rate, output } = all.sources.logs.dropped_lines();
+            family.sample(&["rate"], rate);
+            family.sample(&["output"], output);
+        };
+    Gauge "tollgate_build_info" ["version"]
+        "Always 1; the version of the program."
+        => |_, family| family.sample(&[env!("CARGO_PKG_VERSION")], 1);
+    Counter "process_cpu_seconds_total" []
+        "CPU time of the process, user and system."
+        => |all, family| all.process.iter().for_each(|process| family.value(process.cpu_seconds));
+    Gauge "process_resident_memory_bytes" []
+        "Resident memory of the process."
+        => |all, family| all.process.iter().for_each(|process| family.value(process.resident_bytes));
+    Gauge "process_start_time_seconds" []
+        "Start time of the process."
+        => |all, family| all.process.iter().for_each(|process| family.value(process.started));
+}

@@ -1,0 +1,44 @@
+//! The metrics of a replica with rules from a control plane.
+
+use crate::{
+    rules::{ActiveRules, Rules, xds},
+    telemetry::metrics::metrics,
+};
+
+/// What several metrics take from one reading.
+pub(super) struct Reading {
+    client: xds::Reading,
+    overlay_misfits: usize,
+    is_overlay_stale: bool,
+}
+
+impl Reading {
+    pub(super) fn of(client: &xds::Stats, active_rules: &ActiveRules) -> Self {
+        Self {
+            client: client.read(),
+            overlay_misfits: active_rules.current().rules().map_or(0, Rules::overlay_misfits),
+            is_overlay_stale: active_rules.status().overlay_problems.is_some(),
+        }
+    }
+}
+
+metrics! { Reading;
+    Gauge "tollgate_xds_connected" []
+        "1 while the control plane is connected, otherwise 0."
+        => |stats, family| family.value(u8::from(stats.client.is_connected));
+    Counter "tollgate_xds_connections_total" []
+        "Connections to the control plane that were made."
+        => |stats, family| family.value(stats.client.connections);
+    Counter "tollgate_xds_responses_total" ["answer"]
+        "Responses of the control plane, by answer: accepted, or refused while the active rules stay."
+        => |stats, family| {
+            family.sample(&["accepted"], stats.client.accepted);
+            family.sample(&["refused"], stats.client.refused);
+        };
+    Gauge "tollgate_overlay_misfits" []
+        "Rules that are without what the overlay has for them, because it does not fit."
+        => |stats, family| family.value(stats.overlay_misfits);
+    Gauge "tollgate_overlay_stale" []
+        "1 while the current overlay file cannot be loaded, otherwise 0."
+        => |stats, family| family.value(u8::from(stats.is_overlay_stale));
+}

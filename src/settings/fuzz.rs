@@ -1,0 +1,22 @@
+//! The fuzz target of settings files.
+
+use std::fs;
+
+use crate::{
+    files::temporary,
+    settings::{CATALOG, Sources},
+};
+
+/// A settings file: it has problems that can be shown, or each setting has an effective value.
+pub fn settings(bytes: &[u8]) {
+    let path = temporary("settings.yaml", bytes);
+    let rules = CATALOG.iter().find(|setting| setting.name == "rules.path").expect("rules have a path");
+    let flags = vec![(rules, "rules".to_owned())];
+    let loaded = Sources { file: Some(path.clone()), flags, ..Sources::default() }.load();
+    match loaded {
+        Ok(settings) => assert_eq!(settings.given.len(), CATALOG.len()),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    // A later input replaces a file that remains.
+    let _ = fs::remove_file(path);
+}

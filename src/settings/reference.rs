@@ -1,0 +1,523 @@
+//! The environment of envoyproxy/ratelimit as a source of settings, so that a deployment of it can start this program.
+
+use std::net::SocketAddr;
+
+use crate::settings::shared_store;
+
+/// The host of listeners without one.
+const ANY_HOST: &str = "0.0.0.0";
+
+/// A value for a setting, and the variable that it comes from.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Given {
+    pub(super) setting: &'static str,
+    pub(super) value: String,
+    pub(super) variable: String,
+}
+
+/// What the environment means here.
+#[derive(Debug, Default)]
+pub(super) struct Translation {
+    pub(super) settings: Vec<Given>,
+    /// Variables that have no effect, each with the reason.
+    pub(super) without_effect: Vec<String>,
+    /// Values that are not allowed.
+    pub(super) problems: Vec<String>,
+}
+
+/// How a variable is read.
+enum Rule {
+    /// As the value of a setting, which has the same syntax.
+    Same(&'static str),
+    /// As the value of a setting, after a conversion; `None` if the value is not allowed.
+    Converted(&'static str, fn(&str) -> Option<String>),
+    /// As `Same`, but only if this switch is on.
+    With(&'static str, &'static str),
+    /// Together with others.
+    Joined,
+    /// Has no effect, because of this.
+    Nothing(&'static str),
+    /// As the rule says, but only for counters in Redis.
+    Redis(&'static Rule),
+}
+
+const GRPC_TLS: &str = "GRPC_SERVER_USE_TLS";
+const XDS_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS";
+const NO_STATSD: &str = "metrics are for Prometheus";
+const NO_MEMCACHED: &str = "counters are in memory or in Redis";
+const FILES_WATCHED: &str = "files are always watched, and hidden ones are never read";
+const OPENTELEMETRY: &str = "traces have the variables of OpenTelemetry, OTEL_*";
+const ONE_STORE: &str = "all counters are in one store";
+
+/// Every variable of the reference.
+const VARIABLES: &[(&str, Rule)] = &[
+    ("HOST", Rule::Joined),
+    ("PORT", Rule::Joined),
+    ("GRPC_HOST", Rule::Joined),
+    ("GRPC_PORT", Rule::Joined),
+    ("GRPC_UDS", Rule::Joined),
+    ("DEBUG_HOST", Rule::Nothing("the admin listener is on the loopback; admin.listen changes that")),
+    ("DEBUG_PORT", Rule::Converted("admin.listen", |port| Some(format!("127.0.0.1:{port}")))),
+    ("GRPC_MAX_CONNECTION_AGE", Rule::Same("grpc.max_connection_age")),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", Rule::Same("grpc.max_connection_age_grace")),
+    (GRPC_TLS, Rule::Joined),
+    ("GRPC_SERVER_TLS_CERT", Rule::With(GRPC_TLS, "grpc.tls_cert")),
+    ("GRPC_SERVER_TLS_KEY", Rule::With(GRPC_TLS, "grpc.tls_key")),
+    ("GRPC_CLIENT_TLS_CACERT", Rule::With(GRPC_TLS, "grpc.tls_client_ca")),
+    ("GRPC_CLIENT_TLS_SAN", Rule::With(GRPC_TLS, "grpc.tls_client_san")),
+    ("LOG_LEVEL", Rule::Converted("log.level", log_level)),
+    ("LOG_FORMAT", Rule::Same("log.format")),
+    ("CONFIG_TYPE", Rule::Joined),
+    (
+        "FORCE_START_WITHOUT_INITIAL_CONFIG",
+        Rule::Converted("rules.required", |text| switch(text).map(|on| (!on).to_string())),
+    ),
+    ("MERGE_DOMAIN_CONFIG", Rule::Nothing("rules of one domain are always merged")),
+    ("RUNTIME_ROOT", Rule::Joined),
+    ("RUNTIME_SUBDIRECTORY", Rule::Joined),
+    ("RUNTIME_APPDIRECTORY", Rule::Joined),
+    ("RUNTIME_IGNOREDOTFILES", Rule::Nothing(FILES_WATCHED)),
+    ("RUNTIME_WATCH_ROOT", Rule::Nothing(FILES_WATCHED)),
+    ("CONFIG_GRPC_XDS_NODE_ID", Rule::Same("rules.xds.node_id")),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", Rule::Same("rules.xds.node_metadata")),
+    ("CONFIG_GRPC_XDS_SERVER_URL", Rule::Joined),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Rule::Nothing("it has no effect there either")),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        Rule::Converted("rules.xds.headers", |text| Some(text.replace(':', "="))),
+    ),
+    (XDS_TLS, Rule::Joined),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Rule::With(XDS_TLS, "rules.xds.cert")),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Rule::With(XDS_TLS, "rules.xds.key")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Rule::With(XDS_TLS, "rules.xds.ca")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", Rule::With(XDS_TLS, "rules.xds.server_name")),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Rule::Same("rules.xds.retry_min")),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", Rule::Same("rules.xds.retry_max")),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Rule::Nothing("delays double")),
+    ("XDS_CLIENT_BACKOFF_JITTER", Rule::Nothing("delays always have jitter")),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Rule::Joined),
+    ("USE_PROMETHEUS", Rule::Nothing("metrics are always served")),
+    ("PROMETHEUS_ADDR", Rule::Converted("metrics.listen", address)),
+    ("PROMETHEUS_PATH", Rule::Nothing("the path is /metrics")),
+    ("PROMETHEUS_MAPPER_YAML", Rule::Nothing("names and labels are those of the reference's own mapping")),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Rule::Nothing("times are in seconds")),
+    ("USE_STATSD", Rule::Nothing(NO_STATSD)),
+    ("STATSD_HOST", Rule::Nothing(NO_STATSD)),
+    ("STATSD_PORT", Rule::Nothing(NO_STATSD)),
+    ("STATSD_PROTOCOL", Rule::Nothing(NO_STATSD)),
+    ("STATS_FLUSH_INTERVAL", Rule::Nothing(NO_STATSD)),
+    ("USE_DOG_STATSD", Rule::Nothing(NO_STATSD)),
+    ("USE_DOG_STATSD_MOGRIFIERS", Rule::Nothing(NO_STATSD)),
+    ("EXTRA_TAGS", Rule::Nothing("labels are added by Prometheus")),
+    ("DISABLE_STATS", Rule::Nothing("metrics are always counted")),
+    ("BACKEND_TYPE", Rule::Nothing("store.kind selects the store")),
+    ("EXPIRATION_JITTER_MAX_SECONDS", Rule::Nothing("counters expire when they are idle")),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", Rule::Nothing("store.memory_limit bounds counters")),
+    ("NEAR_LIMIT_RATIO", Rule::Nothing("it is always 0.8")),
+    ("CACHE_KEY_PREFIX", Rule::Redis(&Rule::Same("store.redis.prefix"))),
+    (
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+        Rule::Nothing("on_denied: charge_none of a domain does this"),
+    ),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", Rule::Converted("headers.ratelimit", boolean)),
+    ("LIMIT_LIMIT_HEADER", Rule::Same("headers.limit_name")),
+    ("LIMIT_REMAINING_HEADER", Rule::Same("headers.remaining_name")),
+    ("LIMIT_RESET_HEADER", Rule::Same("headers.reset_name")),
+    ("SHADOW_MODE", Rule::Converted("limiter.shadow_mode", boolean)),
+    ("QUOTA_MODE", Rule::Converted("limiter.quota_mode", boolean)),
+    ("RESPONSE_DYNAMIC_METADATA", Rule::Converted("api.dynamic_metadata", boolean)),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Rule::Nothing("FORCE_START_WITHOUT_INITIAL_CONFIG decides")),
+    ("REDIS_PERSECOND", Rule::Redis(&Rule::Nothing(ONE_STORE))),
+    ("REDIS_SOCKET_TYPE", Rule::Redis(&Rule::Nothing("connections are TCP"))),
+    ("REDIS_TYPE", Rule::Joined),
+    ("REDIS_URL", Rule::Joined),
+    ("REDIS_TLS", Rule::Joined),
+    (
+        "REDIS_POOL_SIZE",
+        Rule::Redis(&Rule::Nothing("calls share connections; store.redis.connections sets how many")),
+    ),
+    ("REDIS_AUTH", Rule::Redis(&Rule::Nothing("store.redis.password_file has the password"))),
+    (
+        "REDIS_SENTINEL_AUTH",
+        Rule::Redis(&Rule::Nothing("store.redis.sentinel_password_file has the password")),
+    ),
+    ("REDIS_TLS_CACERT", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.ca"))),
+    ("REDIS_TLS_CLIENT_CERT", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.cert"))),
+    ("REDIS_TLS_CLIENT_KEY", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.key"))),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Rule::Redis(&Rule::Nothing("names are always verified"))),
+    ("REDIS_TIMEOUT", Rule::Redis(&Rule::Nothing("store.redis.timeout bounds every wait"))),
+    (
+        "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION",
+        Rule::Redis(&Rule::Converted("store.redis.unready_without_store", boolean)),
+    ),
+    ("TRACING_ENABLED", Rule::Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_NAME", Rule::Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_NAMESPACE", Rule::Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_INSTANCE_ID", Rule::Nothing(OPENTELEMETRY)),
+    ("TRACING_EXPORTER_PROTOCOL", Rule::Nothing(OPENTELEMETRY)),
+    ("TRACING_SAMPLING_RATE", Rule::Nothing(OPENTELEMETRY)),
+];
+
+/// Variables with these beginnings that are not in the table are named too. A program's other variables are its own.
+const PREFIXES: &[(&str, &str)] = &[
+    ("GRPC_SERVER_", "the reference does not read it either"),
+    ("GRPC_CLIENT_TLS_", "the reference does not read it either"),
+    ("CONFIG_GRPC_XDS_", "the reference does not read it either"),
+    ("XDS_CLIENT_", "the reference does not read it either"),
+    ("RUNTIME_", "the reference does not read it either"),
+    ("REDIS_PERSECOND_", ONE_STORE),
+    ("REDIS_", "Redis connects again by itself, and calls share connections"),
+    ("MEMCACHE_", NO_MEMCACHED),
+];
+
+/// Translates the variables of the reference. `is_redis`: the counters are in Redis, which no variable of the
+/// reference decides, because gateways demand an address even if there is none.
+pub(super) fn translate(environment: &[(String, String)], is_redis: bool) -> Translation {
+    let reader = Reader { environment, is_redis };
+    let mut translation = Translation::default();
+    for (variable, value) in environment {
+        match VARIABLES.iter().find(|(name, _)| name == variable) {
+            Some((_, rule)) => reader.apply(variable, value, rule, &mut translation),
+            None => {
+                let prefix = PREFIXES.iter().find(|(prefix, _)| variable.starts_with(prefix));
+                let named = prefix.map(|(_, why)| format!("{variable} ({why})"));
+                translation.without_effect.extend(named);
+            }
+        }
+    }
+    reader.joined(&mut translation);
+    translation
+}
+
+struct Reader<'e> {
+    environment: &'e [(String, String)],
+    is_redis: bool,
+}
+
+impl Reader<'_> {
+    fn value(&self, variable: &str) -> Option<&str> {
+        let found = self.environment.iter().find(|(name, _)| name == variable);
+        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    fn is_on(&self, variable: &str) -> bool {
+        self.value(variable).and_then(switch).unwrap_or(false)
+    }
+
+    fn apply(&self, variable: &str, value: &str, rule: &Rule, translation: &mut Translation) {
+        // The reference's own defaults are empty texts.
+        if value.is_empty() {
+            return;
+        }
+        let mut give = |setting: &'static str, value: String| {
+            translation.settings.push(Given { setting, value, variable: variable.to_owned() });
+        };
+        match rule {
+            Rule::Joined => {}
+            Rule::Same(setting) => give(setting, value.to_owned()),
+            Rule::With(needed, setting) if self.is_on(needed) => give(setting, value.to_owned()),
+            Rule::With(needed, _) => {
+                translation.without_effect.push(format!("{variable} ({needed} is not true)"));
+            }
+            Rule::Converted(setting, convert) => match convert(value) {
+                Some(value) => give(setting, value),
+                None => translation.problems.push(format!("{variable}: `{value}` is not allowed")),
+            },
+            Rule::Nothing(why) => translation.without_effect.push(format!("{variable} ({why})")),
+            Rule::Redis(rule) if self.is_redis => self.apply(variable, value, rule, translation),
+            Rule::Redis(_) => translation.without_effect.push(no_redis(variable)),
+        }
+    }
+
+    /// Settings that several variables make up.
+    fn joined(&self, translation: &mut Translation) {
+        let mut give = |setting: &'static str, value: String, from: &str| {
+            translation.settings.push(Given { setting, value, variable: from.to_owned() });
+        };
+        for (setting, host, port, default) in
+            [("http.listen", "HOST", "PORT", "8080"), ("grpc.listen", "GRPC_HOST", "GRPC_PORT", "8081")]
+        {
+            let (host, port) = (self.value(host), self.value(port));
+            if host.is_some() || port.is_some() {
+                let address = joined_address(host.unwrap_or(ANY_HOST), port.unwrap_or(default));
+                give(setting, address, setting_variables(setting));
+            }
+        }
+        if let Some(path) = self.value("GRPC_UDS") {
+            give("grpc.listen", format!("unix:{path}"), "GRPC_UDS");
+        }
+        give("metrics.reference_names", "true".to_owned(), "--compat");
+        match self.value("CONFIG_TYPE").unwrap_or("FILE") {
+            "FILE" => {
+                let of = |variable: &str, default| {
+                    self.value(variable).unwrap_or(default).trim_end_matches('/').to_owned()
+                };
+                let root = of("RUNTIME_ROOT", "/srv/runtime_data/current");
+                let parts = [root, of("RUNTIME_SUBDIRECTORY", ""), of("RUNTIME_APPDIRECTORY", "config")];
+                let parts = parts.into_iter().filter(|part| !part.is_empty());
+                give("rules.path", parts.collect::<Vec<_>>().join("/"), "RUNTIME_ROOT");
+            }
+            "GRPC_XDS_SOTW" => {
+                let scheme = if self.is_on(XDS_TLS) { "https" } else { "http" };
+                let server = self.value("CONFIG_GRPC_XDS_SERVER_URL").unwrap_or("localhost:18000");
+                give("rules.source", "xds".to_owned(), "CONFIG_TYPE");
+                give("rules.xds.url", format!("{scheme}://{server}"), "CONFIG_GRPC_XDS_SERVER_URL");
+                if self.value("CONFIG_GRPC_XDS_NODE_ID").is_none() {
+                    give("rules.xds.node_id", "default".to_owned(), "CONFIG_GRPC_XDS_NODE_ID");
+                }
+                // 0 stands for the default.
+                if let Some(bytes) =
+                    self.value("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES").filter(|bytes| *bytes != "0")
+                {
+                    give("rules.xds.max_message", bytes.to_owned(), "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES");
+                }
+            }
+            other => translation
+                .problems
+                .push(format!("CONFIG_TYPE: `{other}` is not allowed; FILE and GRPC_XDS_SOTW are")),
+        }
+        self.redis(translation);
+    }
+
+    /// The servers of a shared store.
+    fn redis(&self, translation: &mut Translation) {
+        const NAMES: [&str; 3] = ["REDIS_URL", "REDIS_TYPE", "REDIS_TLS"];
+        if !self.is_redis {
+            let given = NAMES.into_iter().filter(|name| self.value(name).is_some());
+            translation.without_effect.extend(given.map(no_redis));
+            return;
+        }
+        let mut give = |setting: &'static str, value: String, from: &str| {
+            translation.settings.push(Given { setting, value, variable: from.to_owned() });
+        };
+        let kind = self.value("REDIS_TYPE").unwrap_or("single").to_ascii_lowercase();
+        let mode = if kind == "single" { "standalone".to_owned() } else { kind };
+        let mut servers: Vec<&str> =
+            self.value("REDIS_URL").into_iter().flat_map(|urls| urls.split(',')).map(str::trim).collect();
+        if mode == "sentinel" && !servers.is_empty() {
+            give("store.redis.sentinel_service", servers.remove(0).to_owned(), "REDIS_URL");
+        }
+        give("store.redis.mode", mode, "REDIS_TYPE");
+        if !servers.is_empty() {
+            let scheme = if self.is_on("REDIS_TLS") { "rediss" } else { "redis" };
+            let url = |server: &str| {
+                if server.contains("://") { server.to_owned() } else { format!("{scheme}://{server}") }
+            };
+            let urls: Vec<_> = servers.into_iter().map(url).collect();
+            give("store.redis.urls", urls.join(","), "REDIS_URL");
+        }
+    }
+}
+
+fn no_redis(variable: &str) -> String {
+    format!("{variable} (only {} {} has counters in Redis)", shared_store::KIND, shared_store::REDIS)
+}
+
+/// The variables of a listener, for messages.
+fn setting_variables(setting: &str) -> &'static str {
+    if setting == "http.listen" { "HOST, PORT" } else { "GRPC_HOST, GRPC_PORT" }
+}
+
+fn joined_address(host: &str, port: &str) -> String {
+    let host = if host == "localhost" { "127.0.0.1" } else { host };
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// An address, of which the host may be left out.
+fn address(text: &str) -> Option<String> {
+    let (host, port) = text.rsplit_once(':')?;
+    let address = joined_address(if host.is_empty() { ANY_HOST } else { host }, port);
+    address.parse::<SocketAddr>().ok().map(|_| address)
+}
+
+fn log_level(text: &str) -> Option<String> {
+    let level = text.to_ascii_lowercase();
+    let level = match &*level {
+        "panic" | "fatal" => "error",
+        "warning" => "warn",
+        level @ ("error" | "warn" | "info" | "debug" | "trace") => level,
+        _another => return None,
+    };
+    Some(level.to_owned())
+}
+
+/// A boolean as Go reads it.
+fn switch(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _another => None,
+    }
+}
+
+fn boolean(text: &str) -> Option<String> {
+    switch(text).map(|on| on.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        rules::SourceSettings,
+        settings::{CATALOG, Compat, Error, Settings, Sources},
+    };
+
+    fn load(variables: &[(&str, &str)]) -> Result<Settings, Error> {
+        let environment =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Sources { environment, compat: Some(Compat::EnvoyRatelimit), ..Sources::default() }.load()
+    }
+
+    fn shown(settings: &Settings, name: &str) -> String {
+        settings.given.iter().find(|given| given.name == name).unwrap().value.clone()
+    }
+
+    #[test]
+    fn every_setting_of_the_table_exists() {
+        let mut rules: Vec<&Rule> = VARIABLES.iter().map(|(_, rule)| rule).collect();
+        while let Some(rule) = rules.pop() {
+            match rule {
+                Rule::Same(setting) | Rule::Converted(setting, _) | Rule::With(_, setting) => {
+                    assert!(CATALOG.iter().any(|known| known.name == *setting), "{setting}");
+                }
+                Rule::Redis(rule) => rules.push(rule),
+                Rule::Joined | Rule::Nothing(_) => {}
+            }
+        }
+    }
+
+    #[test]
+    fn every_variable_of_the_migration_page_is_known() {
+        let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/migrating.md"));
+        let (_, tables) = page.split_once("## Each environment variable").unwrap();
+        let (tables, _) = tables.split_once("### Commands").unwrap();
+        let cells = tables.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
+        let mut named = 0;
+        for name in cells.flat_map(|cell| cell.split('`')) {
+            if name.len() < 4 || !name.chars().all(|letter| letter == '_' || letter.is_ascii_uppercase()) {
+                continue;
+            }
+            named += 1;
+            let is_known = VARIABLES.iter().any(|(known, _)| *known == name)
+                || PREFIXES.iter().any(|(prefix, _)| name.starts_with(prefix));
+            assert!(is_known, "{name}");
+        }
+        assert!(named > 80, "{named}");
+    }
+
+    #[test]
+    fn nothing_given_has_ports_and_paths_of_the_reference() {
+        let settings = load(&[]).unwrap();
+        assert_eq!(shown(&settings, "rules.path"), "/srv/runtime_data/current/config");
+        assert_eq!(shown(&settings, "http.listen"), "0.0.0.0:8080");
+        assert_eq!(shown(&settings, "grpc.listen"), "0.0.0.0:8081");
+        assert!(settings.rules.required && settings.metrics.reference_names);
+        assert!(settings.without_effect.is_empty());
+    }
+
+    #[test]
+    fn variables_set_settings_and_own_variables_win() {
+        let settings = load(&[
+            ("HOST", "localhost"),
+            ("GRPC_PORT", "18081"),
+            ("GRPC_HOST", "::"),
+            ("DEBUG_PORT", "16070"),
+            ("PROMETHEUS_ADDR", ":19001"),
+            ("GRPC_MAX_CONNECTION_AGE", "24h"),
+            ("LOG_LEVEL", "WARNING"),
+            ("LIMIT_RESPONSE_HEADERS_ENABLED", "T"),
+            ("LIMIT_RESET_HEADER", "x-reset"),
+            ("SHADOW_MODE", "1"),
+            ("QUOTA_MODE", ""),
+            ("RUNTIME_ROOT", "/data/"),
+            ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+            ("TOLLGATE_METRICS__LISTEN", "127.0.0.1:1"),
+        ])
+        .unwrap();
+        for (name, value) in [
+            ("http.listen", "127.0.0.1:8080"),
+            ("grpc.listen", "[::]:18081"),
+            ("admin.listen", "127.0.0.1:16070"),
+            ("metrics.listen", "127.0.0.1:1"),
+            ("grpc.max_connection_age", "24h"),
+            ("log.level", "warn"),
+            ("headers.ratelimit", "true"),
+            ("headers.reset_name", "x-reset"),
+            ("limiter.shadow_mode", "true"),
+            ("limiter.quota_mode", "false"),
+            ("rules.path", "/data/ratelimit/config"),
+        ] {
+            assert_eq!(shown(&settings, name), value, "{name}");
+        }
+    }
+
+    #[test]
+    fn control_plane_is_read_with_certificates_only_if_tls_is_on() {
+        let variables = [
+            ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+            ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
+            ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
+            ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
+            ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "authorization:Bearer x"),
+            ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "10000000"),
+            ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ];
+        let client = |more: &[(&str, &str)]| {
+            let settings = load(&[&variables, more].concat()).unwrap();
+            assert!(!settings.rules.required);
+            match settings.rules.source {
+                SourceSettings::Xds(client, None) => (*client, settings.without_effect),
+                other => panic!("{other:?}"),
+            }
+        };
+        let (plain, without_effect) = client(&[]);
+        assert_eq!((&*plain.url, &*plain.node_id), ("http://envoy-gateway:18001", "default"));
+        assert_eq!((plain.tls, plain.message_bytes_max), (Default::default(), 10_000_000));
+        assert_eq!(plain.headers, [("authorization".to_owned(), "Bearer x".to_owned())]);
+        assert!(without_effect.iter().any(|named| named.starts_with("CONFIG_GRPC_XDS_CLIENT_TLS_CERT (")));
+        let (secured, _) = client(&[("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true")]);
+        assert_eq!(secured.url, "https://envoy-gateway:18001");
+        assert_eq!(secured.tls.client, Some(("/certs/tls.crt".into(), "/certs/tls.key".into())));
+    }
+
+    #[test]
+    fn redis_is_the_store_only_if_own_setting_says_so() {
+        let redis =
+            [("REDIS_URL", "mymaster,a:26379,b:26379"), ("REDIS_TYPE", "SENTINEL"), ("REDIS_TLS", "true")];
+        let settings = load(&redis).unwrap();
+        assert!(settings.shared_store.is_none());
+        let named = settings.without_effect.join(" ");
+        assert!(["REDIS_URL", "REDIS_TYPE", "REDIS_TLS"].iter().all(|name| named.contains(name)), "{named}");
+        let settings = load(&[&redis[..], &[("TOLLGATE_STORE__KIND", "redis")]].concat()).unwrap();
+        let store = settings.shared_store.unwrap();
+        assert_eq!(store.urls, ["rediss://a:26379", "rediss://b:26379"]);
+        assert_eq!(store.mode, crate::shared_store::Mode::Sentinel { service: "mymaster".to_owned() });
+    }
+
+    #[test]
+    fn wrong_value_is_an_error_with_its_variable() {
+        for (variable, value) in [
+            ("CONFIG_TYPE", "CONSUL"),
+            ("SHADOW_MODE", "on"),
+            ("PROMETHEUS_ADDR", "9090"),
+            ("LOG_LEVEL", "loud"),
+            ("GRPC_MAX_CONNECTION_AGE", "soon"),
+            ("PORT", "eighty"),
+        ] {
+            let problem = load(&[(variable, value)]).unwrap_err().to_string();
+            assert!(problem.contains(variable) && problem.contains(value), "{problem}");
+        }
+    }
+
+    #[test]
+    fn variables_are_ignored_unless_the_program_stands_in() {
+        let environment = vec![("SHADOW_MODE".to_owned(), "true".to_owned())];
+        let flags = vec![(CATALOG.iter().find(|one| one.name == "rules.path").unwrap(), "r".to_owned())];
+        let settings = Sources { environment, flags, ..Sources::default() }.load().unwrap();
+        assert_eq!(shown(&settings, "limiter.shadow_mode"), "false");
+    }
+}

@@ -1,0 +1,91 @@
+//! The JSON Schema of settings files, for editors. Made from the catalog.
+//!
+//! It never refuses a value that is allowed, whether its reader follows YAML 1.1 or 1.2. The program refuses more.
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::settings::{
+    CATALOG, ValueType,
+    memory::AUTO,
+    value_type::{COUNT_MAX, OFF},
+};
+
+/// The JSON Schema (draft 7) of a settings file.
+pub fn json_schema() -> Json {
+    let mut root = section("");
+    root["$schema"] = "http://json-schema.org/draft-07/schema#".into();
+    root["title"] = "Settings of Tollgate".into();
+    // Only the settings in a section are looked up, so an empty one may have any name.
+    root["additionalProperties"] = json!({"type": ["object", "null"], "maxProperties": 0});
+    root
+}
+
+/// The settings and sections whose names begin with this.
+fn section(prefix: &str) -> Json {
+    let mut properties = Map::new();
+    for setting in CATALOG {
+        let Some(rest) = setting.name.strip_prefix(prefix) else { continue };
+        match rest.split_once('.') {
+            None => {
+                let described = json!({"description": setting.help, "default": setting.default, "allOf": [value(setting.value_type)]});
+                properties.insert(rest.to_owned(), described);
+            }
+            Some((inner, _)) if properties.contains_key(inner) => {}
+            Some((inner, _)) => {
+                properties.insert(inner.to_owned(), section(&format!("{prefix}{inner}.")));
+            }
+        }
+    }
+    // `<<` merges others in.
+    properties.insert("<<".to_owned(), true.into());
+    json!({
+        "type": ["object", "null"],
+        "properties": properties,
+        // `xds.url` is a setting of the section `xds`.
+        "patternProperties": {"\\.": true},
+        "additionalProperties": false,
+    })
+}
+
+/// The values of a type. Each is read as it is written, with or without quotes.
+fn value(value_type: ValueType) -> Json {
+    match value_type {
+        ValueType::OrOff(inner) => json!({"anyOf": [value(*inner), word(OFF)]}),
+        ValueType::CountOrAuto(_) => json!({"anyOf": [number(COUNT_MAX), word(AUTO)]}),
+        ValueType::Count => number(COUNT_MAX),
+        ValueType::Number { max } | ValueType::CountUpTo { max } => number(max),
+        ValueType::Status { .. } => number(599),
+        ValueType::Bool => json!({"enum": [true, false, "true", "false"]}),
+        ValueType::OneOf(words) => json!({"enum": words}),
+        ValueType::SocketAddress
+        | ValueType::ListenAddress
+        | ValueType::HostPorts
+        | ValueType::AdvertisedAddress
+        | ValueType::FileMode
+        | ValueType::CertificateNames
+        | ValueType::Duration
+        | ValueType::DurationRange { .. }
+        | ValueType::Path
+        | ValueType::Size(_)
+        | ValueType::RedisUrls
+        | ValueType::RedisPrefix
+        | ValueType::DescriptorTemplate
+        | ValueType::XdsUrl
+        | ValueType::Pairs
+        | ValueType::Bytes { .. }
+        | ValueType::Word
+        | ValueType::HeaderName
+        | ValueType::LogFilter
+        | ValueType::DenialRate => json!({"type": ["string", "number", "boolean", "null"]}),
+    }
+}
+
+/// A number. Without a minimum: YAML 1.1 reads leading zeros as those of an octal number.
+fn number(max: u64) -> Json {
+    json!({"type": ["integer", "string"], "maximum": max, "pattern": "^\\+?[0-9]+$"})
+}
+
+/// One word. YAML 1.1 reads `off` as a boolean.
+fn word(word: &str) -> Json {
+    if word == OFF { json!({"enum": [word, false]}) } else { json!({"const": word}) }
+}

@@ -1,0 +1,232 @@
+//! A batch: parts that are decided together on the known values of their counters, and the groups of keys that the
+//! script then compares and sets. Pure: the lane sends it.
+
+use rustc_hash::FxHashMap;
+
+use crate::{
+    descriptor::Key,
+    shared_store::{
+        counters::{Counters, Entry, Instants},
+        known::{Known, KnownValues},
+        part::{Outcomes, Part, Unavailable},
+        script::{Group, GroupReply, KeyChange},
+    },
+    time::Timestamp,
+};
+
+/// After this many lost races a part claims its counters.
+const CLAIM_AFTER: u32 = 2;
+/// How long a part waits for a counter that another replica has claimed, in nanoseconds.
+const CLAIMED_PAUSE: u64 = 500_000;
+
+/// Parts with their outcomes, if the script confirms what is known.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    counters: Counters,
+    groups: Vec<PartGroup>,
+    /// Parts that wait for values or for the claims of others.
+    deferred: Vec<Part>,
+}
+
+/// Parts that share counters, and these counters.
+#[derive(Debug, Default)]
+struct PartGroup {
+    entries: Vec<usize>,
+    parts: Vec<(Part, Outcomes)>,
+    /// The most races that one of the parts has lost.
+    conflicts: u32,
+}
+
+/// What became of the parts of a batch.
+#[derive(Debug, Default)]
+pub(super) struct Settled {
+    /// Decided.
+    pub(super) decided: Vec<(Part, Outcomes)>,
+    /// To be decided again.
+    pub(super) again: Vec<Part>,
+    /// Groups that were decided on values which other replicas had changed.
+    pub(super) conflicts: u64,
+    /// Counters that were known and are gone from the store before they were idle.
+    pub(super) lost: u64,
+    /// Forgotten values.
+    pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
+}
+
+impl Batch {
+    /// The number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.counters.len()
+    }
+
+    /// Whether there is nothing to send.
+    pub(super) fn is_empty(&self) -> bool {
+        self.counters.len() == 0
+    }
+
+    /// Adds a part and decides it on what is known. Returns it if it can never be decided.
+    #[expect(clippy::result_large_err, reason = "the part is handed back, and a box would allocate")]
+    pub(super) fn add(
+        &mut self,
+        part: Part,
+        known: &mut KnownValues,
+        instants: &Instants,
+    ) -> Result<(), (Part, Unavailable)> {
+        let entries = self.counters.entries_of(&part, known, instants);
+        if entries
+            .iter()
+            .any(|entry| self.counters[*entry].known.as_ref().is_some_and(|known| known.is_foreign))
+        {
+            self.defer_reads(&entries);
+            return Err((part, Unavailable::Foreign));
+        }
+        let is_claimed = entries.iter().any(|entry| self.counters[*entry].is_claimed(instants));
+        let is_unread = entries.iter().any(|entry| self.counters[*entry].is_read)
+            // A guess may fail, and must not fail others with it.
+            || (entries.len() > 1 && entries.iter().any(|entry| self.counters[*entry].known.is_none()));
+        if is_claimed || is_unread {
+            let pause = if is_claimed { CLAIMED_PAUSE } else { 0 };
+            let not_before = instants.local.plus(pause);
+            self.defer_reads(&entries);
+            self.deferred.push(Part { not_before, ..part });
+            return Ok(());
+        }
+        let group = self.join(&entries);
+        let outcomes = self.counters.decide(&part, instants);
+        let group = &mut self.groups[group];
+        group.conflicts = group.conflicts.max(part.conflicts);
+        group.parts.push((part, outcomes));
+        Ok(())
+    }
+
+    /// Asks for the values of those entries that are unknown or claimed, if no decided part uses them.
+    fn defer_reads(&mut self, entries: &[usize]) {
+        for entry in entries {
+            let entry = &mut self.counters[*entry];
+            let is_unknown =
+                entry.known.as_ref().is_none_or(|known| known.claim.is_some() || known.is_foreign);
+            if entry.group.is_none() && is_unknown {
+                (entry.known, entry.counter, entry.is_read) = (None, None, true);
+            }
+        }
+    }
+
+    /// Puts the entries into one group.
+    fn join(&mut self, entries: &[usize]) -> usize {
+        let joined = entries.iter().filter_map(|entry| self.counters[*entry].group).min();
+        let joined = joined.unwrap_or_else(|| {
+            self.groups.push(PartGroup::default());
+            self.groups.len() - 1
+        });
+        for entry in entries {
+            match self.counters[*entry].group {
+                None => {
+                    self.counters[*entry].group = Some(joined);
+                    self.groups[joined].entries.push(*entry);
+                }
+                Some(group) if group != joined => {
+                    let PartGroup { entries, parts, conflicts } = std::mem::take(&mut self.groups[group]);
+                    entries.iter().for_each(|moved| self.counters[*moved].group = Some(joined));
+                    let into = &mut self.groups[joined];
+                    into.entries.extend(entries);
+                    into.parts.extend(parts);
+                    into.conflicts = into.conflicts.max(conflicts);
+                }
+                Some(_already_there) => {}
+            }
+        }
+        joined
+    }
+
+    /// Computes the new values.
+    pub(super) fn encode(&mut self, instants: &Instants) {
+        self.counters.encode(instants.server);
+    }
+
+    /// The groups to compare and set, in the order in which [`Batch::settle`] takes their replies. `name` is the name
+    /// of a key in the store.
+    pub(super) fn groups(&self, name: impl Fn(Key) -> Vec<u8>, instants: &Instants) -> Vec<Group<'_>> {
+        let change = |entry: &usize| {
+            let Entry { key, known, new, .. } = &self.counters[*entry];
+            let expected = known.as_ref().map_or(&[][..], |known| &known.bytes);
+            let new = new.as_ref().map(|(value, expiry)| (&**value, *expiry));
+            KeyChange { key: name(*key), expected, new }
+        };
+        let decided = self.decided_groups().map(|group| Group {
+            keys: group.entries.iter().map(change).collect(),
+            claim: (group.conflicts >= CLAIM_AFTER).then_some((instants.replica, instants.claim_ms)),
+            is_announced: group.parts.iter().any(|(part, _)| part.may_end_refusals()),
+        });
+        let reads =
+            self.reads().map(|entry| Group { keys: vec![change(&entry)], claim: None, is_announced: false });
+        decided.chain(reads).collect()
+    }
+
+    fn decided_groups(&self) -> impl Iterator<Item = &PartGroup> {
+        self.groups.iter().filter(|group| !group.entries.is_empty())
+    }
+
+    /// The entries whose values are asked for only, and those that nothing uses.
+    fn reads(&self) -> impl Iterator<Item = usize> {
+        (0..self.counters.len()).filter(|entry| self.counters[*entry].group.is_none())
+    }
+
+    /// Takes the replies to [`Batch::groups`], which arrived at the local instant `arrived`, and updates what is known.
+    /// Groups without a reply have failed.
+    pub(super) fn settle(
+        mut self,
+        replies: Vec<GroupReply>,
+        known: &mut KnownValues,
+        arrived: Timestamp,
+    ) -> (Settled, Vec<Part>) {
+        let (mut settled, mut failed) = (Settled::default(), Vec::new());
+        let reads: Vec<usize> = self.reads().collect();
+        let mut replies = replies.into_iter();
+        for group in std::mem::take(&mut self.groups).into_iter().filter(|group| !group.entries.is_empty()) {
+            let PartGroup { entries, parts, .. } = group;
+            match replies.next() {
+                Some(GroupReply::Applied) => {
+                    for entry in entries {
+                        let now_known = self.counters[entry].applied(arrived);
+                        settled.forgotten.extend(known.insert(self.counters[entry].key, now_known));
+                    }
+                    settled.decided.extend(parts);
+                }
+                Some(GroupReply::Differs(values)) => {
+                    let mut was_guess = true;
+                    for (entry, value) in entries.into_iter().zip(values) {
+                        let Entry { key, known: expected, .. } = &mut self.counters[entry];
+                        if let Some(expected) = expected
+                            && expected.bytes != value
+                        {
+                            was_guess = false;
+                            settled.lost += u64::from(value.is_empty());
+                        }
+                        settled.forgotten.extend(known.insert(*key, Known::read(value, arrived)));
+                    }
+                    settled.conflicts += u64::from(!was_guess);
+                    settled.again.extend(
+                        parts.into_iter().map(|(part, _)| Part {
+                            conflicts: part.conflicts + u32::from(!was_guess),
+                            ..part
+                        }),
+                    );
+                }
+                // What the store holds now is unknown.
+                None => failed.extend(parts.into_iter().map(|(part, _)| part)),
+            }
+        }
+        for entry in reads {
+            let entry = &mut self.counters[entry];
+            let now_known = match replies.next() {
+                Some(GroupReply::Applied) => entry.applied(arrived),
+                Some(GroupReply::Differs(mut values)) => {
+                    Known::read(values.pop().unwrap_or_default(), arrived)
+                }
+                None => continue,
+            };
+            settled.forgotten.extend(known.insert(entry.key, now_known));
+        }
+        settled.again.append(&mut self.deferred);
+        (settled, failed)
+    }
+}

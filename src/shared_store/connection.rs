@@ -1,0 +1,205 @@
+//! Connections to the store: to one server, to the master that sentinels name, or to a cluster.
+
+use std::{fs, time::Duration};
+
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo, ProtocolVersion, RedisError, RedisResult, ServerErrorKind, TlsCertificates, TlsMode,
+    Value,
+    aio::{MultiplexedConnection, PubSub},
+    cluster::ClusterClientBuilder,
+    cluster_async::ClusterConnection,
+    sentinel::{SentinelClientBuilder, SentinelServerType},
+};
+
+use crate::shared_store::{
+    lane::Failure,
+    part::Unavailable,
+    passwords::Passwords,
+    settings::{Mode, Settings},
+};
+
+/// How often the client of a cluster follows a redirection, or tries a node again, for one command.
+const CLUSTER_RETRIES: u32 = 3;
+
+/// A connection to the store. Clones share it.
+#[derive(Clone)]
+pub(super) enum Connection {
+    /// To one server.
+    Server(MultiplexedConnection),
+    /// To all masters of a cluster.
+    Cluster(ClusterConnection),
+}
+
+impl Connection {
+    /// Connects and logs in.
+    pub(super) async fn open(settings: &Settings, passwords: &Passwords) -> RedisResult<Self> {
+        let Settings { timeout, .. } = settings;
+        match &settings.mode {
+            Mode::Standalone | Mode::Sentinel { .. } => {
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(*timeout))
+                    .set_response_timeout(Some(*timeout));
+                let client = server_client(settings, passwords).await?;
+                Ok(Self::Server(client.get_multiplexed_async_connection_with_config(&config).await?))
+            }
+            Mode::Cluster => {
+                let mut builder = ClusterClientBuilder::new(infos(settings, passwords)?)
+                    .retries(CLUSTER_RETRIES)
+                    .min_retry_wait(millis(*timeout / 20))
+                    .max_retry_wait(millis(*timeout / 4))
+                    .connection_timeout(*timeout)
+                    .response_timeout(*timeout)
+                    .overall_response_timeout(Some(*timeout));
+                if let Some(password) = &passwords.server {
+                    builder = builder.password(password);
+                }
+                if let Some(username) = &settings.username {
+                    builder = builder.username(username);
+                }
+                if is_tls(settings) {
+                    builder = builder.tls(TlsMode::Secure);
+                    if let Some(certificates) = certificates(settings)? {
+                        builder = builder.certs(certificates);
+                    }
+                }
+                Ok(Self::Cluster(builder.build()?.get_async_connection().await?))
+            }
+        }
+    }
+
+    /// A connection that receives announcements.
+    pub(super) async fn subscribe(
+        settings: &Settings,
+        passwords: &Passwords,
+        channel: &[u8],
+    ) -> RedisResult<PubSub> {
+        let mut last = RedisError::from((ErrorKind::InvalidClientConfig, "no server is configured"));
+        let clients = match settings.mode {
+            Mode::Standalone | Mode::Sentinel { .. } => vec![server_client(settings, passwords).await?],
+            // Every node of a cluster passes announcements on.
+            Mode::Cluster => infos(settings, passwords)?
+                .into_iter()
+                .map(|info| client(info, settings))
+                .collect::<RedisResult<_>>()?,
+        };
+        for client in clients {
+            let subscribed = async {
+                let mut subscription = client.get_async_pubsub().await?;
+                subscription.subscribe(channel).await?;
+                Ok(subscription)
+            };
+            match tokio::time::timeout(settings.timeout, subscribed).await {
+                Ok(Ok(subscription)) => return Ok(subscription),
+                Ok(Err(error)) => last = error,
+                Err(_elapsed) => last = (ErrorKind::Io, "no answer in time").into(),
+            }
+        }
+        Err(last)
+    }
+
+    /// Sends a command and awaits its answer.
+    pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Server(connection) => cmd.query_async(connection).await,
+            Self::Cluster(connection) => cmd.query_async(connection).await,
+        }
+    }
+}
+
+/// The client of the only server, or of the master that the sentinels name.
+async fn server_client(settings: &Settings, passwords: &Passwords) -> RedisResult<Client> {
+    match &settings.mode {
+        Mode::Standalone | Mode::Cluster => {
+            let first = infos(settings, passwords)?.into_iter().next();
+            client(first.ok_or((ErrorKind::InvalidClientConfig, "no server is configured"))?, settings)
+        }
+        Mode::Sentinel { service } => {
+            let sentinels: Vec<ConnectionAddr> =
+                infos(settings, passwords)?.iter().map(|info| info.addr().clone()).collect();
+            let mut builder = SentinelClientBuilder::new(sentinels, service, SentinelServerType::Master)?;
+            if let Some(username) = &settings.username {
+                builder = builder.set_client_to_redis_username(username);
+            }
+            if let Some(password) = &passwords.server {
+                builder = builder.set_client_to_redis_password(password);
+            }
+            if let Some(password) = &passwords.sentinel {
+                builder = builder.set_client_to_sentinel_password(password);
+            }
+            if is_tls(settings) {
+                builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
+                if let Some(certificates) = certificates(settings)? {
+                    builder = builder
+                        .set_client_to_redis_certificates(certificates.clone())
+                        .set_client_to_sentinel_certificates(certificates);
+                }
+            }
+            builder.build()?.async_get_client().await
+        }
+    }
+}
+
+fn client(info: ConnectionInfo, settings: &Settings) -> RedisResult<Client> {
+    match certificates(settings)? {
+        Some(certificates) if is_tls(settings) => Client::build_with_tls(info, certificates),
+        Some(_) | None => Client::open(info),
+    }
+}
+
+/// The addresses of the servers with user and password.
+fn infos(settings: &Settings, passwords: &Passwords) -> RedisResult<Vec<ConnectionInfo>> {
+    let info = |url: &String| {
+        let info = url.as_str().into_connection_info()?;
+        let mut login = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+        if let Some(username) = &settings.username {
+            login = login.set_username(username);
+        }
+        if let Some(password) = &passwords.server {
+            login = login.set_password(password);
+        }
+        Ok(info.set_redis_settings(login))
+    };
+    settings.urls.iter().map(info).collect()
+}
+
+fn is_tls(settings: &Settings) -> bool {
+    settings.urls.iter().any(|url| url.starts_with("rediss:"))
+}
+
+/// The certificates in the files that the settings name. They are read at every connection, so new ones count.
+fn certificates(settings: &Settings) -> RedisResult<Option<TlsCertificates>> {
+    let read = |path: &std::path::PathBuf| {
+        fs::read(path).map_err(|error| {
+            let detail = format!("{}: {error}", path.display());
+            RedisError::from((ErrorKind::InvalidClientConfig, "cannot read a certificate file", detail))
+        })
+    };
+    let root_cert = settings.tls.ca.as_ref().map(read).transpose()?;
+    let client_tls = match &settings.tls.client {
+        Some((cert, key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
+        None => None,
+    };
+    let is_given = root_cert.is_some() || client_tls.is_some();
+    Ok(is_given.then_some(TlsCertificates { client_tls, root_cert }))
+}
+
+/// What an error means for the parts of a batch and for the connection.
+pub(super) fn classify(error: &RedisError) -> Failure {
+    let failure = |unavailable, is_broken, may_resend| Failure { unavailable, is_broken, may_resend };
+    if error.is_timeout() {
+        return failure(Unavailable::Unreachable, true, false);
+    }
+    match error.kind() {
+        ErrorKind::Io | ErrorKind::Parse => failure(Unavailable::Unreachable, true, true),
+        // The server became a replica, or the connection's user may not do this any more.
+        ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed => {
+            failure(Unavailable::Refused, true, false)
+        }
+        _ => failure(Unavailable::Refused, false, false),
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1)
+}

@@ -1,0 +1,184 @@
+//! The one script that changes counters, its arguments and its answer.
+
+use std::sync::LazyLock;
+
+use redis::{Cmd, Value};
+
+use crate::time::Timestamp;
+
+/// Compares and sets groups of keys, each group as a whole.
+///
+/// For each group the arguments are: its number of keys, the duration of a claim in ms (0 for none), the mark of the
+/// claim, and the channel on which its changes are announced (empty: none). For each key of the group follow its
+/// expected value (empty: none), its new value (empty: none), and the expiry of the new value in ms (empty: leave the
+/// key as it is). The answer is the time, then for each group 1, or an array of its values.
+///
+/// A group that asks for a claim and fails marks the values that differ: with the mark and the instant until which the
+/// claim holds. A marked value equals no value that other replicas expect, so they read the claim and wait.
+const SOURCE: &str = r"
+local time = redis.call('TIME')
+local reply = {tonumber(time[1]), tonumber(time[2])}
+if #KEYS == 0 then return reply end
+local stored = redis.call('MGET', unpack(KEYS))
+local key, arg = 0, 1
+while arg <= #ARGV do
+  local count, claim_ms, mark = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), ARGV[arg + 2]
+  local channel, first, equal = ARGV[arg + 3], arg + 4, true
+  for i = 0, count - 1 do
+    if (stored[key + i + 1] or '') ~= ARGV[first + 3 * i] then equal = false break end
+  end
+  if equal then
+    for i = 0, count - 1 do
+      local expiry = ARGV[first + 3 * i + 2]
+      if expiry ~= '' then
+        local value = ARGV[first + 3 * i + 1]
+        if value == '' then
+          redis.call('DEL', KEYS[key + i + 1])
+        else
+          redis.call('SET', KEYS[key + i + 1], value, 'PX', expiry)
+        end
+        if channel ~= '' then redis.call('PUBLISH', channel, KEYS[key + i + 1]) end
+      end
+    end
+    reply[#reply + 1] = 1
+  else
+    local now, values = reply[1] * 1000000 + reply[2], {}
+    for i = 0, count - 1 do
+      local value = stored[key + i + 1]
+      if value and claim_ms > 0 and value ~= ARGV[first + 3 * i] then
+        local free = true
+        if string.byte(value) == 2 and #value > 17 then
+          local until_us = 0
+          for byte = 17, 10, -1 do until_us = until_us * 256 + string.byte(value, byte) end
+          free = until_us <= now
+          if free then value = string.sub(value, 18) end
+        end
+        if free then
+          local until_us, bytes = now + claim_ms * 1000, {}
+          for byte = 1, 8 do
+            bytes[byte] = string.char(until_us % 256)
+            until_us = math.floor(until_us / 256)
+          end
+          value = mark .. table.concat(bytes) .. value
+          redis.call('SET', KEYS[key + i + 1], value, 'KEEPTTL')
+        end
+      end
+      values[i + 1] = value
+    end
+    reply[#reply + 1] = values
+  end
+  key, arg = key + count, first + 3 * count
+end
+return reply
+";
+
+/// The first byte of a claimed value.
+const CLAIMED: u8 = 2;
+
+static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
+
+/// One key of a group.
+#[derive(Debug)]
+pub(super) struct KeyChange<'b> {
+    pub(super) key: Vec<u8>,
+    pub(super) expected: &'b [u8],
+    /// The new value, empty for none, and its expiry in milliseconds; `None` leaves the key as it is.
+    pub(super) new: Option<(&'b [u8], u64)>,
+}
+
+/// Keys that change together or not at all.
+#[derive(Debug)]
+pub(super) struct Group<'b> {
+    pub(super) keys: Vec<KeyChange<'b>>,
+    /// The replica and the milliseconds of a claim.
+    pub(super) claim: Option<(u64, u64)>,
+    /// Whether other replicas learn of the change, because it may end refusals.
+    pub(super) is_announced: bool,
+}
+
+/// The answer of the script.
+#[derive(Debug)]
+pub(super) struct Reply {
+    /// The clock of the server.
+    pub(super) time: Timestamp,
+    /// One for each group.
+    pub(super) groups: Vec<GroupReply>,
+}
+
+/// What became of a group.
+#[derive(Debug)]
+pub(super) enum GroupReply {
+    /// All its keys had the expected values, and have the new ones.
+    Applied,
+    /// Nothing was set. The values of its keys; empty if there is none.
+    Differs(Vec<Vec<u8>>),
+}
+
+/// The call of the script by its hash.
+pub(super) fn by_hash(groups: &[Group<'_>], channel: &str) -> Cmd {
+    call("EVALSHA", SCRIPT.get_hash(), groups, channel)
+}
+
+/// The call of the script by its source, for a server that does not know it yet.
+pub(super) fn by_source(groups: &[Group<'_>], channel: &str) -> Cmd {
+    call("EVAL", SOURCE, groups, channel)
+}
+
+fn call(command: &str, script: &str, groups: &[Group<'_>], channel: &str) -> Cmd {
+    let keys: usize = groups.iter().map(|group| group.keys.len()).sum();
+    let mut cmd = Cmd::with_capacity(3 + 4 * keys + 4 * groups.len(), 96 + 128 * keys);
+    cmd.arg(command).arg(script).arg(keys);
+    for change in groups.iter().flat_map(|group| &group.keys) {
+        cmd.arg(&change.key);
+    }
+    for Group { keys, claim, is_announced } in groups {
+        cmd.arg(keys.len());
+        match claim {
+            None => cmd.arg(0).arg(""),
+            Some((replica, millis)) => {
+                let mut mark = [CLAIMED; 9];
+                mark[1..].copy_from_slice(&replica.to_le_bytes());
+                cmd.arg(*millis).arg(&mark)
+            }
+        };
+        cmd.arg(if *is_announced { channel } else { "" });
+        for KeyChange { expected, new, .. } in keys {
+            match new {
+                None => cmd.arg(*expected).arg("").arg(""),
+                Some((value, expiry)) => cmd.arg(*expected).arg(*value).arg(*expiry),
+            };
+        }
+    }
+    cmd
+}
+
+/// Reads the answer; `None` if it is not one of this script.
+pub(super) fn read(value: Value) -> Option<Reply> {
+    let Value::Array(items) = value else { return None };
+    let mut items = items.into_iter();
+    let time = time(&items.next()?, &items.next()?)?;
+    let groups: Option<Vec<GroupReply>> = items.map(group_reply).collect();
+    Some(Reply { time, groups: groups? })
+}
+
+/// The instant of an answer to `TIME`: seconds and microseconds.
+pub(super) fn time(seconds: &Value, micros: &Value) -> Option<Timestamp> {
+    let (Value::Int(seconds), Value::Int(micros)) = (seconds, micros) else { return None };
+    let (seconds, micros) = (u64::try_from(*seconds).ok()?, u64::try_from(*micros).ok()?);
+    Some(Timestamp::from_nanos(seconds.checked_mul(1_000_000_000)?.checked_add(micros.checked_mul(1_000)?)?))
+}
+
+fn group_reply(value: Value) -> Option<GroupReply> {
+    match value {
+        Value::Int(1) => Some(GroupReply::Applied),
+        Value::Array(values) => {
+            let bytes = |value| match value {
+                Value::BulkString(bytes) => Some(bytes),
+                Value::Nil | Value::Boolean(false) => Some(Vec::new()),
+                _ => None,
+            };
+            Some(GroupReply::Differs(values.into_iter().map(bytes).collect::<Option<_>>()?))
+        }
+        _ => None,
+    }
+}

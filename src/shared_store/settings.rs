@@ -1,0 +1,95 @@
+//! The settings of the shared store.
+
+use std::{path::PathBuf, time::Duration};
+
+use redis::IntoConnectionInfo;
+
+use crate::shared_store::PasswordFiles;
+
+/// How to reach the store, and how to use it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The servers, or the sentinels, as `redis://HOST:PORT` or `rediss://HOST:PORT`.
+    pub urls: Vec<String>,
+    /// What the servers are.
+    pub mode: Mode,
+    /// The user of the server's access control list; `None` for the default user.
+    pub username: Option<String>,
+    /// Certificates, if the servers' certificates are not issued by an authority that the system trusts, or the servers
+    /// require a certificate of their clients.
+    pub tls: TlsFiles,
+    /// The files of the passwords.
+    pub password_files: PasswordFiles,
+    /// Whether the replica is not ready while the store cannot be used.
+    pub unready_without_store: bool,
+    /// The connections to each server.
+    pub connections: usize,
+    /// The longest time that a call waits for the store.
+    pub timeout: Duration,
+    /// The first part of every key.
+    pub prefix: String,
+    /// The memory for known values.
+    pub memory_limit: u64,
+}
+
+/// What the servers are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// One server.
+    Standalone,
+    /// Sentinels, which name the master of a service.
+    Sentinel {
+        /// The name of the service.
+        service: String,
+    },
+    /// A cluster.
+    Cluster,
+}
+
+/// The certificate files for connections to the store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The authorities that issue the servers' certificates.
+    pub ca: Option<PathBuf>,
+    /// The certificate and the key to show to the servers.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// The longest prefix of keys.
+const PREFIX_BYTES_MAX: usize = 64;
+
+/// Whether a text is the address of a server: `redis://HOST:PORT` or `rediss://HOST:PORT`, without a password.
+pub fn is_url(text: &str) -> bool {
+    let is_scheme = text.starts_with("redis://") || text.starts_with("rediss://");
+    // Passwords come from a file, and everything else has a setting.
+    is_scheme && !text.contains(['@', '?', '#']) && text.into_connection_info().is_ok()
+}
+
+/// Whether a text can be the first part of all keys. Braces would select hash slots.
+pub fn is_prefix(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_graphic() && !b"{}*?[]\\".contains(&byte);
+    (1..=PREFIX_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn url_has_host_and_port_and_no_password() {
+        for url in ["redis://redis", "redis://redis:6380", "rediss://10.0.0.7:6379", "redis://[::1]:1"] {
+            assert!(is_url(url), "{url}");
+        }
+        for url in ["", "redis", "http://redis", "redis://", "redis://:secret@redis", "redis://redis?db=1"] {
+            assert!(!is_url(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn prefix_selects_no_hash_slot_and_no_pattern() {
+        assert!(is_prefix("tollgate:") && is_prefix("a"));
+        for prefix in ["", "{a}", "a b", "a*", &"a".repeat(65)] {
+            assert!(!is_prefix(prefix), "{prefix}");
+        }
+    }
+}

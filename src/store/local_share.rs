@@ -1,0 +1,128 @@
+//! Local shares: while the counters of a limit cannot be reached, this replica admits its share of the limit, and
+//! remembers what it admitted until it can be charged.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
+    descriptor::Key,
+    store::{Check, Checks, Lead, Memory, OnFull, OnRefusal},
+    time::Timestamp,
+};
+
+/// The memory that local shares may use.
+const BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Slots of the table of local shares, which has no concurrent users.
+const SLOTS: usize = 16;
+/// The most keys whose consumption is still to be charged.
+const KEYS_MAX: usize = 100_000;
+
+/// The local shares, and the consumption that is still to be charged.
+#[derive(Debug)]
+pub struct LocalShare {
+    memory: Memory,
+    admitted: BTreeMap<Key, Admitted>,
+}
+
+/// The consumption of one key, as a counter of the whole limit.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    /// The limit.
+    pub limit: Limit,
+    /// The counter.
+    pub counter: Counter,
+}
+
+impl Default for LocalShare {
+    fn default() -> Self {
+        let memory = Memory::new(BYTES_MAX, OnFull::Deny).with_slots(SLOTS);
+        Self { memory, admitted: BTreeMap::new() }
+    }
+}
+
+impl LocalShare {
+    /// Applies a lead that the clock of the counters gives up.
+    pub fn give_up_lead(&mut self, lead: Lead) {
+        self.memory.give_up_lead(lead);
+        for Admitted { limit, counter } in self.admitted.values_mut() {
+            limit.clamp_ahead(counter, lead.at, lead.at);
+        }
+    }
+
+    /// The keys with consumption that is still to be charged.
+    pub fn admitted_keys(&self) -> impl Iterator<Item = Key> {
+        self.admitted.keys().copied()
+    }
+
+    /// Takes the consumption of `key`, which is about to be charged.
+    pub fn take_admitted(&mut self, key: Key) -> Option<Admitted> {
+        self.admitted.remove(&key)
+    }
+
+    /// Takes the consumption of these keys.
+    pub fn take_admitted_where(
+        &mut self,
+        is_taken: impl Fn(Key) -> bool,
+    ) -> impl Iterator<Item = (Key, Admitted)> {
+        self.admitted.extract_if(.., move |key, _| is_taken(*key))
+    }
+
+    /// Puts consumption back that could not be charged.
+    pub fn put_back(&mut self, key: Key, admitted: Admitted, now: Timestamp) {
+        match self.admitted.get_mut(&key) {
+            Some(later) => later.limit.absorb(&mut later.counter, &admitted.counter, now),
+            None => {
+                self.admitted.insert(key, admitted);
+            }
+        }
+    }
+
+    /// Decides by the share of one of `replicas` equal replicas. Returns the decision and the hits that were charged.
+    pub fn decide(
+        &mut self,
+        key: Key,
+        limit: &Limit,
+        operation: Operation,
+        replicas: u32,
+        now: Timestamp,
+    ) -> (Decision, u64) {
+        let full = self.admitted.len() >= KEYS_MAX && !self.admitted.contains_key(&key);
+        // Reject what could not be charged later.
+        let operation = if full { Operation::Peek } else { operation };
+        let share = limit.share(replicas);
+        let check = Check { key, limit: &share, operation, on_refusal: OnRefusal::Keep };
+        // A general set, because its decision has a receipt.
+        let decisions = self
+            .memory
+            .apply(&Checks::from_slice(&[check]), now, |_| false)
+            .expect("a memory that is not shared owns every slot");
+        let (decision, charged) = (decisions[0], decisions.charged()[0]);
+        if full {
+            let verdict = Verdict::Refuse { retry_after: None };
+            return (Decision { verdict, receipt: None, ..decision }, 0);
+        }
+        if charged > 0 {
+            let fresh = || Admitted { limit: limit.clone(), counter: limit.fresh() };
+            let admitted = self.admitted.entry(key).or_insert_with(fresh);
+            admitted.limit.decide(&mut admitted.counter, now, Operation::Charge(charged));
+        }
+        (decision, charged)
+    }
+
+    /// Takes back one charge of a share.
+    pub fn undo(
+        &mut self,
+        key: Key,
+        limit: &Limit,
+        receipt: Receipt,
+        hits: u64,
+        replicas: u32,
+        now: Timestamp,
+    ) {
+        let share = limit.share(replicas);
+        if let Some(admitted) = self.admitted.get_mut(&key) {
+            admitted.limit.decide(&mut admitted.counter, now, Operation::Refund(hits));
+        }
+        self.memory.undo(key, &share, receipt, now);
+    }
+}

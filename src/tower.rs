@@ -1,0 +1,196 @@
+//! A tower layer that limits HTTP requests inside a program: feature `tower`.
+//!
+//! A refused request gets status 429 with `Retry-After` (if the same request passes later) and, as each response to a
+//! request with a limit, `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in whole seconds.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{HeaderMap, Request, Response, StatusCode, header::RETRY_AFTER};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::limiter::{Checked, Limiter};
+
+/// What a request asks of the limiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The domain of the rules.
+    pub domain: String,
+    /// The entries of the descriptor.
+    pub entries: Vec<(String, String)>,
+    /// The hits to charge.
+    pub hits: u64,
+}
+
+/// Limits the requests of a service. `question` says what each request asks; a request for which it returns `None` is
+/// not limited.
+#[derive(Clone, Debug)]
+pub struct RateLimitLayer<Q> {
+    limiter: Arc<Limiter>,
+    question: Q,
+}
+
+/// The service that [`RateLimitLayer`] makes.
+#[derive(Clone, Debug)]
+pub struct RateLimitService<S, Q> {
+    inner: S,
+    limiter: Arc<Limiter>,
+    question: Q,
+}
+
+impl<Q> RateLimitLayer<Q> {
+    /// A layer that asks this limiter.
+    pub fn new(limiter: Arc<Limiter>, question: Q) -> Self {
+        Self { limiter, question }
+    }
+}
+
+impl<S, Q: Clone> Layer<S> for RateLimitLayer<Q> {
+    type Service = RateLimitService<S, Q>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimitService { inner, limiter: self.limiter.clone(), question: self.question.clone() }
+    }
+}
+
+impl<S, Q, A, B> Service<Request<A>> for RateLimitService<S, Q>
+where
+    S: Service<Request<A>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Q: Fn(&Request<A>) -> Option<Question>,
+    A: Send + 'static,
+    B: Default + Send + 'static,
+{
+    type Response = Response<B>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<B>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        let Some(Question { domain, entries, hits }) = (self.question)(&request) else {
+            return Box::pin(self.inner.call(request));
+        };
+        let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        match self.limiter.check(&domain, &entries, hits) {
+            // A question without a domain limits nothing: the program's mistake must not fail its users.
+            Err(_) => Box::pin(self.inner.call(request)),
+            Ok(checked) if !checked.passes => Box::pin(std::future::ready(Ok(refusal(&checked)))),
+            Ok(checked) => {
+                // The service that is ready is called; its clone need not be.
+                let clone = self.inner.clone();
+                let mut ready = std::mem::replace(&mut self.inner, clone);
+                Box::pin(async move {
+                    if !checked.delay.is_zero() {
+                        tokio::time::sleep(checked.delay).await;
+                    }
+                    let mut response = ready.call(request).await?;
+                    add_headers(response.headers_mut(), &checked);
+                    Ok(response)
+                })
+            }
+        }
+    }
+}
+
+fn refusal<B: Default>(checked: &Checked) -> Response<B> {
+    let mut response = Response::new(B::default());
+    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    add_headers(response.headers_mut(), checked);
+    if let Some(wait) = checked.retry_after {
+        response.headers_mut().insert(RETRY_AFTER, seconds(wait).into());
+    }
+    response
+}
+
+fn add_headers(headers: &mut HeaderMap, checked: &Checked) {
+    if let (Some(limit), Some(reset)) = (checked.limit, checked.reset_after) {
+        headers.insert("ratelimit-limit", limit.into());
+        headers.insert("ratelimit-remaining", checked.remaining.into());
+        headers.insert("ratelimit-reset", seconds(reset).into());
+    }
+}
+
+/// Whole seconds, rounded up: a caller that waits for them is not refused for waiting too short.
+fn seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    const RULES: &str = "
+domain: shop
+descriptors:
+  - key: path
+    rate_limit: {unit: hour, requests_per_unit: 1, algorithm: sliding_log}
+";
+
+    /// Answers with the path as body.
+    #[derive(Clone)]
+    struct Echo;
+
+    impl Service<Request<()>> for Echo {
+        type Response = Response<String>;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Response<String>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: Request<()>) -> Self::Future {
+            std::future::ready(Ok(Response::new(request.uri().path().to_owned())))
+        }
+    }
+
+    fn question(request: &Request<()>) -> Option<Question> {
+        let path = request.uri().path();
+        let entries = vec![("path".to_owned(), path.to_owned())];
+        (path != "/health").then(|| Question { domain: "shop".to_owned(), entries, hits: 1 })
+    }
+
+    async fn ask(
+        service: &mut impl Service<Request<()>, Response = Response<String>, Error = Infallible>,
+        path: &str,
+    ) -> Response<String> {
+        service.call(Request::builder().uri(path).body(()).unwrap()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn request_over_its_limit_is_refused_with_headers() {
+        let limiter = Arc::new(Limiter::from_yaml(RULES).unwrap());
+        let mut service = RateLimitLayer::new(limiter, question).layer(Echo);
+        let passed = ask(&mut service, "/a").await;
+        assert_eq!((passed.status(), passed.body().as_str()), (StatusCode::OK, "/a"));
+        let header = |name: &str| passed.headers()[name].to_str().unwrap();
+        assert_eq!(["ratelimit-limit", "ratelimit-remaining"].map(header), ["1", "0"]);
+        let refused = ask(&mut service, "/a").await;
+        assert_eq!((refused.status(), refused.body().as_str()), (StatusCode::TOO_MANY_REQUESTS, ""));
+        assert_eq!(refused.headers()[RETRY_AFTER], "3600");
+        assert_eq!(ask(&mut service, "/b").await.status(), StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn request_without_question_is_not_limited() {
+        let limiter = Arc::new(Limiter::from_yaml(RULES).unwrap());
+        let mut service = RateLimitLayer::new(limiter, question).layer(Echo);
+        for _ in 0..3 {
+            let passed = ask(&mut service, "/health").await;
+            assert_eq!(passed.status(), StatusCode::OK);
+            assert!(!passed.headers().contains_key("ratelimit-limit"));
+        }
+    }
+}

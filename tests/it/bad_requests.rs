@@ -1,0 +1,91 @@
+//! Requests that are refused for their content or size are refused alike by every API.
+
+use tollgate::api::{
+    json::request_text,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
+        service::ratelimit::v3::RateLimitRequest,
+    },
+};
+use tonic::Code;
+
+use crate::harness::{Service, descriptor, http, request, request_for};
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: minute, requests_per_unit: 1000}}
+";
+
+const BOUNDS: [(&str, &str); 2] = [("api.max_descriptors", "2"), ("api.max_entries", "3")];
+
+fn entries(number: usize) -> RateLimitDescriptor {
+    descriptor(&vec![("user", "x"); number])
+}
+
+fn with_unit(unit: i32) -> RateLimitDescriptor {
+    RateLimitDescriptor {
+        limit: Some(RateLimitOverride { requests_per_unit: 5, unit }),
+        ..descriptor(&[("user", "x")])
+    }
+}
+
+/// Every kind of bad request, with a part of the reason.
+fn bad_requests() -> Vec<(RateLimitRequest, &'static str)> {
+    vec![
+        (request_for("", "user", "x"), "the domain of the request is empty"),
+        (request("shop", Vec::new()), "the request has no descriptors"),
+        (request("", Vec::new()), "the domain of the request is empty"),
+        (request("shop", vec![with_unit(0)]), "descriptors[0].limit.unit: 0 is not a unit"),
+        (request("shop", vec![entries(1), with_unit(8)]), "descriptors[1].limit.unit: 8 is not a unit"),
+        (request("shop", vec![with_unit(-1)]), "descriptors[0].limit.unit: -1 is not a unit"),
+        (request("other", vec![with_unit(i32::MAX)]), "descriptors[0].limit.unit"),
+        (request("shop", vec![entries(1); 3]), "the request has more than 2 descriptors"),
+        (request("shop", vec![entries(1), entries(4)]), "descriptors[1] has more than 3 entries"),
+    ]
+}
+
+/// The request as a query of `/explain`, which has no overrides.
+fn query(request: &RateLimitRequest) -> Option<String> {
+    let mut query = format!("/explain?domain={}", request.domain);
+    for descriptor in &request.descriptors {
+        let entries = descriptor.entries.iter().map(|entry| format!("{}%3D{}", entry.key, entry.value));
+        query += &format!("&key={}", entries.collect::<Vec<_>>().join(","));
+    }
+    request.descriptors.iter().all(|descriptor| descriptor.limit.is_none()).then_some(query)
+}
+
+#[tokio::test]
+async fn bad_request_is_refused_alike_by_every_api() {
+    let service = Service::start_with(RULES, &BOUNDS).await;
+    for (bad, reason) in bad_requests() {
+        let refused = service.call(bad.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains(reason), "{refused}");
+        let body = request_text(&bad).unwrap();
+        let mut calls = vec![
+            (service.addresses.http, "POST", "/json".to_owned(), body.as_str()),
+            (service.addresses.admin, "POST", "/explain".to_owned(), body.as_str()),
+        ];
+        calls.extend(query(&bad).map(|query| (service.addresses.admin, "GET", query, "")));
+        for (address, method, path, body) in calls {
+            let (code, answer) = http(address, method, &path, body).await.unwrap();
+            assert_eq!(code, 400, "{method} {path} {body}: {answer}");
+            assert_eq!(answer.trim_end(), refused.message(), "{method} {path} {body}");
+        }
+    }
+    let page = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap().1;
+    let invalid = 2 * bad_requests().len();
+    let counted = format!("tollgate_unanswered_requests_total{{reason=\"invalid\"}} {invalid}\n");
+    assert!(page.contains(&counted), "over gRPC and in JSON: {page}");
+}
+
+#[tokio::test]
+async fn request_at_the_bounds_is_answered_by_every_api() {
+    let service = Service::start_with(RULES, &BOUNDS).await;
+    let largest = request("shop", vec![entries(3), entries(3)]);
+    let body = request_text(&largest).unwrap();
+    assert!(service.call(largest).await.is_ok());
+    assert_eq!(http(service.addresses.http, "POST", "/json", &body).await.unwrap().0, 200);
+    assert_eq!(http(service.addresses.admin, "POST", "/explain", &body).await.unwrap().0, 200);
+}

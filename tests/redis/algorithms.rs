@@ -1,0 +1,100 @@
+//! The store decides as memory does, under every algorithm.
+
+use std::num::NonZeroU64;
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tollgate::{
+    algorithm::{
+        Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
+        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+    },
+    rules::OnOwnerUnavailable,
+    store::{Memory, OnFull, Refusal, Role},
+    time::{Clock, Timestamp},
+};
+
+use crate::{
+    replica::{Replica, check, key, settings},
+    server::Server,
+};
+
+const HOUR: u64 = 3_600 * 1_000_000_000;
+
+fn every_limit() -> Vec<Limit> {
+    let nanos = |nanos| NonZeroU64::new(nanos).unwrap();
+    let span = Span::of_nanos(HOUR).unwrap();
+    let rate = Rate::new(nanos(10), nanos(HOUR));
+    let mut all = vec![
+        Limit::Classic(Classic { limit: 10, window: Window::Aligned(span) }),
+        Limit::LeakyQueue(LeakyQueue { rate, burst: Some(9), max_delay: None, timeout: None }),
+    ];
+    for excess in [Excess::Refuse, Excess::Count, Excess::Overdraft(20)] {
+        all.extend([
+            Limit::FixedWindow(FixedWindow { limit: 10, window: Window::Aligned(span), excess }),
+            Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess }),
+            Limit::SlidingLog(SlidingLog { limit: 10, span, sub_window: nanos(1), excess }),
+            Limit::SlidingLog(SlidingLog { limit: 10, span, sub_window: nanos(HOUR / 60), excess }),
+            Limit::TokenBucket(TokenBucket { rate, burst: 10, excess }),
+            Limit::LeakyBucket(TokenBucket { rate, burst: 10, excess }),
+            Limit::SteppedBucket(SteppedBucket {
+                amount: nanos(2),
+                interval: nanos(HOUR / 5),
+                burst: 10,
+                excess,
+            }),
+        ]);
+    }
+    all
+}
+
+fn without_receipt(decision: Decision) -> (Verdict, u64, std::time::Duration) {
+    (decision.verdict, decision.remaining, decision.reset_after)
+}
+
+#[tokio::test]
+async fn store_decides_every_algorithm_as_memory_does() {
+    let server = Server::start(&[]);
+    let clock = Clock::manual(Timestamp::from_nanos(1_790_000_040 * 1_000_000_000));
+    // The second one has to learn what the first one charged.
+    let replicas = [
+        Replica::ready_with(settings(&[server.url()]), clock.clone()).await,
+        Replica::ready_with(settings(&[server.url()]), clock.clone()).await,
+    ];
+    let mut random = StdRng::seed_from_u64(7);
+    for (number, limit) in every_limit().into_iter().enumerate() {
+        let memory = Memory::new(1 << 24, OnFull::Deny);
+        let names = [key(&format!("{number} a")), key(&format!("{number} b"))];
+        for step in 0..60 {
+            clock.set(clock.now().plus(random.random_range(0..HOUR / 20)));
+            let operation = match random.random_range(0..8) {
+                0 => Operation::Peek,
+                1 => Operation::Refund(random.random_range(0..4)),
+                _ => Operation::Charge(random.random_range(0..5)),
+            };
+            let both = random.random_range(0..3) == 0;
+            let checks: Vec<_> = names
+                .iter()
+                .take(if both { 2 } else { 1 })
+                .map(|name| check(*name, &limit, operation))
+                .collect();
+            let shared = replicas[0].decide_with(&checks, OnOwnerUnavailable::Deny, None).await;
+            let refusal =
+                Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false };
+            let set: tollgate::store::Checks<'_> = checks.iter().copied().collect();
+            let local = memory.apply(&set, clock.now(), |decisions| refusal.is_refused(decisions)).unwrap();
+            let expected: Vec<_> = local.iter().copied().map(without_receipt).collect();
+            let decided: Vec<_> = shared.decisions.iter().copied().map(without_receipt).collect();
+            assert_eq!(decided, expected, "{limit:?}: {operation:?} in step {step}");
+            assert_eq!(
+                shared.decisions.charged(),
+                local.charged(),
+                "{limit:?}: {operation:?} in step {step}"
+            );
+            assert!(!shared.degraded[0]);
+        }
+        for name in names {
+            let peek = replicas[1].check(name, &limit, Operation::Peek).await;
+            assert_eq!(peek, memory.peek(name, &limit, clock.now()).peek, "{limit:?}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Clusters of servers, and servers behind sentinels: exact over hash slots, and back after a failover.
+
+use std::time::{Duration, Instant};
+
+use tollgate::{
+    algorithm::Operation,
+    rules::OnOwnerUnavailable,
+    shared_store::{Mode, Settings, State},
+};
+
+use crate::{
+    replica::{Replica, a_day, check, key, settings, until},
+    server::{PATIENCE, Server},
+};
+
+const CHARGE: Operation = Operation::Charge(1);
+
+/// Three masters with a replica each.
+struct Cluster {
+    servers: Vec<Server>,
+}
+
+impl Cluster {
+    fn start() -> Self {
+        let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+        let servers: Vec<Server> = (0..6).map(|_| Server::start(&arguments)).collect();
+        let first = &servers[0];
+        for server in &servers[1..] {
+            server.run::<()>(&format!("CLUSTER MEET 127.0.0.1 {}", first.port()));
+        }
+        for (number, range) in ["0 5460", "5461 10922", "10923 16383"].iter().enumerate() {
+            servers[number].run::<()>(&format!("CLUSTER ADDSLOTSRANGE {range}"));
+        }
+        let cluster = Self { servers };
+        cluster.until(|server| server.run::<String>("CLUSTER NODES").lines().count() == 6);
+        for number in 0..3 {
+            let master: String = cluster.servers[number].run("CLUSTER MYID");
+            // A node can replicate a master once it knows it.
+            let started = Instant::now();
+            while let Err(error) =
+                cluster.servers[number + 3].try_run::<()>(&format!("CLUSTER REPLICATE {master}"))
+            {
+                assert!(started.elapsed() < PATIENCE, "{error}");
+            }
+        }
+        cluster.until(|server| server.run::<String>("CLUSTER INFO").contains("cluster_state:ok"));
+        cluster.until(|server| {
+            let info: String = server.run("INFO replication");
+            info.contains("connected_slaves:1") || info.contains("master_link_status:up")
+        });
+        cluster
+    }
+
+    fn until(&self, condition: impl Fn(&Server) -> bool) {
+        let started = Instant::now();
+        while !self.servers.iter().all(&condition) {
+            assert!(started.elapsed() < PATIENCE, "the cluster does not form");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        let urls: Vec<String> = self.servers.iter().map(Server::url).collect();
+        Settings { mode: Mode::Cluster, ..settings(&urls) }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_admits_exactly_the_limits_over_hash_slots() {
+    let cluster = Cluster::start();
+    let replicas = [Replica::ready(cluster.settings()).await, Replica::ready(cluster.settings()).await];
+    // In steps: one of the counters may be in another slot.
+    let (wide, tight) = (key("wide"), key("tight"));
+    let (many, few) = (a_day(60), a_day(20));
+    let mut passed = 0;
+    for _ in 0..40 {
+        let calls = replicas.iter().map(|replica| {
+            let checks = [check(wide, &many, CHARGE), check(tight, &few, CHARGE)];
+            async move {
+                let decided = replica.decide(&checks).await;
+                assert_eq!(decided.degraded[..], [false, false]);
+                decided.decisions.iter().all(|each| each.verdict.passes())
+            }
+        });
+        passed += futures_util::future::join_all(calls).await.into_iter().filter(|passes| *passes).count();
+    }
+    assert!((18..=20).contains(&passed), "a lost race refuses early, and never admits: {passed}");
+    let peek = replicas[0].check(wide, &many, Operation::Peek).await;
+    assert_eq!(peek.remaining, 60 - passed as u64, "refused calls left nothing");
+    // Keys on all masters.
+    for number in 0..100 {
+        let name = key(&number.to_string());
+        assert_eq!(replicas[0].check(name, &few, CHARGE).await.remaining, 19);
+        assert_eq!(replicas[1].check(name, &few, CHARGE).await.remaining, 18);
+    }
+    for server in &cluster.servers[..3] {
+        assert!(server.run::<u64>("DBSIZE") > 10, "every master has counters");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_master_is_replaced_and_others_decide_meanwhile() {
+    let mut cluster = Cluster::start();
+    let replica = Replica::ready(cluster.settings()).await;
+    let limit = a_day(1_000_000);
+    let names: Vec<_> = (0..60).map(|number| key(&number.to_string())).collect();
+    for name in &names {
+        replica.check(*name, &limit, CHARGE).await;
+    }
+    cluster.servers[0].kill();
+    let started = Instant::now();
+    // Half of it is for the store, and the rest for the answer to arrive.
+    let timeout = Duration::from_millis(500);
+    let (mut degraded, mut decided, mut slowest) = (0, 0, Duration::ZERO);
+    loop {
+        let mut all_decided = true;
+        for name in &names {
+            let began = Instant::now();
+            let checks = [check(*name, &limit, CHARGE)];
+            let answer = replica.decide_with(&checks, OnOwnerUnavailable::Allow, Some(timeout)).await;
+            slowest = slowest.max(began.elapsed());
+            if answer.degraded[0] {
+                all_decided = false;
+                degraded += 1;
+            } else {
+                decided += 1;
+            }
+        }
+        if all_decided {
+            break;
+        }
+        assert!(started.elapsed() < 2 * PATIENCE, "{:?}", replica.store.state());
+    }
+    assert!(degraded > 0 && decided > 0, "{degraded} degraded, {decided} decided");
+    assert!(slowest < timeout, "answers arrive in time: {slowest:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn moved_hash_slot_keeps_its_counters() {
+    let cluster = Cluster::start();
+    let replica = Replica::ready(cluster.settings()).await;
+    let limit = a_day(100);
+    let names: Vec<_> = (0..40).map(|number| key(&number.to_string())).collect();
+    for name in &names {
+        replica.check(*name, &limit, CHARGE).await;
+    }
+    // One slot of the first master that has counters moves to the second, in the steps of a resharding tool.
+    let (from, to) = (&cluster.servers[0], &cluster.servers[1]);
+    let (from_id, to_id): (String, String) = (from.run("CLUSTER MYID"), to.run("CLUSTER MYID"));
+    let stored: Vec<String> = from.run("KEYS *");
+    let counter =
+        stored.iter().find(|name| !name.contains("replicas")).expect("the first master has counters");
+    let slot: u64 = from.run(&format!("CLUSTER KEYSLOT {counter}"));
+    to.run::<()>(&format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}"));
+    from.run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}"));
+    let charge_all = |left: u64| {
+        let (replica, limit, names) = (&replica, &limit, &names);
+        async move {
+            for name in names {
+                let decided = replica.decide(&[check(*name, limit, CHARGE)]).await;
+                assert_eq!((decided.decisions[0].remaining, decided.degraded[0]), (left, false));
+            }
+        }
+    };
+    charge_all(98).await;
+    let moving: Vec<String> = from.run(&format!("CLUSTER GETKEYSINSLOT {slot} 100"));
+    for name in moving {
+        from.run::<()>(&format!("MIGRATE 127.0.0.1 {} {name} 0 5000", to.port()));
+    }
+    // The counters are with the second master, and the first one answers `ASK`.
+    charge_all(97).await;
+    for server in [to, from, &cluster.servers[2]] {
+        server.run::<()>(&format!("CLUSTER SETSLOT {slot} NODE {to_id}"));
+    }
+    // Now it answers `MOVED`.
+    charge_all(96).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_name_the_next_master_after_a_failover() {
+    let mut master = Server::start(&[]);
+    let follower = Server::start(&["--replicaof", "127.0.0.1", &master.port().to_string()]);
+    until("the follower follows", || {
+        follower.run::<String>("INFO replication").contains("master_link_status:up")
+    })
+    .await;
+    let sentinels: Vec<Server> = (0..3).map(|_| Server::start_sentinel(master.port())).collect();
+    until("the sentinels know each other and the follower", || {
+        sentinels.iter().all(|sentinel| {
+            let info: String = sentinel.run("INFO sentinel");
+            info.contains("slaves=1") && info.contains("sentinels=3")
+        })
+    })
+    .await;
+    let urls: Vec<String> = sentinels.iter().map(Server::url).collect();
+    let mode = Mode::Sentinel { service: "counters".to_owned() };
+    let replica = Replica::ready(Settings { mode, ..settings(&urls) }).await;
+    let limit = a_day(1_000);
+    assert_eq!(replica.check(key("a"), &limit, CHARGE).await.remaining, 999);
+    until("the follower has the counter", || follower.run::<u64>("DBSIZE") >= 3).await;
+    master.kill();
+    let started = Instant::now();
+    let after = loop {
+        let decided = replica.decide(&[check(key("a"), &limit, CHARGE)]).await;
+        if !decided.degraded[0] {
+            break decided.decisions[0].remaining;
+        }
+        assert!(started.elapsed() < 2 * PATIENCE, "{:?}", replica.store.state());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(after, 998, "the next master has the counter");
+    assert_eq!(replica.store.state(), State::Ready);
+}

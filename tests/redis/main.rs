@@ -1,0 +1,12 @@
+//! The shared store with real Redis servers.
+
+#![expect(clippy::disallowed_methods, reason = "tests wait for real processes")]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod algorithms;
+mod clusters;
+mod outages;
+mod races;
+mod replica;
+mod server;
+mod tls;

@@ -1,0 +1,158 @@
+//! Exactly the limit passes, however many replicas race.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+};
+use tollgate::{
+    algorithm::{Limit, Operation},
+    descriptor::Key,
+    shared_store::Settings,
+};
+
+use crate::{
+    replica::{Replica, a_day, check, key, settings},
+    server::{PATIENCE, Server},
+};
+
+/// Replicas of one server, which wait for it however busy the machine is.
+async fn replicas(server: &Server, count: usize) -> Vec<Arc<Replica>> {
+    let settings = Settings { timeout: PATIENCE, ..settings(&[server.url()]) };
+    join_all((0..count).map(|_| async { Arc::new(Replica::ready(settings.clone()).await) })).await
+}
+
+/// Charges each set of checks `times` at every replica, with `at_once` calls at a time, and counts what passes.
+async fn race(
+    replicas: &[Arc<Replica>],
+    sets: &[Vec<(Key, Limit)>],
+    at_once: usize,
+    times: usize,
+) -> Vec<usize> {
+    let callers = replicas.iter().flat_map(|replica| (0..at_once).map(move |_| replica.clone()));
+    let tasks = callers.map(|replica| {
+        let sets = sets.to_vec();
+        tokio::spawn(async move {
+            let mut passed = vec![0; sets.len()];
+            for _ in 0..times {
+                for (set, passed) in sets.iter().zip(&mut passed) {
+                    let checks: Vec<_> =
+                        set.iter().map(|(key, limit)| check(*key, limit, Operation::Charge(1))).collect();
+                    let decided = replica.decide(&checks).await;
+                    assert!(decided.degraded.iter().all(|degraded| !degraded), "the store decides all");
+                    *passed += usize::from(decided.decisions.iter().all(|each| each.verdict.passes()));
+                }
+            }
+            passed
+        })
+    });
+    let mut sums = vec![0; sets.len()];
+    for passed in join_all(tasks).await {
+        sums.iter_mut().zip(passed.unwrap()).for_each(|(sum, passed)| *sum += passed);
+    }
+    sums
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_replicas_admit_exactly_the_limit_of_one_key() {
+    let server = Server::start(&[]);
+    let replicas = replicas(&server, 3).await;
+    let set = vec![(key("hot"), a_day(1_000))];
+    assert_eq!(race(&replicas, &[set], 32, 40).await, [1_000]);
+    let stats: Vec<_> = replicas.iter().map(|replica| replica.store.stats()).collect();
+    let batches: u64 = stats.iter().map(|stats| stats.batches).sum();
+    assert!(batches < 3_840, "calls share round trips: {batches} for 3,840 calls");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_replicas_admit_exactly_the_limits_of_many_keys() {
+    let server = Server::start(&[]);
+    let replicas = replicas(&server, 3).await;
+    let sets: Vec<_> = (0..100).map(|number| vec![(key(&number.to_string()), a_day(20))]).collect();
+    assert_eq!(race(&replicas, &sets, 8, 2).await, [20; 100]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn racing_check_sets_admit_exactly_the_tightest_limit() {
+    let server = Server::start(&[]);
+    let replicas = replicas(&server, 3).await;
+    let (tight, wide, other) = (key("tight"), key("wide"), key("other"));
+    let sets = [
+        vec![(wide, a_day(500)), (tight, a_day(100))],
+        vec![(wide, a_day(500)), (other, a_day(50))],
+        vec![(wide, a_day(500))],
+    ];
+    let passed = race(&replicas, &sets, 8, 40).await;
+    assert_eq!(passed.iter().sum::<usize>(), 500, "{passed:?}");
+    assert!(passed[0] <= 100 && passed[1] <= 50, "{passed:?}");
+    // What passed is what is charged: refused calls left nothing.
+    for (key, limit, charged) in [(tight, a_day(100), passed[0]), (other, a_day(50), passed[1])] {
+        let peek = replicas[0].check(key, &limit, Operation::Peek).await;
+        assert_eq!(peek.remaining, limit.allowance() - charged as u64);
+    }
+}
+
+/// Passes connections on to a server, and delays what is sent in either direction. Returns its address.
+async fn delayed(server: &Server, delay: Duration) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let port = server.port();
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let far = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+            tokio::spawn(pass_on(near_in, far_out, delay));
+            tokio::spawn(pass_on(far_in, near_out, delay));
+        }
+    });
+    url
+}
+
+async fn pass_on(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(length @ 1..) = from.read(&mut bytes).await {
+        tokio::time::sleep(delay).await;
+        if to.write_all(&bytes[..length]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn far_replica_gets_its_turn_at_a_hot_key() {
+    let server = Server::start(&[]);
+    let near = replicas(&server, 1).await.remove(0);
+    let far = settings(&[delayed(&server, Duration::from_millis(5)).await]);
+    let far = Replica::ready(Settings { timeout: PATIENCE, ..far }).await;
+    let (name, limit) = (key("hot"), a_day(1_000_000_000));
+    let done = Arc::new(AtomicBool::new(false));
+    let (busy, until) = (near.clone(), done.clone());
+    let hot = limit.clone();
+    let hammering = tokio::spawn(async move {
+        while !until.load(Relaxed) {
+            assert!(busy.check(name, &hot, Operation::Charge(1)).await.verdict.passes());
+        }
+    });
+    for _ in 0..20 {
+        let decided = far.decide(&[check(name, &limit, Operation::Charge(1))]).await;
+        assert!(!decided.degraded[0], "{:?}", far.store.stats());
+    }
+    done.store(true, Relaxed);
+    hammering.await.unwrap();
+    assert!(far.store.stats().conflicts > 0, "the replicas raced");
+    // Nothing was lost.
+    let charged = near.store.stats().checks + 20;
+    let peek = near.check(name, &limit, Operation::Peek).await;
+    assert_eq!(peek.remaining, 1_000_000_000 - charged);
+}

@@ -1,0 +1,132 @@
+//! Replicas of Tollgate, as far as their store goes.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::watch, task::JoinHandle};
+use tollgate::{
+    algorithm::{Decision, Excess, FixedWindow, Limit, Operation, Span, Window},
+    descriptor::{Key, KeyText, Secret},
+    rules::{ActiveRules, OnOwnerUnavailable},
+    shared_store::{Mode, PasswordFiles, Passwords, Settings, SharedStore, State, TlsFiles},
+    store::{Check, OnRefusal, Refusal, RemoteDecisions, Role},
+    time::Clock,
+};
+
+use crate::server::PATIENCE;
+
+/// A replica that uses the store.
+pub struct Replica {
+    pub store: SharedStore,
+    pub active_rules: Arc<ActiveRules>,
+    pub passwords: watch::Sender<Passwords>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Replica {
+    pub fn start(settings: Settings) -> Self {
+        Self::start_with(settings, Passwords::default())
+    }
+
+    pub fn start_with(settings: Settings, passwords: Passwords) -> Self {
+        Self::start_at(settings, passwords, Clock::system())
+    }
+
+    /// A replica that is ready and decides at the instants of this clock.
+    pub async fn ready_with(settings: Settings, clock: Clock) -> Self {
+        let replica = Self::start_at(settings, Passwords::default(), clock);
+        replica.until_ready().await;
+        replica
+    }
+
+    fn start_at(settings: Settings, passwords: Passwords, clock: Clock) -> Self {
+        let active_rules = Arc::new(ActiveRules::default());
+        let store = SharedStore::new(settings, clock, active_rules.clone());
+        let (passwords, received) = watch::channel(passwords);
+        let task = tokio::spawn(store.clone().run(received));
+        Self { store, active_rules, passwords, task }
+    }
+
+    /// A replica that is ready.
+    pub async fn ready(settings: Settings) -> Self {
+        let replica = Self::start(settings);
+        replica.until_ready().await;
+        replica
+    }
+
+    pub async fn until_ready(&self) {
+        let started = Instant::now();
+        while self.store.state() != State::Ready {
+            assert!(started.elapsed() < PATIENCE, "{:?}", self.store.state());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Decides one check.
+    pub async fn check(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
+        self.decide(&[check(key, limit, operation)]).await.decisions[0]
+    }
+
+    pub async fn decide(&self, checks: &[Check<'_>]) -> RemoteDecisions {
+        self.decide_with(checks, OnOwnerUnavailable::Deny, None).await
+    }
+
+    pub async fn decide_with(
+        &self,
+        checks: &[Check<'_>],
+        policy: OnOwnerUnavailable,
+        timeout: Option<Duration>,
+    ) -> RemoteDecisions {
+        let refusal =
+            Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false };
+        let policies = vec![policy; checks.len()];
+        self.store.decide(checks, &policies, timeout, refusal).await.unwrap()
+    }
+}
+
+/// The settings for servers at these addresses.
+pub fn settings(urls: &[String]) -> Settings {
+    Settings {
+        urls: urls.to_vec(),
+        mode: Mode::Standalone,
+        username: None,
+        tls: TlsFiles::default(),
+        password_files: PasswordFiles::default(),
+        unready_without_store: false,
+        connections: 1,
+        timeout: Duration::from_millis(500),
+        prefix: "tollgate:".to_owned(),
+        memory_limit: 16 * 1024 * 1024,
+    }
+}
+
+pub fn check(key: Key, limit: &Limit, operation: Operation) -> Check<'_> {
+    Check { key, limit, operation, on_refusal: OnRefusal::TakeBack }
+}
+
+pub fn key(name: &str) -> Key {
+    KeyText::new(name).key(&[], &Secret::from_bytes([1; 16]))
+}
+
+/// So many hits in a window of a day.
+pub fn a_day(limit: u64) -> Limit {
+    let day = Span::of_nanos(86_400 * 1_000_000_000).unwrap();
+    Limit::FixedWindow(FixedWindow { limit, window: Window::Aligned(day), excess: Excess::Refuse })
+}
+
+/// Waits until a condition holds.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < PATIENCE, "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

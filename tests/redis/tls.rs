@@ -1,0 +1,67 @@
+//! Connections to servers with TLS.
+
+use std::{fs, path::Path};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+};
+use tollgate::{
+    algorithm::Operation,
+    shared_store::{Settings, State, TlsFiles},
+};
+
+use crate::{
+    replica::{Replica, a_day, check, key, settings, until},
+    server::Server,
+};
+
+/// Writes an authority and a certificate that it has issued: `ca.pem`, `cert.pem` and `key.pem`.
+fn write_certificates(folder: &Path) {
+    let mut authority = CertificateParams::default();
+    authority.distinguished_name.push(DnType::CommonName, "authority");
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+    let mut leaf = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
+    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    let key = KeyPair::generate().unwrap();
+    let certificate = leaf.signed_by(&key, &authority).unwrap();
+    fs::write(folder.join("ca.pem"), authority.pem()).unwrap();
+    fs::write(folder.join("cert.pem"), certificate.pem()).unwrap();
+    fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
+}
+
+#[tokio::test]
+async fn server_with_tls_needs_authority_and_client_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    write_certificates(folder.path());
+    let file = |name: &str| folder.path().join(name);
+    let text = |name: &str| file(name).to_str().unwrap().to_owned();
+    let (server, port) = Server::start_tls(&[
+        "--tls-cert-file",
+        &text("cert.pem"),
+        "--tls-key-file",
+        &text("key.pem"),
+        "--tls-ca-cert-file",
+        &text("ca.pem"),
+        "--tls-auth-clients",
+        "yes",
+    ]);
+    let url = format!("rediss://localhost:{port}");
+    let client = Some((file("cert.pem"), file("key.pem")));
+    let tls = TlsFiles { ca: Some(file("ca.pem")), client };
+    let replica = Replica::ready(Settings { tls, ..settings(std::slice::from_ref(&url)) }).await;
+    let decided = replica.decide(&[check(key("a"), &a_day(10), Operation::Charge(1))]).await;
+    assert_eq!((decided.decisions[0].remaining, decided.degraded[0]), (9, false));
+    assert_eq!(server.run::<u64>("DBSIZE"), 3, "a counter, the secret and the replicas");
+
+    let closed = |replica: &Replica| match replica.store.state() {
+        State::Ready => panic!("the connection must fail"),
+        State::Unavailable(reason) => reason != "connecting",
+    };
+    let without_certificate = TlsFiles { ca: Some(file("ca.pem")), client: None };
+    let refused =
+        Replica::start(Settings { tls: without_certificate, ..settings(std::slice::from_ref(&url)) });
+    until("the server refuses", || closed(&refused)).await;
+    let without_authority = Replica::start(settings(&[url]));
+    until("the server's certificate is refused", || closed(&without_authority)).await;
+}
