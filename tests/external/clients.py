@@ -99,8 +99,8 @@ def generate_go(target):
         assert plugin.returncode == 0, plugin.stderr
         command += [f"--plugin=protoc-gen-{name}={plugin.stdout.strip()}"]
         command += [f"--{name}_out={target}", f"--{name}_opt={options}"]
-    # The messages between replicas are not part of the client API.
-    client_protos = [path for path in PROTO.rglob("*.proto") if path.relative_to(PROTO).parts[0] != "tollgate"]
+    # The messages between replicas and those of a control plane are not part of the client API.
+    client_protos = [PROTO / name for name in re.findall(r"\bM(\S+?\.proto)=", options)]
     done = run([*command, *client_protos], folder, RUN_TIMEOUT)
     assert done.returncode == 0, done.stderr
 

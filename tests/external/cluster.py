@@ -6,7 +6,7 @@ import pathlib
 import re
 import signal
 
-from processes import LOOPBACK, Tollgate, eventually, http_call
+from processes import LOOPBACK, TIMEOUT, Tollgate, eventually, http_call
 
 SECRET = "a secret that only these replicas share"
 # Windows of a year, so that none ends during a test.
@@ -36,11 +36,19 @@ RULES = """
         rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
 """
 # For tests of decisions and not of latency: a forward may take up to half of the caller's timeout.
-LONG_FORWARD_BUDGET = ["--cluster-forward-budget-max", "5s"]
+LONG_FORWARD_BUDGET = ["--cluster-forward-budget-max", "1m"]
+# The two kinds of answers, as flags: the default, and with response headers and dynamic metadata.
+USUAL_ANSWERS = []
+DETAILED_ANSWERS = ["--api-dynamic-metadata", "true"]
+for _header in ("x-ratelimit", "ietf", "retry-after"):
+    DETAILED_ANSWERS += [f"--headers-{_header}", "true"]
 # The default, in seconds.
 BACKUP_INTERVAL = 0.1
+DEGRADED_CHECKS = "tollgate_cluster_degraded_checks_total"
 # Numbers of replicas, so that each has its own log.
 NUMBERS = itertools.count(1)
+# The default of `drain.timeout`, in seconds.
+DRAIN_TIMEOUT = 25.0
 # The time within which all replicas must agree on the owner of every slot.
 SETTLE_TIMEOUT = 30.0
 
@@ -54,13 +62,16 @@ class Replica(Tollgate):
         self.name = name
         self.sandbox = sandbox
         prefix = sandbox.prefix if sandbox else ()
-        flags = ["--cluster-listen", cluster_listen or f"{host}:0", "--api-dynamic-metadata", "true", *flags]
+        flags = ["--cluster-listen", cluster_listen or f"{host}:0", *flags]
         super().__init__(rules, log, flags=flags, host=host, prefix=prefix, **options)
 
     def await_listening(self):
         super().await_listening()
-        message = "listening for links from other replicas"
-        event = eventually("the replica listens to its peers", lambda: self.event(message))
+        # By its fields, because another build may have another text.
+        event = eventually(
+            "the replica listens to its peers",
+            lambda: next((event for event in self.events() if "advertised" in event), None),
+        )
         self.cluster, self.advertised = event["listen"], event["advertised"]
 
     def event(self, message):
@@ -124,9 +135,12 @@ class Cluster:
         self.options = {"drain_delay": "100ms", **options}
         self.secret = folder / "cluster.secret"
         self.secret.write_text(f"{SECRET}\n")
+        self.secret.chmod(0o600)
         self.replicas = []
         # Addresses for callers: ready replicas that are not draining.
         self.targets = []
+        # The degraded checks of replicas that are gone.
+        self.degraded_before = 0
 
     def launch(self, *, seeds=None, flags=(), sandbox=None, secret=None, **options):
         """Starts a replica without waiting until it is ready."""
@@ -176,15 +190,17 @@ class Cluster:
     def remove(self, *replicas):
         """Drains replicas at the same time, and waits until they exit."""
         for replica in replicas:
+            self.degraded_before += replica.metric(DEGRADED_CHECKS)
             replica.terminate()
             self.exclude(replica)
             self.replicas.remove(replica)
         for replica in replicas:
-            assert replica.wait() == 0, replica.output()
+            assert replica.wait(DRAIN_TIMEOUT + TIMEOUT) == 0, replica.output()
 
     def kill(self, *replicas):
         """Kills replicas without a drain."""
         for replica in replicas:
+            self.degraded_before += replica.metric(DEGRADED_CHECKS)
             self.exclude(replica)
             self.replicas.remove(replica)
             replica.kill()
@@ -208,6 +224,10 @@ class Cluster:
 
     def total(self, metric, **labels):
         return sum(replica.metric(metric, **labels) for replica in self.replicas)
+
+    def degraded_checks(self):
+        """Checks that were decided without their owner, those of removed replicas included."""
+        return self.degraded_before + self.total(DEGRADED_CHECKS)
 
     def await_backup(self):
         """Waits until every slot has an up-to-date backup at another replica."""

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import json
+import os
 import socket
 import textwrap
 
@@ -10,8 +12,29 @@ import pytest
 import manifests
 import network
 import processes
-from cluster import RULES, Cluster
+from cluster import DETAILED_ANSWERS, RULES, USUAL_ANSWERS, Cluster
+from control_plane import ControlPlane
+from processes import LISTENERS, LOOPBACK, TOLLGATE, Process, eventually
 from rls import Callers
+
+
+# Tools that a test may lack with CI=true, as tests/run names them.
+OPTIONAL_TOOLS = [tool for tool in os.environ.get("OPTIONAL_TOOLS", "").split(",") if tool]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "extended: slow to install or to run; `tests/run --all` runs it")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With CI=true a test that is skipped fails, unless it lacks an optional tool."""
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true":
+        reason = call.excinfo.value.msg if call.excinfo else "unknown"
+        if not any(tool in reason for tool in OPTIONAL_TOOLS):
+            report.outcome, report.longrepr = "failed", f"skipped, and CI=true: {reason}"
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +72,17 @@ def start_tollgate(cleanup, tmp_path):
         if ready:
             tollgate.await_ready()
         return tollgate
+
+    return start
+
+
+@pytest.fixture
+def start_control_plane(cleanup, tmp_path):
+    def start(**options):
+        control_plane = ControlPlane(tmp_path / "control-plane", **options)
+        cleanup.callback(control_plane.stop)
+        control_plane.await_listening()
+        return control_plane
 
     return start
 
@@ -94,6 +128,12 @@ def start_cluster(make_cluster):
     return start
 
 
+@pytest.fixture(params=[USUAL_ANSWERS, DETAILED_ANSWERS], ids=["usual", "detailed"])
+def answers(request):
+    """The flags of each kind of answer. Only a detailed answer says that it is degraded."""
+    return request.param
+
+
 @pytest.fixture
 def proxies(cleanup):
     """Proxies that can stall and slow the links between replicas."""
@@ -124,3 +164,34 @@ def echo(cleanup):
 def schemas(tmp_path_factory):
     """A directory of schemas for kubeconform."""
     return manifests.write_schemas(tmp_path_factory.mktemp("schemas"))
+
+
+@pytest.fixture
+def start_pod(cleanup, tmp_path):
+    """Starts the program as the container of a rendered overlay does, and returns its HTTP address."""
+
+    def start(overlay, rules):
+        secret = tmp_path / "secret"
+        secret.write_text("a secret for this test alone\n")
+        # Listeners use free ports, and the seed leads to no replica.
+        variables = overlay.variables | {"TOLLGATE_RULES__PATH": rules}
+        variables |= {f"TOLLGATE_{name.upper()}__LISTEN": f"{LOOPBACK}:0" for name in LISTENERS}
+        if "TOLLGATE_CLUSTER__LISTEN" in variables:
+            variables |= {
+                "TOLLGATE_CLUSTER__LISTEN": f"{LOOPBACK}:0",
+                "TOLLGATE_CLUSTER__ADVERTISE": LOOPBACK,
+                "TOLLGATE_CLUSTER__SEED": f"{LOOPBACK}:1",
+                "TOLLGATE_CLUSTER__SECRET_FILE": secret,
+            }
+        given = [f"{name}={value}" for name, value in variables.items() if name != "POD_IP"]
+        process = Process(["env", *given, TOLLGATE, *overlay.container["args"]], tmp_path / "tollgate.log")
+        cleanup.callback(process.kill)
+
+        def address():
+            process.assert_running()
+            events = [json.loads(line) for line in process.output().splitlines()]
+            return next((one["address"] for one in events if one.get("listener") == "http"), None)
+
+        return eventually("the process listens", address)
+
+    return start

@@ -71,9 +71,6 @@ class Load:
     def degraded(self):
         return [response for response in self.responses if response.degraded]
 
-    def slowest(self):
-        return max(response.seconds for response in self.responses)
-
 
 def key_of(descriptor):
     return tuple((entry["key"], entry["value"]) for entry in descriptor["entries"])

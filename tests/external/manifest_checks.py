@@ -5,7 +5,7 @@ import re
 from processes import ROOT
 
 # Secrets that the operator creates, as docs/kubernetes.md describes.
-OPERATOR_SECRETS = {"tollgate-cluster", "tollgate-tls", "tollgate-peers-tls"}
+OPERATOR_SECRETS = {"tollgate-cluster", "tollgate-tls", "tollgate-peers-tls", "tollgate-redis"}
 
 # Allowed values of fields that the schemas declare as plain strings.
 ENUMS = {
@@ -80,7 +80,8 @@ def ports(overlay):
     policy = overlay.one("NetworkPolicy")["spec"]
     used += [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
     used += [port["port"] for rule in policy["egress"] for port in rule["ports"] if "to" in rule]
-    used.append(int(overlay.template["metadata"]["annotations"]["prometheus.io/port"]))
+    annotations = overlay.template["metadata"].get("annotations", {})
+    used += [int(port) for name, port in annotations.items() if name == "prometheus.io/port"]
     yield from (f"the pod has no port {port}" for port in used if not overlay.has_port(port))
     for name, port in overlay.ports.items():
         if not (overlay.variables.get(f"TOLLGATE_{name.upper()}__LISTEN") or "").endswith(f":{port}"):
@@ -105,7 +106,7 @@ def network_policy(overlay):
     for rule in overlay.one("NetworkPolicy")["spec"]["ingress"]:
         if not rule.get("from"):
             yield "ingress is open to everything"
-        to_counters = any(port["port"] in ("cluster", overlay.ports["cluster"]) for port in rule["ports"])
+        to_counters = any(port["port"] in ("cluster", overlay.ports.get("cluster")) for port in rule["ports"])
         for subject in rule.get("from", []) if to_counters else []:
             if not overlay.selects(subject.get("podSelector", {}).get("matchLabels")) or "namespaceSelector" in subject:
                 yield f"not only replicas may reach the counters of replicas: {subject}"
@@ -166,12 +167,13 @@ def scaling(overlay):
 
 
 def peer_discovery(overlay):
-    name, port = overlay.variables["TOLLGATE_CLUSTER__SEED"].split(":")
-    seeds = next((one["spec"] for one in overlay.all("Service") if one["metadata"]["name"] == name), {})
-    if seeds.get("clusterIP") != "None" or not seeds.get("publishNotReadyAddresses"):
-        yield "replicas that are not ready yet do not find each other"
-    if int(port) not in [one["port"] for one in seeds.get("ports", [])] or int(port) != overlay.ports["cluster"]:
-        yield "the seeds are at another port than the replicas"
+    if overlay.variables.get("TOLLGATE_STORE__KIND") != "redis":
+        name, port = overlay.variables["TOLLGATE_CLUSTER__SEED"].split(":")
+        seeds = next((one["spec"] for one in overlay.all("Service") if one["metadata"]["name"] == name), {})
+        if seeds.get("clusterIP") != "None" or not seeds.get("publishNotReadyAddresses"):
+            yield "replicas that are not ready yet do not find each other"
+        if int(port) not in [one["port"] for one in seeds.get("ports", [])] or int(port) != overlay.ports["cluster"]:
+            yield "the seeds are at another port than the replicas"
     known = []
     for one in overlay.container["env"]:
         for used in re.findall(r"\$\((\w+)\)", one.get("value", "")):

@@ -1,4 +1,4 @@
-"""The network between replicas: proxies that stall and slow links, and network namespaces that can be partitioned."""
+"""The surroundings of processes: proxies that stall and slow links, network namespaces, mounts of their own."""
 
 import asyncio
 import contextlib
@@ -260,3 +260,19 @@ def enter(libc, namespace):
     any_type = 0
     if libc.setns(namespace.fileno(), any_type) != 0:
         raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
+
+
+def mounts_missing():
+    """The reason why a process cannot have mounts of its own here, or None."""
+    if os.geteuid() != 0:
+        return "root is required"
+    if not shutil.which("unshare"):
+        return "the program unshare is not installed"
+    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, timeout=10, check=False)
+    return None if done.returncode == 0 else f"not permitted on this machine: {done.stderr.strip()}"
+
+
+def with_mount(source, target):
+    """Runs a command that sees the file `source` at `target`. The process id stays the same."""
+    script = 'mount --bind "$0" "$1" && shift && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", script, str(source), str(target))

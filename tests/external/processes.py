@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import pathlib
+import secrets
 import signal
 import subprocess
 import threading
@@ -62,14 +63,14 @@ def http_call(address, path="/", method="GET", headers=None, body=None, timeout=
 class Process:
     """A child process with its output in a file. Signals go to this process only."""
 
-    def __init__(self, command, log):
+    def __init__(self, command, log, stdin=subprocess.DEVNULL):
         self.log = pathlib.Path(log)
         with self.log.open("wb") as output:
             # An empty environment, so that no variable of the caller's shell affects the test.
             environment = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
             self.child = subprocess.Popen(
                 [str(part) for part in command],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
@@ -100,18 +101,29 @@ class Process:
         self.kill()
 
 
+def shared_store(flags):
+    """The flags for counters in Redis, if TOLLGATE_TEST_REDIS has the address of a server. Each process has its own."""
+    url = os.environ.get("TOLLGATE_TEST_REDIS")
+    if not url or any(str(flag).startswith(("--cluster", "--snapshot", "--store")) for flag in flags):
+        return []
+    return ["--store-kind", "redis", "--store-redis-urls", url, "--store-redis-prefix", f"{secrets.token_hex(8)}:"]
+
+
 class Tollgate(Process):
     """`tollgate serve`; its addresses are known after `await_listening`."""
 
     grpc = http = admin = metrics = None
 
-    def __init__(self, rules, log, grpc=None, drain_delay="0s", flags=(), host=LOOPBACK, prefix=()):
-        """`host` is the host of all listeners; `prefix` is a command prefix such as `ip netns exec`."""
+    def __init__(
+        self, rules, log, grpc=None, drain_delay="0s", flags=(), host=LOOPBACK, prefix=(), program=TOLLGATE
+    ):
+        """`rules` is the path of rule files, or None; `host` is the host of all listeners; `prefix` is a command prefix
+        such as `ip netns exec`."""
         super().__init__(
-            [*prefix, TOLLGATE, "serve", "--rules", rules, "--grpc-listen", grpc or f"{host}:0"]
+            [*prefix, program, "serve", *(["--rules", rules] if rules else []), "--grpc-listen", grpc or f"{host}:0"]
             + ["--http-listen", f"{host}:0", "--admin-listen", f"{host}:0"]
             + ["--metrics-listen", f"{host}:0", "--log-format", "json"]
-            + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms", *flags],
+            + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms", *shared_store(flags), *flags],
             log,
         )
 
@@ -152,6 +164,10 @@ class Tollgate(Process):
     def ask(self, *arguments):
         """Runs `tollgate ask` against this instance."""
         return run("ask", "--to", self.grpc, *arguments)
+
+    def ask_with_tls(self, authority, *arguments):
+        """The exit code of `tollgate ask` over TLS."""
+        return run("ask", "--to", self.grpc, "--tls-ca", authority, *arguments).returncode
 
     def remaining(self, *entries):
         """Peeks at the remaining hits of the descriptor with these (key, value) pairs."""

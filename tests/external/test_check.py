@@ -1,5 +1,6 @@
 """The command `tollgate check`."""
 
+import json
 import re
 
 import pytest
@@ -119,3 +120,57 @@ def test_missing_path_is_named(tmp_path):
 
     assert done.returncode == 1
     assert "nowhere.yaml" in done.stdout + done.stderr
+
+
+BROKEN = """\
+    domain: edge
+    descriptor: []
+    descriptors: [{key: user, rate_limit: {unit: fortnight, requests_per_unit: 5}}]
+"""
+SUSPICIOUS = """\
+    domain: edge
+    descriptors:
+      - {key: user, shadow_mode: true}
+"""
+
+
+def sarif_findings(log):
+    """(level, line, column) of each result."""
+    [run_of_tool] = log["runs"]
+    places = [
+        (result["level"], result["locations"][0]["physicalLocation"]["region"]) for result in run_of_tool["results"]
+    ]
+    return [(level, region["startLine"], region["startColumn"]) for level, region in places]
+
+
+def json_findings(report):
+    """(level, line, column) of each finding."""
+    return [(finding["level"], finding["line"], finding["column"]) for finding in report["findings"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "levels"),
+    [(GOOD, 0, []), (SUSPICIOUS, 0, ["warning"]), (BROKEN, 1, ["error", "error"])],
+    ids=["good", "suspicious", "broken"],
+)
+def test_json_and_sarif_report_what_text_reports(rule_file, text, code, levels):
+    path = rule_file(text)
+
+    plain, report, log = (run("check", path, *flags) for flags in ([], ["--json"], ["--sarif"]))
+
+    assert [plain.returncode, report.returncode, log.returncode] == [code] * 3
+    found = json_findings(json.loads(report.stdout))
+    assert [level for level, _, _ in found] == levels
+    assert sarif_findings(json.loads(log.stdout)) == found
+    lines = re.findall(r":(\d+):(\d+): ", plain.stdout)
+    assert [(int(line), int(column)) for line, column in lines] == [(line, column) for _, line, column in found]
+
+
+def test_missing_path_is_reported_as_json_and_sarif(tmp_path):
+    path = tmp_path / "nowhere.yaml"
+
+    report, log = run("check", path, "--json"), run("check", path, "--sarif")
+
+    assert [report.returncode, log.returncode] == [1, 1]
+    assert json.loads(report.stdout)["findings"][0]["file"] == str(path)
+    assert len(sarif_findings(json.loads(log.stdout))) == 1

@@ -8,6 +8,8 @@ import pytest
 import clients
 from processes import ROOT
 
+pytestmark = pytest.mark.extended
+
 ALLOWED, USAGE, DENIED = 0, 1, 2
 
 RULES = """

@@ -1,13 +1,15 @@
-"""A process whose system clock jumps ahead and is corrected."""
+"""Processes whose system clocks step, jump ahead and are corrected, or differ."""
 
 import os
 import pathlib
+import random
+import time
 
 import pytest
 
 from cluster import LONG_FORWARD_BUDGET
 from processes import eventually, http_call
-from rls import descriptor
+from rls import descriptor, rate_limit_request
 
 # libfaketime: installed, or unpacked by tests/run.
 LIBRARIES = [
@@ -68,3 +70,87 @@ def test_replica_with_corrected_clock_relinks_and_keeps_limits(make_cluster, cal
     passed = [callers.call(to, descriptor(("user", "ann"))).passes for to in [stepped_replica.grpc, other.grpc] * 10]
     assert sum(passed) == 10, "exactly the limit"
     assert not callers.call(stepped_replica.grpc, descriptor(("bucket", "ahead"))).passes, "nothing is freed"
+
+
+STEP_RULES = """
+    domain: edge
+    descriptors:
+      - key: user
+        rate_limit: {unit: year, requests_per_unit: 40, algorithm: fixed_window}
+      - key: short
+        rate_limit: {unit: second, requests_per_unit: 1, algorithm: fixed_window}
+      - key: bucket
+        rate_limit: {unit: second, requests_per_unit: 1, algorithm: token_bucket}
+"""
+STEPS = 24
+
+
+def test_clock_steps_of_an_hour_free_nothing_and_lock_no_key_out(rule_file, start_tollgate, callers, tmp_path):
+    clock = SetClock(tmp_path / "clock")
+    tollgate = start_tollgate(rule_file(STEP_RULES), prefix=clock.prefix)
+    rng = random.Random(5)
+    passed = 0
+
+    for _ in range(STEPS):
+        # Steps forwards and backwards by up to an hour each.
+        clock.set(f"{rng.randint(-1800, 1800):+d}")
+        passed += callers.call(tollgate.grpc, descriptor(("user", "ann"), hits=3)).passes
+        for key in ("short", "bucket"):
+            # A key that may pass once a second: no step back may make it wait for an hour.
+            eventually(
+                f"{key} is not locked out",
+                lambda key=key: callers.call(tollgate.grpc, descriptor((key, "ann"))).passes,
+                # A slew of 1 % over a minute does not matter, but a busy machine does.
+                15.0,
+            )
+        assert tollgate.is_ready()
+
+    assert passed == 40 // 3, "no step gives hits of a long window back"
+    assert not [event for event in tollgate.events() if event.get("level") == "ERROR"]
+
+
+SKEW_SECONDS = 1500
+KEYS_OF_A_KIND = 40
+SKEW_RULES = """
+    domain: edge
+    descriptors:
+      - key: user
+        rate_limit: {unit: day, requests_per_unit: 10, algorithm: fixed_window}
+      - key: bucket
+        rate_limit: {unit: day, requests_per_unit: 10, algorithm: token_bucket}
+"""
+
+
+def test_replicas_with_skewed_clocks_agree_on_limit_and_reset(make_cluster, callers, tmp_path):
+    cluster = make_cluster(rules=SKEW_RULES, flags=LONG_FORWARD_BUDGET)
+    clock = SetClock(tmp_path / "clock")
+    clock.set(f"+{SKEW_SECONDS}")
+    [skewed] = cluster.start(sandbox=clock)
+    [usual] = cluster.start()
+    keys = [(kind, f"name-{number}") for kind in ("bucket", "user") for number in range(KEYS_OF_A_KIND)]
+
+    def ask(replica, hits):
+        return callers.call_all([(replica.grpc, rate_limit_request(descriptor(key, hits=hits))) for key in keys])
+
+    # Both replicas own some of the keys, and both are asked.
+    assert all(response.passes for replica in (skewed, usual) for response in ask(replica, 3))
+    began = time.monotonic()
+    resets = [[response.reset_seconds[0] for response in ask(replica, 0)] for replica in (skewed, usual)]
+    # The owner's clock decides for both; a peek later may be some seconds nearer to the reset.
+    slack = time.monotonic() - began + 1.0
+    assert all(abs(one - other) <= slack for one, other in zip(*resets, strict=True))
+    windows = resets[0][KEYS_OF_A_KIND:]
+    assert max(windows) - min(windows) > SKEW_SECONDS - slack, "the day of each owner's clock"
+
+    cluster.remove(skewed)
+    cluster.await_settled()
+    answers = ask(usual, 0)
+    elapsed = time.monotonic() - began + 1.0
+    assert {response.remaining for response in answers} == {(4,)}
+    after = [response.reset_seconds[0] for response in answers]
+    # A bucket takes the duration along, and not an instant. A window is the day of its owner's clock.
+    for before, now in zip(resets[0][:KEYS_OF_A_KIND], after[:KEYS_OF_A_KIND], strict=True):
+        assert before - elapsed <= now <= before + 1
+    assert max(after[KEYS_OF_A_KIND:]) - min(after[KEYS_OF_A_KIND:]) <= elapsed
+    assert sum(response.passes for _ in range(2) for response in ask(usual, 2)) == 2 * len(keys)
+    assert not any(response.passes for response in ask(usual, 1))

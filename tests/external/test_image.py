@@ -12,6 +12,8 @@ import pytest
 
 from processes import ROOT
 
+pytestmark = pytest.mark.extended
+
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 BASE = "rust:1.95-slim-bookworm"
 TIMEOUT = 120.0
@@ -99,7 +101,7 @@ def buildah(tmp_path_factory):
 
 def stub_base(folder):
     """A base with a shell, a few programs of this machine and the stub programs."""
-    for program in ("sh", "chmod", "cp", "mkdir", "rm", "uname"):
+    for program in ("sh", "chmod", "cp", "ln", "mkdir", "rm", "uname"):
         path = shutil.which(program)
         linked = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
         for source in [path, *re.findall(r"(/\S+) \(0x", linked)]:
@@ -132,6 +134,8 @@ def test_image_contains_only_program_and_its_files(buildah):
     found = {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
     assert found == {"tollgate", "LICENSE", "etc/ssl/certs/ca-certificates.crt"}
     assert (files / "tollgate").stat().st_mode & 0o777 == 0o755
+    links = {str(path.relative_to(files)): path.readlink() for path in files.rglob("*") if path.is_symlink()}
+    assert links == {"bin/ratelimit": pathlib.Path("/tollgate")}
 
 
 def test_image_runs_service_as_user_nobody(buildah):
@@ -146,7 +150,8 @@ def test_image_runs_service_as_user_nobody(buildah):
 def test_build_context_is_exactly_the_sources(buildah):
     source = buildah.files(buildah.build("stage", "--target", "build")) / "src"
 
-    parts = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "build.rs", "examples/pictures.rs")]
+    parts = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "build.rs")]
+    parts += (ROOT / "examples").glob("*.rs")
     parts += [path for name in ("benches", "proto", "src") for path in (ROOT / name).rglob("*") if path.is_file()]
     wanted = {str(path.relative_to(ROOT)) for path in parts}
     assert {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()} == wanted

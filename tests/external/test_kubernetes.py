@@ -11,7 +11,9 @@ import yaml
 import manifests
 from manifest_checks import OPERATOR_SECRETS, Overlay, problems
 from manifests import FOLDER
-from processes import ENVOY, LISTENERS, LOOPBACK, ROOT, TOLLGATE, Process, eventually, http_call, run
+from processes import ENVOY, ROOT, eventually, http_call, run
+
+pytestmark = pytest.mark.extended
 
 BASE, PRODUCTION = FOLDER / "base", FOLDER / "overlays" / "production"
 
@@ -60,6 +62,19 @@ def test_peer_certificates_replace_the_secret(tmp_path):
     assert base.variables.keys() - certified.variables.keys() == {"TOLLGATE_CLUSTER__SECRET_FILE"}
     added = {f"TOLLGATE_CLUSTER__{name}" for name in ("CERT", "KEY", "CA")}
     assert certified.variables.keys() - base.variables.keys() == added
+
+
+def test_redis_component_replaces_the_cluster(tmp_path):
+    folder = manifests.with_component("redis", BASE, tmp_path)
+    shared, base = Overlay(manifests.objects(folder)), Overlay(manifests.objects(BASE))
+
+    assert shared.volumes.keys() == {"rules", "redis-password"}
+    removed = {f"TOLLGATE_CLUSTER__{name}" for name in ("LISTEN", "ADVERTISE", "SEED", "SECRET_FILE")}
+    assert base.variables.keys() - shared.variables.keys() == removed | {"POD_IP"}
+    added = {f"TOLLGATE_STORE__{name}" for name in ("KIND", "REDIS__URLS", "REDIS__PASSWORD_FILE")}
+    assert shared.variables.keys() - base.variables.keys() == added
+    assert "cluster" not in shared.ports
+    assert "tollgate-peers" not in {service["metadata"]["name"] for service in shared.all("Service")}
 
 
 def test_image_tag_equals_program_version():
@@ -123,30 +138,12 @@ def test_config_map_rules_are_valid(tmp_path):
     assert done.returncode == 0, done
 
 
-def test_program_starts_with_pod_arguments_and_answers_probes(cleanup, tmp_path):
+def test_program_starts_with_pod_arguments_and_answers_probes(start_pod):
     overlay = Overlay(manifests.objects(BASE))
-    variables = overlay.variables | {"TOLLGATE_RULES__PATH": BASE / "rules"}
-    # Listeners use free ports, and the seed leads to no replica.
-    variables |= {f"TOLLGATE_{name.upper()}__LISTEN": f"{LOOPBACK}:0" for name in (*LISTENERS, "cluster")}
-    assert variables.pop("TOLLGATE_CLUSTER__ADVERTISE") == "$(POD_IP)"
-    secret = tmp_path / "secret"
-    secret.write_text("a secret for this test alone\n")
-    variables |= {
-        "TOLLGATE_CLUSTER__ADVERTISE": LOOPBACK,
-        "TOLLGATE_CLUSTER__SEED": f"{LOOPBACK}:1",
-        "TOLLGATE_CLUSTER__SECRET_FILE": secret,
-    }
-    given = [f"{name}={value}" for name, value in variables.items() if name != "POD_IP"]
+    assert overlay.variables["TOLLGATE_CLUSTER__ADVERTISE"] == "$(POD_IP)"
 
-    process = Process(["env", *given, TOLLGATE, *overlay.container["args"]], tmp_path / "tollgate.log")
-    cleanup.callback(process.kill)
+    http = start_pod(overlay, BASE / "rules")
 
-    def address():
-        process.assert_running()
-        events = [yaml.safe_load(line) for line in process.output().splitlines()]
-        return next((one["address"] for one in events if one.get("listener") == "http"), None)
-
-    http = eventually("the process listens", address)
     for probe in ("readinessProbe", "livenessProbe"):
         path = overlay.container[probe]["httpGet"]["path"]
         eventually(f"{path} is answered", lambda path=path: http_call(http, path).code == 200)

@@ -6,6 +6,8 @@ import manifests
 from manifest_checks import Overlay, problems
 from manifests import FOLDER
 
+pytestmark = pytest.mark.extended
+
 PRODUCTION = FOLDER / "overlays" / "production"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 
 import pytest
@@ -16,12 +17,13 @@ GOOD = """
 """
 
 
-def test_server_answers_probes_and_exits_with_success(rule_file, start_tollgate):
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_server_answers_probes_and_exits_with_success(rule_file, start_tollgate, stop):
     tollgate = start_tollgate(rule_file(GOOD))
     for path in ("/healthcheck", "/livez", "/readyz"):
         assert http_call(tollgate.http, path).code == 200
 
-    tollgate.terminate()
+    tollgate.child.send_signal(stop)
 
     assert tollgate.wait() == 0
 

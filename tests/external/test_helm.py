@@ -1,0 +1,532 @@
+"""The Helm chart, rendered: valid for Kubernetes, and the same objects as deploy/kubernetes for the same choices."""
+
+import base64
+import json
+import re
+import tarfile
+
+import pytest
+import yaml
+
+import charts
+import manifests
+from charts import CHART, MONITORING, NAMESPACE, normalised, of_kind
+from manifest_checks import OPERATOR_SECRETS, Overlay, problems
+from manifests import FOLDER
+from processes import LISTENERS, LOOPBACK, ROOT, TOLLGATE, Process, eventually, http_call, run
+
+pytestmark = pytest.mark.extended
+
+BASE, PRODUCTION = FOLDER / "base", FOLDER / "overlays" / "production"
+PRODUCTION_VALUES = CHART / "values-production.yaml"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+MONITORED = {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")}
+ONE_RULE = {
+    "domain": "edge",
+    "descriptors": [{"key": "user", "rate_limit": {"unit": "second", "requests_per_unit": 5}}],
+}
+
+# Together they set every value.
+CASES = {
+    "defaults": {},
+    "production": PRODUCTION_VALUES,
+    "monitoring": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True, "labels": {"grafana": "load"}, "annotations": {"folder": "limits"}},
+    },
+    "an image by digest": {
+        "image": {
+            "repository": "registry.example.com/tollgate",
+            "tag": "0.1.0",
+            "digest": f"sha256:{'a' * 64}",
+            "pullPolicy": "Always",
+            "pullSecrets": ["registry"],
+        }
+    },
+    "inline rules and settings": {
+        "replicas": 5,
+        "ruleFiles": {"edge.yaml": ONE_RULE, "other.yml": "domain: other\ndescriptors: []\n"},
+        "settings": {
+            "headers": {"x_ratelimit": True},
+            "log": {"level": "debug"},
+            "admin": {"token_file": "/etc/tollgate/admin/token"},
+        },
+        "extraVolumes": [{"name": "admin", "secret": {"secretName": "tollgate-admin"}}],
+        "extraVolumeMounts": [{"name": "admin", "mountPath": "/etc/tollgate/admin", "readOnly": True}],
+        "extraEnv": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4317"}],
+        "listenAddress": "0.0.0.0",
+    },
+    "objects of the operator": {
+        "ruleConfigMap": "rules",
+        "clusterSecret": {"existing": "secrets", "key": "tollgate"},
+        "serverTls": {"secret": "certificates", "clientCertificates": False},
+        "settings": {"http": {"tls_cert": "/etc/tollgate/tls/tls.crt", "tls_key": "/etc/tollgate/tls/tls.key"}},
+    },
+    "certificates between replicas": {"peerCertificateSecret": "tollgate-peers-tls"},
+    "Redis": {"store": {"kind": "redis", "redis": {"urls": ["redis://redis"]}}},
+    "a cluster of Redis with TLS": {
+        "store": {
+            "kind": "redis",
+            "redis": {
+                "urls": ["rediss://redis-1:6380", "rediss://redis-2:6380", "rediss://redis-3:6381"],
+                "mode": "cluster",
+                "username": "tollgate",
+                "passwordSecret": "tollgate-redis",
+                "passwordKey": "words",
+                "tlsSecret": "tollgate-redis-tls",
+                "clientCertificate": True,
+                "prefix": "edge:",
+            },
+        },
+        "settings": {"store": {"redis": {"timeout": "200ms", "connections": 4}}},
+    },
+    "sentinels": {
+        "store": {
+            "kind": "redis",
+            "redis": {
+                "urls": ["redis://sentinel-1:26379", "redis://sentinel-2:26379"],
+                "mode": "sentinel",
+                "sentinelService": "counters",
+                "passwordSecret": "tollgate-redis",
+                "sentinelPasswordKey": "sentinels",
+            },
+        },
+        "networkPolicy": {"extraEgress": [{"ports": [{"port": 6379}]}]},
+    },
+    "an autoscaler": {
+        "autoscaling": {
+            "enabled": True,
+            "minReplicas": 2,
+            "maxReplicas": 4,
+            "cpuUtilization": 50,
+            "behavior": {"scaleUp": {"policies": [{"type": "Percent", "value": 50, "periodSeconds": 30}]}},
+        }
+    },
+    "a pod for certain nodes": {
+        "resources": {"requests": {"cpu": 2}, "limits": {"memory": "2Gi"}, "claims": [{"name": "claim"}]},
+        "spread": {"nodes": "DoNotSchedule", "zones": "DoNotSchedule"},
+        "terminationGracePeriodSeconds": 90,
+        "podAnnotations": {"example.com/owner": "edge"},
+        "podLabels": {"team": "edge", "app.kubernetes.io/name": "ignored, because selectors need it"},
+        "nodeSelector": {"pool": "edge"},
+        "tolerations": [{"key": "edge", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "edge",
+        "service": {
+            "type": "LoadBalancer",
+            "annotations": {"example.com/internal": "true"},
+            "appProtocol": "kubernetes.io/h2c",
+        },
+    },
+    "another network": {
+        "networkPolicy": {
+            "clientNamespaceLabels": {"calls": "yes", "tollgate-clients": None},
+            "metricsNamespaceLabels": {"scrapes": "yes", "kubernetes.io/metadata.name": None},
+            "extraIngress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": "grpc"}]}],
+            "extraEgress": [{"ports": [{"port": 4317}]}],
+        }
+    },
+    "no policy and no budget": {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}},
+}
+
+
+@pytest.fixture(scope="session")
+def all_schemas(schemas):
+    """Schemas for kubeconform, with those of the Prometheus operator."""
+    return charts.write_operator_schemas(schemas)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chart_passes_all_validators(case, tmp_path, all_schemas):
+    found = charts.objects(CASES[case], tmp_path)
+
+    assert charts.errors(found, all_schemas) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chart_passes_helm_lint(case, tmp_path):
+    arguments = charts.given(CASES[case], tmp_path)
+    done = charts.helm("lint", CHART, "--strict", "--kube-version", charts.VERSION, *arguments)
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("case", ["defaults", "production", "monitoring", "certificates between replicas", "Redis"])
+def test_chart_is_consistent_with_tollgate(case, tmp_path):
+    found = charts.objects(CASES[case], tmp_path)
+
+    assert problems([one for one in found if one["kind"] != "Secret"]) == []
+
+
+# The values and the directories of kustomize that make the same choices.
+SAME_CHOICES = {
+    "base": ({}, [BASE]),
+    "production": (PRODUCTION_VALUES, [PRODUCTION]),
+    "certificates between replicas": (
+        {"peerCertificateSecret": "tollgate-peers-tls"},
+        [BASE, FOLDER / "components" / "peer-certificates"],
+    ),
+    "redis": (
+        {"store": {"kind": "redis", "redis": {"urls": ["redis://redis:6379"], "passwordSecret": "tollgate-redis"}}},
+        [BASE, FOLDER / "components" / "redis"],
+    ),
+    "monitoring": (MONITORED, [BASE, MONITORING]),
+}
+
+
+@pytest.mark.parametrize("choice", SAME_CHOICES)
+def test_chart_renders_the_objects_of_kustomize(choice, tmp_path):
+    values, (folder, *components) = SAME_CHOICES[choice]
+    if components:
+        folder = manifests.with_component(components[0], folder, tmp_path)
+
+    found = [one for one in charts.objects(values, tmp_path) if one["kind"] != "Secret"]
+
+    expected = normalised(manifests.objects(folder))
+    assert normalised(found).keys() == expected.keys()
+    for key, rendered in normalised(found).items():
+        assert rendered == expected[key], key
+
+
+def leaves(schema, path=()):
+    """The paths of all values in the schema, without the contents of free objects."""
+    for name, one in schema["properties"].items():
+        if "properties" in one:
+            yield from leaves(one, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def value_at(path, values):
+    for name in path:
+        if not isinstance(values, dict) or name not in values:
+            return None
+        values = values[name]
+    return values
+
+
+def test_cases_set_every_value():
+    given = [yaml.safe_load(one.read_text()) if one == PRODUCTION_VALUES else one for one in CASES.values()]
+    changed = [
+        path
+        for path in leaves(charts.schema())
+        if not any(value_at(path, one) not in (None, value_at(path, VALUES)) for one in given)
+    ]
+    # Helm sets it.
+    assert changed == [("global",)]
+
+
+def described(schema, path=""):
+    for name, one in schema.get("properties", {}).items():
+        if "additionalProperties" not in schema or schema["additionalProperties"]:
+            continue
+        yield f"{path}{name}", one.get("description", "")
+        yield from described(one, f"{path}{name}.")
+
+
+def test_schema_describes_every_value():
+    descriptions = dict(described(charts.schema()))
+
+    assert len(descriptions) > 60
+    assert [name for name, text in descriptions.items() if not text.endswith(".")] == []
+    without_default = {("global",), ("resources", "claims")}
+    assert {path for path in leaves(charts.schema()) if value_at(path, VALUES) is None} == without_default
+
+
+# Values that the chart refuses, and a part of the message.
+REFUSED = {
+    "a misspelled value": ({"replica": 3}, "'replica' not allowed"),
+    "a misspelled nested value": ({"image": {"tags": "1"}}, "'tags' not allowed"),
+    "no replicas": ({"replicas": 0}, "minimum"),
+    "a bad digest": ({"image": {"digest": "sha256:1"}}, "does not match"),
+    "a rule file that is no YAML file": ({"ruleFiles": {"edge.json": "{}"}}, "does not match"),
+    "rules in two places": ({"ruleFiles": {"a.yaml": "domain: a"}, "ruleConfigMap": "b"}, "exclude each other"),
+    "a setting of the chart": ({"settings": {"cluster": {"seed": "a:1"}}}, "settings.cluster.seed is set by the chart"),
+    "a setting without a section": ({"settings": {"replicas": 3}}, "want object"),
+    "two kinds of trust": (
+        {"clusterSecret": {"existing": "a"}, "peerCertificateSecret": "b"},
+        "replaces the secret of the cluster",
+    ),
+    "Redis without an address": ({"store": {"kind": "redis"}}, "store.kind redis needs store.redis.urls"),
+    "addresses of Redis and counters in memory": ({"store": {"redis": {"urls": ["redis://a"]}}}, "memory has none"),
+    "a password in an address": ({"store": {"redis": {"urls": ["redis://:word@a"]}}}, "does not match"),
+    "a secret of the cluster beside Redis": (
+        {"store": {"kind": "redis", "redis": {"urls": ["redis://a"]}}, "clusterSecret": {"existing": "a"}},
+        "there is no cluster",
+    ),
+    "a setting of the shared store": (
+        {"settings": {"store": {"redis": {"prefix": "a:"}}}},
+        "settings.store.redis.prefix is set by the chart",
+    ),
+    "a range without replicas": ({"autoscaling": {"enabled": True, "minReplicas": 12}}, "must be less than"),
+    "memory without a bound": ({"resources": {"limits": {"memory": None}}}, "missing property 'memory'"),
+    "a grace period shorter than the drain": ({"terminationGracePeriodSeconds": 45}, "must be longer than"),
+    "an unknown spread": ({"spread": {"nodes": "Never"}}, "must be one of"),
+    "a variable of the chart": ({"extraEnv": [{"name": "POD_IP", "value": "10.0.0.1"}]}, "not"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_chart_refuses_bad_values(fault, tmp_path):
+    values, message = REFUSED[fault]
+
+    done = charts.render(values, tmp_path)
+
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_every_setting_becomes_a_variable(tmp_path):
+    page = (ROOT / "docs" / "settings.md").read_text()
+    catalog = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]+ \| `(\w+)` ", page, re.MULTILINE))
+    settings, refused = {}, set()
+    for name in catalog:
+        *sections, setting = name.split(".")
+        value = {setting: f"value of {name}"}
+        for section in reversed(sections):
+            value = {section: value}
+        if name.endswith(".listen") or sections[0] in ("rules", "cluster", "store") or "tls" in setting:
+            done = charts.render({"settings": value}, tmp_path)
+            if f"settings.{name} is set by the chart" in done.stderr:
+                refused.add(name)
+                continue
+        within = settings
+        for section in sections:
+            within = within.setdefault(section, {})
+        within[setting] = f"value of {name}"
+
+    overlay = Overlay(charts.objects({"settings": settings}, tmp_path))
+
+    expected = {catalog[name]: f"value of {name}" for name in catalog if name not in refused}
+    assert overlay.variables.items() >= expected.items()
+    assert refused == {
+        *("rules.path", "grpc.listen", "http.listen", "metrics.listen"),
+        *("grpc.tls_cert", "grpc.tls_key", "grpc.tls_client_ca"),
+        *(f"cluster.{name}" for name in ("listen", "advertise", "seed", "secret_file", "cert", "key", "ca")),
+        *("store.kind", "store.redis.urls", "store.redis.mode", "store.redis.sentinel_service"),
+        *("store.redis.username", "store.redis.password_file", "store.redis.sentinel_password_file"),
+        *("store.redis.ca", "store.redis.cert", "store.redis.key", "store.redis.prefix"),
+    }
+
+
+def test_settings_keep_their_form(tmp_path):
+    values = {
+        "settings": {
+            "grpc": {"max_connections": 5000000, "socket_mode": "0660", "tls_client_san": ["a.example", "b.example"]},
+            "headers": {"ietf": True, "retry_after": False},
+        }
+    }
+
+    variables = Overlay(charts.objects(values, tmp_path)).variables
+
+    assert variables["TOLLGATE_GRPC__MAX_CONNECTIONS"] == "5000000"
+    assert variables["TOLLGATE_GRPC__SOCKET_MODE"] == "0660"
+    assert variables["TOLLGATE_GRPC__TLS_CLIENT_SAN"] == "a.example,b.example"
+    assert variables["TOLLGATE_HEADERS__IETF"] == "true"
+    assert variables["TOLLGATE_HEADERS__RETRY_AFTER"] == "false"
+    assert variables["TOLLGATE_DRAIN__DELAY"] == "10s", "other settings keep their defaults"
+
+
+def rules_of(found, folder):
+    """Writes the rule files of the ConfigMap to a directory."""
+    (config_map,) = [one for one in of_kind(found, "ConfigMap") if one["metadata"]["name"].endswith("-rules")]
+    for name, text in config_map["data"].items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_rules_as_yaml_and_as_text_compile(tmp_path):
+    folder = tmp_path / "rules"
+    folder.mkdir()
+    limit = {"unit": "second", "requests_per_unit": 123456789}
+    structured = {"domain": "edge", "descriptors": [{"key": "user", "rate_limit": limit}]}
+    text = (ROOT / "deploy" / "rules" / "example.yaml").read_text().replace("domain: edge", "domain: other")
+
+    found = charts.objects({"ruleFiles": {"edge.yaml": structured, "other.yaml": text}}, tmp_path)
+
+    done = run("check", rules_of(found, folder))
+    assert done.returncode == 0, done
+    assert (folder / "other.yaml").read_text() == text, "text keeps its comments"
+    # Written with an exponent, a number is no whole number for the program.
+    assert "123456789" in (folder / "edge.yaml").read_text()
+
+
+def test_example_rules_are_active_without_others(tmp_path):
+    found = charts.objects({}, tmp_path)
+
+    (config_map,) = of_kind(found, "ConfigMap")
+    assert config_map["data"] == {"edge.yaml": (BASE / "rules" / "edge.yaml").read_text()}
+
+
+def test_releases_of_a_namespace_select_their_own_pods(tmp_path):
+    values = {**MONITORED, "autoscaling": {"enabled": True}}
+    ours, theirs = (charts.objects(values, tmp_path, release=name) for name in ("tollgate", "edge"))
+
+    names = [{(one["kind"], one["metadata"]["name"]) for one in found} for found in (ours, theirs)]
+    assert not names[0] & names[1]
+    labels = Overlay(theirs).labels
+    for selector in selectors(ours):
+        assert not selector.items() <= labels.items(), selector
+    seeds = [Overlay(found).variables["TOLLGATE_CLUSTER__SEED"] for found in (ours, theirs)]
+    assert seeds == ["tollgate-peers:8082", "edge-tollgate-peers:8082"]
+    assert [one["spec"]["scaleTargetRef"]["name"] for one in of_kind(theirs, "HorizontalPodAutoscaler")] == [
+        "edge-tollgate"
+    ]
+
+
+def selectors(found):
+    """All selectors of pods."""
+    for one in found:
+        text = json.dumps(one.get("spec", {}))
+        for labels in re.findall(r'"(?:matchLabels|selector)": (\{[^{}]*\})', text):
+            if "app.kubernetes.io/name" in labels:
+                yield {key: value for key, value in json.loads(labels).items() if key != "app.kubernetes.io/component"}
+
+
+SECRET = "templates/cluster-secret.yaml"
+
+
+def generated_secret(done):
+    assert done.returncode == 0, done.stderr
+    return base64.b64decode(yaml.safe_load(done.stdout)["data"]["secret"]).decode()
+
+
+def test_new_release_generates_a_good_cluster_secret(tmp_path, cleanup, rule_file):
+    first, second = (generated_secret(charts.render({}, tmp_path, "--show-only", SECRET)) for _ in range(2))
+
+    assert first != second
+    assert len(first) >= 32
+    # The program refuses a secret that can be guessed.
+    path = tmp_path / "secret"
+    path.write_text(first)
+    rules = rule_file("domain: edge\ndescriptors: []\n")
+    flags = ["--cluster-listen", f"{LOOPBACK}:0", "--cluster-seed", f"{LOOPBACK}:1", "--cluster-secret-file", path]
+    listeners = [part for name in LISTENERS for part in (f"--{name}-listen", f"{LOOPBACK}:0")]
+    process = Process([TOLLGATE, "serve", "--rules", rules, *listeners, *flags], tmp_path / "log")
+    cleanup.callback(process.kill)
+    eventually("the replica joins", lambda: process.assert_running() or "joined the cluster" in process.output())
+
+
+@pytest.mark.parametrize("edited", [None, "old secret of the cluster\nnew secret of the cluster\n"])
+def test_upgrade_keeps_the_cluster_secret(edited, tmp_path):
+    (installed,) = of_kind(charts.objects({}, tmp_path), "Secret")
+    if edited:
+        installed["data"]["secret"] = base64.b64encode(edited.encode()).decode()
+
+    with charts.api_server({installed["metadata"]["name"]: installed["data"]}, tmp_path) as cluster:
+        done = charts.render({"replicas": 5}, tmp_path, "--show-only", SECRET, "--dry-run=server", *cluster)
+
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["data"] == installed["data"]
+
+
+def test_values_of_redis_become_settings_and_volumes(tmp_path):
+    overlay = Overlay(charts.objects(CASES["a cluster of Redis with TLS"], tmp_path))
+
+    store = {name: value for name, value in overlay.variables.items() if "STORE" in name}
+    assert store == {
+        "TOLLGATE_STORE__KIND": "redis",
+        "TOLLGATE_STORE__REDIS__URLS": "rediss://redis-1:6380,rediss://redis-2:6380,rediss://redis-3:6381",
+        "TOLLGATE_STORE__REDIS__MODE": "cluster",
+        "TOLLGATE_STORE__REDIS__USERNAME": "tollgate",
+        "TOLLGATE_STORE__REDIS__PASSWORD_FILE": "/etc/tollgate/redis/words",
+        "TOLLGATE_STORE__REDIS__CA": "/etc/tollgate/redis-tls/ca.crt",
+        "TOLLGATE_STORE__REDIS__CERT": "/etc/tollgate/redis-tls/tls.crt",
+        "TOLLGATE_STORE__REDIS__KEY": "/etc/tollgate/redis-tls/tls.key",
+        "TOLLGATE_STORE__REDIS__PREFIX": "edge:",
+        "TOLLGATE_STORE__REDIS__TIMEOUT": "200ms",
+        "TOLLGATE_STORE__REDIS__CONNECTIONS": "4",
+    }
+    mounted = {mount["name"]: mount["mountPath"] for mount in overlay.container["volumeMounts"]}
+    assert mounted.items() >= {
+        ("redis-password", "/etc/tollgate/redis"),
+        ("redis-tls", "/etc/tollgate/redis-tls"),
+    }
+    ports = [port["port"] for rule in overlay.one("NetworkPolicy")["spec"]["egress"] for port in rule["ports"]]
+    assert ports == [6380, 6381, 53, 53]
+
+
+def test_existing_cluster_secret_is_not_rendered(tmp_path):
+    overlay = Overlay(charts.objects({"clusterSecret": {"existing": "mine", "key": "words"}}, tmp_path))
+
+    assert overlay.all("Secret") == []
+    volume = overlay.volumes["cluster-secret"]
+    assert volume["secret"]["secretName"] == "mine"
+    assert volume["secret"]["items"] == [{"key": "words", "path": "secret"}]
+
+
+def notes(values, folder):
+    with charts.api_server({}, folder) as cluster:
+        arguments = ["--namespace", NAMESPACE, "--dry-run=server", "--disable-openapi-validation", *cluster]
+        done = charts.helm("install", "tollgate", CHART, *charts.given(values, folder), *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("NOTES:")[1]
+
+
+def test_notes_name_what_is_installed(tmp_path):
+    text = notes({}, tmp_path)
+    for part in ("tollgate.shop.svc:8081", "dns:///tollgate-headless.shop.svc:8081", "EXAMPLE", "tollgate-cluster"):
+        assert part in text
+    assert "TLS" not in text
+
+    text = notes({"ruleConfigMap": "rules", "clusterSecret": {"existing": "a"}, "serverTls": {"secret": "b"}}, tmp_path)
+    assert "EXAMPLE" not in text
+    assert "Upgrades keep it" not in text
+    assert "gRPC needs TLS and a client certificate: Secret b." in text
+
+
+def test_package_contains_the_linked_files(tmp_path):
+    done = charts.helm("package", CHART, "--destination", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tgz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path / "chart", filter="data")
+
+    packaged, ours = (
+        charts.objects({**MONITORED, "clusterSecret": {"existing": "a"}}, tmp_path, chart=chart)
+        for chart in (tmp_path / "chart" / "tollgate", CHART)
+    )
+
+    assert packaged == ours
+    for name in ("dashboard.json", "prometheus-rule.yaml", "edge.yaml"):
+        assert (CHART / "files" / name).resolve() != CHART / "files" / name, "a link, not a copy"
+
+
+def test_chart_version_equals_program_version():
+    version = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_program_starts_with_the_variables_of_the_chart(start_pod, tmp_path):
+    values = {"settings": {"headers": {"x_ratelimit": True}, "grpc": {"max_connections": 200}}}
+    found = charts.objects(values, tmp_path)
+    folder = tmp_path / "rules"
+    folder.mkdir()
+
+    http = start_pod(Overlay(found), rules_of(found, folder))
+
+    eventually("the pod is ready", lambda: http_call(http, "/readyz").code == 200)
+
+
+def test_program_accepts_the_variables_of_the_chart_for_redis(start_pod, tmp_path):
+    # No server listens there: the store is the only reason not to be ready.
+    redis = {"urls": [f"redis://{LOOPBACK}:1"], "mode": "sentinel", "sentinelService": "a", "username": "b"}
+    found = charts.objects({"store": {"kind": "redis", "redis": redis | {"prefix": "edge:"}}}, tmp_path)
+    folder = tmp_path / "rules"
+    folder.mkdir()
+
+    http = start_pod(Overlay(found), rules_of(found, folder))
+
+    eventually("the store is missing", lambda: "store" in http_call(http, "/readyz").body)
+
+
+def test_helm_page_names_every_secret_and_value():
+    page = (ROOT / "docs" / "helm.md").read_text()
+
+    for name in OPERATOR_SECRETS - {"tollgate-peers-tls", "tollgate-tls"}:
+        assert f"`{name}`" in page
+    for name in charts.schema()["properties"].keys() - {"global"}:
+        assert f"`{name}" in page, f"docs/helm.md does not name {name}"

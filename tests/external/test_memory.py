@@ -1,0 +1,85 @@
+"""Floods of distinct keys: the memory limit holds, and which counters of other rules outlive the flood."""
+
+import subprocess
+
+import pytest
+
+from processes import TOLLGATE, eventually
+from rls import descriptor, rate_limit_request
+
+MEMORY_LIMIT = 2 * 1024 * 1024
+# Many more keys than fit.
+FLOOD_REQUESTS, FLOOD_DESCRIPTORS = 1_000, 100
+RULES = """
+    domain: edge
+    descriptors:
+      - key: victim
+        rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
+""" + "".join(
+    f"""
+      - key: loose{number}
+        rate_limit: {{unit: year, requests_per_unit: 1000000, algorithm: fixed_window}}
+      - key: tight{number}
+        rate_limit: {{unit: year, requests_per_unit: 1, algorithm: fixed_window}}
+      - key: short{number}
+        rate_limit: {{unit: second, requests_per_unit: 1, algorithm: fixed_window}}
+"""
+    for number in range(FLOOD_DESCRIPTORS)
+)
+HALF_USED = [("victim", f"half-{number}") for number in range(200)]
+EXHAUSTED = [("victim", f"exhausted-{number}") for number in range(200)]
+
+
+@pytest.fixture
+def tollgate(rule_file, start_tollgate, callers):
+    """A server with little memory, and counters of a rule that the floods do not charge."""
+    tollgate = start_tollgate(rule_file(RULES), flags=["--store-memory-limit", str(MEMORY_LIMIT)])
+    for keys, hits in ((HALF_USED, 5), (EXHAUSTED, 10)):
+        assert all(response.passes for response in call_each(callers, tollgate, keys, hits))
+    return tollgate
+
+
+def call_each(callers, tollgate, keys, hits):
+    return callers.call_all([(tollgate.grpc, rate_limit_request(descriptor(key, hits=hits))) for key in keys])
+
+
+def flood(tollgate, rule):
+    """Charges each of very many keys once."""
+    wanted = [f"{rule}{number}=flood-{{}}" for number in range(FLOOD_DESCRIPTORS)]
+    count = str(FLOOD_REQUESTS)
+    loop = ["--keys", count, "--requests", count, "--duration", "1h", "--timeout", "1m", "--streams", "10"]
+    command = [TOLLGATE, "bench", "--to", tollgate.grpc, "edge", *wanted, *loop]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def metric(tollgate, name):
+    lines = tollgate.call(tollgate.metrics, "/metrics").body.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{")))
+
+
+@pytest.mark.parametrize("rule", ["loose", "tight"])
+def test_flood_of_one_rule_frees_no_exhausted_key_of_another(tollgate, callers, rule):
+    flood(tollgate, rule)
+
+    assert metric(tollgate, "tollgate_counters_bytes") <= MEMORY_LIMIT
+    assert not any(response.passes for response in call_each(callers, tollgate, EXHAUSTED, 1))
+
+
+def test_flood_of_nearly_unused_keys_leaves_half_used_ones_alone(tollgate, callers):
+    flood(tollgate, "loose")
+
+    assert metric(tollgate, "tollgate_counters_evicted_total") > 0
+    assert {response.remaining for response in call_each(callers, tollgate, HALF_USED, 0)} == {(5,)}
+    fresh = [("victim", f"fresh-{number}") for number in range(200)]
+    assert all(response.passes for response in call_each(callers, tollgate, fresh, 1)), "the rule has room for new keys"
+
+
+def test_keys_of_short_window_free_their_memory(tollgate):
+    flood(tollgate, "short")
+
+    # The flood refuses until its windows end, so it may have evicted half-used counters, but no exhausted ones.
+    fewest, most = len(EXHAUSTED), len(HALF_USED) + len(EXHAUSTED)
+    eventually("only long windows are kept", lambda: fewest <= metric(tollgate, "tollgate_counters") <= most, 60.0)
+    # The tables shrink with their content.
+    eventually("their memory is free", lambda: metric(tollgate, "tollgate_counters_bytes") < MEMORY_LIMIT / 4, 60.0)

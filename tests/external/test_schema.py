@@ -1,0 +1,229 @@
+"""The command `tollgate schema`: what the program takes, the schema takes too."""
+
+import itertools
+import json
+import random
+import re
+
+import jsonschema
+import pytest
+import yaml
+
+from processes import ROOT, run
+
+SEED = 20
+LIMITS = 3_000
+# Fewer problems than a check keeps, so that each line without a problem is accepted.
+LIMITS_IN_FILE = 150
+
+
+class Yaml11(yaml.SafeLoader):
+    """Scalars as in YAML 1.1, without dates."""
+
+
+class Yaml12(yaml.SafeLoader):
+    """Scalars as in the core schema of YAML 1.2, by which editors read."""
+
+
+SCALARS_12 = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "merge": r"<<",
+}
+Yaml11.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":value"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+Yaml12.yaml_implicit_resolvers = {}
+for name, pattern in SCALARS_12.items():
+    Yaml12.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^(?:{pattern})$"), None)
+Yaml12.add_constructor(
+    "tag:yaml.org,2002:int",
+    lambda loader, node: int(node.value, 0) if re.match("0[xo]", node.value) else int(node.value),
+)
+
+
+def printed(kind):
+    done = run("schema", kind)
+    assert done.returncode == 0, done
+    schema = json.loads(done.stdout)
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+@pytest.fixture(scope="module")
+def rules_schema():
+    return printed("rules")
+
+
+@pytest.fixture(scope="module")
+def settings_schema():
+    return printed("settings")
+
+
+def refusals(validator, text):
+    """What the schema refuses of a file, in each reading."""
+    found = []
+    for loader in (Yaml11, Yaml12):
+        for document in yaml.load_all(text, Loader=loader):
+            found += [f"{loader.__name__}: {error.json_path}: {error.message}" for error in validator.iter_errors(document)]
+    return found
+
+
+def documented(start):
+    """The YAML blocks of the documentation that begin with this text."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = itertools.chain.from_iterable(re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.M | re.S) for page in pages)
+    return [block for block in blocks if block.startswith(start)]
+
+
+def test_schema_takes_every_rule_file_that_the_compiler_takes(rules_schema, tmp_path):
+    files = [*(ROOT / "tests" / "fixtures" / "rules").glob("*.yaml"), *(ROOT / "deploy").rglob("rules/*.yaml")]
+    for number, block in enumerate(documented("domain:")):
+        files.append(tmp_path / f"{number}.yaml")
+        files[-1].write_text(block)
+    accepted = [path for path in files if run("check", path).returncode == 0]
+
+    refused = {str(path): refusals(rules_schema, path.read_text()) for path in accepted}
+
+    assert len(accepted) > 15, "examples were found"
+    assert not {path: found for path, found in refused.items() if found}
+
+
+# Values that keys may or may not have; each is tried with each key.
+VALUES = {
+    "requests_per_unit": ["1", "1_000", "0x1F", "0b11", "0o17", "+7", "010", "~", "18446744073709551615", "-1", "'5'"],
+    "unit": ["day", "MINUTE", "Hour", "week", "'month'", "", "eon"],
+    "unit_multiplier": ["2", "0", "~"],
+    "window": ["90s", "PT1M", "01:30:00", "'250ms'", "1h 30m", "90", "~"],
+    "algorithm": ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "leaky_queue", "~"],
+    "unlimited": ["true", "yes", "On", "n", "off", "FALSE", "~", "'yes'"],
+    "name": ["a", "1", "true", "2026-01-01", "1.5", "''", "~", "=", ".nan"],
+    "replaces": ["[{name: b}]", "[{name: 1}, {name: yes}]", "[]", "[{}]", "~"],
+    "calendar": ["{timezone: UTC}", "{timezone: UTC, week_start: monday}", "{timezone: UTC, week_start: }", "{}", "~"],
+    "sub_windows": ["2", "0", "~"],
+    "burst": ["5", "0", "~"],
+    "refill_amount": ["2", "~"],
+    "refill_interval": ["1s", "~"],
+    "max_delay": ["0s", "1s", "~"],
+    "count_denied": ["true", "no", "~"],
+    "overdraft": ["Yes", "false"],
+    "overdraft_limit": ["3", "0"],
+    "on_owner_unavailable": ["local_share", "allow", "deny", "maybe", "~"],
+    "lease": ["y", "OFF"],
+}
+# Rules that are accepted, so that what is added to them often is too.
+BASES = [
+    {"unit": "day", "requests_per_unit": "1"},
+    {"window": "1m", "requests_per_unit": "5"},
+    {"unlimited": "true"},
+    {"algorithm": "token_bucket", "refill_amount": "2", "refill_interval": "1s", "burst": "4"},
+    *({"algorithm": name, "unit": "week", "requests_per_unit": "3"} for name in VALUES["algorithm"][:5]),
+    {"algorithm": "leaky_queue", "unit": "hour", "requests_per_unit": "3", "burst": "1"},
+]
+
+
+def random_limit(source, may_try=True):
+    limit = dict(source.choice(BASES))
+    for name in source.sample(sorted(VALUES), source.randint(0, 3)):
+        limit[name] = source.choice(VALUES[name])
+    if may_try and source.random() < 0.2:
+        limit["candidate"] = random_limit(source, may_try=False)
+    return "{" + ", ".join(f"{name}: {value}" for name, value in limit.items()) + "}"
+
+
+def test_schema_takes_every_random_limit_that_the_compiler_takes(rules_schema, tmp_path):
+    source = random.Random(SEED)
+    path = tmp_path / "rules.yaml"
+    accepted, refused, wrong = 0, 0, {}
+    for _ in range(LIMITS // LIMITS_IN_FILE):
+        lines = [f"- {{key: k{number}, rate_limit: {random_limit(source)}}}" for number in range(LIMITS_IN_FILE)]
+        path.write_text("domain: d\ndescriptors:\n" + "\n".join(lines) + "\n")
+        report = json.loads(run("check", path, "--json").stdout)
+        assert report["omitted"] == 0
+        broken = {finding["line"] for finding in report["findings"] if finding["level"] == "error"}
+        for number, line in enumerate(lines, start=3):
+            found = refusals(rules_schema, f"domain: d\ndescriptors:\n{line}\n")
+            refused += bool(found)
+            if number not in broken:
+                accepted += 1
+                if found:
+                    wrong[line] = found
+
+    assert not wrong
+    assert accepted > LIMITS / 10, "limits that the compiler takes"
+    assert refused > LIMITS / 10, "limits that the schema refuses"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "descriptors: []",
+        "domain: d\ndescriptor: []",
+        "domain: ''",
+        "domain: d\non_denied: charge_some",
+        "domain: d\ndescriptors: [{value: a}]",
+        "domain: d\ndescriptors: [~]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: days, requests_per_unit: 1}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: many}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, window: 1s, requests_per_unit: 1}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1, burst: 2}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: yes, unit: day}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1, calendar: {}}}]",
+    ],
+)
+def test_schema_refuses_common_mistakes(rules_schema, rule_file, text):
+    assert run("check", rule_file(text)).returncode == 1
+    assert refusals(rules_schema, text)
+
+
+def settings_rows():
+    """Name and default of each documented setting."""
+    page = (ROOT / "docs" / "settings.md").read_text()
+    return re.findall(r"^\| `([a-z_0-9.]+)` \| `[^`]+` \| `[^`]+` \| `([^`]*)` \|", page, re.M)
+
+
+def nested(name, value):
+    """A settings file with one setting."""
+    *sections, name = name.split(".")
+    lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
+    return "\n".join([*lines, f"{'  ' * len(sections)}{name}: {value}"]) + "\n"
+
+
+def test_schema_takes_every_default_and_documented_settings_file(settings_schema):
+    rows = settings_rows()
+    files = [nested(name, f"'{value}'") for name, value in rows] + documented("# settings.yaml")
+    # A colon at the end needs the quotes.
+    files += [nested(name, value) for name, value in rows if not value.endswith(":")]
+    # As the program also reads them.
+    files += [
+        "drain: {delay: '10s'}",
+        "api: {dynamic_metadata: 'true', max_entries: '0128'}",
+        "grpc: {socket_mode: 0660, tls_cert: off}",
+        "rules: {xds.url: 'http://127.0.0.1:1'}",
+        "rules.xds: {url: off}",
+        "cluster:",
+        "no_section: {}",
+    ]
+
+    refused = {text: refusals(settings_schema, text) for text in files}
+
+    assert len(rows) > 80, "settings were found"
+    assert not {text: found for text, found in refused.items() if found}
+
+
+@pytest.mark.parametrize(
+    "text", ["grcp: {listen: a}", "drain: {delays: 1s}", "headers: {retry_after: maybe}", "api: {max_entries: many}", "drain: 5"]
+)
+def test_schema_refuses_mistakes_in_settings(settings_schema, tmp_path, text):
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+
+    done = run("serve", "--settings", path)
+
+    assert done.returncode == 1
+    assert f"{path}:1:" in done.stderr, "the file is refused, and not another source"
+    assert refusals(settings_schema, text)
