@@ -286,6 +286,26 @@ def protoc(peers):
     return wrapper
 
 
+def build_go_peer(peers, name, source, sums):
+    """The program of a package of a Go module: (module, version, package). Go verifies the download with the sums."""
+    module, version, package = source
+    binary = peers / "bin" / name
+    if binary.exists():
+        return binary
+    if not shutil.which("go"):
+        raise Unavailable("Go is not installed")
+    log_progress(f"building {module} {version} into {peers}")
+    folder = peers / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "go.mod").write_text(f"module peers\n\nrequire {module} {version}\n")
+    (folder / "go.sum").write_text("".join(f"{module} {version}{of} {value}\n" for of, value in sums.items()))
+    found = shell("go", "mod", "download", "-json", module, cwd=folder)
+    downloaded = json.loads(found[found.index("{") :])["Dir"]
+    # In its own directory, with the checksums of its dependencies.
+    shell("go", "build", "-mod=readonly", "-buildvcs=false", "-o", binary, package, cwd=downloaded)
+    return binary
+
+
 class Gubernator(Server):
     name = f"gubernator {GUBERNATOR}"
     path = "/pb.gubernator.V1/GetRateLimits"
@@ -298,22 +318,8 @@ class Gubernator(Server):
 
     @staticmethod
     def obtain(folder):
-        binary = folder / "peers" / "bin" / "gubernator"
-        if binary.exists():
-            return binary
-        if not shutil.which("go"):
-            raise Unavailable("Go is not installed")
-        log_progress(f"building gubernator {GUBERNATOR} into {folder / 'peers'}")
-        module = folder / "peers" / "gubernator"
-        module.mkdir(parents=True, exist_ok=True)
-        (module / "go.mod").write_text(f"module peers\n\nrequire {GUBERNATOR_MODULE} v{GUBERNATOR}\n")
-        sums = [f"{GUBERNATOR_MODULE} v{GUBERNATOR}{of} {value}\n" for of, value in GUBERNATOR_SUMS.items()]
-        (module / "go.sum").write_text("".join(sums))
-        found = shell("go", "mod", "download", "-json", GUBERNATOR_MODULE, cwd=module)
-        source = json.loads(found[found.index("{") :])["Dir"]
-        # In its own directory, with the checksums of its dependencies.
-        shell("go", "build", "-mod=readonly", "-buildvcs=false", "-o", binary, "./cmd/gubernator", cwd=source)
-        return binary
+        source = GUBERNATOR_MODULE, f"v{GUBERNATOR}", "./cmd/gubernator"
+        return build_go_peer(folder / "peers", "gubernator", source, GUBERNATOR_SUMS)
 
     def __init__(self, binary, scratch):
         grpc, self.web, gossip = (f"{LOOPBACK}:{free_port()}" for _ in range(3))

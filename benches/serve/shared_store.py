@@ -4,10 +4,9 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import socket
 
-from servers import LOOPBACK, Server, Tollgate, Unavailable, eventually, free_port, log_progress, shell
+from servers import LOOPBACK, Server, Tollgate, build_go_peer, eventually, free_port
 
 RATELIMIT_MODULE = "github.com/envoyproxy/ratelimit"
 RATELIMIT = "v1.4.1-0.20260122083618-3fb702589d36"
@@ -78,23 +77,8 @@ class Ratelimit(Server):
 
     @staticmethod
     def obtain(folder):
-        peers = folder / "peers"
-        binary = peers / "bin" / "ratelimit"
-        if binary.exists():
-            return binary
-        if not shutil.which("go"):
-            raise Unavailable("Go is not installed")
-        log_progress(f"building {RATELIMIT_MODULE} {RATELIMIT} into {peers}")
-        module = peers / "ratelimit"
-        module.mkdir(parents=True, exist_ok=True)
-        (module / "go.mod").write_text(f"module peers\n\nrequire {RATELIMIT_MODULE} {RATELIMIT}\n")
-        sums = [f"{RATELIMIT_MODULE} {RATELIMIT}{of} {value}\n" for of, value in RATELIMIT_SUMS.items()]
-        (module / "go.sum").write_text("".join(sums))
-        found = shell("go", "mod", "download", "-json", RATELIMIT_MODULE, cwd=module)
-        source = json.loads(found[found.index("{") :])["Dir"]
-        # In its own directory, with the checksums of its dependencies.
-        shell("go", "build", "-mod=readonly", "-buildvcs=false", "-o", binary, "./src/service_cmd", cwd=source)
-        return binary
+        source = RATELIMIT_MODULE, RATELIMIT, "./src/service_cmd"
+        return build_go_peer(folder / "peers", "ratelimit", source, RATELIMIT_SUMS)
 
     def __init__(self, binary, scratch, redis):
         config = scratch / "reference" / "bench" / "config"
