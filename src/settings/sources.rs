@@ -166,6 +166,10 @@ impl Sources {
         let sections: Vec<_> = documents.flat_map(|document| problems.pairs(document, &place)).collect();
         for section in sections {
             let settings = problems.pairs(&section.value, &place);
+            let inner = format!("{}.", section.key);
+            if settings.is_empty() && !CATALOG.iter().any(|known| known.name.starts_with(&inner)) {
+                problems.0.push(format!("{}: no such section: {}", place(section.mark), section.key));
+            }
             problems.file_section(&section.key, settings, &place, &mut layer);
         }
         Ok(layer)
@@ -520,6 +524,15 @@ mod tests {
     fn missing_required_setting_is_reported() {
         let problems = problems(&Sources::default());
         assert_eq!(problems, ["rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file"]);
+    }
+
+    #[test]
+    fn unknown_empty_section_is_refused_with_position() {
+        let file = file("grpc:\nlogs: {}\n");
+        let sources = with_rules(Sources { file: Some(file.path().to_owned()), ..Sources::default() });
+        let problems = problems(&sources);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].ends_with(":2:1: no such section: logs"), "{problems:?}");
     }
 
     #[test]
