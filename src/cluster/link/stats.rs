@@ -10,63 +10,37 @@ use std::{
 use rustls::{AlertDescription, CertificateError, Error};
 use tracing::warn;
 
-use crate::{cluster::protocol::VersionMismatch, telemetry::sampler::Sampler, time::Stopwatch};
+use crate::{cluster::protocol::VersionMismatch, named::named, telemetry::sampler::Sampler, time::Stopwatch};
 
 /// Each reason is logged once per this interval.
 const LOGGED_EVERY_SECONDS: u64 = 10;
 
-/// Why a connection between replicas did not become a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LinkFailure {
-    /// The peer does not speak TLS 1.3.
-    NotTls,
-    /// The peer presented no certificate.
-    NoCertificate,
-    /// The peer's certificate is not signed by a trusted authority.
-    Untrusted,
-    /// The peer's certificate has expired or is not valid yet.
-    Expired,
-    /// The peer rejected the certificate of this replica.
-    ByPeer,
-    /// The peer speaks another version of the protocol.
-    Version,
-    /// The handshake timed out.
-    Slow,
-    /// The number of peers is at its maximum.
-    Full,
-    /// The peer did not follow the protocol after TLS was established.
-    Other,
+named! {
+    /// Why a connection between replicas did not become a link, with the value of the metric's label.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum LinkFailure {
+        /// The peer does not speak TLS 1.3.
+        NotTls = "not_tls",
+        /// The peer presented no certificate.
+        NoCertificate = "no_certificate",
+        /// The peer's certificate is not signed by a trusted authority.
+        Untrusted = "untrusted",
+        /// The peer's certificate has expired or is not valid yet.
+        Expired = "expired",
+        /// The peer rejected the certificate of this replica.
+        ByPeer = "by_peer",
+        /// The peer speaks another version of the protocol.
+        Version = "version",
+        /// The handshake timed out.
+        Slow = "slow",
+        /// The number of peers is at its maximum.
+        Full = "full",
+        /// The peer did not follow the protocol after TLS was established.
+        Other = "other",
+    }
 }
 
 impl LinkFailure {
-    /// All reasons.
-    pub const ALL: [Self; 9] = [
-        Self::NotTls,
-        Self::NoCertificate,
-        Self::Untrusted,
-        Self::Expired,
-        Self::ByPeer,
-        Self::Version,
-        Self::Slow,
-        Self::Full,
-        Self::Other,
-    ];
-
-    /// The value of the metric's label.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NotTls => "not_tls",
-            Self::NoCertificate => "no_certificate",
-            Self::Untrusted => "untrusted",
-            Self::Expired => "expired",
-            Self::ByPeer => "by_peer",
-            Self::Version => "version",
-            Self::Slow => "slow",
-            Self::Full => "full",
-            Self::Other => "other",
-        }
-    }
-
     /// Whether one side rejected the other as a member, which silence does not show.
     pub(super) const fn is_rejection(self) -> bool {
         match self {
