@@ -48,7 +48,7 @@ mod workers;
 
 pub use lifecycle::Phase;
 pub use metrics::{cluster_metrics, replica_metrics, shared_store_metrics, xds_metrics};
-pub use stats::{ListenerReading, ListenerStats, ServerStats};
+pub use stats::{ListenerStats, ServerStats};
 pub use tls::CertificateFileError;
 pub use workers::WorkerPool;
 

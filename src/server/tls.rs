@@ -22,7 +22,7 @@ use crate::{
         BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
     },
     file_watch::{FileWatch, Found, SETTLE, State, fingerprint},
-    server::stats::{ListenerStats, increment},
+    server::stats::ListenerStats,
     settings::{self, CertificateName},
     time::Clock,
 };
@@ -74,7 +74,7 @@ impl Certificates {
         let read = reader.read();
         let initial = FileWatch::with_active(fingerprint(&read));
         let Compiled { config, expires } = reader.compile(&read?)?;
-        increment(&stats.certificates_loaded);
+        stats.certificates_loaded.increase();
         stats.certificate_expires.store(expires.as_secs(), Relaxed);
         let active = ArcSwap::new(config);
         Ok(Self { reader, stats, active, initial })
@@ -102,12 +102,12 @@ impl Certificates {
                 Ok(Compiled { config, expires }) => {
                     self.active.store(config);
                     self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
-                    increment(&self.stats.certificates_loaded);
+                    self.stats.certificates_loaded.increase();
                     info!(listener = self.reader.listener, ends = %rfc3339(expires), "loaded new certificates");
                     watch.accept(fingerprint);
                 }
                 Err(error) if is_new => {
-                    increment(&self.stats.certificate_errors);
+                    self.stats.certificate_errors.increase();
                     error!(%error, "cannot load new certificates, keeping the previous ones");
                     watch.refuse(fingerprint);
                 }

@@ -249,7 +249,7 @@ async fn dial_once(
         }
         Some(Err(_)) => {
             let what = "the TLS handshake timed out";
-            hub.shared.local.counters.count_failure(LinkFailure::Slow, &address, &what);
+            hub.shared.local.stats.count_failure(LinkFailure::Slow, &address, &what);
             return Attempt::Slow;
         }
         None => {}
@@ -281,8 +281,8 @@ pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) 
     };
     let reason = LinkFailure::of(tls);
     match VersionMismatch::of(tls) {
-        Some(mismatch) => hub.shared.local.counters.count_failure(reason, &address, mismatch),
-        None => hub.shared.local.counters.count_failure(reason, &address, tls),
+        Some(mismatch) => hub.shared.local.stats.count_failure(reason, &address, mismatch),
+        None => hub.shared.local.stats.count_failure(reason, &address, tls),
     }
     Some(reason)
 }
