@@ -158,7 +158,7 @@ async fn full_listener_closes_the_longest_idle_connection_for_a_new_one() {
         assert_eq!(http(address, "GET", path, "").await.unwrap().0, 200);
         assert_eq!(timeout(TIMEOUT, idle[0].read(&mut [0])).await.unwrap().unwrap_or(0), 0);
         let figures = counters;
-        assert_eq!((figures.closed_idle, figures.refused_full.get()), (1, 0));
+        assert_eq!((figures.closed_idle.get(), figures.refused_full.get()), (1, 0));
         // The other connection is still open.
         kept.write_all(get.as_bytes()).await.unwrap();
         timeout(TIMEOUT, kept.read_exact(&mut answer)).await.unwrap().unwrap();
