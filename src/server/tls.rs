@@ -14,14 +14,14 @@ use rustls::{
     },
     sign::SingleCertAndKey,
 };
-use tokio::{task, time::sleep};
+use tokio::time::sleep;
 use tracing::{error, info};
 
 use crate::{
     certificates::{
         BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
     },
-    file_watch::{FileWatch, Found, SETTLE, State, fingerprint},
+    file_watch::{FileWatch, Found, SETTLE, State, fingerprint, read_blocking},
     server::stats::ListenerStats,
     settings::{self, CertificateName},
     time::Clock,
@@ -90,7 +90,11 @@ impl Certificates {
         let mut watch = self.initial;
         loop {
             sleep(poll_interval.max(SETTLE)).await;
-            let found = watch.poll(|_| self.clone().read()).await;
+            let read = |_| {
+                let this = self.clone();
+                read_blocking(move || this.reader.read())
+            };
+            let found = watch.poll(read).await;
             let Some(Found { contents, fingerprint, state }) = found else { continue };
             let is_new = match state {
                 State::New => true,
@@ -114,15 +118,6 @@ impl Certificates {
                 Err(_) => {}
             }
         }
-    }
-
-    async fn read(self: Arc<Self>) -> Option<(Result<CertificateFiles, CertificateFileError>, u128)> {
-        let read = move || {
-            let contents = self.reader.read();
-            let fingerprint = fingerprint(&contents);
-            (contents, fingerprint)
-        };
-        task::spawn_blocking(read).await.ok()
     }
 }
 
