@@ -34,7 +34,7 @@ use crate::{
         corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
         idle::{Activity, ConnectionTracker, TrackedConnection},
         lifecycle::wait_for_phase,
-        listen::{DetachedSocket, Socket},
+        listen::{self, DetachedSocket},
         stats::{ConnectionPermit, ListenerStats},
         wake_filter::WakeFiltered,
         workers::WorkerHandles,
@@ -224,7 +224,7 @@ impl Acceptor {
         let context = Arc::new(context);
         let mut open = JoinSet::new();
         let (mut acceptor, mut is_full) = (accept::Acceptor::new(name), false);
-        let accept = || async { listener.accept().await.and_then(Socket::detach) };
+        let accept = || async { listener.accept().await.and_then(listen::detach) };
         let mut stopping = pin!(wait_for_phase(phases.clone(), Phase::Stopping));
         loop {
             let socket = tokio::select! {
@@ -350,7 +350,7 @@ impl ConnectionContext {
                 return debug!(listener = self.name, %error, "cannot register a connection with its worker");
             }
         };
-        let service = self.service.for_connection(socket.peer(), activity);
+        let service = self.service.for_connection(listen::peer(&socket), activity);
         let Some(certificates) = &self.certificates else {
             return Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
         };

@@ -1,6 +1,7 @@
 //! Dials addresses and runs the connections that result.
 
 use std::{
+    future::ready,
     io::{Error, ErrorKind},
     net::SocketAddr,
     sync::Arc,
@@ -8,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::stream::StreamExt as _;
 use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
@@ -29,7 +31,7 @@ use crate::{
             drive::{SpawnedTasks, drive},
             frame::{FRAME_BYTES_MAX, LinksClient},
             hub::Hub,
-            outbound::{OutboundFrames, OutboundQueue, RequestFrames},
+            outbound::{OutboundFrames, OutboundQueue},
             peer::Peer,
             stats::LinkFailure,
         },
@@ -304,7 +306,7 @@ async fn run_connection(
     let outbound = Arc::new(OutboundQueue::default());
     let mut client = LinksClient::with_origin(RequestSender(requests), origin(address))
         .max_decoding_message_size(FRAME_BYTES_MAX);
-    let outgoing = RequestFrames(OutboundFrames(outbound.clone()));
+    let outgoing = OutboundFrames(outbound.clone()).filter_map(|frame| ready(frame.ok()));
     let frames = async move { client.link(outgoing).await.map(tonic::Response::into_inner) };
     let on_linked = |peer| {
         hub.shared.note_member_address(&address.to_string(), peer);

@@ -16,10 +16,10 @@ use crate::cluster::{
     MemberId,
     link::{
         DisconnectReason, LinkHandler,
-        frame::{Frame, Goodbye, Heartbeat, Hello, Kind, Reason, VERSION},
+        frame::{Frame, Goodbye, Heartbeat, Hello, Kind, PIECE_BYTES_MAX, Reason, VERSION},
         handshake::{Resolution, SessionIds, supersedes},
         outbound::{FrameSource, NextFrame, OutboundQueue},
-        session::{PIECE_BYTES_MAX, Session, SessionError},
+        session::{Session, SessionError},
         stats::Stats,
     },
 };
@@ -282,7 +282,7 @@ impl Peer {
         self.handler.heard(self.id);
         let was_full = state.session.capacity() == 0;
         let result = match frame.kind {
-            Some(Kind::Piece(piece)) => state.session.receive(piece.into()),
+            Some(Kind::Piece(piece)) => state.session.receive(piece),
             Some(Kind::Heartbeat(heartbeat)) => state.session.acknowledge(heartbeat.received).map(|()| None),
             Some(Kind::Goodbye(Goodbye {})) => {
                 state.end(self, DisconnectReason::Dead);
@@ -418,7 +418,7 @@ impl PeerState {
         if next.is_resent {
             stats.pieces_resent.increase();
         }
-        Some(Kind::from(next.piece).into())
+        Some(Kind::Piece(next.piece).into())
     }
 
     fn close_active(&mut self, peer: &Peer) {
