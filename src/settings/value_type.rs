@@ -109,7 +109,7 @@ pub(super) const SOCKET_ADDRESS: ValueType =
 pub(super) const LISTEN_ADDRESS: ValueType = text(
     "ADDRESS:PORT",
     "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock",
-    |text| text.parse::<ListenAddress>().is_ok(),
+    |text| ListenAddress::try_from(text.to_owned()).is_ok(),
 );
 /// A comma list of `HOST:PORT`.
 pub(super) const HOST_PORTS: ValueType =
@@ -120,7 +120,7 @@ pub(super) const ADVERTISED_ADDRESS: ValueType =
 /// A comma list of names in certificates.
 pub(super) const CERTIFICATE_NAMES: ValueType =
     list("NAME[,NAME]...", "a comma list of host names, URIs and IP addresses", |name| {
-        name.parse::<CertificateName>().is_ok()
+        CertificateName::try_from(name.to_owned()).is_ok()
     });
 /// A file or directory.
 pub(super) const PATH: ValueType = text("PATH", "a path", |text| !text.is_empty());
@@ -140,7 +140,7 @@ pub(super) const REDIS_PREFIX: ValueType = text(
 pub(super) const DESCRIPTOR_TEMPLATE: ValueType = text(
     "TEMPLATE",
     "key={header} or key=text, entries separated by commas, descriptors by semicolons",
-    |text| text.parse::<forward_auth::Template>().is_ok(),
+    |text| forward_auth::Template::try_from(text.to_owned()).is_ok(),
 );
 /// The address of a control plane.
 pub(super) const XDS_URL: ValueType = text("URL", "http://HOST:PORT or https://HOST:PORT", xds::is_url);
@@ -162,7 +162,7 @@ pub(super) const LOG_FILTER: ValueType =
     });
 /// The rate at which denials are logged.
 pub(super) const DENIAL_RATE: ValueType =
-    text("RATE", Denials::EXPECTED, |text| text.parse::<Denials>().is_ok());
+    text("RATE", Denials::EXPECTED, |text| Denials::try_from(text.to_owned()).is_ok());
 /// A number from 1.
 pub(super) const COUNT: ValueType = count(COUNT_MAX);
 
