@@ -12,6 +12,9 @@ macro_rules! named {
             /// All variants, in their order.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
+            /// The variants with their names.
+            pub const NAMED: [(&str, Self); Self::ALL.len()] = [$(($name, Self::$variant)),*];
+
             /// The text that stands for the variant.
             pub const fn name(self) -> &'static str {
                 match self {
