@@ -6,8 +6,8 @@ use crate::{
 };
 
 named! {
-    /// A unit of time, with its name in rule files. All windows are aligned to the Unix epoch: weeks begin on Thursday, a month is 30 days and a year
-    /// 365 days.
+    /// A unit of time, with its name in rule files. All windows are aligned to the Unix epoch: weeks begin on Thursday, a
+    /// month is 30 days and a year 365 days.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Unit {
         /// 1 second.
@@ -28,11 +28,6 @@ named! {
 }
 
 impl Unit {
-    /// Parses a name, ignoring case.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
-    }
-
     /// The length in seconds.
     pub const fn seconds(self) -> u32 {
         match self {
