@@ -5,7 +5,7 @@
 use std::{hash::Hash, time::Duration};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
-use tokio::time::sleep;
+use tokio::{task::spawn_blocking, time::sleep};
 
 /// The time for which files must not change before they are considered completely written.
 pub const SETTLE: Duration = Duration::from_millis(50);
@@ -92,6 +92,18 @@ pub fn fingerprint(contents: &impl Hash) -> u128 {
     let mut hasher = SipHasher13::new();
     contents.hash(&mut hasher);
     hasher.finish128().as_u128()
+}
+
+/// Reads contents on a thread for blocking work. `None` if that panics.
+pub async fn read_blocking<C: Hash + Send + 'static>(
+    read: impl FnOnce() -> C + Send + 'static,
+) -> Option<(C, u128)> {
+    let read = move || {
+        let contents = read();
+        let fingerprint = fingerprint(&contents);
+        (contents, fingerprint)
+    };
+    spawn_blocking(read).await.ok()
 }
 
 #[cfg(test)]

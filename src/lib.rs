@@ -27,6 +27,7 @@ pub mod files;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod limiter;
+mod named;
 pub mod resilience;
 pub mod rules;
 #[cfg(feature = "server")]

@@ -116,10 +116,7 @@ impl Clock {
 
     /// The wall clock. Certificates are issued and verified by it, as replicas and clients verify by theirs.
     pub fn wall(&self) -> Timestamp {
-        match &self.0 {
-            Source::System(clock) => clock.wall(),
-            Source::Manual(_) => self.now(),
-        }
+        self.as_system().map_or_else(|| self.now(), SystemClock::wall)
     }
 
     /// Sets a manual clock to `now`. A system clock ignores this.
@@ -133,38 +130,34 @@ impl Clock {
     /// For tests: makes a system clock see the wall clock `nanos` ahead of (negative: behind) what it shows, as if the
     /// clock of the machine were set. A manual clock ignores this.
     pub fn set_wall_ahead(&self, nanos: i64) {
-        match &self.0 {
-            Source::System(clock) => clock.wall_ahead.store(nanos, Ordering::SeqCst),
-            Source::Manual(_) => {}
+        if let Some(clock) = self.as_system() {
+            clock.wall_ahead.store(nanos, Ordering::SeqCst);
         }
     }
 
     /// Compares a system clock with the wall clock. Pass the result to [`Clock::follow`], about ten times a second.
     /// `None` for a manual clock.
     pub fn compare_with_wall(&self) -> Option<Comparison> {
-        match &self.0 {
-            Source::System(clock) => Some(clock.compare_with_wall()),
-            Source::Manual(_) => None,
-        }
+        self.as_system().map(SystemClock::compare_with_wall)
     }
 
     /// Follows the wall clock: with a step if the wall clock is ahead or more than [`LEAD_MAX`] behind, otherwise by
     /// running 1 % slower.
     pub fn follow(&self, comparison: &Comparison) {
-        match &self.0 {
-            Source::System(clock) => clock.follow(comparison),
-            Source::Manual(_) => {}
+        if let Some(clock) = self.as_system() {
+            clock.follow(comparison);
         }
     }
 
     /// The number of steps longer than [`LEAD_MAX`], forward and back.
     pub fn long_steps(&self) -> LongSteps {
+        self.as_system().map(SystemClock::long_steps).unwrap_or_default()
+    }
+
+    fn as_system(&self) -> Option<&SystemClock> {
         match &self.0 {
-            Source::System(clock) => LongSteps {
-                forward: clock.steps_forward.load(Ordering::Relaxed),
-                back: clock.steps_back.load(Ordering::Relaxed),
-            },
-            Source::Manual(_) => LongSteps::default(),
+            Source::System(clock) => Some(clock),
+            Source::Manual(_) => None,
         }
     }
 }
@@ -305,6 +298,12 @@ impl SystemClock {
             None => {}
         }
         self.mapping.store(Arc::new(comparison.next));
+    }
+
+    fn long_steps(&self) -> LongSteps {
+        let [forward, back] =
+            [&self.steps_forward, &self.steps_back].map(|steps| steps.load(Ordering::Relaxed));
+        LongSteps { forward, back }
     }
 
     fn compare_with_wall(&self) -> Comparison {

@@ -9,6 +9,7 @@ use crate::{
         Algorithm, Classic, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation, Receipt,
         SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own,
     },
+    named::named,
     time::Timestamp,
 };
 
@@ -50,35 +51,23 @@ macro_rules! each_algorithm {
 }
 pub(crate) use each_algorithm;
 
-macro_rules! names {
-    ($($variant:ident = $name:literal),* $(,)?) => {
-        /// The name of an algorithm in a rule. A rule without one is classic.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum AlgorithmName {
-            $(#[doc = concat!("`", $name, "`")] $variant,)*
-        }
-
-        impl AlgorithmName {
-            /// All names.
-            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
-
-            /// The name as text.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)*
-                }
-            }
-        }
-    };
-}
-
-names! {
-    FixedWindow = "fixed_window",
-    SlidingWindow = "sliding_window",
-    SlidingLog = "sliding_log",
-    TokenBucket = "token_bucket",
-    LeakyBucket = "leaky_bucket",
-    LeakyQueue = "leaky_queue",
+named! {
+    /// The name of an algorithm in a rule. A rule without one is classic.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum AlgorithmName {
+        /// `fixed_window`
+        FixedWindow = "fixed_window",
+        /// `sliding_window`
+        SlidingWindow = "sliding_window",
+        /// `sliding_log`
+        SlidingLog = "sliding_log",
+        /// `token_bucket`
+        TokenBucket = "token_bucket",
+        /// `leaky_bucket`
+        LeakyBucket = "leaky_bucket",
+        /// `leaky_queue`
+        LeakyQueue = "leaky_queue",
+    }
 }
 
 /// What distinguishes two counters of one descriptor: the algorithm and its window, not the limit.

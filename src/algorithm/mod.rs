@@ -115,6 +115,14 @@ pub enum Excess {
 }
 
 impl Excess {
+    /// How many of `hits` must fit for a charge to pass: an overdraft needs only one.
+    fn needed(self, hits: u64) -> u64 {
+        match self {
+            Self::Refuse | Self::Count => hits,
+            Self::Overdraft(_) => hits.min(1),
+        }
+    }
+
     /// The same with a debt of at most `debt` hits; an overdraft keeps its own bound.
     fn with_debt(self, debt: u64) -> Self {
         match self {

@@ -122,11 +122,7 @@ impl SlidingLog {
 
     /// The first instant at which `hits` would pass without further charges; `None` if they never pass.
     fn passes_at(&self, counter: &LogCounter, now: Timestamp, hits: u64) -> Option<Timestamp> {
-        let hits = match self.excess {
-            Excess::Refuse | Excess::Count => hits,
-            Excess::Overdraft(_) => hits.min(1),
-        };
-        let room = self.limit.checked_sub(hits)?;
+        let room = self.limit.checked_sub(self.excess.needed(hits))?;
         // Entries expire oldest first until there is room.
         let mut kept = 0_u64;
         let keeps = |entry: &&LogEntry| {

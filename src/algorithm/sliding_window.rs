@@ -119,11 +119,7 @@ impl SlidingWindow {
 
     /// The first instant at which `hits` would pass without further charges; `None` if they never pass.
     fn passes_at(&self, counter: &SlidingCounter, hits: u64) -> Option<Timestamp> {
-        let hits = match self.excess {
-            Excess::Refuse | Excess::Count => hits,
-            Excess::Overdraft(_) => hits.min(1),
-        };
-        let room = self.limit.checked_sub(hits)?;
+        let room = self.limit.checked_sub(self.excess.needed(hits))?;
         Some(match room.checked_sub(counter.current) {
             Some(weight) => self.decayed_at(counter.previous, weight, self.start(counter)),
             None => self.decayed_at(counter.current, room, counter.end),

@@ -142,11 +142,7 @@ impl Algorithm for SteppedBucket {
             };
             return Decision { verdict: Verdict::Pass, remaining, reset_after: full_after, receipt };
         }
-        let needed = match self.excess {
-            Excess::Refuse | Excess::Count => hits,
-            Excess::Overdraft(_) => hits.min(1),
-        };
-        let retry_after = self.burst.checked_sub(needed).map(|room| {
+        let retry_after = self.burst.checked_sub(self.excess.needed(hits)).map(|room| {
             let tokens = missing.saturating_sub(room.into());
             self.back_at(after, tokens).since(now)
         });

@@ -51,11 +51,7 @@ impl TokenBucket {
 
     /// The units to be paid before `hits` pass; `None` if they never pass.
     fn missing(&self, debt: u128, hits: u64) -> Option<u128> {
-        let needed = match self.excess {
-            Excess::Refuse | Excess::Count => hits,
-            // With an overdraft, any charge passes once there is a whole token.
-            Excess::Overdraft(_) => hits.min(1),
-        };
+        let needed = self.excess.needed(hits);
         let owed = debt.saturating_add(self.rate.cost(needed));
         (needed <= self.burst).then(|| owed.saturating_sub(self.rate.cost(self.burst)))
     }

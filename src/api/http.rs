@@ -118,18 +118,12 @@ impl Undecided {
 }
 
 async fn readyz<R: Readiness>(State(readiness): State<R>) -> Response {
-    match readiness.ready() {
-        Ok(answer) => answer.into_response(),
-        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why).into_response(),
-    }
+    readiness.ready().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why)).into_response()
 }
 
 /// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
 async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
-    match readiness.healthy() {
-        Ok(answer) => answer.into_response(),
-        Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
-    }
+    readiness.healthy().map_err(|why| (StatusCode::INTERNAL_SERVER_ERROR, why)).into_response()
 }
 
 async fn should_rate_limit(

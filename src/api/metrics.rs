@@ -8,18 +8,8 @@ use std::{
 use crate::{
     api::Error,
     limiter::LimiterError,
-    telemetry::metrics::{Counter, Histogram},
+    telemetry::metrics::{Counter, Histogram, micros},
 };
-
-const fn micros<const N: usize>(numbers: [u64; N]) -> [Duration; N] {
-    let mut bounds = [Duration::ZERO; N];
-    let mut index = 0;
-    while index < N {
-        bounds[index] = Duration::from_micros(numbers[index]);
-        index += 1;
-    }
-    bounds
-}
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);

@@ -141,15 +141,7 @@ impl ReadError {
 
     /// The exceeded bound, if that is the reason.
     pub(super) fn too_large(&self) -> Option<TooLarge> {
-        match self {
-            Self::Json(JsonError::TooLarge(error)) => Some(*error),
-            Self::Json(JsonError::Malformed(_))
-            | Self::BodyTooLarge
-            | Self::BodyBroken(_)
-            | Self::BodySlow
-            | Self::Busy
-            | Self::Failed(_) => None,
-        }
+        if let Self::Json(JsonError::TooLarge(error)) = self { Some(*error) } else { None }
     }
 }
 

@@ -13,7 +13,9 @@ use clap::{Arg, ArgMatches, ValueHint, value_parser};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::{net::TcpStream, runtime, task::JoinSet, time::timeout};
+use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+
+use crate::cli::block_on;
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,17 +57,13 @@ pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
         Ok::<_, String>(text.trim().to_owned())
     });
     let token = token.transpose()?;
-    let runtime = runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| none(error.to_string()))?;
     let answered = async {
         match timeout(TIMEOUT, send(&to, token.as_deref(), call)).await {
             Ok(answered) => answered.map_err(|error| error.to_string()),
             Err(_) => Err(format!("none within {} s", TIMEOUT.as_secs())),
         }
     };
-    let (status, body) = runtime.block_on(answered).map_err(none)?;
+    let (status, body) = block_on(answered).map_err(none)?;
     let text = String::from_utf8_lossy(&body);
     match status {
         StatusCode::OK => serde_json::from_slice(&body).map_err(|error| none(error.to_string())),

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::{ArgMatches, Command};
 use prost::Message as _;
-use tokio::{runtime, time::timeout};
+use tokio::time::timeout;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
         },
     },
     cli::{
-        OVER_LIMIT, request,
+        OVER_LIMIT, block_on, request,
         target::{self, Target, Tls},
     },
     telemetry::causes,
@@ -33,31 +33,19 @@ pub(super) fn command() -> Command {
     request::of(command)
 }
 
-pub(super) fn run(matches: &ArgMatches) -> ExitCode {
-    let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let request = request::request(matches);
-    let answer = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(async { ask(target::of(matches)?, request.clone()).await }),
-        Err(error) => Err(error.to_string()),
-    };
-    let printed = answer.and_then(|answer| {
+    let answered = block_on(async { ask(target::of(matches)?, request.clone()).await }).and_then(|answer| {
         let text = if matches.get_flag("json") {
             json::response(&answer.encode_to_vec()).map_err(|error| error.to_string())?
         } else {
             readable(&request, &answer)
         };
-        Ok((text, answer.overall_code()))
+        let is_over = answer.overall_code() == Code::OverLimit;
+        Ok((text, if is_over { ExitCode::from(OVER_LIMIT) } else { ExitCode::SUCCESS }))
     });
-    match printed {
-        Ok((text, code)) => {
-            println!("{text}");
-            if code == Code::OverLimit { ExitCode::from(OVER_LIMIT) } else { ExitCode::SUCCESS }
-        }
-        Err(why) => {
-            eprintln!("no answer from {}: {why}", text("to"));
-            ExitCode::FAILURE
-        }
-    }
+    let to = || matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
+    answered.map_err(|why| format!("no answer from {}: {why}", to()))
 }
 
 fn trust(tls: Tls) -> ClientTlsConfig {

@@ -28,7 +28,7 @@ pub(super) fn command() -> Command {
         .group(ArgGroup::new("change").args(["reset", "set"]))
 }
 
-pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let domain = matches.get_one::<String>("domain").map(String::as_str).unwrap_or_default();
     let entries = matches.get_one::<Vec<Entry>>("descriptor").map(Vec::as_slice).unwrap_or_default();
     let key = admin_client::percent_encode(&descriptor_text::format(
@@ -40,16 +40,9 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         None if matches.get_flag("reset") => ("DELETE", String::new()),
         None => ("GET", String::new()),
     };
-    match admin_client::ask(matches, &admin_client::Call { method, path, body }) {
-        Ok(answer) => {
-            println!("{}", if matches.get_flag("json") { answer.to_string() } else { readable(&answer) });
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("{why}");
-            ExitCode::FAILURE
-        }
-    }
+    let answer = admin_client::ask(matches, &admin_client::Call { method, path, body })?;
+    let text = if matches.get_flag("json") { answer.to_string() } else { readable(&answer) };
+    Ok((text, ExitCode::SUCCESS))
 }
 
 fn readable(answer: &Value) -> String {

@@ -17,25 +17,12 @@ pub(super) fn command() -> Command {
     request::of(command.args(admin_client::args()))
 }
 
-pub(super) fn run(matches: &ArgMatches) -> ExitCode {
-    let answer =
-        json::request_text(&request::request(matches)).map_err(|error| error.to_string()).and_then(|body| {
-            admin_client::ask(
-                matches,
-                &admin_client::Call { method: "POST", path: "/explain".to_owned(), body },
-            )
-        });
-    match answer {
-        Ok(answer) => {
-            let text = if matches.get_flag("json") { answer.to_string() } else { readable(&answer) };
-            println!("{text}");
-            if answer["code"] == "OK" { ExitCode::SUCCESS } else { ExitCode::from(OVER_LIMIT) }
-        }
-        Err(why) => {
-            eprintln!("{why}");
-            ExitCode::FAILURE
-        }
-    }
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+    let body = json::request_text(&request::request(matches)).map_err(|error| error.to_string())?;
+    let call = admin_client::Call { method: "POST", path: "/explain".to_owned(), body };
+    let answer = admin_client::ask(matches, &call)?;
+    let text = if matches.get_flag("json") { answer.to_string() } else { readable(&answer) };
+    Ok((text, if answer["code"] == "OK" { ExitCode::SUCCESS } else { ExitCode::from(OVER_LIMIT) }))
 }
 
 /// A paragraph for the request and one for each descriptor.

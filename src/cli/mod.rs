@@ -8,6 +8,8 @@ use std::{
     process::ExitCode,
 };
 
+use tokio::runtime;
+
 mod admin_client;
 mod ask;
 mod bench;
@@ -45,10 +47,10 @@ pub fn run() -> ExitCode {
     match matches.subcommand() {
         Some(("serve", serve)) => serve::run(serve),
         Some(("check", check)) => check::run(check),
-        Some(("ask", ask)) => ask::run(ask),
-        Some(("bench", bench)) => bench::run(bench),
-        Some(("explain", explain)) => explain::run(explain),
-        Some(("counters", counters)) => counters::run(counters),
+        Some(("ask", ask)) => report(ask::run(ask)),
+        Some(("bench", bench)) => report(bench::run(bench)),
+        Some(("explain", explain)) => report(explain::run(explain)),
+        Some(("counters", counters)) => report(counters::run(counters)),
         Some(("schema", schema)) => schema::run(schema),
         Some(("completions", completions)) => completions::run(completions, command()),
         Some(("man", man)) => man::run(man, command()),
@@ -84,6 +86,26 @@ fn command() -> clap::Command {
         .subcommand(completions::command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();
     program.subcommand(man::command(commands))
+}
+
+/// Runs a command that waits for a server.
+fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| error.to_string())?.block_on(work)
+}
+
+/// Prints what a command has found, or why it has found nothing.
+fn report(found: Result<(String, ExitCode), String>) -> ExitCode {
+    match found {
+        Ok((text, code)) => {
+            println!("{text}");
+            code
+        }
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Writes to the standard output. A reader that has closed it is an error and no panic.

@@ -194,7 +194,7 @@ mod tests {
             ("10.1.2.3:8081", "10.1.2.3:8081"),
             ("unix:/run/tollgate.sock", "unix:/run/tollgate.sock"),
         ] {
-            assert_eq!(callable(listen.parse().unwrap()).to_string(), to);
+            assert_eq!(callable(listen.to_owned().try_into().unwrap()).to_string(), to);
         }
     }
 

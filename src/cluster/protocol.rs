@@ -5,7 +5,7 @@
 //! name, the server answers with a self-signed certificate whose only content is a name with the server's version.
 //! Both ends then log both versions; neither trusts the certificate for anything else.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use rustls::{CertificateError, Error, OtherError, pki_types::CertificateDer};
 
@@ -38,7 +38,8 @@ pub(super) fn version_in_certificate(certificate: &CertificateDer<'_>) -> Option
 }
 
 /// The two sides speak different versions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the peer speaks {remote}, this replica speaks {ALPN_PREFIX}{VERSION}")]
 pub(super) struct VersionMismatch {
     remote: String,
 }
@@ -72,14 +73,6 @@ impl VersionMismatch {
         Some(Self { remote })
     }
 }
-
-impl fmt::Display for VersionMismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the peer speaks {}, this replica speaks {ALPN_PREFIX}{VERSION}", self.remote)
-    }
-}
-
-impl std::error::Error for VersionMismatch {}
 
 impl From<VersionMismatch> for Error {
     fn from(mismatch: VersionMismatch) -> Self {

@@ -1,6 +1,6 @@
 //! Statistics of the cluster, for the metrics page.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crate::cluster::{Cluster, MemberState, link, node};
 
@@ -10,7 +10,7 @@ pub struct Stats {
     /// The counts of the node.
     pub(crate) node: node::Stats,
     /// The counts of the links.
-    pub links: link::Stats,
+    pub links: Arc<link::Stats>,
     /// The state of this replica.
     pub state: MemberState,
     /// Members that are reachable and serve, this one included.
@@ -30,7 +30,7 @@ pub struct Stats {
 impl Cluster {
     /// The statistics so far.
     pub fn stats(&self) -> Stats {
-        let links = self.0.links.stats();
+        let links = self.0.links.stats().clone();
         self.0.with_node(|node, now| Stats {
             node: node.stats(),
             links,

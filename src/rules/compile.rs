@@ -1,15 +1,14 @@
 //! Compiles rules to [`Rules`] and reports every problem in them.
 
-use std::{hash::Hasher, sync::Arc};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::{
     algorithm::Limit,
     rules::{
         DESCRIPTORS_MAX, Domain, OnDenied, Problem, Problems, Rule, Rules, Source,
-        contents::Contents,
+        contents::{Contents, hash_of},
         diagnostics::{Diagnostics, Location, Origin},
         file::{Descriptor, Document, RateLimit},
         limit::{self, RuleTerms},
@@ -51,13 +50,8 @@ impl Rules {
 
 /// A hash of all contents in order, each with its length.
 fn hash(sources: &[Source], overlay: Option<&Overlay>) -> String {
-    let mut hasher = SipHasher13::new();
     let overlay = overlay.map(|overlay| &*overlay.bytes);
-    for bytes in sources.iter().map(Source::bytes).chain(overlay) {
-        hasher.write(&(bytes.len() as u64).to_le_bytes());
-        hasher.write(bytes);
-    }
-    format!("{:032x}", hasher.finish128().as_u128())
+    format!("{:032x}", hash_of(sources.iter().map(Source::bytes).chain(overlay)))
 }
 
 #[derive(Default)]

@@ -73,21 +73,23 @@ pub(super) struct Contents {
 impl Contents {
     /// A fingerprint of the paths, the contents and the problems.
     pub(super) fn fingerprint(&self) -> u128 {
-        let mut hasher = SipHasher13::new();
-        let mut add = |part: &[u8]| {
-            hasher.write(&(part.len() as u64).to_le_bytes());
-            hasher.write(part);
-        };
-        for source in &self.sources {
-            add(source.path().as_bytes());
-            add(source.bytes());
-        }
-        add(self.problems.to_string().as_bytes());
-        hasher.finish128().as_u128()
+        let problems = self.problems.to_string();
+        let sources = self.sources.iter().flat_map(|source| [source.path().as_bytes(), source.bytes()]);
+        hash_of(sources.chain([problems.as_bytes()]))
     }
 
     /// The total size.
     pub(super) fn bytes(&self) -> usize {
         self.sources.iter().map(|source| source.bytes().len()).sum()
     }
+}
+
+/// The hash of these parts in order, each with its length.
+pub(super) fn hash_of<'p>(parts: impl Iterator<Item = &'p [u8]>) -> u128 {
+    let mut hasher = SipHasher13::new();
+    for part in parts {
+        hasher.write(&(part.len() as u64).to_le_bytes());
+        hasher.write(part);
+    }
+    hasher.finish128().as_u128()
 }

@@ -11,7 +11,7 @@ use crate::{
         keys::{self, Key, Section},
         reader::{Fields, Located},
     },
-    yaml::{Mark, Node, quote},
+    yaml::{Mark, Node},
 };
 
 /// The values of `on_denied`.
@@ -158,14 +158,10 @@ impl RateLimit {
             unlimited: fields.boolean("unlimited", diagnostics).is_some_and(|boolean| boolean.value),
             name: fields.text("name", diagnostics).map(|name| name.value).filter(|name| !name.is_empty()),
             replaces: replaces(&fields, diagnostics),
-            unit: unit(&fields, diagnostics),
+            unit: fields.choice("unit", &Unit::NAMED, str::eq_ignore_ascii_case, diagnostics),
             unit_multiplier: fields.integer("unit_multiplier", diagnostics),
             window: fields.text("window", diagnostics),
-            algorithm: fields.choice(
-                "algorithm",
-                &AlgorithmName::ALL.map(|named| (named.name(), named)),
-                diagnostics,
-            ),
+            algorithm: fields.choice("algorithm", &AlgorithmName::NAMED, str::eq, diagnostics),
             calendar: fields.pair("calendar").and_then(|pair| Calendar::read(&pair.value, diagnostics)),
             sub_windows: fields.integer("sub_windows", diagnostics),
             burst: fields.integer("burst", diagnostics),
@@ -177,7 +173,8 @@ impl RateLimit {
             overdraft_limit: fields.integer("overdraft_limit", diagnostics),
             on_owner_unavailable: fields.choice(
                 "on_owner_unavailable",
-                &OnOwnerUnavailable::ALL.map(|what| (what.name(), what)),
+                &OnOwnerUnavailable::NAMED,
+                str::eq,
                 diagnostics,
             ),
             lease: fields.boolean("lease", diagnostics),
@@ -209,14 +206,14 @@ impl Calendar {
         Some(Self {
             timezone: fields.text("timezone", diagnostics),
             week_start_given: fields.pair("week_start").map(|pair| pair.mark),
-            week_start: fields.choice("week_start", &Self::WEEKDAYS, diagnostics),
+            week_start: fields.choice("week_start", &Self::WEEKDAYS, str::eq, diagnostics),
         })
     }
 }
 
 /// The value of `on_denied`.
 pub(crate) fn on_denied(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Located<OnDenied>> {
-    fields.choice("on_denied", &ON_DENIED, diagnostics)
+    fields.choice("on_denied", &ON_DENIED, str::eq, diagnostics)
 }
 
 /// A required text that must not be empty.
@@ -255,21 +252,6 @@ pub(crate) fn metadata(
             None
         }
     }
-}
-
-fn unit(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Located<Unit>> {
-    let Located { value: text, mark } = fields.text("unit", diagnostics)?;
-    let unit = Unit::parse(&text);
-    if unit.is_none() {
-        let names = || Unit::ALL.iter().map(|unit| unit.name());
-        let hint = keys::nearest(&text, names())
-            .map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
-        diagnostics.add(
-            mark,
-            format!("`unit` cannot be {}; it is one of {}{hint}", quote(&text), keys::quoted_list(names())),
-        );
-    }
-    unit.map(|value| Located { value, mark })
 }
 
 fn replaces(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<String>> {

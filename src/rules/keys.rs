@@ -243,8 +243,13 @@ pub(crate) fn misplaced_key(name: &str, section: Section) -> String {
     }
 }
 
+/// The end of a message about a misspelt `word`: what it most likely means, if anything.
+pub(crate) fn hint<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> String {
+    nearest(word, candidates).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
+}
+
 /// The candidate that a misspelt `word` most likely means.
-pub(crate) fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
+fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
     const LENGTH_MAX: usize = 64;
     const SIMILARITY_MIN: f64 = 0.6;
     if word.len() > LENGTH_MAX {

@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Map, Value as Json};
 use smallvec::SmallVec;
 
-use crate::{algorithm::Limit, descriptor::Entry};
+use crate::{algorithm::Limit, descriptor::Entry, named::named};
 
 mod active_rules;
 #[cfg(feature = "watch")]
@@ -128,29 +128,17 @@ pub enum OnDenied {
     ChargeNone,
 }
 
-/// The decision for a request whose owner cannot be reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnOwnerUnavailable {
-    /// The local replica admits its share of the limit.
-    #[default]
-    LocalShare,
-    /// The request passes without being counted.
-    Allow,
-    /// The request is refused.
-    Deny,
-}
-
-impl OnOwnerUnavailable {
-    /// All variants.
-    pub const ALL: [Self; 3] = [Self::LocalShare, Self::Allow, Self::Deny];
-
-    /// The name in rule files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::LocalShare => "local_share",
-            Self::Allow => "allow",
-            Self::Deny => "deny",
-        }
+named! {
+    /// The decision for a request whose owner cannot be reached, with its name in rule files.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OnOwnerUnavailable {
+        /// The local replica admits its share of the limit.
+        #[default]
+        LocalShare = "local_share",
+        /// The request passes without being counted.
+        Allow = "allow",
+        /// The request is refused.
+        Deny = "deny",
     }
 }
 

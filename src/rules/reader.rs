@@ -101,19 +101,19 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// One of a few choices.
+    /// One of a few choices, by the name that `is` the text.
     pub(crate) fn choice<T: Copy>(
         &self,
         key: &str,
         choices: &[(&'static str, T)],
+        is: fn(&str, &str) -> bool,
         diagnostics: &mut Diagnostics<'_>,
     ) -> Option<Located<T>> {
         let Located { value: text, mark } = self.text(key, diagnostics)?;
-        let found = choices.iter().find(|(name, _)| *name == text);
+        let found = choices.iter().find(|(name, _)| is(name, &text));
         if found.is_none() {
             let names = || choices.iter().map(|(name, _)| *name);
-            let hint = keys::nearest(&text, names())
-                .map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+            let hint = keys::hint(&text, names());
             diagnostics.add(
                 mark,
                 format!(

@@ -129,15 +129,8 @@ impl DecisionStats {
 
     /// The sums so far.
     pub fn totals(&self) -> Totals {
-        let sums = self.0.sums();
-        Totals {
-            ok: sums[OK],
-            over_limit: sums[OVER_LIMIT],
-            hits: sums[HITS],
-            near_limit_hits: sums[NEAR_LIMIT_HITS],
-            shadow_denials: sums[SHADOW_DENIALS],
-            candidate_denials: sums[CANDIDATE_DENIALS],
-        }
+        let [ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials] = self.0.sums();
+        Totals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials }
     }
 }
 

@@ -1,50 +1,33 @@
 //! Units of time as rule files name them.
 
-use crate::algorithm::{Span, Window};
+use crate::{
+    algorithm::{Span, Window},
+    named::named,
+};
 
-/// A unit of time. All windows are aligned to the Unix epoch: weeks begin on Thursday, a month is 30 days and a year
-/// 365 days.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Unit {
-    /// 1 second.
-    Second,
-    /// 60 seconds.
-    Minute,
-    /// 60 minutes.
-    Hour,
-    /// 24 hours.
-    Day,
-    /// 7 days.
-    Week,
-    /// 30 days.
-    Month,
-    /// 365 days.
-    Year,
+named! {
+    /// A unit of time, with its name in rule files. All windows are aligned to the Unix epoch: weeks begin on Thursday, a
+    /// month is 30 days and a year 365 days.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Unit {
+        /// 1 second.
+        Second = "second",
+        /// 60 seconds.
+        Minute = "minute",
+        /// 60 minutes.
+        Hour = "hour",
+        /// 24 hours.
+        Day = "day",
+        /// 7 days.
+        Week = "week",
+        /// 30 days.
+        Month = "month",
+        /// 365 days.
+        Year = "year",
+    }
 }
 
 impl Unit {
-    /// All units, shortest first.
-    pub const ALL: [Self; 7] =
-        [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
-
-    /// The name in rule files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Second => "second",
-            Self::Minute => "minute",
-            Self::Hour => "hour",
-            Self::Day => "day",
-            Self::Week => "week",
-            Self::Month => "month",
-            Self::Year => "year",
-        }
-    }
-
-    /// Parses a name, ignoring case.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
-    }
-
     /// The length in seconds.
     pub const fn seconds(self) -> u32 {
         match self {

@@ -34,8 +34,8 @@ use crate::{
         corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
         idle::{Activity, ConnectionTracker, TrackedConnection},
         lifecycle::wait_for_phase,
-        listen::{DetachedSocket, Socket},
-        stats::{ConnectionPermit, ListenerStats, increment},
+        listen::{self, DetachedSocket},
+        stats::{ConnectionPermit, ListenerStats},
         wake_filter::WakeFiltered,
         workers::WorkerHandles,
     },
@@ -224,15 +224,15 @@ impl Acceptor {
         let context = Arc::new(context);
         let mut open = JoinSet::new();
         let (mut acceptor, mut is_full) = (accept::Acceptor::new(name), false);
-        let accept = || async { listener.accept().await.and_then(Socket::detach) };
+        let accept = || async { listener.accept().await.and_then(listen::detach) };
         let mut stopping = pin!(wait_for_phase(phases.clone(), Phase::Stopping));
         loop {
             let socket = tokio::select! {
                 () = &mut stopping => break,
                 Some(_) = open.join_next() => continue,
-                socket = acceptor.next(accept, || increment(&context.stats.accept_errors)) => socket,
+                socket = acceptor.next(accept, || context.stats.accept_errors.increase()) => socket,
             };
-            increment(&context.stats.accepted);
+            context.stats.accepted.increase();
             let available = context.stats.try_permit(limits.connections);
             if let Some(permit) = &available {
                 // A tenth of the permits must be free before the listener counts as not full, so that the log stays
@@ -254,7 +254,7 @@ impl Acceptor {
                 let task = context.clone().handle(socket, permit, connection, phases.clone());
                 workers.spawn(&mut open, task);
             } else {
-                increment(&context.stats.refused_full);
+                context.stats.refused_full.increase();
             }
         }
         // New connections are refused from here on.
@@ -310,7 +310,7 @@ impl ConnectionContext {
         if !connections.close_longest_idle() {
             return None;
         }
-        increment(&self.stats.closed_idle);
+        self.stats.closed_idle.increase();
         loop {
             let _ended = open.join_next().await?;
             if let Some(permit) = self.stats.try_permit(self.limits.connections) {
@@ -350,7 +350,7 @@ impl ConnectionContext {
                 return debug!(listener = self.name, %error, "cannot register a connection with its worker");
             }
         };
-        let service = self.service.for_connection(socket.peer(), activity);
+        let service = self.service.for_connection(listen::peer(&socket), activity);
         let Some(certificates) = &self.certificates else {
             return Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
         };
@@ -367,10 +367,10 @@ impl ConnectionContext {
                 Box::pin(self.serve_protocol(stream, service, alpn, phases)).await;
             }
             Ok(Err(error)) => {
-                increment(&self.stats.handshakes_failed);
+                self.stats.handshakes_failed.increase();
                 debug!(listener = self.name, %error, "TLS handshake failed");
             }
-            Err(_) => increment(&self.stats.handshakes_slow),
+            Err(_) => self.stats.handshakes_slow.increase(),
         }
     }
 
@@ -435,8 +435,8 @@ impl ConnectionContext {
             reason = WakeFiltered::new(reason) => reason,
         };
         match reason {
-            CloseReason::NotStarted => return increment(&self.stats.handshakes_slow),
-            CloseReason::MaxAge => increment(&self.stats.aged),
+            CloseReason::NotStarted => return self.stats.handshakes_slow.increase(),
+            CloseReason::MaxAge => self.stats.aged.increase(),
             // Nothing was received, so nothing has to finish.
             CloseReason::Stopping if io_handle.bytes_received() == 0 => return,
             CloseReason::Stopping => {}
@@ -444,7 +444,7 @@ impl ConnectionContext {
         shut_down(connection.as_mut());
         match timeout(self.limits.grace, connection.as_mut()).await {
             Ok(result) => self.log_error(result),
-            Err(_) => increment(&self.stats.cut),
+            Err(_) => self.stats.cut.increase(),
         }
     }
 

@@ -128,6 +128,12 @@ enum Progress {
     Closed,
 }
 
+impl Progress {
+    fn of(is_active: bool) -> Self {
+        if is_active { Self::Active } else { Self::Idle }
+    }
+}
+
 /// Keepalive settings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keepalive {
@@ -262,11 +268,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         let connection = match &mut self.state {
             State::Handshake(handshake) => {
                 let Poll::Ready(connection) = Pin::new(handshake).poll(&mut cx) else {
-                    return Ok(if self.io_handle.is_read_budget_spent() {
-                        Progress::Active
-                    } else {
-                        Progress::Idle
-                    });
+                    return Ok(Progress::of(self.io_handle.is_read_budget_spent()));
                 };
                 let mut connection = connection?;
                 let keepalive_timer =
@@ -319,11 +321,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
                 WINDOW_BYTES.saturating_add(u32::try_from(withheld).unwrap_or(u32::MAX)),
             );
         }
-        Ok(if has_progressed || self.io_handle.is_read_budget_spent() {
-            Progress::Active
-        } else {
-            Progress::Idle
-        })
+        Ok(Progress::of(has_progressed || self.io_handle.is_read_budget_spent()))
     }
 }
 

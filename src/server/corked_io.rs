@@ -25,7 +25,7 @@ const CORKED_BYTES_MAX: usize = 8 * 1024;
 #[derive(Clone, Debug)]
 pub(super) struct IoHandle(Arc<IoState>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct IoState {
     // Counted up to the length of the preface only.
     bytes_received: AtomicUsize,
@@ -39,14 +39,7 @@ struct IoState {
 
 impl Default for IoHandle {
     fn default() -> Self {
-        Self(Arc::new(IoState {
-            bytes_received: AtomicUsize::new(0),
-            has_received: AtomicBool::new(false),
-            is_drained: AtomicBool::new(false),
-            is_corked: AtomicBool::new(false),
-            read_budget: AtomicUsize::new(usize::MAX),
-            is_read_budget_spent: AtomicBool::new(false),
-        }))
+        Self(Arc::new(IoState { read_budget: AtomicUsize::new(usize::MAX), ..IoState::default() }))
     }
 }
 

@@ -125,13 +125,10 @@ pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
 async fn report(reporter: &HealthReporter, phase: Phase, is_isolated: bool) {
     for name in HEALTH_NAMES {
         match phase {
-            Phase::Starting | Phase::Draining => {
+            Phase::Serving if !is_isolated => reporter.set_service_status(name, ServingStatus::Serving).await,
+            Phase::Starting | Phase::Serving | Phase::Draining => {
                 reporter.set_service_status(name, ServingStatus::NotServing).await;
             }
-            Phase::Serving if is_isolated => {
-                reporter.set_service_status(name, ServingStatus::NotServing).await;
-            }
-            Phase::Serving => reporter.set_service_status(name, ServingStatus::Serving).await,
             // Clearing the status ends watch streams, so that they do not delay the shutdown.
             Phase::Stopping => reporter.clone().clear_service_status(name).await,
         }

@@ -5,16 +5,14 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    pin::Pin,
-    task::{Context, Poll},
     time::Duration,
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixSocket, UnixStream},
     time::timeout,
 };
+use tokio_util::either::Either;
 
 use crate::settings::ListenAddress;
 
@@ -32,11 +30,7 @@ pub(super) enum Listener {
 }
 
 /// An accepted connection.
-#[derive(Debug)]
-pub(super) enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
+pub(super) type Socket = Either<TcpStream, UnixStream>;
 
 /// A socket that belongs to no runtime, to be moved from one runtime to another.
 #[derive(Debug)]
@@ -49,27 +43,25 @@ impl DetachedSocket {
     /// Registers the socket with the current runtime.
     pub(super) fn attach(self) -> io::Result<Socket> {
         match self {
-            Self::Tcp(stream) => TcpStream::from_std(stream).map(Socket::Tcp),
-            Self::Unix(stream) => UnixStream::from_std(stream).map(Socket::Unix),
+            Self::Tcp(stream) => TcpStream::from_std(stream).map(Either::Left),
+            Self::Unix(stream) => UnixStream::from_std(stream).map(Either::Right),
         }
     }
 }
 
-impl Socket {
-    /// Deregisters the socket from its runtime.
-    pub(super) fn detach(self) -> io::Result<DetachedSocket> {
-        match self {
-            Self::Tcp(stream) => stream.into_std().map(DetachedSocket::Tcp),
-            Self::Unix(stream) => stream.into_std().map(DetachedSocket::Unix),
-        }
+/// Deregisters a socket from its runtime.
+pub(super) fn detach(socket: Socket) -> io::Result<DetachedSocket> {
+    match socket {
+        Either::Left(stream) => stream.into_std().map(DetachedSocket::Tcp),
+        Either::Right(stream) => stream.into_std().map(DetachedSocket::Unix),
     }
+}
 
-    /// The address of the client; `None` for a Unix socket.
-    pub(super) fn peer(&self) -> Option<SocketAddr> {
-        match self {
-            Self::Tcp(stream) => stream.peer_addr().ok(),
-            Self::Unix(_) => None,
-        }
+/// The address of the client; `None` for a Unix socket.
+pub(super) fn peer(socket: &Socket) -> Option<SocketAddr> {
+    match socket {
+        Either::Left(stream) => stream.peer_addr().ok(),
+        Either::Right(_) => None,
     }
 }
 
@@ -117,9 +109,9 @@ impl Listener {
                 let (stream, _) = listener.accept().await?;
                 // `set_nodelay` fails only if the client has already disconnected; the next read returns that error.
                 let _ = stream.set_nodelay(true);
-                Ok(Socket::Tcp(stream))
+                Ok(Either::Left(stream))
             }
-            Self::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Socket::Unix(stream)),
+            Self::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Either::Right(stream)),
         }
     }
 }
@@ -173,56 +165,6 @@ fn remove_socket(path: &Path) -> io::Result<()> {
         fs::remove_file(path)?;
     }
     Ok(())
-}
-
-impl AsyncRead for Socket {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Socket {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Tcp(stream) => stream.is_write_vectored(),
-            Self::Unix(stream) => stream.is_write_vectored(),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ mod workers;
 
 pub use lifecycle::Phase;
 pub use metrics::{cluster_metrics, replica_metrics, shared_store_metrics, xds_metrics};
-pub use stats::{ListenerReading, ListenerStats, ServerStats};
+pub use stats::{ListenerStats, ServerStats};
 pub use tls::CertificateFileError;
 pub use workers::WorkerPool;
 
@@ -382,8 +382,8 @@ impl Server {
             () = serve => Ok(()),
             _ = shutdown.recv() => Ok(()),
             error = replica::links_exit(&mut links) => Err(error),
-            error = listener_exit(&mut listeners) => Err(error),
-            error = background_task_exit(&mut background) => Err(error),
+            error = task_exit(&mut listeners, "listener") => Err(error),
+            error = task_exit(&mut background, "background task") => Err(error),
         };
         let is_graceful = result.is_ok();
         let parts = Shutdown {
@@ -434,22 +434,13 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
     }
 }
 
-/// Waits until a listener task exits, which is an error before shutdown.
-async fn listener_exit(listeners: &mut JoinSet<()>) -> Error {
-    let failed = |reason: String| Error::TaskFailed { task: "listener", reason };
-    match listeners.join_next().await {
-        None | Some(Ok(())) => failed("task exited unexpectedly".to_owned()),
-        Some(Err(panic)) => failed(panic.to_string()),
-    }
-}
-
-/// Waits until a background task exits, which is always an error.
-async fn background_task_exit(background: &mut JoinSet<()>) -> Error {
-    let reason = match background.join_next().await {
+/// Waits until one of the tasks exits, which none of them does while the service runs.
+async fn task_exit(tasks: &mut JoinSet<()>, task: &'static str) -> Error {
+    let reason = match tasks.join_next().await {
         None | Some(Ok(())) => "task exited unexpectedly".to_owned(),
         Some(Err(panic)) => panic.to_string(),
     };
-    Error::TaskFailed { task: "background task", reason }
+    Error::TaskFailed { task, reason }
 }
 
 /// The gRPC services other than the rate limit service.

@@ -5,7 +5,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use crate::time::Timestamp;
+use crate::{
+    telemetry::metrics::Counter,
+    time::{SECOND, Timestamp},
+};
 
 /// Statistics of all listeners.
 #[derive(Clone, Debug, Default)]
@@ -23,74 +26,46 @@ pub struct ServerStats {
 /// Counters of one listener since the start.
 #[derive(Debug, Default)]
 pub struct ListenerStats {
-    pub(super) accepted: AtomicU64,
-    pub(super) open: AtomicU64,
-    pub(super) refused_full: AtomicU64,
-    pub(super) closed_idle: AtomicU64,
-    pub(super) accept_errors: AtomicU64,
-    pub(super) handshakes_failed: AtomicU64,
-    pub(super) handshakes_slow: AtomicU64,
-    pub(super) aged: AtomicU64,
-    pub(super) cut: AtomicU64,
-    pub(super) certificates_loaded: AtomicU64,
-    pub(super) certificate_errors: AtomicU64,
+    /// Connections accepted, including those closed at once.
+    pub accepted: Counter,
+    open: AtomicU64,
+    /// Connections closed at once because the listener was full.
+    pub refused_full: Counter,
+    /// Idle connections closed to make room for new ones.
+    pub closed_idle: Counter,
+    /// Failed accepts, for example for lack of file descriptors.
+    pub accept_errors: Counter,
+    /// Failed TLS handshakes, including clients without a valid certificate.
+    pub handshakes_failed: Counter,
+    /// Connections closed because the handshake or the first bytes took too long.
+    pub handshakes_slow: Counter,
+    /// Connections shut down because of their age.
+    pub aged: Counter,
+    /// Connections closed at the end of the grace period with open calls.
+    pub cut: Counter,
+    /// Certificate loads, including the one at the start.
+    pub certificates_loaded: Counter,
+    /// Versions of certificate files that were rejected; the previous ones stayed active.
+    pub certificate_errors: Counter,
     // Seconds since the epoch; 0 without a certificate.
     pub(super) certificate_expires: AtomicU64,
 }
 
-/// The values of [`ListenerStats`] at one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListenerReading {
-    /// Connections accepted, including those closed at once.
-    pub accepted: u64,
-    /// Connections open now.
-    pub open: u64,
-    /// Connections closed at once because the listener was full.
-    pub refused_full: u64,
-    /// Idle connections closed to make room for new ones.
-    pub closed_idle: u64,
-    /// Failed accepts, for example for lack of file descriptors.
-    pub accept_errors: u64,
-    /// Failed TLS handshakes, including clients without a valid certificate.
-    pub handshakes_failed: u64,
-    /// Connections closed because the handshake or the first bytes took too long.
-    pub handshakes_slow: u64,
-    /// Connections shut down because of their age.
-    pub aged: u64,
-    /// Connections closed at the end of the grace period with open calls.
-    pub cut: u64,
-    /// Certificate loads, including the one at the start.
-    pub certificates_loaded: u64,
-    /// Versions of certificate files that were rejected; the previous ones stayed active.
-    pub certificate_errors: u64,
-    /// When the active certificate expires.
-    pub certificate_expires: Option<Timestamp>,
-}
-
 impl ListenerStats {
-    /// The current values.
-    pub fn read(&self) -> ListenerReading {
-        let expires = self.certificate_expires.load(Relaxed);
-        ListenerReading {
-            accepted: self.accepted.load(Relaxed),
-            open: self.open.load(Relaxed),
-            refused_full: self.refused_full.load(Relaxed),
-            closed_idle: self.closed_idle.load(Relaxed),
-            accept_errors: self.accept_errors.load(Relaxed),
-            handshakes_failed: self.handshakes_failed.load(Relaxed),
-            handshakes_slow: self.handshakes_slow.load(Relaxed),
-            aged: self.aged.load(Relaxed),
-            cut: self.cut.load(Relaxed),
-            certificates_loaded: self.certificates_loaded.load(Relaxed),
-            certificate_errors: self.certificate_errors.load(Relaxed),
-            certificate_expires: (expires != 0)
-                .then(|| Timestamp::EPOCH.plus(expires.saturating_mul(crate::time::SECOND))),
-        }
+    /// Connections open now.
+    pub fn open(&self) -> u64 {
+        self.open.load(Relaxed)
+    }
+
+    /// When the active certificate expires.
+    pub fn certificate_expires(&self) -> Option<Timestamp> {
+        let seconds = self.certificate_expires.load(Relaxed);
+        (seconds != 0).then(|| Timestamp::EPOCH.plus(seconds.saturating_mul(SECOND)))
     }
 
     /// Takes a permit for one more connection, unless `max` are open. Must only be called by the accept loop.
     pub(super) fn try_permit(self: &Arc<Self>, max: u64) -> Option<ConnectionPermit> {
-        if self.open.load(Relaxed) >= max {
+        if self.open() >= max {
             return None;
         }
         let taken = self.open.fetch_add(1, Relaxed);
@@ -116,9 +91,4 @@ impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.stats.open.fetch_sub(1, Relaxed);
     }
-}
-
-/// Adds one.
-pub(super) fn increment(counter: &AtomicU64) {
-    counter.fetch_add(1, Relaxed);
 }

@@ -14,15 +14,15 @@ use rustls::{
     },
     sign::SingleCertAndKey,
 };
-use tokio::{task, time::sleep};
+use tokio::time::sleep;
 use tracing::{error, info};
 
 use crate::{
     certificates::{
         BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
     },
-    file_watch::{FileWatch, Found, SETTLE, State, fingerprint},
-    server::stats::{ListenerStats, increment},
+    file_watch::{FileWatch, Found, SETTLE, State, fingerprint, read_blocking},
+    server::stats::ListenerStats,
     settings::{self, CertificateName},
     time::Clock,
 };
@@ -74,7 +74,7 @@ impl Certificates {
         let read = reader.read();
         let initial = FileWatch::with_active(fingerprint(&read));
         let Compiled { config, expires } = reader.compile(&read?)?;
-        increment(&stats.certificates_loaded);
+        stats.certificates_loaded.increase();
         stats.certificate_expires.store(expires.as_secs(), Relaxed);
         let active = ArcSwap::new(config);
         Ok(Self { reader, stats, active, initial })
@@ -90,7 +90,11 @@ impl Certificates {
         let mut watch = self.initial;
         loop {
             sleep(poll_interval.max(SETTLE)).await;
-            let found = watch.poll(|_| self.clone().read()).await;
+            let read = |_| {
+                let this = self.clone();
+                read_blocking(move || this.reader.read())
+            };
+            let found = watch.poll(read).await;
             let Some(Found { contents, fingerprint, state }) = found else { continue };
             let is_new = match state {
                 State::New => true,
@@ -102,27 +106,18 @@ impl Certificates {
                 Ok(Compiled { config, expires }) => {
                     self.active.store(config);
                     self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
-                    increment(&self.stats.certificates_loaded);
+                    self.stats.certificates_loaded.increase();
                     info!(listener = self.reader.listener, ends = %rfc3339(expires), "loaded new certificates");
                     watch.accept(fingerprint);
                 }
                 Err(error) if is_new => {
-                    increment(&self.stats.certificate_errors);
+                    self.stats.certificate_errors.increase();
                     error!(%error, "cannot load new certificates, keeping the previous ones");
                     watch.refuse(fingerprint);
                 }
                 Err(_) => {}
             }
         }
-    }
-
-    async fn read(self: Arc<Self>) -> Option<(Result<CertificateFiles, CertificateFileError>, u128)> {
-        let read = move || {
-            let contents = self.reader.read();
-            let fingerprint = fingerprint(&contents);
-            (contents, fingerprint)
-        };
-        task::spawn_blocking(read).await.ok()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::{
-    files::temporary,
+    files::fuzz::temporary,
     settings::{CATALOG, Sources},
 };
 

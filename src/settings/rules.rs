@@ -9,7 +9,7 @@ use crate::{
         FileSettings, Settings, SourceSettings,
         xds::{self, TlsFiles},
     },
-    settings::{CATALOG, value_type::OFF},
+    settings::{CATALOG, sources::lacking, value_type::OFF},
 };
 
 /// The setting that selects the source, and its value for a control plane.
@@ -107,11 +107,7 @@ pub(super) fn problems<'v>(value: impl Fn(&str) -> &'v str, is_given: impl Fn(&s
     if of_xds("url") == OFF {
         problems.push(format!("{SOURCE} {XDS} needs {PREFIX}url, which is not set"));
     }
-    for (one, other) in [("cert", "key"), ("key", "cert")] {
-        if of_xds(one) != OFF && of_xds(other) == OFF {
-            problems.push(format!("{PREFIX}{one} needs {PREFIX}{other}, which is not set"));
-        }
-    }
+    problems.extend(lacking(PREFIX, &[("cert", "key"), ("key", "cert")], &value));
     for header in of_xds("headers").split(',').filter(|header| *header != OFF) {
         let (name, value) = header.split_once('=').unwrap_or_default();
         if !xds::is_header(name.trim(), value) {

@@ -52,31 +52,17 @@ fn value(value_type: ValueType) -> Json {
     match value_type {
         ValueType::OrOff(inner) => json!({"anyOf": [value(*inner), word(OFF)]}),
         ValueType::CountOrAuto(_) => json!({"anyOf": [number(COUNT_MAX), word(AUTO)]}),
-        ValueType::Count => number(COUNT_MAX),
-        ValueType::Number { max } | ValueType::CountUpTo { max } => number(max),
-        ValueType::Status { .. } => number(599),
+        ValueType::Number { max, .. } => number(max),
         ValueType::Bool => json!({"enum": [true, false, "true", "false"]}),
         ValueType::OneOf(words) => json!({"enum": words}),
-        ValueType::SocketAddress
-        | ValueType::ListenAddress
-        | ValueType::HostPorts
-        | ValueType::AdvertisedAddress
+        ValueType::Text(_)
+        | ValueType::List(_)
         | ValueType::FileMode
-        | ValueType::CertificateNames
-        | ValueType::Duration
-        | ValueType::DurationRange { .. }
-        | ValueType::Path
+        | ValueType::Time
+        | ValueType::TimeRange { .. }
+        | ValueType::OrAuto(_)
         | ValueType::Size(_)
-        | ValueType::RedisUrls
-        | ValueType::RedisPrefix
-        | ValueType::DescriptorTemplate
-        | ValueType::XdsUrl
-        | ValueType::Pairs
-        | ValueType::Bytes { .. }
-        | ValueType::Word
-        | ValueType::HeaderName
-        | ValueType::LogFilter
-        | ValueType::DenialRate => json!({"type": ["string", "number", "boolean", "null"]}),
+        | ValueType::Bytes { .. } => json!({"type": ["string", "number", "boolean", "null"]}),
     }
 }
 

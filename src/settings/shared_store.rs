@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use serde::Deserialize;
 
 use crate::{
-    settings::{CATALOG, value_type::OFF},
+    settings::{CATALOG, sources::lacking, value_type::OFF},
     shared_store::{Mode, PasswordFiles, Settings, TlsFiles},
 };
 
@@ -99,11 +99,7 @@ pub(super) fn problems<'v>(value: impl Fn(&str) -> &'v str, is_given: impl Fn(&s
     if is_off("urls") {
         problems.push(format!("{KIND} {REDIS} needs {PREFIX}urls, which is not set"));
     }
-    for (one, other) in [("cert", "key"), ("key", "cert")] {
-        if !is_off(one) && is_off(other) {
-            problems.push(format!("{PREFIX}{one} needs {PREFIX}{other}, which is not set"));
-        }
-    }
+    problems.extend(lacking(PREFIX, &[("cert", "key"), ("key", "cert")], &value));
     let schemes: Vec<bool> =
         value("store.redis.urls").split(',').map(|url| url.trim().starts_with("rediss:")).collect();
     if schemes.contains(&true) && schemes.contains(&false) {

@@ -89,19 +89,15 @@ impl Sources {
             written.map_or(OFF, |(_, written)| &written.text)
         };
         let mut problems = Problems::default();
-        for section in ["grpc", "http"] {
-            problems.certificates(section, |name| text(&format!("{section}.{name}")) != OFF);
+        for section in ["grpc.tls_", "http.tls_"] {
+            problems.0.extend(lacking(section, &CERTIFICATES, text));
         }
         let is_given = |name: &str| {
             let written = effective.iter().find(|(_, written)| written.setting.name == name);
             written.is_some_and(|(from, _)| !matches!(from, Origin::Default | Origin::Reference))
         };
         problems.0.extend(rules::problems(text, is_given));
-        for (one, other) in [("domain", "descriptors"), ("descriptors", "domain")] {
-            if text(&format!("check.{one}")) != OFF && text(&format!("check.{other}")) == OFF {
-                problems.0.push(format!("check.{one} needs check.{other}, which is not set"));
-            }
-        }
+        problems.0.extend(lacking("check.", &[("domain", "descriptors"), ("descriptors", "domain")], text));
         problems.0.extend(shared_store::problems(text, is_given));
         if text(shared_store::KIND) != shared_store::REDIS {
             problems.0.extend(cluster::problems(text));
@@ -208,6 +204,23 @@ impl Sources {
         let flags = self.flags.iter();
         flags.filter_map(|(set, value)| problems.checked(&flag(set), flag, set.name, value)).collect()
     }
+}
+
+/// The settings of a listener's certificates, and what each of them needs.
+const CERTIFICATES: [(&str, &str); 4] =
+    [("cert", "key"), ("key", "cert"), ("client_ca", "cert"), ("client_san", "client_ca")];
+
+/// The settings that need another one, which is off: of these pairs, with names that begin with `section`.
+pub(super) fn lacking<'v>(
+    section: &str,
+    needs: &[(&str, &str)],
+    value: impl Fn(&str) -> &'v str,
+) -> impl Iterator<Item = String> {
+    needs.iter().filter_map(move |(given, needed)| {
+        let (given, needed) = (format!("{section}{given}"), format!("{section}{needed}"));
+        let is_lacking = value(&given) != OFF && value(&needed) == OFF;
+        is_lacking.then(|| format!("{given} needs {needed}, which is not set"))
+    })
 }
 
 /// A setting as written in a source.
@@ -317,20 +330,6 @@ impl Problems {
             return None;
         };
         Some(Written { setting, text: value.to_owned(), value: parsed })
-    }
-
-    /// Reports the missing parts of a listener's certificates. `is_set` tells whether a setting of the section is
-    /// set.
-    fn certificates(&mut self, section: &str, is_set: impl Fn(&str) -> bool) {
-        let needs = [
-            ("tls_cert", "tls_key"),
-            ("tls_key", "tls_cert"),
-            ("tls_client_ca", "tls_cert"),
-            ("tls_client_san", "tls_client_ca"),
-        ];
-        for (given, needed) in needs.into_iter().filter(|(given, needed)| is_set(given) && !is_set(needed)) {
-            self.0.push(format!("{section}.{given} needs {section}.{needed}, which is not set"));
-        }
     }
 
     fn none(self) -> Result<(), Error> {

@@ -41,26 +41,18 @@ pub struct Setting {
 }
 
 /// The type of a setting's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum ValueType {
-    /// An IP address and a port.
-    SocketAddress,
-    /// An IP address and a port, or a Unix socket.
-    ListenAddress,
-    /// A comma list of `HOST:PORT`.
-    HostPorts,
-    /// `HOST:PORT`, an IP address, or `auto`.
-    AdvertisedAddress,
+    /// A text.
+    Text(Syntax),
+    /// A comma list of texts.
+    List(Syntax),
     /// The mode of a file, in octal.
     FileMode,
-    /// A comma list of names in certificates.
-    CertificateNames,
-    /// A number from 1 to `COUNT_MAX`.
-    Count,
     /// A duration.
-    Duration,
+    Time,
     /// A duration within bounds.
-    DurationRange {
+    TimeRange {
         /// The minimum.
         min: Duration,
         /// The maximum.
@@ -68,39 +60,25 @@ pub enum ValueType {
     },
     /// `true` or `false`.
     Bool,
-    /// A file or directory.
-    Path,
     /// A value of the inner type, or `off`.
     OrOff(&'static ValueType),
+    /// A value of the inner type, or `auto` for one that is determined later.
+    OrAuto(&'static ValueType),
     /// A number of bytes, or `auto` for a share of the memory available to the process.
     Size(MemoryShare),
     /// A count, or `auto` for as many as fit into the share of the memory.
     CountOrAuto(MemoryShare),
-    /// An integer from 0 to `max`.
+    /// An integer within bounds.
     Number {
-        /// The maximum.
-        max: u64,
-    },
-    /// A number from 1 to `max`.
-    CountUpTo {
-        /// The maximum.
-        max: u64,
-    },
-    /// A comma list of addresses of Redis servers.
-    RedisUrls,
-    /// The first part of keys in Redis.
-    RedisPrefix,
-    /// The descriptors of a request as headers give them.
-    DescriptorTemplate,
-    /// A status of HTTP, at least `min`.
-    Status {
+        /// The placeholder in help texts.
+        value_name: &'static str,
+        /// What the number is, for messages.
+        what: &'static str,
         /// The minimum.
         min: u64,
+        /// The maximum.
+        max: u64,
     },
-    /// The address of a control plane.
-    XdsUrl,
-    /// A comma list of `NAME=VALUE`.
-    Pairs,
     /// A number of bytes within bounds.
     Bytes {
         /// The minimum.
@@ -108,16 +86,108 @@ pub enum ValueType {
         /// The maximum.
         max: u64,
     },
-    /// A text without spaces.
-    Word,
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// The name of an HTTP header.
-    HeaderName,
-    /// A log level.
-    LogFilter,
-    /// The rate at which denials are logged.
-    DenialRate,
+}
+
+/// How a text is written. The type of the setting reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct Syntax {
+    /// The placeholder in help texts.
+    value_name: &'static str,
+    /// The accepted texts, for messages.
+    expected: &'static str,
+    is_allowed: fn(&str) -> bool,
+}
+
+/// An IP address and a port.
+pub(super) const SOCKET_ADDRESS: ValueType =
+    text("ADDRESS:PORT", "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081", |text| {
+        text.parse::<SocketAddr>().is_ok()
+    });
+/// An IP address and a port, or a Unix socket.
+pub(super) const LISTEN_ADDRESS: ValueType = text(
+    "ADDRESS:PORT",
+    "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock",
+    |text| ListenAddress::try_from(text.to_owned()).is_ok(),
+);
+/// A comma list of `HOST:PORT`.
+pub(super) const HOST_PORTS: ValueType =
+    list("HOST:PORT[,HOST:PORT]...", "HOST:PORT, several separated by commas", link::is_host_port);
+/// `HOST:PORT` or an IP address.
+pub(super) const ADVERTISED_ADDRESS: ValueType =
+    text("HOST[:PORT]", "HOST:PORT, an IP address", can_be_advertised);
+/// A comma list of names in certificates.
+pub(super) const CERTIFICATE_NAMES: ValueType =
+    list("NAME[,NAME]...", "a comma list of host names, URIs and IP addresses", |name| {
+        CertificateName::try_from(name.to_owned()).is_ok()
+    });
+/// A file or directory.
+pub(super) const PATH: ValueType = text("PATH", "a path", |text| !text.is_empty());
+/// A comma list of addresses of Redis servers.
+pub(super) const REDIS_URLS: ValueType = list(
+    "URL[,URL]...",
+    "redis://HOST:PORT or rediss://HOST:PORT without a password, several separated by commas",
+    shared_store::is_url,
+);
+/// The first part of keys in Redis.
+pub(super) const REDIS_PREFIX: ValueType = text(
+    "TEXT",
+    "1 to 64 visible characters without braces, brackets, `*`, `?` and `\\`",
+    shared_store::is_prefix,
+);
+/// The descriptors of a request as headers give them.
+pub(super) const DESCRIPTOR_TEMPLATE: ValueType = text(
+    "TEMPLATE",
+    "key={header} or key=text, entries separated by commas, descriptors by semicolons",
+    |text| forward_auth::Template::try_from(text.to_owned()).is_ok(),
+);
+/// The address of a control plane.
+pub(super) const XDS_URL: ValueType = text("URL", "http://HOST:PORT or https://HOST:PORT", xds::is_url);
+/// A comma list of `NAME=VALUE`.
+pub(super) const PAIRS: ValueType =
+    list("NAME=VALUE[,NAME=VALUE]...", "NAME=VALUE, several separated by commas", |pair| {
+        pair.split_once('=').is_some_and(|(name, _)| !name.is_empty())
+    });
+/// A text without spaces.
+pub(super) const WORD: ValueType =
+    text("NAME", "a text without spaces", |text| !text.is_empty() && !text.contains(char::is_whitespace));
+/// The name of an HTTP header.
+pub(super) const HEADER_NAME: ValueType =
+    text("NAME", "the name of an HTTP header", |text| axum::http::HeaderName::try_from(text).is_ok());
+/// A log level.
+pub(super) const LOG_FILTER: ValueType =
+    text("LEVEL", "error, warn, info, debug, trace or off, also per module", |text| {
+        logs::filter(text).is_ok()
+    });
+/// The rate at which denials are logged.
+pub(super) const DENIAL_RATE: ValueType =
+    text("RATE", Denials::EXPECTED, |text| Denials::try_from(text.to_owned()).is_ok());
+/// A number from 1.
+pub(super) const COUNT: ValueType = count(COUNT_MAX);
+
+const fn text(value_name: &'static str, expected: &'static str, is_allowed: fn(&str) -> bool) -> ValueType {
+    ValueType::Text(Syntax { value_name, expected, is_allowed })
+}
+
+/// `expected` describes the list, `is_allowed` one item.
+const fn list(value_name: &'static str, expected: &'static str, is_allowed: fn(&str) -> bool) -> ValueType {
+    ValueType::List(Syntax { value_name, expected, is_allowed })
+}
+
+/// A number from 1 to `max`.
+pub(super) const fn count(max: u64) -> ValueType {
+    ValueType::Number { value_name: "N", what: "a number", min: 1, max }
+}
+
+/// A number from 0 to `max`.
+pub(super) const fn number(max: u64) -> ValueType {
+    ValueType::Number { value_name: "NUMBER", what: "a number", min: 0, max }
+}
+
+/// A status of HTTP, at least `min`.
+pub(super) const fn status(min: u64) -> ValueType {
+    ValueType::Number { value_name: "STATUS", what: "a status", min, max: 599 }
 }
 
 impl Setting {
@@ -146,165 +216,88 @@ impl ValueType {
     /// The placeholder of the value in help texts.
     pub fn value_name(self) -> &'static str {
         match self {
-            Self::SocketAddress | Self::ListenAddress => "ADDRESS:PORT",
-            Self::HostPorts => "HOST:PORT[,HOST:PORT]...",
-            Self::AdvertisedAddress => "HOST[:PORT]",
+            Self::Text(Syntax { value_name, .. })
+            | Self::List(Syntax { value_name, .. })
+            | Self::Number { value_name, .. } => value_name,
             Self::FileMode => "MODE",
-            Self::CertificateNames => "NAME[,NAME]...",
-            Self::Count => "N",
-            Self::Duration | Self::DurationRange { .. } => "TIME",
+            Self::Time | Self::TimeRange { .. } => "TIME",
             Self::Bool => "BOOL",
-            Self::Path => "PATH",
-            Self::OrOff(value_type) => value_type.value_name(),
-            Self::Size(_) => "SIZE",
+            Self::OrOff(value_type) | Self::OrAuto(value_type) => value_type.value_name(),
+            Self::Size(_) | Self::Bytes { .. } => "SIZE",
             Self::CountOrAuto(_) => "N",
-            Self::Number { .. } => "NUMBER",
-            Self::CountUpTo { .. } => "N",
-            Self::RedisUrls => "URL[,URL]...",
-            Self::RedisPrefix => "TEXT",
-            Self::DescriptorTemplate => "TEMPLATE",
-            Self::Status { .. } => "STATUS",
-            Self::XdsUrl => "URL",
-            Self::Pairs => "NAME=VALUE[,NAME=VALUE]...",
-            Self::Bytes { .. } => "SIZE",
-            Self::Word => "NAME",
             Self::OneOf(_) => "WORD",
-            Self::HeaderName => "NAME",
-            Self::LogFilter => "LEVEL",
-            Self::DenialRate => "RATE",
         }
     }
 
     /// Whether the value is a list, so that its flag may be repeated.
     pub fn is_list(self) -> bool {
         match self {
-            Self::CertificateNames | Self::HostPorts | Self::RedisUrls | Self::Pairs => true,
-            Self::OrOff(value_type) => value_type.is_list(),
-            Self::SocketAddress
-            | Self::ListenAddress
-            | Self::AdvertisedAddress
+            Self::List(_) => true,
+            Self::OrOff(value_type) | Self::OrAuto(value_type) => value_type.is_list(),
+            Self::Text(_)
             | Self::FileMode
-            | Self::Count
-            | Self::Duration
-            | Self::DurationRange { .. }
+            | Self::Time
+            | Self::TimeRange { .. }
             | Self::Bool
-            | Self::Path
             | Self::Size(_)
             | Self::CountOrAuto(_)
             | Self::Number { .. }
-            | Self::CountUpTo { .. }
-            | Self::RedisPrefix
-            | Self::DescriptorTemplate
-            | Self::Status { .. }
-            | Self::XdsUrl
             | Self::Bytes { .. }
-            | Self::Word
-            | Self::OneOf(_)
-            | Self::HeaderName
-            | Self::LogFilter
-            | Self::DenialRate => false,
+            | Self::OneOf(_) => false,
         }
     }
 
     /// The accepted values, for messages.
     pub fn expected(self) -> String {
         match self {
-            Self::SocketAddress => "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081".to_owned(),
-            Self::ListenAddress => {
-                "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock".to_owned()
-            }
-            Self::HostPorts => "HOST:PORT, several separated by commas".to_owned(),
-            Self::AdvertisedAddress => "HOST:PORT, an IP address, or auto".to_owned(),
+            Self::Text(syntax) | Self::List(syntax) => syntax.expected.to_owned(),
             Self::FileMode => "a file mode, as in 0660".to_owned(),
-            Self::CertificateNames => "a comma list of host names, URIs and IP addresses".to_owned(),
-            Self::Count => format!("a number from 1 to {COUNT_MAX}"),
-            Self::Duration => "a duration, as in 250ms, 5s or 1m 30s".to_owned(),
-            Self::DurationRange { min, max } => format!("a duration from {min:?} to {max:?}"),
+            Self::Time => "a duration, as in 250ms, 5s or 1m 30s".to_owned(),
+            Self::TimeRange { min, max } => format!("a duration from {min:?} to {max:?}"),
             Self::Bool => "true or false".to_owned(),
-            Self::Path => "a path".to_owned(),
             Self::OrOff(value_type) => format!("{}, or off", value_type.expected()),
+            Self::OrAuto(value_type) => format!("{}, or auto", value_type.expected()),
             Self::Size(share) => format!(
                 "a size of at least {} and at most this machine's memory, as in 512MiB or 2GiB, or auto",
                 ByteSize(share.bytes_min())
             ),
-            Self::CountOrAuto(_) => format!("a number from 1 to {COUNT_MAX}, or auto"),
-            Self::Number { max } => format!("a number from 0 to {max}"),
-            Self::CountUpTo { max } => format!("a number from 1 to {max}"),
-            Self::RedisUrls => {
-                "redis://HOST:PORT or rediss://HOST:PORT without a password, several separated by commas".to_owned()
-            }
-            Self::RedisPrefix => "1 to 64 visible characters without braces, brackets, `*`, `?` and `\\`".to_owned(),
-            Self::DescriptorTemplate => {
-                "key={header} or key=text, entries separated by commas, descriptors by semicolons".to_owned()
-            }
-            Self::Status { min } => format!("a status from {min} to 599"),
-            Self::XdsUrl => "http://HOST:PORT or https://HOST:PORT".to_owned(),
-            Self::Pairs => "NAME=VALUE, several separated by commas".to_owned(),
+            Self::CountOrAuto(_) => format!("{}, or auto", COUNT.expected()),
+            Self::Number { what, min, max, .. } => format!("{what} from {min} to {max}"),
             Self::Bytes { min, max } => format!("a size from {} to {}", ByteSize(min), ByteSize(max)),
-            Self::Word => "a text without spaces".to_owned(),
             Self::OneOf(words) => format!("one of {}", words.join(", ")),
-            Self::HeaderName => "the name of an HTTP header".to_owned(),
-            Self::LogFilter => "error, warn, info, debug, trace or off, also per module".to_owned(),
-            Self::DenialRate => Denials::EXPECTED.to_owned(),
         }
     }
 
     /// Parses a value; `None` if it is not accepted. Addresses and names stay text, which their types read.
     pub(super) fn parse(self, text: &str) -> Option<Value> {
-        let checked = |is_allowed: bool| is_allowed.then(|| text.into());
         match self {
-            Self::SocketAddress => checked(text.parse::<SocketAddr>().is_ok()),
-            Self::ListenAddress => checked(text.parse::<ListenAddress>().is_ok()),
-            Self::HostPorts => list(text, link::is_host_port),
-            Self::AdvertisedAddress if text == AUTO => Some(nothing()),
-            Self::AdvertisedAddress => checked(can_be_advertised(text)),
+            Self::Text(syntax) => (syntax.is_allowed)(text).then(|| text.into()),
+            Self::List(syntax) => {
+                let items: Vec<_> = text.split(',').map(str::trim).collect();
+                items.iter().all(|item| (syntax.is_allowed)(item)).then(|| items.into())
+            }
             Self::FileMode => mode(text).map(Value::from),
-            Self::CertificateNames => list(text, |name| name.parse::<CertificateName>().is_ok()),
-            Self::Count => number(text, 1..=COUNT_MAX).map(Value::from),
-            Self::Duration => duration(text, Duration::ZERO..=Duration::MAX),
-            Self::DurationRange { min, max } => duration(text, min..=max),
+            Self::Time => duration(text, Duration::ZERO..=Duration::MAX),
+            Self::TimeRange { min, max } => duration(text, min..=max),
             Self::Bool => text.parse::<bool>().ok().map(Value::from),
-            Self::Path => checked(!text.is_empty()),
             Self::OrOff(list) if text == OFF && list.is_list() => Some(Vec::<String>::new().into()),
-            Self::OrOff(_) if text == OFF => Some(nothing()),
-            Self::OrOff(value_type) => value_type.parse(text),
+            Self::OrOff(_) if text == OFF => Some(ValueKind::Nil.into()),
+            Self::OrAuto(_) if text == AUTO => Some(ValueKind::Nil.into()),
+            Self::OrOff(value_type) | Self::OrAuto(value_type) => value_type.parse(text),
             Self::Size(share) => share.size(text).map(Value::from),
             Self::CountOrAuto(share) if text == AUTO => Some(share.connections().into()),
-            Self::CountOrAuto(_) => Self::Count.parse(text),
-            Self::Number { max } => number(text, 0..=max).map(Value::from),
-            Self::CountUpTo { max } => number(text, 1..=max).map(Value::from),
-            Self::RedisUrls => list(text, shared_store::is_url),
-            Self::RedisPrefix => checked(shared_store::is_prefix(text)),
-            Self::DescriptorTemplate => checked(text.parse::<forward_auth::Template>().is_ok()),
-            Self::Status { min } => number(text, min..=599).map(Value::from),
-            Self::XdsUrl => checked(xds::is_url(text)),
-            Self::Pairs => list(text, |pair| pair.split_once('=').is_some_and(|(name, _)| !name.is_empty())),
+            Self::CountOrAuto(_) => COUNT.parse(text),
+            Self::Number { min, max, .. } => within(text.parse().ok(), min..=max),
             Self::Bytes { min, max } => {
-                let bytes = text.parse::<ByteSize>().ok().map(|size| size.as_u64());
-                bytes.filter(|bytes| (min..=max).contains(bytes)).map(Value::from)
+                within(text.parse::<ByteSize>().ok().map(|size| size.as_u64()), min..=max)
             }
-            Self::Word => checked(!text.is_empty() && !text.contains(char::is_whitespace)),
-            Self::OneOf(words) => checked(words.contains(&text)),
-            Self::HeaderName => checked(axum::http::HeaderName::try_from(text).is_ok()),
-            Self::DenialRate => checked(text.parse::<Denials>().is_ok()),
-            Self::LogFilter => checked(logs::filter(text).is_ok()),
+            Self::OneOf(words) => words.contains(&text).then(|| text.into()),
         }
     }
 }
 
-/// The value of `off`, and of `auto` where it is determined later.
-fn nothing() -> Value {
-    ValueKind::Nil.into()
-}
-
-/// Parses a comma list.
-fn list(text: &str, is_allowed: impl Fn(&str) -> bool) -> Option<Value> {
-    let items: Vec<_> = text.split(',').map(str::trim).collect();
-    items.iter().all(|item| is_allowed(item)).then(|| items.into())
-}
-
-fn number(text: &str, range: RangeInclusive<u64>) -> Option<u64> {
-    text.parse().ok().filter(|number| range.contains(number))
+fn within(number: Option<u64>, range: RangeInclusive<u64>) -> Option<Value> {
+    number.filter(|number| range.contains(number)).map(Value::from)
 }
 
 /// Parses a file mode, as in `chmod`.

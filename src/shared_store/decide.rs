@@ -16,7 +16,6 @@ use crate::{
     shared_store::{
         Shared, SharedStore, lock,
         part::{Action, Mode, Outcome, Outcomes, Part, SharedCheck, Unavailable},
-        stats::add,
     },
     store::{Check, Decisions, OnRefusal, Refusal, RemoteDecisions},
     time::Timestamp,
@@ -66,7 +65,7 @@ impl SharedStore {
         if let [check] = checks
             && let Some(outcome) = self.0.refuse_known(check.key, check.limit, check.operation, local)
         {
-            add(&self.0.counts.refused_locally, 1);
+            self.0.counts.refused_locally.increase();
             return Ok(decisions(&[Decided { outcome, is_degraded: false }]));
         }
         let deadline = local.after(budget(timeout, self.0.settings.timeout));
@@ -150,7 +149,7 @@ impl Shared {
 
     /// Decides a check without the store.
     fn decide_degraded(&self, check: &SharedCheck, policy: OnOwnerUnavailable) -> Decided {
-        add(&self.counts.degraded, 1);
+        self.counts.degraded.increase();
         let plain = |verdict| {
             let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
             (decision, 0)

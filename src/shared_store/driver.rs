@@ -16,7 +16,6 @@ use crate::{
         lock,
         part::{Action, Mode, Part, SharedCheck},
         script::{self, Group},
-        stats::add,
         unexpected,
     },
 };
@@ -90,15 +89,15 @@ impl Shared {
             }
         };
         drop(groups);
-        add(&self.counts.batches, 1);
+        self.counts.batches.increase();
         self.counts.round_trips.record(arrived.since(sent));
         let mut answers = Answers::new();
         let stats = lock(&self.lanes[lane]).complete(batch, replies, failure, sent, arrived, &mut answers);
         let BatchStats { conflicts, lost, has_opened, forgotten } = stats;
-        add(&self.counts.conflicts, conflicts);
-        add(&self.counts.lost, lost);
-        add(&self.counts.breaker_openings, has_opened.into());
-        add(&self.counts.checks, answers.iter().map(|(part, _)| part.checks.len() as u64).sum());
+        self.counts.conflicts.add(conflicts);
+        self.counts.lost.add(lost);
+        self.counts.breaker_openings.add(has_opened.into());
+        self.counts.checks.add(answers.iter().map(|(part, _)| part.checks.len() as u64).sum());
         self.answer(answers);
         drop(forgotten);
         failure.is_some_and(|failure| failure.is_broken)
@@ -122,7 +121,7 @@ impl Shared {
                 })
                 .collect();
             if !undone.is_empty() {
-                add(&self.counts.late, 1);
+                self.counts.late.increase();
                 // If the store is gone by now, the charge stays.
                 let _ = self.submit(Part::new(undone, Mode::Each, None, self.local().after(LATE_MAX)));
             }

@@ -53,7 +53,7 @@ use lane::Lane;
 use link::Link;
 use part::Part;
 use server_clock::ServerClock;
-use stats::{Counts, add};
+use stats::Counts;
 
 /// The hexadecimal digits of a key that name the hash slot of its counter in a cluster.
 const TAG_DIGITS: usize = 3;
@@ -193,14 +193,14 @@ impl SharedStore {
         Stats {
             is_ready: self.state() == State::Ready,
             replicas: replicas.load(Relaxed),
-            checks: counts.checks.load(Relaxed),
-            batches: counts.batches.load(Relaxed),
-            conflicts: counts.conflicts.load(Relaxed),
-            lost: counts.lost.load(Relaxed),
-            refused_locally: counts.refused_locally.load(Relaxed),
-            degraded: counts.degraded.load(Relaxed),
-            late: counts.late.load(Relaxed),
-            breaker_openings: counts.breaker_openings.load(Relaxed),
+            checks: counts.checks.get(),
+            batches: counts.batches.get(),
+            conflicts: counts.conflicts.get(),
+            lost: counts.lost.get(),
+            refused_locally: counts.refused_locally.get(),
+            degraded: counts.degraded.get(),
+            late: counts.late.get(),
+            breaker_openings: counts.breaker_openings.get(),
             breakers_open: lanes.iter().filter(is_open).count(),
             round_trips: counts.round_trips.buckets(),
         }
@@ -248,7 +248,7 @@ impl Shared {
             *lock(&self.share) = LocalShare::default();
             self.active_rules.set_secret(greeting.secret);
         } else if greeting.is_created && had_secret {
-            add(&self.counts.lost, 1);
+            self.counts.lost.increase();
             warn!("the shared store has lost its secret, and probably counters; the secret was stored again");
         }
         self.has_secret.store(true, Relaxed);

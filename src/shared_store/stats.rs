@@ -1,68 +1,42 @@
 //! Statistics of the shared store, for the metrics page.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
-};
+use std::time::Duration;
 
-use crate::telemetry::metrics::{Buckets, Histogram};
+use crate::telemetry::metrics::{Buckets, Counter, Histogram, micros};
 
 /// The bounds of the histogram of round trips.
-const ROUND_TRIP_BOUNDS: [Duration; 14] = {
-    const fn micros(micros: u64) -> Duration {
-        Duration::from_micros(micros)
-    }
-    [
-        micros(100),
-        micros(200),
-        micros(300),
-        micros(500),
-        micros(700),
-        micros(1_000),
-        micros(2_000),
-        micros(3_000),
-        micros(5_000),
-        micros(10_000),
-        micros(30_000),
-        micros(100_000),
-        micros(300_000),
-        micros(1_000_000),
-    ]
-};
+const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([
+    100, 200, 300, 500, 700, 1_000, 2_000, 3_000, 5_000, 10_000, 30_000, 100_000, 300_000, 1_000_000,
+]);
 
 /// Counts of what happens.
 #[derive(Debug)]
 pub(super) struct Counts {
-    pub(super) checks: AtomicU64,
-    pub(super) batches: AtomicU64,
-    pub(super) conflicts: AtomicU64,
-    pub(super) lost: AtomicU64,
-    pub(super) refused_locally: AtomicU64,
-    pub(super) degraded: AtomicU64,
-    pub(super) late: AtomicU64,
-    pub(super) breaker_openings: AtomicU64,
+    pub(super) checks: Counter,
+    pub(super) batches: Counter,
+    pub(super) conflicts: Counter,
+    pub(super) lost: Counter,
+    pub(super) refused_locally: Counter,
+    pub(super) degraded: Counter,
+    pub(super) late: Counter,
+    pub(super) breaker_openings: Counter,
     pub(super) round_trips: Histogram,
 }
 
 impl Default for Counts {
     fn default() -> Self {
         Self {
-            checks: AtomicU64::new(0),
-            batches: AtomicU64::new(0),
-            conflicts: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
-            refused_locally: AtomicU64::new(0),
-            degraded: AtomicU64::new(0),
-            late: AtomicU64::new(0),
-            breaker_openings: AtomicU64::new(0),
+            checks: Counter::default(),
+            batches: Counter::default(),
+            conflicts: Counter::default(),
+            lost: Counter::default(),
+            refused_locally: Counter::default(),
+            degraded: Counter::default(),
+            late: Counter::default(),
+            breaker_openings: Counter::default(),
             round_trips: Histogram::new(&ROUND_TRIP_BOUNDS),
         }
     }
-}
-
-/// Adds to a count.
-pub(super) fn add(count: &AtomicU64, number: u64) {
-    count.fetch_add(number, Relaxed);
 }
 
 /// Statistics of this replica and its store.

@@ -5,7 +5,7 @@ use std::{fs, hash::Hasher, path::Path, time::Duration};
 use siphasher::sip::SipHasher13;
 
 use crate::{
-    files::temporary,
+    files::fuzz::temporary,
     store::{Memory, OnFull, Persistence, Settings, Slot, SlotData},
     time::{SECOND, Timestamp},
 };

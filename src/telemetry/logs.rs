@@ -3,7 +3,6 @@
 use std::{
     io::{self, IsTerminal, stderr},
     num::NonZeroU16,
-    str::FromStr,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -208,23 +207,15 @@ impl Denials {
     pub const EXPECTED: &str = "off, or a rate from 1/s to 1000/s, as in 10/s";
 }
 
-impl FromStr for Denials {
-    type Err = &'static str;
+impl TryFrom<String> for Denials {
+    type Error = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn try_from(text: String) -> Result<Self, Self::Error> {
         if text == "off" {
             return Ok(Self::Off);
         }
         let number = text.strip_suffix("/s").and_then(|number| number.parse::<NonZeroU16>().ok());
         let allowed = number.filter(|number| number.get() <= Self::PER_SECOND_MAX);
         allowed.map(Self::PerSecond).ok_or(Self::EXPECTED)
-    }
-}
-
-impl TryFrom<String> for Denials {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
     }
 }

@@ -130,7 +130,7 @@ async fn connections_opened_together_get_goaway_at_different_times() {
     let (first, last) = (*ages.iter().min().unwrap(), *ages.iter().max().unwrap());
     assert!(first >= AGE.mul_f64(0.79), "{ages:?}");
     assert!(last - first >= AGE.mul_f64(0.05), "{ages:?}");
-    assert_eq!(service.counters.grpc.read().aged, 16);
+    assert_eq!(service.counters.grpc.aged.get(), 16);
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ descriptors:
     client.should_rate_limit(request_for("shop", "queue", "x")).await.unwrap();
     // This call is delayed by half a second.
     assert!(client.should_rate_limit(request_for("shop", "queue", "x")).await.is_ok());
-    assert_eq!(service.counters.grpc.read().aged, 1);
+    assert_eq!(service.counters.grpc.aged.get(), 1);
 }
 
 #[tokio::test]
@@ -156,8 +156,8 @@ async fn connection_is_closed_at_end_of_age_grace() {
     // This client ignores GOAWAY.
     let mut stream = connect(service.addresses.grpc.to_string()).await;
     assert!(timeout(TIMEOUT, read_until(&mut stream, |_| false)).await.unwrap().is_none());
-    until(async || (service.counters.grpc.read().cut == 1).then_some(())).await;
-    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.cut.get() == 1).then_some(())).await;
+    until(async || (service.counters.grpc.open() == 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -174,15 +174,15 @@ async fn grpc_connection_above_limit_is_closed_and_counted() {
     let (address, counters) = (service.addresses.grpc.to_string(), &service.counters.grpc);
     let first = TcpStream::connect(&address).await.unwrap();
     let _second = TcpStream::connect(&address).await.unwrap();
-    until(async || (counters.read().open == 2).then_some(())).await;
+    until(async || (counters.open() == 2).then_some(())).await;
     let mut third = TcpStream::connect(&address).await.unwrap();
     assert_eq!(timeout(TIMEOUT, third.read(&mut [0])).await.unwrap().unwrap_or(0), 0);
-    assert_eq!(counters.read().refused_full, 1);
+    assert_eq!(counters.refused_full.get(), 1);
     drop(first);
-    until(async || (counters.read().open == 1).then_some(())).await;
+    until(async || (counters.open() == 1).then_some(())).await;
     let _fourth = TcpStream::connect(&address).await.unwrap();
-    until(async || (counters.read().open == 2).then_some(())).await;
-    assert_eq!(counters.read().refused_full, 1);
+    until(async || (counters.open() == 2).then_some(())).await;
+    assert_eq!(counters.refused_full.get(), 1);
 }
 
 #[tokio::test]
@@ -204,8 +204,8 @@ async fn idle_channel_reconnects_after_max_age() {
     let service = Service::start_with(RULES, &[("grpc.max_connection_age", "50ms")]).await;
     let address = format!("http://{}", service.addresses.grpc);
     let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
-    until(async || (service.counters.grpc.read().aged == 1).then_some(())).await;
-    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.aged.get() == 1).then_some(())).await;
+    until(async || (service.counters.grpc.open() == 0).then_some(())).await;
     let mut client = RateLimitServiceClient::new(channel);
     assert!(client.should_rate_limit(request_for("shop", "user", "x")).await.is_ok());
 }

@@ -66,7 +66,7 @@ async fn slow_http_headers_are_closed_while_others_are_answered() {
         }
         wait_until_closed(slow).await;
     }
-    until(async || (service.counters.http.read().open == 0).then_some(())).await;
+    until(async || (service.counters.http.open() == 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn half_open_handshakes_are_closed_while_others_are_answered() {
     }
     wait_until_closed(silent).await;
     wait_until_closed(slow).await;
-    until(async || (service.counters.grpc.read().handshakes_slow == 100).then_some(())).await;
+    until(async || (service.counters.grpc.handshakes_slow.get() == 100).then_some(())).await;
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn connections_without_preface_are_closed_and_counted() {
     assert!(service.call(sample_request()).await.is_ok());
     wait_until_closed(silent).await;
     wait_until_closed(slow).await;
-    until(async || (service.counters.grpc.read().handshakes_slow == 40).then_some(())).await;
+    until(async || (service.counters.grpc.handshakes_slow.get() == 40).then_some(())).await;
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn rapid_resets_do_not_block_other_callers() {
         assert!(timeout(TIMEOUT, other.should_rate_limit(sample_request())).await.unwrap().is_ok());
         while attackers.try_join_next().is_some() {}
     }
-    until(async || (service.counters.grpc.read().open == 1).then_some(())).await;
+    until(async || (service.counters.grpc.open() == 1).then_some(())).await;
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ async fn opening_and_dropping_100k_connections_leaks_nothing() {
     let service = Service::start(RULES).await;
     let address: std::net::SocketAddr = service.addresses.grpc.to_string().parse().unwrap();
     assert!(service.call(sample_request()).await.is_ok());
-    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.open() == 0).then_some(())).await;
     let tasks = Handle::current().metrics().num_alive_tasks();
     let mut clients = JoinSet::new();
     for client in 0..AT_A_TIME {
@@ -171,10 +171,10 @@ async fn opening_and_dropping_100k_connections_leaks_nothing() {
     timeout(6 * TIMEOUT, clients.join_all()).await.unwrap();
     assert!(service.call(sample_request()).await.is_ok());
     // Some connections were reset before they could be accepted.
-    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
-    let figures = service.counters.grpc.read();
-    assert!(figures.accepted > CONNECTIONS / 2, "{figures:?}");
-    assert_eq!((figures.refused_full, figures.accept_errors), (0, 0));
+    until(async || (service.counters.grpc.open() == 0).then_some(())).await;
+    let figures = &service.counters.grpc;
+    assert!(figures.accepted.get() > CONNECTIONS / 2, "{figures:?}");
+    assert_eq!((figures.refused_full.get(), figures.accept_errors.get()), (0, 0));
     until(async || (sockets(address.port()) == 0).then_some(())).await;
     until(async || (Handle::current().metrics().num_alive_tasks() <= tasks).then_some(())).await;
 }

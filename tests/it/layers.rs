@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 /// From the lowest to the highest layer.
 const LAYERS: [&[&str]; 11] = [
-    &["accept", "files", "file_watch"],
+    &["accept", "files", "file_watch", "named"],
     &["time", "descriptor", "telemetry", "yaml"],
     &["resilience"],
     &["algorithm", "certificates"],

@@ -146,19 +146,19 @@ async fn full_listener_closes_the_longest_idle_connection_for_a_new_one() {
         (service.addresses.admin, "/", &service.counters.admin),
         (service.addresses.metrics, "/metrics", &service.counters.metrics),
     ] {
-        until(async || (counters.read().open == 0).then_some(())).await;
+        until(async || (counters.open() == 0).then_some(())).await;
         let mut idle = open_many(address, 1, "").await;
-        until(async || (counters.read().open == 1).then_some(())).await;
+        until(async || (counters.open() == 1).then_some(())).await;
         let mut kept = TcpStream::connect(address).await.unwrap();
-        until(async || (counters.read().open == 2).then_some(())).await;
+        until(async || (counters.open() == 2).then_some(())).await;
         let get = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
         kept.write_all(get.as_bytes()).await.unwrap();
         let mut answer = [0; 12];
         timeout(TIMEOUT, kept.read_exact(&mut answer)).await.unwrap().unwrap();
         assert_eq!(http(address, "GET", path, "").await.unwrap().0, 200);
         assert_eq!(timeout(TIMEOUT, idle[0].read(&mut [0])).await.unwrap().unwrap_or(0), 0);
-        let figures = counters.read();
-        assert_eq!((figures.closed_idle, figures.refused_full), (1, 0));
+        let figures = counters;
+        assert_eq!((figures.closed_idle.get(), figures.refused_full.get()), (1, 0));
         // The other connection is still open.
         kept.write_all(get.as_bytes()).await.unwrap();
         timeout(TIMEOUT, kept.read_exact(&mut answer)).await.unwrap().unwrap();
@@ -187,7 +187,7 @@ async fn liveness_probe_is_answered_while_all_connections_are_used() {
             assert_eq!(code, 200, "beside connections that send {bytes:?}");
         }
         drop(clients);
-        until(async || (service.counters.http.read().open == 0).then_some(())).await;
+        until(async || (service.counters.http.open() == 0).then_some(())).await;
     }
 }
 
@@ -204,7 +204,7 @@ async fn connection_with_queued_call_is_not_closed_for_a_new_one() {
         })
         .await;
         let _idle = open_many(service.addresses.http, 5, "").await;
-        until(async || (service.counters.http.read().accepted >= 7).then_some(())).await;
+        until(async || (service.counters.http.accepted.get() >= 7).then_some(())).await;
     });
     assert_eq!(call.0, 200);
 }

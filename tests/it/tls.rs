@@ -88,8 +88,10 @@ async fn client_certificate_of_configured_authority_is_required() {
     assert!(!is_answered(&service, &ours, Some(&clients.pair(&["edge"], 2020))).await, "expired");
     // A client that learns late of its refusal may have reconnected.
     until(async || {
-        let figures = service.counters.grpc.read();
-        (figures.handshakes_failed >= 4 && figures.handshakes_failed == figures.accepted - 1).then_some(())
+        let figures = &service.counters.grpc;
+        (figures.handshakes_failed.get() >= 4
+            && figures.handshakes_failed.get() == figures.accepted.get() - 1)
+            .then_some(())
     })
     .await;
 }
@@ -180,7 +182,7 @@ async fn certificate_swap_under_load_fails_no_call() {
         files.replace(&authority.server());
         until(async || is_answered(&service, authority, None).await.then_some(())).await;
     }
-    assert_eq!(service.counters.grpc.read().certificates_loaded, 7);
+    assert_eq!(service.counters.grpc.certificates_loaded.get(), 7);
     stop.store(true, SeqCst);
     for answered in load.join_all().await {
         assert!(answered > 0);
@@ -208,7 +210,7 @@ async fn bad_certificates_at_reload_keep_old_and_are_counted_once() {
     let (good, other) = (ours.server(), ours.server());
     let files = Files::of(&good);
     let service = start(&files.settings("grpc")).await;
-    let errors = || service.counters.grpc.read().certificate_errors;
+    let errors = || service.counters.grpc.certificate_errors.get();
     let bad = [
         ("no PEM", Pair { cert: "x".to_owned(), key: good.key.clone() }),
         ("half written", Pair { cert: good.cert[..100].to_owned(), key: good.key.clone() }),
@@ -228,7 +230,7 @@ async fn bad_certificates_at_reload_keep_old_and_are_counted_once() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(errors(), 5);
     files.replace(&other);
-    until(async || (service.counters.grpc.read().certificates_loaded == 2).then_some(())).await;
+    until(async || (service.counters.grpc.certificates_loaded.get() == 2).then_some(())).await;
     assert!(is_answered(&service, &ours, None).await);
 }
 
@@ -237,14 +239,14 @@ async fn certificate_not_valid_yet_is_loaded_when_valid() {
     let ours = Authority::new("ours");
     let files = Files::of(&ours.server());
     let service = start(&files.settings("grpc")).await;
-    let figures = || service.counters.grpc.read();
+    let figures = || &service.counters.grpc;
     let day = Duration::from_secs(24 * 60 * 60);
     // The clock moves to 1999, before any certificate is valid.
     service.clock.set(tollgate::time::Timestamp::from_nanos(29 * 365 * day.as_nanos() as u64));
     files.replace(&ours.server());
-    until(async || (figures().certificate_errors == 1).then_some(())).await;
+    until(async || (figures().certificate_errors.get() == 1).then_some(())).await;
     service.clock.set(START);
-    until(async || (figures().certificates_loaded == 2).then_some(())).await;
+    until(async || (figures().certificates_loaded.get() == 2).then_some(())).await;
 }
 
 #[tokio::test]
@@ -297,10 +299,10 @@ fn expired_authority() -> &'static str {
 async fn stats_show_expiry_of_active_certificate() {
     let files = Files::of(&Authority::new("ours").server());
     let service = start(&files.settings("grpc")).await;
-    let ends = service.counters.grpc.read().certificate_expires.unwrap();
+    let ends = service.counters.grpc.certificate_expires().unwrap();
     // The first second of 2100.
     assert_eq!(ends.as_nanos(), 4_102_444_800 * 1_000_000_000);
-    assert_eq!(service.counters.http.read().certificate_expires, None);
+    assert_eq!(service.counters.http.certificate_expires(), None);
 }
 
 /// A connection over TLS that offers these protocols.

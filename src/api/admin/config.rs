@@ -1,6 +1,7 @@
 //! `/config`: the effective settings.
 
 use axum::{Json, extract::State};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::api::admin::AdminState;
@@ -17,7 +18,8 @@ pub struct EffectiveSetting {
 }
 
 /// The origin of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Origin {
     /// The default.
     Default,
@@ -31,18 +33,6 @@ pub enum Origin {
     Flag,
 }
 
-impl Origin {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Default => "default",
-            Self::Reference => "reference",
-            Self::File => "file",
-            Self::Environment => "environment",
-            Self::Flag => "flag",
-        }
-    }
-}
-
 /// `settings`: names and values; `from`: the origin of each.
 pub(super) async fn get(State(state): State<AdminState>) -> Json<Value> {
     let values: Map<_, _> = state
@@ -51,6 +41,6 @@ pub(super) async fn get(State(state): State<AdminState>) -> Json<Value> {
         .map(|setting| (setting.name.to_owned(), setting.value.clone().into()))
         .collect();
     let origins: Map<_, _> =
-        state.settings.iter().map(|setting| (setting.name.to_owned(), setting.from.name().into())).collect();
+        state.settings.iter().map(|setting| (setting.name.to_owned(), json!(setting.from))).collect();
     Json(json!({"settings": values, "from": origins}))
 }

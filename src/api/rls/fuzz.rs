@@ -21,7 +21,7 @@ use crate::{
         rls::{Call, DecodeError, Handled, Reply, timeout},
     },
     cluster::{self, Cluster, OpenForwards, Trust, link},
-    files::temporary,
+    files::fuzz::temporary,
     limiter::{Limiter, LimiterError, RemoteDecider, RequestError},
     rules::ActiveRules,
     store::{Memory, OnFull, SLOTS},

@@ -100,18 +100,18 @@ impl Route {
 
     async fn socket(&self) -> io::Result<Box<dyn Io>> {
         if let Some(path) = self.to.strip_prefix("unix:") {
-            let stream = UnixStream::connect(path).await?;
-            return match &self.tls {
-                None => Ok(Box::new(stream)),
-                Some((tls, name)) => Ok(Box::new(tls.connect(name.clone(), stream).await?)),
-            };
+            return self.over(UnixStream::connect(path).await?).await;
         }
         let stream = TcpStream::connect(&self.to).await?;
         stream.set_nodelay(true)?;
-        match &self.tls {
-            None => Ok(Box::new(stream)),
-            Some((tls, name)) => Ok(Box::new(tls.connect(name.clone(), stream).await?)),
-        }
+        self.over(stream).await
+    }
+
+    async fn over(&self, stream: impl Io + 'static) -> io::Result<Box<dyn Io>> {
+        Ok(match &self.tls {
+            None => Box::new(stream),
+            Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await?),
+        })
     }
 }
 

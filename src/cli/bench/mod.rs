@@ -8,12 +8,11 @@ use std::{
 
 use clap::{ArgMatches, Command};
 use tokio::{
-    runtime,
     signal::unix::{SignalKind, signal},
     time::{MissedTickBehavior, interval},
 };
 
-use crate::cli::{bench::report::Report, target};
+use crate::cli::{bench::report::Report, block_on, target};
 
 mod client;
 mod flags;
@@ -28,28 +27,17 @@ pub(super) fn command() -> Command {
     flags::command()
 }
 
-pub(super) fn run(matches: &ArgMatches) -> ExitCode {
-    let report = flags::run(matches).and_then(|run| {
-        let target = target::of(matches)?;
-        let to = target.to.clone();
-        let runtime = runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| error.to_string())?;
-        let measured = runtime.block_on(async {
-            let route = client::Route::new(target, run.request_timeout)?;
-            measure(run, route).await
-        });
-        measured.map_err(|why| format!("no answer from {to}: {why}"))
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+    let run = flags::run(matches)?;
+    let target = target::of(matches)?;
+    let to = target.to.clone();
+    let measured = block_on(async {
+        let route = client::Route::new(target, run.request_timeout)?;
+        measure(run, route).await
     });
-    match report {
-        Ok(report) => {
-            println!("{}", if matches.get_flag("json") { report.json().to_string() } else { report.text() });
-            if report.answered() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        Err(why) => {
-            eprintln!("{why}");
-            ExitCode::FAILURE
-        }
-    }
+    let report = measured.map_err(|why| format!("no answer from {to}: {why}"))?;
+    let text = if matches.get_flag("json") { report.json().to_string() } else { report.text() };
+    Ok((text, if report.answered() { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
 }
 
 /// Runs to the end, or until a signal arrives.

@@ -14,7 +14,7 @@ const DIGITS: u8 = 3;
 pub(super) const LATE: Duration = Duration::from_millis(1);
 
 /// Counts and latencies of the measured requests.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Stats {
     /// Requests sent during the warm-up.
     pub warmup: u64,

@@ -70,7 +70,7 @@ pub(super) async fn accept(hub: Arc<Hub>, incoming: IncomingConnection) {
             let _ = report_tls_failure(&hub, from, &error);
         }
         Err(_) => {
-            hub.shared.local.counters.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out")
+            hub.shared.local.stats.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out")
         }
     }
 }
@@ -87,7 +87,7 @@ async fn tls_handshake(
     match mismatch {
         None => started.into_stream(configs.server.clone()).await.map(Some),
         Some(mismatch) => {
-            hub.shared.local.counters.count_failure(LinkFailure::Version, &from, &mismatch);
+            hub.shared.local.stats.count_failure(LinkFailure::Version, &from, &mismatch);
             // The client aborts this handshake as intended.
             let _ = started.into_stream(configs.other_version.clone()).await;
             Ok(None)
@@ -112,7 +112,7 @@ async fn serve(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
         match timeout(HELLO_TIMEOUT, frames_receiver).await {
             Ok(Ok(frames)) => connection::run_accepted(&hub, &outbound, frames).await,
             Ok(Err(_)) | Err(_) => {
-                hub.shared.local.counters.count_failure(
+                hub.shared.local.stats.count_failure(
                     LinkFailure::Other,
                     &from,
                     &"no link was requested in time",

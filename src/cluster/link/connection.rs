@@ -165,7 +165,7 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
     }
     loop {
         let Some(peer) = hub.get_or_add_peer(hello.member()) else {
-            hub.shared.local.counters.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
+            hub.shared.local.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
             outbound.send(refusal(Reason::Closed));
             return None;
         };

@@ -1,6 +1,7 @@
 //! Dials addresses and runs the connections that result.
 
 use std::{
+    future::ready,
     io::{Error, ErrorKind},
     net::SocketAddr,
     sync::Arc,
@@ -8,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::stream::StreamExt as _;
 use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
@@ -29,7 +31,7 @@ use crate::{
             drive::{SpawnedTasks, drive},
             frame::{FRAME_BYTES_MAX, LinksClient},
             hub::Hub,
-            outbound::{OutboundFrames, OutboundQueue, RequestFrames},
+            outbound::{OutboundFrames, OutboundQueue},
             peer::Peer,
             stats::LinkFailure,
         },
@@ -249,7 +251,7 @@ async fn dial_once(
         }
         Some(Err(_)) => {
             let what = "the TLS handshake timed out";
-            hub.shared.local.counters.count_failure(LinkFailure::Slow, &address, &what);
+            hub.shared.local.stats.count_failure(LinkFailure::Slow, &address, &what);
             return Attempt::Slow;
         }
         None => {}
@@ -281,8 +283,8 @@ pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) 
     };
     let reason = LinkFailure::of(tls);
     match VersionMismatch::of(tls) {
-        Some(mismatch) => hub.shared.local.counters.count_failure(reason, &address, mismatch),
-        None => hub.shared.local.counters.count_failure(reason, &address, tls),
+        Some(mismatch) => hub.shared.local.stats.count_failure(reason, &address, mismatch),
+        None => hub.shared.local.stats.count_failure(reason, &address, tls),
     }
     Some(reason)
 }
@@ -304,7 +306,7 @@ async fn run_connection(
     let outbound = Arc::new(OutboundQueue::default());
     let mut client = LinksClient::with_origin(RequestSender(requests), origin(address))
         .max_decoding_message_size(FRAME_BYTES_MAX);
-    let outgoing = RequestFrames(OutboundFrames(outbound.clone()));
+    let outgoing = OutboundFrames(outbound.clone()).filter_map(|frame| ready(frame.ok()));
     let frames = async move { client.link(outgoing).await.map(tonic::Response::into_inner) };
     let on_linked = |peer| {
         hub.shared.note_member_address(&address.to_string(), peer);

@@ -1,12 +1,6 @@
 //! The frames of `proto/tollgate/cluster/v1/link.proto` and their conversions.
 
-use crate::cluster::{
-    MemberId,
-    link::{
-        handshake::SessionOffer,
-        session::{PIECE_BYTES_MAX, Piece},
-    },
-};
+use crate::cluster::{MemberId, link::handshake::SessionOffer};
 
 pub(super) use crate::cluster::protocol::VERSION;
 /// Generated.
@@ -16,33 +10,21 @@ mod proto {
 }
 
 pub(super) use proto::tollgate::cluster::v1::{
-    Frame, Goodbye, Greeting, Heartbeat, Hello, Piece as PieceFrame, Refusal,
+    Frame, Goodbye, Greeting, Heartbeat, Hello, Piece, Refusal,
     frame::Kind,
     links_client::LinksClient,
     links_server::{Links as LinksService, LinksServer},
     refusal::Reason,
 };
 
+/// The largest piece of a batch, so that acknowledgements and heartbeats can be written in between.
+pub(super) const PIECE_BYTES_MAX: usize = 256 * 1024;
 /// The largest frame, in bytes.
 pub(super) const FRAME_BYTES_MAX: usize = PIECE_BYTES_MAX + 1024;
 
 impl From<Kind> for Frame {
     fn from(kind: Kind) -> Self {
         Self { kind: Some(kind) }
-    }
-}
-
-impl From<Piece> for Kind {
-    fn from(piece: Piece) -> Self {
-        let Piece { number, received, has_more, payload } = piece;
-        Self::Piece(PieceFrame { number, received, has_more, payload })
-    }
-}
-
-impl From<PieceFrame> for Piece {
-    fn from(piece: PieceFrame) -> Self {
-        let PieceFrame { number, received, has_more, payload } = piece;
-        Self { number, received, has_more, payload }
     }
 }
 

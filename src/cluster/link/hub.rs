@@ -17,7 +17,6 @@ use crate::cluster::{
         peer::{LocalProcess, Peer, Roster},
         rejections::Rejections,
         seed_state::SeedState,
-        stats::Counters,
     },
     trust::Credentials,
 };
@@ -70,7 +69,7 @@ impl Shared {
         commands: mpsc::UnboundedSender<Command>,
     ) -> Self {
         Self {
-            local: Arc::new(LocalProcess { id, address, counters: Counters::default() }),
+            local: Arc::new(LocalProcess { id, address, stats: Arc::default() }),
             settings,
             credentials,
             roster: Arc::default(),

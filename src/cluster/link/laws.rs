@@ -8,8 +8,9 @@ use prost::bytes::Bytes;
 use crate::cluster::{
     MemberId,
     link::{
+        frame::Piece,
         handshake::{Resolution, SessionIds, SessionOffer, supersedes},
-        session::{Bounds, Piece, Session, SessionError},
+        session::{Bounds, Session, SessionError},
     },
 };
 

@@ -222,12 +222,12 @@ impl Links {
     /// Addresses that reject links with the reasons, if there are any and no link is up. Then a certificate, a secret
     /// or a protocol version separates this replica from the others, not silence.
     pub fn rejected(&self) -> Option<String> {
-        if self.0.local.counters.read().links_up == 0 { self.0.rejections.summary() } else { None }
+        if self.0.local.stats.links_up() == 0 { self.0.rejections.summary() } else { None }
     }
 
     /// Statistics since the start.
-    pub fn stats(&self) -> Stats {
-        self.0.local.counters.read()
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.0.local.stats
     }
 }
 

@@ -116,14 +116,3 @@ impl Stream for OutboundFrames {
         }
     }
 }
-
-/// The same frames as the request stream of a gRPC client, whose items have no error.
-pub(super) struct RequestFrames(pub(super) OutboundFrames);
-
-impl Stream for RequestFrames {
-    type Item = Frame;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Frame>> {
-        Pin::new(&mut self.0).poll_next(cx).map(|item| item.and_then(Result::ok))
-    }
-}

@@ -16,11 +16,11 @@ use crate::cluster::{
     MemberId,
     link::{
         DisconnectReason, LinkHandler,
-        frame::{Frame, Goodbye, Heartbeat, Hello, Kind, Reason, VERSION},
+        frame::{Frame, Goodbye, Heartbeat, Hello, Kind, PIECE_BYTES_MAX, Reason, VERSION},
         handshake::{Resolution, SessionIds, supersedes},
         outbound::{FrameSource, NextFrame, OutboundQueue},
-        session::{PIECE_BYTES_MAX, Session, SessionError},
-        stats::Counters,
+        session::{Session, SessionError},
+        stats::Stats,
     },
 };
 
@@ -33,7 +33,7 @@ pub(super) struct LocalProcess {
     pub(super) id: MemberId,
     /// The advertised address.
     pub(super) address: String,
-    pub(super) counters: Counters,
+    pub(super) stats: Arc<Stats>,
 }
 
 /// All peers.
@@ -251,7 +251,7 @@ impl Peer {
                     return HelloOutcome::Refused(Reason::Linked);
                 }
                 self.address.store(Arc::new(hello.address.clone()));
-                self.local.counters.reconnects.fetch_add(1, Relaxed);
+                self.local.stats.reconnects.increase();
             }
         }
         self.handler.heard(self.id);
@@ -265,7 +265,7 @@ impl Peer {
         match state.active.replace(ActiveConnection { outbound: outbound.clone(), dialler }) {
             Some(former) => former.outbound.closed.notify_one(),
             None => {
-                self.local.counters.links_up.fetch_add(1, Relaxed);
+                self.local.stats.links_up.fetch_add(1, Relaxed);
             }
         }
         self.active.store(Some(outbound.clone()));
@@ -282,7 +282,7 @@ impl Peer {
         self.handler.heard(self.id);
         let was_full = state.session.capacity() == 0;
         let result = match frame.kind {
-            Some(Kind::Piece(piece)) => state.session.receive(piece.into()),
+            Some(Kind::Piece(piece)) => state.session.receive(piece),
             Some(Kind::Heartbeat(heartbeat)) => state.session.acknowledge(heartbeat.received).map(|()| None),
             Some(Kind::Goodbye(Goodbye {})) => {
                 state.end(self, DisconnectReason::Dead);
@@ -294,8 +294,8 @@ impl Peer {
         };
         match result {
             Ok(Some(batch)) => {
-                self.local.counters.batches_in.fetch_add(1, Relaxed);
-                self.local.counters.bytes_in.fetch_add(batch.len() as u64, Relaxed);
+                self.local.stats.batches_in.increase();
+                self.local.stats.bytes_in.add(batch.len() as u64);
                 self.handler.received(self.id, batch);
             }
             Ok(None) => {}
@@ -367,19 +367,19 @@ impl FrameSource for Peer {
         if !state.is_active(outbound) {
             return NextFrame::End;
         }
-        if let Some(frame) = state.piece(&self.local.counters) {
+        if let Some(frame) = state.piece(&self.local.stats) {
             return NextFrame::Frame(frame);
         }
         let capacity = state.session.capacity().min(PIECE_BYTES_MAX);
         let batch = if capacity == 0 { None } else { self.handler.next_batch(self.id, capacity) };
         if let Some(batch) = batch {
-            self.local.counters.batches_out.fetch_add(1, Relaxed);
-            self.local.counters.bytes_out.fetch_add(batch.len() as u64, Relaxed);
+            self.local.stats.batches_out.increase();
+            self.local.stats.bytes_out.add(batch.len() as u64);
             if let Err(error) = state.session.push(batch) {
                 state.abort(self, error);
                 return NextFrame::End;
             }
-            if let Some(frame) = state.piece(&self.local.counters) {
+            if let Some(frame) = state.piece(&self.local.stats) {
                 return NextFrame::Frame(frame);
             }
         }
@@ -413,17 +413,17 @@ impl PeerState {
         }
     }
 
-    fn piece(&mut self, counters: &Counters) -> Option<Frame> {
+    fn piece(&mut self, stats: &Stats) -> Option<Frame> {
         let next = self.session.next_piece()?;
         if next.is_resent {
-            counters.resent.fetch_add(1, Relaxed);
+            stats.pieces_resent.increase();
         }
-        Some(Kind::from(next.piece).into())
+        Some(Kind::Piece(next.piece).into())
     }
 
     fn close_active(&mut self, peer: &Peer) {
         if let Some(active) = self.active.take() {
-            peer.local.counters.links_up.fetch_sub(1, Relaxed);
+            peer.local.stats.links_up.fetch_sub(1, Relaxed);
             active.outbound.closed.notify_one();
             active.outbound.wake();
             peer.active.store(None);

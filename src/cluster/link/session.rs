@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use prost::bytes::{Bytes, BytesMut};
 
-/// The largest piece of a batch, so that acknowledgements and heartbeats can be written in between.
-pub(super) const PIECE_BYTES_MAX: usize = 256 * 1024;
+use crate::cluster::link::frame::{PIECE_BYTES_MAX, Piece};
+
 /// The largest batch, in bytes.
 const BATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// No batch is taken while this many bytes are unacknowledged.
@@ -30,15 +30,6 @@ impl Default for Bounds {
     fn default() -> Self {
         Self { piece: PIECE_BYTES_MAX, unacknowledged: UNACKNOWLEDGED_BYTES_MAX, batch: BATCH_BYTES_MAX }
     }
-}
-
-/// A batch or a part of one, as sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) number: u64,
-    pub(super) received: u64,
-    pub(super) has_more: bool,
-    pub(super) payload: Bytes,
 }
 
 /// A violation of the protocol by the peer, which ends the session.

@@ -196,19 +196,6 @@ impl LeaseBorrower {
         }
     }
 
-    /// Hits of `key` that this replica has borrowed and may still use.
-    #[cfg(test)]
-    pub(super) fn borrowed(&self, key: Key, now: Timestamp) -> u64 {
-        match self.borrowed.get(&key) {
-            Some(Borrowed { borrowing: Borrowing::Granted { left, .. }, expires_at, .. })
-                if now < *expires_at =>
-            {
-                *left
-            }
-            Some(_) | None => 0,
-        }
-    }
-
     /// The keys with grants or refusals.
     pub(super) fn keys(&self) -> Vec<Key> {
         self.borrowed.keys().copied().collect()
@@ -267,6 +254,20 @@ impl Borrowed {
 mod tests {
     use super::*;
     use crate::{algorithm::laws::every_limit, time::SECOND};
+
+    impl LeaseBorrower {
+        /// Hits of `key` that this replica has borrowed and may still use.
+        pub(in crate::cluster::node) fn borrowed(&self, key: Key, now: Timestamp) -> u64 {
+            match self.borrowed.get(&key) {
+                Some(Borrowed { borrowing: Borrowing::Granted { left, .. }, expires_at, .. })
+                    if now < *expires_at =>
+                {
+                    *left
+                }
+                Some(_) | None => 0,
+            }
+        }
+    }
 
     #[test]
     fn grant_without_room_is_returned_unused() {

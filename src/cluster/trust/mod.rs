@@ -32,7 +32,7 @@ use tracing::{error, info, warn};
 use crate::{
     certificates::{BadFile, SystemTime, authorities, own_certificate, read_file, unix_time},
     cluster::protocol::{self, VersionMismatch},
-    file_watch::{FileWatch, Found, SETTLE, State, fingerprint},
+    file_watch::{FileWatch, Found, SETTLE, State, fingerprint, read_blocking},
     time::{Clock, Timestamp},
 };
 
@@ -163,7 +163,11 @@ impl Credentials {
             if self.needs_renewal() {
                 self.renew(&derived);
             }
-            let found = watch.poll(|_| self.clone().read()).await;
+            let read = |_| {
+                let this = self.clone();
+                read_blocking(move || this.trust.read())
+            };
+            let found = watch.poll(read).await;
             let Some(Found { contents, fingerprint, state }) = found else { continue };
             let is_new = match state {
                 State::New => true,
@@ -201,15 +205,6 @@ impl Credentials {
             Ok(configs) => self.active.store(Arc::new(configs)),
             Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
         }
-    }
-
-    async fn read(self: Arc<Self>) -> Option<(Result<Material<Secrets>, TrustError>, u128)> {
-        let read = move || {
-            let contents = self.trust.read();
-            let fingerprint = fingerprint(&contents);
-            (contents, fingerprint)
-        };
-        task::spawn_blocking(read).await.ok()
     }
 
     /// Builds the configurations on a blocking thread, not on one that answers requests.

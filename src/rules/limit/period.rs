@@ -153,8 +153,7 @@ fn calendar_unit(
 
 fn unknown_zone(zone: &str, mark: Mark, diagnostics: &mut Diagnostics<'_>) {
     let known: Vec<String> = jiff::tz::db().available().map(|name| name.to_string()).collect();
-    let near = keys::nearest(zone, known.iter().map(String::as_str));
-    let hint = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+    let hint = keys::hint(zone, known.iter().map(String::as_str));
     let what = format!(
         "`timezone` cannot be {}; it is an IANA name such as `Europe/Berlin` or `UTC`{hint}",
         quote(zone)

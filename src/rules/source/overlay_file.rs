@@ -2,11 +2,11 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::sync::watch;
 use tracing::{error, info};
 
 use crate::{
-    file_watch::{FileWatch, Found, State, fingerprint},
+    file_watch::{FileWatch, Found, State, read_blocking},
     files,
     rules::{
         ActiveRules, Problems,
@@ -53,7 +53,13 @@ impl OverlayFile {
     /// Reads the file and compares it with the overlay in force.
     pub(super) async fn poll(&mut self) {
         let path = &self.path;
-        let found = self.watch.poll(|_| read(path.clone())).await;
+        let read = |_| {
+            let path = path.clone();
+            read_blocking(move || {
+                files::read(&path, yaml::BYTES_MAX as u64).map_err(|error| error.to_string())
+            })
+        };
+        let found = self.watch.poll(read).await;
         let Some(Found { contents, fingerprint, state }) = found else { return };
         match state {
             State::New => {}
@@ -82,15 +88,6 @@ impl OverlayFile {
 }
 
 type Contents = Result<Vec<u8>, String>;
-
-async fn read(path: PathBuf) -> Option<(Contents, u128)> {
-    let read = move || {
-        let contents = files::read(&path, yaml::BYTES_MAX as u64).map_err(|error| error.to_string());
-        let fingerprint = fingerprint(&contents);
-        (contents, fingerprint)
-    };
-    spawn_blocking(read).await.ok()
-}
 
 fn parsed(path: &str, contents: Contents) -> Result<Overlay, Problems> {
     contents.map_or_else(

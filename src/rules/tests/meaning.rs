@@ -60,7 +60,10 @@ fn units_have_fixed_lengths() {
         ("year", 31_536_000),
     ];
     assert_eq!(lengths, expected.map(|(name, seconds)| (name, seconds, u64::from(seconds))));
-    Unit::ALL.into_iter().for_each(|unit| assert_eq!(Unit::parse(&unit.name().to_uppercase()), Some(unit)));
+    for unit in Unit::ALL {
+        let rule = limit(&format!("unit: {}, requests_per_unit: 9", unit.name().to_uppercase()));
+        assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 9, unit: Some(unit) });
+    }
 }
 
 #[test]

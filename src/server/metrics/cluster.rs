@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    cluster::{MemberState, Stats},
+    cluster::{MemberState, Stats, link::LinkFailure},
     telemetry::metrics::metrics,
 };
 
@@ -111,30 +111,30 @@ metrics! { Reading;
         => |all, family| family.value(all.backup_bytes);
     Gauge "tollgate_cluster_links" []
         "Established links to other replicas."
-        => |all, family| family.value(all.stats.links.links_up);
+        => |all, family| family.value(all.stats.links.links_up());
     Counter "tollgate_cluster_link_reconnects_total" []
         "Times that a link continued over a new connection."
-        => |all, family| family.value(all.stats.links.reconnects);
+        => |all, family| family.value(all.stats.links.reconnects.get());
     Counter "tollgate_cluster_links_refused_total" ["reason"]
         "Connections between replicas that failed before the link was established."
         => |all, family| {
-            for (reason, number) in all.stats.links.failures {
-                family.sample(&[reason.name()], number);
+            for reason in LinkFailure::ALL {
+                family.sample(&[reason.name()], all.stats.links.failures(reason));
             }
         };
     Counter "tollgate_cluster_batches_total" ["direction"]
         "Batches of messages between replicas, in and out."
         => |all, family| {
-            family.sample(&["in"], all.stats.links.batches_in);
-            family.sample(&["out"], all.stats.links.batches_out);
+            family.sample(&["in"], all.stats.links.batches_in.get());
+            family.sample(&["out"], all.stats.links.batches_out.get());
         };
     Counter "tollgate_cluster_batch_bytes_total" ["direction"]
         "Bytes of these batches."
         => |all, family| {
-            family.sample(&["in"], all.stats.links.bytes_in);
-            family.sample(&["out"], all.stats.links.bytes_out);
+            family.sample(&["in"], all.stats.links.bytes_in.get());
+            family.sample(&["out"], all.stats.links.bytes_out.get());
         };
     Counter "tollgate_cluster_resent_pieces_total" []
         "Pieces of batches sent again over a new connection."
-        => |all, family| family.value(all.stats.links.pieces_resent);
+        => |all, family| family.value(all.stats.links.pieces_resent.get());
 }

@@ -79,7 +79,7 @@ async fn scrape(State(state): State<PageState>) -> Response {
 
 impl PageState {
     fn page(self) -> String {
-        let xds = self.xds.map(|stats| xds::Reading::of(&stats, &self.sources.active_rules));
+        let xds = self.xds.map(|stats| xds::Reading::of(stats, &self.sources.active_rules));
         let (mut page, reading) = (Page::default(), replica::Reading::of(self.sources));
         page.add(replica::ALL, &reading);
         if self.reference_names {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     api, limiter,
     rules::{self, ActiveRules, Series, Totals},
-    server::{Budgets, ListenerReading, ServerStats},
+    server::{Budgets, ListenerStats, ServerStats},
     store::{Memory, StoreStats},
     telemetry::{
         logs::{DroppedLines, LogControl},
@@ -33,19 +33,15 @@ pub(super) struct Reading {
     pub(super) rules: Vec<(Series, Totals)>,
     load: rules::Status,
     pub(super) store: StoreStats,
-    listeners: [(&'static str, ListenerReading); 4],
     process: Option<ProcessStats>,
 }
 
 impl Reading {
     pub(super) fn of(sources: Sources) -> Self {
-        let ServerStats { grpc, http, admin, metrics } = &sources.listeners;
-        let listeners = [("grpc", grpc), ("http", http), ("admin", admin), ("metrics", metrics)];
         Self {
             rules: sources.active_rules.stats().totals(),
             load: sources.active_rules.status(),
             store: sources.memory.stats(),
-            listeners: listeners.map(|(listener, stats)| (listener, stats.read())),
             process: ProcessStats::now(),
             sources,
         }
@@ -57,8 +53,13 @@ impl Reading {
         }
     }
 
-    fn each_listener(&self, family: &mut Family<'_>, number: fn(&ListenerReading) -> u64) {
-        for (listener, stats) in &self.listeners {
+    fn listeners(&self) -> [(&'static str, &ListenerStats); 4] {
+        let ServerStats { grpc, http, admin, metrics } = &self.sources.listeners;
+        [("grpc", grpc), ("http", http), ("admin", admin), ("metrics", metrics)]
+    }
+
+    fn each_listener(&self, family: &mut Family<'_>, number: fn(&ListenerStats) -> u64) {
+        for (listener, stats) in self.listeners() {
             family.sample(&[listener], number(stats));
         }
     }
@@ -172,36 +173,36 @@ metrics! { Reading;
         => |all, family| family.value(u8::from(all.load.last_error.is_some()));
     Gauge "tollgate_connections" ["listener"]
         "Open connections."
-        => |all, family| all.each_listener(family, |stats| stats.open);
+        => |all, family| all.each_listener(family, ListenerStats::open);
     Counter "tollgate_connections_accepted_total" ["listener"]
         "Accepted connections, including those closed at once."
-        => |all, family| all.each_listener(family, |stats| stats.accepted);
+        => |all, family| all.each_listener(family, |stats| stats.accepted.get());
     Counter "tollgate_accept_errors_total" ["listener"]
         "Errors of accept."
-        => |all, family| all.each_listener(family, |stats| stats.accept_errors);
+        => |all, family| all.each_listener(family, |stats| stats.accept_errors.get());
     Counter "tollgate_certificates_loaded_total" ["listener"]
         "Certificate loads, including the one at the start."
-        => |all, family| all.each_listener(family, |stats| stats.certificates_loaded);
+        => |all, family| all.each_listener(family, |stats| stats.certificates_loaded.get());
     Counter "tollgate_certificate_errors_total" ["listener"]
         "Contents of certificate files that were refused; the previous certificates stayed active."
-        => |all, family| all.each_listener(family, |stats| stats.certificate_errors);
+        => |all, family| all.each_listener(family, |stats| stats.certificate_errors.get());
     Counter "tollgate_connections_closed_total" ["listener", "reason"]
         "Connections closed by the server: full, idle to make room for another, handshake, slow, age, or cut with calls still open."
         => |all, family| {
-            for (listener, stats) in &all.listeners {
-                family.sample(&[listener, "full"], stats.refused_full);
-                family.sample(&[listener, "idle"], stats.closed_idle);
-                family.sample(&[listener, "handshake"], stats.handshakes_failed);
-                family.sample(&[listener, "slow"], stats.handshakes_slow);
-                family.sample(&[listener, "age"], stats.aged);
-                family.sample(&[listener, "cut"], stats.cut);
+            for (listener, stats) in all.listeners() {
+                family.sample(&[listener, "full"], stats.refused_full.get());
+                family.sample(&[listener, "idle"], stats.closed_idle.get());
+                family.sample(&[listener, "handshake"], stats.handshakes_failed.get());
+                family.sample(&[listener, "slow"], stats.handshakes_slow.get());
+                family.sample(&[listener, "age"], stats.aged.get());
+                family.sample(&[listener, "cut"], stats.cut.get());
             }
         };
     Gauge "tollgate_certificate_end_time_seconds" ["listener"]
         "Expiry time of the active certificate."
         => |all, family| {
-            for (listener, stats) in &all.listeners {
-                if let Some(end) = stats.certificate_expires {
+            for (listener, stats) in all.listeners() {
+                if let Some(end) = stats.certificate_expires() {
                     family.sample(&[listener], seconds(end));
                 }
             }

@@ -1,5 +1,7 @@
 //! The metrics of a replica with rules from a control plane.
 
+use std::sync::Arc;
+
 use crate::{
     rules::{ActiveRules, Rules, xds},
     telemetry::metrics::metrics,
@@ -7,15 +9,15 @@ use crate::{
 
 /// What several metrics take from one reading.
 pub(super) struct Reading {
-    client: xds::Reading,
+    client: Arc<xds::Stats>,
     overlay_misfits: usize,
     is_overlay_stale: bool,
 }
 
 impl Reading {
-    pub(super) fn of(client: &xds::Stats, active_rules: &ActiveRules) -> Self {
+    pub(super) fn of(client: Arc<xds::Stats>, active_rules: &ActiveRules) -> Self {
         Self {
-            client: client.read(),
+            client,
             overlay_misfits: active_rules.current().rules().map_or(0, Rules::overlay_misfits),
             is_overlay_stale: active_rules.status().overlay_problems.is_some(),
         }
@@ -25,15 +27,15 @@ impl Reading {
 metrics! { Reading;
     Gauge "tollgate_xds_connected" []
         "1 while the control plane is connected, otherwise 0."
-        => |stats, family| family.value(u8::from(stats.client.is_connected));
+        => |stats, family| family.value(u8::from(stats.client.is_connected()));
     Counter "tollgate_xds_connections_total" []
         "Connections to the control plane that were made."
-        => |stats, family| family.value(stats.client.connections);
+        => |stats, family| family.value(stats.client.connections.get());
     Counter "tollgate_xds_responses_total" ["answer"]
         "Responses of the control plane, by answer: accepted, or refused while the active rules stay."
         => |stats, family| {
-            family.sample(&["accepted"], stats.client.accepted);
-            family.sample(&["refused"], stats.client.refused);
+            family.sample(&["accepted"], stats.client.accepted.get());
+            family.sample(&["refused"], stats.client.refused.get());
         };
     Gauge "tollgate_overlay_misfits" []
         "Rules that are without what the overlay has for them, because it does not fit."

@@ -29,6 +29,17 @@ pub struct Buckets {
     pub sum: f64,
 }
 
+/// Bounds in microseconds.
+pub const fn micros<const N: usize>(numbers: [u64; N]) -> [Duration; N] {
+    let mut bounds = [Duration::ZERO; N];
+    let mut index = 0;
+    while index < N {
+        bounds[index] = Duration::from_micros(numbers[index]);
+        index += 1;
+    }
+    bounds
+}
+
 impl Histogram {
     /// A histogram with these bounds, in ascending order; at most 22.
     pub const fn new(bounds: &'static [Duration]) -> Self {

@@ -6,7 +6,7 @@ mod sharded;
 mod text;
 mod top_keys;
 
-pub use histogram::{Buckets, Histogram};
+pub use histogram::{Buckets, Histogram, micros};
 pub use process::ProcessStats;
 pub use sharded::{Shard, ShardedCounters};
 pub(crate) use text::metrics;

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 
-use crate::telemetry::metrics::Buckets;
+use crate::{named::named, telemetry::metrics::Buckets};
 
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -20,25 +20,16 @@ pub struct Metric {
     pub help: &'static str,
 }
 
-/// The kind of a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MetricKind {
-    /// Only grows, from 0 at the start of the process.
-    Counter,
-    /// Goes up and down.
-    Gauge,
-    /// Counts in buckets.
-    Histogram,
-}
-
-impl MetricKind {
-    /// The name in the text format.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
+named! {
+    /// The kind of a metric, with its name in the text format.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum MetricKind {
+        /// Only grows, from 0 at the start of the process.
+        Counter = "counter",
+        /// Goes up and down.
+        Gauge = "gauge",
+        /// Counts in buckets.
+        Histogram = "histogram",
     }
 }
 

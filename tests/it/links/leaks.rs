@@ -61,5 +61,5 @@ async fn joining_and_dying_replicas_leak_nothing() {
         one.until(Event::Lost(id, DisconnectReason::Dead)).await;
     }
     until(async || (tasks() <= quiet).then_some(())).await;
-    assert_eq!(one.links.stats().links_up, 0);
+    assert_eq!(one.links.stats().links_up(), 0);
 }

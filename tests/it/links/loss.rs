@@ -25,7 +25,7 @@ async fn killed_replica_is_dead_at_once() {
     two.kill().await;
     one.until(Event::Lost(id, DisconnectReason::Dead)).await;
     assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
-    assert_eq!(one.links.stats().links_up, 0);
+    assert_eq!(one.links.stats().links_up(), 0);
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn silent_replica_is_not_dead_and_loses_no_batch() {
     to_two.stall();
     one.send(two.id(), "across the silence");
     // The link times out.
-    until(async || (one.links.stats().links_up == 0).then_some(())).await;
+    until(async || (one.links.stats().links_up() == 0).then_some(())).await;
     assert_eq!(one.events(), [Event::Linked(two.id())]);
     to_one.resume();
     to_two.resume();

@@ -25,7 +25,7 @@ mod session;
 mod stats;
 
 pub use endpoint::{TlsFiles, is_header, is_url};
-pub use stats::{Reading, Stats};
+pub use stats::Stats;
 
 use applier::Update;
 use proto::envoy::service::discovery::v3::{

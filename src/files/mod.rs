@@ -10,6 +10,9 @@ use std::{
     path::Path,
 };
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+
 /// The size of one read: the kernel occupies the core while it copies.
 const CHUNK_BYTES: u64 = 64 << 10;
 
@@ -33,17 +36,6 @@ pub fn read_prefix(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let (mut file, mut bytes) = (file.take(bytes_max), Vec::new());
     while file.by_ref().take(CHUNK_BYTES).read_to_end(&mut bytes)? != 0 {}
     Ok(bytes)
-}
-
-/// Writes `bytes` to a file that only its owner can read, in place of an earlier one of this process and name: the input
-/// of a fuzz target for a component that reads files.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn temporary(name: &str, bytes: &[u8]) -> std::path::PathBuf {
-    use std::os::unix::fs::PermissionsExt;
-    let path = std::env::temp_dir().join(format!("tollgate-fuzz-{}-{name}", std::process::id()));
-    fs::write(&path, bytes).expect("the folder of temporary files is writable");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the file is ours");
-    path
 }
 
 /// Fails with the kind of the file unless it is a regular file.
