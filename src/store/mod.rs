@@ -9,6 +9,7 @@ mod budget;
 mod check_set;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod holds;
 mod key_hasher;
 mod local_share;
 mod memory;
@@ -23,11 +24,14 @@ mod table;
 
 pub use budget::BYTES_MIN;
 pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
+pub use holds::{
+    HOLD_ID_BYTES_MAX, HOLD_TTL_MAX, HOLDS_MAX, HoldId, HoldIdTooLong, HoldTerms, OnExpiry, SettleOutcome, Settled,
+};
 pub use local_share::{Admitted, LocalShare};
 #[cfg(feature = "server")]
 pub use memory::sweep;
 pub(crate) use memory::{Action, charged_counter, decide_set};
-pub use memory::{CounterState, DryRun, Lead, Memory, NotLocal, Replacement, StoreStats, UsedHits};
+pub use memory::{CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, Reserved, StoreStats, UsedHits};
 pub(crate) use packed_counter::{Decoded, PackedCounter};
 #[cfg(feature = "server")]
 pub use persistence::{Persistence, Settings, SlotSources};

@@ -23,7 +23,7 @@ mod codec;
 
 pub use codec::DecodeError;
 
-type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
+pub(super) type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 
 /// The content of a slot. Copies that a store makes or accepts count in its budget until they are dropped.
 #[derive(Clone, Debug, Default)]
