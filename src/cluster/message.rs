@@ -389,7 +389,8 @@ impl Message {
         }
         let grants = self.copy().map_or(0, |copy| copy.grants.len());
         let counters: usize = self.contents().map(|contents| contents.len()).sum();
-        MESSAGE_BYTES + COUNTER_BYTES * (counters + grants)
+        let holds: usize = self.contents().map(|contents| contents.hold_bytes()).sum();
+        MESSAGE_BYTES + COUNTER_BYTES * (counters + grants) + holds
     }
 }
 

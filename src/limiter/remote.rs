@@ -35,6 +35,14 @@ impl RemoteDecider {
         }
     }
 
+    /// Whether its counters have holds.
+    pub(super) fn keeps_holds(&self) -> bool {
+        match self {
+            Self::Cluster(_) => true,
+            Self::SharedStore(_) => false,
+        }
+    }
+
     /// Why the store in memory does not decide.
     pub(super) fn not_local_error(&self) -> LimiterError {
         match self {

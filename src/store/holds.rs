@@ -5,14 +5,22 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, Held, Limit, Operation, Verdict},
+    algorithm::{Counter, Decision, Held, Limit, Operation, Place, Verdict},
     time::Timestamp,
 };
+
+mod codec;
+
+pub(super) use codec::DecodedHolds;
 
 /// The most bytes of an id.
 pub const HOLD_ID_BYTES_MAX: usize = 64;
 /// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
 pub const HOLDS_MAX: usize = 1_000;
+/// The time until a hold expires, unless the caller says otherwise.
+pub const HOLD_TTL_DEFAULT: Duration = Duration::from_secs(60);
+/// The shortest time until a hold expires.
+pub const HOLD_TTL_MIN: Duration = Duration::from_millis(1);
 /// The longest time until a hold expires.
 pub const HOLD_TTL_MAX: Duration = Duration::from_secs(24 * 3_600);
 /// A hold is remembered for this long after its expiry.
@@ -47,15 +55,17 @@ pub enum OnExpiry {
 /// How a call reserves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldTerms {
-    /// The id.
-    pub id: HoldId,
-    /// The number of the attempt, random: only holds of the same attempt are withdrawn.
-    pub attempt: u64,
-    /// The time until the expiry.
-    pub ttl: Duration,
-    /// What happens at the expiry.
-    pub on_expiry: OnExpiry,
+    pub(crate) id: HoldId,
+    // Random, if there are several owners: only holds of the same attempt are withdrawn.
+    pub(crate) attempt: u64,
+    pub(crate) ttl: Duration,
+    pub(crate) on_expiry: OnExpiry,
 }
+
+/// The time until a hold expires is out of bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the ttl of a reservation is {0:?}; from 1 ms to 24 h are allowed")]
+pub struct HoldTtlOutOfBounds(pub Duration);
 
 /// One hold that still weighs something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,8 +156,10 @@ pub(super) struct Holds {
     each: Vec<Hold>,
     ended: BTreeMap<HoldId, Ended>,
     // Invariant: no open hold expires earlier.
+    #[serde(skip)]
     next_expiry: Timestamp,
     // The bytes of all ids.
+    #[serde(skip)]
     id_bytes: usize,
 }
 
@@ -160,6 +172,13 @@ impl HoldId {
         Ok(Self { bytes: bytes.into(), nth: 0 })
     }
 
+    /// A random id of 16 bytes.
+    pub fn random() -> Self {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("every supported system has a random source");
+        Self { bytes: bytes.into(), nth: 0 }
+    }
+
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
@@ -168,7 +187,17 @@ impl HoldId {
     /// The id for a check with `nth` earlier checks of the same counter in its call.
     pub(super) fn nth(&self, nth: usize) -> Self {
         // The number of checks of a call is bounded by its message.
-        Self { nth: nth as u32, ..self.clone() }
+        Self { nth: self.nth + nth as u32, ..self.clone() }
+    }
+}
+
+impl HoldTerms {
+    /// Terms of a hold of this id, which expires after `ttl`.
+    pub fn new(id: HoldId, ttl: Duration, on_expiry: OnExpiry) -> Result<Self, HoldTtlOutOfBounds> {
+        if !(HOLD_TTL_MIN..=HOLD_TTL_MAX).contains(&ttl) {
+            return Err(HoldTtlOutOfBounds(ttl));
+        }
+        Ok(Self { id, attempt: 0, ttl, on_expiry })
     }
 }
 
@@ -410,13 +439,21 @@ impl Holds {
     }
 
     /// The same with all instants `back` nanoseconds earlier.
-    pub(super) fn shifted_back(mut self, back: u64) -> Self {
+    pub(super) fn shifted_back(self, back: u64) -> Self {
+        self.moved(|instant| instant.minus(back), |place| place.shifted_back(back))
+    }
+
+    /// The same with other instants.
+    fn moved(
+        mut self,
+        instant: impl Fn(Timestamp) -> Timestamp,
+        place: impl Fn(Place) -> Place,
+    ) -> Self {
         for hold in &mut self.each {
-            hold.expires_at = hold.expires_at.minus(back);
-            hold.held.place = hold.held.place.shifted_back(back);
+            (hold.expires_at, hold.held.place) = (instant(hold.expires_at), place(hold.held.place));
         }
         for ended in self.ended.values_mut() {
-            ended.forgotten_at = ended.forgotten_at.minus(back);
+            ended.forgotten_at = instant(ended.forgotten_at);
         }
         self.set_next_expiry();
         self

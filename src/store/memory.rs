@@ -1,7 +1,7 @@
 //! Counters in memory, in one table for each slot.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -78,6 +78,14 @@ pub struct StoreStats {
     pub evicted_unexpired: u64,
     /// Charges to new keys for which there was no memory.
     pub refused_full: u64,
+    /// Open reservations.
+    pub holds_open: usize,
+    /// Reservations that their expiry released, since the start.
+    pub holds_released: u64,
+    /// Reservations that their expiry charged, since the start.
+    pub holds_charged: u64,
+    /// Reservations that were refused because there were too many.
+    pub holds_exhausted: u64,
 }
 
 /// Why a check set is not decided on this replica. Nothing was charged.
@@ -145,6 +153,10 @@ impl Memory {
             evicted_idle: self.resources.evicted_idle.get(),
             evicted_unexpired: self.resources.evicted_unexpired.get(),
             refused_full: self.refused_full.get(),
+            holds_open: self.resources.holds.open.load(Ordering::Relaxed),
+            holds_released: self.resources.holds.released.get(),
+            holds_charged: self.resources.holds.charged.get(),
+            holds_exhausted: self.resources.holds.exhausted.get(),
         }
     }
 
@@ -157,8 +169,12 @@ impl Memory {
     /// Restores counters from a snapshot, as many as the memory allows.
     pub(super) fn restore(&self, data: SlotData, now: Timestamp) {
         self.adopt_lead(&data, now);
-        for (key, packed) in data.into_counters().filter(|(_, packed)| now < packed.idle_at()) {
+        let (counters, holds) = data.into_counters();
+        for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
             self.insert(&mut self.table(self.slot(key)), key, packed, now);
+        }
+        for (key, holds) in holds {
+            self.restore_holds(key, holds);
         }
     }
 

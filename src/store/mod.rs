@@ -25,7 +25,8 @@ mod table;
 pub use budget::BYTES_MIN;
 pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
 pub use holds::{
-    HOLD_ID_BYTES_MAX, HOLD_TTL_MAX, HOLDS_MAX, HoldId, HoldIdTooLong, HoldTerms, OnExpiry, SettleOutcome, Settled,
+    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong, HoldTerms,
+    HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
 };
 pub use local_share::{Admitted, LocalShare};
 #[cfg(feature = "server")]

@@ -147,6 +147,25 @@ impl Table {
         }
     }
 
+    /// Copies of all holds.
+    pub(super) fn copies_of_holds(&self) -> ByKey<Holds> {
+        self.holds.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// Takes all holds, which no longer count in the memory of this table.
+    pub(super) fn take_all_holds(&mut self, resources: &TableResources) -> ByKey<Holds> {
+        let holds = self.holds.take().map(|holds| *holds).unwrap_or_default();
+        holds.values().for_each(|holds| resources.change_holds(holds.size(), HoldSize::default()));
+        holds
+    }
+
+    /// Adds the holds of another table.
+    pub(super) fn add_holds(&mut self, holds: ByKey<Holds>, resources: &TableResources) {
+        for (key, holds) in holds {
+            self.put_holds(key, holds, HoldSize::default(), resources);
+        }
+    }
+
     /// Drops the holds of `key`.
     pub(super) fn drop_holds(&mut self, key: Key, resources: &TableResources) {
         if let Some(holds) = self.take_holds(key) {

@@ -9,7 +9,7 @@ use crate::{
     descriptor::Key,
     store::{
         Check, CheckSet, Checks, Decisions, HOLDS_MAX, HoldId, HoldTerms, NotLocal, Settled, Slot,
-        holds::Holds,
+        holds::{HoldSize, Holds},
         memory::{Action, LockedSlots, Memory, leases::apply_action},
         table::Table,
     },
@@ -164,6 +164,13 @@ impl Memory {
         locked.absorb_pending(self, checks, now);
         locked.expire_holds(self, checks, now);
         Ok(locked)
+    }
+
+    /// Restores the holds of `key` from a snapshot, if there is memory.
+    pub(super) fn restore_holds(&self, key: Key, holds: Holds) {
+        if self.has_room_for(holds.bytes()) {
+            self.table(self.slot(key)).put_holds(key, holds, HoldSize::default(), &self.resources);
+        }
     }
 
     /// Ends the holds of `key` that have expired, and returns whether there were any.
