@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter, WindowReceipt},
+    algorithm::{
+        Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter, WindowReceipt,
+    },
     time::Timestamp,
 };
 

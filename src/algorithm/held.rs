@@ -98,7 +98,9 @@ impl Limit {
     pub(crate) fn convert(&self, held: &mut Held, before: &Self) {
         let converted = |units| match (self, before) {
             (Self::TokenBucket(limit), Self::TokenBucket(before))
-            | (Self::LeakyBucket(limit), Self::LeakyBucket(before)) => limit.rate.converted(units, before.rate),
+            | (Self::LeakyBucket(limit), Self::LeakyBucket(before)) => {
+                limit.rate.converted(units, before.rate)
+            }
             (Self::LeakyQueue(limit), Self::LeakyQueue(before)) => limit.rate.converted(units, before.rate),
             (Self::SteppedBucket(limit), Self::SteppedBucket(before)) => {
                 units / u128::from(before.amount.get()) * u128::from(limit.amount.get())

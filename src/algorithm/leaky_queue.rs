@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate, Verdict},
+    algorithm::{
+        Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate, Verdict,
+    },
     time::Timestamp,
 };
 

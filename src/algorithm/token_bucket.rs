@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate, Verdict},
+    algorithm::{
+        Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate, Verdict,
+    },
     time::Timestamp,
 };
 

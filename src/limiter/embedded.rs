@@ -7,9 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Operation,
     descriptor::Entry,
-    limiter::{
-        Answer, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError,
-    },
+    limiter::{Answer, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError},
     rules::{self, ActiveRules, Problems, Rules},
     store::{HoldId, HoldTerms, Memory, OnExpiry, OnFull, Settled},
     time::Clock,

@@ -35,8 +35,8 @@ pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanati
 pub use metrics::Metrics;
 pub use plan::{CurrentLimit, Modes};
 pub use remote::RemoteDecider;
-pub use reserve::{HoldError, HeldAnswer, SettledAnswer};
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
+pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
 
 use plan::{AppliedLimit, Plan, applied_limits};
 

@@ -33,6 +33,10 @@ pub enum HoldError {
     /// A counter has too many reservations, or all reservations take too much memory.
     #[error("too many reservations are open: nothing was reserved, try again later")]
     Exhausted,
+    /// An owner could not be reached in time. Nothing is reserved. Of a settlement, the owners that were reached have
+    /// settled their part; a repeated call settles the rest.
+    #[error("the owner of a counter could not be reached in time: try again")]
+    OwnerUnreachable,
     /// The counters are in a shared store.
     #[error("reservations need counters in memory, not in a shared store")]
     SharedStore,

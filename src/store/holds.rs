@@ -201,7 +201,6 @@ impl HoldTerms {
     }
 }
 
-
 impl HoldAnswer {
     fn of(decision: &Decision) -> Self {
         let Decision { verdict, remaining, reset_after, receipt: _ } = *decision;
@@ -260,7 +259,10 @@ impl Holds {
     /// The approximate memory, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let ended = size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES;
-        size_of::<Self>() + self.each.capacity() * size_of::<Hold>() + self.ended.len() * ended + self.id_bytes
+        size_of::<Self>()
+            + self.each.capacity() * size_of::<Hold>()
+            + self.ended.len() * ended
+            + self.id_bytes
     }
 
     /// The bytes that one more hold of this id takes.
@@ -397,7 +399,13 @@ impl Holds {
     }
 
     /// Takes back an open hold of this attempt and forgets it. Returns whether there was one.
-    pub(super) fn withdraw(&mut self, counter: &mut Counter, id: &HoldId, attempt: u64, now: Timestamp) -> bool {
+    pub(super) fn withdraw(
+        &mut self,
+        counter: &mut Counter,
+        id: &HoldId,
+        attempt: u64,
+        now: Timestamp,
+    ) -> bool {
         let index = self.each.iter().position(|hold| hold.id == *id && hold.attempt == attempt);
         let Some(index) = index else { return false };
         let hold = self.take_back(index, counter, 0, now);
@@ -444,11 +452,7 @@ impl Holds {
     }
 
     /// The same with other instants.
-    fn moved(
-        mut self,
-        instant: impl Fn(Timestamp) -> Timestamp,
-        place: impl Fn(Place) -> Place,
-    ) -> Self {
+    fn moved(mut self, instant: impl Fn(Timestamp) -> Timestamp, place: impl Fn(Place) -> Place) -> Self {
         for hold in &mut self.each {
             (hold.expires_at, hold.held.place) = (instant(hold.expires_at), place(hold.held.place));
         }

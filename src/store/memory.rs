@@ -29,6 +29,7 @@ mod sharing;
 pub(crate) use admin::charged_counter;
 pub use admin::{CounterState, DryRun, Replacement};
 pub(crate) use decide_set::{Action, decide_set};
+pub(crate) use holds::each_hold_id;
 pub use holds::{ReserveError, Reserved};
 pub use leases::UsedHits;
 pub use restrictions::Lead;

@@ -25,14 +25,18 @@ mod table;
 pub use budget::BYTES_MIN;
 pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
 pub use holds::{
-    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong, HoldTerms,
-    HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
+    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,
+    HoldTerms, HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
 };
 pub use local_share::{Admitted, LocalShare};
 #[cfg(feature = "server")]
+pub(crate) use memory::each_hold_id;
+#[cfg(feature = "server")]
 pub use memory::sweep;
 pub(crate) use memory::{Action, charged_counter, decide_set};
-pub use memory::{CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, Reserved, StoreStats, UsedHits};
+pub use memory::{
+    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, Reserved, StoreStats, UsedHits,
+};
 pub(crate) use packed_counter::{Decoded, PackedCounter};
 #[cfg(feature = "server")]
 pub use persistence::{Persistence, Settings, SlotSources};
@@ -53,6 +57,16 @@ pub struct Check<'a> {
     pub operation: Operation,
     /// What happens to the charge if another check refuses the call.
     pub on_refusal: OnRefusal,
+}
+
+impl Check<'_> {
+    /// The hits of its charge.
+    pub(crate) fn hits(&self) -> u64 {
+        match self.operation {
+            Operation::Charge(hits) => hits,
+            Operation::Peek | Operation::Refund(_) => 0,
+        }
+    }
 }
 
 /// What happens to a passed charge of a refused call.

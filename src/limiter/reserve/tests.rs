@@ -116,7 +116,8 @@ fn peek_and_refund_are_no_reservations() {
     let limiter = limiter(Modes::default());
     let entries = [Entry { key: "tokens", value: "a" }];
     for operation in [Operation::Peek, Operation::Refund(1)] {
-        let request = Request::new("d", [Descriptor { entries: &entries, operation, limit: None }], None).unwrap();
+        let request =
+            Request::new("d", [Descriptor { entries: &entries, operation, limit: None }], None).unwrap();
         let error = limiter.view().settle(&request, &HoldId::random()).unwrap_err();
         assert_eq!(error, HoldError::NotCharge { descriptor: 0 });
     }

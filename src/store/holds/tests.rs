@@ -204,8 +204,11 @@ fn history() -> impl Strategy<Value = Vec<(u64, Event)>> {
 
 /// A limit that is not as large as those of `any_limit`, so that holds matter.
 fn limits() -> impl Strategy<Value = Limit> {
-    let small = (1..30_u64, prop_oneof![Just(SECOND), Just(60 * SECOND), Just(HOUR)])
-        .prop_flat_map(|(allowance, nanos)| prop::sample::select(every_limit(allowance, nanos / allowance / 10 * 10 * allowance)));
+    let small = (1..30_u64, prop_oneof![Just(SECOND), Just(60 * SECOND), Just(HOUR)]).prop_flat_map(
+        |(allowance, nanos)| {
+            prop::sample::select(every_limit(allowance, nanos / allowance / 10 * 10 * allowance))
+        },
+    );
     prop_oneof![small, any_limit()]
 }
 

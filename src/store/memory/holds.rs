@@ -84,7 +84,7 @@ impl Memory {
             let leased = locked.leased(self, check.key);
             let decision = apply_action(leased, Action::Decide, check, &mut after, now).decision;
             let passes = decision.verdict.passes();
-            let hits = if passes { charged_hits(check) } else { 0 };
+            let hits = if passes { check.hits() } else { 0 };
             // A refused check that does not refuse the call holds nothing.
             let after = if passes { after } else { draft.after.clone() };
             let held = check.limit.held(&draft.after, &after, hits, now);
@@ -122,7 +122,7 @@ impl Memory {
         now: Timestamp,
     ) -> Result<SmallVec<[Settled; 2]>, NotLocal> {
         let mut locked = self.lock_for_holds(checks, now)?;
-        let ids: SmallVec<[HoldId; 2]> = each_id(checks, id);
+        let ids: SmallVec<[HoldId; 2]> = each_hold_id(checks, id);
         for (check, id) in checks.iter().zip(&ids) {
             locked.require_chargeable(self, check, id, now)?;
         }
@@ -140,7 +140,7 @@ impl Memory {
         now: Timestamp,
     ) -> Result<(), NotLocal> {
         let mut locked = self.lock_for_holds(checks, now)?;
-        for (check, id) in checks.iter().zip(each_id(checks, id)) {
+        for (check, id) in checks.iter().zip(each_hold_id(checks, id)) {
             let slot = self.slot(check.key);
             let changed = self.change_holds(locked.table(slot), check, now, |holds, counter| {
                 holds.withdraw(counter, &id, attempt, now);
@@ -153,7 +153,11 @@ impl Memory {
     }
 
     /// Locks the slots of the checks, and ends holds that have expired.
-    fn lock_for_holds<S: CheckSet>(&self, checks: &S, now: Timestamp) -> Result<LockedSlots<'_, S>, NotLocal> {
+    fn lock_for_holds<S: CheckSet>(
+        &self,
+        checks: &S,
+        now: Timestamp,
+    ) -> Result<LockedSlots<'_, S>, NotLocal> {
         if self.restrictions.is_suspended()
             && let Some(check) = checks.checks().first()
         {
@@ -318,7 +322,13 @@ impl<S: CheckSet> LockedSlots<'_, S> {
     }
 
     /// Undoes [`LockedSlots::store`].
-    fn restore(&mut self, memory: &Memory, checks: &Checks<'_>, drafts: &BTreeMap<Key, Draft>, now: Timestamp) {
+    fn restore(
+        &mut self,
+        memory: &Memory,
+        checks: &Checks<'_>,
+        drafts: &BTreeMap<Key, Draft>,
+        now: Timestamp,
+    ) {
         for check in checks {
             let table = self.table(memory.slot(check.key));
             memory.touch_unpacked(table, check.key, check.limit, now, |counter| {
@@ -376,7 +386,7 @@ impl<S: CheckSet> LockedSlots<'_, S> {
         now: Timestamp,
     ) -> Result<(), NotLocal> {
         let leased = self.leased(memory, check.key);
-        let actual = charged_hits(check);
+        let actual = check.hits();
         let missing = self.holds(memory, check.key).map_or(actual, |holds| holds.charges(id, actual));
         if leased == 0 || missing == 0 {
             return Ok(());
@@ -403,13 +413,13 @@ impl<S: CheckSet> LockedSlots<'_, S> {
         let mut holds = holds.unwrap_or_else(|| Holds::new(check.limit));
         let (is_known, mut settled) = (!is_new && holds.answer(id).is_some(), None);
         let (_, stored) = memory.touch_counter(table, check.key, check.limit, now, |counter| {
-            settled = Some(holds.settle(check.limit, counter, id, charged_hits(check), now));
+            settled = Some(holds.settle(check.limit, counter, id, check.hits(), now));
             holds.observe(check.limit, counter, now);
             check.limit.decide(counter, now, Operation::Peek)
         });
         let mut settled = settled.expect("the closure was called");
         if !stored {
-            settled.uncharged = charged_hits(check).saturating_sub(settled.reserved);
+            settled.uncharged = check.hits().saturating_sub(settled.reserved);
         }
         if !is_known && !has_room {
             holds.forget_ended(id);
@@ -420,16 +430,8 @@ impl<S: CheckSet> LockedSlots<'_, S> {
     }
 }
 
-/// The hits of the charge of a check.
-fn charged_hits(check: &Check<'_>) -> u64 {
-    match check.operation {
-        Operation::Charge(hits) => hits,
-        Operation::Peek | Operation::Refund(_) => 0,
-    }
-}
-
 /// The id of each check: checks of one counter are numbered.
-fn each_id(checks: &Checks<'_>, id: &HoldId) -> SmallVec<[HoldId; 2]> {
+pub(crate) fn each_hold_id(checks: &Checks<'_>, id: &HoldId) -> SmallVec<[HoldId; 2]> {
     let mut seen: BTreeMap<Key, usize> = BTreeMap::new();
     let nth = |check: &Check<'_>| {
         let seen = seen.entry(check.key).or_default();
@@ -438,3 +440,6 @@ fn each_id(checks: &Checks<'_>, id: &HoldId) -> SmallVec<[HoldId; 2]> {
     };
     checks.iter().map(nth).collect()
 }
+
+#[cfg(test)]
+mod tests;
