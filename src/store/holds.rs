@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{Counter, Decision, Held, Limit, Operation, Place, Verdict},
+    store::reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, OnExpiry, SettleOutcome, Settled},
     time::Timestamp,
 };
 
@@ -13,59 +14,12 @@ mod codec;
 
 pub(super) use codec::DecodedHolds;
 
-/// The most bytes of an id.
-pub const HOLD_ID_BYTES_MAX: usize = 64;
 /// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
 pub const HOLDS_MAX: usize = 1_000;
-/// The time until a hold expires, unless the caller says otherwise.
-pub const HOLD_TTL_DEFAULT: Duration = Duration::from_secs(60);
-/// The shortest time until a hold expires.
-pub const HOLD_TTL_MIN: Duration = Duration::from_millis(1);
-/// The longest time until a hold expires.
-pub const HOLD_TTL_MAX: Duration = Duration::from_secs(24 * 3_600);
 /// A hold is remembered for this long after its expiry.
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// The approximate memory of an entry of a tree besides key and value, in bytes.
 const TREE_ENTRY_BYTES: usize = 16;
-
-/// The id of a hold. It distinguishes the holds of one counter.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct HoldId {
-    // Invariant: at most 64 bytes.
-    bytes: Box<[u8]>,
-    // How many earlier checks of the same call have the same counter.
-    nth: u32,
-}
-
-/// An id is longer than 64 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the id of a reservation has {0} bytes; at most 64 are allowed")]
-pub struct HoldIdTooLong(pub usize);
-
-/// What happens to a hold that is neither settled nor canceled until its expiry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum OnExpiry {
-    /// It is taken back.
-    #[default]
-    Release,
-    /// It stays charged.
-    Charge,
-}
-
-/// How a call reserves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HoldTerms {
-    pub(crate) id: HoldId,
-    // Random, if there are several owners: only holds of the same attempt are withdrawn.
-    pub(crate) attempt: u64,
-    pub(crate) ttl: Duration,
-    pub(crate) on_expiry: OnExpiry,
-}
-
-/// The time until a hold expires is out of bounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the ttl of a reservation is {0:?}; from 1 ms to 24 h are allowed")]
-pub struct HoldTtlOutOfBounds(pub Duration);
 
 /// One hold that still weighs something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,34 +59,6 @@ struct HoldAnswer {
     reset_after: Duration,
 }
 
-/// How a hold was settled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settled {
-    /// What was known of the hold.
-    pub outcome: SettleOutcome,
-    /// Hits that were reserved; 0 if the id is unknown.
-    pub reserved: u64,
-    /// Of the hits that were used, those that were not charged because the limit does not go as far.
-    pub uncharged: u64,
-    /// Hits that would pass now.
-    pub remaining: u64,
-    /// The time until the whole limit is available again.
-    pub reset_after: Duration,
-}
-
-/// What was known of a hold when it was settled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SettleOutcome {
-    /// It was open.
-    Open,
-    /// Its expiry had charged it, and the charge was adjusted.
-    Charged,
-    /// Its expiry had released it, so all hits were charged now.
-    Released,
-    /// The id is unknown, so all hits were charged now.
-    Unknown,
-}
-
 /// What the holds of one counter take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HoldSize {
@@ -161,44 +87,6 @@ pub(super) struct Holds {
     // The bytes of all ids.
     #[serde(skip)]
     id_bytes: usize,
-}
-
-impl HoldId {
-    /// An id of these bytes.
-    pub fn new(bytes: &[u8]) -> Result<Self, HoldIdTooLong> {
-        if bytes.len() > HOLD_ID_BYTES_MAX {
-            return Err(HoldIdTooLong(bytes.len()));
-        }
-        Ok(Self { bytes: bytes.into(), nth: 0 })
-    }
-
-    /// A random id of 16 bytes.
-    pub fn random() -> Self {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).expect("every supported system has a random source");
-        Self { bytes: bytes.into(), nth: 0 }
-    }
-
-    /// The bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// The id for a check with `nth` earlier checks of the same counter in its call.
-    pub(super) fn nth(&self, nth: usize) -> Self {
-        // The number of checks of a call is bounded by its message.
-        Self { nth: self.nth + nth as u32, ..self.clone() }
-    }
-}
-
-impl HoldTerms {
-    /// Terms of a hold of this id, which expires after `ttl`.
-    pub fn new(id: HoldId, ttl: Duration, on_expiry: OnExpiry) -> Result<Self, HoldTtlOutOfBounds> {
-        if !(HOLD_TTL_MIN..=HOLD_TTL_MAX).contains(&ttl) {
-            return Err(HoldTtlOutOfBounds(ttl));
-        }
-        Ok(Self { id, attempt: 0, ttl, on_expiry })
-    }
 }
 
 impl HoldAnswer {

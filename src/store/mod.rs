@@ -17,6 +17,7 @@ mod packed_counter;
 #[cfg(feature = "server")]
 mod persistence;
 mod refusal;
+mod reservation;
 mod slot;
 mod slot_data;
 mod snapshot;
@@ -24,10 +25,7 @@ mod table;
 
 pub use budget::BYTES_MIN;
 pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
-pub use holds::{
-    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,
-    HoldTerms, HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
-};
+pub use holds::HOLDS_MAX;
 pub use local_share::{Admitted, LocalShare};
 #[cfg(feature = "server")]
 pub(crate) use memory::each_hold_id;
@@ -42,6 +40,10 @@ pub(crate) use packed_counter::{Decoded, PackedCounter};
 pub use persistence::{Persistence, Settings, SlotSources};
 pub(crate) use refusal::refuses;
 pub use refusal::{Refusal, Role};
+pub use reservation::{
+    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HoldId, HoldIdTooLong, HoldTerms,
+    HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
+};
 pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, DecodeError, PendingUsage, SlotData};
 pub use snapshot::{SlotSource, SnapshotError, StoredSlot};

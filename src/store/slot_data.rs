@@ -1,7 +1,7 @@
 //! Slot data: the content of a slot during a hand-off, or as a copy.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     hash::BuildHasherDefault,
     sync::Arc,
 };
@@ -12,7 +12,7 @@ use crate::{
     store::{
         budget::{Budget, Reservation},
         holds::Holds,
-        key_hasher::KeyHasher,
+        key_hasher::{ByKey, KeyHasher},
         memory::Lead,
         packed_counter::PackedCounter,
         table::Table,
@@ -23,8 +23,6 @@ use crate::{
 mod codec;
 
 pub use codec::DecodeError;
-
-pub(super) type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 
 /// The content of a slot. Copies that a store makes or accepts count in its budget until they are dropped.
 #[derive(Clone, Debug, Default)]

@@ -10,8 +10,8 @@ use crate::{
     store::{
         budget::Budget,
         holds::{HoldSize, Holds},
+        key_hasher::ByKey,
         packed_counter::PackedCounter,
-        slot_data::ByKey,
     },
     time::Timestamp,
 };

@@ -99,7 +99,7 @@ impl Slots {
                 let mut data = SlotData::clone(&copy.contents);
                 // Nothing is known about the use of these hits after a restart.
                 copy.grants.iter().for_each(|grant| grant.charge_to(&mut data, wall));
-                SlotSource::Copy(StoredSlot { slot, epoch, seq, data })
+                SlotSource::Copy(Box::new(StoredSlot { slot, epoch, seq, data }))
             }
             (owner, _) => SlotSource::Memory { epoch: owner.map_or(0, |owner| owner.epoch) },
         }
