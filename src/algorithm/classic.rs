@@ -5,7 +5,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Operation, Verdict, Window, WindowCounter, WindowReceipt},
+    algorithm::{
+        Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter, WindowReceipt,
+    },
     time::Timestamp,
 };
 
@@ -70,6 +72,21 @@ impl Algorithm for Classic {
 
     fn clamp_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
         counter.clamp_ahead(&self.window, at, now);
+    }
+
+    fn place(&self, _counter: &WindowCounter, _now: Timestamp) -> Place {
+        Place::Sum
+    }
+
+    fn weight(&self, counter: &WindowCounter, _place: Place, now: Timestamp) -> u128 {
+        let mut advanced = *counter;
+        advanced.advance(&self.window, now, |_, _| 0);
+        advanced.count.into()
+    }
+
+    fn lighten(&self, counter: &mut WindowCounter, _held: &Held, units: u128, now: Timestamp) {
+        counter.advance(&self.window, now, |_, _| 0);
+        counter.remove(u64::try_from(units).unwrap_or(u64::MAX));
     }
 
     fn allowance(&self) -> u64 {

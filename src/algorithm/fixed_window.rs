@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Operation, Verdict, Window, WindowCounter, WindowReceipt},
+    algorithm::{
+        Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter, WindowReceipt,
+    },
     time::Timestamp,
 };
 
@@ -125,6 +127,21 @@ impl Algorithm for FixedWindow {
 
     fn clamp_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
         counter.clamp_ahead(&self.window, at, now);
+    }
+
+    fn place(&self, _counter: &WindowCounter, _now: Timestamp) -> Place {
+        Place::Sum
+    }
+
+    fn weight(&self, counter: &WindowCounter, _place: Place, now: Timestamp) -> u128 {
+        let mut advanced = *counter;
+        advanced.advance(&self.window, now, |count, windows| self.carry_over(count, windows));
+        advanced.count.into()
+    }
+
+    fn lighten(&self, counter: &mut WindowCounter, _held: &Held, units: u128, now: Timestamp) {
+        counter.advance(&self.window, now, |count, windows| self.carry_over(count, windows));
+        counter.remove(u64::try_from(units).unwrap_or(u64::MAX));
     }
 
     fn allowance(&self) -> u64 {

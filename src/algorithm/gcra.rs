@@ -73,6 +73,11 @@ impl Rate {
         Duration::from_nanos(u64::try_from(units.div_ceil(self.units_per_nano())).unwrap_or(u64::MAX))
     }
 
+    /// `units` of the rate `before`, under this one: the time to pay them stays the same, rounded down.
+    pub(crate) fn converted(self, units: u128, before: Self) -> u128 {
+        (units / before.units_per_nano()).saturating_mul(self.units_per_nano())
+    }
+
     fn units_per_nano(self) -> u128 {
         u128::from(self.hits.get())
     }

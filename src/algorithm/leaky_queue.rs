@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Operation, Rate, Verdict},
+    algorithm::{
+        Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate, Verdict,
+    },
     time::Timestamp,
 };
 
@@ -120,6 +122,23 @@ impl Algorithm for LeakyQueue {
 
     fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
         counter.clamp_ahead(self.rate, self.rate.cost(self.allowance()), at, now);
+    }
+
+    fn place(&self, counter: &DebtCounter, _now: Timestamp) -> Place {
+        Place::Instant(counter.paid_at)
+    }
+
+    // Later hits were admitted with their delays, so only the last place can be given back.
+    fn weight(&self, counter: &DebtCounter, place: Place, now: Timestamp) -> u128 {
+        if place == Place::Instant(counter.paid_at) { counter.debt(self.rate, now) } else { 0 }
+    }
+
+    fn lighten(&self, counter: &mut DebtCounter, _held: &Held, units: u128, now: Timestamp) {
+        counter.forgive(self.rate, now, units);
+    }
+
+    fn units(&self, hits: u64) -> u128 {
+        self.rate.cost(hits)
     }
 
     fn allowance(&self) -> u64 {

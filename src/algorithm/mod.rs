@@ -13,6 +13,7 @@ mod classic;
 mod counter;
 mod fixed_window;
 mod gcra;
+mod held;
 mod leaky_queue;
 mod limit;
 mod sliding_log;
@@ -32,6 +33,7 @@ pub(crate) use counter::own;
 pub use counter::{Counter, Receipt, Variant};
 pub use fixed_window::FixedWindow;
 pub use gcra::{DebtCounter, DebtReceipt, Rate};
+pub use held::{Held, Place};
 pub use leaky_queue::LeakyQueue;
 pub(crate) use limit::each_algorithm;
 pub use limit::{AlgorithmName, CounterKind, Limit};
@@ -165,6 +167,20 @@ pub trait Algorithm: Clone {
     /// becomes the next one after `at`, hits ahead of `now` move to `at`, and a debt larger than this limit allows is
     /// cut to the largest one at `at`. This frees nothing. Other counters stay unchanged.
     fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
+
+    /// Where a charge at `now` is in `counter`, which has just counted it.
+    fn place(&self, counter: &Self::Counter, now: Timestamp) -> Place;
+
+    /// What everything in `place` weighs at `now`, in units.
+    fn weight(&self, counter: &Self::Counter, place: Place, now: Timestamp) -> u128;
+
+    /// Lowers the weight of what is in the place of `held` by `units`, at most its floor.
+    fn lighten(&self, counter: &mut Self::Counter, held: &Held, units: u128, now: Timestamp);
+
+    /// The weight of `hits` in the units of [`Algorithm::weight`].
+    fn units(&self, hits: u64) -> u128 {
+        hits.into()
+    }
 
     /// Hits that pass when nothing was counted.
     fn allowance(&self) -> u64;

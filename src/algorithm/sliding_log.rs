@@ -7,7 +7,7 @@ use std::{collections::VecDeque, num::NonZeroU64};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Operation, Span, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
     time::Timestamp,
 };
 
@@ -165,14 +165,8 @@ impl Algorithm for SlidingLog {
     }
 
     fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {
-        if let Ok(index) = counter.entries.binary_search_by_key(&charge.at, |entry| entry.at) {
-            let entry = &mut counter.entries[index];
-            let taken = entry.hits.min(charge.hits);
-            entry.hits -= taken;
-            counter.total -= taken;
-            if entry.hits == 0 {
-                counter.entries.remove(index);
-            }
+        if let Some(index) = counter.index_of(Place::Instant(charge.at)) {
+            counter.remove_at(index, charge.hits);
         }
     }
 
@@ -203,6 +197,21 @@ impl Algorithm for SlidingLog {
         if counter.entries.back().is_some_and(|newest| now < newest.at) {
             let moved = |(instant, hits)| (if now < instant { at } else { instant }, hits);
             *counter = LogCounter::of(counter.hits().map(moved));
+        }
+    }
+
+    fn place(&self, counter: &LogCounter, now: Timestamp) -> Place {
+        Place::Instant(self.instant(counter, now))
+    }
+
+    fn weight(&self, counter: &LogCounter, place: Place, now: Timestamp) -> u128 {
+        let entry = counter.index_of(place).map(|index| &counter.entries[index]);
+        entry.filter(|entry| now < self.leaves_at(entry)).map_or(0, |entry| entry.hits.into())
+    }
+
+    fn lighten(&self, counter: &mut LogCounter, held: &Held, units: u128, _now: Timestamp) {
+        if let Some(index) = counter.index_of(held.place) {
+            counter.remove_at(index, u64::try_from(units).unwrap_or(u64::MAX));
         }
     }
 
@@ -276,6 +285,23 @@ impl LogCounter {
             }
         }
         over
+    }
+
+    /// The index of the entry at `place`, if there is one.
+    fn index_of(&self, place: Place) -> Option<usize> {
+        let Place::Instant(at) = place else { return None };
+        self.entries.binary_search_by_key(&at, |entry| entry.at).ok()
+    }
+
+    /// Removes `hits` from one entry, or as many as it has.
+    fn remove_at(&mut self, index: usize, hits: u64) {
+        let entry = &mut self.entries[index];
+        let taken = entry.hits.min(hits);
+        entry.hits -= taken;
+        self.total -= taken;
+        if entry.hits == 0 {
+            self.entries.remove(index);
+        }
     }
 
     /// Removes `hits`, the oldest first, or as many as there are.

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Operation, Span, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
     time::Timestamp,
 };
 
@@ -206,6 +206,22 @@ impl Algorithm for SlidingWindow {
         }
     }
 
+    fn place(&self, counter: &SlidingCounter, _now: Timestamp) -> Place {
+        Place::Window(counter.end)
+    }
+
+    fn weight(&self, counter: &SlidingCounter, place: Place, now: Timestamp) -> u128 {
+        let mut advanced = self.advanced(counter, now);
+        advanced.in_window(place, self.span).map_or(0, |hits| u128::from(*hits))
+    }
+
+    fn lighten(&self, counter: &mut SlidingCounter, held: &Held, units: u128, now: Timestamp) {
+        *counter = self.advanced(counter, now);
+        if let Some(hits) = counter.in_window(held.place, self.span) {
+            *hits = hits.saturating_sub(u64::try_from(units).unwrap_or(u64::MAX));
+        }
+    }
+
     fn allowance(&self) -> u64 {
         self.limit
     }
@@ -231,6 +247,15 @@ impl SlidingCounter {
         }
         let previous = if self.end.plus(span.nanos()) == end { self.current } else { 0 };
         Self { end, previous, current: 0 }
+    }
+
+    /// The hits of the window of `place`, if they still weigh anything.
+    fn in_window(&mut self, place: Place, span: Span) -> Option<&mut u64> {
+        match place {
+            Place::Window(end) if end == self.end => Some(&mut self.current),
+            Place::Window(end) if end.plus(span.nanos()) == self.end => Some(&mut self.previous),
+            Place::Window(_) | Place::Sum | Place::Instant(_) => None,
+        }
     }
 
     /// Removes `hits`, the newest first, or as many as there are.

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Operation, Verdict},
+    algorithm::{Algorithm, Decision, Excess, Held, Operation, Place, Verdict},
     time::Timestamp,
 };
 
@@ -185,6 +185,22 @@ impl Algorithm for SteppedBucket {
             // A new step begins at `at`: the open one belongs to the time that was given up.
             *counter = self.counter(Level { step: at, missing: most });
         }
+    }
+
+    fn place(&self, _counter: &StepCounter, _now: Timestamp) -> Place {
+        Place::Sum
+    }
+
+    fn weight(&self, counter: &StepCounter, _place: Place, now: Timestamp) -> u128 {
+        self.level(counter, now).missing
+    }
+
+    fn lighten(&self, counter: &mut StepCounter, held: &Held, units: u128, now: Timestamp) {
+        let level = self.level(counter, now);
+        // Without these tokens the bucket was full at some time, and a later charge would have opened the step, at the
+        // latest now.
+        let step = if held.floor <= units { level.step.max(now) } else { level.step };
+        *counter = self.counter(Level { step, missing: level.missing.saturating_sub(units) });
     }
 
     fn allowance(&self) -> u64 {

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Operation, Rate, Verdict},
+    algorithm::{
+        Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate, Verdict,
+    },
     time::Timestamp,
 };
 
@@ -116,6 +118,22 @@ impl Algorithm for TokenBucket {
 
     fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
         counter.clamp_ahead(self.rate, self.debt_max(), at, now);
+    }
+
+    fn place(&self, _counter: &DebtCounter, _now: Timestamp) -> Place {
+        Place::Sum
+    }
+
+    fn weight(&self, counter: &DebtCounter, _place: Place, now: Timestamp) -> u128 {
+        counter.debt(self.rate, now)
+    }
+
+    fn lighten(&self, counter: &mut DebtCounter, _held: &Held, units: u128, now: Timestamp) {
+        counter.forgive(self.rate, now, units);
+    }
+
+    fn units(&self, hits: u64) -> u128 {
+        self.rate.cost(hits)
     }
 
     fn allowance(&self) -> u64 {

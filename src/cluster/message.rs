@@ -11,7 +11,7 @@ use crate::{
     algorithm::{Decision, Limit, Operation, Receipt},
     cluster::MemberId,
     descriptor::{Key, Secret},
-    store::{Slot, SlotData},
+    store::{HoldId, HoldTerms, Settled, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -161,14 +161,32 @@ pub(crate) enum RemoteOperation {
     Settle(Settlement),
     /// Replace the counter by one with this many hits.
     Set(u64),
+    /// Hold this many hits.
+    Reserve { terms: Box<HoldTerms>, hits: u64 },
+    /// Settle a hold at the hits that were used.
+    SettleHold { id: HoldId, actual: u64 },
+    /// Take back a hold of one attempt, and forget it.
+    WithdrawHold { id: HoldId, attempt: u64 },
 }
 
 impl RemoteOperation {
     /// Whether the operation is sent again if it gets lost.
     pub(crate) fn must_arrive(&self) -> bool {
         match self {
-            Self::Absorb(_) | Self::Settle(_) => true,
-            Self::Decide(_) | Self::Undo(_) | Self::Set(_) => false,
+            Self::Absorb(_) | Self::Settle(_) | Self::WithdrawHold { .. } => true,
+            Self::Decide(_)
+            | Self::Undo(_)
+            | Self::Set(_)
+            | Self::Reserve { .. }
+            | Self::SettleHold { .. } => false,
+        }
+    }
+
+    /// Whether the operation needs the owner: nothing else may decide it.
+    pub(crate) fn needs_owner(&self) -> bool {
+        match self {
+            Self::Reserve { .. } | Self::SettleHold { .. } | Self::WithdrawHold { .. } => true,
+            Self::Decide(_) | Self::Undo(_) | Self::Absorb(_) | Self::Settle(_) | Self::Set(_) => false,
         }
     }
 
@@ -212,6 +230,10 @@ pub(crate) enum Reply {
     },
     /// The owner is unreachable, or does not trust its counters.
     Unreachable,
+    /// A hold is settled.
+    Settled(Settled),
+    /// There are too many holds: nothing is held.
+    Exhausted,
 }
 
 /// What the sender may decide about the same key by itself.
@@ -342,7 +364,10 @@ impl Message {
                 RemoteOperation::Decide(_)
                 | RemoteOperation::Undo(_)
                 | RemoteOperation::Settle(_)
-                | RemoteOperation::Set(_) => (None, None),
+                | RemoteOperation::Set(_)
+                | RemoteOperation::Reserve { .. }
+                | RemoteOperation::SettleHold { .. }
+                | RemoteOperation::WithdrawHold { .. } => (None, None),
             },
             Self::Hello(_)
             | Self::Member(_)
@@ -389,7 +414,8 @@ impl Message {
         }
         let grants = self.copy().map_or(0, |copy| copy.grants.len());
         let counters: usize = self.contents().map(|contents| contents.len()).sum();
-        MESSAGE_BYTES + COUNTER_BYTES * (counters + grants)
+        let holds: usize = self.contents().map(|contents| contents.hold_bytes()).sum();
+        MESSAGE_BYTES + COUNTER_BYTES * (counters + grants) + holds
     }
 }
 

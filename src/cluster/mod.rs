@@ -27,6 +27,7 @@ mod calls;
 mod degraded;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod holds;
 pub mod link;
 mod member;
 mod message;
@@ -43,6 +44,7 @@ mod trust;
 mod wire;
 
 pub use calls::OpenForwards;
+pub use holds::RemoteHoldError;
 pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;

@@ -52,7 +52,7 @@ impl Cluster {
     }
 
     /// The instant until which a call waits for other replicas.
-    fn deadline(&self, timeout: Option<Duration>) -> Timestamp {
+    pub(super) fn deadline(&self, timeout: Option<Duration>) -> Timestamp {
         self.0.now().after(budget(timeout, self.0.forward_budget_max))
     }
 
@@ -95,7 +95,7 @@ impl Cluster {
 
 /// A call whose checks are submitted to the node. It is open while this value lives, and until every submitted check is
 /// answered.
-struct Call<'c> {
+pub(super) struct Call<'c> {
     cluster: &'c Cluster,
     checks: &'c [Check<'c>],
     policies: &'c [ForwardPolicy],
@@ -110,7 +110,7 @@ impl Drop for Call<'_> {
 }
 
 impl<'c> Call<'c> {
-    fn open(
+    pub(super) fn open(
         cluster: &'c Cluster,
         checks: &'c [Check<'c>],
         policies: &'c [ForwardPolicy],
@@ -127,7 +127,7 @@ impl<'c> Call<'c> {
         outcomes.pop().expect("a round has an outcome for each check")
     }
 
-    async fn submit_round<O>(&self, operations: O) -> Outcomes
+    pub(super) async fn submit_round<O>(&self, operations: O) -> Outcomes
     where
         O: AsRef<[(usize, RemoteOperation)]> + IntoIterator<Item = (usize, RemoteOperation)>,
     {

@@ -128,7 +128,7 @@ impl<S: Submit> Rounds<'_, S> {
                 (DecidedBy::Owner, Some(receipt)) => undone.push((index, RemoteOperation::Undo(receipt))),
                 (DecidedBy::Lease, _) if charged > 0 => self.submit.undo_lease(check, charged),
                 (DecidedBy::Degraded, Some(receipt)) => self.submit.undo_share(check, receipt, charged),
-                (DecidedBy::Owner | DecidedBy::Lease | DecidedBy::Degraded, _) => {}
+                (DecidedBy::Owner | DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Exhausted, _) => {}
             }
         }
         let indices: Vec<usize> = undone.iter().map(|(index, _)| *index).collect();

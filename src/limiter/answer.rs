@@ -59,7 +59,7 @@ impl<'s> Status<'s> {
 
     /// The status of a descriptor before its decision.
     #[inline(always)]
-    fn of(applied: &AppliedLimit<'s>) -> Self {
+    pub(super) fn of(applied: &AppliedLimit<'s>) -> Self {
         let (remaining, limit) = match applied {
             AppliedLimit::Nothing => (0, None),
             AppliedLimit::Unlimited(_) => (u64::MAX, None),

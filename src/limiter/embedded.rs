@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Operation,
     descriptor::Entry,
-    limiter::{Descriptor, Limiter, LimiterError, Request, RequestError},
+    limiter::{Answer, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError},
     rules::{self, ActiveRules, Problems, Rules},
-    store::{Memory, OnFull},
+    store::{HoldId, HoldTerms, Memory, OnExpiry, OnFull, Settled},
     time::Clock,
 };
 
@@ -31,6 +31,15 @@ pub struct Checked {
     pub reset_after: Option<Duration>,
     /// After a refusal: the time until the same hits pass; `None` if they never do.
     pub retry_after: Option<Duration>,
+}
+
+/// The answer to a reservation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// The answer.
+    pub checked: Checked,
+    /// The id by which [`Limiter::settle`] finds it; `None` if nothing is reserved.
+    pub id: Option<HoldId>,
 }
 
 /// Why a question has no answer.
@@ -123,6 +132,69 @@ impl Limiter {
         self.ask(domain, entries, Operation::Refund(hits))
     }
 
+    /// Reserves `amount` hits until [`Limiter::settle`] says how many were used. They count at once, and are given back
+    /// after `ttl` (from 1 ms to 24 h) if that is never said.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let limiter = tollgate::limiter::Limiter::from_yaml(
+    ///     "
+    /// domain: models
+    /// descriptors:
+    ///   - key: tokens
+    ///     rate_limit: {unit: minute, requests_per_unit: 1000, algorithm: token_bucket}
+    /// ",
+    /// )?;
+    /// let tokens = [("tokens", "ada")];
+    /// // The prompt is known, and the answer has at most 700 tokens.
+    /// let reservation = limiter.reserve("models", &tokens, 800, Duration::from_secs(60))?;
+    /// let id = reservation.id.expect("800 tokens are left");
+    /// assert!(limiter.reserve("models", &tokens, 800, Duration::from_secs(60))?.id.is_none());
+    /// // The model has used 300.
+    /// let settled = limiter.settle("models", &tokens, &id, 300)?;
+    /// assert!(settled.is_some_and(|settled| settled.remaining >= 700));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::check`]; `ttl` is out of bounds; there are too many reservations.
+    pub fn reserve(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        amount: u64,
+        ttl: Duration,
+    ) -> Result<Reservation, HoldError> {
+        let id = HoldId::random();
+        let terms = HoldTerms::new(id.clone(), ttl, OnExpiry::Release)?;
+        let entries = each_entry(entries);
+        let request = request(domain, &entries, Operation::Charge(amount))?;
+        let view = self.view();
+        let HeldAnswer { answer, is_held } = view.reserve(&request, &terms)?;
+        Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(id) })
+    }
+
+    /// Settles a reservation at the hits that were used: the others are given back, missing ones are charged as far as
+    /// the limit goes. 0 cancels it. If its time has passed, or the id is unknown, all of them are charged. A repeated
+    /// call answers as the first and changes nothing. `None` if the descriptor has no limit.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::check`].
+    pub fn settle(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        id: &HoldId,
+        actual: u64,
+    ) -> Result<Option<Settled>, HoldError> {
+        let entries = each_entry(entries);
+        let request = request(domain, &entries, Operation::Charge(actual))?;
+        Ok(self.view().settle(&request, id)?.settled[0])
+    }
+
     /// Evicts counters that are idle. The memory limit holds without it; called every few seconds, it returns unused
     /// memory earlier.
     pub fn sweep(&self) {
@@ -135,23 +207,40 @@ impl Limiter {
         entries: &[(&str, &str)],
         operation: Operation,
     ) -> Result<Checked, CheckError> {
-        let entries: SmallVec<[Entry<'_>; 4]> =
-            entries.iter().map(|&(key, value)| Entry { key, value }).collect();
-        let descriptor = Descriptor { entries: &entries, operation, limit: None };
-        let request = Request::new(domain, [descriptor], None)?;
+        let entries = each_entry(entries);
+        let request = request(domain, &entries, operation)?;
         let view = self.view();
-        let answer = view.decide(&request)?;
+        Ok(Checked::of(&view.decide(&request)?))
+    }
+}
+
+impl Checked {
+    /// The answer to a request with one descriptor.
+    fn of(answer: &Answer<'_>) -> Self {
         let status = &answer.statuses[0];
         let limit = status.limit.map(|limit| limit.requests_per_unit);
-        Ok(Checked {
+        Self {
             passes: answer.passes,
             delay: answer.delay,
             limit,
             remaining: if limit.is_some() { status.remaining } else { u64::MAX },
             reset_after: status.reset_after,
             retry_after: status.retry_after,
-        })
+        }
     }
+}
+
+fn each_entry<'a>(entries: &[(&'a str, &'a str)]) -> SmallVec<[Entry<'a>; 4]> {
+    entries.iter().map(|&(key, value)| Entry { key, value }).collect()
+}
+
+/// A request with one descriptor.
+fn request<'a>(
+    domain: &'a str,
+    entries: &'a [Entry<'a>],
+    operation: Operation,
+) -> Result<Request<'a>, RequestError> {
+    Request::new(domain, [Descriptor { entries, operation, limit: None }], None)
 }
 
 #[cfg(test)]

@@ -25,16 +25,18 @@ mod remote;
 #[path = "no_remote.rs"]
 mod remote;
 mod request;
+mod reserve;
 
 pub use answer::{Answer, Status};
 pub use bounds::{Bounds, TooLarge};
-pub use embedded::{CheckError, Checked};
+pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "server")]
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use metrics::Metrics;
 pub use plan::{CurrentLimit, Modes};
 pub use remote::RemoteDecider;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
+pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
 
 use plan::{AppliedLimit, Plan, applied_limits};
 

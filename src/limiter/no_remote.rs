@@ -11,6 +11,10 @@ impl RemoteDecider {
         match *self {}
     }
 
+    pub(super) fn keeps_holds(&self) -> bool {
+        match *self {}
+    }
+
     pub(super) fn not_local_error(&self) -> LimiterError {
         match *self {}
     }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::{
-    cluster::{Cluster, ForwardPolicy, MemberState, OpenForwards},
+    cluster::{Cluster, ForwardPolicy, MemberState, OpenForwards, RemoteHoldError},
     limiter::{
-        ActiveView, Answer, Limiter, LimiterError, Request, answer,
+        ActiveView, Answer, HeldAnswer, HoldError, Limiter, LimiterError, Request, SettledAnswer, answer,
         plan::{AppliedLimit, Plan, applied_limits},
     },
     rules::{KeyedDomain, OnOwnerUnavailable},
     shared_store::SharedStore,
-    store::{Check, CheckSet, Decisions, Refusal, RemoteDecisions},
+    store::{Check, CheckSet, Decisions, HoldId, HoldTerms, Refusal, RemoteDecisions},
 };
 
 /// Decides checks whose counters are elsewhere.
@@ -32,6 +32,14 @@ impl RemoteDecider {
             // The owner may have reported the counter as exhausted to other replicas.
             Self::Cluster(_) => request.has_refund(),
             Self::SharedStore(_) => true,
+        }
+    }
+
+    /// Whether its counters have holds.
+    pub(super) fn keeps_holds(&self) -> bool {
+        match self {
+            Self::Cluster(_) => true,
+            Self::SharedStore(_) => false,
         }
     }
 
@@ -62,6 +70,16 @@ impl RemoteDecider {
                     policies.iter().map(|policy| policy.on_owner_unavailable).collect();
                 Ok(store.decide(checks, &policies, timeout, refusal).await?)
             }
+        }
+    }
+}
+
+impl From<RemoteHoldError> for HoldError {
+    fn from(error: RemoteHoldError) -> Self {
+        match error {
+            RemoteHoldError::Overloaded => Self::Limiter(LimiterError::Overloaded),
+            RemoteHoldError::Exhausted => Self::Exhausted,
+            RemoteHoldError::OwnerUnreachable => Self::OwnerUnreachable,
         }
     }
 }
@@ -136,5 +154,41 @@ impl ActiveView<'_> {
         let charged = plan.checks.each(|index, _| decisions.charged()[index]);
         let decisions = Decisions::new(each, charged);
         Ok(self.counted_answer(domain, request, applied, plan, &decisions, &degraded))
+    }
+}
+
+impl ActiveView<'_> {
+    /// The same as [`ActiveView::reserve`] for a request with counters elsewhere, received over `connection`.
+    pub async fn reserve_remote(
+        &self,
+        request: &Request<'_>,
+        terms: &HoldTerms,
+        connection: &OpenForwards,
+    ) -> Result<HeldAnswer<'_>, HoldError> {
+        let Some(applied) = self.applied_holds(request)? else {
+            return Ok(HeldAnswer::without_limits(request));
+        };
+        let cluster = self.limiter.cluster().ok_or(LimiterError::Remote)?;
+        let plan = Plan::new(applied.domain, request, &applied.limits);
+        let refusal = answer::refusal(self.limiter.modes, &applied.limits, plan.deciding());
+        let refused = |decisions: &[_]| refusal.is_refused(decisions);
+        let reserved = cluster.reserve(&plan.checks, terms, request.timeout, connection, refused).await?;
+        Ok(self.held_answer(request, &applied, &plan, &reserved))
+    }
+
+    /// The same as [`ActiveView::settle`] for a request with counters elsewhere, received over `connection`.
+    pub async fn settle_remote(
+        &self,
+        request: &Request<'_>,
+        id: &HoldId,
+        connection: &OpenForwards,
+    ) -> Result<SettledAnswer<'_>, HoldError> {
+        let Some(applied) = self.applied_holds(request)? else {
+            return Ok(SettledAnswer::without_limits(request));
+        };
+        let cluster = self.limiter.cluster().ok_or(LimiterError::Remote)?;
+        let plan = Plan::new(applied.domain, request, &applied.limits);
+        let settled = cluster.settle(&plan.checks, id, request.timeout, connection).await?;
+        Ok(SettledAnswer::of(&applied, &plan, &settled))
     }
 }

@@ -1,6 +1,14 @@
 //! The hasher of maps by key.
 
-use std::hash::Hasher;
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+};
+
+use crate::descriptor::Key;
+
+/// A map by key.
+pub(super) type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 
 /// An identity hasher: keys are hashes already.
 #[derive(Debug, Default)]
@@ -15,7 +23,7 @@ impl Hasher for KeyHasher {
         self.0 = hash;
     }
 
-    /// Unused: a [`Key`](crate::descriptor::Key) hashes as one number.
+    /// Unused: a [`Key`] hashes as one number.
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);

@@ -1,7 +1,7 @@
 //! Counters in memory, in one table for each slot.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -12,7 +12,7 @@ use crate::{
         Check, CheckSet, DecisionsOf, OnFull, SLOTS, Slot, SlotData,
         budget::Budget,
         packed_counter::PackedCounter,
-        table::{BYTES_FIRST, EventCounter, Table, TableResources},
+        table::{BYTES_FIRST, EventCounter, HoldTotals, Table, TableResources},
     },
     time::{Clock, Timestamp},
 };
@@ -20,6 +20,7 @@ use crate::{
 mod admin;
 mod decide_set;
 mod edit;
+mod holds;
 mod leases;
 mod ownership;
 mod restrictions;
@@ -28,6 +29,8 @@ mod sharing;
 pub(crate) use admin::charged_counter;
 pub use admin::{CounterState, DryRun, Replacement};
 pub(crate) use decide_set::{Action, decide_set};
+pub(crate) use holds::each_hold_id;
+pub use holds::{ReserveError, Reserved};
 pub use leases::UsedHits;
 pub use restrictions::Lead;
 
@@ -76,6 +79,14 @@ pub struct StoreStats {
     pub evicted_unexpired: u64,
     /// Charges to new keys for which there was no memory.
     pub refused_full: u64,
+    /// Open reservations.
+    pub holds_open: usize,
+    /// Reservations that their expiry released, since the start.
+    pub holds_released: u64,
+    /// Reservations that their expiry charged, since the start.
+    pub holds_charged: u64,
+    /// Reservations that were refused because there were too many.
+    pub holds_exhausted: u64,
 }
 
 /// Why a check set is not decided on this replica. Nothing was charged.
@@ -112,6 +123,7 @@ impl Memory {
             budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
             evicted_idle: EventCounter::default(),
             evicted_unexpired: EventCounter::default(),
+            holds: HoldTotals::default(),
         };
         Self {
             tables: (0..slots).map(|_| TableLock::default()).collect(),
@@ -142,6 +154,10 @@ impl Memory {
             evicted_idle: self.resources.evicted_idle.get(),
             evicted_unexpired: self.resources.evicted_unexpired.get(),
             refused_full: self.refused_full.get(),
+            holds_open: self.resources.holds.open.load(Ordering::Relaxed),
+            holds_released: self.resources.holds.released.get(),
+            holds_charged: self.resources.holds.charged.get(),
+            holds_exhausted: self.resources.holds.exhausted.get(),
         }
     }
 
@@ -154,8 +170,12 @@ impl Memory {
     /// Restores counters from a snapshot, as many as the memory allows.
     pub(super) fn restore(&self, data: SlotData, now: Timestamp) {
         self.adopt_lead(&data, now);
-        for (key, packed) in data.into_counters().filter(|(_, packed)| now < packed.idle_at()) {
+        let (counters, holds) = data.into_counters();
+        for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
             self.insert(&mut self.table(self.slot(key)), key, packed, now);
+        }
+        for (key, holds) in holds {
+            self.restore_holds(key, holds);
         }
     }
 
@@ -192,7 +212,7 @@ impl Memory {
         Ok(decisions)
     }
 
-    /// The same in slots of which some have leases or pending usage.
+    /// The same in slots of which some have holds, leases or pending usage.
     #[cold]
     #[inline(never)]
     fn apply_with_side_data<S: CheckSet>(
@@ -203,6 +223,7 @@ impl Memory {
         refused: impl Fn(&[Decision<S::Receipt>]) -> bool,
     ) -> Result<DecisionsOf<S>, NotLocal> {
         locked.absorb_pending(self, checks, now);
+        locked.expire_holds(self, checks, now);
         locked.require_unleased(self, checks, now, &refused)?;
         let decisions = decide_set(checks, refused, |index, action| {
             let check = &checks.checks()[index];
@@ -237,11 +258,35 @@ impl Memory {
         (decision.keep_receipt(S::keep), stored)
     }
 
+    /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. Its holds observe
+    /// the change.
+    fn touch_unpacked(
+        &self,
+        table: &mut Table,
+        key: Key,
+        limit: &Limit,
+        now: Timestamp,
+        decide: impl FnOnce(&mut Counter) -> Decision,
+    ) -> (Decision, bool) {
+        let Some(mut holds) = table.take_holds(key) else {
+            return self.touch_counter(table, key, limit, now, decide);
+        };
+        let size = holds.size();
+        let decided = self.touch_counter(table, key, limit, now, |counter| {
+            holds.observe(limit, counter, now);
+            let decision = decide(counter);
+            holds.observe(limit, counter, now);
+            decision
+        });
+        table.put_holds(key, holds, size, &self.resources);
+        decided
+    }
+
     /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. A new counter that
     /// stays idle need not be stored.
     // `inline(never)`: new counters are rare and need a larger stack frame.
     #[inline(never)]
-    fn touch_unpacked(
+    fn touch_counter(
         &self,
         table: &mut Table,
         key: Key,
@@ -332,6 +377,7 @@ impl Memory {
 
     fn sweep_slot(&self, slot: Slot, now: Timestamp) {
         let mut table = self.table(slot);
+        self.sweep_holds(slot, &mut table, now);
         table.forget_idle(now, &self.resources);
         // Counters may have grown since they were inserted.
         if self.resources.budget.is_exceeded() {
@@ -377,10 +423,11 @@ impl<S: CheckSet> LockedSlots<'_, S> {
         missing.map_or(Ok(()), |(_, slot)| Err(NotLocal::Slot(*slot)))
     }
 
-    /// Whether a slot has leases or pending usage.
+    /// Whether a slot has holds, leases or pending usage.
     #[inline(always)]
     fn have_side_data(&self) -> bool {
-        self.ownerships().iter().any(|ownership| ownership.side_data().is_some())
+        self.tables.as_ref().iter().any(|table| table.has_holds())
+            || self.ownerships().iter().any(|ownership| ownership.side_data().is_some())
     }
 
     /// Merges pending usage into the counters of the checks.

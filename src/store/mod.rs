@@ -9,6 +9,7 @@ mod budget;
 mod check_set;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod holds;
 mod key_hasher;
 mod local_share;
 mod memory;
@@ -16,6 +17,7 @@ mod packed_counter;
 #[cfg(feature = "server")]
 mod persistence;
 mod refusal;
+mod reservation;
 mod slot;
 mod slot_data;
 mod snapshot;
@@ -23,16 +25,25 @@ mod table;
 
 pub use budget::BYTES_MIN;
 pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
+pub use holds::HOLDS_MAX;
 pub use local_share::{Admitted, LocalShare};
+#[cfg(feature = "server")]
+pub(crate) use memory::each_hold_id;
 #[cfg(feature = "server")]
 pub use memory::sweep;
 pub(crate) use memory::{Action, charged_counter, decide_set};
-pub use memory::{CounterState, DryRun, Lead, Memory, NotLocal, Replacement, StoreStats, UsedHits};
+pub use memory::{
+    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, Reserved, StoreStats, UsedHits,
+};
 pub(crate) use packed_counter::{Decoded, PackedCounter};
 #[cfg(feature = "server")]
 pub use persistence::{Persistence, Settings, SlotSources};
 pub(crate) use refusal::refuses;
 pub use refusal::{Refusal, Role};
+pub use reservation::{
+    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HoldId, HoldIdTooLong, HoldTerms,
+    HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
+};
 pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, DecodeError, PendingUsage, SlotData};
 pub use snapshot::{SlotSource, SnapshotError, StoredSlot};
@@ -48,6 +59,16 @@ pub struct Check<'a> {
     pub operation: Operation,
     /// What happens to the charge if another check refuses the call.
     pub on_refusal: OnRefusal,
+}
+
+impl Check<'_> {
+    /// The hits of its charge.
+    pub(crate) fn hits(&self) -> u64 {
+        match self.operation {
+            Operation::Charge(hits) => hits,
+            Operation::Peek | Operation::Refund(_) => 0,
+        }
+    }
 }
 
 /// What happens to a passed charge of a refused call.

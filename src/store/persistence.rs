@@ -180,7 +180,9 @@ mod tests {
     use crate::{
         algorithm::{Limit, Operation, laws::every_limit},
         descriptor::KeyText,
-        store::{Check, OnRefusal, SlotData},
+        store::{
+            Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry, OnRefusal, SettleOutcome, SlotData,
+        },
         time::SECOND,
     };
 
@@ -250,6 +252,39 @@ mod tests {
         for limit in limits() {
             assert_eq!(left(&after, &limit, Operation::Peek, earlier), 6, "{limit:?}");
             assert_eq!(left(&after, &limit, Operation::Peek, earlier.plus(72 * HOUR)), 10, "{limit:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn reservations_survive_restart_also_with_clock_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("counters");
+        let (before, _) = Persistence::start(settings(&path), NOW);
+        let id = HoldId::new(b"a").unwrap();
+        let checks = |limit, hits| {
+            let key = KeyText::new("test").key(&Limit::kind(limit).bytes(), &SECRET);
+            let (operation, on_refusal) = (Operation::Charge(hits), OnRefusal::TakeBack);
+            Checks::from_slice(&[Check { key, limit, operation, on_refusal }])
+        };
+        let terms = HoldTerms::new(id.clone(), HOLD_TTL_DEFAULT, OnExpiry::Release).unwrap();
+        for limit in &limits() {
+            assert!(before.memory.reserve(&checks(limit, 4), &terms, NOW, |_| false).unwrap().is_held);
+        }
+        before.write(&Clock::manual(NOW), SECRET).await;
+
+        for now in [NOW.plus(59 * SECOND), NOW.minus(1_000 * 24 * HOUR)] {
+            let (after, _) = Persistence::start(settings(&path), now);
+            assert_eq!(after.memory.stats().holds_open, limits().len());
+            for limit in &limits() {
+                let settled = after.memory.settle(&checks(limit, 1), &id, now).unwrap()[0];
+                assert_eq!(settled.outcome, SettleOutcome::Open, "{limit:?}");
+                assert_eq!(left(&after, limit, Operation::Peek, now), 9, "{limit:?}");
+            }
+        }
+        let expired = NOW.plus(60 * SECOND);
+        let (after, _) = Persistence::start(settings(&path), expired);
+        for limit in &limits() {
+            assert_eq!(left(&after, limit, Operation::Peek, expired), 10, "{limit:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Slot data: the content of a slot during a hand-off, or as a copy.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     hash::BuildHasherDefault,
     sync::Arc,
 };
@@ -11,7 +11,8 @@ use crate::{
     descriptor::Key,
     store::{
         budget::{Budget, Reservation},
-        key_hasher::KeyHasher,
+        holds::Holds,
+        key_hasher::{ByKey, KeyHasher},
         memory::Lead,
         packed_counter::PackedCounter,
         table::Table,
@@ -23,8 +24,6 @@ mod codec;
 
 pub use codec::DecodeError;
 
-type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
-
 /// The content of a slot. Copies that a store makes or accepts count in its budget until they are dropped.
 #[derive(Clone, Debug, Default)]
 pub struct SlotData {
@@ -32,6 +31,7 @@ pub struct SlotData {
     counters: ByKey<PackedCounter>,
     // Keys whose counter was removed or is idle.
     removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
+    holds: ByKey<Holds>,
     pending: PendingUsage,
     unknown: UnknownRecords,
     // The lead of the sender's clock: some instants may be ahead of it.
@@ -79,19 +79,21 @@ impl SlotData {
     /// The whole slot.
     pub(super) fn all(
         counters: impl Iterator<Item = (Key, PackedCounter)>,
+        holds: ByKey<Holds>,
         pending: PendingUsage,
         unknown: UnknownRecords,
     ) -> Self {
         let (extent, counters) = (Extent::All, counters.collect());
-        Self { extent, counters, pending, unknown, ..Self::default() }
+        Self { extent, counters, holds, pending, unknown, ..Self::default() }
     }
 
-    /// The counters of some keys; `None` for removed ones.
+    /// The counters of some keys, `None` for removed ones, and all holds of these keys.
     pub(super) fn some(
         cells: impl Iterator<Item = (Key, Option<PackedCounter>)>,
+        holds: ByKey<Holds>,
         pending: PendingUsage,
     ) -> Self {
-        let mut data = Self { pending, ..Self::default() };
+        let mut data = Self { holds, pending, ..Self::default() };
         for (key, packed) in cells {
             match packed {
                 Some(packed) => {
@@ -105,8 +107,8 @@ impl SlotData {
         data
     }
 
-    pub(super) fn into_parts(self) -> (Table, PendingUsage, UnknownRecords) {
-        (Table::of(self.counters.into_iter()), self.pending, self.unknown)
+    pub(super) fn into_parts(self) -> (Table, ByKey<Holds>, PendingUsage, UnknownRecords) {
+        (Table::of(self.counters.into_iter()), self.holds, self.pending, self.unknown)
     }
 
     /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
@@ -134,7 +136,7 @@ impl SlotData {
 
     /// Whether there is nothing in the data.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0 && self.pending.is_empty() && self.removed.is_empty()
+        self.len() == 0 && self.holds.is_empty() && self.pending.is_empty() && self.removed.is_empty()
     }
 
     /// The same with the current lead of the store.
@@ -161,11 +163,13 @@ impl SlotData {
         for key in changes.counters.keys().chain(changes.pending.by_key.keys()).chain(&changes.removed) {
             self.pending.by_key.remove(key);
             self.removed.remove(key);
+            self.holds.remove(key);
         }
         for key in &changes.removed {
             self.counters.remove(key);
         }
         self.counters.extend(changes.counters);
+        self.holds.extend(changes.holds);
         self.pending.by_key.extend(changes.pending.by_key);
         self.unknown.extend(changes.unknown);
         self.lead = match (self.lead, changes.lead) {
@@ -214,6 +218,7 @@ impl SlotData {
     pub(super) fn shifted_back(mut self, back: u64) -> Self {
         let earlier = |packed: PackedCounter| packed.shifted_back(back);
         self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
+        self.holds = self.holds.into_iter().map(|(key, holds)| (key, holds.shifted_back(back))).collect();
         for usage in self.pending.by_key.values_mut().flatten() {
             usage.packed = earlier(usage.packed.clone());
             usage.base = usage.base.take().map(earlier);
@@ -222,9 +227,14 @@ impl SlotData {
         self
     }
 
-    /// The counters by key.
-    pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, PackedCounter)> {
-        self.counters.into_iter()
+    /// The counters and the holds by key.
+    pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Holds>) {
+        (self.counters, self.holds)
+    }
+
+    /// The approximate size of the encoded holds, in bytes.
+    pub fn hold_bytes(&self) -> usize {
+        self.holds.values().map(Holds::bytes).sum()
     }
 
     /// The same, counted in `budget`.
@@ -239,6 +249,7 @@ impl SlotData {
         bytes_of_map(self.counters.capacity())
             + self.heap_bytes()
             + self.removed.capacity() * size_of::<Key>()
+            + bytes_of_holds(&self.holds)
             + self.pending.bytes()
             + bytes_of_unknown(&self.unknown)
     }
@@ -256,7 +267,8 @@ impl SlotData {
 /// Compares the content, not the budget.
 impl PartialEq for SlotData {
     fn eq(&self, other: &Self) -> bool {
-        (&self.counters, &self.pending, &self.unknown) == (&other.counters, &other.pending, &other.unknown)
+        (&self.counters, &self.holds, &self.pending, &self.unknown)
+            == (&other.counters, &other.holds, &other.pending, &other.unknown)
     }
 }
 
@@ -321,6 +333,12 @@ impl PendingUsage {
 /// byte of metadata.
 pub(super) fn bytes_of_map(capacity: usize) -> usize {
     if capacity == 0 { 0 } else { (capacity * 8 / 7 + 1) * (size_of::<(Key, PackedCounter)>() + 1) + 16 }
+}
+
+/// The approximate memory, in bytes.
+fn bytes_of_holds(holds: &ByKey<Holds>) -> usize {
+    let capacity = holds.capacity() * size_of::<(Key, Holds)>() * 5 / 4;
+    capacity + holds.values().map(Holds::bytes).sum::<usize>()
 }
 
 /// The approximate memory, in bytes.

@@ -80,7 +80,7 @@ pub enum SlotSource {
         epoch: u64,
     },
     /// A copy that is kept for an owner that is gone.
-    Copy(StoredSlot),
+    Copy(Box<StoredSlot>),
 }
 
 impl SlotSource {
@@ -92,8 +92,9 @@ impl SlotSource {
                 Some(StoredSlot { slot, epoch, seq, data })
             }
             Self::Copy(copy) => {
-                let data = copy.data.without_idle(now);
-                (!data.is_empty()).then_some(StoredSlot { data, ..copy })
+                let StoredSlot { slot, epoch, seq, data } = *copy;
+                let data = data.without_idle(now);
+                (!data.is_empty()).then_some(StoredSlot { slot, epoch, seq, data })
             }
         }
     }

@@ -2,12 +2,17 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use crate::{
     descriptor::Key,
-    store::{budget::Budget, packed_counter::PackedCounter},
+    store::{
+        budget::Budget,
+        holds::{HoldSize, Holds},
+        key_hasher::ByKey,
+        packed_counter::PackedCounter,
+    },
     time::Timestamp,
 };
 
@@ -32,6 +37,8 @@ pub(super) struct Table {
     buckets: HashTable,
     // No eviction before this instant: the last one freed too little.
     no_eviction_until: Timestamp,
+    // Only few slots have holds. Evicting a counter does not affect them.
+    holds: Option<Box<ByKey<Holds>>>,
 }
 
 /// The resources that all tables share.
@@ -40,11 +47,35 @@ pub(super) struct TableResources {
     pub(super) budget: Arc<Budget>,
     pub(super) evicted_idle: EventCounter,
     pub(super) evicted_unexpired: EventCounter,
+    pub(super) holds: HoldTotals,
+}
+
+/// What all holds take, and what happened to them.
+#[derive(Debug, Default)]
+pub(super) struct HoldTotals {
+    pub(super) open: AtomicUsize,
+    pub(super) bytes: AtomicUsize,
+    pub(super) released: EventCounter,
+    pub(super) charged: EventCounter,
+    pub(super) exhausted: EventCounter,
 }
 
 /// A counter of events.
 #[derive(Debug, Default)]
 pub(super) struct EventCounter(AtomicU64);
+
+impl TableResources {
+    /// Records that the holds of a counter have changed.
+    pub(super) fn change_holds(&self, before: HoldSize, after: HoldSize) {
+        self.budget.change(before.bytes, after.bytes);
+        for (total, before, after) in
+            [(&self.holds.open, before.open, after.open), (&self.holds.bytes, before.bytes, after.bytes)]
+        {
+            // Both at once: the difference may be negative.
+            total.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        }
+    }
+}
 
 impl EventCounter {
     pub(super) fn add(&self, number: usize) {
@@ -82,6 +113,65 @@ impl Table {
     #[inline]
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut PackedCounter> {
         self.buckets.get_mut(key)
+    }
+
+    /// Whether there are holds.
+    #[inline(always)]
+    pub(super) fn has_holds(&self) -> bool {
+        self.holds.is_some()
+    }
+
+    /// The holds of `key`, if there are any.
+    pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
+        self.holds.as_ref()?.get(&key)
+    }
+
+    /// The keys with holds.
+    pub(super) fn keys_with_holds(&self) -> Vec<Key> {
+        self.holds.as_ref().map_or_else(Vec::new, |holds| holds.keys().copied().collect())
+    }
+
+    /// Takes the holds of `key` until [`Table::put_holds`].
+    pub(super) fn take_holds(&mut self, key: Key) -> Option<Holds> {
+        self.holds.as_mut()?.remove(&key)
+    }
+
+    /// Puts holds back that had the size `before`.
+    pub(super) fn put_holds(&mut self, key: Key, holds: Holds, before: HoldSize, resources: &TableResources) {
+        let after = if holds.is_empty() { HoldSize::default() } else { holds.size() };
+        resources.change_holds(before, after);
+        if !holds.is_empty() {
+            self.holds.get_or_insert_default().insert(key, holds);
+        } else if self.holds.as_ref().is_some_and(|holds| holds.is_empty()) {
+            self.holds = None;
+        }
+    }
+
+    /// Copies of all holds.
+    pub(super) fn copies_of_holds(&self) -> ByKey<Holds> {
+        self.holds.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// Takes all holds, which no longer count in the memory of this table.
+    pub(super) fn take_all_holds(&mut self, resources: &TableResources) -> ByKey<Holds> {
+        let holds = self.holds.take().map(|holds| *holds).unwrap_or_default();
+        holds.values().for_each(|holds| resources.change_holds(holds.size(), HoldSize::default()));
+        holds
+    }
+
+    /// Adds the holds of another table.
+    pub(super) fn add_holds(&mut self, holds: ByKey<Holds>, resources: &TableResources) {
+        for (key, holds) in holds {
+            self.put_holds(key, holds, HoldSize::default(), resources);
+        }
+    }
+
+    /// Drops the holds of `key`.
+    pub(super) fn drop_holds(&mut self, key: Key, resources: &TableResources) {
+        if let Some(holds) = self.take_holds(key) {
+            let before = holds.size();
+            self.put_holds(key, Holds::new(holds.limit()), before, resources);
+        }
     }
 
     /// Copies of all counters.
@@ -282,6 +372,7 @@ mod tests {
             budget: Arc::new(Budget::new(bytes_max as u64, 1, BYTES_FIRST)),
             evicted_idle: EventCounter::default(),
             evicted_unexpired: EventCounter::default(),
+            holds: HoldTotals::default(),
         }
     }
 

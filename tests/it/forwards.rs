@@ -13,12 +13,15 @@ use std::{
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tollgate::{
-    algorithm::{Classic, Decision, Limit, Operation, Window},
+    algorithm::{Classic, Decision, Excess, FixedWindow, Limit, Operation, Window},
     cluster::{self, Cluster, ForwardPolicy, OpenForwards, Trust, link},
-    descriptor::{Entry, KeyText, Secret},
+    descriptor::{Entry, Key, KeyText, Secret},
     resilience::Overloaded,
     rules::{ActiveRules, OnOwnerUnavailable},
-    store::{Check, Memory, OnFull, OnRefusal},
+    store::{
+        Check, Checks, HOLD_TTL_MAX, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SettleOutcome,
+        Settled,
+    },
     time::{Clock, SECOND},
 };
 
@@ -30,6 +33,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Two replicas in this process, over real links.
 struct Pair {
     caller: Cluster,
+    other: Cluster,
     memories: [Arc<Memory>; 2],
     _running: JoinSet<Result<(), link::Error>>,
     _folder: TempDir,
@@ -72,9 +76,9 @@ impl Pair {
             figures.members == 2 && figures.slots_moving == 0
         };
         until(async || clusters.iter().all(settled).then_some(())).await;
-        let caller = clusters.swap_remove(0);
+        let [caller, other] = <[_; 2]>::try_from(clusters).unwrap();
         let memories = <[_; 2]>::try_from(memories).unwrap();
-        Self { caller, memories, _running: running, _folder: folder }
+        Self { caller, other, memories, _running: running, _folder: folder }
     }
 
     /// Decides a call of `checks` checks with distinct keys. Returns how many pass, and the number of polls.
@@ -111,9 +115,86 @@ impl Pair {
         (passed, polls.into_inner())
     }
 
+    /// Reserves `hits` of ten for each key, under one id. Returns whether everything is held.
+    async fn reserve(&self, keys: &[Key], hits: u64, id: &HoldId) -> bool {
+        let (limit, connection) = (ten(), OpenForwards::default());
+        let terms = HoldTerms::new(id.clone(), HOLD_TTL_MAX, OnExpiry::Release).unwrap();
+        let refused = |decisions: &[Decision]| decisions.iter().any(|one| !one.verdict.passes());
+        let checks = charges(keys, &limit, hits);
+        self.caller.reserve(&checks, &terms, None, &connection, refused).await.unwrap().is_held
+    }
+
+    async fn settle(&self, keys: &[Key], hits: u64, id: &HoldId) -> Vec<Settled> {
+        let (limit, connection) = (ten(), OpenForwards::default());
+        let checks = charges(keys, &limit, hits);
+        self.caller.settle(&checks, id, None, &connection).await.unwrap().to_vec()
+    }
+
+    /// The open reservations of each replica.
+    fn holds(&self) -> [usize; 2] {
+        self.memories.each_ref().map(|memory| memory.stats().holds_open)
+    }
+
     fn counters(&self) -> usize {
         self.memories.iter().map(|memory| memory.stats().live).sum()
     }
+}
+
+/// Ten hits in a window.
+fn ten() -> Limit {
+    let window = Window::of_nanos(1_000 * SECOND).unwrap();
+    Limit::FixedWindow(FixedWindow { limit: 10, window, excess: Excess::Refuse })
+}
+
+fn keys(number: usize) -> Vec<Key> {
+    let secret = Secret::random();
+    let key = |index: usize| {
+        let (value, mut text) = (index.to_string(), KeyText::new("reservations"));
+        text.entry(Entry { key: "number", value: &value });
+        text.key(&ten().kind().bytes(), &secret)
+    };
+    (0..number).map(key).collect()
+}
+
+fn charges<'l>(keys: &[Key], limit: &'l Limit, hits: u64) -> Checks<'l> {
+    let (operation, on_refusal) = (Operation::Charge(hits), OnRefusal::TakeBack);
+    keys.iter().map(|key| Check { key: *key, limit, operation, on_refusal }).collect()
+}
+
+#[tokio::test]
+async fn reservation_over_two_owners_is_held_whole_or_not_at_all() {
+    let (pair, keys) = (Pair::start().await, keys(64));
+    let [held, refused] = [(), ()].map(|()| HoldId::random());
+    assert!(pair.reserve(&keys, 6, &held).await);
+    let holds = pair.holds();
+    assert!(holds.iter().all(|holds| *holds > 0) && holds.iter().sum::<usize>() == 64, "{holds:?}");
+
+    // One key more than before has too little left, so all others are withdrawn.
+    assert!(pair.reserve(&keys[..1], 2, &HoldId::random()).await);
+    assert!(!pair.reserve(&keys, 4, &refused).await);
+    until(async || (pair.holds().iter().sum::<usize>() == 65).then_some(())).await;
+    assert!(pair.reserve(&keys, 2, &refused).await, "a refused reservation is not remembered");
+
+    let settled = pair.settle(&keys[1..], 1, &held).await;
+    assert!(
+        settled.iter().all(|one| (one.outcome, one.remaining) == (SettleOutcome::Open, 7)),
+        "{settled:?}"
+    );
+    assert_eq!(pair.settle(&keys[1..], 9, &held).await, settled, "a repeated call answers as the first");
+}
+
+#[tokio::test]
+async fn reservation_moves_with_its_slot_when_the_owner_drains() {
+    let (pair, keys, id) = (Pair::start().await, keys(64), HoldId::random());
+    assert!(pair.reserve(&keys, 6, &id).await);
+    pair.other.drain();
+    until(async || (pair.holds() == [64, 0]).then_some(())).await;
+    assert!(pair.reserve(&keys, 6, &id).await, "a repeated call answers as the first");
+    let settled = pair.settle(&keys, 0, &id).await;
+    assert!(
+        settled.iter().all(|one| (one.outcome, one.remaining) == (SettleOutcome::Open, 10)),
+        "{settled:?}"
+    );
 }
 
 #[tokio::test]

@@ -151,7 +151,7 @@ impl Router<'_> {
     }
 
     /// Sends an operation to the owner, now or as soon as the owner is reachable.
-    fn send_to_owner(&mut self, check: impl Into<Arc<RemoteCheck>>) {
+    pub(super) fn send_to_owner(&mut self, check: impl Into<Arc<RemoteCheck>>) {
         self.route(OpenCheck::without_reply(check.into(), self.cx.now));
     }
 
@@ -195,7 +195,8 @@ impl Router<'_> {
                 self.checks.borrower.decide(open.check.key, &open.check.limit, operation, self.cx.now);
             if let Some((decision, charged)) = decided {
                 self.cx.out.stats.leased += 1;
-                let outcome = Outcome { decision, charged, decided_by: DecidedBy::Lease };
+                let outcome =
+                    Outcome { charged, decided_by: DecidedBy::Lease, ..Outcome::of_owner(decision) };
                 self.cx.out.actions.push(Action::Complete(ticket, outcome));
                 return None;
             }
@@ -237,7 +238,7 @@ impl Router<'_> {
 
     fn reply(&mut self, open: OpenCheck, reply: Reply, sent_at: Timestamp) {
         match (open.requester, reply) {
-            (Requester::NoReply, Reply::Decided { .. }) => {}
+            (Requester::NoReply, Reply::Decided { .. } | Reply::Settled(_) | Reply::Exhausted) => {}
             (Requester::Peer(peer, ticket), reply) => {
                 self.cx.out.send(peer, Message::Reply { ticket, reply })
             }
@@ -245,7 +246,14 @@ impl Router<'_> {
                 if let Some(lease) = lease {
                     self.receive_lease(&open.check, &decision, lease, sent_at);
                 }
-                let outcome = Outcome { decision, charged, decided_by: DecidedBy::Owner };
+                let outcome = Outcome { charged, ..Outcome::of_owner(decision) };
+                self.cx.out.actions.push(Action::Complete(ticket, outcome));
+            }
+            (Requester::Caller(ticket, _), Reply::Settled(settled)) => {
+                self.cx.out.actions.push(Action::Complete(ticket, Outcome::of_settled(settled)));
+            }
+            (Requester::Caller(ticket, policy), Reply::Exhausted) => {
+                let outcome = Outcome { decided_by: DecidedBy::Exhausted, ..Outcome::without_owner(policy) };
                 self.cx.out.actions.push(Action::Complete(ticket, outcome));
             }
             (Requester::Caller(..) | Requester::NoReply, Reply::Unreachable) => {
@@ -278,7 +286,10 @@ impl Router<'_> {
                 self.cx.out.send(peer, Message::Reply { ticket, reply: Reply::Unreachable });
             }
             Requester::Caller(ticket, policy) => {
-                self.cx.out.stats.degraded += 1;
+                // Without its owner a hold fails, and nothing is decided.
+                if !open.check.operation.needs_owner() {
+                    self.cx.out.stats.degraded += 1;
+                }
                 let outcome = self.degraded_outcome(&open.check, policy);
                 self.cx.out.actions.push(Action::Complete(ticket, outcome));
             }
@@ -298,14 +309,17 @@ impl Router<'_> {
                 let members = self.cx.members.healthy();
                 let (decision, charged) =
                     self.checks.local_share.share.decide(*key, limit, *operation, members, self.cx.wall);
-                Outcome { decision, charged, decided_by: DecidedBy::Degraded }
+                Outcome { charged, decided_by: DecidedBy::Degraded, ..Outcome::of_owner(decision) }
             }
             (RemoteOperation::Decide(_), OnOwnerUnavailable::Allow | OnOwnerUnavailable::Deny)
             | (
                 RemoteOperation::Undo(_)
                 | RemoteOperation::Absorb(_)
                 | RemoteOperation::Settle(_)
-                | RemoteOperation::Set(_),
+                | RemoteOperation::Set(_)
+                | RemoteOperation::Reserve { .. }
+                | RemoteOperation::SettleHold { .. }
+                | RemoteOperation::WithdrawHold { .. },
                 _,
             ) => Outcome::without_owner(policy),
         }

@@ -218,6 +218,13 @@ impl Node {
         router.retry_ready();
     }
 
+    /// Sends an operation to the owner of its counter, now or as soon as the owner is reachable.
+    pub(crate) fn send(&mut self, check: RemoteCheck, now: Timestamp) {
+        let mut router = self.router(now);
+        router.send_to_owner(check);
+        router.retry_ready();
+    }
+
     /// Takes back hits that this replica charged to a grant.
     pub(crate) fn undo_lease(&mut self, key: Key, limit: &Limit, hits: u64) {
         self.checks.borrower.undo(key, limit, hits);

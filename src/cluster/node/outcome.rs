@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::{
     algorithm::{Decision, Verdict},
     rules::OnOwnerUnavailable,
+    store::Settled,
 };
 
 /// Identifies one check of one call of a local caller.
@@ -30,9 +31,23 @@ pub(crate) struct Outcome {
     /// The hits that were charged.
     pub(crate) charged: u64,
     pub(crate) decided_by: DecidedBy,
+    /// How a hold was settled.
+    pub(crate) settled: Option<Box<Settled>>,
 }
 
 impl Outcome {
+    /// The outcome of a check that the owner has decided without a charge.
+    pub(crate) fn of_owner(decision: Decision) -> Self {
+        Self { decision, charged: 0, decided_by: DecidedBy::Owner, settled: None }
+    }
+
+    /// The outcome of the settlement of a hold.
+    pub(crate) fn of_settled(settled: Settled) -> Self {
+        let Settled { remaining, reset_after, .. } = settled;
+        let decision = Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None };
+        Self { settled: Some(Box::new(settled)), ..Self::of_owner(decision) }
+    }
+
     /// The outcome for a check that neither the owner nor a local share decides.
     pub(crate) fn without_owner(policy: ForwardPolicy) -> Self {
         let verdict = match policy.on_owner_unavailable {
@@ -42,7 +57,7 @@ impl Outcome {
             }
         };
         let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
-        Self { decision, charged: 0, decided_by: DecidedBy::Degraded }
+        Self { decided_by: DecidedBy::Degraded, ..Self::of_owner(decision) }
     }
 }
 
@@ -55,4 +70,6 @@ pub(crate) enum DecidedBy {
     Lease,
     /// This replica, because the owner was unreachable.
     Degraded,
+    /// Nothing: the owner has too many holds.
+    Exhausted,
 }

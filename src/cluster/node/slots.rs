@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use crate::{
-    algorithm::Operation,
+    algorithm::{Decision, Limit, Operation},
     cluster::{
         MemberId,
         message::{HandOff, Message, Origin, Owner, RemoteCheck, RemoteOperation, Reply, SlotCopy, Version},
@@ -20,7 +20,10 @@ use crate::{
         placement::Placement,
     },
     descriptor::Key,
-    store::{Check, Checks, Memory, NotLocal, OnRefusal, Slot, SlotData, SlotSource, StoredSlot},
+    store::{
+        Check, Checks, Memory, NotLocal, OnRefusal, ReserveError, Reserved, Slot, SlotData, SlotSource,
+        StoredSlot,
+    },
     time::Timestamp,
 };
 
@@ -96,7 +99,7 @@ impl Slots {
                 let mut data = SlotData::clone(&copy.contents);
                 // Nothing is known about the use of these hits after a restart.
                 copy.grants.iter().for_each(|grant| grant.charge_to(&mut data, wall));
-                SlotSource::Copy(StoredSlot { slot, epoch, seq, data })
+                SlotSource::Copy(Box::new(StoredSlot { slot, epoch, seq, data }))
             }
             (owner, _) => SlotSource::Memory { epoch: owner.map_or(0, |owner| owner.epoch) },
         }
@@ -455,12 +458,7 @@ impl Slots {
                         charged = decisions.charged()[0];
                         decisions[0]
                     }
-                    Err(NotLocal::Leased(_)) => {
-                        self.leases.recall_grants(*key, cx.out);
-                        return None;
-                    }
-                    // Not expected: the caller has checked that this replica owns the slot.
-                    Err(NotLocal::Slot(_)) => return Some(Reply::Unreachable),
+                    Err(missing) => return self.not_local(missing, cx),
                 }
             }
             RemoteOperation::Undo(receipt) => self.memory.undo(*key, limit, *receipt, cx.wall),
@@ -476,6 +474,32 @@ impl Slots {
                 self.leases.fix_charged_hits(*key);
                 self.memory.set(*key, limit, *hits, cx.wall)
             }
+            RemoteOperation::Reserve { terms, hits } => {
+                let checks = charge(*key, limit, *hits);
+                let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
+                match self.memory.reserve(&checks, terms, cx.wall, refused) {
+                    Ok(Reserved { decisions, .. }) => {
+                        charged = decisions.charged()[0];
+                        decisions[0]
+                    }
+                    Err(ReserveError::NotLocal(missing)) => return self.not_local(missing, cx),
+                    Err(ReserveError::Exhausted) => return Some(Reply::Exhausted),
+                }
+            }
+            RemoteOperation::SettleHold { id, actual } => {
+                let settled = match self.memory.settle(&charge(*key, limit, *actual), id, cx.wall) {
+                    Ok(settled) => settled[0],
+                    Err(missing) => return self.not_local(missing, cx),
+                };
+                self.leases.revoke_refusals(*key, cx.out);
+                return Some(Reply::Settled(settled));
+            }
+            RemoteOperation::WithdrawHold { id, attempt } => {
+                if let Err(missing) = self.memory.withdraw(&charge(*key, limit, 0), id, *attempt, cx.wall) {
+                    return self.not_local(missing, cx);
+                }
+                self.memory.peek(*key, limit, cx.wall).peek
+            }
         };
         if frees_hits(operation) {
             self.leases.revoke_refusals(*key, cx.out);
@@ -484,6 +508,24 @@ impl Slots {
         let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &decision, cx));
         Some(Reply::Decided { decision, charged, lease })
     }
+
+    /// What follows if the memory does not decide a check of an owned slot.
+    fn not_local(&mut self, missing: NotLocal, cx: &mut Context<'_>) -> Option<Reply> {
+        match missing {
+            NotLocal::Leased(key) => {
+                self.leases.recall_grants(key, cx.out);
+                None
+            }
+            // Not expected: the caller has checked that this replica owns the slot.
+            NotLocal::Slot(_) => Some(Reply::Unreachable),
+        }
+    }
+}
+
+/// The check set of one charge, for holds.
+fn charge(key: Key, limit: &Limit, hits: u64) -> Checks<'_> {
+    let operation = Operation::Charge(hits);
+    Checks::from_slice(&[Check { key, limit, operation, on_refusal: OnRefusal::TakeBack }])
 }
 
 /// Whether the operation raises what remains, so that earlier refusals are no longer true.
@@ -491,9 +533,12 @@ fn frees_hits(operation: &RemoteOperation) -> bool {
     match operation {
         RemoteOperation::Decide(Operation::Refund(_))
         | RemoteOperation::Undo(_)
-        | RemoteOperation::Set(_) => true,
+        | RemoteOperation::Set(_)
+        | RemoteOperation::SettleHold { .. }
+        | RemoteOperation::WithdrawHold { .. } => true,
         RemoteOperation::Decide(Operation::Peek | Operation::Charge(_))
         | RemoteOperation::Absorb(_)
-        | RemoteOperation::Settle(_) => false,
+        | RemoteOperation::Settle(_)
+        | RemoteOperation::Reserve { .. } => false,
     }
 }

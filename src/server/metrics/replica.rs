@@ -142,6 +142,18 @@ metrics! { Reading;
     Counter "tollgate_counters_refused_total" []
         "Charges to new keys refused because memory is full."
         => |all, family| family.value(all.store.refused_full);
+    Gauge "tollgate_reservations" []
+        "Open reservations."
+        => |all, family| family.value(all.store.holds_open);
+    Counter "tollgate_reservations_expired_total" ["outcome"]
+        "Reservations that were neither settled nor canceled until their expiry: released or charged."
+        => |all, family| {
+            family.sample(&["released"], all.store.holds_released);
+            family.sample(&["charged"], all.store.holds_charged);
+        };
+    Counter "tollgate_reservations_exhausted_total" []
+        "Reservations refused because a counter has too many or all of them take too much memory."
+        => |all, family| family.value(all.store.holds_exhausted);
     Counter "tollgate_clock_steps_total" ["direction"]
         "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
         => |all, family| {

@@ -99,6 +99,7 @@ impl Memory {
             return Replacement { before, after: before };
         }
         table.remove(key, &self.resources);
+        table.drop_holds(key, &self.resources);
         let mut counter = charged_counter(limit, hits, now);
         if now < limit.idle_at(&counter) {
             let peek = limit.decide(&mut counter, now, Operation::Peek);

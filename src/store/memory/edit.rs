@@ -13,8 +13,10 @@ impl Memory {
         self.edit(key, limit, now, |counter| limit.undo(counter, receipt, now))
     }
 
-    /// Replaces the count by `hits` charged now, above the limit if the algorithm can hold a debt, then peeks.
+    /// Replaces the count by `hits` charged now, above the limit if the algorithm can hold a debt, then peeks. Drops
+    /// the holds.
     pub fn set(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Decision {
+        self.table(self.slot(key)).drop_holds(key, &self.resources);
         self.edit(key, limit, now, |counter| *counter = charged_counter(limit, hits, now))
     }
 

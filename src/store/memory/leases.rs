@@ -40,6 +40,9 @@ impl Memory {
         if self.absorb_pending(&mut table, &mut ownership, key, limit, now) {
             ownerships.record_change(slot, &mut ownership, key, table.len());
         }
+        if self.expire_holds(&mut table, key, limit, now) {
+            ownerships.record_change(slot, &mut ownership, key, table.len());
+        }
         let all = ownership.leased(key).checked_add(hits)?;
         let mut copy = table.get(key).map_or_else(|| limit.fresh(), |packed| self.copy(packed, limit, now));
         let decision = limit.decide(&mut copy, now, Operation::Charge(all));

@@ -33,7 +33,7 @@ impl Memory {
     /// owned.
     pub fn release(&self, slot: Slot) -> Option<(SlotData, u64)> {
         let ownerships = self.ownerships.as_ref()?;
-        let (table, ownership) = {
+        let (mut table, ownership) = {
             let mut table = self.table(slot);
             let mut ownership = ownerships.lock(slot);
             if !ownership.is_owned() {
@@ -42,9 +42,11 @@ impl Memory {
             ownerships.unflag(slot);
             (std::mem::take(&mut *table), std::mem::take(&mut *ownership))
         };
+        let holds = table.take_all_holds(&self.resources);
         let (bytes, seq) = (table.bytes(), ownership.seq());
         let SideData { pending, unknown, .. } = ownership.into_side_data();
-        let data = SlotData::all(table.into_counters(), pending, unknown).with_lead(self.restrictions.lead());
+        let data = SlotData::all(table.into_counters(), holds, pending, unknown);
+        let data = data.with_lead(self.restrictions.lead());
         self.resources.budget.change_table(bytes, 0);
         self.resources.budget.change(data.heap_bytes(), 0);
         Some((data.charged_to(&self.resources.budget), seq))
@@ -56,7 +58,7 @@ impl Memory {
         self.adopt_lead(&data, now);
         let data = data.without_idle(now);
         let heap = data.heap_bytes();
-        let (counters, pending, unknown) = data.into_parts();
+        let (counters, holds, pending, unknown) = data.into_parts();
         let side_data = SideData { pending, unknown, ..self.empty_side_data() };
         let mut table = self.table(slot);
         let mut ownership = ownerships.lock(slot);
@@ -67,6 +69,7 @@ impl Memory {
         self.resources.budget.change_table(table.bytes(), counters.bytes());
         self.resources.budget.change(0, heap);
         *table = counters;
+        table.add_holds(holds, &self.resources);
         *ownership = SlotOwnership::owned(side_data);
         ownerships.record_all_changed(slot, &mut ownership);
     }
@@ -137,9 +140,9 @@ impl Memory {
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
         let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
         let (pending, unknown) = side_data.map(SideData::copies).unwrap_or_default();
-        let copies = table.copies();
+        let (copies, holds) = (table.copies(), table.copies_of_holds());
         drop((ownership, table));
-        let data = SlotData::all(copies.into_iter(), pending, unknown).without_idle(now);
+        let data = SlotData::all(copies.into_iter(), holds, pending, unknown).without_idle(now);
         let data = data.with_lead(self.restrictions.lead());
         (!data.is_empty()).then_some(Changes { seq, data })
     }
@@ -156,15 +159,16 @@ impl Memory {
         let data = match which(&mut ownership) {
             Changed::All => {
                 let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
-                let copies = table.copies();
+                let (copies, holds) = (table.copies(), table.copies_of_holds());
                 drop((ownership, table));
-                SlotData::all(copies.into_iter(), pending, unknown)
+                SlotData::all(copies.into_iter(), holds, pending, unknown)
             }
             Changed::Some(keys) => {
                 let packed = |key: &Key| (*key, table.get(*key).cloned());
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
-                SlotData::some(keys.iter().map(packed), pending)
+                let holds = keys.iter().filter_map(|key| Some((*key, table.holds(*key)?.clone())));
+                SlotData::some(keys.iter().map(packed), holds.collect(), pending)
             }
         };
         let data = data.with_lead(self.restrictions.lead());

@@ -132,6 +132,16 @@ impl Age {
         Self(nanos(instant.nanos_since(now)) - nanos(now.nanos_since(instant)))
     }
 
+    /// As an unsigned number.
+    pub(in crate::store) fn to_bits(self) -> u64 {
+        self.0.cast_unsigned()
+    }
+
+    /// Reads what [`Age::to_bits`] returned.
+    pub(in crate::store) fn of_bits(bits: u64) -> Self {
+        Self(bits.cast_signed())
+    }
+
     pub(in crate::store) fn instant(self, now: Timestamp) -> Timestamp {
         let distance = self.0.unsigned_abs();
         if self.0 < 0 { now.minus(distance) } else { now.plus(distance) }

@@ -7,6 +7,7 @@ use crate::{
     descriptor::Key,
     store::{
         PendingUsage, SlotData,
+        holds::{DecodedHolds, Holds},
         memory::Lead,
         packed_counter::{Age, Decoded, PackedCounter, put},
         slot_data::{Extent, Usage},
@@ -21,6 +22,8 @@ const VERSION: u8 = 3;
 const PENDING: u8 = 128;
 /// The tag of a removed key, without fields.
 const REMOVED: u8 = 129;
+/// The tag of all holds of a key.
+const HOLDS: u8 = 130;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 
@@ -51,6 +54,9 @@ impl SlotData {
             }
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
+        for (key, holds) in &self.holds {
+            put_record(&mut bytes, *key, HOLDS, &holds.write(now));
+        }
         for (key, each) in &self.pending.by_key {
             for usage in each.iter().filter(|usage| now < usage.packed.idle_at()) {
                 put_record(&mut bytes, *key, PENDING, &usage.write(now));
@@ -91,6 +97,14 @@ impl SlotData {
                 true
             }
             REMOVED => return Err(DecodeError::Malformed),
+            HOLDS => match Holds::read(body, now) {
+                DecodedHolds::Holds(holds) => {
+                    self.holds.insert(key, holds);
+                    true
+                }
+                DecodedHolds::Unknown => false,
+                DecodedHolds::Malformed => return Err(DecodeError::Malformed),
+            },
             PENDING => usage(body, now)?.map(|usage| self.pending.push(key, usage)).is_some(),
             _ => {
                 let packed = counter(tag, body, now)?;

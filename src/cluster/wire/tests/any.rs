@@ -8,7 +8,10 @@ use crate::{
     algorithm::{Decision, Limit, Operation, Receipt, Verdict, laws::any_limit},
     cluster::{MemberId, message::*},
     descriptor::{Key, Secret},
-    store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
+    store::{
+        Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
+        SettleOutcome, Settled, Slot, SlotData,
+    },
     time::{SECOND, Timestamp},
 };
 
@@ -95,6 +98,11 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
         memory
             .apply(&[Check { key, limit, operation, on_refusal: OnRefusal::Keep }], NOW, |_| false)
             .unwrap();
+        let check =
+            Check { key, limit, operation: Operation::Charge(*hits / 2), on_refusal: OnRefusal::TakeBack };
+        let terms = HoldTerms::new(HoldId::random(), HOLD_TTL_DEFAULT, OnExpiry::Release).unwrap();
+        let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
+        memory.reserve(&Checks::from_slice(&[check]), &terms, NOW, refused).unwrap();
     }
     memory
 }
@@ -149,6 +157,24 @@ prop_compose! {
     }
 }
 
+fn hold_id() -> impl Strategy<Value = HoldId> {
+    prop::collection::vec(any::<u8>(), 0..=64).prop_map(|bytes| HoldId::new(&bytes).unwrap())
+}
+
+prop_compose! {
+    fn settled()(
+        outcome in select(vec![
+            SettleOutcome::Open, SettleOutcome::Charged, SettleOutcome::Released, SettleOutcome::Unknown,
+        ]),
+        reserved in number(),
+        uncharged in number(),
+        remaining in number(),
+        reset_after in time(),
+    ) -> Settled {
+        Settled { outcome, reserved, uncharged, remaining, reset_after }
+    }
+}
+
 fn operation() -> BoxedStrategy<RemoteOperation> {
     prop_oneof![
         Just(RemoteOperation::Decide(Operation::Peek)),
@@ -158,6 +184,12 @@ fn operation() -> BoxedStrategy<RemoteOperation> {
         contents().prop_map(RemoteOperation::Absorb),
         settlement().boxed().prop_map(RemoteOperation::Settle),
         number().prop_map(RemoteOperation::Set),
+        (hold_id(), number()).prop_map(|(id, hits)| {
+            let terms = HoldTerms::new(id, HOLD_TTL_DEFAULT, OnExpiry::Charge).unwrap();
+            RemoteOperation::Reserve { terms: Box::new(HoldTerms { attempt: hits, ..terms }), hits }
+        }),
+        (hold_id(), number()).prop_map(|(id, actual)| RemoteOperation::SettleHold { id, actual }),
+        (hold_id(), number()).prop_map(|(id, attempt)| RemoteOperation::WithdrawHold { id, attempt }),
     ]
     .boxed()
 }
@@ -198,7 +230,12 @@ prop_compose! {
 }
 
 fn reply() -> impl Strategy<Value = Reply> {
-    prop_oneof![1 => Just(Reply::Unreachable), 8 => decided().boxed()]
+    prop_oneof![
+        1 => Just(Reply::Unreachable),
+        1 => Just(Reply::Exhausted),
+        2 => settled().boxed().prop_map(Reply::Settled),
+        8 => decided().boxed(),
+    ]
 }
 
 prop_compose! {

@@ -12,7 +12,9 @@ use crate::{
         wire::{decode, encode},
     },
     descriptor::{Key, Secret},
-    store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
+    store::{
+        Check, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SettleOutcome, Settled, Slot, SlotData,
+    },
     time::SECOND,
 };
 
@@ -102,6 +104,9 @@ fn encoding_of_operations_is_stable() {
     let receipt = bucket().decide(&mut bucket().fresh(), NOW, Operation::Charge(1)).receipt.unwrap();
     let (age, state) = (Duration::from_nanos(4), LeaseState::Closed);
     let settlement = Settlement { borrower: member(2), number: 1, hits: 2, left: 3, age, state };
+    let id = HoldId::new(b"ab").unwrap();
+    let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Charge).unwrap();
+    let terms = HoldTerms { attempt: 7, ..terms };
     for (operation, bytes) in [
         (
             RemoteOperation::Decide(Operation::Peek),
@@ -143,6 +148,27 @@ fn encoding_of_operations_is_stable() {
             RemoteOperation::Set(300),
             concat!("280c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc03140004ac02000080ade204", "01"),
         ),
+        (
+            RemoteOperation::Reserve { terms: Box::new(terms), hits: 300 },
+            concat!(
+                "300c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400",
+                "0502616200073c0001ac02000080ade20401"
+            ),
+        ),
+        (
+            RemoteOperation::SettleHold { id: id.clone(), actual: 300 },
+            concat!(
+                "2c0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400",
+                "0602616200ac02000080ade20401"
+            ),
+        ),
+        (
+            RemoteOperation::WithdrawHold { id, attempt: 300 },
+            concat!(
+                "2c0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400",
+                "0702616200ac02000080ade20401"
+            ),
+        ),
     ] {
         pinned(forward(bucket(), operation), bytes);
     }
@@ -157,6 +183,15 @@ fn encoding_of_replies_is_stable() {
     );
     pinned(refusal(), "130d0100020100ac020000ac020000010100ac02");
     pinned(Message::Reply { ticket: 1, reply: Reply::Unreachable }, "030d0101");
+    let settled = Settled {
+        outcome: SettleOutcome::Released,
+        reserved: 5,
+        uncharged: 1,
+        remaining: 300,
+        reset_after: Duration::from_nanos(3),
+    };
+    pinned(Message::Reply { ticket: 1, reply: Reply::Settled(settled) }, "0a0d0102020501ac020003");
+    pinned(Message::Reply { ticket: 1, reply: Reply::Exhausted }, "030d0103");
 }
 
 #[test]

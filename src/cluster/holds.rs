@@ -1,0 +1,132 @@
+//! Reservations whose counters other replicas own.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Decision,
+    cluster::{
+        Cluster, ForwardPolicy, OpenForwards,
+        calls::Outcomes,
+        message::{RemoteCheck, RemoteOperation},
+        node::DecidedBy,
+        remote_check::Call,
+        rounds,
+    },
+    resilience::Overloaded,
+    rules::OnOwnerUnavailable,
+    store::{self, Check, Checks, Decisions, HoldId, HoldTerms, Reserved, Settled},
+};
+
+/// Only owners decide on holds.
+const POLICY: ForwardPolicy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+
+/// Why the owners have not held or settled anything for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteHoldError {
+    /// Too many checks are open. Nothing was sent.
+    #[error("too many checks wait for counters elsewhere")]
+    Overloaded,
+    /// An owner has too many holds. Nothing is held.
+    #[error("too many reservations are open")]
+    Exhausted,
+    /// An owner could not be reached in time. Nothing is held; what was settled stays so, and a repeated call settles
+    /// the rest.
+    #[error("the owner of a counter could not be reached in time")]
+    OwnerUnreachable,
+}
+
+impl From<Overloaded> for RemoteHoldError {
+    fn from(Overloaded: Overloaded) -> Self {
+        Self::Overloaded
+    }
+}
+
+impl Cluster {
+    /// Holds the charges of all checks at their owners, within half of the caller's `timeout`, or none if `refused`
+    /// returns that their decisions refuse the call. What was held in vain is withdrawn, also if the call is canceled;
+    /// until that arrives it counts.
+    pub async fn reserve(
+        &self,
+        checks: &Checks<'_>,
+        terms: &HoldTerms,
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+        refused: impl Fn(&[Decision]) -> bool,
+    ) -> Result<Reserved, RemoteHoldError> {
+        let attempt = rand::random();
+        let ids = store::each_hold_id(checks, &terms.id);
+        let operations = checks.iter().zip(&ids).enumerate().map(|(index, (check, id))| {
+            let terms = Box::new(HoldTerms { id: id.clone(), attempt, ..terms.clone() });
+            (index, RemoteOperation::Reserve { terms, hits: check.hits() })
+        });
+        let policies: SmallVec<[ForwardPolicy; 2]> = checks.iter().map(|_| POLICY).collect();
+        let call = Call::open(self, checks, &policies, self.deadline(timeout), connection)?;
+        let attempted = Attempt { cluster: self, checks, ids: &ids, attempt };
+        let outcomes = call.submit_round(operations.collect::<Vec<_>>()).await;
+        let mut decisions = answered(&outcomes)?;
+        if refused(&decisions) {
+            decisions.iter_mut().for_each(|decision| decision.receipt = None);
+            let charged = SmallVec::from_elem(0, checks.len());
+            return Ok(Reserved { is_held: false, decisions: Decisions::new(decisions, charged) });
+        }
+        // It is not dropped, so nothing is withdrawn.
+        std::mem::forget(attempted);
+        let charged = outcomes.iter().map(|outcome| outcome.charged).collect();
+        Ok(Reserved { is_held: true, decisions: Decisions::new(decisions, charged) })
+    }
+
+    /// Settles the holds of all checks at their owners, each at the hits of its charge, within half of the caller's
+    /// `timeout`.
+    pub async fn settle(
+        &self,
+        checks: &Checks<'_>,
+        id: &HoldId,
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+    ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
+        let ids = store::each_hold_id(checks, id);
+        let operations =
+            checks.iter().zip(ids).enumerate().map(|(index, (check, id))| {
+                (index, RemoteOperation::SettleHold { id, actual: check.hits() })
+            });
+        let policies: SmallVec<[ForwardPolicy; 2]> = checks.iter().map(|_| POLICY).collect();
+        let call = Call::open(self, checks, &policies, self.deadline(timeout), connection)?;
+        let outcomes = call.submit_round(operations.collect::<Vec<_>>()).await;
+        answered(&outcomes)?;
+        let settled = outcomes.iter().map(|outcome| outcome.settled.as_deref().copied());
+        settled.collect::<Option<_>>().ok_or(RemoteHoldError::OwnerUnreachable)
+    }
+}
+
+/// The decisions of the owners, if all have answered.
+fn answered(outcomes: &Outcomes) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
+    for outcome in outcomes {
+        match outcome.decided_by {
+            DecidedBy::Owner => {}
+            DecidedBy::Exhausted => return Err(RemoteHoldError::Exhausted),
+            DecidedBy::Lease | DecidedBy::Degraded => return Err(RemoteHoldError::OwnerUnreachable),
+        }
+    }
+    Ok(rounds::decisions(outcomes))
+}
+
+/// What one call has reserved. Dropping it withdraws everything.
+struct Attempt<'c> {
+    cluster: &'c Cluster,
+    checks: &'c [Check<'c>],
+    ids: &'c [HoldId],
+    attempt: u64,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.cluster.0.with_node(|node, now| {
+            for (Check { key, limit, .. }, id) in self.checks.iter().zip(self.ids) {
+                let operation = RemoteOperation::WithdrawHold { id: id.clone(), attempt: self.attempt };
+                node.send(RemoteCheck { key: *key, limit: (*limit).clone(), operation, lease_hits: 0 }, now);
+            }
+        });
+    }
+}

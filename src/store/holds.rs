@@ -1,0 +1,391 @@
+//! Holds: the reservations of one counter. A hold is a charge with an id and an expiry.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    algorithm::{Counter, Decision, Held, Limit, Operation, Place, Verdict},
+    store::reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, OnExpiry, SettleOutcome, Settled},
+    time::Timestamp,
+};
+
+mod codec;
+
+pub(super) use codec::DecodedHolds;
+
+/// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
+pub const HOLDS_MAX: usize = 1_000;
+/// A hold is remembered for this long after its expiry.
+const REMEMBERED: Duration = Duration::from_secs(60);
+/// The approximate memory of an entry of a tree besides key and value, in bytes.
+const TREE_ENTRY_BYTES: usize = 16;
+
+/// One hold that still weighs something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Hold {
+    id: HoldId,
+    attempt: u64,
+    hits: u64,
+    answer: HoldAnswer,
+    ttl: Duration,
+    expires_at: Timestamp,
+    on_expiry: OnExpiry,
+    state: State,
+    held: Held,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum State {
+    Open,
+    /// The expiry has charged it. It can be adjusted until it is forgotten.
+    Charged,
+}
+
+/// A hold that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Ended {
+    answer: HoldAnswer,
+    // `None` if its expiry has released it.
+    settled: Option<Settled>,
+    forgotten_at: Timestamp,
+}
+
+/// The decision by which a hold was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct HoldAnswer {
+    verdict: Verdict,
+    remaining: u64,
+    reset_after: Duration,
+}
+
+/// What the holds of one counter take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HoldSize {
+    pub(super) open: usize,
+    pub(super) bytes: usize,
+}
+
+/// How many holds have expired.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Expired {
+    pub(super) released: usize,
+    pub(super) charged: usize,
+}
+
+/// The holds of one counter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Holds {
+    // The limit by which they were observed last.
+    limit: Limit,
+    // Those that still weigh something, in the order of their charges. At most `HOLDS_MAX`.
+    each: Vec<Hold>,
+    ended: BTreeMap<HoldId, Ended>,
+    // Invariant: no open hold expires earlier.
+    #[serde(skip)]
+    next_expiry: Timestamp,
+    // The bytes of all ids.
+    #[serde(skip)]
+    id_bytes: usize,
+}
+
+impl HoldAnswer {
+    fn of(decision: &Decision) -> Self {
+        let Decision { verdict, remaining, reset_after, receipt: _ } = *decision;
+        Self { verdict, remaining, reset_after }
+    }
+
+    fn decision(self) -> Decision {
+        let Self { verdict, remaining, reset_after } = self;
+        Decision { verdict, remaining, reset_after, receipt: None }
+    }
+}
+
+impl Hold {
+    fn forgotten_at(&self) -> Timestamp {
+        self.expires_at.after(REMEMBERED)
+    }
+}
+
+impl Holds {
+    /// No holds of a counter of `limit`.
+    pub(super) fn new(limit: &Limit) -> Self {
+        Self {
+            limit: limit.clone(),
+            each: Vec::new(),
+            ended: BTreeMap::new(),
+            next_expiry: Timestamp::MAX,
+            id_bytes: 0,
+        }
+    }
+
+    /// The limit by which they were observed last.
+    pub(super) fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// Whether nothing is held or remembered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.each.is_empty() && self.ended.is_empty()
+    }
+
+    /// The number of open holds.
+    pub(super) fn open(&self) -> usize {
+        self.each.iter().filter(|hold| hold.state == State::Open).count()
+    }
+
+    /// What they take.
+    pub(super) fn size(&self) -> HoldSize {
+        HoldSize { open: self.open(), bytes: self.bytes() }
+    }
+
+    /// Whether there is room for `more` holds.
+    pub(super) fn has_room(&self, more: usize) -> bool {
+        self.each.len() + more <= HOLDS_MAX
+    }
+
+    /// The approximate memory, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let ended = size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES;
+        size_of::<Self>()
+            + self.each.capacity() * size_of::<Hold>()
+            + self.ended.len() * ended
+            + self.id_bytes
+    }
+
+    /// The bytes that one more hold of this id takes.
+    pub(super) fn bytes_of_one(id: &HoldId) -> usize {
+        // A vector grows to twice its length.
+        2 * size_of::<Hold>() + size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES + id.bytes.len()
+    }
+
+    /// Whether a hold has expired.
+    #[inline]
+    pub(super) fn is_due(&self, now: Timestamp) -> bool {
+        self.next_expiry <= now
+    }
+
+    /// The answer to the reservation of this id, if it is known.
+    pub(super) fn answer(&self, id: &HoldId) -> Option<Decision> {
+        let held = self.each.iter().find(|hold| hold.id == *id).map(|hold| hold.answer);
+        held.or_else(|| self.ended.get(id).map(|ended| ended.answer)).map(HoldAnswer::decision)
+    }
+
+    /// Records what `counter` weighs. Call this before and after each change of the counter.
+    pub(super) fn observe(&mut self, limit: &Limit, counter: &Counter, now: Timestamp) {
+        self.adopt(limit);
+        for hold in &mut self.each {
+            limit.observe(&mut hold.held, counter, now);
+        }
+    }
+
+    /// Adds a hold of `hits`, whose charge was decided by `decision`. The id must be unknown.
+    pub(super) fn add(
+        &mut self,
+        id: HoldId,
+        terms: &HoldTerms,
+        hits: u64,
+        held: Held,
+        decision: &Decision,
+        now: Timestamp,
+    ) {
+        let expires_at = now.after(terms.ttl);
+        self.id_bytes += id.bytes.len();
+        self.next_expiry = self.next_expiry.min(expires_at);
+        let (attempt, on_expiry, answer) = (terms.attempt, terms.on_expiry, HoldAnswer::of(decision));
+        let (ttl, state) = (terms.ttl, State::Open);
+        self.each.push(Hold { id, attempt, hits, answer, ttl, expires_at, on_expiry, state, held });
+    }
+
+    /// Ends holds that have expired, each at the instant of its expiry, the earliest first.
+    pub(super) fn expire(&mut self, limit: &Limit, counter: &mut Counter, now: Timestamp) -> Expired {
+        self.adopt(limit);
+        let mut expired = Expired::default();
+        while let Some(index) = self.first_due(now) {
+            let at = self.each[index].expires_at;
+            match self.each[index].on_expiry {
+                OnExpiry::Release => {
+                    expired.released += 1;
+                    let hold = self.take_back(index, counter, 0, at);
+                    self.end(hold, None);
+                }
+                OnExpiry::Charge => {
+                    expired.charged += 1;
+                    self.each[index].state = State::Charged;
+                }
+            }
+        }
+        self.set_next_expiry();
+        expired
+    }
+
+    /// The index of the open hold that expires first, if that is not after `now`.
+    fn first_due(&self, now: Timestamp) -> Option<usize> {
+        let open = self.each.iter().enumerate().filter(|(_, hold)| hold.state == State::Open);
+        let (index, hold) = open.min_by_key(|(_, hold)| hold.expires_at)?;
+        (hold.expires_at <= now).then_some(index)
+    }
+
+    /// Forgets holds whose time to be remembered has passed.
+    pub(super) fn forget(&mut self, now: Timestamp) {
+        let id_bytes = &mut self.id_bytes;
+        self.each.retain(|hold| {
+            let stays = hold.state == State::Open || now < hold.forgotten_at();
+            *id_bytes -= if stays { 0 } else { hold.id.bytes.len() };
+            stays
+        });
+        self.ended.retain(|id, ended| {
+            let stays = now < ended.forgotten_at;
+            *id_bytes -= if stays { 0 } else { id.bytes.len() };
+            stays
+        });
+    }
+
+    /// The hits that settling `actual` hits of this id will charge now.
+    pub(super) fn charges(&self, id: &HoldId, actual: u64) -> u64 {
+        if self.ended.get(id).is_some_and(|ended| ended.settled.is_some()) {
+            return 0;
+        }
+        let hold = self.each.iter().find(|hold| hold.id == *id);
+        actual.saturating_sub(hold.map_or(0, |hold| hold.hits))
+    }
+
+    /// Settles a hold at `actual` hits: takes the rest of the held hits back, or charges what is missing. Answers as
+    /// the first time if it was settled before.
+    pub(super) fn settle(
+        &mut self,
+        limit: &Limit,
+        counter: &mut Counter,
+        id: &HoldId,
+        actual: u64,
+        now: Timestamp,
+    ) -> Settled {
+        if let Some(Ended { settled: Some(settled), .. }) = self.ended.get(id) {
+            return *settled;
+        }
+        self.observe(limit, counter, now);
+        let hold = self.each.iter().position(|hold| hold.id == *id);
+        let hold = hold.map(|index| self.take_back(index, counter, actual, now));
+        let reserved = hold.as_ref().map_or(0, |hold| hold.hits);
+        let missing = actual.saturating_sub(reserved);
+        let (charged, _) = limit.charge_used(counter, missing, now);
+        let left = limit.decide(counter, now, Operation::Peek);
+        let outcome = match &hold {
+            Some(hold) if hold.state == State::Open => SettleOutcome::Open,
+            Some(_) => SettleOutcome::Charged,
+            None if self.ended.contains_key(id) => SettleOutcome::Released,
+            None => SettleOutcome::Unknown,
+        };
+        let (remaining, reset_after) = (left.remaining, left.reset_after);
+        let settled = Settled { outcome, reserved, uncharged: missing - charged, remaining, reset_after };
+        match hold {
+            Some(hold) => self.end(hold, Some(settled)),
+            None => self.end_unknown(id, settled, now),
+        }
+        self.set_next_expiry();
+        settled
+    }
+
+    /// Takes back an open hold of this attempt and forgets it. Returns whether there was one.
+    pub(super) fn withdraw(
+        &mut self,
+        counter: &mut Counter,
+        id: &HoldId,
+        attempt: u64,
+        now: Timestamp,
+    ) -> bool {
+        let index = self.each.iter().position(|hold| hold.id == *id && hold.attempt == attempt);
+        let Some(index) = index else { return false };
+        let hold = self.take_back(index, counter, 0, now);
+        self.id_bytes -= hold.id.bytes.len();
+        self.set_next_expiry();
+        true
+    }
+
+    /// Clamps instants after a clock gave up a lead at `at`, not after `now`: a hold that was made ahead of `now`
+    /// expires as if it had been made at `at`.
+    pub(super) fn clamp_ahead(&mut self, at: Timestamp, now: Timestamp) {
+        for hold in &mut self.each {
+            if now.after(hold.ttl) < hold.expires_at {
+                hold.expires_at = at.after(hold.ttl);
+            }
+        }
+        let latest = now.after(HOLD_TTL_MAX).after(REMEMBERED);
+        for ended in self.ended.values_mut() {
+            ended.forgotten_at = ended.forgotten_at.min(latest);
+        }
+        self.set_next_expiry();
+    }
+
+    /// Forgets a hold that has ended.
+    pub(super) fn forget_ended(&mut self, id: &HoldId) {
+        if self.ended.remove(id).is_some() {
+            self.id_bytes -= id.bytes.len();
+        }
+    }
+
+    /// Converts the held charges to `limit`.
+    fn adopt(&mut self, limit: &Limit) {
+        if self.limit != *limit {
+            for hold in &mut self.each {
+                limit.convert(&mut hold.held, &self.limit);
+            }
+            self.limit = limit.clone();
+        }
+    }
+
+    /// The same with all instants `back` nanoseconds earlier.
+    pub(super) fn shifted_back(self, back: u64) -> Self {
+        self.moved(|instant| instant.minus(back), |place| place.shifted_back(back))
+    }
+
+    /// The same with other instants.
+    fn moved(mut self, instant: impl Fn(Timestamp) -> Timestamp, place: impl Fn(Place) -> Place) -> Self {
+        for hold in &mut self.each {
+            (hold.expires_at, hold.held.place) = (instant(hold.expires_at), place(hold.held.place));
+        }
+        for ended in self.ended.values_mut() {
+            ended.forgotten_at = instant(ended.forgotten_at);
+        }
+        self.set_next_expiry();
+        self
+    }
+
+    /// Removes the hold at `index` and takes back all but `kept` of its hits.
+    fn take_back(&mut self, index: usize, counter: &mut Counter, kept: u64, now: Timestamp) -> Hold {
+        let mut hold = self.each.remove(index);
+        let units = self.limit.lighten(counter, &mut hold.held, kept, now);
+        if units > 0 {
+            let (earlier, later) = self.each.split_at_mut(index);
+            earlier.iter_mut().for_each(|other| other.held.before_later(&hold.held, units));
+            later.iter_mut().for_each(|other| other.held.after_earlier(&hold.held, units));
+        }
+        hold
+    }
+
+    fn end(&mut self, hold: Hold, settled: Option<Settled>) {
+        let forgotten_at = hold.forgotten_at();
+        self.ended.insert(hold.id, Ended { answer: hold.answer, settled, forgotten_at });
+    }
+
+    /// Remembers the settlement of an id that is unknown, or whose hold was released.
+    fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
+        if let Some(ended) = self.ended.get_mut(id) {
+            ended.settled = Some(settled);
+            return;
+        }
+        let Settled { remaining, reset_after, .. } = settled;
+        let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
+        self.id_bytes += id.bytes.len();
+        let forgotten_at = now.after(REMEMBERED);
+        self.ended.insert(id.clone(), Ended { answer, settled: Some(settled), forgotten_at });
+    }
+
+    fn set_next_expiry(&mut self) {
+        let open = self.each.iter().filter(|hold| hold.state == State::Open);
+        self.next_expiry = open.map(|hold| hold.expires_at).min().unwrap_or(Timestamp::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests;

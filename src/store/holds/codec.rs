@@ -1,0 +1,54 @@
+//! The wire format of holds. Their instants are sent as ages, except the ends of windows.
+
+use crate::{
+    algorithm::Place,
+    store::{
+        HOLD_ID_BYTES_MAX, HOLD_TTL_MAX, HOLDS_MAX,
+        holds::Holds,
+        packed_counter::{Age, put},
+    },
+    time::Timestamp,
+};
+
+/// The result of decoding holds.
+pub(in crate::store) enum DecodedHolds {
+    Holds(Holds),
+    /// The limit is unknown to this version.
+    Unknown,
+    Malformed,
+}
+
+impl Holds {
+    /// The encoded holds.
+    pub(in crate::store) fn write(&self, now: Timestamp) -> Vec<u8> {
+        let age = |instant| Timestamp::from_nanos(Age::of(instant, now).to_bits());
+        put(&self.clone().moved(age, |place| moved_place(place, age)))
+    }
+
+    /// Decodes holds.
+    pub(in crate::store) fn read(bytes: &[u8], now: Timestamp) -> DecodedHolds {
+        let holds: Self = match postcard::take_from_bytes(bytes) {
+            Ok((holds, [])) => holds,
+            Err(postcard::Error::SerdeDeCustom) => return DecodedHolds::Unknown,
+            Ok(_) | Err(_) => return DecodedHolds::Malformed,
+        };
+        let ids = || holds.each.iter().map(|hold| &hold.id).chain(holds.ended.keys());
+        let is_valid = holds.each.len() <= HOLDS_MAX
+            && ids().all(|id| id.bytes.len() <= HOLD_ID_BYTES_MAX)
+            && holds.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX);
+        if !is_valid {
+            return DecodedHolds::Malformed;
+        }
+        let id_bytes = ids().map(|id| id.bytes.len()).sum();
+        let instant = |age: Timestamp| Age::of_bits(age.as_nanos()).instant(now);
+        DecodedHolds::Holds(Self { id_bytes, ..holds }.moved(instant, |place| moved_place(place, instant)))
+    }
+}
+
+/// The same place with another instant. Windows are the same on all replicas.
+fn moved_place(place: Place, instant: impl Fn(Timestamp) -> Timestamp) -> Place {
+    match place {
+        Place::Sum | Place::Window(_) => place,
+        Place::Instant(at) => Place::Instant(instant(at)),
+    }
+}

@@ -1,0 +1,274 @@
+//! Tests of reservations in memory.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use super::*;
+use crate::{
+    algorithm::{Limit, laws::every_limit},
+    store::{
+        BYTES_MIN, HOLD_TTL_DEFAULT, OnExpiry, OnFull, OnRefusal, SettleOutcome, SlotData,
+        memory::tests::{BYTES, NOW, key, left, window},
+    },
+    time::SECOND,
+};
+
+const DAY: u64 = 86_400 * SECOND;
+const SLOTS: u16 = 4;
+
+fn check(key: Key, limit: &Limit, hits: u64) -> Check<'_> {
+    Check { key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack }
+}
+
+fn id(name: &str) -> HoldId {
+    HoldId::new(name.as_bytes()).unwrap()
+}
+
+fn terms(name: &str, ttl: Duration, on_expiry: OnExpiry) -> HoldTerms {
+    HoldTerms::new(id(name), ttl, on_expiry).unwrap()
+}
+
+fn any_refused(decisions: &[Decision]) -> bool {
+    decisions.iter().any(|decision| !decision.verdict.passes())
+}
+
+fn reserve(memory: &Memory, checks: &[Check<'_>], name: &str, now: Timestamp) -> bool {
+    let terms = terms(name, HOLD_TTL_DEFAULT, OnExpiry::Release);
+    memory.reserve(&Checks::from_slice(checks), &terms, now, any_refused).unwrap().is_held
+}
+
+fn settle(memory: &Memory, check: Check<'_>, name: &str, now: Timestamp) -> Settled {
+    memory.settle(&Checks::from_slice(&[check]), &id(name), now).unwrap()[0]
+}
+
+fn left_at(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> u64 {
+    let peek = Check { operation: Operation::Peek, ..check(key, limit, 0) };
+    memory.apply(&[peek], now, |_| false).unwrap()[0].remaining
+}
+
+fn sharing() -> Memory {
+    let memory = Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared();
+    memory.track_changes();
+    memory.each_slot().for_each(|slot| memory.acquire(slot, SlotData::default(), NOW));
+    memory
+}
+
+#[test]
+fn refused_reservation_holds_nothing_for_every_algorithm() {
+    for limit in every_limit(10, DAY) {
+        let (memory, wide) = (Memory::new(BYTES, OnFull::Deny), window(100));
+        let checks = [check(key("wide"), &wide, 7), check(key("tight"), &limit, 11)];
+        assert!(!reserve(&memory, &checks, "a", NOW), "{limit:?}");
+        assert_eq!(left(&memory, key("wide"), &wide), 100);
+        assert_eq!(left(&memory, key("tight"), &limit), 10, "{limit:?}");
+        assert_eq!(memory.stats().holds_open, 0);
+    }
+}
+
+#[test]
+fn two_reservations_of_one_counter_in_a_call_are_settled_apart() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
+    assert!(reserve(&memory, &[check(key("k"), &limit, 4), check(key("k"), &limit, 5)], "a", NOW));
+    assert_eq!(left(&memory, key("k"), &limit), 1);
+    let checks = Checks::from_slice(&[check(key("k"), &limit, 1), check(key("k"), &limit, 2)]);
+    let settled = memory.settle(&checks, &id("a"), NOW).unwrap();
+    assert_eq!([settled[0].reserved, settled[1].reserved], [4, 5]);
+    assert_eq!(left(&memory, key("k"), &limit), 7);
+}
+
+#[test]
+fn racing_reservations_and_charges_admit_exactly_the_limit() {
+    for limit in every_limit(100, DAY) {
+        let (memory, passed) = (Memory::new(BYTES, OnFull::Deny), AtomicU64::new(0));
+        thread::scope(|scope| {
+            for thread in 0..4 {
+                let (memory, passed, limit) = (&memory, &passed, &limit);
+                scope.spawn(move || {
+                    for call in 0..100 {
+                        let check = check(key("k"), limit, 1);
+                        let admitted = match call % 2 {
+                            0 => reserve(memory, &[check], &format!("{thread} {call}"), NOW),
+                            _ => memory.apply(&[check], NOW, |_| false).unwrap()[0].verdict.passes(),
+                        };
+                        passed.fetch_add(admitted.into(), Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(passed.into_inner(), 100, "{limit:?}");
+    }
+}
+
+#[test]
+fn expiry_releases_or_charges_before_the_next_decision() {
+    for (on_expiry, expected) in [(OnExpiry::Release, 10), (OnExpiry::Charge, 6)] {
+        let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
+        let terms = terms("a", Duration::from_secs(1), on_expiry);
+        let checks = Checks::from_slice(&[check(key("k"), &limit, 4)]);
+        assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().is_held);
+        assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(SECOND - 1)), 6);
+        assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(SECOND)), expected);
+        let stats = memory.stats();
+        assert_eq!((stats.holds_open, stats.holds_released + stats.holds_charged), (0, 1));
+    }
+}
+
+#[test]
+fn sweep_expires_holds_and_forgets_them_a_minute_later() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
+    assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
+    memory.sweep(NOW.plus(60 * SECOND));
+    assert_eq!((memory.stats().holds_open, memory.stats().holds_released), (0, 1));
+    assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW.plus(119 * SECOND)), "a repeated call");
+    assert_eq!(left(&memory, key("k"), &limit), 10);
+    memory.sweep(NOW.plus(120 * SECOND));
+    assert!(!memory.table(memory.slot(key("k"))).has_holds());
+    assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW.plus(120 * SECOND)));
+    assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(120 * SECOND)), 6);
+}
+
+#[test]
+fn late_settlement_adjusts_what_expiry_charged_and_charges_what_it_released() {
+    for (on_expiry, outcome) in
+        [(OnExpiry::Release, SettleOutcome::Released), (OnExpiry::Charge, SettleOutcome::Charged)]
+    {
+        let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
+        let checks = Checks::from_slice(&[check(key("k"), &limit, 4)]);
+        let terms = terms("a", Duration::from_secs(1), on_expiry);
+        memory.reserve(&checks, &terms, NOW, any_refused).unwrap();
+        let settled = settle(&memory, check(key("k"), &limit, 3), "a", NOW.plus(30 * SECOND));
+        assert_eq!((settled.outcome, settled.remaining), (outcome, 7));
+        assert_eq!(settle(&memory, check(key("k"), &limit, 9), "a", NOW.plus(31 * SECOND)), settled);
+    }
+}
+
+#[test]
+fn counter_with_too_many_holds_refuses_more_and_holds_nothing() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(u64::MAX));
+    for number in 0..HOLDS_MAX {
+        assert!(reserve(&memory, &[check(key("k"), &limit, 1)], &number.to_string(), NOW));
+    }
+    let checks = Checks::from_slice(&[check(key("other"), &limit, 1), check(key("k"), &limit, 1)]);
+    let terms = terms("more", HOLD_TTL_DEFAULT, OnExpiry::Release);
+    let error = memory.reserve(&checks, &terms, NOW, any_refused).unwrap_err();
+    assert_eq!((error, memory.stats().holds_exhausted), (ReserveError::Exhausted, 1));
+    assert_eq!(memory.stats().holds_open, HOLDS_MAX);
+    settle(&memory, check(key("k"), &limit, 0), "0", NOW);
+    assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().is_held);
+}
+
+#[test]
+fn holds_take_at_most_their_share_of_memory() {
+    let (memory, limit) = (Memory::new(BYTES_MIN, OnFull::Deny).with_slots(4), window(10));
+    let held = (0..10_000).take_while(|number| {
+        let checks = Checks::from_slice(&[check(key(&number.to_string()), &limit, 1)]);
+        let terms = terms("a", HOLD_TTL_DEFAULT, OnExpiry::Release);
+        memory.reserve(&checks, &terms, NOW, any_refused).is_ok()
+    });
+    assert!((100..10_000).contains(&held.count()));
+    assert!(memory.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR);
+    memory.sweep(NOW.plus(DAY));
+    assert_eq!(memory.resources.holds.bytes.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn unknown_ids_beyond_the_share_of_memory_are_charged_and_not_remembered() {
+    let (memory, limit) = (Memory::new(BYTES_MIN, OnFull::Deny).with_slots(4), window(100_000));
+    for number in 0..10_000 {
+        let settled = settle(&memory, check(key("k"), &limit, 1), &number.to_string(), NOW);
+        assert_eq!((settled.outcome, settled.uncharged), (SettleOutcome::Unknown, 0));
+    }
+    assert_eq!(left(&memory, key("k"), &limit), 90_000);
+    assert!(memory.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR);
+}
+
+#[test]
+fn replaced_counter_drops_its_holds() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
+    let left_after = |after: Decision| (memory.stats().holds_open, after.remaining);
+    assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
+    assert_eq!(left_after(memory.replace(key("k"), &limit, NOW, 0).after.peek), (0, 10));
+    assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
+    assert_eq!(left_after(memory.set(key("k"), &limit, 0, NOW)), (0, 10));
+}
+
+#[test]
+fn withdrawn_attempt_is_forgotten_and_others_stay() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
+    let checks = Checks::from_slice(&[check(key("k"), &limit, 4)]);
+    let terms = HoldTerms { attempt: 7, ..terms("a", HOLD_TTL_DEFAULT, OnExpiry::Release) };
+    memory.reserve(&checks, &terms, NOW, any_refused).unwrap();
+    memory.withdraw(&checks, &id("a"), 8, NOW).unwrap();
+    assert_eq!(left(&memory, key("k"), &limit), 6);
+    memory.withdraw(&checks, &id("a"), 7, NOW).unwrap();
+    assert_eq!(left(&memory, key("k"), &limit), 10);
+    assert_eq!(settle(&memory, check(key("k"), &limit, 1), "a", NOW).outcome, SettleOutcome::Unknown);
+}
+
+#[test]
+fn reservation_that_needs_leased_hits_changes_nothing() {
+    let (memory, limit) = (sharing(), window(10));
+    assert!(memory.lease(key("k"), &limit, 5, NOW).is_some());
+    let terms = terms("a", HOLD_TTL_DEFAULT, OnExpiry::Release);
+    let checks = Checks::from_slice(&[check(key("k"), &limit, 6)]);
+    let error = memory.reserve(&checks, &terms, NOW, any_refused).unwrap_err();
+    assert_eq!(error, ReserveError::NotLocal(NotLocal::Leased(key("k"))));
+    assert!(reserve(&memory, &[check(key("k"), &limit, 5)], "b", NOW));
+    let more = Checks::from_slice(&[check(key("k"), &limit, 6)]);
+    assert_eq!(memory.settle(&more, &id("b"), NOW), Err(NotLocal::Leased(key("k"))));
+    assert!(memory.lease(key("k"), &limit, 1, NOW).is_none(), "held hits are not lent");
+    assert_eq!(settle(&memory, check(key("k"), &limit, 5), "b", NOW).outcome, SettleOutcome::Open);
+}
+
+#[test]
+fn holds_move_with_their_slot_and_expire_by_the_other_clock() {
+    let there = NOW.plus(7 * DAY);
+    for limit in every_limit(10, DAY) {
+        let (memory, other) = (sharing(), Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared());
+        assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
+        assert!(reserve(&memory, &[check(key("k"), &limit, 3)], "b", NOW));
+        let slot = memory.slot(key("k"));
+        let (data, _) = memory.release(slot).unwrap();
+        assert_eq!(memory.stats().holds_open, 0);
+        // Windows are the same on all replicas, so they have ended there.
+        let is_window = limit.window().is_some() || matches!(limit, Limit::SlidingWindow(_));
+        let there = if is_window { NOW } else { there };
+        other.acquire(slot, SlotData::decode(&data.encode(NOW), there).unwrap(), there);
+        assert_eq!((other.stats().holds_open, left_at(&other, key("k"), &limit, there)), (2, 3), "{limit:?}");
+        settle(&other, check(key("k"), &limit, 1), "b", there);
+        assert_eq!(left_at(&other, key("k"), &limit, there), 5, "{limit:?}");
+        let expired = there.plus(60 * SECOND);
+        let queue = matches!(limit, Limit::LeakyQueue(_));
+        assert!(left_at(&other, key("k"), &limit, expired) >= if queue { 5 } else { 9 }, "{limit:?}");
+    }
+}
+
+#[test]
+fn copy_with_all_changes_has_the_holds_of_the_slot() {
+    let (memory, limit) = (sharing(), window(10));
+    let slot = memory.slot(key("k"));
+    let mut copy = memory.whole(slot).data;
+    assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
+    copy.merge(memory.changes(slot).data);
+    assert_eq!(copy, memory.snapshot(slot, NOW).unwrap().data);
+    memory.withdraw(&Checks::from_slice(&[check(key("k"), &limit, 0)]), &id("a"), 0, NOW).unwrap();
+    copy.merge(memory.changes(slot).data);
+    assert_eq!(copy, memory.snapshot(slot, NOW).unwrap().data);
+    assert_eq!(copy.hold_bytes(), 0);
+}
+
+#[test]
+fn hold_made_by_a_clock_that_was_ahead_expires_after_its_time() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
+    let shown = NOW.plus(30 * DAY);
+    assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", shown));
+    memory.give_up_lead(crate::store::Lead { at: NOW, until: shown });
+    assert_eq!(memory.stats().holds_open, 1);
+    left_at(&memory, key("k"), &limit, NOW.plus(59 * SECOND));
+    assert_eq!(memory.stats().holds_open, 1);
+    left_at(&memory, key("k"), &limit, NOW.plus(60 * SECOND));
+    assert_eq!(memory.stats().holds_open, 0);
+}
