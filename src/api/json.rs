@@ -187,7 +187,7 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { descriptors: 2, entries: 3 };
+    const BOUNDS: Bounds = Bounds { requests: 2, descriptors: 2, entries: 3 };
 
     fn read(json: &str) -> Result<(), JsonError> {
         request(json.as_bytes(), BOUNDS).map(drop)

@@ -11,12 +11,14 @@ pub mod admin;
 mod cross_site;
 mod denial_log;
 pub mod descriptor_text;
+mod descriptors;
 pub mod forward_auth;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 pub mod http;
 pub mod json;
 mod metrics;
+mod protobuf;
 pub mod reader;
 pub mod rls;
 pub mod top;
@@ -48,18 +50,26 @@ pub struct Settings {
     pub max_descriptors: usize,
     /// Maximum number of entries per descriptor.
     pub max_entries: usize,
+    /// Maximum number of requests per call.
+    pub max_requests: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { dynamic_metadata: false, exact_reset: false, max_descriptors: 256, max_entries: 128 }
+        Self {
+            dynamic_metadata: false,
+            exact_reset: false,
+            max_descriptors: 256,
+            max_entries: 128,
+            max_requests: 256,
+        }
     }
 }
 
 impl Settings {
     /// The bounds of a request.
     pub fn bounds(&self) -> Bounds {
-        Bounds { descriptors: self.max_descriptors, entries: self.max_entries }
+        Bounds { requests: self.max_requests, descriptors: self.max_descriptors, entries: self.max_entries }
     }
 }
 

@@ -27,7 +27,7 @@ mod remote;
 mod request;
 
 pub use answer::{Answer, Status};
-pub use bounds::{Bounds, TooLarge};
+pub use bounds::{Bounds, CallSize, TooLarge};
 pub use embedded::{CheckError, Checked};
 #[cfg(feature = "server")]
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
@@ -138,7 +138,7 @@ impl ActiveView<'_> {
             return self.decide_set(domain, request, &applied_limits(domain, request));
         };
         // `replaces` cannot apply here: there is only one descriptor.
-        let applied = [AppliedLimit::of(domain, descriptor, request.timeout)];
+        let applied = [AppliedLimit::of(domain, descriptor, request)];
         match Plan::single(domain, descriptor, &applied[0]) {
             Some(plan) => self.decide_plan(domain, request, &applied, &plan),
             None => self.decide_set(domain, request, &applied),

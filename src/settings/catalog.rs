@@ -385,6 +385,12 @@ pub const CATALOG: &[Setting] = &[
         help: "Maximum number of entries in a descriptor; requests with larger descriptors are refused with INVALID_ARGUMENT.",
     },
     Setting {
+        name: "api.max_requests",
+        value_type: ValueType::Count,
+        default: "256",
+        help: "Maximum number of requests in a call of tollgate.v1; larger calls are refused with INVALID_ARGUMENT.",
+    },
+    Setting {
         name: "memory.requests",
         value_type: ValueType::Size(MemoryShare::Requests),
         default: "auto",

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::http::HeaderMap;
 
 use crate::{
-    api::{Api, Error},
+    api::{Api, Error, protobuf::FRAME_PREFIX_BYTES},
     cluster::OpenForwards,
     limiter::{self, ActiveView, Answer, LimiterError},
 };
@@ -23,7 +23,6 @@ mod span;
 mod timeout;
 
 pub use decode::{DecodeError, Request, decode};
-pub use encode::FRAME_PREFIX_BYTES;
 pub use span::CallSpan;
 
 use encode::encode;

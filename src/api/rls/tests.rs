@@ -61,7 +61,7 @@ fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, DecodeError>
         limit: view
             .limit
             .map(|limit| RateLimitOverride { requests_per_unit: limit.requests_per_unit, unit: limit.unit }),
-        hits_addend: view.hits_addend,
+        hits_addend: view.hits,
         is_negative_hits: view.is_negative_hits,
     });
     let descriptors = descriptors.collect();
@@ -113,7 +113,7 @@ fn varint(number: u64) -> Vec<u8> {
 proptest! {
     #[test]
     fn message_beyond_bounds_is_rejected(message in fields(3), most in (0..3_usize, 0..3_usize)) {
-        let bounds = Bounds { descriptors: most.0, entries: most.1 };
+        let bounds = Bounds { requests: 1, descriptors: most.0, entries: most.1 };
         if let Ok(request) = RateLimitRequest::decode(&*message) {
             let fits = request.descriptors.len() <= most.0
                 && request.descriptors.iter().all(|descriptor| descriptor.entries.len() <= most.1);
