@@ -83,10 +83,18 @@ func (s *Server) Kill() {
 	<-s.exited
 }
 
-// Pause stops the process without closing its connections, until the end of the test.
+// Pause stops the process without closing its connections.
 func (s *Server) Pause(t testing.TB) {
 	t.Helper()
 	if err := s.process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Resume ends a pause.
+func (s *Server) Resume(t testing.TB) {
+	t.Helper()
+	if err := s.process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 }
