@@ -150,10 +150,10 @@ func (b *batcher) send(batch []*queuedCheck) {
 		err = status.Errorf(codes.Internal, "%d answers to %d requests", len(answers), len(batch))
 	}
 	if status.Code(err) == codes.InvalidArgument && len(batch) > 1 {
-		// The call as a whole was refused. Sent alone, each check gets its own error or answer.
-		for i := range batch {
-			b.send(batch[i : i+1])
-		}
+		// The call as a whole was refused: the server allows less in one call, or one check is too large.
+		half := len(batch) / 2
+		b.send(batch[:half])
+		b.send(batch[half:])
 		return
 	}
 	for i, check := range batch {

@@ -314,7 +314,8 @@ func TestInvalidRequest_InABatch_FailsAlone(t *testing.T) {
 	options := tollgate.Options{Metrics: counted, MaxCalls: 1, DialOptions: []grpc.DialOption{held.option()}}
 	client := newClient(t, servertest.Start(t, rules).Address, options)
 	crowded := tollgate.Request{Domain: "edge"}
-	for range 300 {
+	// So large that the server refuses the call and not only the request.
+	for range 1000 {
 		crowded.Descriptors = append(crowded.Descriptors, tollgate.Describe("user", "ann"))
 	}
 	var group sync.WaitGroup
