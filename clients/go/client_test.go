@@ -392,40 +392,48 @@ func TestDelayedRequest_OfAQueue_IsAllowedWithItsDelay(t *testing.T) {
 	}
 }
 
-func TestServerThatIsSilent_AtDeadline_GetsTheDefault(t *testing.T) {
+func TestSilentServer_AtDeadline_GetsTheDefault(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	paused := servertest.Start(t, rules)
-	for target, what := range map[string]string{listener.Addr().String(): "accepts only", paused.Address: "paused"} {
-		for fallback, allowed := range map[tollgate.Default]bool{tollgate.Allow: true, tollgate.Deny: false} {
-			counted := &counts{}
-			options := tollgate.Options{OnNoAnswer: fallback, Metrics: counted, Timeout: 50 * time.Millisecond}
-			client := newClient(t, target, options)
-			if what == "paused" {
-				// Connected, so that only the answer is missing.
-				servertest.Eventually(t, "an answer", func() bool {
-					decision, err := client.Peek(t.Context(), request("user", "ann"))
-					return err == nil && decision.NoAnswer == nil
-				})
-				paused.Pause(t)
-			}
-			begin := time.Now()
-			decision, err := client.Check(t.Context(), request("user", "ann"))
-			elapsed := time.Since(begin)
-			if what == "paused" {
-				paused.Resume(t)
-			}
-			if err != nil || decision.Allowed != allowed || decision.NoAnswer == nil || counted.of(tollgate.NoAnswer) != 1 {
-				t.Errorf("%s: %+v %v", what, decision, err)
-			}
-			if elapsed < 40*time.Millisecond || elapsed > patient/2 {
-				t.Errorf("%s: after %s", what, elapsed)
-			}
+
+	for fallback, allowed := range map[tollgate.Default]bool{tollgate.Allow: true, tollgate.Deny: false} {
+		counted := &counts{}
+		const timeout = 50 * time.Millisecond
+		options := tollgate.Options{OnNoAnswer: fallback, Metrics: counted, Timeout: timeout}
+		client := newClient(t, listener.Addr().String(), options)
+		begin := time.Now()
+		decision, err := client.Check(t.Context(), request("user", "ann"))
+		elapsed := time.Since(begin)
+		if err != nil || decision.Allowed != allowed || decision.NoAnswer == nil || counted.of(tollgate.NoAnswer) != 1 {
+			t.Errorf("%+v %v", decision, err)
+		}
+		if elapsed < timeout || elapsed > patient/2 {
+			t.Errorf("after %s", elapsed)
 		}
 	}
+}
+
+func TestServer_ThatFallsSilent_GetsTheDefaultUntilItAnswers(t *testing.T) {
+	server := servertest.Start(t, rules)
+	client := newClient(t, server.Address, tollgate.Options{OnNoAnswer: tollgate.Deny, Timeout: 50 * time.Millisecond})
+	answers := func() bool {
+		decision, err := client.Check(t.Context(), request("free", "ann"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if decision.Allowed == (decision.NoAnswer != nil) {
+			t.Fatalf("%+v", decision)
+		}
+		return decision.Allowed
+	}
+	servertest.Eventually(t, "an answer", answers)
+	server.Pause(t)
+	servertest.Eventually(t, "the default", func() bool { return !answers() })
+	server.Resume(t)
+	servertest.Eventually(t, "an answer again", answers)
 }
 
 func TestAbsentServer_ByEachCall_GetsTheDefaultOrAnError(t *testing.T) {
