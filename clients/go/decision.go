@@ -40,30 +40,32 @@ type LimitStatus struct {
 	ResetAfter time.Duration
 	// RetryAfter is the time until the same hits pass, if the limit refuses; 0 if they never do.
 	RetryAfter time.Duration
-	// Refused says whether the limit refuses the request.
+	// Refused says whether the limit refuses the request. In shadow mode the request may be allowed nevertheless.
 	Refused bool
 }
 
-// Tightest returns the limit to report: of limits that refuse the one with the longest wait, otherwise the one with the
-// fewest remaining hits. It is nil if no limit applies.
+// Tightest returns the limit to report, as the server chooses it for its headers: a limit that denies the request comes
+// first, then the one with the fewest remaining hits, then, of those that deny, the one with the longest wait. It is
+// nil if no limit applies.
 func (d *Decision) Tightest() *LimitStatus {
 	var best *LimitStatus
 	for i := range d.Limits {
-		if next := &d.Limits[i]; best == nil || next.tighter(best) {
+		if next := &d.Limits[i]; best == nil || d.tighter(next, best) {
 			best = next
 		}
 	}
 	return best
 }
 
-func (l *LimitStatus) tighter(other *LimitStatus) bool {
+func (d *Decision) tighter(limit, other *LimitStatus) bool {
+	denies, otherDenies := !d.Allowed && limit.Refused, !d.Allowed && other.Refused
 	switch {
-	case l.Refused != other.Refused:
-		return l.Refused
-	case l.Remaining != other.Remaining:
-		return l.Remaining < other.Remaining
+	case denies != otherDenies:
+		return denies
+	case limit.Remaining != other.Remaining:
+		return limit.Remaining < other.Remaining
 	default:
-		return l.Refused && l.ResetAfter > other.ResetAfter
+		return denies && limit.ResetAfter > other.ResetAfter
 	}
 }
 

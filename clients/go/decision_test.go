@@ -9,19 +9,21 @@ import (
 
 func TestTightestLimit_OfSeveral_IsTheOneToReport(t *testing.T) {
 	cases := map[string]struct {
-		limits []LimitStatus
-		want   string
+		decision Decision
+		want     string
 	}{
-		"fewest remaining": {[]LimitStatus{{Rule: "a", Remaining: 5}, {Rule: "b", Remaining: 2}}, "b"},
-		"first of equals":  {[]LimitStatus{{Rule: "a", Remaining: 2}, {Rule: "b", Remaining: 2}}, "a"},
-		"a refusing one":   {[]LimitStatus{{Rule: "a"}, {Rule: "b", Remaining: 2, Refused: true}}, "b"},
-		"the longest wait": {[]LimitStatus{
+		"fewest remaining": {Decision{Limits: []LimitStatus{{Rule: "a", Remaining: 5}, {Rule: "b", Remaining: 2}}}, "b"},
+		"first of equals":  {Decision{Limits: []LimitStatus{{Rule: "a", Remaining: 2}, {Rule: "b", Remaining: 2}}}, "a"},
+		"one that denies":  {Decision{Limits: []LimitStatus{{Rule: "a"}, {Rule: "b", Remaining: 2, Refused: true}}}, "b"},
+		"in shadow mode": {Decision{Allowed: true, Limits: []LimitStatus{
+			{Rule: "a"}, {Rule: "b", Remaining: 2, Refused: true},
+		}}, "a"},
+		"the longest wait": {Decision{Limits: []LimitStatus{
 			{Rule: "a", Refused: true, ResetAfter: 1}, {Rule: "b", Refused: true, ResetAfter: 2},
-		}, "b"},
+		}}, "b"},
 	}
 	for name, each := range cases {
-		decision := Decision{Limits: each.limits}
-		if got := decision.Tightest(); got.Rule != each.want {
+		if got := each.decision.Tightest(); got.Rule != each.want {
 			t.Errorf("%s: %s", name, got.Rule)
 		}
 	}

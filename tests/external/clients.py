@@ -52,8 +52,8 @@ def build(language):
 
 
 def install(source, home, setup):
-    """Runs the commands of `setup` in a copy of `source` below `home`, beside a copy of proto/ as in the repository. Reuses
-    the copy of an earlier run with the same files."""
+    """Runs the commands of `setup` in a copy of `source` below `home`, beside a copy of proto/ as in the repository.
+    Reuses the copy of an earlier run with the same files."""
     language = source.name
     folder = home / source.relative_to(ROOT)
     marker, built_from = home / "made-from", fingerprint(source, setup)

@@ -23,8 +23,8 @@ type Describe func(ctx context.Context, method string, message any) *tollgate.Re
 // UnaryServerInterceptor limits unary calls.
 //
 // A denied call ends with RESOURCE_EXHAUSTED and google.rpc.RetryInfo, if the same call passes later. The metadata of
-// each response to a call with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest one,
-// in whole seconds. If describe returns an invalid request, the code is INTERNAL.
+// each response to a call with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest
+// one, in whole seconds. If describe returns an invalid request, the code is INTERNAL.
 func UnaryServerInterceptor(client *tollgate.Client, describe Describe) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, message any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		limited := describe(ctx, info.FullMethod, message)
