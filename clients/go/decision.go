@@ -44,9 +44,8 @@ type LimitStatus struct {
 	Refused bool
 }
 
-// Tightest returns the limit to report, as the server chooses it for its headers: a limit that denies the request comes
-// first, then the one with the fewest remaining hits, then, of those that deny, the one with the longest wait. It is
-// nil if no limit applies.
+// Tightest returns the limit to report in headers: a limit that denies the request comes first, then the one with the
+// fewest remaining hits, then, of those that deny, the one with the longest wait. It is nil if no limit applies.
 func (d *Decision) Tightest() *LimitStatus {
 	var best *LimitStatus
 	for i := range d.Limits {
