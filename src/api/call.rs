@@ -6,7 +6,6 @@ use axum::http::HeaderMap;
 
 use crate::api::{
     protobuf::{FRAME_PREFIX_BYTES, frame_prefix},
-    rls::ResetPrecision,
     timeout,
 };
 
@@ -33,6 +32,17 @@ pub enum Verb {
     Peek,
     /// It gives them back.
     Refund,
+}
+
+/// How durations until reset are rounded. Always up, so that a client does not retry too early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetPrecision {
+    /// Whole seconds, at least one: Envoy truncates to whole seconds.
+    Seconds,
+    /// Whole milliseconds.
+    Millis,
+    /// Nanoseconds.
+    Nanos,
 }
 
 /// A call to decide.

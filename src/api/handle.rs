@@ -8,8 +8,7 @@ use std::time::Duration;
 use crate::{
     api::{
         Api, Error,
-        call::{Call, Method, Reply},
-        rls::ResetPrecision,
+        call::{Call, Method, Reply, ResetPrecision},
         span::CallSpan,
         v1::{Decided, Partial},
     },

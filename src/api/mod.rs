@@ -29,11 +29,11 @@ pub mod timeout;
 pub mod top;
 pub mod v1;
 
-pub use call::{Call, Method, Reply};
+pub use call::{Call, Method, Reply, ResetPrecision};
 pub use error::Error;
 pub use handle::{Batch, Handled, Unfinished};
 pub use metrics::Metrics;
-pub use rls::{ResetPrecision, headers};
+pub use rls::headers;
 
 use admin::Token;
 use denial_log::DenialLog;

@@ -34,6 +34,7 @@ mod idle;
 mod lifecycle;
 mod listen;
 mod message;
+mod message_queue;
 mod metrics;
 mod replica;
 mod reply_bytes;

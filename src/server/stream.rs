@@ -29,7 +29,7 @@ use crate::{
     },
     server::{
         body::{GRPC_CONTENT_TYPE, ok_trailers},
-        message::MessageQueue,
+        message_queue::MessageQueue,
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::ConnectionBytes,
         services::Services,
@@ -116,16 +116,18 @@ impl CheckStream {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Result<(), Status>, h2::Error>> {
         loop {
+            let mut is_active = self.read(cx);
+            // After the questions are read, because those that wait must be polled once.
             while let Poll::Ready(Some(answer)) = Pin::new(&mut self.waiting).poll_next(cx) {
                 self.push_or_end(answer);
+                is_active = true;
             }
-            let has_read = self.read(cx);
             ready!(self.poll_write(stream, cx))?;
             match self.end.take() {
                 Some(end) if self.waiting.is_empty() => return Poll::Ready(Ok(end)),
                 end => self.end = end,
             }
-            if !has_read {
+            if !is_active {
                 return Poll::Pending;
             }
         }

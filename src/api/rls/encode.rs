@@ -6,12 +6,12 @@ use prost::Message;
 
 use crate::{
     api::{
+        call::ResetPrecision,
         proto::envoy::{
             config::core::v3::HeaderValue,
             service::ratelimit::v3::rate_limit_response::{Code, rate_limit},
         },
         protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field},
-        rls::ResetPrecision,
     },
     limiter::{Answer, CurrentLimit, Status},
     rules::Unit,

@@ -21,17 +21,6 @@ pub use decode::{DecodeError, Request, decode};
 
 use encode::encode;
 
-/// How durations until reset are rounded. Always up, so that a client does not retry too early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResetPrecision {
-    /// Whole seconds, at least one: Envoy truncates to whole seconds.
-    Seconds,
-    /// Whole milliseconds.
-    Millis,
-    /// Nanoseconds.
-    Nanos,
-}
-
 impl Api {
     #[inline]
     pub(super) fn decide(

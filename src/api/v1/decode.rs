@@ -8,11 +8,12 @@ use crate::{
     algorithm::Operation,
     api::{
         call::Verb,
-        descriptors::{Descriptor, DescriptorView, Descriptors, Undecodable},
+        descriptors::{Descriptor, DescriptorView, Descriptors},
         proto::tollgate::v1::check_request::Mode,
         protobuf::{Fields, Malformed, Value, text},
+        v1::{CallError, Fault},
     },
-    limiter::{self, Bounds, CallSize, RequestError, TooLarge},
+    limiter::{self, Bounds, CallSize, TooLarge},
 };
 
 /// The encoded requests of a call.
@@ -28,72 +29,6 @@ pub(super) struct Request<'m> {
     pub(super) id: &'m str,
     hits: u64,
     descriptors: Descriptors<'m>,
-}
-
-/// Why a call is refused for its content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CallError {
-    /// Not a message of the method.
-    #[error("the message is not valid")]
-    Malformed,
-    /// More requests, or more in them, than the bounds allow.
-    #[error(transparent)]
-    TooLarge(#[from] TooLarge),
-    /// No requests.
-    #[error("the call has no requests")]
-    NoRequests,
-    /// An unknown mode.
-    #[error("mode: {0} is not a mode; send EACH or TOGETHER")]
-    Mode(i32),
-    /// A timeout that is no duration.
-    #[error("timeout: not a duration of zero or more")]
-    Timeout,
-    /// A fault in a request of a call whose requests are decided together.
-    #[error("requests[{request}]: {fault}")]
-    Request {
-        /// The index of the request.
-        request: usize,
-        /// The fault.
-        fault: Fault,
-    },
-}
-
-/// Why one request is refused for its content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// Not a request.
-    #[error("the request is not valid")]
-    Malformed,
-    /// More descriptors or entries than the bounds allow.
-    #[error(transparent)]
-    TooLarge(#[from] TooLarge),
-    /// A peek with hits.
-    #[error("a peek has no hits: leave them out of the request and of its descriptors")]
-    HitsOfPeek,
-    /// The content is invalid.
-    #[error(transparent)]
-    Content(#[from] RequestError),
-}
-
-impl From<Malformed> for CallError {
-    fn from(Malformed: Malformed) -> Self {
-        Self::Malformed
-    }
-}
-
-impl From<Malformed> for Fault {
-    fn from(Malformed: Malformed) -> Self {
-        Self::Malformed
-    }
-}
-
-impl From<Undecodable> for Fault {
-    fn from(error: Undecodable) -> Self {
-        match error {
-            Undecodable::TooLarge(error) => Self::TooLarge(error),
-            Undecodable::Malformed => Self::Malformed,
-        }
-    }
 }
 
 impl<'m> Requests<'m> {

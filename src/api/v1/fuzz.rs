@@ -3,13 +3,12 @@
 use prost::Message;
 
 use crate::api::{
-    Error, Settings,
-    call::{Call, Method, Reply, Verb},
+    Error,
+    call::{Call, Method, Reply, ResetPrecision, Verb},
     fuzz::api,
     handle::Handled,
     proto::tollgate::v1::{Answer, CheckRequest, CheckResponse, Question, QuestionAnswer, answer::Verdict},
     protobuf::FRAME_PREFIX_BYTES,
-    rls::ResetPrecision,
     v1::{
         CallError,
         stream::{Answered, CREDITS},

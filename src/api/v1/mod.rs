@@ -6,11 +6,11 @@
 mod decide;
 mod decode;
 mod encode;
+mod errors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod reset;
 pub mod stream;
 
 pub(super) use decide::{Decided, Partial};
-pub use decode::{CallError, Fault};
-pub use reset::ResetError;
+pub use errors::{CallError, Fault, ResetError};

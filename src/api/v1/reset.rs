@@ -10,30 +10,11 @@ use crate::{
         call::Call,
         descriptors::{Descriptors, Undecodable},
         protobuf::{FRAME_PREFIX_BYTES, Fields, Value, nested, number, text, text_field},
-        v1::{CallError, decode::read_hits},
+        v1::{CallError, ResetError, decode::read_hits},
     },
-    limiter::{ActiveView, NoCounter},
+    limiter::ActiveView,
     telemetry::logs::UNLIMITED,
 };
-
-/// Why counters are not reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResetError {
-    /// The caller has not shown the admin token.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// A descriptor with a limit or hits.
-    #[error("descriptors[{0}]: a reset takes neither limits nor hits")]
-    LimitOrHits(usize),
-    /// A descriptor has no counter, or it cannot be reached.
-    #[error("descriptors[{descriptor}]: {error}")]
-    NoCounter {
-        /// The index of the descriptor.
-        descriptor: usize,
-        /// Why.
-        error: NoCounter,
-    },
-}
 
 impl Api {
     /// Resets counters. If a descriptor has none, nothing is reset.
