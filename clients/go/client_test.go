@@ -209,6 +209,13 @@ func TestLargeChecks_BeyondBytesOfABatch_AreSentApart(t *testing.T) {
 	}
 }
 
+func TestLargestRequest_OfAMessage_IsDecided(t *testing.T) {
+	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{})
+	if !check(t, client, request("user", string(make([]byte, 4<<20-64)))).Allowed {
+		t.Error("denied")
+	}
+}
+
 func TestCheck_BeyondFullQueue_GetsTheDefault(t *testing.T) {
 	counted, held := &counts{}, &gate{opened: make(chan struct{})}
 	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{
@@ -293,6 +300,7 @@ func TestInvalidRequest_ByEachCall_IsAnError(t *testing.T) {
 		"no domain":       {Descriptors: []tollgate.Descriptor{tollgate.Describe("user", "ann")}},
 		"no descriptors":  {Domain: "edge"},
 		"no unit":         unit,
+		"too large":       request("user", string(make([]byte, 4<<20))),
 		"not UTF-8":       request("user", "\xff"),
 		"domain no UTF-8": {Domain: "\xff", Descriptors: []tollgate.Descriptor{tollgate.Describe("user", "ann")}},
 	}

@@ -8,8 +8,13 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/proto"
+
 	pb "example.com/tollgate/gen/tollgate/v1"
 )
+
+// A message has at most 4 MiB, of which the request takes all but its tag and length.
+const maxRequestBytes = 4<<20 - 16
 
 // Request names what is limited. Its descriptors are decided together: it is denied if one of them is over its limit.
 type Request struct {
@@ -78,7 +83,8 @@ func (d Descriptor) And(key, value string) Descriptor {
 	return d
 }
 
-// message translates the request. Text that is not UTF-8 is found here, because it would fail a whole batch.
+// message translates the request. It finds text that is not UTF-8, which would fail a whole batch, and a request that
+// is larger than a message may be, which the server would refuse as it refuses an overload.
 func (r *Request) message() (*pb.Request, error) {
 	message := &pb.Request{Domain: r.Domain, Hits: r.Hits, Descriptors: make([]*pb.Descriptor, len(r.Descriptors))}
 	if !utf8.ValidString(r.Domain) {
@@ -96,6 +102,9 @@ func (r *Request) message() (*pb.Request, error) {
 		if limit := descriptor.Limit; limit != nil {
 			message.Descriptors[i].Limit = &pb.Limit{RequestsPerUnit: limit.RequestsPerUnit, Unit: limit.Unit}
 		}
+	}
+	if size := proto.Size(message); size > maxRequestBytes {
+		return nil, &InvalidRequestError{fmt.Sprintf("the request has %d bytes, of at most %d", size, maxRequestBytes)}
 	}
 	return message, nil
 }
