@@ -16,7 +16,11 @@ mod code {
     use prost::Message;
 
     /// The public API. Its descriptors are served by reflection.
-    const PUBLIC: [&str; 1] = ["envoy/service/ratelimit/v3/rls.proto"];
+    const PUBLIC: [&str; 3] = [
+        "envoy/service/ratelimit/v3/rls.proto",
+        "google/rpc/error_details.proto",
+        "tollgate/v1/tollgate.proto",
+    ];
     /// The frames between replicas.
     const LINK: [&str; 1] = ["tollgate/cluster/v1/link.proto"];
     /// What a control plane sends.

@@ -179,6 +179,27 @@ impl Limit {
         Cow::Borrowed(self)
     }
 
+    /// The same limit with the same counters, except that a refused charge changes nothing.
+    pub fn without_refused_charges(&self) -> Cow<'_, Self> {
+        match self {
+            Self::Classic(Classic { limit, window }) => Cow::Owned(Self::FixedWindow(FixedWindow {
+                limit: *limit,
+                window: window.clone(),
+                excess: Excess::Refuse,
+            })),
+            Self::FixedWindow(_)
+            | Self::SlidingWindow(_)
+            | Self::SlidingLog(_)
+            | Self::TokenBucket(_)
+            | Self::SteppedBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::LeakyQueue(_) => match self.excess() {
+                Excess::Count => Cow::Owned(self.changed(|number| number, |_| Excess::Refuse)),
+                Excess::Refuse | Excess::Overdraft(_) => Cow::Borrowed(self),
+            },
+        }
+    }
+
     /// The same limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt`
     /// hits if the algorithm can hold one. A limit with an overdraft keeps its own bound.
     pub fn with_debt(&self, debt: u64) -> Self {

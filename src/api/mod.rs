@@ -3,29 +3,40 @@
 use std::sync::Arc;
 
 use crate::{
-    limiter::{Bounds, Limiter, LimiterError, RequestError},
+    limiter::{Bounds, Limiter},
     telemetry::{logs, traces::Traces},
 };
 
 pub mod admin;
+pub mod call;
 mod cross_site;
 mod denial_log;
 pub mod descriptor_text;
+mod descriptors;
+mod error;
 pub mod forward_auth;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod handle;
 pub mod http;
 pub mod json;
 mod metrics;
+mod protobuf;
 pub mod reader;
 pub mod rls;
+mod span;
+pub mod timeout;
 pub mod top;
+pub mod v1;
 
+pub use call::{Call, Method, Reply, ResetPrecision};
+pub use error::Error;
+pub use handle::{Batch, Handled, Unfinished};
 pub use metrics::Metrics;
-pub use rls::{Batch, Call, CallSpan, Handled, Reply, ResetPrecision, headers};
+pub use rls::headers;
 
+use admin::Token;
 use denial_log::DenialLog;
-use rls::DecodeError;
 
 /// Code generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -48,22 +59,30 @@ pub struct Settings {
     pub max_descriptors: usize,
     /// Maximum number of entries per descriptor.
     pub max_entries: usize,
+    /// Maximum number of requests per call.
+    pub max_requests: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { dynamic_metadata: false, exact_reset: false, max_descriptors: 256, max_entries: 128 }
+        Self {
+            dynamic_metadata: false,
+            exact_reset: false,
+            max_descriptors: 256,
+            max_entries: 128,
+            max_requests: 256,
+        }
     }
 }
 
 impl Settings {
     /// The bounds of a request.
     pub fn bounds(&self) -> Bounds {
-        Bounds { descriptors: self.max_descriptors, entries: self.max_entries }
+        Bounds { requests: self.max_requests, descriptors: self.max_descriptors, entries: self.max_entries }
     }
 }
 
-/// The rate limit service of Envoy, independent of the transport.
+/// The services that decide requests, independent of the transport.
 #[derive(Clone, Debug)]
 pub struct Api {
     limiter: Limiter,
@@ -72,6 +91,7 @@ pub struct Api {
     metrics: Arc<Metrics>,
     denials: Option<Arc<DenialLog>>,
     traces: Option<Traces>,
+    admin_token: Option<Arc<Token>>,
 }
 
 impl Api {
@@ -84,6 +104,7 @@ impl Api {
             metrics: Arc::default(),
             denials: None,
             traces: None,
+            admin_token: None,
         }
     }
 
@@ -106,47 +127,9 @@ impl Api {
     pub fn with_traces(self, traces: Option<Traces>) -> Self {
         Self { traces, ..self }
     }
-}
 
-/// Why a request is not decided.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-pub enum Error {
-    /// The limiter cannot decide.
-    #[error(transparent)]
-    LimiterError(#[from] LimiterError),
-    /// The message is invalid or beyond the bounds.
-    #[error(transparent)]
-    Decode(#[from] DecodeError),
-    /// The content of the request is invalid.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-}
-
-impl Error {
-    /// Whether the request itself is invalid, so that a retry is useless.
-    pub fn is_caller_error(self) -> bool {
-        match self {
-            Self::LimiterError(
-                LimiterError::NoRules
-                | LimiterError::Joining
-                | LimiterError::Remote
-                | LimiterError::NoStore
-                | LimiterError::Overloaded,
-            ) => false,
-            Self::Decode(_) | Self::Request(_) => true,
-        }
-    }
-}
-
-// Never `UNKNOWN`: Envoy lets a request with this status pass, whatever its failure mode.
-impl From<Error> for tonic::Status {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Decode(_) | Error::Request(_) => Self::invalid_argument(error.to_string()),
-            Error::LimiterError(LimiterError::Overloaded) => Self::resource_exhausted(error.to_string()),
-            Error::LimiterError(
-                LimiterError::NoRules | LimiterError::Joining | LimiterError::Remote | LimiterError::NoStore,
-            ) => Self::unavailable(error.to_string()),
-        }
+    /// Sets the token that resets need.
+    pub fn with_admin_token(self, token: Option<Token>) -> Self {
+        Self { admin_token: token.map(Arc::new), ..self }
     }
 }

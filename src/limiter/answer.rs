@@ -39,6 +39,8 @@ pub struct Status<'s> {
     pub retry_after: Option<Duration>,
     /// The rule that was applied; `None` for an override.
     pub rule: Option<&'s Rule>,
+    /// Whether the limit would have refused, but its rule is in shadow mode.
+    pub refused_in_shadow: bool,
     /// Whether the candidate of the rule would have refused. It influences nothing else.
     pub candidate_refuses: bool,
     /// Whether it was decided without the owner of the counter, which could not be reached.
@@ -53,6 +55,7 @@ impl<'s> Status<'s> {
         reset_after: None,
         retry_after: None,
         rule: None,
+        refused_in_shadow: false,
         candidate_refuses: false,
         degraded: false,
     };
@@ -74,6 +77,11 @@ impl<'s> Status<'s> {
         modes.quota || self.rule.is_some_and(|rule| rule.quota_mode)
     }
 
+    /// Whether this descriptor alone refuses the request.
+    pub fn refuses_alone(&self, modes: Modes) -> bool {
+        !self.passes && !self.in_quota_mode(modes)
+    }
+
     /// The name of the rule, or its path if it has none; `override` without a rule.
     pub fn name(&self) -> &'s str {
         self.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
@@ -86,6 +94,7 @@ impl<'s> Status<'s> {
     #[inline(always)]
     fn decide<R>(&mut self, decision: &Decision<R>) {
         self.passes = self.in_shadow_mode() || decision.verdict.passes();
+        self.refused_in_shadow = self.passes && !decision.verdict.passes();
         self.remaining = decision.remaining;
         self.reset_after = Some(decision.reset_after);
         self.retry_after = match decision.verdict {
@@ -131,6 +140,24 @@ impl<'s> Answer<'s> {
     pub(super) fn without_limits(descriptors: usize) -> Self {
         let statuses = SmallVec::from_elem(Status::WITHOUT_LIMIT, descriptors);
         Self { passes: true, passes_in_shadow: false, delay: Duration::ZERO, statuses }
+    }
+
+    /// When a refused request would pass, which is when the last refusing descriptor would. `None` if the request
+    /// passes, or never would.
+    pub fn retry_after(&self, modes: Modes) -> Option<Duration> {
+        if self.passes {
+            return None;
+        }
+        let refusing = || self.statuses.iter().filter(|status| !status.passes);
+        // If only quotas refuse, the request passes once any of them has hits left.
+        if refusing().any(|status| status.refuses_alone(modes)) {
+            let mut longest = Duration::ZERO;
+            for status in refusing().filter(|status| status.refuses_alone(modes)) {
+                longest = longest.max(status.retry_after?);
+            }
+            return Some(longest);
+        }
+        refusing().filter_map(|status| status.retry_after).min()
     }
 
     /// The answer from the decisions on the checks of `plan`.

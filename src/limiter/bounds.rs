@@ -1,20 +1,39 @@
-//! Bounds on the number of descriptors and entries of a request.
+//! Bounds on the number of requests of a call, descriptors of a request, and entries of a descriptor.
 //!
-//! Every decoder checks [`Bounds`] before it stores another descriptor or entry, so that a small message cannot expand
-//! into a large request.
+//! Every decoder checks [`Bounds`] before it stores another of them, so that a small message cannot expand into a large
+//! call.
 
-/// The maximum number of descriptors of a request, and of entries of a descriptor.
+/// The maximum number of descriptors of all requests of a call. Answers are as many, and one call is decided at once.
+const CALL_DESCRIPTORS_MAX: usize = 4_096;
+/// The maximum number of entries of all requests of a call.
+const CALL_ENTRIES_MAX: usize = 32_768;
+
+/// The maximum number of requests of a call, of descriptors of a request, and of entries of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
+    /// The maximum number of requests of a call.
+    pub requests: usize,
     /// The maximum number of descriptors of a request.
     pub descriptors: usize,
     /// The maximum number of entries of a descriptor.
     pub entries: usize,
 }
 
-/// Why a request is refused for its size.
+/// Why a request or a call is refused for its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
+    /// Too many requests.
+    #[error("the call has more than {most} requests (api.max_requests)")]
+    Requests {
+        /// The maximum.
+        most: usize,
+    },
+    /// Too many descriptors in all requests of a call.
+    #[error("the requests of the call have more than {CALL_DESCRIPTORS_MAX} descriptors in all")]
+    CallDescriptors,
+    /// Too many entries in all requests of a call.
+    #[error("the requests of the call have more than {CALL_ENTRIES_MAX} entries in all")]
+    CallEntries,
     /// Too many descriptors.
     #[error("the request has more than {most} descriptors (api.max_descriptors)")]
     Descriptors {
@@ -29,6 +48,62 @@ pub enum TooLarge {
         /// The maximum.
         most: usize,
     },
+}
+
+/// Counts requests, descriptors and entries of a call in their order, within bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct CallSize {
+    bounds: Bounds,
+    requests: usize,
+    // Of the last request, and of the last descriptor.
+    descriptors: usize,
+    entries: usize,
+    all_descriptors: usize,
+    all_entries: usize,
+}
+
+impl CallSize {
+    /// The least length of an encoded message that can exceed the bounds of a call, in bytes. A descriptor and an entry
+    /// take at least two.
+    pub const BYTES_MIN: usize = 2 * CALL_DESCRIPTORS_MAX;
+
+    /// An empty call.
+    pub fn new(bounds: Bounds) -> Self {
+        Self { bounds, requests: 0, descriptors: 0, entries: 0, all_descriptors: 0, all_entries: 0 }
+    }
+
+    /// Counts the next request.
+    pub fn request(&mut self) -> Result<(), TooLarge> {
+        let most = self.bounds.requests;
+        if self.requests >= most {
+            return Err(TooLarge::Requests { most });
+        }
+        (self.requests, self.descriptors, self.entries) = (self.requests + 1, 0, 0);
+        Ok(())
+    }
+
+    /// Counts the next descriptor of the last request.
+    pub fn descriptor(&mut self) -> Result<(), TooLarge> {
+        self.bounds.descriptor(self.descriptors)?;
+        (self.descriptors, self.entries) = (self.descriptors + 1, 0);
+        self.all_descriptors += 1;
+        if self.requests > 0 && self.all_descriptors > CALL_DESCRIPTORS_MAX {
+            return Err(TooLarge::CallDescriptors);
+        }
+        Ok(())
+    }
+
+    /// Counts the next entry of the last descriptor.
+    pub fn entry(&mut self) -> Result<(), TooLarge> {
+        // An entry is read after its descriptor was counted.
+        self.bounds.entry(self.descriptors.saturating_sub(1), self.entries)?;
+        self.entries += 1;
+        self.all_entries += 1;
+        if self.requests > 0 && self.all_entries > CALL_ENTRIES_MAX {
+            return Err(TooLarge::CallEntries);
+        }
+        Ok(())
+    }
 }
 
 impl Bounds {

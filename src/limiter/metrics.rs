@@ -104,7 +104,7 @@ impl Metrics {
             over_limit: !passes,
             charged,
             near_limit: near_limit(check, decision, charged),
-            shadow_denied: passes && !decision.verdict.passes(),
+            shadow_denied: status.refused_in_shadow,
             candidate_denied: status.candidate_refuses,
         }
     }

@@ -28,7 +28,7 @@ mod request;
 mod reserve;
 
 pub use answer::{Answer, Status};
-pub use bounds::{Bounds, TooLarge};
+pub use bounds::{Bounds, CallSize, TooLarge};
 pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "server")]
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
@@ -140,7 +140,7 @@ impl ActiveView<'_> {
             return self.decide_set(domain, request, &applied_limits(domain, request));
         };
         // `replaces` cannot apply here: there is only one descriptor.
-        let applied = [AppliedLimit::of(domain, descriptor, request.timeout)];
+        let applied = [AppliedLimit::of(domain, descriptor, request)];
         match Plan::single(domain, descriptor, &applied[0]) {
             Some(plan) => self.decide_plan(domain, request, &applied, &plan),
             None => self.decide_set(domain, request, &applied),

@@ -1,13 +1,13 @@
 //! The limits that apply to a request, and their checks.
 
-use std::{borrow::Cow, time::Duration};
+use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Classic, Limit, Operation},
     descriptor::Key,
-    limiter::{Descriptor, Override, Request},
+    limiter::{Descriptor, Override, Request, request::Charging},
     rules::{Allowance, DisplayedLimit, Domain, KeyedDomain, Match, OnDenied, Rule, Unit},
     store::{Check, CheckSet, Checks, OnRefusal, Role},
 };
@@ -51,8 +51,35 @@ pub(super) enum AppliedLimit<'s> {
     /// No rule matches, or another descriptor's rule replaces it.
     Nothing,
     Unlimited(Match<'s>),
-    Rule(Match<'s>, Cow<'s, Limit>),
-    Override(Override, Limit),
+    Rule(Match<'s>, RequestLimit<'s>),
+    Override(Override, RequestLimit<'s>),
+}
+
+/// The limit of a descriptor for one request.
+pub(super) struct RequestLimit<'s> {
+    /// Its kind gives the key of the counter.
+    own: Cow<'s, Limit>,
+    /// Decides instead, if a refusal must not be charged.
+    without_refused_charges: Option<Limit>,
+    charging: Charging,
+}
+
+impl<'s> RequestLimit<'s> {
+    #[inline(always)]
+    fn new(own: Cow<'s, Limit>, charging: Charging) -> Self {
+        let without_refused_charges = match charging {
+            Charging::AsRules => None,
+            Charging::AllOrNothing => Some(own.without_refused_charges().into_owned()),
+        };
+        Self { own, without_refused_charges, charging }
+    }
+
+    /// The check of `operation` on the counter of `key`.
+    #[inline(always)]
+    fn check<'a>(&'a self, domain: &Domain, operation: Operation, key: Key) -> Check<'a> {
+        let limit = self.without_refused_charges.as_ref().unwrap_or(&self.own);
+        Check { on_refusal: on_refusal(domain, &self.own, self.charging), key, limit, operation }
+    }
 }
 
 /// The checks of a request.
@@ -97,27 +124,26 @@ impl<'s> AppliedLimit<'s> {
     /// The limit of a descriptor.
     // `inline(always)`: it is too large to move.
     #[inline(always)]
-    pub(super) fn of(
-        domain: KeyedDomain<'s>,
-        descriptor: &Descriptor<'_>,
-        timeout: Option<Duration>,
-    ) -> Self {
+    pub(super) fn of(domain: KeyedDomain<'s>, descriptor: &Descriptor<'_>, request: &Request<'_>) -> Self {
         if let Some(sent @ Override { requests_per_unit, unit }) = descriptor.limit {
             let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
-            return Self::Override(sent, Limit::Classic(limit));
+            let limit = Cow::Owned(Limit::Classic(limit));
+            return Self::Override(sent, RequestLimit::new(limit, request.charging));
         }
         match domain.find(descriptor.entries) {
             None => Self::Nothing,
             Some(matched) => match &matched.rule.allowance {
                 Allowance::Unlimited => Self::Unlimited(matched),
-                Allowance::Limited(limit) => Self::Rule(matched, limit.within(timeout)),
+                Allowance::Limited(limit) => {
+                    Self::Rule(matched, RequestLimit::new(limit.within(request.timeout), request.charging))
+                }
             },
         }
     }
 
     /// The limit of each descriptor.
     pub(super) fn of_each(domain: KeyedDomain<'s>, request: &Request<'_>) -> SmallVec<[Self; 2]> {
-        request.descriptors.iter().map(|descriptor| Self::of(domain, descriptor, request.timeout)).collect()
+        request.descriptors.iter().map(|descriptor| Self::of(domain, descriptor, request)).collect()
     }
 
     pub(super) fn matched(&self) -> Option<&Match<'s>> {
@@ -145,29 +171,34 @@ impl<'s> AppliedLimit<'s> {
     #[inline(always)]
     fn check<'a>(&'a self, domain: KeyedDomain<'_>, descriptor: &Descriptor<'_>) -> Option<Check<'a>> {
         let (key, limit) = match self {
-            Self::Rule(matched, limit) => (matched.key(descriptor.entries, limit), &**limit),
-            Self::Override(_, limit) => (domain.key_as_sent(descriptor.entries, limit), limit),
+            Self::Rule(matched, limit) => (matched.key(descriptor.entries, &limit.own), limit),
+            Self::Override(_, limit) => (domain.key_as_sent(descriptor.entries, &limit.own), limit),
             Self::Nothing | Self::Unlimited(_) => return None,
         };
-        Some(check(&domain, descriptor.operation, key, limit))
+        Some(limit.check(&domain, descriptor.operation, key))
     }
 
     /// The check of the candidate, if there is one.
-    fn candidate_check(&self, domain: KeyedDomain<'_>, descriptor: &Descriptor<'_>) -> Option<Check<'s>> {
+    fn candidate_check(
+        &self,
+        domain: KeyedDomain<'_>,
+        descriptor: &Descriptor<'_>,
+        charging: Charging,
+    ) -> Option<Check<'s>> {
         let matched = self.matched()?;
         let candidate = matched.rule.candidate.as_ref()?;
         let key = matched.candidate_key(descriptor.entries, candidate);
-        Some(check(&domain, descriptor.operation, key, candidate))
+        let on_refusal = on_refusal(&domain, candidate, charging);
+        Some(Check { key, limit: candidate, operation: descriptor.operation, on_refusal })
     }
 }
 
-/// The check of `operation` on the counter of `key`.
-fn check<'a>(domain: &Domain, operation: Operation, key: Key, limit: &'a Limit) -> Check<'a> {
-    let on_refusal = match domain.on_denied(limit) {
-        OnDenied::ChargeAll => OnRefusal::Keep,
-        OnDenied::ChargeNone => OnRefusal::TakeBack,
-    };
-    Check { key, limit, operation, on_refusal }
+#[inline(always)]
+fn on_refusal(domain: &Domain, limit: &Limit, charging: Charging) -> OnRefusal {
+    match (charging, domain.on_denied(limit)) {
+        (Charging::AsRules, OnDenied::ChargeAll) => OnRefusal::Keep,
+        (Charging::AsRules, OnDenied::ChargeNone) | (Charging::AllOrNothing, _) => OnRefusal::TakeBack,
+    }
 }
 
 impl<S: CheckSet> Plan<S> {
@@ -217,7 +248,7 @@ impl<'a> Plan<Checks<'a>> {
         }
         plan.deciding = plan.checks.len();
         for (index, (descriptor, applied)) in each() {
-            plan.add(index, applied.candidate_check(domain, descriptor));
+            plan.add(index, applied.candidate_check(domain, descriptor, request.charging));
         }
         plan
     }

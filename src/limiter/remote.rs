@@ -126,7 +126,7 @@ impl ActiveView<'_> {
         };
         let Some(remote) = &self.limiter.remote else { return Err(LimiterError::Remote) };
         if let [descriptor] = &*request.descriptors {
-            let applied = [AppliedLimit::of(domain, descriptor, request.timeout)];
+            let applied = [AppliedLimit::of(domain, descriptor, request)];
             if let Some(plan) = Plan::single(domain, descriptor, &applied[0]) {
                 return self.decide_remote_plan(remote, domain, request, &applied, &plan, connection).await;
             }

@@ -13,6 +13,17 @@ pub struct Request<'a> {
     // Invariant: at least one.
     pub(super) descriptors: SmallVec<[Descriptor<'a>; 2]>,
     pub(super) timeout: Option<Duration>,
+    pub(super) charging: Charging,
+}
+
+/// What a refused request charges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Charging {
+    /// What its rules say.
+    #[default]
+    AsRules,
+    /// Nothing.
+    AllOrNothing,
 }
 
 /// One descriptor of a request. The unit of its override is a `Result` before the request is checked.
@@ -48,6 +59,9 @@ pub enum RequestError {
     /// The request has no descriptors.
     #[error("the request has no descriptors")]
     NoDescriptors,
+    /// Requests that are decided together have different domains.
+    #[error("requests that are decided together have one domain")]
+    SeveralDomains,
     /// A limit override with an unknown unit.
     #[error(
         "descriptors[{descriptor}].limit.unit: {number} is not a unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
@@ -69,7 +83,7 @@ impl<'a> Request<'a> {
         descriptors: impl IntoIterator<Item = Descriptor<'a, Result<Unit, UnknownUnit>>>,
         timeout: Option<Duration>,
     ) -> Result<Self, RequestError> {
-        let mut request = Self { domain, descriptors: SmallVec::new(), timeout };
+        let mut request = Self { domain, descriptors: SmallVec::new(), timeout, charging: Charging::AsRules };
         for (index, Descriptor { entries, operation, limit }) in descriptors.into_iter().enumerate() {
             let limit = match limit {
                 None => None,
@@ -89,6 +103,18 @@ impl<'a> Request<'a> {
             return Err(RequestError::NoDescriptors);
         }
         Ok(request)
+    }
+
+    /// One request of all descriptors of `requests`, which have one domain. If it is refused, it charges nothing,
+    /// whatever the rules say. An error has the index of a request.
+    pub fn together(requests: &[Self]) -> Result<Self, (usize, RequestError)> {
+        let [first, ..] = requests else { return Err((0, RequestError::NoDescriptors)) };
+        if let Some(index) = requests.iter().position(|request| request.domain != first.domain) {
+            return Err((index, RequestError::SeveralDomains));
+        }
+        let descriptors = requests.iter().flat_map(|request| request.descriptors.iter().copied()).collect();
+        let Self { domain, timeout, .. } = *first;
+        Ok(Self { domain, descriptors, timeout, charging: Charging::AllOrNothing })
     }
 
     /// The domain of the rules.

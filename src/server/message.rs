@@ -1,6 +1,7 @@
 //! Reads the single message of a unary call.
 
 use std::{
+    cmp::Ordering,
     future::{Future, poll_fn},
     pin::{Pin, pin},
     task::{Context, Poll},
@@ -17,7 +18,7 @@ use crate::server::{MESSAGE_BYTES_MAX, request_bytes::Share};
 /// Time for the body of a request to arrive.
 pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Length of the gRPC message prefix: a flag and the message length.
-const PREFIX_BYTES: usize = 5;
+pub(super) const PREFIX_BYTES: usize = 5;
 
 /// Why a body has no valid message.
 #[derive(Debug, thiserror::Error)]
@@ -111,18 +112,28 @@ impl MessageReader<'_> {
     }
 }
 
+/// The length of a message by its prefix.
+#[inline]
+pub(super) fn message_length([_, length @ ..]: &[u8; PREFIX_BYTES]) -> Result<usize, MessageError> {
+    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+    if length > MESSAGE_BYTES_MAX { Err(MessageError::TooLarge) } else { Ok(length) }
+}
+
+/// The flag before the length of a message says whether it is compressed.
+#[inline]
+pub(super) fn require_uncompressed(flag: u8) -> Result<(), MessageError> {
+    if flag == 0 { Ok(()) } else { Err(MessageError::Compressed) }
+}
+
 /// The message in a complete body.
 #[inline]
 pub(super) fn unframe(framed: &[u8]) -> Result<&[u8], MessageError> {
-    let Some(([flag, length @ ..], message)) = framed.split_first_chunk::<PREFIX_BYTES>() else {
+    let Some((prefix, message)) = framed.split_first_chunk::<PREFIX_BYTES>() else {
         return Err(if framed.is_empty() { MessageError::Missing } else { MessageError::Truncated });
     };
-    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
-    match *flag {
-        _ if length > MESSAGE_BYTES_MAX => Err(MessageError::TooLarge),
-        _ if length < message.len() => Err(MessageError::Multiple),
-        _ if length > message.len() => Err(MessageError::Truncated),
-        0 => Ok(message),
-        _compressed => Err(MessageError::Compressed),
+    match message_length(prefix)?.cmp(&message.len()) {
+        Ordering::Less => Err(MessageError::Multiple),
+        Ordering::Greater => Err(MessageError::Truncated),
+        Ordering::Equal => require_uncompressed(prefix[0]).map(|()| message),
     }
 }

@@ -146,6 +146,8 @@ settings! {
         "Maximum number of descriptors in a request; larger requests are refused with INVALID_ARGUMENT.";
     "api.max_entries": COUNT => "128"
         "Maximum number of entries in a descriptor; requests with larger descriptors are refused with INVALID_ARGUMENT.";
+    "api.max_requests": COUNT => "256"
+        "Maximum number of requests in a call of tollgate.v1; larger calls are refused with INVALID_ARGUMENT.";
     "memory.requests": Size(MemoryShare::Requests) => "auto"
         "Maximum memory for incomplete requests; beyond it the oldest are refused. auto: 10 % of the memory available to the process.";
     "memory.replies": Size(MemoryShare::Replies) => "auto"

@@ -2,29 +2,20 @@
 
 use std::time::Duration;
 
-use prost::{
-    Message,
-    encoding::{encode_varint, encoded_len_varint},
-};
+use prost::Message;
 
 use crate::{
     api::{
+        call::ResetPrecision,
         proto::envoy::{
             config::core::v3::HeaderValue,
             service::ratelimit::v3::rate_limit_response::{Code, rate_limit},
         },
-        rls::ResetPrecision,
+        protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field},
     },
     limiter::{Answer, CurrentLimit, Status},
     rules::Unit,
 };
-
-/// Length of the gRPC frame prefix: a flag and the message length.
-pub const FRAME_PREFIX_BYTES: usize = 5;
-
-// Wire types: the lower three bits of a field key.
-const VARINT: u8 = 0;
-const BYTES: u8 = 2;
 
 /// Encodes a reply with headers and dynamic metadata.
 #[inline]
@@ -41,9 +32,7 @@ pub(super) fn encode(
         + headers.iter().map(|header| bytes_len(header.encoded_len())).sum::<usize>()
         + metadata.map_or(0, |metadata| bytes_len(metadata.encoded_len()));
     let mut frame = Vec::with_capacity(FRAME_PREFIX_BYTES + length);
-    frame.push(0);
-    // The reply to a message of at most 4 MiB is far below 4 GiB.
-    frame.extend_from_slice(&(length as u32).to_be_bytes());
+    frame.extend_from_slice(&frame_prefix(length));
     number(&mut frame, 1, code);
     for status in statuses() {
         begin(&mut frame, 2, status.len());
@@ -162,10 +151,7 @@ impl<'s> Limit<'s> {
     fn write(&self, frame: &mut Vec<u8>) {
         number(frame, 1, self.requests_per_unit);
         number(frame, 2, self.unit);
-        if !self.name.is_empty() {
-            begin(frame, 3, self.name.len());
-            frame.extend_from_slice(self.name.as_bytes());
-        }
+        text_field(frame, 3, self.name);
     }
 }
 
@@ -176,26 +162,4 @@ fn reset_len(reset: Duration) -> usize {
 /// The field of `Duration` is signed.
 fn seconds(reset: Duration) -> u64 {
     reset.as_secs().min(i64::MAX as u64)
-}
-
-/// Writes a number field; 0 is omitted.
-fn number(frame: &mut Vec<u8>, field: u8, value: u64) {
-    if value != 0 {
-        frame.push(field << 3 | VARINT);
-        encode_varint(value, frame);
-    }
-}
-
-fn number_len(value: u64) -> usize {
-    if value == 0 { 0 } else { 1 + encoded_len_varint(value) }
-}
-
-/// Writes the key and length of a length-delimited field.
-fn begin(frame: &mut Vec<u8>, field: u8, length: usize) {
-    frame.push(field << 3 | BYTES);
-    encode_varint(length as u64, frame);
-}
-
-fn bytes_len(length: usize) -> usize {
-    1 + encoded_len_varint(length as u64) + length
 }

@@ -58,7 +58,7 @@ impl Settings {
             headers.push(header("RateLimit-Policy", policies(answer)));
             headers.push(header("RateLimit", left));
         }
-        if let (true, Some(wait)) = (self.retry_after, retry_after(answer, modes)) {
+        if let (true, Some(wait)) = (self.retry_after, answer.retry_after(modes)) {
             headers.push(header("Retry-After", seconds(wait).to_string()));
         }
         headers
@@ -69,9 +69,9 @@ impl Settings {
 /// remaining hits. The first one wins a tie.
 fn tightest<'s>(answer: &'s Answer<'_>, modes: Modes) -> Option<LimitedDescriptor<'s>> {
     limited(answer).reduce(|best, next| {
-        let rank = |each: &LimitedDescriptor<'_>| (!denies(each.status, modes), each.status.remaining);
+        let rank = |each: &LimitedDescriptor<'_>| (!each.status.refuses_alone(modes), each.status.remaining);
         let tighter = rank(&next) < rank(&best)
-            || (rank(&next) == rank(&best) && denies(next.status, modes) && next.reset > best.reset);
+            || (rank(&next) == rank(&best) && next.status.refuses_alone(modes) && next.reset > best.reset);
         if tighter { next } else { best }
     })
 }
@@ -81,26 +81,6 @@ fn limited<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = LimitedDescriptor
         let reset = seconds(status.reset_after?);
         Some(LimitedDescriptor { status, limit: status.limit.as_ref()?, reset })
     })
-}
-
-/// Whether this descriptor alone denies the request.
-fn denies(status: &Status<'_>, modes: Modes) -> bool {
-    !status.passes && !status.in_quota_mode(modes)
-}
-
-/// When a denied request would pass, which is when the last denying descriptor would. `None` if the request passes, or
-/// never would.
-fn retry_after(answer: &Answer<'_>, modes: Modes) -> Option<Duration> {
-    if answer.passes {
-        return None;
-    }
-    let denying = || answer.statuses.iter().filter(|status| !status.passes);
-    // If only quotas deny, the request passes once any of them has hits left.
-    if denying().any(|status| denies(status, modes)) {
-        let waits = denying().filter(|status| denies(status, modes)).map(|status| status.retry_after);
-        return waits.collect::<Option<Vec<_>>>()?.into_iter().max();
-    }
-    denying().filter_map(|status| status.retry_after).min()
 }
 
 /// All limits that apply, with their window if it is a whole number of seconds.

@@ -5,8 +5,9 @@ use serde_json::Map;
 
 use crate::{
     api::{
+        descriptors::{DescriptorView, LimitOverride},
         proto::envoy::r#type::v3::RateLimitUnit,
-        rls::decode::{DescriptorView, LimitOverride, Request},
+        rls::decode::Request,
     },
     limiter::{Answer, Status},
 };
@@ -67,7 +68,7 @@ fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value 
     if let Some(limit) = descriptor.limit {
         set(&mut fields, "limit", text(&limit_text(limit)));
     }
-    if let Some(hits) = descriptor.hits_addend {
+    if let Some(hits) = descriptor.hits {
         // Numbers are floating point: above 2^53 the nearest value is used.
         set(&mut fields, "hitsAddend", Kind::NumberValue(hits as f64));
     }
@@ -155,7 +156,8 @@ mod tests {
         };
         let marked = |degraded: [bool; 2]| {
             // Two descriptors without entries.
-            let request = decode(&[0x12, 0, 0x12, 0], Bounds { descriptors: 2, entries: 1 }).unwrap();
+            let request =
+                decode(&[0x12, 0, 0x12, 0], Bounds { requests: 1, descriptors: 2, entries: 1 }).unwrap();
             let statuses = degraded.map(|degraded| Status { degraded, ..status });
             let answer = Answer {
                 passes: true,

@@ -61,7 +61,7 @@ fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, DecodeError>
         limit: view
             .limit
             .map(|limit| RateLimitOverride { requests_per_unit: limit.requests_per_unit, unit: limit.unit }),
-        hits_addend: view.hits_addend,
+        hits_addend: view.hits,
         is_negative_hits: view.is_negative_hits,
     });
     let descriptors = descriptors.collect();
@@ -113,7 +113,7 @@ fn varint(number: u64) -> Vec<u8> {
 proptest! {
     #[test]
     fn message_beyond_bounds_is_rejected(message in fields(3), most in (0..3_usize, 0..3_usize)) {
-        let bounds = Bounds { descriptors: most.0, entries: most.1 };
+        let bounds = Bounds { requests: 1, descriptors: most.0, entries: most.1 };
         if let Ok(request) = RateLimitRequest::decode(&*message) {
             let fits = request.descriptors.len() <= most.0
                 && request.descriptors.iter().all(|descriptor| descriptor.entries.len() <= most.1);
@@ -163,11 +163,11 @@ proptest! {
         for request in requests {
             let message = request.encode_to_vec();
             let precision = api.precision();
-            if let Ok(Handled::Ready(reply)) = api.batch().handle(Call { message: &message, metadata: None, precision }) {
+            if let Ok(Handled::Ready(reply)) = api.batch().handle(Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision }) {
                 let (prefix, message) = reply.frame.split_at(FRAME_PREFIX_BYTES);
                 prop_assert_eq!(prefix, [&[0][..], &(message.len() as u32).to_be_bytes()].concat());
                 let response = RateLimitResponse::decode(message).unwrap();
-                prop_assert_eq!(response.overall_code() == Code::Ok, reply.passes);
+                prop_assert_eq!(Some(response.overall_code() == Code::Ok), reply.passes);
                 prop_assert_eq!(response.statuses.len(), request.descriptors.len());
                 prop_assert_eq!(response.dynamic_metadata.is_some(), metadata);
                 prop_assert_eq!(response.encode_to_vec(), message);
@@ -181,10 +181,10 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for request in requests {
             let message = request.encode_to_vec();
-            let call = Call { message: &message, metadata: None, precision: ResetPrecision::Nanos };
+            let call = Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision: ResetPrecision::Nanos };
             let in_batch = batched.batch().handle(call).map(|handled| match handled {
                 Handled::Ready(reply) => reply,
-                Handled::Remote(_) => panic!("all counters are local"),
+                Handled::Unfinished(_) => panic!("all counters are local"),
             });
             let handled = runtime.block_on(alone.handle(call, &OpenForwards::default()));
             let text = |error: Error| error.to_string();

@@ -97,7 +97,7 @@ impl Session {
             Answer::Refuse(problems) => {
                 let message = shortened(problems.to_string());
                 self.refused = Some((fingerprint, problems));
-                Some(Status { code: Code::InvalidArgument.into(), message })
+                Some(Status { code: Code::InvalidArgument.into(), message, details: Vec::new() })
             }
         };
         DiscoveryRequest {

@@ -1,0 +1,172 @@
+//! The descriptors of a request of Envoy's protocol or of our own, which have the same entries and limits. They are
+//! decoded without copying: texts borrow from the message.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Operation,
+    api::protobuf::{Fields, Malformed, Value, text},
+    descriptor::Entry,
+    limiter::{self, Bounds, Override, TooLarge, UnknownUnit},
+    rules::Unit,
+};
+
+/// Decoded descriptors.
+#[derive(Debug, Default)]
+pub(super) struct Descriptors<'m> {
+    each: SmallVec<[Descriptor; 2]>,
+    // Entries of all descriptors, in order.
+    entries: SmallVec<[Entry<'m>; 8]>,
+}
+
+/// A descriptor; its entries are in [`Descriptors`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Descriptor {
+    entries_end: usize,
+    pub(super) limit: Option<LimitOverride>,
+    pub(super) hits: Option<u64>,
+    pub(super) is_negative_hits: bool,
+}
+
+/// A descriptor with its entries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DescriptorView<'r, 'm> {
+    pub(super) entries: &'r [Entry<'m>],
+    pub(super) limit: Option<LimitOverride>,
+    pub(super) hits: Option<u64>,
+    pub(super) is_negative_hits: bool,
+}
+
+/// A limit override as sent; its unit may be unknown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LimitOverride {
+    pub(super) requests_per_unit: u32,
+    pub(super) unit: i32,
+}
+
+/// Why a message cannot be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Undecodable {
+    TooLarge(TooLarge),
+    Malformed,
+}
+
+impl From<TooLarge> for Undecodable {
+    fn from(error: TooLarge) -> Self {
+        Self::TooLarge(error)
+    }
+}
+
+impl From<Malformed> for Undecodable {
+    fn from(Malformed: Malformed) -> Self {
+        Self::Malformed
+    }
+}
+
+impl<'m> Descriptors<'m> {
+    /// Decodes another descriptor within `bounds`. `hits` reads the fields that the protocols encode differently.
+    #[inline]
+    pub(super) fn add(
+        &mut self,
+        message: &'m [u8],
+        bounds: Bounds,
+        mut hits: impl FnMut(&mut Descriptor, u32, Value<'m>) -> Result<(), Malformed>,
+    ) -> Result<(), Undecodable> {
+        let (index, begin) = (self.each.len(), self.entries.len());
+        bounds.descriptor(index)?;
+        let mut descriptor = Descriptor::default();
+        let mut fields = Fields::of(message);
+        while let Some(field) = fields.next()? {
+            match field {
+                (1, Value::Bytes(message)) => {
+                    bounds.entry(index, self.entries.len() - begin)?;
+                    self.entries.push(entry(message)?);
+                }
+                // A message field that is sent twice is merged.
+                (2, Value::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
+                (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+                (number, value) => hits(&mut descriptor, number, value)?,
+            }
+        }
+        descriptor.entries_end = self.entries.len();
+        self.each.push(descriptor);
+        Ok(())
+    }
+
+    /// The descriptors with their entries.
+    pub(super) fn views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
+        let mut begin = 0;
+        self.each.iter().map(move |descriptor| {
+            let entries = &self.entries[begin..descriptor.entries_end];
+            begin = descriptor.entries_end;
+            let Descriptor { limit, hits, is_negative_hits, .. } = *descriptor;
+            DescriptorView { entries, limit, hits, is_negative_hits }
+        })
+    }
+
+    /// The request in the form of the limiter. `timeout` is the time that the caller waits.
+    #[inline]
+    pub(super) fn limiter_request<'a>(
+        &'a self,
+        domain: &'a str,
+        timeout: Option<Duration>,
+        operation: impl Fn(&DescriptorView<'_, '_>) -> Operation,
+    ) -> Result<limiter::Request<'a>, limiter::RequestError> {
+        let descriptors = self.views().map(|view| limiter::Descriptor {
+            entries: view.entries,
+            operation: operation(&view),
+            limit: view.limit.map(|LimitOverride { requests_per_unit, unit: number }| Override {
+                requests_per_unit,
+                unit: unit(number).ok_or(UnknownUnit(number)),
+            }),
+        });
+        limiter::Request::new(domain, descriptors, timeout)
+    }
+}
+
+impl LimitOverride {
+    fn merge(&mut self, message: &[u8]) -> Result<(), Malformed> {
+        let mut fields = Fields::of(message);
+        while let Some(field) = fields.next()? {
+            match field {
+                (1, Value::Varint(number)) => self.requests_per_unit = number as u32,
+                (2, Value::Varint(number)) => self.unit = number as i32,
+                (1..=2, _wrong_type) => return Err(Malformed),
+                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn entry(message: &[u8]) -> Result<Entry<'_>, Malformed> {
+    let mut entry = Entry { key: "", value: "" };
+    let mut fields = Fields::of(message);
+    while let Some(field) = fields.next()? {
+        match field {
+            (1, Value::Bytes(key)) => entry.key = text(key)?,
+            (2, Value::Bytes(value)) => entry.value = text(value)?,
+            (1..=2, _wrong_type) => return Err(Malformed),
+            (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+        }
+    }
+    Ok(entry)
+}
+
+/// The unit of a limit override; `None` if the number is unknown.
+fn unit(number: i32) -> Option<Unit> {
+    match number {
+        1 => Some(Unit::Second),
+        2 => Some(Unit::Minute),
+        3 => Some(Unit::Hour),
+        4 => Some(Unit::Day),
+        5 => Some(Unit::Month),
+        6 => Some(Unit::Year),
+        // The enumeration of requests has no week, but that of replies has, and clients send it.
+        7 => Some(Unit::Week),
+        _no_unit => None,
+    }
+}

@@ -1,0 +1,170 @@
+//! Reads and writes Protocol Buffers without generated code: texts borrow from the message that is read, and replies
+//! are written into one buffer.
+
+use std::str;
+
+use prost::encoding::{DecodeContext, WireType, encode_varint, encoded_len_varint, skip_field};
+
+/// Length of the gRPC frame prefix: a flag and the message length.
+pub const FRAME_PREFIX_BYTES: usize = 5;
+
+// Wire types: the lower three bits of a field key.
+const VARINT: u8 = 0;
+const BYTES: u8 = 2;
+
+/// The bytes are not a valid message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// The value of a field.
+pub(super) enum Value<'m> {
+    Varint(u64),
+    Bytes(&'m [u8]),
+    /// A wire type that no known field has.
+    Other,
+}
+
+/// Iterates over the fields of a message.
+pub(super) struct Fields<'m> {
+    rest: &'m [u8],
+}
+
+impl<'m> Fields<'m> {
+    pub(super) fn of(message: &'m [u8]) -> Self {
+        Self { rest: message }
+    }
+
+    /// The next field; `None` at the end of the message.
+    #[inline]
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Malformed> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        self.field().map(Some).ok_or(Malformed)
+    }
+
+    #[inline]
+    fn field(&mut self) -> Option<(u32, Value<'m>)> {
+        let key = u32::try_from(self.varint()?).ok()?;
+        let number = Some(key >> 3).filter(|number| *number != 0)?;
+        let value = match key & 7 {
+            0 => Value::Varint(self.varint()?),
+            2 => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                Value::Bytes(self.bytes(length)?)
+            }
+            // Groups nest; `prost` bounds their depth.
+            wire_type => {
+                let wire_type = WireType::try_from(u64::from(wire_type)).ok()?;
+                skip_field(wire_type, number, &mut self.rest, DecodeContext::default()).ok()?;
+                Value::Other
+            }
+        };
+        Some((number, value))
+    }
+
+    #[inline]
+    fn bytes(&mut self, length: usize) -> Option<&'m [u8]> {
+        let (bytes, rest) = self.rest.split_at_checked(length)?;
+        self.rest = rest;
+        Some(bytes)
+    }
+
+    #[inline]
+    fn varint(&mut self) -> Option<u64> {
+        /// Maximum length of a varint, and maximum value of its last byte.
+        const BYTES_MAX: usize = 10;
+        const LAST_MAX: u8 = 1;
+        // Fast path: nearly every number takes one byte.
+        if let [byte @ ..0x80, rest @ ..] = self.rest {
+            self.rest = rest;
+            return Some(u64::from(*byte));
+        }
+        let mut number = 0;
+        for (place, byte) in self.rest.iter().take(BYTES_MAX).enumerate() {
+            number |= u64::from(byte & 0x7f) << (7 * place);
+            if *byte < 0x80 {
+                self.rest = &self.rest[place + 1..];
+                return (place + 1 < BYTES_MAX || *byte <= LAST_MAX).then_some(number);
+            }
+        }
+        None
+    }
+}
+
+#[inline]
+pub(super) fn text(bytes: &[u8]) -> Result<&str, Malformed> {
+    str::from_utf8(bytes).map_err(|_| Malformed)
+}
+
+/// Writes a number field; 0 is omitted.
+pub(super) fn number(frame: &mut Vec<u8>, field: u8, value: u64) {
+    if value != 0 {
+        frame.push(field << 3 | VARINT);
+        encode_varint(value, frame);
+    }
+}
+
+pub(super) fn number_len(value: u64) -> usize {
+    if value == 0 { 0 } else { 1 + encoded_len_varint(value) }
+}
+
+/// Writes the key and length of a length-delimited field.
+pub(super) fn begin(frame: &mut Vec<u8>, field: u8, length: usize) {
+    frame.push(field << 3 | BYTES);
+    encode_varint(length as u64, frame);
+}
+
+pub(super) fn bytes_len(length: usize) -> usize {
+    1 + encoded_len_varint(length as u64) + length
+}
+
+/// Writes a text field; the empty one is omitted.
+pub(super) fn text_field(out: &mut Vec<u8>, field: u8, text: &str) {
+    if !text.is_empty() {
+        begin(out, field, text.len());
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
+/// Writes a message field whose content `write` appends.
+pub(super) fn nested(out: &mut Vec<u8>, field: u8, write: impl FnOnce(&mut Vec<u8>)) {
+    out.extend([field << 3 | BYTES, 0]);
+    let begin = out.len();
+    write(out);
+    let length = (out.len() - begin) as u64;
+    let length_bytes = encoded_len_varint(length);
+    if length_bytes > 1 {
+        // A length of several bytes needs more room than was left for it.
+        let end = out.len();
+        out.resize(end + length_bytes - 1, 0);
+        out.copy_within(begin..end, begin + length_bytes - 1);
+    }
+    let mut room = &mut out[begin - 1..begin - 1 + length_bytes];
+    encode_varint(length, &mut room);
+}
+
+/// The prefix of a message of this length.
+pub(super) fn frame_prefix(length: usize) -> [u8; FRAME_PREFIX_BYTES] {
+    // The reply to a message of at most 4 MiB is far below 4 GiB.
+    let [a, b, c, d] = (length as u32).to_be_bytes();
+    [0, a, b, c, d]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nested_message_of_any_length_is_read_as_written() {
+        for length in [0, 1, 127, 128, 16_383, 16_384, 70_000] {
+            let mut out = vec![7];
+            nested(&mut out, 3, |out| out.extend(std::iter::repeat_n(5, length)));
+            number(&mut out, 4, 9);
+            let mut fields = Fields::of(&out[1..]);
+            assert!(matches!(fields.next(), Ok(Some((3, Value::Bytes(bytes)))) if bytes == vec![5; length]));
+            assert!(matches!(fields.next(), Ok(Some((4, Value::Varint(9))))));
+            assert!(matches!(fields.next(), Ok(None)));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Why a call, one of its requests, or a reset is refused.
+
+use crate::{
+    api::{admin::AccessError, descriptors::Undecodable, protobuf::Malformed},
+    limiter::{NoCounter, RequestError, TooLarge},
+};
+
+/// Why a call is refused for its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// Not a message of the method.
+    #[error("the message is not valid")]
+    Malformed,
+    /// More requests, or more in them, than the bounds allow.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// No requests.
+    #[error("the call has no requests")]
+    NoRequests,
+    /// An unknown mode.
+    #[error("mode: {0} is not a mode; send EACH or TOGETHER")]
+    Mode(i32),
+    /// A timeout that is no duration.
+    #[error("timeout: not a duration of zero or more")]
+    Timeout,
+    /// A fault in a request of a call whose requests are decided together.
+    #[error("requests[{request}]: {fault}")]
+    Request {
+        /// The index of the request.
+        request: usize,
+        /// The fault.
+        fault: Fault,
+    },
+}
+
+/// Why one request is refused for its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Not a request.
+    #[error("the request is not valid")]
+    Malformed,
+    /// More descriptors or entries than the bounds allow.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// A peek with hits.
+    #[error("a peek has no hits: leave them out of the request and of its descriptors")]
+    HitsOfPeek,
+    /// The content is invalid.
+    #[error(transparent)]
+    Content(#[from] RequestError),
+}
+
+impl From<Malformed> for CallError {
+    fn from(Malformed: Malformed) -> Self {
+        Self::Malformed
+    }
+}
+
+impl From<Malformed> for Fault {
+    fn from(Malformed: Malformed) -> Self {
+        Self::Malformed
+    }
+}
+
+impl From<Undecodable> for Fault {
+    fn from(error: Undecodable) -> Self {
+        match error {
+            Undecodable::TooLarge(error) => Self::TooLarge(error),
+            Undecodable::Malformed => Self::Malformed,
+        }
+    }
+}
+
+/// Why counters are not reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResetError {
+    /// The caller has not shown the admin token.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A descriptor with a limit or hits.
+    #[error("descriptors[{0}]: a reset takes neither limits nor hits")]
+    LimitOrHits(usize),
+    /// A descriptor has no counter, or it cannot be reached.
+    #[error("descriptors[{descriptor}]: {error}")]
+    NoCounter {
+        /// The index of the descriptor.
+        descriptor: usize,
+        /// Why.
+        error: NoCounter,
+    },
+}
