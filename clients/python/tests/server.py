@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -52,7 +53,9 @@ class Server:
                 # No variable of the shell affects the server.
                 env={"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")},
             )
-        self.address = await eventually("tollgate listens", self._listening)
+        listeners = await eventually("tollgate listens", self._listeners)
+        self.address = listeners["grpc"]
+        await eventually("tollgate is ready", lambda: _is_ready(listeners["http"]))
 
     def stop(self):
         if self._child.poll() is None:
@@ -69,15 +72,28 @@ class Server:
         """The server keeps its connections, and neither reads nor writes."""
         self._child.send_signal(signal.SIGSTOP)
         try:
+            # The signal takes effect later than the call.
+            os.waitid(os.P_PID, self._child.pid, os.WSTOPPED)
             yield
         finally:
             self._child.send_signal(signal.SIGCONT)
 
-    def _listening(self):
+    def _listeners(self):
         assert self._child.poll() is None, self._log.read_text()
+        found = {}
         for line in self._log.read_text().splitlines():
+            # The last line may be incomplete.
             with contextlib.suppress(json.JSONDecodeError):
                 event = json.loads(line)
-                if event.get("message") == "listening" and event.get("listener") == "grpc":
-                    return event["address"]
-        return None
+                if event.get("message") == "listening":
+                    found[event["listener"]] = event["address"]
+        return found if {"grpc", "http"} <= found.keys() else None
+
+
+def _is_ready(address):
+    connection = http.client.HTTPConnection(address, timeout=WAIT)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    finally:
+        connection.close()

@@ -72,12 +72,12 @@ async def test_large_requests_do_not_share_a_call(client, counts):
 async def test_full_queue_gives_default_decision_and_is_counted(server, make_client, counts):
     client = await make_client(server.address, calls_max=1, queue_max=5, metrics=counts)
     with server.silent():
-        waiting = start_checks(client, 5)
-        overflow = await client.check("edge", MANY)
+        *waiting, last = start_checks(client, 6)
+        overflow = await last
     await asyncio.gather(*waiting)
 
     assert (overflow.allowed, overflow.source) == (True, Source.DEFAULT)
-    assert (counts.outcomes[Outcome.OVERFLOW], counts.outcomes[Outcome.ALLOWED]) == (1, 5)
+    assert (counts.outcomes[Outcome.QUEUE_FULL], counts.outcomes[Outcome.ALLOWED]) == (1, 5)
 
 
 async def test_cancelled_check_in_queue_is_not_sent(server, make_client, counts):

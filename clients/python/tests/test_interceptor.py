@@ -21,41 +21,56 @@ async def unary(request, _context):
     return request
 
 
-async def stream(requests, _context):
+async def generator(requests, _context):
     async for request in requests:
         yield request
 
 
+async def writer(requests, context):
+    async for request in requests:
+        await context.write(request)
+
+
+def thread(request, _context):
+    return request
+
+
+HANDLERS = {
+    "unary": grpc.unary_unary_rpc_method_handler(unary),
+    "generator": grpc.stream_stream_rpc_method_handler(generator),
+    "writer": grpc.stream_stream_rpc_method_handler(writer),
+    "thread": grpc.unary_unary_rpc_method_handler(thread),
+}
+
+
 @pytest.fixture
 async def call(client):
-    """Calls the echo server behind the interceptor."""
+    """Calls the echo server behind the interceptor: the reply and the trailing metadata."""
     server = grpc.aio.server(interceptors=[RateLimitInterceptor(client, question)])
-    handlers = {
-        "Unary": grpc.unary_unary_rpc_method_handler(unary),
-        "Stream": grpc.stream_stream_rpc_method_handler(stream),
-    }
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("echo.Echo", handlers)])
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("echo.Echo", HANDLERS)])
     port = server.add_insecure_port(f"{LOOPBACK}:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"{LOOPBACK}:{port}") as channel:
 
-        async def once(kind, user=None):
+        async def once(method, user=None):
             metadata = () if user is None else (("user", user),)
-            if kind == "unary":
-                return await channel.unary_unary("/echo.Echo/Unary")(b"1", metadata=metadata, timeout=20)
-            replies = channel.stream_stream("/echo.Echo/Stream")(iter([b"1", b"2"]), metadata=metadata, timeout=20)
-            return b"".join([reply async for reply in replies])
+            begun = channel.stream_stream(f"/echo.Echo/{method}")(iter([b"1"]), metadata=metadata, timeout=20)
+            reply = b"".join([reply async for reply in begun])
+            return reply, dict(await begun.trailing_metadata())
 
         yield once
     await server.stop(None)
 
 
-@pytest.mark.parametrize(("kind", "reply"), [("unary", b"1"), ("stream", b"12")])
-async def test_call_over_its_limit_is_refused_with_retry_info(call, kind, reply):
-    assert [await call(kind, "ann") for _ in range(3)] == [reply] * 3
+@pytest.mark.parametrize("method", HANDLERS)
+async def test_call_over_its_limit_is_refused_with_retry_info(call, method):
+    for remaining in ("2", "1", "0"):
+        reply, metadata = await call(method, "ann")
+        assert reply == b"1"
+        assert (metadata["ratelimit-limit"], metadata["ratelimit-remaining"]) == ("3", remaining)
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call(kind, "ann")
+        await call(method, "ann")
 
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     metadata = dict(refused.value.trailing_metadata())
@@ -65,12 +80,22 @@ async def test_call_over_its_limit_is_refused_with_retry_info(call, kind, reply)
     assert (status.code, status.message) == (code_pb2.RESOURCE_EXHAUSTED, refused.value.details())
     retry_info = error_details_pb2.RetryInfo()
     assert status.details[0].Unpack(retry_info)
-    assert 3_500 < retry_info.retry_delay.seconds < 3_600
-    assert await call(kind, "bob") == reply
+    assert 3_500 < retry_info.retry_delay.seconds <= 3_600
+    assert (await call(method, "bob"))[0] == b"1"
 
 
 async def test_call_without_question_is_not_limited(call):
-    assert [await call("unary") for _ in range(5)] == [b"1"] * 5
+    for _ in range(5):
+        reply, metadata = await call("unary")
+        assert reply == b"1"
+        assert "ratelimit-limit" not in metadata
+
+
+async def test_call_of_unknown_method_is_unimplemented(call):
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call("nothing", "ann")
+
+    assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_invalid_question_is_internal_error_and_never_passes(call):

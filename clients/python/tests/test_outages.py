@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from server import LOOPBACK, eventually
-from tollgate_client import Client, Default, Descriptor, Outcome, Source
+from tollgate_client import Client, Default, Descriptor, NoAnswer, Outcome, Source
 
 ANN = [Descriptor([("user", "ann")])]
 MANY = [Descriptor([("many", "x")])]
@@ -61,15 +61,23 @@ async def test_missing_server_gives_default_decision_at_once(closed_port, make_c
 
     assert (decision.allowed, decision.source) == (allowed, Source.DEFAULT)
     assert "UNAVAILABLE" in decision.reason
-    assert counts.outcomes[Outcome.DEFAULT] == 1
+    assert counts.outcomes[Outcome.NO_ANSWER] == 1
     assert counts.check_seconds < 5, "the timeout is 10 s"
 
 
-async def test_peek_and_refund_without_server_give_default_decision(closed_port, make_client):
+async def test_peek_without_server_gives_default_decision(closed_port, make_client):
     client = await make_client(closed_port, default=Default.DENY)
 
-    for decision in (await client.peek("edge", ANN), await client.refund("edge", ANN)):
-        assert (decision.allowed, decision.source) == (False, Source.DEFAULT)
+    decision = await client.peek("edge", ANN)
+
+    assert (decision.allowed, decision.source) == (False, Source.DEFAULT)
+
+
+async def test_refund_without_server_is_an_error(closed_port, make_client):
+    client = await make_client(closed_port)
+
+    with pytest.raises(NoAnswer, match="UNAVAILABLE"):
+        await client.refund("edge", ANN)
 
 
 async def test_client_reconnects_to_restarted_server(server, client):

@@ -8,7 +8,7 @@ from .asgi import RateLimitMiddleware
 from .client import Client
 from .interceptor import RateLimitInterceptor
 from .metrics import Counts, Metrics, Outcome
-from .model import Decision, Default, Descriptor, InvalidRequest, Limit, LimitStatus, Question, Source, Unit
+from .model import Decision, Default, Descriptor, InvalidRequest, Limit, LimitStatus, NoAnswer, Question, Source, Unit
 
 __all__ = [
     "Client",
@@ -20,6 +20,7 @@ __all__ = [
     "Limit",
     "LimitStatus",
     "Metrics",
+    "NoAnswer",
     "Outcome",
     "Question",
     "RateLimitInterceptor",

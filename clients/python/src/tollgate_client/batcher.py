@@ -73,7 +73,11 @@ class Batcher:
     async def _send_until_empty(self) -> None:
         try:
             while batch := self._next_batch():
-                await self._send(batch)
+                try:
+                    await self._send(batch)
+                finally:
+                    # These have no answer only if the client closes.
+                    _fail_all(batch, NoAnswer("the client was closed"))
         finally:
             self._senders.discard(asyncio.current_task())
 
@@ -96,9 +100,6 @@ class Batcher:
             answers = await self._call([waiting.request for waiting in batch], batch[-1].deadline)
             if len(answers) != len(batch):
                 raise NoAnswer(f"{len(answers)} answers to {len(batch)} requests")
-        except asyncio.CancelledError:
-            _fail_all(batch, NoAnswer("the client was closed"))
-            raise
         except InvalidRequest as error:
             # The call as a whole is above a bound of the server, and nothing was charged.
             if len(batch) == 1:

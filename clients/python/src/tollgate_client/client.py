@@ -103,17 +103,22 @@ class Client:
     async def peek(self, domain: str, descriptors: Iterable[Descriptor]) -> Decision:
         """Decides whether anything is left, and charges nothing. Raises `InvalidRequest`."""
         request = wire.peek_request_of(Question(domain, descriptors))
-        return await self._ask_alone(self._connected().Peek, v1.PeekRequest(requests=[request]))
+        call = self._connected().Peek(v1.PeekRequest(requests=[request]), timeout=self._timeout)
+        try:
+            return await _single_decision(call)
+        except NoAnswer as error:
+            return self._default_decision(error)
 
     async def refund(self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1) -> Decision:
-        """Gives hits back. Without an answer the source is `Source.DEFAULT`. Raises `InvalidRequest`."""
+        """Gives hits back. Raises `NoAnswer`, after which the hits may be given back or not, or `InvalidRequest`."""
         question = Question(domain, descriptors, hits)
         request = wire.request_of(question)
+        call = self._connected().Refund(v1.RefundRequest(requests=[request]), timeout=self._timeout)
         try:
-            return await self._ask_alone(self._connected().Refund, v1.RefundRequest(requests=[request]))
+            return await _single_decision(call)
         finally:
             # Also without an answer, since the server may have read the call.
-            self._deny_cache.remove(question)
+            self._deny_cache.refund(question, time.monotonic())
 
     async def close(self) -> None:
         """Ends all calls. Checks under way get the default decision."""
@@ -130,9 +135,9 @@ class Client:
         try:
             decision = wire.decision_of(await self._batcher.ask(request))
         except NoAnswer as error:
-            outcome = Outcome.OVERFLOW if isinstance(error, QueueFull) else Outcome.DEFAULT
+            outcome = Outcome.QUEUE_FULL if isinstance(error, QueueFull) else Outcome.NO_ANSWER
             return self._default_decision(error), outcome
-        self._deny_cache.insert(question, decision, time.monotonic())
+        self._deny_cache.insert(question, decision, now)
         return decision, Outcome.ALLOWED if decision.allowed else Outcome.DENIED
 
     async def _check(self, requests: list[v1.Request], deadline: float) -> list[v1.Answer]:
@@ -142,15 +147,6 @@ class Client:
         reply = await _answered(self._connected().Check(v1.CheckRequest(requests=requests), timeout=timeout))
         return reply.answers
 
-    async def _ask_alone(self, method: grpc.aio.UnaryUnaryMultiCallable, request) -> Decision:
-        try:
-            reply = await _answered(method(request, timeout=self._timeout))
-            if len(reply.answers) != 1:
-                raise NoAnswer(f"{len(reply.answers)} answers to 1 request")
-            return wire.decision_of(reply.answers[0])
-        except NoAnswer as error:
-            return self._default_decision(error)
-
     def _default_decision(self, error: NoAnswer) -> Decision:
         return Decision(self._default is Default.ALLOW, Source.DEFAULT, reason=str(error))
 
@@ -159,12 +155,20 @@ class Client:
         if self._closed:
             raise RuntimeError("the client is closed")
         if self._stub is None:
+            options = CHANNEL_OPTIONS + _authority_options(self._target)
             if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._target, CHANNEL_OPTIONS)
+                self._channel = grpc.aio.insecure_channel(self._target, options)
             else:
-                self._channel = grpc.aio.secure_channel(self._target, self._credentials, CHANNEL_OPTIONS)
+                self._channel = grpc.aio.secure_channel(self._target, self._credentials, options)
             self._stub = RateLimiterStub(self._channel)
         return self._stub
+
+
+def _authority_options(target: str) -> list[tuple[str, str]]:
+    """For a list of addresses, the first one as authority: by default it would be the list, which is not valid."""
+    scheme, _, addresses = target.partition(":")
+    first, separator, _ = addresses.partition(",")
+    return [("grpc.default_authority", first)] if scheme in ("ipv4", "ipv6") and separator else []
 
 
 async def _answered(call: Awaitable):
@@ -175,3 +179,11 @@ async def _answered(call: Awaitable):
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             raise InvalidRequest(error.details()) from error
         raise NoAnswer(f"{error.code().name}: {error.details()}") from error
+
+
+async def _single_decision(call: Awaitable) -> Decision:
+    """The decision of a call with one request."""
+    reply = await _answered(call)
+    if len(reply.answers) != 1:
+        raise NoAnswer(f"{len(reply.answers)} answers to 1 request")
+    return wire.decision_of(reply.answers[0])

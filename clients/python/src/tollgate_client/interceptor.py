@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Awaitable, Callable
 
@@ -22,7 +23,9 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandl
 class RateLimitInterceptor(grpc.aio.ServerInterceptor):
     """Ends refused calls with `RESOURCE_EXHAUSTED`: the time until they pass is in `google.rpc.RetryInfo`.
 
-    `question` says what a call asks, from its method and its metadata. A call for which it returns None is not limited.
+    The trailing metadata of calls with a limit has `ratelimit-*` of the tightest one, unless the handler of an admitted
+    call sets its own. `question` says what a call asks, from its method and its metadata. A call for which it returns
+    None is not limited.
     """
 
     def __init__(self, client: Client, question: Callable[[grpc.HandlerCallDetails], Question | None]) -> None:
@@ -38,7 +41,6 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
         try:
             decision = await self._client.ask(question)
         except InvalidRequest as error:
-            # grpc.aio would report an exception of an interceptor as the caller's connection failing.
             return _aborting(grpc.StatusCode.INTERNAL, str(error), ())
         if not decision.allowed:
             status = _refusal(decision)
@@ -46,7 +48,9 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
             return _aborting(grpc.StatusCode.RESOURCE_EXHAUSTED, status.message, metadata)
         if decision.delay > 0:
             await asyncio.sleep(decision.delay)
-        return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        metadata = tuple(headers.of(decision))
+        return _with_metadata(handler, metadata) if handler is not None and metadata else handler
 
 
 def _refusal(decision: Decision) -> status_pb2.Status:
@@ -70,3 +74,34 @@ def _aborting(
         await context.abort(code, details, metadata)
 
     return grpc.stream_stream_rpc_method_handler(abort)
+
+
+def _with_metadata(handler: grpc.RpcMethodHandler, metadata: tuple[tuple[str, str], ...]) -> grpc.RpcMethodHandler:
+    """The same handler, which sets the trailing metadata before it begins."""
+    sides = [
+        "stream" if streaming else "unary" for streaming in (handler.request_streaming, handler.response_streaming)
+    ]
+    kind = "_".join(sides)
+    behavior = _behavior_with_metadata(getattr(handler, kind), metadata)
+    constructor = getattr(grpc, f"{kind}_rpc_method_handler")
+    return constructor(behavior, handler.request_deserializer, handler.response_serializer)
+
+
+def _behavior_with_metadata(behavior: Callable, metadata: tuple[tuple[str, str], ...]) -> Callable:
+    # The server treats each of the three forms in its own way, so the form stays.
+    async def generator(requests, context):
+        context.set_trailing_metadata(metadata)
+        async for response in behavior(requests, context):
+            yield response
+
+    async def coroutine(requests, context):
+        context.set_trailing_metadata(metadata)
+        return await behavior(requests, context)
+
+    def function(requests, context):
+        context.set_trailing_metadata(metadata)
+        return behavior(requests, context)
+
+    if inspect.isasyncgenfunction(behavior):
+        return generator
+    return coroutine if inspect.iscoroutinefunction(behavior) else function

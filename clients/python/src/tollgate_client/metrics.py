@@ -12,10 +12,10 @@ class Outcome(enum.Enum):
     ALLOWED = "allowed"
     DENIED = "denied"
     DENIED_LOCALLY = "denied_locally"
-    # The server did not answer, or not in time.
-    DEFAULT = "default"
-    # The queue was full; the decision is the default one.
-    OVERFLOW = "overflow"
+    # The server did not answer, or not in time; the decision is the default one.
+    NO_ANSWER = "no_answer"
+    # Too many checks waited; the decision is the default one.
+    QUEUE_FULL = "queue_full"
     INVALID = "invalid"
 
 

@@ -12,7 +12,7 @@ class InvalidRequest(ValueError):
 
 
 class NoAnswer(Exception):
-    """The server did not decide a request; the message says why. The default decision takes the place of its answer."""
+    """The server did not decide a request; the message says why."""
 
 
 class Default(enum.Enum):
