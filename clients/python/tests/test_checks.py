@@ -97,9 +97,10 @@ async def test_check_of_a_queue_has_a_delay(client):
         ("edge", ANN, 2**64),
         ("edge", [Descriptor([("user", "\ud800")])], 1),
         ("edge", [Descriptor([("user", 7)])], 1),
+        ("edge", [Descriptor([("user", "a" * (4 << 20))])], 1),
         ("edge", [Descriptor([("user", "ann")], limit=Limit(1, Unit.UNKNOWN))], 1),
     ],
-    ids=["no domain", "no descriptors", "hits 0", "negative", "too many hits", "no Unicode", "no text", "no unit"],
+    ids=["no domain", "no descriptors", "hits 0", "negative", "too many hits", "no Unicode", "no text", "too long", "no unit"],
 )
 async def test_invalid_request_is_an_error_and_never_a_decision(client, counts, domain, descriptors, hits):
     with pytest.raises(InvalidRequest):

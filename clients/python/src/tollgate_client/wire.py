@@ -9,6 +9,9 @@ from google.rpc import code_pb2
 from .model import Decision, Descriptor, InvalidRequest, LimitStatus, NoAnswer, Question, Unit
 from .v1 import tollgate_pb2 as v1
 
+# The server reads messages of 4 MiB, which contain a request and its length.
+REQUEST_BYTES_MAX = (4 << 20) - 16
+
 
 def request_of(question: Question) -> v1.Request:
     """The request of a check or a refund."""
@@ -41,10 +44,14 @@ def decision_of(answer: v1.Answer) -> Decision:
 def _request(question: Question, hits: int) -> v1.Request:
     try:
         descriptors = [_descriptor(descriptor) for descriptor in question.descriptors]
-        return v1.Request(domain=question.domain, descriptors=descriptors, hits=hits)
+        request = v1.Request(domain=question.domain, descriptors=descriptors, hits=hits)
     except (TypeError, ValueError) as error:
         # A number out of range, text that is no Unicode, or another type.
         raise InvalidRequest(str(error)) from error
+    # The server's error for it would lead to the default decision.
+    if request.ByteSize() > REQUEST_BYTES_MAX:
+        raise InvalidRequest(f"the request has more than {REQUEST_BYTES_MAX} bytes")
+    return request
 
 
 def _descriptor(descriptor: Descriptor) -> v1.Descriptor:
