@@ -12,7 +12,7 @@ import uvicorn
 from server import LOOPBACK, eventually
 from tollgate_client import Default, Descriptor, Question, RateLimitMiddleware
 
-EXAMPLE = pathlib.Path(__file__).parents[1] / "example" / "app.py"
+EXAMPLE = pathlib.Path(__file__).parents[1] / "example"
 
 
 @pytest.fixture
@@ -34,11 +34,12 @@ async def serve():
 
 
 @pytest.fixture
-async def example(server, serve, monkeypatch):
+async def example(start_server, serve, monkeypatch):
     """The port of the example application."""
+    server = await start_server((EXAMPLE / "rules.yaml").read_text())
     monkeypatch.setenv("TOLLGATE_TARGET", server.address)
     monkeypatch.setenv("TOLLGATE_TIMEOUT", "10")
-    spec = importlib.util.spec_from_file_location("example_app", EXAMPLE)
+    spec = importlib.util.spec_from_file_location("example_app", EXAMPLE / "app.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return await serve(module.app)

@@ -100,7 +100,17 @@ async def test_check_of_a_queue_has_a_delay(client):
         ("edge", [Descriptor([("user", "a" * (4 << 20))])], 1),
         ("edge", [Descriptor([("user", "ann")], limit=Limit(1, Unit.UNKNOWN))], 1),
     ],
-    ids=["no domain", "no descriptors", "hits 0", "negative", "too many hits", "no Unicode", "no text", "too long", "no unit"],
+    ids=[
+        "no domain",
+        "no descriptors",
+        "hits 0",
+        "negative",
+        "too many hits",
+        "no Unicode",
+        "no text",
+        "too long",
+        "no unit",
+    ],
 )
 async def test_invalid_request_is_an_error_and_never_a_decision(client, counts, domain, descriptors, hits):
     with pytest.raises(InvalidRequest):
