@@ -22,6 +22,9 @@ class Package:
 
 PACKAGES = {
     "go": Package(setup="go build ./...", tests="go vet ./... && go test -count=1 ./..."),
+    "python": Package(
+        setup="python3 -m venv .venv && .venv/bin/pip install --quiet '.[test]'", tests=".venv/bin/python -m pytest -q"
+    ),
 }
 
 

@@ -1,0 +1,30 @@
+"""Rate limits from Tollgate for asyncio services.
+
+`Client` asks a server whether requests may pass. `RateLimitMiddleware` limits the requests of an ASGI application,
+`RateLimitInterceptor` those of a `grpc.aio` server.
+"""
+
+from .asgi import RateLimitMiddleware
+from .client import Client
+from .interceptor import RateLimitInterceptor
+from .metrics import Counts, Metrics, Outcome
+from .model import Decision, Default, Descriptor, InvalidRequest, Limit, LimitStatus, NoAnswer, Question, Source, Unit
+
+__all__ = [
+    "Client",
+    "Counts",
+    "Decision",
+    "Default",
+    "Descriptor",
+    "InvalidRequest",
+    "Limit",
+    "LimitStatus",
+    "Metrics",
+    "NoAnswer",
+    "Outcome",
+    "Question",
+    "RateLimitInterceptor",
+    "RateLimitMiddleware",
+    "Source",
+    "Unit",
+]

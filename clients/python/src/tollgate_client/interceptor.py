@@ -1,0 +1,107 @@
+"""Limits the calls of a `grpc.aio` server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from . import headers
+from .client import Client
+from .model import Decision, InvalidRequest, Question
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
+
+
+class RateLimitInterceptor(grpc.aio.ServerInterceptor):
+    """Ends refused calls with `RESOURCE_EXHAUSTED`: the time until they pass is in `google.rpc.RetryInfo`.
+
+    The trailing metadata of calls with a limit has `ratelimit-*` of the tightest one, unless the handler of an admitted
+    call sets its own. `question` says what a call asks, from its method and its metadata. A call for which it returns
+    None is not limited.
+    """
+
+    def __init__(self, client: Client, question: Callable[[grpc.HandlerCallDetails], Question | None]) -> None:
+        self._client = client
+        self._question = question
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler:
+        question = self._question(handler_call_details)
+        if question is None:
+            return await continuation(handler_call_details)
+        try:
+            decision = await self._client.ask(question)
+        except InvalidRequest as error:
+            return _aborting(grpc.StatusCode.INTERNAL, str(error), ())
+        if not decision.allowed:
+            status = _refusal(decision)
+            metadata = (("grpc-status-details-bin", status.SerializeToString()), *headers.of(decision))
+            return _aborting(grpc.StatusCode.RESOURCE_EXHAUSTED, status.message, metadata)
+        if decision.delay > 0:
+            await asyncio.sleep(decision.delay)
+        handler = await continuation(handler_call_details)
+        metadata = tuple(headers.of(decision))
+        return _with_metadata(handler, metadata) if handler is not None and metadata else handler
+
+
+def _refusal(decision: Decision) -> status_pb2.Status:
+    status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="over the rate limit")
+    if decision.retry_after is not None:
+        delay = Duration()
+        # Rounded up, so that a caller does not retry too early.
+        delay.FromNanoseconds(math.ceil(decision.retry_after * 1e9))
+        details = Any()
+        details.Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        status.details.append(details)
+    return status
+
+
+def _aborting(
+    code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str | bytes], ...]
+) -> grpc.RpcMethodHandler:
+    """Ends a call of any kind without reading its messages."""
+
+    async def abort(_requests: object, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(code, details, metadata)
+
+    return grpc.stream_stream_rpc_method_handler(abort)
+
+
+def _with_metadata(handler: grpc.RpcMethodHandler, metadata: tuple[tuple[str, str], ...]) -> grpc.RpcMethodHandler:
+    """The same handler, which sets the trailing metadata before it begins."""
+    sides = [
+        "stream" if streaming else "unary" for streaming in (handler.request_streaming, handler.response_streaming)
+    ]
+    kind = "_".join(sides)
+    behavior = _behavior_with_metadata(getattr(handler, kind), metadata)
+    constructor = getattr(grpc, f"{kind}_rpc_method_handler")
+    return constructor(behavior, handler.request_deserializer, handler.response_serializer)
+
+
+def _behavior_with_metadata(behavior: Callable, metadata: tuple[tuple[str, str], ...]) -> Callable:
+    # The server treats each of the three forms in its own way, so the form stays.
+    async def generator(requests, context):
+        context.set_trailing_metadata(metadata)
+        async for response in behavior(requests, context):
+            yield response
+
+    async def coroutine(requests, context):
+        context.set_trailing_metadata(metadata)
+        return await behavior(requests, context)
+
+    def function(requests, context):
+        context.set_trailing_metadata(metadata)
+        return behavior(requests, context)
+
+    if inspect.isasyncgenfunction(behavior):
+        return generator
+    return coroutine if inspect.iscoroutinefunction(behavior) else function

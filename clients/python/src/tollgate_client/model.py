@@ -1,0 +1,161 @@
+"""What a caller asks, and what it is told. Times are in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+
+
+class InvalidRequest(ValueError):
+    """The request cannot be decided, now or later: the program that sent it is to be corrected."""
+
+
+class NoAnswer(Exception):
+    """The server did not decide a request; the message says why."""
+
+
+class Default(enum.Enum):
+    """The decision if the server does not answer."""
+
+    # For protection against overload: an outage of the limiter must not be an outage of the service.
+    ALLOW = "allow"
+    # For limits that protect money, logins or secrets.
+    DENY = "deny"
+
+
+class Source(enum.Enum):
+    """Where a decision comes from."""
+
+    SERVER = "server"
+    # The key was refused earlier, and the time of its retry-after is not over.
+    DENY_CACHE = "deny_cache"
+    # The server did not answer.
+    DEFAULT = "default"
+
+
+class Unit(enum.IntEnum):
+    """The window of a limit, with the numbers of the protocol."""
+
+    # The window is none of the others. Not valid in a request.
+    UNKNOWN = 0
+    SECOND = 1
+    MINUTE = 2
+    HOUR = 3
+    DAY = 4
+    MONTH = 5
+    YEAR = 6
+    WEEK = 7
+
+    @classmethod
+    def _missing_(cls, value: object) -> Unit:
+        # A newer server may know more of them.
+        return cls.UNKNOWN
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """A limit that the caller sends instead of the one in the rules."""
+
+    requests_per_unit: int
+    unit: Unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Descriptor:
+    """What is limited: entries of key and value, in the order of the levels of the rules."""
+
+    entries: tuple[tuple[str, str], ...]
+    # Replaces the hits of the question for this descriptor; 0 charges nothing and answers what is left.
+    hits: int | None = None
+    limit: Limit | None = None
+
+    def __init__(
+        self, entries: Iterable[tuple[str, str]], *, hits: int | None = None, limit: Limit | None = None
+    ) -> None:
+        object.__setattr__(self, "entries", tuple((key, value) for key, value in entries))
+        object.__setattr__(self, "hits", hits)
+        object.__setattr__(self, "limit", limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Descriptors of one domain that are decided together, and the hits of each without hits of its own."""
+
+    domain: str
+    descriptors: tuple[Descriptor, ...]
+    hits: int
+
+    def __init__(self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1) -> None:
+        object.__setattr__(self, "domain", domain)
+        object.__setattr__(self, "descriptors", tuple(descriptors))
+        object.__setattr__(self, "hits", hits)
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitStatus:
+    """One limit that applies to a question."""
+
+    # The index of the descriptor in the question.
+    descriptor: int
+    # The name or the path of the rule; empty for a limit that the caller sent.
+    rule: str
+    requests_per_unit: int
+    unit: Unit
+    remaining: int
+    # Until the window ends or the bucket is full; if the limit refuses, until the same hits pass.
+    reset_after: float
+    # If the limit refuses: until the same hits pass. None if they never do.
+    retry_after: float | None = None
+    refused: bool = False
+    refused_in_shadow: bool = False
+    refused_by_candidate: bool = False
+    degraded: bool = False
+
+    def after(self, seconds: float) -> LimitStatus:
+        """The same limit this much later, if nothing is charged or given back."""
+        return dataclasses.replace(
+            self,
+            reset_after=max(0.0, self.reset_after - seconds),
+            retry_after=_later(self.retry_after, seconds),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What to do with a request."""
+
+    allowed: bool
+    source: Source = Source.SERVER
+    # The time that an allowed request waits before it goes on.
+    delay: float = 0.0
+    # The time until a refused request would pass; None if it never would, or if the server did not answer.
+    retry_after: float | None = None
+    # The limits that apply, in the order of the descriptors.
+    limits: tuple[LimitStatus, ...] = ()
+    # Whether a limit was decided without the owner of its counter, which could not be reached.
+    degraded: bool = False
+    # Why the server did not answer.
+    reason: str | None = None
+
+    def after(self, seconds: float) -> Decision:
+        """The same refusal this much later."""
+        return dataclasses.replace(
+            self,
+            source=Source.DENY_CACHE,
+            retry_after=_later(self.retry_after, seconds),
+            limits=tuple(limit.after(seconds) for limit in self.limits),
+        )
+
+    @property
+    def tightest(self) -> LimitStatus | None:
+        """Of the limits that refuse the one with the longest wait, otherwise the one with the fewest remaining hits."""
+
+        def rank(limit: LimitStatus) -> tuple[bool, int, float]:
+            return not limit.refused, limit.remaining, -limit.reset_after if limit.refused else 0.0
+
+        return min(self.limits, key=rank, default=None)
+
+
+def _later(wait: float | None, seconds: float) -> float | None:
+    return None if wait is None else max(0.0, wait - seconds)

@@ -1,0 +1,1 @@
+"""Messages and stubs of `tollgate.v1`, generated while the package is built."""

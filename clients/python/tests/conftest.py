@@ -1,0 +1,67 @@
+import contextlib
+
+import pytest
+
+from server import Server
+from tollgate_client import Client, Counts
+
+RULES = """
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 3, algorithm: sliding_log}
+  - key: many
+    rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: fixed_window}
+  - key: group
+    rate_limit: {unit: hour, requests_per_unit: 10, algorithm: sliding_log}
+  - key: banned
+    rate_limit: {unit: hour, requests_per_unit: 0}
+  - key: quick
+    rate_limit: {unit: second, requests_per_unit: 5, algorithm: token_bucket, burst: 1}
+  - key: turn
+    rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
+"""
+
+
+@pytest.fixture
+async def start_server(tmp_path):
+    """Starts servers, and stops them at the end."""
+    with contextlib.ExitStack() as stack:
+        started = []
+
+        async def start(rules=RULES, flags=()):
+            folder = tmp_path / str(len(started))
+            folder.mkdir()
+            server = Server(folder, rules, flags)
+            started.append(server)
+            await server.start()
+            stack.callback(server.stop)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+async def server(start_server):
+    return await start_server()
+
+
+@pytest.fixture
+async def make_client():
+    """Makes clients, and closes them at the end. The timeout is long, so that a busy machine is no outage."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(target, **settings):
+            return await stack.enter_async_context(Client(target, **{"timeout": 10.0, **settings}))
+
+        yield make
+
+
+@pytest.fixture
+async def counts():
+    return Counts()
+
+
+@pytest.fixture
+async def client(server, make_client, counts):
+    return await make_client(server.address, metrics=counts)

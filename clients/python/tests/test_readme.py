@@ -1,0 +1,33 @@
+"""What the README shows is true."""
+
+import asyncio
+import inspect
+import pathlib
+import re
+import textwrap
+
+import tollgate_client
+from tollgate_client import Client
+
+README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+
+
+async def test_first_lines_of_readme_limit_a_request(server):
+    block = re.search(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[1]
+    block = block.replace('"dns:///tollgate:8081"', f'"{server.address}", timeout=10')
+    names = {"asyncio": asyncio, **vars(tollgate_client)}
+    exec("async def limited():\n" + textwrap.indent(block, "    "), names)
+
+    assert [await names["limited"]() for _ in range(3)] == [None] * 3
+    status, retry_after = await names["limited"]()
+    assert status == 429 and 3_500 < retry_after <= 3_600
+
+
+def test_readme_names_each_setting_with_its_default():
+    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^`|]+?)`? \|", README.split("## Settings")[1], re.MULTILINE))
+    parameters = inspect.signature(Client).parameters
+    words = {"credentials": "plaintext", "metrics": "none"}
+
+    assert documented.keys() == parameters.keys() - {"target"}
+    for name, default in documented.items():
+        assert words.get(name) == default or eval(default, vars(tollgate_client)) == parameters[name].default, name
