@@ -19,6 +19,7 @@ use crate::{
     api::{
         Api, Settings,
         admin::{self, AdminState},
+        call::Method,
         forward_auth, headers,
         http::{self, Readiness},
         json,
@@ -112,12 +113,13 @@ pub(super) fn headers_and_rest(bytes: &[u8]) -> (HeaderMap, &[u8]) {
 /// answer is JSON or names the caller's error.
 pub fn json(body: &[u8]) {
     let bounds = Settings::default().bounds();
-    if let Ok(message) = json::request(body, bounds) {
+    if let Ok(message) = json::request(Method::ShouldRateLimit, body, bounds) {
         let decode =
             |message: &[u8]| RateLimitRequest::decode(message).expect("JSON becomes a valid request");
         let request = decode(&message);
         let text = json::request_text(&request).expect("a request can be converted to JSON");
-        let again = json::request(text.as_bytes(), bounds).expect("a converted request is valid");
+        let again = json::request(Method::ShouldRateLimit, text.as_bytes(), bounds)
+            .expect("a converted request is valid");
         assert_eq!(decode(&again), request);
     }
     let request =

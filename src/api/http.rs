@@ -1,4 +1,4 @@
-//! The HTTP API: probes, the rate limit service as JSON, and decisions by headers.
+//! The HTTP API: probes, the rate limit services as JSON, and decisions by headers.
 
 use std::sync::Arc;
 
@@ -6,15 +6,24 @@ use axum::{
     Extension, Router,
     body::Body,
     extract::State,
-    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
+    http::{HeaderMap, StatusCode, header::CONTENT_TYPE, request},
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use tokio::sync::Semaphore;
+use tonic::Code;
 
 use crate::{
-    api::{Api, Call, Error, Reply, ResetPrecision, cross_site, forward_auth, json, reader::RequestReader},
+    api::{
+        Api, Call, Error, Method, Reply, ResetPrecision,
+        call::Verb,
+        cross_site,
+        error::details,
+        forward_auth, json,
+        proto::google::rpc,
+        reader::{ReadError, ReadRequest, RequestReader},
+    },
     cluster::OpenForwards,
 };
 
@@ -29,7 +38,8 @@ pub trait Readiness: Clone + Send + Sync + 'static {
     }
 }
 
-/// Routes `/healthcheck`, `/livez`, `/readyz`, `POST /json` and, if it is set, `/check`. At most `calls_max` calls run
+/// Routes `/healthcheck`, `/livez`, `/readyz`, `POST /json`, the calls of `tollgate.v1` below `/v1` and, if it is set,
+/// `/check`. At most `calls_max` calls run
 /// at once.
 pub fn router<R: Readiness>(
     api: Api,
@@ -44,7 +54,14 @@ pub fn router<R: Readiness>(
         .route("/healthcheck", axum::routing::any(healthcheck::<R>))
         .with_state(readiness);
     let calls = Calls { api, running: Arc::new(Semaphore::new(calls_max)) };
-    let json = Router::new().route("/json", post(should_rate_limit)).with_state((calls.clone(), reader));
+    let v1 = |method| post(async move |state, parts, body| call_v1(method, state, parts, body).await);
+    let json = Router::new()
+        .route("/json", post(should_rate_limit))
+        .route("/v1/check", v1(Method::Decide(Verb::Check)))
+        .route("/v1/peek", v1(Method::Decide(Verb::Peek)))
+        .route("/v1/refund", v1(Method::Decide(Verb::Refund)))
+        .route("/v1/reset", v1(Method::Reset))
+        .with_state((calls.clone(), reader));
     // A web page must not be able to make charges.
     let routes = probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)));
     match check.check() {
@@ -77,6 +94,8 @@ impl Calls {
     /// Decides the message of `request`, and waits for the delay of the reply.
     async fn decide<M: Send + 'static>(
         &self,
+        method: Method,
+        metadata: Option<HeaderMap>,
         connection: OpenForwards,
         request: M,
         message: fn(&M) -> &[u8],
@@ -87,7 +106,7 @@ impl Calls {
         let decider = self.api.clone();
         let decided = tokio::spawn(async move {
             let precision = ResetPrecision::Millis;
-            let call = Call { message: message(&request), metadata: None, precision };
+            let call = Call { method, message: message(&request), metadata: metadata.as_ref(), precision };
             decider.handle(call, &connection).await
         });
         let reply = decided.await.map_err(|_| Undecided::Failed)?.map_err(Undecided::Error)?;
@@ -101,9 +120,9 @@ impl Calls {
 impl Undecided {
     fn reason(&self) -> String {
         match self {
-            Self::Overloaded => "too many concurrent calls\n".to_owned(),
-            Self::Failed => "the call failed\n".to_owned(),
-            Self::Error(error) => format!("{error}\n"),
+            Self::Overloaded => "too many concurrent calls".to_owned(),
+            Self::Failed => "the call failed".to_owned(),
+            Self::Error(error) => error.to_string(),
         }
     }
 
@@ -111,8 +130,22 @@ impl Undecided {
         match self {
             Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Error(error) if error.is_caller_error() => StatusCode::BAD_REQUEST,
-            Self::Error(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Error(error) => match error.code() {
+                Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+                Code::PermissionDenied => StatusCode::FORBIDDEN,
+                Code::NotFound => StatusCode::NOT_FOUND,
+                _ if error.is_caller_error() => StatusCode::BAD_REQUEST,
+                _the_servers => StatusCode::SERVICE_UNAVAILABLE,
+            },
+        }
+    }
+
+    /// The error as `tollgate.v1` sends it.
+    fn details(&self) -> rpc::Status {
+        match self {
+            Self::Overloaded => details(Code::ResourceExhausted, "OVERLOADED", self.reason()),
+            Self::Failed => details(Code::Internal, "INTERNAL", self.reason()),
+            Self::Error(error) => error.details(),
         }
     }
 }
@@ -138,21 +171,54 @@ async fn should_rate_limit(
     body: Body,
 ) -> Response {
     let Extension(connection) = connection.unwrap_or_default();
-    let request = match reader.read(body).await {
+    let method = Method::ShouldRateLimit;
+    let request = match read(&calls, &reader, method, body).await {
         Ok(request) => request,
-        Err(error) => {
-            if let Some(error) = error.too_large() {
-                calls.api.metrics().unanswered(Error::Decode(error.into()));
-            }
-            return error.into_response();
-        }
+        Err(error) => return error.into_response(),
     };
-    let reply = match calls.decide(connection, request, |request| request.message()).await {
+    let reply = match calls.decide(method, None, connection, request, |request| request.message()).await {
         Ok(reply) => reply,
-        Err(undecided) => return (undecided.status(), undecided.reason()).into_response(),
+        Err(undecided) => return (undecided.status(), undecided.reason() + "\n").into_response(),
     };
-    let status = if reply.passes { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    match json::response(reply.message()) {
+    let status = if reply.passes == Some(true) { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+    json_response(status, json::response(method, reply.message()))
+}
+
+/// A call of `tollgate.v1`. The status of an answered call is 200, whatever its verdicts.
+async fn call_v1(
+    method: Method,
+    State((calls, reader)): State<(Calls, RequestReader)>,
+    parts: request::Parts,
+    body: Body,
+) -> Response {
+    let connection = parts.extensions.get::<OpenForwards>().cloned().unwrap_or_default();
+    let request = match read(&calls, &reader, method, body).await {
+        Ok(request) => request,
+        Err(error) => return json_response(error.status(), json::error(&error.details())),
+    };
+    let decided = calls.decide(method, Some(parts.headers), connection, request, |request| request.message());
+    match decided.await {
+        Ok(reply) => json_response(StatusCode::OK, json::response(method, reply.message())),
+        Err(undecided) => json_response(undecided.status(), json::error(&undecided.details())),
+    }
+}
+
+/// Reads the request of a method, and counts one that is too large.
+async fn read(
+    calls: &Calls,
+    reader: &RequestReader,
+    method: Method,
+    body: Body,
+) -> Result<ReadRequest, ReadError> {
+    reader.read(method, body).await.inspect_err(|error| {
+        if let Some(error) = error.too_large() {
+            calls.api.metrics().unanswered(Error::Decode(error.into()));
+        }
+    })
+}
+
+fn json_response(status: StatusCode, json: Result<String, serde_json::Error>) -> Response {
+    match json {
         Ok(json) => (status, [(CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
@@ -165,8 +231,10 @@ async fn decide_headers(
 ) -> Response {
     let Some(message) = check.request(&headers) else { return StatusCode::OK.into_response() };
     let Extension(connection) = connection.unwrap_or_default();
-    match calls.decide(connection, message, |message| message).await {
-        Ok(reply) => (check.status(reply.passes), forward_auth::headers(reply.message())).into_response(),
-        Err(undecided) => (check.failure(), undecided.reason()).into_response(),
+    match calls.decide(Method::ShouldRateLimit, None, connection, message, |message| message).await {
+        Ok(reply) => {
+            (check.status(reply.passes == Some(true)), forward_auth::headers(reply.message())).into_response()
+        }
+        Err(undecided) => (check.failure(), undecided.reason() + "\n").into_response(),
     }
 }

@@ -3,15 +3,18 @@
 use std::{fmt, sync::LazyLock};
 
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor, SerializeOptions};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
 use crate::{
-    api::proto::{DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest},
-    limiter::{Bounds, TooLarge},
+    api::{
+        call::Method,
+        proto::{DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
+    },
+    limiter::{Bounds, CallSize, TooLarge},
 };
 
 static POOL: LazyLock<DescriptorPool> =
@@ -28,55 +31,63 @@ pub(super) enum JsonError {
     Malformed(#[from] serde_json::Error),
 }
 
-/// Converts a request to its encoded message. The bounds are checked before anything is built. Unknown fields and
-/// trailing characters are errors.
-pub(super) fn request(json: &[u8], bounds: Bounds) -> Result<Vec<u8>, JsonError> {
-    check_bounds(json, bounds)?;
+/// Converts the request of a method to its encoded message. The bounds are checked before anything is built. Unknown
+/// fields and trailing characters are errors.
+pub(super) fn request(method: Method, json: &[u8], bounds: Bounds) -> Result<Vec<u8>, JsonError> {
+    let position = match method {
+        Method::ShouldRateLimit | Method::Reset => Position::Request,
+        Method::Decide(_) => Position::Call,
+    };
+    check_bounds(position, json, bounds)?;
     let mut reader = serde_json::Deserializer::from_slice(json);
-    let message = DynamicMessage::deserialize(descriptor("RateLimitRequest"), &mut reader)?;
+    let message = DynamicMessage::deserialize(descriptor(method).input(), &mut reader)?;
     reader.end()?;
     Ok(message.encode_to_vec())
 }
 
 /// Converts a request to JSON, as [`response`] does.
 pub fn request_text(request: &RateLimitRequest) -> Result<String, serde_json::Error> {
-    text("RateLimitRequest", &request.encode_to_vec())
+    text(descriptor(Method::ShouldRateLimit).input(), &request.encode_to_vec())
 }
 
-/// Converts the message of a response to JSON: lowerCamelCase names, enumerations by name, default values omitted.
-pub fn response(message: &[u8]) -> Result<String, serde_json::Error> {
-    text("RateLimitResponse", message)
+/// Converts the response of a method to JSON: lowerCamelCase names, enumerations by name, default values omitted.
+pub fn response(method: Method, message: &[u8]) -> Result<String, serde_json::Error> {
+    text(descriptor(method).output(), message)
 }
 
-fn text(name: &str, encoded: &[u8]) -> Result<String, serde_json::Error> {
-    let mut message = DynamicMessage::new(descriptor(name));
+/// Converts an error to JSON.
+pub(super) fn error(error: &Status) -> Result<String, serde_json::Error> {
+    let descriptor = POOL.get_message_by_name("google.rpc.Status");
+    text(descriptor.expect("the build has compiled it"), &error.encode_to_vec())
+}
+
+fn text(descriptor: MessageDescriptor, encoded: &[u8]) -> Result<String, serde_json::Error> {
+    let mut message = DynamicMessage::new(descriptor);
     message.merge(encoded).map_err(serde::ser::Error::custom)?;
     let mut json = serde_json::Serializer::new(Vec::new());
     message.serialize_with_options(&mut json, &SerializeOptions::new())?;
     String::from_utf8(json.into_inner()).map_err(serde::ser::Error::custom)
 }
 
-fn descriptor(message: &str) -> MessageDescriptor {
-    POOL.get_message_by_name(&format!("envoy.service.ratelimit.v3.{message}"))
-        .expect("the build has compiled it")
+fn descriptor(method: Method) -> MethodDescriptor {
+    let service = POOL.get_service_by_name(method.service()).expect("the build has compiled it");
+    let found = service.methods().find(|each| each.name() == method.name());
+    found.expect("the service has every method")
 }
 
-/// Counts descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the parser
+/// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the parser
 /// builds that part and fails at the same byte.
-fn check_bounds(json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
-    let mut count = Count { bounds, descriptors: 0, entries: 0, too_large: None };
+fn check_bounds(position: Position, json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
+    let mut count = Count { size: CallSize::new(bounds), too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
     // The parser reports syntax errors.
-    let _ = BoundsCheck { count: &mut count, position: Position::Request }.deserialize(&mut reader);
+    let _ = BoundsCheck { count: &mut count, position }.deserialize(&mut reader);
     count.too_large.map_or(Ok(()), Err)
 }
 
-/// Descriptors and entries counted so far.
+/// Requests, descriptors and entries counted so far.
 struct Count {
-    bounds: Bounds,
-    descriptors: usize,
-    /// Entries of the last descriptor.
-    entries: usize,
+    size: CallSize,
     too_large: Option<TooLarge>,
 }
 
@@ -89,6 +100,10 @@ struct BoundsCheck<'c> {
 /// The kind of the visited value.
 #[derive(Clone, Copy)]
 enum Position {
+    Call,
+    Requests,
+    /// A request of a call that has several.
+    RequestOfCall,
     Request,
     Descriptors,
     Descriptor,
@@ -100,6 +115,7 @@ enum Position {
 #[derive(Clone, Copy, Deserialize)]
 #[serde(field_identifier, rename_all = "lowercase")]
 enum Field {
+    Requests,
     Descriptors,
     Entries,
     #[serde(other)]
@@ -107,19 +123,6 @@ enum Field {
 }
 
 impl Count {
-    fn descriptor(&mut self) -> Result<(), TooLarge> {
-        self.bounds.descriptor(self.descriptors)?;
-        (self.descriptors, self.entries) = (self.descriptors + 1, 0);
-        Ok(())
-    }
-
-    fn entry(&mut self) -> Result<(), TooLarge> {
-        // An entry is visited after its descriptor was counted.
-        self.bounds.entry(self.descriptors.saturating_sub(1), self.entries)?;
-        self.entries += 1;
-        Ok(())
-    }
-
     fn record<E: serde::de::Error>(&mut self, counted: Result<(), TooLarge>) -> Result<(), E> {
         counted.map_err(|error| {
             self.too_large = Some(error);
@@ -133,9 +136,14 @@ impl<'de> DeserializeSeed<'de> for BoundsCheck<'_> {
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
         let counted = match self.position {
-            Position::Request | Position::Descriptors | Position::Entries => Ok(()),
-            Position::Descriptor => self.count.descriptor(),
-            Position::Entry => self.count.entry(),
+            Position::Call
+            | Position::Requests
+            | Position::Request
+            | Position::Descriptors
+            | Position::Entries => Ok(()),
+            Position::RequestOfCall => self.count.size.request(),
+            Position::Descriptor => self.count.size.descriptor(),
+            Position::Entry => self.count.size.entry(),
         };
         self.count.record(counted)?;
         value.deserialize_any(self)
@@ -152,7 +160,8 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(field) = map.next_key::<Field>()? {
             let position = match (self.position, field) {
-                (Position::Request, Field::Descriptors) => Position::Descriptors,
+                (Position::Call, Field::Requests) => Position::Requests,
+                (Position::Request | Position::RequestOfCall, Field::Descriptors) => Position::Descriptors,
                 (Position::Descriptor, Field::Entries) => Position::Entries,
                 _another => {
                     map.next_value::<IgnoredAny>()?;
@@ -166,10 +175,15 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         let position = match self.position {
+            Position::Requests => Position::RequestOfCall,
             Position::Descriptors => Position::Descriptor,
             Position::Entries => Position::Entry,
             // The parser rejects a list here.
-            Position::Request | Position::Descriptor | Position::Entry => {
+            Position::Call
+            | Position::RequestOfCall
+            | Position::Request
+            | Position::Descriptor
+            | Position::Entry => {
                 return Err(A::Error::custom("a list"));
             }
         };
@@ -190,7 +204,7 @@ mod tests {
     const BOUNDS: Bounds = Bounds { requests: 2, descriptors: 2, entries: 3 };
 
     fn read(json: &str) -> Result<(), JsonError> {
-        request(json.as_bytes(), BOUNDS).map(drop)
+        request(Method::ShouldRateLimit, json.as_bytes(), BOUNDS).map(drop)
     }
 
     #[test]

@@ -84,7 +84,11 @@ impl Metrics {
                 self.joining.increase();
             }
             Error::LimiterError(LimiterError::Overloaded) => self.overloaded.increase(),
-            Error::Decode(_) | Error::Request(_) => self.invalid.increase(),
+            Error::Decode(_) | Error::Request(_) | Error::Call(_) | Error::Fault(_) => {
+                self.invalid.increase()
+            }
+            // Resets are not requests for a decision.
+            Error::Reset(_) => {}
         }
     }
 }

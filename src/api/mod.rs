@@ -3,31 +3,40 @@
 use std::sync::Arc;
 
 use crate::{
-    limiter::{Bounds, Limiter, LimiterError, RequestError},
+    limiter::{Bounds, Limiter},
     telemetry::{logs, traces::Traces},
 };
 
 pub mod admin;
+pub mod call;
 mod cross_site;
 mod denial_log;
 pub mod descriptor_text;
 mod descriptors;
+mod error;
 pub mod forward_auth;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod handle;
 pub mod http;
 pub mod json;
 mod metrics;
 mod protobuf;
 pub mod reader;
 pub mod rls;
+mod span;
+pub mod timeout;
 pub mod top;
+pub mod v1;
 
+pub use call::{Call, Method, Reply};
+pub use error::Error;
+pub use handle::{Batch, Handled, Unfinished};
 pub use metrics::Metrics;
-pub use rls::{Batch, Call, CallSpan, Handled, Reply, ResetPrecision, headers};
+pub use rls::{ResetPrecision, headers};
 
+use admin::Token;
 use denial_log::DenialLog;
-use rls::DecodeError;
 
 /// Code generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -73,7 +82,7 @@ impl Settings {
     }
 }
 
-/// The rate limit service of Envoy, independent of the transport.
+/// The services that decide requests, independent of the transport.
 #[derive(Clone, Debug)]
 pub struct Api {
     limiter: Limiter,
@@ -82,6 +91,7 @@ pub struct Api {
     metrics: Arc<Metrics>,
     denials: Option<Arc<DenialLog>>,
     traces: Option<Traces>,
+    admin_token: Option<Arc<Token>>,
 }
 
 impl Api {
@@ -94,6 +104,7 @@ impl Api {
             metrics: Arc::default(),
             denials: None,
             traces: None,
+            admin_token: None,
         }
     }
 
@@ -116,47 +127,9 @@ impl Api {
     pub fn with_traces(self, traces: Option<Traces>) -> Self {
         Self { traces, ..self }
     }
-}
 
-/// Why a request is not decided.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-pub enum Error {
-    /// The limiter cannot decide.
-    #[error(transparent)]
-    LimiterError(#[from] LimiterError),
-    /// The message is invalid or beyond the bounds.
-    #[error(transparent)]
-    Decode(#[from] DecodeError),
-    /// The content of the request is invalid.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-}
-
-impl Error {
-    /// Whether the request itself is invalid, so that a retry is useless.
-    pub fn is_caller_error(self) -> bool {
-        match self {
-            Self::LimiterError(
-                LimiterError::NoRules
-                | LimiterError::Joining
-                | LimiterError::Remote
-                | LimiterError::NoStore
-                | LimiterError::Overloaded,
-            ) => false,
-            Self::Decode(_) | Self::Request(_) => true,
-        }
-    }
-}
-
-// Never `UNKNOWN`: Envoy lets a request with this status pass, whatever its failure mode.
-impl From<Error> for tonic::Status {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Decode(_) | Error::Request(_) => Self::invalid_argument(error.to_string()),
-            Error::LimiterError(LimiterError::Overloaded) => Self::resource_exhausted(error.to_string()),
-            Error::LimiterError(
-                LimiterError::NoRules | LimiterError::Joining | LimiterError::Remote | LimiterError::NoStore,
-            ) => Self::unavailable(error.to_string()),
-        }
+    /// Sets the token that resets need.
+    pub fn with_admin_token(self, token: Option<Token>) -> Self {
+        Self { admin_token: token.map(Arc::new), ..self }
     }
 }

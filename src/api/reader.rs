@@ -13,9 +13,15 @@ use tokio::{
     task::spawn_blocking,
     time::timeout,
 };
+use tonic::Code;
 
 use crate::{
-    api::json::{self, JsonError},
+    api::{
+        call::Method,
+        error::details,
+        json::{self, JsonError},
+        proto::google::rpc,
+    },
     limiter::{Bounds, TooLarge},
 };
 
@@ -42,7 +48,7 @@ pub(super) struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// The encoded `RateLimitRequest`.
+    /// The encoded request.
     pub(super) fn message(&self) -> &[u8] {
         &self.message
     }
@@ -77,8 +83,8 @@ impl RequestReader {
         self.bounds
     }
 
-    /// Reads and parses a body.
-    pub(super) async fn read(&self, body: Body) -> Result<ReadRequest, ReadError> {
+    /// Reads and parses a body with the request of a method.
+    pub(super) async fn read(&self, method: Method, body: Body) -> Result<ReadRequest, ReadError> {
         let announced = body.size_hint().exact();
         let length = announced.map_or(BODY_BYTES_MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
         if length > BODY_BYTES_MAX {
@@ -87,7 +93,7 @@ impl RequestReader {
         let mut chunks = body.into_data_stream();
         let mut bytes = Vec::new();
         if append(&mut bytes, &mut chunks, SMALL_BODY_BYTES).await? {
-            let message = json::request(&bytes, self.bounds)?;
+            let message = json::request(method, &bytes, self.bounds)?;
             return Ok(ReadRequest { message, _share: None });
         }
         let share = self.share(length).await?;
@@ -98,7 +104,7 @@ impl RequestReader {
         let bounds = self.bounds;
         // The share moves into the task, which continues if the client disconnects.
         let parsed = spawn_blocking(move || {
-            let message = json::request(&bytes, bounds)?;
+            let message = json::request(method, &bytes, bounds)?;
             Ok(ReadRequest { message, _share: Some(share) })
         });
         parsed.await.map_err(ReadError::Failed)?
@@ -137,6 +143,18 @@ impl ReadError {
             Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
+    }
+
+    /// The error as `tollgate.v1` sends it.
+    pub(super) fn details(&self) -> rpc::Status {
+        let (code, reason) = match self {
+            Self::Json(JsonError::Malformed(_)) | Self::BodyBroken(_) => (Code::InvalidArgument, "MALFORMED"),
+            Self::Json(JsonError::TooLarge(_)) | Self::BodyTooLarge => (Code::InvalidArgument, "TOO_LARGE"),
+            Self::BodySlow => (Code::DeadlineExceeded, "BODY_TIMEOUT"),
+            Self::Busy => (Code::ResourceExhausted, "OVERLOADED"),
+            Self::Failed(_) => (Code::Internal, "INTERNAL"),
+        };
+        details(code, reason, self.to_string())
     }
 
     /// The exceeded bound, if that is the reason.

@@ -9,7 +9,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
     api::{
-        descriptor_text, json,
+        Method, descriptor_text, json,
         proto::envoy::service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse,
             rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
@@ -42,7 +42,8 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     };
     let printed = answer.and_then(|answer| {
         let text = if matches.get_flag("json") {
-            json::response(&answer.encode_to_vec()).map_err(|error| error.to_string())?
+            json::response(Method::ShouldRateLimit, &answer.encode_to_vec())
+                .map_err(|error| error.to_string())?
         } else {
             readable(&request, &answer)
         };

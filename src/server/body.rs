@@ -14,6 +14,8 @@ use tonic::Status;
 
 use crate::server::{idle::RequestActivity, message::BODY_TIMEOUT};
 
+/// The content type of gRPC.
+pub(super) const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 

@@ -16,7 +16,7 @@ use std::{
 
 use axum::{
     body::Body,
-    http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header},
+    http::{self, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header},
 };
 use futures_util::stream::{FuturesUnordered, Stream as _, StreamExt as _};
 use h2::{
@@ -27,28 +27,27 @@ use hyper::body::{Body as _, Bytes};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     runtime::Handle,
+    sync::watch,
     time::{Instant, Sleep, sleep},
 };
 use tonic::Status;
 use tracing::debug;
 
 use crate::{
-    api::{Batch, Call, CallSpan, Handled, Reply},
+    api::{Batch, Call, Handled, Method, Reply, Unfinished, call::CHECK_STREAM_PATH},
     server::{
         Budgets,
-        body::ok_trailers,
+        body::{GRPC_CONTENT_TYPE, ok_trailers},
         corked_io::{CorkedIo, IoHandle},
         message::{self, MessageError},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
         services::Services,
+        stream::CheckStream,
         wake_filter::{WakeFilter, WakeFiltered},
     },
 };
 
-/// The path of `ShouldRateLimit`.
-const RATE_LIMIT_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 const UNCOMPRESSED: HeaderValue = HeaderValue::from_static("identity");
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
@@ -77,6 +76,8 @@ pub(super) struct Connection<W> {
     withheld: usize,
     unsent: Unsent,
     shutdown: Shutdown,
+    // Tells streams that the connection is to be closed.
+    closing: watch::Sender<bool>,
 }
 
 /// A call that has not begun.
@@ -177,12 +178,14 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             withheld: 0,
             unsent: Unsent::new(budgets.replies.clone()),
             shutdown: Shutdown::NotRequested,
+            closing: watch::Sender::new(false),
         }
     }
 
     /// Starts a graceful shutdown: accepts no more calls and closes after the last one.
     pub(super) fn shut_down(&mut self) {
         self.shutdown = Shutdown::Requested(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
+        self.closing.send_replace(true);
         match &mut self.state {
             State::Handshake(_) => {}
             State::Open(connection, _) => connection.graceful_shutdown(),
@@ -286,6 +289,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             pending: &self.pending,
             requests: &self.requests,
             unsent: &self.unsent,
+            closing: &self.closing,
         };
         for call in 0..CALLS_PER_POLL_MAX {
             if call == 1 {
@@ -344,6 +348,7 @@ struct Calls<'a> {
     pending: &'a PendingCalls,
     requests: &'a ConnectionBytes,
     unsent: &'a Unsent,
+    closing: &'a watch::Sender<bool>,
 }
 
 impl Calls<'_> {
@@ -358,8 +363,12 @@ impl Calls<'_> {
         if let Some(response) = rejection(&request) {
             return log_error(respond.send_response(response, true).map(drop));
         }
-        let Some(batch) = batch.filter(|_| request.uri().path() == RATE_LIMIT_PATH) else {
-            return self.route(request, respond);
+        let Some(batch) = batch else { return self.route(request, respond) };
+        let Some(method) = Method::of_path(request.uri().path()) else {
+            return match request.uri().path() {
+                CHECK_STREAM_PATH => self.serve_stream(request, respond),
+                _another => self.route(request, respond),
+            };
         };
         let chunk = match request.body_mut().poll_data(cx) {
             Poll::Ready(Some(Ok(chunk))) => Some(chunk),
@@ -368,13 +377,13 @@ impl Calls<'_> {
         };
         // The window is released when the stream is dropped.
         let Some(framed) = chunk.as_ref().filter(|_| request.body().is_end_stream()) else {
-            return self.read_and_decide(request, chunk, respond);
+            return self.read_and_decide(method, request, chunk, respond);
         };
         let message = match message::unframe(framed) {
             Ok(message) => message,
             Err(error) => return log_error(send_error(&mut respond, error.status())),
         };
-        let call = Call { message, metadata: Some(request.headers()), precision: batch.precision() };
+        let call = Call { method, message, metadata: Some(request.headers()), precision: batch.precision() };
         match batch.handle(call) {
             Ok(Handled::Ready(reply)) if reply.delay.is_zero() => {
                 log_error(send_reply(&mut respond, reply, self.unsent))
@@ -383,19 +392,20 @@ impl Calls<'_> {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
                 self.push_pending(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
             }
-            Ok(Handled::Remote(span)) => {
+            Ok(Handled::Unfinished(unfinished)) => {
                 let (service, unsent, framed) = (self.service.clone(), self.unsent.clone(), framed.clone());
                 self.push_pending(async move {
-                    decide(&service, &request, &framed, Some(span), respond, &unsent).await
+                    decide(&service, method, &request, &framed, Some(unfinished), respond, &unsent).await
                 });
             }
             Err(error) => log_error(send_error(&mut respond, Some(error.into()))),
         }
     }
 
-    /// Reads the rest of a `ShouldRateLimit` call and decides it.
+    /// Reads the rest of a call and decides it.
     fn read_and_decide(
         &self,
+        method: Method,
         mut request: Request<RecvStream>,
         first: Option<Bytes>,
         mut respond: SendResponse<ReplyPart>,
@@ -406,10 +416,19 @@ impl Calls<'_> {
             let read = message::read(request.body_mut(), first, &mut share).await;
             drop(share);
             match read {
-                Ok(framed) => Box::pin(decide(&service, &request, &framed, None, respond, &unsent)).await,
+                Ok(framed) => {
+                    Box::pin(decide(&service, method, &request, &framed, None, respond, &unsent)).await
+                }
                 Err(error) => send_error(&mut respond, error.status()),
             }
         });
+    }
+
+    /// Serves a stream of questions.
+    fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
+        let (service, bytes, unsent) = (self.service.clone(), self.requests.clone(), self.unsent.clone());
+        let stream = CheckStream::new(service, request, bytes, unsent, self.closing.subscribe());
+        self.push_pending(stream.run(respond));
     }
 
     /// Passes a call to another gRPC service.
@@ -467,7 +486,7 @@ impl Calls<'_> {
 /// The response to a request that is not valid gRPC, or is compressed.
 fn rejection(request: &Request<RecvStream>) -> Option<Response<()>> {
     let mut response = Response::new(());
-    if request.method() != Method::POST {
+    if request.method() != http::Method::POST {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
     } else if !is_grpc(request.headers()) {
@@ -538,22 +557,24 @@ async fn send_delayed_reply(
     }
 }
 
-/// Decides a `ShouldRateLimit` call from its complete body, locally or through the owner. `span` is that of a call
-/// that was found to need another replica.
+/// Decides a call from its complete body, locally or elsewhere. `unfinished` is what is known of a call that was found
+/// to need another replica.
 async fn decide(
     service: &Services,
+    method: Method,
     request: &Request<RecvStream>,
     framed: &[u8],
-    span: Option<CallSpan>,
+    unfinished: Option<Unfinished>,
     mut respond: SendResponse<ReplyPart>,
     unsent: &Unsent,
 ) -> Result<(), h2::Error> {
     let Some((api, connection)) = service.api() else { return Ok(()) };
     let decided = match message::unframe(framed) {
         Ok(message) => {
-            let call = Call { message, metadata: Some(request.headers()), precision: api.precision() };
-            let decided = match span {
-                Some(span) => api.handle_remote(call, connection, span).await,
+            let call =
+                Call { method, message, metadata: Some(request.headers()), precision: api.precision() };
+            let decided = match unfinished {
+                Some(unfinished) => api.finish(call, connection, unfinished).await,
                 None => api.handle(call, connection).await,
             };
             decided.map_err(|error| Some(error.into()))

@@ -42,6 +42,7 @@ mod services;
 mod shared_store;
 mod shutdown;
 mod stats;
+mod stream;
 mod tls;
 mod wake_filter;
 mod workers;
@@ -301,7 +302,8 @@ impl Server {
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers)
             .with_denials(settings.log.denials)
-            .with_traces(traces.clone());
+            .with_traces(traces.clone())
+            .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
         let (phase, phases) = watch::channel(Phase::Starting);
 
         let xds_stats = match &settings.rules.source {

@@ -1,16 +1,9 @@
 //! A machine whose clock jumps ahead and is corrected.
 
-use std::fs;
-
-use tempfile::TempDir;
-use tokio::sync::mpsc;
-use tollgate::{
-    server::Server,
-    time::{Clock, SECOND},
-};
+use tollgate::time::SECOND;
 
 use crate::{
-    harness::{Service, http, request_for, settings, until},
+    harness::{Service, cluster_view, http, replica, request_for, until, until_linked},
     log::Log,
 };
 
@@ -22,43 +15,6 @@ descriptors:
   - {key: bucket, rate_limit: {algorithm: token_bucket, unit: hour, requests_per_unit: 20}}
 ";
 const DAYS: i64 = 3 * 86_400 * SECOND as i64;
-
-/// A ready replica with its own clock.
-async fn replica(secret: &TempDir, seeds: &str) -> Service {
-    let rules = tempfile::tempdir().unwrap();
-    fs::write(rules.path().join("rules.yaml"), RULES).unwrap();
-    let file = secret.path().join("secret");
-    fs::write(&file, "a secret that replicas share").unwrap();
-    let overrides = [
-        ("cluster.listen", "127.0.0.1:0"),
-        ("cluster.secret_file", file.to_str().unwrap()),
-        ("cluster.seed", seeds),
-        ("tls.poll_interval", "50ms"),
-    ];
-    let clock = Clock::system();
-    let server = Server::bind(settings(&rules, &overrides), clock.clone()).await.unwrap();
-    let (addresses, counters) = (server.addresses().unwrap(), server.stats());
-    let (shutdown, shutdown_signal) = mpsc::channel(2);
-    let task = tokio::spawn(server.run(shutdown_signal));
-    let service = Service { addresses, clock, shutdown, task, rules, counters };
-    service.until_http("/readyz", 200).await;
-    service
-}
-
-async fn view(replica: &Service) -> serde_json::Value {
-    let (_, view) = http(replica.addresses.admin, "GET", "/cluster", "").await.unwrap();
-    serde_json::from_str(&view).unwrap()
-}
-
-async fn until_linked(replica: &Service) {
-    until(async || {
-        let view = view(replica).await;
-        let members = view["members"].as_array().unwrap();
-        let serving = members.iter().filter(|member| member["state"] == "serving").count();
-        (serving == 2 && view["moving"] == 0).then_some(())
-    })
-    .await;
-}
 
 async fn until_stepped(replica: &Service, direction: &str) {
     let line = format!("tollgate_clock_steps_total{{direction=\"{direction}\"}} 1");
@@ -83,9 +39,9 @@ async fn passed(replicas: [&Service; 2], key: &str, value: &str, calls: usize) -
 async fn replica_with_corrected_clock_relinks_and_keeps_limits() {
     let log = Log::text();
     let secret = tempfile::tempdir().unwrap();
-    let kept = replica(&secret, "off").await;
-    let address = view(&kept).await["members"][0]["address"].as_str().unwrap().to_owned();
-    let first = replica(&secret, &address).await;
+    let kept = replica(RULES, &secret, "off").await;
+    let address = cluster_view(&kept).await["members"][0]["address"].as_str().unwrap().to_owned();
+    let first = replica(RULES, &secret, &address).await;
     until_linked(&kept).await;
 
     kept.clock.set_wall_ahead(DAYS);
@@ -101,7 +57,7 @@ async fn replica_with_corrected_clock_relinks_and_keeps_limits() {
     // The other replica restarts, so that every link is new.
     first.shutdown.send(()).await.unwrap();
     first.task.await.unwrap().unwrap();
-    let second = replica(&secret, &address).await;
+    let second = replica(RULES, &secret, &address).await;
     until_linked(&kept).await;
     until_linked(&second).await;
     for value in ["e", "f", "g", "h"] {

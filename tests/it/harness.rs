@@ -225,3 +225,42 @@ pub fn with_hits(mut request: RateLimitRequest, hits: u64) -> RateLimitRequest {
     }
     request
 }
+
+/// A ready replica of a cluster, on the clock of the system.
+pub async fn replica(rules_text: &str, secret: &TempDir, seeds: &str) -> Service {
+    let rules = tempfile::tempdir().unwrap();
+    fs::write(rules.path().join("rules.yaml"), rules_text).unwrap();
+    let file = secret.path().join("secret");
+    fs::write(&file, "a secret that replicas share").unwrap();
+    let overrides = [
+        ("cluster.listen", "127.0.0.1:0"),
+        ("cluster.secret_file", file.to_str().unwrap()),
+        ("cluster.seed", seeds),
+        ("tls.poll_interval", "50ms"),
+    ];
+    let clock = Clock::system();
+    let server = Server::bind(settings(&rules, &overrides), clock.clone()).await.unwrap();
+    let (addresses, counters) = (server.addresses().unwrap(), server.stats());
+    let (shutdown, shutdown_signal) = mpsc::channel(2);
+    let task = tokio::spawn(server.run(shutdown_signal));
+    let service = Service { addresses, clock, shutdown, task, rules, counters };
+    service.until_http("/readyz", 200).await;
+    service
+}
+
+/// The page `/cluster`.
+pub async fn cluster_view(replica: &Service) -> serde_json::Value {
+    let (_, view) = http(replica.addresses.admin, "GET", "/cluster", "").await.unwrap();
+    serde_json::from_str(&view).unwrap()
+}
+
+/// Waits until this replica serves with another one, and no slot moves.
+pub async fn until_linked(replica: &Service) {
+    until(async || {
+        let view = cluster_view(replica).await;
+        let members = view["members"].as_array().unwrap();
+        let serving = members.iter().filter(|member| member["state"] == "serving").count();
+        (serving == 2 && view["moving"] == 0).then_some(())
+    })
+    .await;
+}

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod admin;
+mod api_v1;
 mod bad_requests;
 mod bench;
 mod calls;

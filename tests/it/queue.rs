@@ -77,7 +77,12 @@ async fn answer(api: &Api, request: &RateLimitRequest, timeout: Option<Duration>
         metadata.insert("grpc-timeout", format!("{}m", timeout.as_millis()).parse().unwrap());
     }
     let message = request.encode_to_vec();
-    let call = Call { message: &message, metadata: Some(&metadata), precision: ResetPrecision::Nanos };
+    let call = Call {
+        method: Method::ShouldRateLimit,
+        message: &message,
+        metadata: Some(&metadata),
+        precision: ResetPrecision::Nanos,
+    };
     let reply = api.handle(call, &OpenForwards::default()).await.unwrap();
     if !reply.delay.is_zero() {
         api.wait(reply.delay).await;

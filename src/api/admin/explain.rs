@@ -13,6 +13,7 @@ use crate::{
     api::{
         Error,
         admin::{AdminError, AdminState, counters, format},
+        call::Method,
         descriptor_text,
         proto::envoy::{
             extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
@@ -29,7 +30,7 @@ pub(super) async fn of_message(
     State(state): State<AdminState>,
     body: Body,
 ) -> Result<Json<Value>, AdminError> {
-    let read = state.reader.read(body).await;
+    let read = state.reader.read(Method::ShouldRateLimit, body).await;
     let read = read.map_err(|rejected| AdminError(rejected.status(), rejected.to_string()))?;
     explain(&state, read.message()).await
 }

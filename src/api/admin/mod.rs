@@ -30,7 +30,7 @@ mod rules;
 mod token;
 
 pub use config::{EffectiveSetting, Origin};
-pub use token::{Token, TokenError};
+pub use token::{AccessError, Token, TokenError};
 
 /// The pages, each with its help.
 const PAGES: [(&str, &str); 11] = [

@@ -72,31 +72,55 @@ impl Token {
     }
 }
 
-/// Middleware that requires the token. The file is read for each request, so a new token takes effect at once and an
-/// old one is invalid at once.
-pub(super) async fn require_token(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
-    let kept = token.clone();
-    let read = tokio::task::spawn_blocking(move || kept.read()).await;
-    let known = match read {
-        Ok(Ok(known)) => known,
-        Ok(Err(error)) => return unavailable(error.to_string()),
-        Err(error) => return unavailable(error.to_string()),
-    };
-    if presented(&parts.headers).is_some_and(|presented| token.is(&known, presented)) {
-        return next.run(Request::from_parts(parts, body)).await;
-    }
-    debug!(peer = %ClientAddress::of(&parts), path = parts.uri.path(), "refused a request without the token");
-    let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
-    let why = "these pages need `Authorization: Bearer TOKEN`, with the token of admin.token_file";
-    (wanted, AdminError(StatusCode::UNAUTHORIZED, why.to_owned())).into_response()
+/// Why a caller is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    /// The caller has not shown the token.
+    #[error("this needs `authorization: Bearer TOKEN`, with the token of admin.token_file")]
+    Refused,
+    /// No token is set, so that none can be shown.
+    #[error("this needs admin.token_file, which is not set")]
+    NoToken,
+    /// The token file cannot be used. The file is named in the log only.
+    #[error("admin.token_file cannot be used; see the log")]
+    Unusable,
 }
 
-/// Refuses the request. The response does not name the file; the log does.
-fn unavailable(why: String) -> Response {
-    error!(why, "cannot read the admin token; refused a request");
-    let body = "admin.token_file cannot be used; see the log";
-    AdminError(StatusCode::SERVICE_UNAVAILABLE, body.to_owned()).into_response()
+impl Token {
+    /// Whether `headers` show the token. The file is read each time, so a new token takes effect at once and an old one
+    /// is invalid at once.
+    pub async fn check(self: &Arc<Self>, headers: &HeaderMap) -> Result<(), AccessError> {
+        let token = self.clone();
+        let read = tokio::task::spawn_blocking(move || token.read()).await;
+        let known = match read {
+            Ok(Ok(known)) => known,
+            Ok(Err(error)) => return Err(unusable(&error)),
+            Err(error) => return Err(unusable(&error)),
+        };
+        let is_shown = presented(headers).is_some_and(|presented| self.is(&known, presented));
+        if is_shown { Ok(()) } else { Err(AccessError::Refused) }
+    }
+}
+
+fn unusable(error: &dyn std::fmt::Display) -> AccessError {
+    error!(why = %error, "cannot read the admin token; refused a request");
+    AccessError::Unusable
+}
+
+/// Middleware that requires the token.
+pub(super) async fn require_token(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
+    match token.check(request.headers()).await {
+        Ok(()) => next.run(request).await,
+        Err(error @ (AccessError::Refused | AccessError::NoToken)) => {
+            let (parts, _) = request.into_parts();
+            debug!(peer = %ClientAddress::of(&parts), path = parts.uri.path(), "refused a request without the token");
+            let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
+            (wanted, AdminError(StatusCode::UNAUTHORIZED, error.to_string())).into_response()
+        }
+        Err(error @ AccessError::Unusable) => {
+            AdminError(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response()
+        }
+    }
 }
 
 fn presented(headers: &HeaderMap) -> Option<&[u8]> {

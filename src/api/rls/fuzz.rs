@@ -14,11 +14,14 @@ use tokio::{
 use crate::{
     api::{
         Api, Error, Settings,
+        call::{Call, Method, Reply},
         fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
+        handle::Handled,
         proto::envoy::service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
         },
-        rls::{Call, DecodeError, Handled, Reply, timeout},
+        rls::DecodeError,
+        timeout,
     },
     cluster::{self, Cluster, OpenForwards, Trust, link},
     files::temporary,
@@ -37,11 +40,16 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 pub fn rls(bytes: &[u8]) {
     let (headers, message) = headers_and_rest(bytes);
     let api = api();
-    let call = Call { message, metadata: Some(&headers), precision: api.precision() };
+    let call = Call {
+        method: Method::ShouldRateLimit,
+        message,
+        metadata: Some(&headers),
+        precision: api.precision(),
+    };
     let decoded = RateLimitRequest::decode(message);
     match api.batch().handle(call) {
         Ok(Handled::Ready(reply)) => check_reply(&decoded.expect("a decided request is valid"), &reply),
-        Ok(Handled::Remote(_)) => unreachable!("there is no other replica"),
+        Ok(Handled::Unfinished(_)) => unreachable!("there is no other replica"),
         Err(Error::Decode(DecodeError::Malformed)) => assert!(decoded.is_err()),
         Err(Error::Decode(DecodeError::TooLarge(_))) => {
             let bounds = Settings::default().bounds();
@@ -69,14 +77,19 @@ pub fn rls(bytes: &[u8]) {
 fn check_reply(request: &RateLimitRequest, reply: &Reply) {
     let response = RateLimitResponse::decode(reply.message()).expect("a reply is valid");
     assert_eq!(response.statuses.len(), request.descriptors.len());
-    assert_eq!(response.overall_code() == Code::Ok, reply.passes);
+    assert_eq!(Some(response.overall_code() == Code::Ok), reply.passes);
     assert_eq!(response.encode_to_vec(), reply.message());
 }
 
 /// A message whose counters are partly owned by another replica: it is decided as a replica without others would.
 pub fn remote_rls(message: &[u8]) {
     let replicas = &*REPLICAS;
-    let call = Call { message, metadata: None, precision: replicas.clustered.precision() };
+    let call = Call {
+        method: Method::ShouldRateLimit,
+        message,
+        metadata: None,
+        precision: replicas.clustered.precision(),
+    };
     let forwards = OpenForwards::default();
     let handle = |api: &Api| replicas.runtime.block_on(api.handle(call, &forwards));
     let clustered = match handle(&replicas.clustered) {
@@ -152,7 +165,12 @@ pub fn headers(lines: &[u8]) {
     // The domain `d`, and a descriptor with the entry `user`.
     const MESSAGE: &[u8] = b"\n\x01d\x12\x08\n\x06\n\x04user";
     let handle = |api: Api| {
-        let call = Call { message: MESSAGE, metadata: Some(&headers), precision: api.precision() };
+        let call = Call {
+            method: Method::ShouldRateLimit,
+            message: MESSAGE,
+            metadata: Some(&headers),
+            precision: api.precision(),
+        };
         let reply = runtime().block_on(api.handle(call, &OpenForwards::default()));
         reply.expect("the message is valid")
     };

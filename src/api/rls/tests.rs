@@ -163,11 +163,11 @@ proptest! {
         for request in requests {
             let message = request.encode_to_vec();
             let precision = api.precision();
-            if let Ok(Handled::Ready(reply)) = api.batch().handle(Call { message: &message, metadata: None, precision }) {
+            if let Ok(Handled::Ready(reply)) = api.batch().handle(Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision }) {
                 let (prefix, message) = reply.frame.split_at(FRAME_PREFIX_BYTES);
                 prop_assert_eq!(prefix, [&[0][..], &(message.len() as u32).to_be_bytes()].concat());
                 let response = RateLimitResponse::decode(message).unwrap();
-                prop_assert_eq!(response.overall_code() == Code::Ok, reply.passes);
+                prop_assert_eq!(Some(response.overall_code() == Code::Ok), reply.passes);
                 prop_assert_eq!(response.statuses.len(), request.descriptors.len());
                 prop_assert_eq!(response.dynamic_metadata.is_some(), metadata);
                 prop_assert_eq!(response.encode_to_vec(), message);
@@ -181,10 +181,10 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for request in requests {
             let message = request.encode_to_vec();
-            let call = Call { message: &message, metadata: None, precision: ResetPrecision::Nanos };
+            let call = Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision: ResetPrecision::Nanos };
             let in_batch = batched.batch().handle(call).map(|handled| match handled {
                 Handled::Ready(reply) => reply,
-                Handled::Remote(_) => panic!("all counters are local"),
+                Handled::Unfinished(_) => panic!("all counters are local"),
             });
             let handled = runtime.block_on(alone.handle(call, &OpenForwards::default()));
             let text = |error: Error| error.to_string();

@@ -1,6 +1,5 @@
 //! The trace span of a call. It has no values of descriptors.
 
-use axum::http::HeaderMap;
 use opentelemetry::{
     KeyValue,
     trace::{Span as _, Status},
@@ -11,14 +10,11 @@ use tonic::Code;
 use crate::{
     api::{
         Error,
-        rls::{Reply, Request},
+        call::{Call, Reply},
     },
     telemetry::traces::Traces,
 };
 
-const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
-const METHOD: &str = "ShouldRateLimit";
-const NAME: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Maximum length of a domain in a span, in bytes.
 const DOMAIN_BYTES_MAX: usize = 128;
 
@@ -28,24 +24,28 @@ const DOMAIN_BYTES_MAX: usize = 128;
 pub struct CallSpan(Option<Box<Span>>);
 
 impl CallSpan {
-    /// Begins the span of a call with this metadata.
-    pub(super) fn begin(traces: Option<&Traces>, metadata: Option<&HeaderMap>) -> Self {
-        let Some((traces, metadata)) = traces.zip(metadata) else { return Self(None) };
-        let mut span = traces.serving(NAME, metadata).filter(Span::is_recording).map(Box::new);
+    /// Begins the span of a call with metadata.
+    #[inline]
+    pub(super) fn begin(traces: Option<&Traces>, call: Call<'_>) -> Self {
+        let Some((traces, metadata)) = traces.zip(call.metadata) else { return Self(None) };
+        // Without the slash at its beginning.
+        let name = &call.method.path()[1..];
+        let mut span = traces.serving(name, metadata).filter(Span::is_recording).map(Box::new);
         if let Some(span) = &mut span {
             span.set_attributes([
                 KeyValue::new("rpc.system", "grpc"),
-                KeyValue::new("rpc.service", SERVICE),
-                KeyValue::new("rpc.method", METHOD),
+                KeyValue::new("rpc.service", call.method.service()),
+                KeyValue::new("rpc.method", call.method.name()),
             ]);
         }
         Self(span)
     }
 
     /// Adds attributes of the request.
-    pub(super) fn describe(&mut self, request: &Request<'_>) {
-        let (Some(span), domain) = (&mut self.0, request.domain) else { return };
-        let descriptors = i64::try_from(request.descriptor_views().count()).unwrap_or(i64::MAX);
+    #[inline]
+    pub(super) fn describe(&mut self, domain: &str, descriptors: impl FnOnce() -> usize) {
+        let Some(span) = &mut self.0 else { return };
+        let descriptors = i64::try_from(descriptors()).unwrap_or(i64::MAX);
         let domain = domain[..domain.floor_char_boundary(DOMAIN_BYTES_MAX)].to_owned();
         span.set_attributes([
             KeyValue::new("tollgate.domain", domain),
@@ -58,8 +58,10 @@ impl CallSpan {
         let Some(mut span) = self.0 else { return };
         let code = match decided {
             Ok(reply) => {
-                let code = if reply.passes { "OK" } else { "OVER_LIMIT" };
-                span.set_attribute(KeyValue::new("tollgate.code", code));
+                if let Some(passes) = reply.passes {
+                    let code = if passes { "OK" } else { "OVER_LIMIT" };
+                    span.set_attribute(KeyValue::new("tollgate.code", code));
+                }
                 Code::Ok
             }
             Err(error) => tonic::Status::from(*error).code(),

@@ -1,0 +1,124 @@
+//! Calls of the gRPC services that the connection serves itself, and their replies.
+
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+
+use crate::api::{
+    protobuf::{FRAME_PREFIX_BYTES, frame_prefix},
+    rls::ResetPrecision,
+    timeout,
+};
+
+/// The path of the method with streams of requests and replies.
+pub const CHECK_STREAM_PATH: &str = "/tollgate.v1.RateLimiter/CheckStream";
+
+/// A method with one request and one reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// That of Envoy's rate limit service.
+    ShouldRateLimit,
+    /// One that decides requests of `tollgate.v1`.
+    Decide(Verb),
+    /// `Reset` of `tollgate.v1`.
+    Reset,
+}
+
+/// What a call of `tollgate.v1` does with the hits of its requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// It charges them.
+    Check,
+    /// It has none and looks.
+    Peek,
+    /// It gives them back.
+    Refund,
+}
+
+/// A call to decide.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'m> {
+    /// The method.
+    pub method: Method,
+    /// The encoded request.
+    pub message: &'m [u8],
+    /// Metadata of the call.
+    pub metadata: Option<&'m HeaderMap>,
+    /// How the reply of [`Method::ShouldRateLimit`] rounds durations.
+    pub precision: ResetPrecision,
+}
+
+/// The reply to a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// A gRPC frame with the encoded response.
+    pub frame: Vec<u8>,
+    /// Whether the request passes, if the method decides one request.
+    pub passes: Option<bool>,
+    /// Time to wait before the reply is sent: see [`Api::wait`].
+    pub delay: Duration,
+}
+
+impl Method {
+    /// All methods.
+    pub const ALL: [Self; 5] = [
+        Self::ShouldRateLimit,
+        Self::Decide(Verb::Check),
+        Self::Decide(Verb::Peek),
+        Self::Decide(Verb::Refund),
+        Self::Reset,
+    ];
+
+    /// The method at a path of HTTP/2.
+    #[inline]
+    pub fn of_path(path: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|method| method.path() == path)
+    }
+
+    /// The full name of its service.
+    pub fn service(self) -> &'static str {
+        self.names().0
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        self.names().1
+    }
+
+    /// The two parts of its path.
+    fn names(self) -> (&'static str, &'static str) {
+        self.path()[1..].split_once('/').unwrap_or_default()
+    }
+
+    /// Its path in HTTP/2.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::ShouldRateLimit => "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+            Self::Decide(Verb::Check) => "/tollgate.v1.RateLimiter/Check",
+            Self::Decide(Verb::Peek) => "/tollgate.v1.RateLimiter/Peek",
+            Self::Decide(Verb::Refund) => "/tollgate.v1.RateLimiter/Refund",
+            Self::Reset => "/tollgate.v1.RateLimiter/Reset",
+        }
+    }
+}
+
+impl Call<'_> {
+    /// The time that the caller waits.
+    pub(super) fn timeout(self) -> Option<Duration> {
+        self.metadata.and_then(timeout::of)
+    }
+}
+
+impl Reply {
+    /// The reply with this response, which follows the room for its prefix.
+    pub(super) fn of_frame(mut frame: Vec<u8>) -> Self {
+        let prefix = frame_prefix(frame.len() - FRAME_PREFIX_BYTES);
+        frame[..FRAME_PREFIX_BYTES].copy_from_slice(&prefix);
+        Self { frame, passes: None, delay: Duration::ZERO }
+    }
+
+    /// The encoded response.
+    pub fn message(&self) -> &[u8] {
+        &self.frame[FRAME_PREFIX_BYTES..]
+    }
+}

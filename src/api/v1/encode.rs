@@ -1,0 +1,98 @@
+//! Encodes answers into the buffer of a reply.
+
+use std::time::Duration;
+
+use prost::Message as _;
+
+use crate::{
+    api::{
+        Error,
+        proto::tollgate::v1::{answer::Verdict, limit},
+        protobuf::{begin, nested, number, text_field},
+    },
+    limiter::Status,
+    rules::Unit,
+};
+
+/// The verdict on one request, and the limits that apply to it.
+pub(super) struct DecidedRequest<'r, 's> {
+    pub(super) id: &'r str,
+    pub(super) passes: bool,
+    pub(super) delay: Duration,
+    pub(super) retry_after: Option<Duration>,
+    pub(super) statuses: &'r [Status<'s>],
+}
+
+/// Appends the answer to a request that was decided.
+#[inline]
+pub(super) fn decided(out: &mut Vec<u8>, request: &DecidedRequest<'_, '_>) {
+    let DecidedRequest { id, passes, delay, retry_after, statuses } = *request;
+    nested(out, 1, |out| {
+        text_field(out, 1, id);
+        let verdict = if passes { Verdict::Allowed } else { Verdict::Denied };
+        number(out, 2, verdict as u64);
+        if !delay.is_zero() {
+            duration(out, 3, delay);
+        }
+        if let Some(after) = retry_after {
+            duration(out, 4, after);
+        }
+        for (index, status) in statuses.iter().enumerate() {
+            limit_status(out, index as u64, status);
+        }
+        number(out, 6, statuses.iter().any(|status| status.degraded).into());
+    });
+}
+
+/// Appends the answer to a request that was not decided.
+pub(super) fn undecided(out: &mut Vec<u8>, id: &str, error: Error) {
+    let error = error.details();
+    nested(out, 1, |out| {
+        text_field(out, 1, id);
+        begin(out, 7, error.encoded_len());
+        // Infallible: a vector grows as needed.
+        error.encode_raw(out);
+    });
+}
+
+fn limit_status(out: &mut Vec<u8>, index: u64, status: &Status<'_>) {
+    let Some(limit) = &status.limit else { return };
+    nested(out, 5, |out| {
+        number(out, 1, index);
+        text_field(out, 2, status.rule.map_or("", |rule| rule.name.as_deref().unwrap_or(&rule.path)));
+        number(out, 3, limit.requests_per_unit);
+        number(out, 4, unit(limit.unit) as u64);
+        number(out, 5, status.remaining);
+        if let Some(after) = status.reset_after {
+            duration(out, 6, after);
+        }
+        if let Some(after) = status.retry_after {
+            duration(out, 7, after);
+        }
+        number(out, 8, (!status.passes).into());
+        number(out, 9, status.refused_in_shadow.into());
+        number(out, 10, status.candidate_refuses.into());
+        number(out, 11, status.degraded.into());
+    });
+}
+
+/// Its numbers are signed, and those of a duration are not.
+fn duration(out: &mut Vec<u8>, field: u8, duration: Duration) {
+    nested(out, field, |out| {
+        number(out, 1, duration.as_secs().min(i64::MAX as u64));
+        number(out, 2, duration.subsec_nanos().into());
+    });
+}
+
+fn unit(unit: Option<Unit>) -> limit::Unit {
+    match unit {
+        None => limit::Unit::Unknown,
+        Some(Unit::Second) => limit::Unit::Second,
+        Some(Unit::Minute) => limit::Unit::Minute,
+        Some(Unit::Hour) => limit::Unit::Hour,
+        Some(Unit::Day) => limit::Unit::Day,
+        Some(Unit::Week) => limit::Unit::Week,
+        Some(Unit::Month) => limit::Unit::Month,
+        Some(Unit::Year) => limit::Unit::Year,
+    }
+}

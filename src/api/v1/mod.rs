@@ -1,0 +1,14 @@
+//! Our own API, `tollgate.v1`: from the bytes of a call to the bytes of its reply.
+//!
+//! Requests of a call that are decided each by itself are decoded, decided and encoded one after the other. Those with
+//! counters elsewhere follow together, once all others are decided.
+
+mod decide;
+mod decode;
+mod encode;
+mod reset;
+pub mod stream;
+
+pub(super) use decide::{Decided, Partial};
+pub use decode::{CallError, Fault};
+pub use reset::ResetError;

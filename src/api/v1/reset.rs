@@ -1,0 +1,100 @@
+//! `Reset`: replaces counters by unused ones, with the admin token.
+
+use tracing::info;
+
+use crate::{
+    algorithm::Operation,
+    api::{
+        Api, Error,
+        admin::AccessError,
+        call::Call,
+        descriptors::{Descriptors, Undecodable},
+        protobuf::{FRAME_PREFIX_BYTES, Fields, Value, nested, number, text, text_field},
+        v1::{CallError, decode::read_hits},
+    },
+    limiter::{ActiveView, NoCounter},
+    telemetry::logs::UNLIMITED,
+};
+
+/// Why counters are not reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResetError {
+    /// The caller has not shown the admin token.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A descriptor with a limit or hits.
+    #[error("descriptors[{0}]: a reset takes neither limits nor hits")]
+    LimitOrHits(usize),
+    /// A descriptor has no counter, or it cannot be reached.
+    #[error("descriptors[{descriptor}]: {error}")]
+    NoCounter {
+        /// The index of the descriptor.
+        descriptor: usize,
+        /// Why.
+        error: NoCounter,
+    },
+}
+
+impl Api {
+    /// Resets counters. If a descriptor has none, nothing is reset.
+    pub(in crate::api) async fn reset(
+        &self,
+        call: Call<'_>,
+        view: &ActiveView<'_>,
+    ) -> Result<Vec<u8>, Error> {
+        let token = self.admin_token.as_ref().ok_or(AccessError::NoToken);
+        let token = token.map_err(ResetError::from)?;
+        let shown = call.metadata.ok_or(AccessError::Refused).map_err(ResetError::from)?;
+        token.check(shown).await.map_err(ResetError::from)?;
+        let (domain, descriptors) = self.decode_reset(call.message)?;
+        if let Some(index) = descriptors.views().position(|view| view.limit.is_some() || view.hits.is_some())
+        {
+            return Err(ResetError::LimitOrHits(index).into());
+        }
+        let request = descriptors.limiter_request(domain, None, |_| Operation::Peek)?;
+        let no_counter = |descriptor, error| ResetError::NoCounter { descriptor, error };
+        let counters = request.descriptors().iter().enumerate().map(|(index, descriptor)| {
+            view.counter_ref(domain, descriptor.entries).map_err(|error| no_counter(index, error))
+        });
+        let counters = counters.collect::<Result<Vec<_>, _>>()?;
+        let mut frame = vec![0; FRAME_PREFIX_BYTES];
+        for (index, counter) in counters.iter().enumerate() {
+            let replaced = view.replace(counter, 0).await.map_err(|error| no_counter(index, error))?;
+            let (before, after) = (replaced.before.peek.remaining, replaced.after.peek.remaining);
+            info!(
+                name: UNLIMITED,
+                domain,
+                rule = counter.rule.path,
+                remaining_before = before,
+                remaining_after = after,
+                "reset a counter"
+            );
+            nested(&mut frame, 1, |out| {
+                text_field(out, 1, counter.rule.name.as_deref().unwrap_or(&counter.rule.path));
+                number(out, 2, before);
+                number(out, 3, after);
+            });
+        }
+        Ok(frame)
+    }
+
+    fn decode_reset<'m>(&self, message: &'m [u8]) -> Result<(&'m str, Descriptors<'m>), CallError> {
+        let (mut domain, mut descriptors) = ("", Descriptors::default());
+        let mut fields = Fields::of(message);
+        while let Some(field) = fields.next()? {
+            match field {
+                (1, Value::Bytes(bytes)) => domain = text(bytes)?,
+                (2, Value::Bytes(descriptor)) => {
+                    let added = descriptors.add(descriptor, self.settings.bounds(), read_hits);
+                    added.map_err(|error| match error {
+                        Undecodable::TooLarge(error) => CallError::TooLarge(error),
+                        Undecodable::Malformed => CallError::Malformed,
+                    })?;
+                }
+                (1..=2, _wrong_type) => return Err(CallError::Malformed),
+                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            }
+        }
+        Ok((domain, descriptors))
+    }
+}

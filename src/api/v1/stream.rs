@@ -1,0 +1,142 @@
+//! The questions of `CheckStream` and their answers, independent of the transport.
+
+use std::time::Duration;
+
+use prost::Message as _;
+
+use crate::{
+    api::{
+        Api, Error,
+        call::Verb,
+        protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
+        v1::{CallError, Decided, Partial},
+    },
+    cluster::OpenForwards,
+};
+
+/// The questions of a stream that may be unanswered at a time.
+pub const CREDITS: usize = 64;
+
+/// Room for the number and the credits of an answer, in bytes.
+const ANSWER_HEAD_BYTES: usize = 24;
+
+/// Result of [`Api::answer_question`].
+#[derive(Debug)]
+pub enum Answered {
+    /// A gRPC frame with the answer.
+    Ready(Vec<u8>),
+    /// The question must wait: use [`Api::finish_question`].
+    Unfinished(UnfinishedAnswer),
+}
+
+/// A question that waits for another replica or for the shared store.
+#[derive(Debug)]
+pub struct UnfinishedAnswer(Partial);
+
+/// A decoded question.
+struct Question<'m> {
+    number: u64,
+    check: &'m [u8],
+    timeout: Result<Option<Duration>, CallError>,
+}
+
+impl<'m> Question<'m> {
+    fn decode(message: &'m [u8]) -> Result<Self, Malformed> {
+        let mut question = Self { number: 0, check: &[], timeout: Ok(None) };
+        let mut fields = Fields::of(message);
+        while let Some(field) = fields.next()? {
+            match field {
+                (1, Value::Varint(number)) => question.number = number,
+                (2, Value::Bytes(check)) => question.check = check,
+                (3, Value::Bytes(timeout)) => question.timeout = duration(timeout).map(Some),
+                (1..=3, _wrong_type) => return Err(Malformed),
+                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            }
+        }
+        Ok(question)
+    }
+
+    /// The time that the caller waits: its own timeout, at most the `rest` of the stream.
+    fn timeout(&self, rest: Option<Duration>) -> Result<Option<Duration>, CallError> {
+        let own = self.timeout?;
+        Ok(own.into_iter().chain(rest).min())
+    }
+}
+
+fn duration(message: &[u8]) -> Result<Duration, CallError> {
+    let duration = prost_types::Duration::decode(message).map_err(|_| CallError::Timeout)?;
+    Duration::try_from(duration).map_err(|_| CallError::Timeout)
+}
+
+/// The first message of a stream.
+pub fn first_credits() -> Vec<u8> {
+    let mut frame = vec![0; FRAME_PREFIX_BYTES];
+    number(&mut frame, 4, CREDITS as u64);
+    framed(frame)
+}
+
+/// The answer to a question. It gives the credit of the question back.
+fn answer(question: u64, field: u8, result: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(FRAME_PREFIX_BYTES + ANSWER_HEAD_BYTES + result.len());
+    frame.resize(FRAME_PREFIX_BYTES, 0);
+    number(&mut frame, 1, question);
+    number(&mut frame, 4, 1);
+    begin(&mut frame, field, result.len());
+    frame.extend_from_slice(result);
+    framed(frame)
+}
+
+fn framed(mut frame: Vec<u8>) -> Vec<u8> {
+    let prefix = frame_prefix(frame.len() - FRAME_PREFIX_BYTES);
+    frame[..FRAME_PREFIX_BYTES].copy_from_slice(&prefix);
+    frame
+}
+
+impl Api {
+    /// Answers a question if its counters are local. `rest` is the time that is left to the stream. An error ends the
+    /// stream, because its question has no number.
+    pub fn answer_question(&self, message: &[u8], rest: Option<Duration>) -> Result<Answered, Error> {
+        let question =
+            Question::decode(message).map_err(|error| self.counted(CallError::from(error).into()))?;
+        let view = self.limiter.view();
+        let decided = match question.timeout(rest) {
+            Ok(timeout) => self.decide_v1(Verb::Check, question.check, timeout, &view),
+            Err(error) => Err(error.into()),
+        };
+        let whole = match decided {
+            Ok(Decided::Part(partial)) => return Ok(Answered::Unfinished(UnfinishedAnswer(partial))),
+            Ok(Decided::Whole(frame)) => Ok(frame),
+            Err(error) => Err(error),
+        };
+        self.metrics.duration.record(view.age());
+        Ok(Answered::Ready(self.answer_of(question.number, whole)))
+    }
+
+    /// Continues [`Answered::Unfinished`].
+    pub async fn finish_question(
+        &self,
+        message: &[u8],
+        rest: Option<Duration>,
+        UnfinishedAnswer(partial): UnfinishedAnswer,
+        connection: &OpenForwards,
+    ) -> Result<Vec<u8>, Error> {
+        let question = Question::decode(message).map_err(CallError::from)?;
+        let timeout = question.timeout(rest)?;
+        let view = self.limiter.view();
+        let whole = self.finish_v1(Verb::Check, question.check, timeout, partial, &view, connection).await;
+        self.metrics.duration.record(view.age());
+        Ok(self.answer_of(question.number, whole))
+    }
+
+    fn answer_of(&self, question: u64, decided: Result<Vec<u8>, Error>) -> Vec<u8> {
+        match decided {
+            Ok(frame) => answer(question, 2, &frame[FRAME_PREFIX_BYTES..]),
+            Err(error) => answer(question, 3, &self.counted(error).details().encode_to_vec()),
+        }
+    }
+
+    fn counted(&self, error: Error) -> Error {
+        self.metrics.unanswered(error);
+        error
+    }
+}
