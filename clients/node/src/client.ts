@@ -15,8 +15,8 @@ export interface ClientOptions {
   /** The time that a request waits for its answer, in milliseconds: 1 to 60,000, by default 100. */
   readonly timeoutMs?: number | undefined;
   /**
-   * The decision if the server gives no answer. `allow`, the default, suits protection against overload; `deny` suits
-   * limits that protect money, logins or secrets.
+   * The decision on checks and peeks without an answer. `allow`, the default, suits protection against overload;
+   * `deny` suits limits that protect money, logins or secrets.
    */
   readonly onNoAnswer?: "allow" | "deny" | undefined;
   /** The maximum number of requests of a call: 1 to 256, by default 256. At most `api.max_requests` of the server. */
@@ -92,18 +92,22 @@ export class Client {
   }
 
   /**
-   * Gives `hits` of each descriptor back. The server never denies it.
+   * Gives `hits` of each descriptor back. The server never denies it, and there is no default for it.
    *
    * @throws InvalidRequestError if the request is invalid
+   * @throws NoAnswerError if the server gives no answer
    */
   async refund(domain: string, descriptors: readonly Descriptor[], hits = 1): Promise<Decision> {
     const request = requestWithHits(domain, descriptors, hits);
-    const decision = await this.#decide(this.#refunds, request);
-    this.#denyCache.remove(request);
-    return decision;
+    try {
+      return await this.#refunds.decide(request);
+    } finally {
+      // Also without an answer, because the server may have received it.
+      this.#denyCache.remove(request);
+    }
   }
 
-  /** Closes the connection. Requests that wait get the default decision. */
+  /** Closes the connection. Requests that wait, and later ones, are answered as without a server. */
   close(): void {
     for (const lane of [this.#checks, this.#peeks, this.#refunds]) lane.close();
     this.#connection.close();

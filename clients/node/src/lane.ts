@@ -26,8 +26,6 @@ interface Pending {
   readonly settle: (outcome: Decision | InvalidRequestError | NoAnswerError) => void;
   // Set once the caller has its outcome.
   settled: boolean;
-  // Whether it is sent in a call of its own.
-  alone: boolean;
 }
 
 export class Lane {
@@ -37,6 +35,7 @@ export class Lane {
   // Invariant: in the order of deadlines, and the first one is not settled.
   #queue: Pending[] = [];
   #calls = 0;
+  #closed = false;
 
   constructor(send: Send, options: LaneOptions, onBatch: (size: number) => void) {
     this.#send = send;
@@ -47,6 +46,10 @@ export class Lane {
   /** Rejects with `InvalidRequestError` or `NoAnswerError`. */
   decide(request: Request): Promise<Decision> {
     return new Promise((resolve, reject) => {
+      if (this.#closed) {
+        reject(closed());
+        return;
+      }
       if (this.#queue.length >= this.#options.maxQueue) {
         reject(new NoAnswerError("RESOURCE_EXHAUSTED", `${this.#options.maxQueue} requests wait already`));
         return;
@@ -66,19 +69,18 @@ export class Lane {
           else resolve(outcome);
         },
         settled: false,
-        alone: false,
       };
       this.#queue.push(pending);
       this.#sendWaiting();
     });
   }
 
-  /** Ends all requests that wait for a call. */
+  /** Ends all requests that wait for a call, and all later ones. Calls under way end by themselves. */
   close(): void {
+    this.#closed = true;
     const waiting = this.#queue;
     this.#queue = [];
-    const closed = new NoAnswerError("CANCELLED", "the client is closed");
-    for (const pending of waiting) pending.settle(closed);
+    for (const pending of waiting) pending.settle(closed());
   }
 
   #sendWaiting(): void {
@@ -94,11 +96,10 @@ export class Lane {
 
   #takeBatch(): Pending[] {
     let [count, size] = [0, 0];
-    for (const { request, alone } of this.#queue) {
+    for (const { request } of this.#queue) {
       size += request.size;
-      if (count > 0 && (alone || size > CALL_SIZE_MAX || count >= this.#options.maxBatch)) break;
+      if (count > 0 && (size > CALL_SIZE_MAX || count >= this.#options.maxBatch)) break;
       count += 1;
-      if (alone) break;
     }
     const batch = this.#queue.splice(0, count);
     this.#dropSettled();
@@ -107,35 +108,38 @@ export class Lane {
 
   // Never rejects.
   async #sendBatch(batch: Pending[]): Promise<void> {
+    const last = batch.at(-1);
+    if (last === undefined) return;
     this.#onBatch(batch.length);
-    // The last request has waited for the shortest time.
-    const timeoutMs = Math.max(...batch.map(({ deadline }) => deadline)) - performance.now();
-    let answers: WireAnswer[];
     try {
-      answers = await this.#send(batch.map(({ request }) => encode(request)), timeoutMs);
+      const requests = batch.map(({ request }) => encode(request));
+      settle(batch, await this.#send(requests, last.deadline - performance.now()));
     } catch (error) {
-      this.#fail(batch, error as InvalidRequestError | NoAnswerError);
-      return;
+      const waiting = batch.filter(({ settled }) => !settled);
+      if (error instanceof InvalidRequestError && batch.length > 1) {
+        // The call as a whole is invalid, so it charged nothing. At most one half must fail with it.
+        const middle = waiting.length >> 1;
+        await this.#sendBatch(waiting.slice(0, middle));
+        await this.#sendBatch(waiting.slice(middle));
+        return;
+      }
+      for (const pending of waiting) pending.settle(error as InvalidRequestError | NoAnswerError);
     }
-    const missing = new NoAnswerError("INTERNAL", "the response lacks an answer");
-    for (const [index, pending] of batch.entries()) {
-      const answer = answers[index];
-      pending.settle(answer ? decode(answer) : missing);
-    }
-  }
-
-  #fail(batch: Pending[], error: InvalidRequestError | NoAnswerError): void {
-    const waiting = batch.filter(({ settled }) => !settled);
-    if (error instanceof InvalidRequestError && batch.length > 1) {
-      // One request made the call invalid, so nothing was charged. The others must not fail with it.
-      for (const pending of waiting) pending.alone = true;
-      this.#queue.unshift(...waiting);
-      return;
-    }
-    for (const pending of waiting) pending.settle(error);
   }
 
   #dropSettled(): void {
     while (this.#queue[0]?.settled) this.#queue.shift();
   }
+}
+
+function settle(batch: Pending[], answers: WireAnswer[]): void {
+  const missing = new NoAnswerError("INTERNAL", "the response lacks an answer");
+  for (const [index, pending] of batch.entries()) {
+    const answer = answers[index];
+    pending.settle(answer ? decode(answer) : missing);
+  }
+}
+
+function closed(): NoAnswerError {
+  return new NoAnswerError("CANCELLED", "the client is closed");
 }

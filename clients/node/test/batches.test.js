@@ -79,3 +79,17 @@ test("invalid_check_of_a_batch_fails_alone", async (t) => {
     );
   }
 });
+
+test("calls_above_the_bound_of_the_server_are_halved", async (t) => {
+  const { address } = await startTollgate(t, { flags: ["--api-max-requests", "10"] });
+  const stats = new Stats();
+  const client = await connectedClient(t, address, { ...PATIENT, maxCalls: 1, metrics: stats });
+
+  const crowd = [{ entries: [["crowd", "all"]] }];
+  const decisions = await Promise.all(Array.from({ length: 61 }, () => client.check("shop", crowd)));
+
+  assert.equal(decisions.filter(({ allowed }) => allowed).length, 50);
+  assert.ok(decisions.every(({ source }) => source === "server"));
+  // Calls of 1, 60, two of 30, four of 15 and eight of 7 or 8 checks.
+  assert.equal(stats.batches, 16);
+});

@@ -21,11 +21,17 @@ test("without_server_the_option_decides", async (t) => {
     ["deny", false],
   ]) {
     const client = clientOf(t, port, { ...PATIENT, onNoAnswer });
-    for (const operation of ["check", "peek", "refund"]) {
+    for (const operation of ["check", "peek"]) {
       const { allowed, source, noAnswer, limits } = await client[operation]("shop", user("ada"));
       assert.deepEqual([allowed, source, noAnswer.code, limits], [expected, "default", "UNAVAILABLE", []]);
     }
   }
+});
+
+test("refund_without_server_is_an_error", async (t) => {
+  const client = clientOf(t, await closedPort(), PATIENT);
+
+  await assert.rejects(client.refund("shop", user("ada")), { name: "NoAnswerError", code: "UNAVAILABLE" });
 });
 
 test("silent_server_is_waited_for_until_the_deadline", async (t) => {
@@ -110,10 +116,12 @@ test("calls_are_balanced_over_all_addresses", async (t) => {
 
 test("closed_client_gives_default_decision", async (t) => {
   const silent = await silentServer(t);
-  const client = clientOf(t, silent, { ...PATIENT, maxCalls: 1 });
-  const waiting = [client.check("shop", user("ada")), client.check("shop", user("ada"))];
+  const client = clientOf(t, silent, { timeoutMs: 1_000, maxCalls: 1 });
+  const underWay = client.check("shop", user("ada"));
+  const waiting = client.check("shop", user("ada"));
   client.close();
 
-  for (const decision of await Promise.all([...waiting, client.check("shop", user("ada"))]))
+  for (const decision of await Promise.all([waiting, client.check("shop", user("ada"))]))
     assert.deepEqual([decision.source, decision.noAnswer.code], ["default", "CANCELLED"]);
+  assert.equal((await underWay).source, "default");
 });

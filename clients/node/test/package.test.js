@@ -12,7 +12,7 @@ test("messages_of_package_equal_those_of_the_service", () => {
   const files = readdirSync(path("proto"), { recursive: true }).filter((name) => name.endsWith(".proto"));
 
   assert.ok(files.length > 0);
-  for (const name of files) assert.equal(text(`proto/${name}`), text(`../../proto/${name}`), `${name}: run \`npm run copy\``);
+  for (const name of files) assert.equal(text(`proto/${name}`), text(`../../proto/${name}`), `${name}: run \`npm run proto\``);
 });
 
 test("readme_lines_are_lines_of_the_example", () => {
