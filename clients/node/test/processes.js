@@ -62,13 +62,13 @@ export async function start(test, command, arguments_, isReady, environment = {}
   };
   test.after(stop);
   const output = [];
-  child.stderr.on("data", (data) => output.push(String(data)));
   const ready = new Promise((resolve, reject) => {
-    createInterface({ input: child.stdout }).on("line", (line) => {
-      output.push(line);
-      const found = isReady(line);
-      if (found) resolve(found);
-    });
+    for (const input of [child.stdout, child.stderr])
+      createInterface({ input }).on("line", (line) => {
+        output.push(line);
+        const found = isReady(line);
+        if (found) resolve(found);
+      });
     child.once("error", reject);
     child.once("exit", (code) => reject(Error(`${command} exited with ${code}:\n${output.join("\n")}`)));
   });
@@ -82,7 +82,7 @@ export async function start(test, command, arguments_, isReady, environment = {}
   return { found: await Promise.race([ready, late]), child, stop };
 }
 
-/** A server with the rules above; `address` is that of its gRPC listener. */
+/** A server that is ready, with the rules above; `address` is that of its gRPC listener. */
 export async function startTollgate(test, { listen = `${LOOPBACK}:0`, flags = [] } = {}) {
   const program = process.env.TOLLGATE;
   assert.ok(program, "TOLLGATE is the path of the server's program; it is not set");
@@ -91,13 +91,14 @@ export async function startTollgate(test, { listen = `${LOOPBACK}:0`, flags = []
   const any = `${LOOPBACK}:0`;
   const command = ["serve", "--rules", rules, "--grpc-listen", listen, "--http-listen", any, "--admin-listen", any];
   command.push("--metrics-listen", any, "--log-format", "json", "--drain-delay", "0s", ...flags);
-  const { found, child, stop } = await start(test, program, command, grpcAddress);
-  return { address: found, stop, pause: () => child.kill("SIGSTOP"), resume: () => child.kill("SIGCONT") };
-}
-
-function grpcAddress(line) {
-  const event = line.startsWith("{") ? JSON.parse(line) : {};
-  return event.message === "listening" && event.listener === "grpc" ? event.address : undefined;
+  const addresses = {};
+  const { child, stop } = await start(test, program, command, (line) => {
+    const event = line.startsWith("{") ? JSON.parse(line) : {};
+    if (event.message === "listening") addresses[event.listener] = event.address;
+    return addresses.grpc && addresses.http;
+  });
+  await eventually("the server is ready", async () => (await fetch(`http://${addresses.http}/readyz`)).ok);
+  return { address: addresses.grpc, stop, pause: () => child.kill("SIGSTOP"), resume: () => child.kill("SIGCONT") };
 }
 
 /** A client that is closed after the test. */
@@ -107,7 +108,7 @@ export function clientOf(test, target, options = {}) {
   return client;
 }
 
-/** A client that is connected to a ready server, so that the first check of a test is answered at once. */
+/** A client that is connected, so that the first check of a test is answered at once. */
 export async function connectedClient(test, target, options = {}) {
   const client = clientOf(test, target, options);
   await eventually("the server answers", async () => (await client.peek("shop", user("probe"))).source === "server");
