@@ -23,7 +23,7 @@ export interface LaneOptions {
 interface Pending {
   readonly request: Request;
   readonly deadline: number;
-  readonly settle: (outcome: Decision | InvalidRequestError | NoAnswerError) => void;
+  readonly settle: (outcome: Decision | Error) => void;
   // Set once the caller has its outcome.
   settled: boolean;
 }
@@ -110,8 +110,8 @@ export class Lane {
   async #sendBatch(batch: Pending[]): Promise<void> {
     const last = batch.at(-1);
     if (last === undefined) return;
-    this.#onBatch(batch.length);
     try {
+      this.#onBatch(batch.length);
       const requests = batch.map(({ request }) => encode(request));
       settle(batch, await this.#send(requests, last.deadline - performance.now()));
     } catch (error) {
@@ -123,7 +123,7 @@ export class Lane {
         await this.#sendBatch(waiting.slice(middle));
         return;
       }
-      for (const pending of waiting) pending.settle(error as InvalidRequestError | NoAnswerError);
+      for (const pending of waiting) pending.settle(error as Error);
     }
   }
 

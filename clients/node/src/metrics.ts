@@ -2,7 +2,7 @@
 
 import type { Decision } from "./decision.js";
 
-/** Called for checks, not for peeks and refunds. The functions must not throw. */
+/** Called for checks, not for peeks and refunds. If a function throws, the check rejects with its error. */
 export interface Metrics {
   /** A check was decided; `latencyMs` is the time that the caller waited. */
   checked(decision: Decision, latencyMs: number): void;

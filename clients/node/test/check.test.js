@@ -163,3 +163,17 @@ test("stats_count_decisions_and_latency", async (t) => {
   );
   assert.ok(stats.latencyMsMax > 0 && stats.latencyMsSum >= stats.latencyMsMax);
 });
+
+test("metrics_that_throw_reject_the_check_and_later_ones_pass", async (t) => {
+  const { address } = await startTollgate(t);
+  for (const name of ["checked", "batchSent"]) {
+    const metrics = new Stats();
+    const client = clientOf(t, address, { ...PATIENT, maxCalls: 1, metrics });
+    metrics[name] = () => {
+      throw Error("no disk");
+    };
+    await assert.rejects(client.check("shop", user(name)), { message: "no disk" });
+    delete metrics[name];
+    assert.equal((await client.check("shop", user(name))).source, "server");
+  }
+});
