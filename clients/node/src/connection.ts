@@ -67,6 +67,8 @@ export class Connection {
       : credentials.createInsecure();
     const named = tls?.serverName ? { "grpc.ssl_target_name_override": tls.serverName } : {};
     this.#client = new tollgate.v1.RateLimiter(target, security, { ...OPTIONS, ...named }) as unknown as RateLimiter;
+    // Connects now, so that the first request does not wait for it.
+    this.#client.getChannel().getConnectivityState(true);
   }
 
   /** Rejects with the errors of `errorOf`. */

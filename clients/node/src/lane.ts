@@ -117,7 +117,7 @@ export class Lane {
     } catch (error) {
       const waiting = batch.filter(({ settled }) => !settled);
       if (error instanceof InvalidRequestError && batch.length > 1) {
-        // The call as a whole is invalid, so it charged nothing. At most one half must fail with it.
+        // The call as a whole is invalid, so it charged nothing. One half may be valid.
         const middle = waiting.length >> 1;
         await this.#sendBatch(waiting.slice(0, middle));
         await this.#sendBatch(waiting.slice(middle));

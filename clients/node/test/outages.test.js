@@ -35,13 +35,13 @@ test("refund_without_server_is_an_error", async (t) => {
 });
 
 test("silent_server_is_waited_for_until_the_deadline", async (t) => {
-  const silent = await silentServer(t);
+  const { address } = await silentServer(t);
   for (const [timeoutMs, onNoAnswer] of [
     [100, "allow"],
     [300, "deny"],
   ]) {
     const stats = new Stats();
-    const client = clientOf(t, silent, { timeoutMs, onNoAnswer, metrics: stats });
+    const client = clientOf(t, address, { timeoutMs, onNoAnswer, metrics: stats });
     const begin = performance.now();
     const { allowed, source, noAnswer } = await client.check("shop", user("ada"));
     const waited = performance.now() - begin;
@@ -51,6 +51,13 @@ test("silent_server_is_waited_for_until_the_deadline", async (t) => {
     assert.ok(waited >= timeoutMs - 2 && waited < 10_000, String(waited));
     assert.equal(stats.defaults.get("DEADLINE_EXCEEDED"), 1);
   }
+});
+
+test("new_client_connects_before_its_first_check", async (t) => {
+  const { address, sockets } = await silentServer(t);
+  clientOf(t, address);
+
+  await eventually("a connection", () => sockets.size === 1);
 });
 
 test("frozen_server_delays_no_check_beyond_its_deadline", async (t) => {
@@ -115,8 +122,8 @@ test("calls_are_balanced_over_all_addresses", async (t) => {
 });
 
 test("closed_client_gives_default_decision", async (t) => {
-  const silent = await silentServer(t);
-  const client = clientOf(t, silent, { timeoutMs: 1_000, maxCalls: 1 });
+  const { address } = await silentServer(t);
+  const client = clientOf(t, address, { timeoutMs: 1_000, maxCalls: 1 });
   const underWay = client.check("shop", user("ada"));
   const waiting = client.check("shop", user("ada"));
   client.close();

@@ -115,7 +115,7 @@ export async function connectedClient(test, target, options = {}) {
   return client;
 }
 
-/** The address of a listener that accepts connections and never answers. */
+/** A listener that accepts connections and never answers: its address, and the connections. */
 export async function silentServer(test) {
   const sockets = new Set();
   const server = createServer((socket) => sockets.add(socket.on("error", () => {})));
@@ -125,7 +125,7 @@ export async function silentServer(test) {
     for (const socket of sockets) socket.destroy();
     server.close();
   });
-  return `${LOOPBACK}:${server.address().port}`;
+  return { address: `${LOOPBACK}:${server.address().port}`, sockets };
 }
 
 /** The address of a port on which no process listens. */
