@@ -6,6 +6,7 @@ pub use crate::{
     api::{
         fuzz::{admin, json},
         rls::fuzz::{headers, remote_rls, rls},
+        v1::fuzz::v1,
     },
     cluster::fuzz::batch,
     rules::fuzz::{resource, rules},
@@ -26,7 +27,7 @@ mod tests {
 
     type Target = fn(&[u8]);
 
-    const TARGETS: [(&str, Target); 12] = [
+    const TARGETS: [(&str, Target); 13] = [
         ("admin", admin),
         ("batch", batch),
         ("connection", connection),
@@ -39,6 +40,7 @@ mod tests {
         ("settings", settings),
         ("slot_data", slot_data),
         ("snapshot", snapshot),
+        ("v1", v1),
     ];
 
     /// The files in a folder of `fuzz`, in order.

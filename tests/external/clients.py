@@ -1,4 +1,4 @@
-"""Builds the example clients, each in a copy of its directory with the commands of its README."""
+"""Builds the example clients and the client packages, each in a copy of its directory."""
 
 import contextlib
 import dataclasses
@@ -13,6 +13,7 @@ import subprocess
 from processes import LOOPBACK, ROOT
 
 EXAMPLES = ROOT / "examples"
+PACKAGES = ROOT / "clients"
 PROTO = ROOT / "proto"
 BUILDS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "clients"
 BUILD_TIMEOUT = 600.0
@@ -44,11 +45,18 @@ def missing(language):
 
 
 def build(language):
-    """Builds the client, or reuses the one that an earlier run built from the same files."""
-    home = BUILDS / language
-    folder = home / "examples" / language
+    """Builds the example client with the commands of its README."""
     setup, command = readme_blocks(EXAMPLES / language / "README.md")
-    marker, built_from = home / "made-from", fingerprint(language)
+    folder = install(EXAMPLES / language, BUILDS / language, setup)
+    return Client(folder, shlex.split(command.split(" --to ")[0]))
+
+
+def install(source, home, setup):
+    """Runs the commands of `setup` in a copy of `source` below `home`, beside a copy of proto/ as in the repository. Reuses
+    the copy of an earlier run with the same files."""
+    language = source.name
+    folder = home / source.relative_to(ROOT)
+    marker, built_from = home / "made-from", fingerprint(source, setup)
     if not marker.exists() or marker.read_text() != built_from:
         leftovers = shutil.ignore_patterns("__pycache__", *LEFTOVERS.get(language, []))
         with contextlib.ExitStack() as stack:
@@ -57,7 +65,7 @@ def build(language):
                 stack.enter_context(preserved(folder / "target"))
             shutil.rmtree(home, ignore_errors=True)
             # Without file times, so that copied files are newer than built ones.
-            shutil.copytree(EXAMPLES / language, folder, ignore=leftovers, copy_function=shutil.copy)
+            shutil.copytree(source, folder, ignore=leftovers, copy_function=shutil.copy)
             shutil.copytree(PROTO, home / "proto", copy_function=shutil.copy)
         if language == "rust":
             # The same versions as the service, which are already downloaded.
@@ -65,7 +73,7 @@ def build(language):
         done = run(["bash", "-euo", "pipefail", "-c", setup], folder, BUILD_TIMEOUT)
         assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"
         marker.write_text(built_from)
-    return Client(folder, shlex.split(command.split(" --to ")[0]))
+    return folder
 
 
 @contextlib.contextmanager
@@ -88,9 +96,8 @@ def grpcurl(to):
     return run(["bash", "-c", command.replace(f"{LOOPBACK}:8081", to)], ROOT, BUILD_TIMEOUT)
 
 
-def generate_go(target):
-    """Generates the Go client's `gen/` into `target`, with the compiler of the Python client."""
-    folder = EXAMPLES / "go"
+def generate_go(folder, target):
+    """Generates `gen/` of a client in Go into `target`, with the compiler of the Python example."""
     # The options that buf would pass to the plugins.
     options = ",".join(re.findall(r"^ +- (paths=\S+|M\S+)$", (folder / "buf.gen.yaml").read_text(), re.MULTILINE))
     command = [build("python").folder / ".venv/bin/python", "-m", "grpc_tools.protoc", f"--proto_path={PROTO}"]
@@ -99,8 +106,8 @@ def generate_go(target):
         assert plugin.returncode == 0, plugin.stderr
         command += [f"--plugin=protoc-gen-{name}={plugin.stdout.strip()}"]
         command += [f"--{name}_out={target}", f"--{name}_opt={options}"]
-    # The messages between replicas and those of a control plane are not part of the client API.
-    client_protos = [PROTO / name for name in re.findall(r"\bM(\S+?\.proto)=", options)]
+    # Other files are not part of the client API, or their Go code is that of another module.
+    client_protos = [PROTO / name for name in re.findall(r"\bM([^,]+?\.proto)=[^,]*/gen/", options)]
     done = run([*command, *client_protos], folder, RUN_TIMEOUT)
     assert done.returncode == 0, done.stderr
 
@@ -115,22 +122,23 @@ def blocks(text, kind):
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def fingerprint(language):
-    """A hash of all files that the client is built from."""
+def fingerprint(source, setup):
+    """A hash of all that the client is built from."""
+    language = source.name
     files = [__file__, ROOT / "Cargo.lock"] if language == "rust" else [__file__]
-    for folder in (EXAMPLES / language, PROTO):
+    for folder in (source, PROTO):
         inside = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
         leftovers = {"__pycache__", *LEFTOVERS.get(language, [])}
         files += [folder / path for path in inside if folder == PROTO or path.parts[0] not in leftovers]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(setup.encode())
     for path in files:
         content = pathlib.Path(path).read_bytes()
         digest.update(f"{path} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
-def run(command, folder, timeout):
-    environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+def run(command, folder, timeout, **variables):
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET} | variables
     # The Rust client builds faster without debug information.
     environment["CARGO_PROFILE_DEV_DEBUG"] = "0"
     return subprocess.run(

@@ -160,18 +160,19 @@ def test_grpcurl_calls_by_reflection(tollgate):
     assert '"overallCode": "OK"' in done.stdout
 
 
-def test_generated_go_code_matches_proto_files(tmp_path):
+@pytest.mark.parametrize("folder", [clients.EXAMPLES / "go", clients.PACKAGES / "go"], ids=["example", "package"])
+def test_generated_go_code_matches_proto_files(tmp_path, folder):
     if clients.missing("go"):
         pytest.skip("the generated Go code: go is not installed")
-    clients.generate_go(tmp_path)
+    clients.generate_go(folder, tmp_path)
 
-    there = clients.EXAMPLES / "go" / "gen"
+    there = folder / "gen"
     names = [path.relative_to(tmp_path) for path in sorted(tmp_path.rglob("*.go"))]
     assert names == [path.relative_to(there) for path in sorted(there.rglob("*.go"))]
     for name in names:
         # The header names the version of protoc, which may differ.
         made, kept = (re.sub(r"(?m)^// .*protoc .*$", "", (at / name).read_text()) for at in (tmp_path, there))
-        assert made == kept, f"{name}: run `go generate` in examples/go"
+        assert made == kept, f"{name}: run `go generate` in {folder}"
 
 
 @pytest.mark.parametrize("language", clients.TOOLS)

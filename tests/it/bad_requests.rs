@@ -1,15 +1,25 @@
 //! Requests that are refused for their content or size are refused alike by every API.
 
+use prost::Message;
+use serde_json::Value;
 use tollgate::api::{
     json::request_text,
-    proto::envoy::{
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
-        service::ratelimit::v3::RateLimitRequest,
+    proto::{
+        envoy::{
+            extensions::common::ratelimit::v3::{
+                RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
+            },
+            service::ratelimit::v3::RateLimitRequest,
+        },
+        tollgate::v1::Request,
     },
 };
 use tonic::Code;
 
-use crate::harness::{Service, descriptor, http, request, request_for};
+use crate::{
+    api_v1::{self, each},
+    harness::{Service, descriptor, http, request, request_for},
+};
 
 const RULES: &str = "\
 domain: shop
@@ -55,6 +65,20 @@ fn query(request: &RateLimitRequest) -> Option<String> {
     request.descriptors.iter().all(|descriptor| descriptor.limit.is_none()).then_some(query)
 }
 
+/// The errors of our own API, over gRPC and in JSON. Its requests have the same fields.
+async fn errors_of_v1(service: &Service, request: &RateLimitRequest) -> [String; 2] {
+    let own = Request::decode(&*request.encode_to_vec()).unwrap();
+    let error = api_v1::check(service, each(vec![own])).await.remove(0).error.unwrap();
+    assert_eq!(error.code, i32::from(Code::InvalidArgument));
+    let body = format!("{{\"requests\": [{}]}}", request_text(request).unwrap());
+    let (_, answer) = service.http("POST", "/v1/check", &body).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    // A request that is too large is not built, so the call as a whole is refused.
+    let error_in_json = answer.pointer("/answers/0/error").unwrap_or(&answer);
+    assert_eq!(error_in_json["code"], error.code);
+    [error.message, error_in_json["message"].as_str().unwrap().to_owned()]
+}
+
 #[tokio::test]
 async fn bad_request_is_refused_alike_by_every_api() {
     let service = Service::start_with(RULES, &BOUNDS).await;
@@ -73,11 +97,12 @@ async fn bad_request_is_refused_alike_by_every_api() {
             assert_eq!(code, 400, "{method} {path} {body}: {answer}");
             assert_eq!(answer.trim_end(), refused.message(), "{method} {path} {body}");
         }
+        assert_eq!(errors_of_v1(&service, &bad).await, [refused.message(); 2]);
     }
     let page = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap().1;
-    let invalid = 2 * bad_requests().len();
+    let invalid = 4 * bad_requests().len();
     let counted = format!("tollgate_unanswered_requests_total{{reason=\"invalid\"}} {invalid}\n");
-    assert!(page.contains(&counted), "over gRPC and in JSON: {page}");
+    assert!(page.contains(&counted), "over gRPC and in JSON, by both protocols: {page}");
 }
 
 #[tokio::test]
@@ -85,6 +110,8 @@ async fn request_at_the_bounds_is_answered_by_every_api() {
     let service = Service::start_with(RULES, &BOUNDS).await;
     let largest = request("shop", vec![entries(3), entries(3)]);
     let body = request_text(&largest).unwrap();
+    let own = Request::decode(&*largest.encode_to_vec()).unwrap();
+    assert_eq!(api_v1::check(&service, each(vec![own])).await[0].error, None);
     assert!(service.call(largest).await.is_ok());
     assert_eq!(http(service.addresses.http, "POST", "/json", &body).await.unwrap().0, 200);
     assert_eq!(http(service.addresses.admin, "POST", "/explain", &body).await.unwrap().0, 200);

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tollgate::{
     api::{
-        self, Api, Call, ResetPrecision,
+        self, Api, Call, Method, ResetPrecision,
         proto::envoy::service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
         },

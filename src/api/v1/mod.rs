@@ -6,6 +6,8 @@
 mod decide;
 mod decode;
 mod encode;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod reset;
 pub mod stream;
 

@@ -11,12 +11,13 @@ const RULES: &str = "
 domain: shop
 on_denied: charge_none
 descriptors:
-  - {key: user, lease: false, rate_limit: {unit: year, requests_per_unit: 3, algorithm: fixed_window}}
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 3, algorithm: fixed_window, lease: false}}
 ";
 const USERS: usize = 40;
 
 fn users(hits: u64) -> Vec<Request> {
-    let user = |user| Request { id: user.to_string(), ..with_hits(request("user", &user.to_string()), hits) };
+    let user =
+        |user: usize| Request { id: user.to_string(), ..with_hits(request("user", &user.to_string()), hits) };
     (0..USERS).map(user).collect()
 }
 

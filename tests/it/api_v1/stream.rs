@@ -160,7 +160,7 @@ async fn question_without_number_that_cannot_be_read_ends_the_stream() {
 #[tokio::test]
 async fn answers_continue_after_client_has_sent_its_last_question() {
     let service = Service::start(RULES).await;
-    let mut stream = Stream::open(&service).await;
+    let stream = Stream::open(&service).await;
     for number in 0..50 {
         stream.ask(number, each(batch(2))).await;
     }

@@ -1,0 +1,126 @@
+package tollgate
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "example.com/tollgate/gen/tollgate/v1"
+)
+
+// Decision is what to do with a request.
+type Decision struct {
+	Allowed bool
+	// Delay is the time that an allowed request waits before it goes on; see [Decision.Wait].
+	Delay time.Duration
+	// RetryAfter is the time until a denied request would pass. It is 0 if it never would, or without an answer.
+	RetryAfter time.Duration
+	// Limits are those that apply, in the order of the descriptors.
+	Limits []LimitStatus
+	// Degraded says whether the server decided a limit without the owner of its counter.
+	Degraded bool
+	// Local says whether the deny cache decided.
+	Local bool
+	// NoAnswer is the reason why the server gave no answer. If it is not nil, [Options.OnNoAnswer] has decided.
+	NoAnswer error
+}
+
+// LimitStatus is one limit of a request.
+type LimitStatus struct {
+	// Descriptor is the index of the descriptor in the request.
+	Descriptor int
+	// Rule is the name of the rule, or its path. It is empty for a limit that the caller sent.
+	Rule            string
+	RequestsPerUnit uint64
+	Unit            Unit
+	Remaining       uint64
+	// ResetAfter is the time until the limit is unused. If the limit refuses: until the same hits pass.
+	ResetAfter time.Duration
+	// RetryAfter is the time until the same hits pass, if the limit refuses; 0 if they never do.
+	RetryAfter time.Duration
+	// Refused says whether the limit refuses the request.
+	Refused bool
+}
+
+// Tightest returns the limit to report: of limits that refuse the one with the longest wait, otherwise the one with the
+// fewest remaining hits. It is nil if no limit applies.
+func (d *Decision) Tightest() *LimitStatus {
+	var best *LimitStatus
+	for i := range d.Limits {
+		if next := &d.Limits[i]; best == nil || next.tighter(best) {
+			best = next
+		}
+	}
+	return best
+}
+
+func (l *LimitStatus) tighter(other *LimitStatus) bool {
+	switch {
+	case l.Refused != other.Refused:
+		return l.Refused
+	case l.Remaining != other.Remaining:
+		return l.Remaining < other.Remaining
+	default:
+		return l.Refused && l.ResetAfter > other.ResetAfter
+	}
+}
+
+// Wait waits for the delay of the decision. It returns early, with an error, if the context ends.
+func (d *Decision) Wait(ctx context.Context) error {
+	if d.Delay <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d.Delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// after returns the decision as it reads when this time has passed.
+func (d Decision) after(elapsed time.Duration) Decision {
+	d.RetryAfter = max(d.RetryAfter-elapsed, 0)
+	limits := make([]LimitStatus, len(d.Limits))
+	for i, limit := range d.Limits {
+		limit.ResetAfter = max(limit.ResetAfter-elapsed, 0)
+		limit.RetryAfter = max(limit.RetryAfter-elapsed, 0)
+		limits[i] = limit
+	}
+	d.Limits = limits
+	return d
+}
+
+// decisionOf translates an answer. An answer without a verdict is an error.
+func decisionOf(answer *pb.Answer) (Decision, error) {
+	if answer.GetVerdict() == pb.Answer_UNDECIDED {
+		if answer.GetError() == nil {
+			return Decision{}, status.Error(codes.Internal, "the server answered without a verdict")
+		}
+		return Decision{}, status.FromProto(answer.GetError()).Err()
+	}
+	decision := Decision{
+		Allowed:    answer.GetVerdict() == pb.Answer_ALLOWED,
+		Delay:      answer.GetDelay().AsDuration(),
+		RetryAfter: answer.GetRetryAfter().AsDuration(),
+		Degraded:   answer.GetDegraded(),
+		Limits:     make([]LimitStatus, len(answer.GetLimits())),
+	}
+	for i, limit := range answer.GetLimits() {
+		decision.Limits[i] = LimitStatus{
+			Descriptor:      int(limit.GetDescriptor_()),
+			Rule:            limit.GetRule(),
+			RequestsPerUnit: limit.GetRequestsPerUnit(),
+			Unit:            limit.GetUnit(),
+			Remaining:       limit.GetRemaining(),
+			ResetAfter:      limit.GetResetAfter().AsDuration(),
+			RetryAfter:      limit.GetRetryAfter().AsDuration(),
+			Refused:         limit.GetRefused(),
+		}
+	}
+	return decision, nil
+}

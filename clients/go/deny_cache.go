@@ -1,0 +1,103 @@
+package tollgate
+
+import (
+	"container/list"
+	"slices"
+	"sync"
+	"time"
+)
+
+// denyCache remembers refusals until the instant from which the same request may pass. Its instants have monotonic
+// clock readings.
+type denyCache struct {
+	size    int
+	maxTime time.Duration
+
+	mutex sync.Mutex
+	keys  map[counterKey]*list.Element
+	// Invariant: has the values of keys, the oldest in front.
+	order *list.List
+}
+
+// refusal is what is known of one key.
+type refusal struct {
+	key counterKey
+	// Hits of each descriptor that were refused: as many or more are refused too.
+	hits     []uint64
+	decision Decision
+	// The check was sent at this instant; times of the decision count from here or later.
+	sent time.Time
+	// The key is asked for again from this instant on. Zero after a refund.
+	until time.Time
+	// Checks that were sent before the last refund may have been decided before it.
+	refunded time.Time
+}
+
+// newDenyCache returns a cache of at most size keys; none if size is negative.
+func newDenyCache(size int, maxTime time.Duration) *denyCache {
+	return &denyCache{size: size, maxTime: maxTime, keys: map[counterKey]*list.Element{}, order: list.New()}
+}
+
+// denied returns the decision on a request that is certain to be refused at this instant.
+func (c *denyCache) denied(key counterKey, hits []uint64, now time.Time) (Decision, bool) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	element, known := c.keys[key]
+	if !known {
+		return Decision{}, false
+	}
+	found := element.Value.(*refusal)
+	if !now.Before(found.until) || !covers(hits, found.hits) {
+		return Decision{}, false
+	}
+	decision := found.decision.after(now.Sub(found.sent))
+	decision.Local = true
+	return decision, true
+}
+
+// refuse remembers a refusal, if it ends, of a check that was sent at this instant.
+func (c *denyCache) refuse(key counterKey, hits []uint64, decision Decision, sent time.Time) {
+	if c.size <= 0 || decision.RetryAfter <= 0 {
+		return
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	entry := c.entry(key)
+	if sent.Before(entry.refunded) {
+		return
+	}
+	entry.hits, entry.decision, entry.sent = hits, decision, sent
+	// The server decided after this instant, so the local refusal never outlasts its own.
+	entry.until = sent.Add(min(decision.RetryAfter, c.maxTime))
+}
+
+// refund forgets the refusals of a key whose hits were given back at this instant.
+func (c *denyCache) refund(key counterKey, now time.Time) {
+	if c.size <= 0 {
+		return
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	entry := c.entry(key)
+	*entry = refusal{key: key, refunded: now}
+}
+
+// entry returns the entry of a key as the newest one. It drops the oldest one if there are too many.
+func (c *denyCache) entry(key counterKey) *refusal {
+	if element, known := c.keys[key]; known {
+		c.order.MoveToBack(element)
+		return element.Value.(*refusal)
+	}
+	if c.order.Len() >= c.size {
+		oldest := c.order.Remove(c.order.Front()).(*refusal)
+		delete(c.keys, oldest.key)
+	}
+	entry := &refusal{key: key}
+	c.keys[key] = c.order.PushBack(entry)
+	return entry
+}
+
+// covers says whether each number is as large as that of other.
+func covers(hits, other []uint64) bool {
+	return slices.EqualFunc(hits, other, func(a, b uint64) bool { return a >= b })
+}

@@ -1,0 +1,32 @@
+// Package headers says in headers what a decision says, for every kind of middleware.
+package headers
+
+import (
+	"strconv"
+	"time"
+
+	"example.com/tollgate"
+)
+
+// Header is a name and its value.
+type Header struct {
+	Name, Value string
+}
+
+// Limits returns the headers of every response to a request with a limit: the tightest one, and what is left of it.
+func Limits(decision *tollgate.Decision) []Header {
+	limit := decision.Tightest()
+	if limit == nil {
+		return nil
+	}
+	return []Header{
+		{"RateLimit-Limit", strconv.FormatUint(limit.RequestsPerUnit, 10)},
+		{"RateLimit-Remaining", strconv.FormatUint(limit.Remaining, 10)},
+		{"RateLimit-Reset", Seconds(limit.ResetAfter)},
+	}
+}
+
+// Seconds are whole, rounded up: a caller that waits for them is not refused for waiting too short.
+func Seconds(wait time.Duration) string {
+	return strconv.FormatInt(int64((wait+time.Second-1)/time.Second), 10)
+}

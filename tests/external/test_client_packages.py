@@ -1,0 +1,47 @@
+"""The client packages of clients/, each by its own tests against the real service."""
+
+import dataclasses
+
+import pytest
+
+import clients
+from processes import TOLLGATE
+
+pytestmark = pytest.mark.extended
+
+TESTS_TIMEOUT = 240.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """Commands of a package, which run in a copy of its directory. `setup` runs once, `tests` with TOLLGATE set."""
+
+    setup: str
+    tests: str
+
+
+PACKAGES = {
+    "go": Package(setup="go build ./...", tests="go vet ./... && go test -count=1 ./..."),
+}
+
+
+@pytest.mark.parametrize("language", PACKAGES)
+def test_client_package_passes_its_tests_against_server(language):
+    missing = clients.missing(language)
+    if missing:
+        pytest.skip(f"the client package in {language}: not installed: {', '.join(missing)}")
+    package = PACKAGES[language]
+    folder = clients.install(clients.PACKAGES / language, clients.BUILDS / "packages" / language, package.setup)
+
+    tests = ["bash", "-euo", "pipefail", "-c", package.tests]
+    done = clients.run(tests, folder, TESTS_TIMEOUT, TOLLGATE=str(TOLLGATE.resolve()))
+
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_every_client_package_has_tests_and_a_row():
+    folders = {path.name for path in clients.PACKAGES.iterdir() if path.is_dir()}
+    page = (clients.PACKAGES / "README.md").read_text()
+
+    assert folders == set(PACKAGES)
+    assert [language for language in sorted(folders) if f"]({language}/README.md)" not in page] == []
