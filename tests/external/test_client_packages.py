@@ -22,6 +22,7 @@ class Package:
 
 PACKAGES = {
     "go": Package(setup="go build ./...", tests="go vet ./... && go test -count=1 ./..."),
+    "node": Package(setup="npm install --no-package-lock --no-audit --no-fund", tests="npm test"),
 }
 
 
