@@ -19,7 +19,10 @@ const { values } = parseArgs({
 const [host, port] = values.listen.split(":");
 
 const client = new Client(values.limiter, { timeoutMs: 100, onNoAnswer: "allow" });
-const questionOf = (request) => ({ domain: "shop", descriptors: [{ entries: [["user", request.get("x-user") ?? ""]] }] });
+const questionOf = (request) => ({
+  domain: "shop",
+  descriptors: [{ entries: [["user", request.get("x-user") ?? ""]] }],
+});
 
 const app = express();
 app.use(rateLimit(client, questionOf));

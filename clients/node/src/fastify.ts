@@ -15,8 +15,8 @@ export interface RateLimitOptions {
 
 /**
  * Limits requests before their bodies are read: a refused one is answered with status 429 and `Retry-After`. All
- * responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid question
- * is passed to the error handler.
+ * responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid
+ * question is passed to the error handler.
  */
 export const rateLimit: FastifyPluginAsync<RateLimitOptions> = async (app, { client, questionOf }) => {
   app.addHook("onRequest", async (request, reply) => {

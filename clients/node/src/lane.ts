@@ -1,5 +1,5 @@
-// Concurrent requests of one method, sent in batches: while the allowed number of calls is under way, requests wait, and
-// the next call takes as many of them as fit. No timer delays a request.
+// Concurrent requests of one method, sent in batches: while the allowed number of calls is under way, requests wait,
+// and the next call takes as many of them as fit. No timer delays a request.
 
 import { decode, encode, type WireAnswer, type WireRequest } from "./codec.js";
 import type { Decision } from "./decision.js";

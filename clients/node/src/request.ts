@@ -74,10 +74,11 @@ function descriptorSize(descriptor: Descriptor, place: string): number {
   const { hits, limit } = descriptor;
   if (hits !== undefined && !isWholeNumber(hits, 0)) throw new InvalidRequestError(`${place}.hits: not a whole number`);
   if (limit !== undefined) {
-    if (!isWholeNumber(limit.requestsPerUnit, 0) || limit.requestsPerUnit > REQUESTS_PER_UNIT_MAX)
-      throw new InvalidRequestError(`${place}.limit.requestsPerUnit: not a whole number up to ${REQUESTS_PER_UNIT_MAX}`);
-    if (!UNITS.includes(limit.unit))
-      throw new InvalidRequestError(`${place}.limit.unit: not one of ${UNITS.join(", ")}`);
+    const { requestsPerUnit, unit } = limit;
+    const at = `${place}.limit`;
+    if (!isWholeNumber(requestsPerUnit, 0) || requestsPerUnit > REQUESTS_PER_UNIT_MAX)
+      throw new InvalidRequestError(`${at}.requestsPerUnit: not a whole number up to ${REQUESTS_PER_UNIT_MAX}`);
+    if (!UNITS.includes(unit)) throw new InvalidRequestError(`${at}.unit: not one of ${UNITS.join(", ")}`);
   }
   return size;
 }

@@ -42,7 +42,8 @@ const NAMES = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "ret
 
 async function get(server, path) {
   const response = await fetch(server + path);
-  return { status: response.status, body: await response.text(), headers: NAMES.map((name) => response.headers.get(name)) };
+  const headers = NAMES.map((name) => response.headers.get(name));
+  return { status: response.status, body: await response.text(), headers };
 }
 
 for (const [name, serve] of [

@@ -88,7 +88,8 @@ test("full_queue_gives_default_decision_at_once", async (t) => {
   assert.equal(stats.defaults.get("RESOURCE_EXHAUSTED"), 1);
 
   server.resume();
-  for (const decision of await Promise.all(waiting)) assert.deepEqual([decision.allowed, decision.source], [true, "server"]);
+  for (const answered of await Promise.all(waiting))
+    assert.deepEqual([answered.allowed, answered.source], [true, "server"]);
 });
 
 test("client_reconnects_to_restarted_server", async (t) => {

@@ -12,7 +12,8 @@ test("messages_of_package_equal_those_of_the_service", () => {
   const files = readdirSync(path("proto"), { recursive: true }).filter((name) => name.endsWith(".proto"));
 
   assert.ok(files.length > 0);
-  for (const name of files) assert.equal(text(`proto/${name}`), text(`../../proto/${name}`), `${name}: run \`npm run proto\``);
+  for (const name of files)
+    assert.equal(text(`proto/${name}`), text(`../../proto/${name}`), `${name}: run \`npm run proto\``);
 });
 
 test("readme_lines_are_lines_of_the_example", () => {
@@ -24,7 +25,8 @@ test("readme_lines_are_lines_of_the_example", () => {
 
 test("readme_names_every_option_with_its_default", async () => {
   const { ClientOptions, defaults } = optionsOf(text("dist/client.js"), text("dist/client.d.ts"));
-  const rows = new Map([...text("README.md").matchAll(/^\| `(\w+)` \| ([^|]*) \|/gm)].map(([, name, usual]) => [name, usual]));
+  const cells = text("README.md").matchAll(/^\| `(\w+)` \| ([^|]*) \|/gm);
+  const rows = new Map([...cells].map(([, name, usual]) => [name, usual]));
 
   assert.deepEqual([...rows.keys()], ClientOptions);
   for (const [name, usual] of defaults) assert.equal(rows.get(name).replaceAll(",", ""), usual, name);

@@ -30,6 +30,11 @@ descriptors:
     rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
 `;
 
+// The test runner ends a file that takes too long by SIGTERM. Its servers must end with it.
+const children = new Set();
+process.once("exit", () => children.forEach((child) => child.kill("SIGKILL")));
+process.once("SIGTERM", () => process.exit(1));
+
 /** Waits until `condition()` resolves to a true value, and returns it. */
 export async function eventually(what, condition) {
   const deadline = performance.now() + TIMEOUT_MS;
@@ -48,14 +53,15 @@ export function directory(test) {
   return path;
 }
 
-/** The lines that a new child process writes, once `isReady` returns a true value for one of them. */
+/** A new child process, and what `isReady` returned for the first of its lines for which this is a true value. */
 export async function start(test, command, arguments_, isReady, environment = {}) {
   const child = spawn(command, arguments_, {
     // Without the caller's variables, which could change settings.
     env: { PATH: process.env.PATH, ...environment },
     stdio: ["ignore", "pipe", "pipe"],
   });
-  const exited = once(child, "exit");
+  children.add(child);
+  const exited = once(child, "exit").finally(() => children.delete(child));
   const stop = async () => {
     child.kill("SIGKILL");
     await exited;
