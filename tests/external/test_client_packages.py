@@ -25,6 +25,7 @@ PACKAGES = {
     "python": Package(
         setup="python3 -m venv .venv && .venv/bin/pip install --quiet '.[test]'", tests=".venv/bin/python -m pytest -q"
     ),
+    "node": Package(setup="npm install --no-package-lock --no-audit --no-fund", tests="npm test"),
 }
 
 

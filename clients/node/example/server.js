@@ -1,0 +1,33 @@
+// An Express server that admits as many requests of each user as the rules allow.
+//
+//   node example/server.js --limiter 127.0.0.1:8081 --listen 127.0.0.1:3000
+
+import { once } from "node:events";
+import { createServer } from "node:http";
+import { parseArgs } from "node:util";
+
+import express from "express";
+import { Client } from "tollgate";
+import { rateLimit } from "tollgate/express";
+
+const { values } = parseArgs({
+  options: {
+    limiter: { type: "string", default: "127.0.0.1:8081" },
+    listen: { type: "string", default: "127.0.0.1:3000" },
+  },
+});
+const [host, port] = values.listen.split(":");
+
+const client = new Client(values.limiter, { timeoutMs: 100, onNoAnswer: "allow" });
+const questionOf = (request) => ({
+  domain: "shop",
+  descriptors: [{ entries: [["user", request.get("x-user") ?? ""]] }],
+});
+
+const app = express();
+app.use(rateLimit(client, questionOf));
+app.get("/", (_request, response) => response.send("hello\n"));
+
+const server = createServer(app).listen(Number(port), host);
+await once(server, "listening");
+console.log(`listening on http://${host}:${server.address().port}`);

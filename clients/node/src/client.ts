@@ -1,0 +1,143 @@
+// The client of a service: checks, peeks and refunds.
+
+import { Connection, type Method, type TlsOptions } from "./connection.js";
+import { type Decision, defaultDecision } from "./decision.js";
+import { DenyCache } from "./deny_cache.js";
+import { NoAnswerError } from "./errors.js";
+import { Lane } from "./lane.js";
+import type { Metrics } from "./metrics.js";
+import { type Descriptor, type Request, requestWithHits, requestWithoutHits } from "./request.js";
+
+/** The settings of a client. */
+export interface ClientOptions {
+  /** TLS with these certificates; `{}` for those of Node. Without it, the connection is plaintext. */
+  readonly tls?: TlsOptions | undefined;
+  /** The time that a request waits for its answer, in milliseconds: 1 to 60,000, by default 100. */
+  readonly timeoutMs?: number | undefined;
+  /**
+   * The decision on checks and peeks without an answer. `allow`, the default, suits protection against overload;
+   * `deny` suits limits that protect money, logins or secrets.
+   */
+  readonly onNoAnswer?: "allow" | "deny" | undefined;
+  /** The maximum number of requests of a call: 1 to 256, by default 256. At most `api.max_requests` of the server. */
+  readonly maxBatch?: number | undefined;
+  /** The maximum number of calls of one method under way: 1 to 100, by default 2. Further requests wait and batch. */
+  readonly maxCalls?: number | undefined;
+  /** The maximum number of requests that wait for a call, by default 10,000. Further ones get the default decision. */
+  readonly maxQueue?: number | undefined;
+  /** The maximum number of keys in the deny cache, by default 10,000. 0 turns it off. */
+  readonly denyCacheKeys?: number | undefined;
+  /** The longest time for which the deny cache refuses a key, in milliseconds, by default 1,000. */
+  readonly denyCacheMaxMs?: number | undefined;
+  readonly metrics?: Metrics | undefined;
+}
+
+/** A client of the servers of one name. Create one for the whole process. */
+export class Client {
+  readonly #connection: Connection;
+  readonly #checks: Lane;
+  readonly #peeks: Lane;
+  readonly #refunds: Lane;
+  readonly #denyCache: DenyCache;
+  readonly #allowsByDefault: boolean;
+  readonly #metrics: Metrics | undefined;
+
+  /**
+   * Connects in the background, so a service can start while the server is down. `target` is a gRPC name: `host:port`,
+   * `dns:///host:port`, `ipv4:address:port,address:port` or `unix:path`.
+   */
+  constructor(target: string, options: ClientOptions = {}) {
+    const number = (name: NumberOption) => numberOption(name, options[name]);
+    const { onNoAnswer = "allow", metrics } = options;
+    if (!["allow", "deny"].includes(onNoAnswer)) throw new RangeError("onNoAnswer: not `allow` or `deny`");
+    const bounds = {
+      timeoutMs: number("timeoutMs"),
+      maxBatch: number("maxBatch"),
+      maxCalls: number("maxCalls"),
+      maxQueue: number("maxQueue"),
+    };
+    this.#denyCache = new DenyCache(number("denyCacheKeys"), number("denyCacheMaxMs"));
+    this.#allowsByDefault = onNoAnswer === "allow";
+    this.#metrics = metrics;
+    this.#connection = new Connection(target, options.tls);
+    const lane = (method: Method, onBatch: (size: number) => void) =>
+      new Lane((requests, timeoutMs) => this.#connection.call(method, requests, timeoutMs), bounds, onBatch);
+    this.#checks = lane("Check", (size) => metrics?.batchSent(size));
+    this.#peeks = lane("Peek", () => {});
+    this.#refunds = lane("Refund", () => {});
+  }
+
+  /**
+   * Charges `hits` to each descriptor if the request passes.
+   *
+   * @throws InvalidRequestError if the request is invalid; there is no default decision for it
+   */
+  async check(domain: string, descriptors: readonly Descriptor[], hits = 1): Promise<Decision> {
+    const begin = performance.now();
+    const request = requestWithHits(domain, descriptors, hits);
+    const decision = this.#denyCache.lookup(request, begin) ?? (await this.#decide(this.#checks, request));
+    // `begin` is before the decision of the server, so the refusal here does not last longer than that of the server.
+    if (!decision.allowed && decision.source === "server") this.#denyCache.insert(request, decision, begin);
+    this.#metrics?.checked(decision, performance.now() - begin);
+    return decision;
+  }
+
+  /**
+   * Charges nothing. The request is denied if a limit lets nothing pass now.
+   *
+   * @throws InvalidRequestError if the request is invalid
+   */
+  async peek(domain: string, descriptors: readonly Descriptor[]): Promise<Decision> {
+    return this.#decide(this.#peeks, requestWithoutHits(domain, descriptors));
+  }
+
+  /**
+   * Gives `hits` of each descriptor back. The server never denies it, and there is no default for it.
+   *
+   * @throws InvalidRequestError if the request is invalid
+   * @throws NoAnswerError if the server gives no answer
+   */
+  async refund(domain: string, descriptors: readonly Descriptor[], hits = 1): Promise<Decision> {
+    const request = requestWithHits(domain, descriptors, hits);
+    try {
+      return await this.#refunds.decide(request);
+    } finally {
+      // Also without an answer, because the server may have received it.
+      this.#denyCache.remove(request);
+    }
+  }
+
+  /** Closes the connection. Requests that wait, and later ones, are answered as without a server. */
+  close(): void {
+    for (const lane of [this.#checks, this.#peeks, this.#refunds]) lane.close();
+    this.#connection.close();
+  }
+
+  async #decide(lane: Lane, request: Request): Promise<Decision> {
+    try {
+      return await lane.decide(request);
+    } catch (error) {
+      if (error instanceof NoAnswerError) return defaultDecision(this.#allowsByDefault, error);
+      throw error;
+    }
+  }
+}
+
+const NUMBER_OPTIONS = {
+  timeoutMs: { min: 1, max: 60_000, usual: 100 },
+  maxBatch: { min: 1, max: 256, usual: 256 },
+  maxCalls: { min: 1, max: 100, usual: 2 },
+  maxQueue: { min: 1, max: 1_000_000, usual: 10_000 },
+  denyCacheKeys: { min: 0, max: 1_000_000, usual: 10_000 },
+  denyCacheMaxMs: { min: 0, max: 86_400_000, usual: 1_000 },
+};
+
+type NumberOption = keyof typeof NUMBER_OPTIONS;
+
+function numberOption(name: NumberOption, given: number | undefined): number {
+  const { min, max, usual } = NUMBER_OPTIONS[name];
+  const value = given ?? usual;
+  if (!Number.isInteger(value) || value < min || value > max)
+    throw new RangeError(`${name}: not a whole number from ${min} to ${max}`);
+  return value;
+}

@@ -1,0 +1,93 @@
+// Requests and answers as messages of `tollgate.v1`.
+
+import { status } from "@grpc/grpc-js";
+
+import type { Decision, LimitStatus } from "./decision.js";
+import { InvalidRequestError, NoAnswerError } from "./errors.js";
+import type { Request, Unit } from "./request.js";
+
+export interface WireRequest {
+  domain: string;
+  descriptors: {
+    entries: { key: string; value: string }[];
+    limit?: { requestsPerUnit: number; unit: string };
+    hits?: number;
+  }[];
+  hits: number;
+}
+
+export interface WireAnswer {
+  verdict: "UNDECIDED" | "ALLOWED" | "DENIED";
+  delay: Duration | null;
+  retryAfter: Duration | null;
+  limits: WireLimitStatus[];
+  degraded: boolean;
+  error: { code: number; message: string } | null;
+}
+
+interface WireLimitStatus {
+  descriptor: number;
+  rule: string;
+  requestsPerUnit: number;
+  unit: string;
+  remaining: number;
+  resetAfter: Duration | null;
+  retryAfter: Duration | null;
+  refused: boolean;
+}
+
+interface Duration {
+  seconds: number;
+  nanos: number;
+}
+
+export function encode({ domain, descriptors, hits }: Request): WireRequest {
+  return {
+    domain,
+    descriptors: descriptors.map(({ entries, limit, hits: own }) => ({
+      entries: entries.map(([key, value]) => ({ key, value })),
+      ...(limit && { limit: { requestsPerUnit: limit.requestsPerUnit, unit: limit.unit.toUpperCase() } }),
+      ...(own !== undefined && { hits: own }),
+    })),
+    hits,
+  };
+}
+
+/** The decision in an answer, or the error of a request that was not decided. */
+export function decode(answer: WireAnswer): Decision | InvalidRequestError | NoAnswerError {
+  const { verdict, delay, retryAfter, limits, degraded, error } = answer;
+  if (verdict === "UNDECIDED") return errorOf(error?.code ?? status.UNKNOWN, error?.message ?? "no verdict");
+  return {
+    allowed: verdict === "ALLOWED",
+    source: "server",
+    delayMs: milliseconds(delay) ?? 0,
+    retryAfterMs: milliseconds(retryAfter),
+    limits: limits.map(decodeLimit),
+    degraded,
+    noAnswer: undefined,
+  };
+}
+
+/** Why there is no answer. An invalid request is the only error that the caller can mend. */
+export function errorOf(code: number, message: string): InvalidRequestError | NoAnswerError {
+  if (code === status.INVALID_ARGUMENT) return new InvalidRequestError(message);
+  return new NoAnswerError(status[code] ?? "UNKNOWN", message);
+}
+
+function decodeLimit(limit: WireLimitStatus): LimitStatus {
+  const { descriptor, rule, requestsPerUnit, unit, remaining, resetAfter, retryAfter, refused } = limit;
+  return {
+    descriptor,
+    rule,
+    requestsPerUnit,
+    unit: unit === "UNKNOWN" ? undefined : (unit.toLowerCase() as Unit),
+    remaining,
+    resetAfterMs: milliseconds(resetAfter) ?? 0,
+    retryAfterMs: milliseconds(retryAfter),
+    refused,
+  };
+}
+
+function milliseconds(duration: Duration | null): number | undefined {
+  return duration ? duration.seconds * 1_000 + duration.nanos / 1e6 : undefined;
+}

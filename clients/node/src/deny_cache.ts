@@ -1,0 +1,89 @@
+// Requests that the server refused, refused here until they would pass.
+
+import type { Decision } from "./decision.js";
+import type { Request } from "./request.js";
+
+// A longer key is not stored, so that the size of the cache is bounded by its number of keys.
+const KEY_LENGTH_MAX = 4_096;
+
+interface Denial {
+  readonly hits: number;
+  // The limits and hits of the descriptors. The same counters can pass under others.
+  readonly terms: string;
+  readonly decision: Decision;
+  readonly since: number;
+  readonly until: number;
+}
+
+export class DenyCache {
+  readonly #maxKeys: number;
+  readonly #maxMs: number;
+  // Invariant: the oldest comes first.
+  readonly #denials = new Map<string, Denial>();
+
+  /** `maxMs` is the longest time for which a request is refused here. */
+  constructor(maxKeys: number, maxMs: number) {
+    this.#maxKeys = maxKeys;
+    this.#maxMs = maxMs;
+  }
+
+  get size(): number {
+    return this.#denials.size;
+  }
+
+  /** The decision that the server would make at the instant `now`, if it is certain to refuse. */
+  lookup(request: Request, now: number): Decision | undefined {
+    if (this.#denials.size === 0) return undefined;
+    const key = keyOf(request);
+    const denial = this.#denials.get(key);
+    if (denial === undefined) return undefined;
+    if (now >= denial.until) {
+      this.#denials.delete(key);
+      return undefined;
+    }
+    // Fewer hits may pass earlier.
+    if (request.hits < denial.hits || termsOf(request) !== denial.terms) return undefined;
+    return later(denial.decision, now - denial.since);
+  }
+
+  /** Stores a refusal of a request that was made at the instant `since`. */
+  insert(request: Request, decision: Decision, since: number): void {
+    if (this.#maxKeys === 0 || decision.retryAfterMs === undefined) return;
+    const key = keyOf(request);
+    if (key.length > KEY_LENGTH_MAX) return;
+    this.#denials.delete(key);
+    const until = since + Math.min(decision.retryAfterMs, this.#maxMs);
+    this.#denials.set(key, { hits: request.hits, terms: termsOf(request), decision, since, until });
+    if (this.#denials.size > this.#maxKeys) {
+      const [oldest] = this.#denials.keys();
+      if (oldest !== undefined) this.#denials.delete(oldest);
+    }
+  }
+
+  remove(request: Request): void {
+    if (this.#denials.size > 0) this.#denials.delete(keyOf(request));
+  }
+}
+
+function keyOf({ domain, descriptors }: Request): string {
+  return JSON.stringify([domain, descriptors.map(({ entries }) => entries)]);
+}
+
+function termsOf({ descriptors }: Request): string {
+  return JSON.stringify(descriptors.map(({ limit, hits }) => [limit?.requestsPerUnit, limit?.unit, hits]));
+}
+
+function later(decision: Decision, elapsedMs: number): Decision {
+  const left = (ms: number) => Math.max(0, ms - elapsedMs);
+  const leftOf = (ms: number | undefined) => (ms === undefined ? undefined : left(ms));
+  return {
+    ...decision,
+    source: "deny_cache",
+    retryAfterMs: leftOf(decision.retryAfterMs),
+    limits: decision.limits.map((limit) => ({
+      ...limit,
+      resetAfterMs: left(limit.resetAfterMs),
+      retryAfterMs: leftOf(limit.retryAfterMs),
+    })),
+  };
+}

@@ -1,0 +1,27 @@
+// Middleware for Express, and for other servers with functions of request, response and next.
+
+import type { IncomingMessage, ServerResponse } from "node:http";
+
+import type { Client } from "./client.js";
+import { decide, headersOf, type QuestionOf, TOO_MANY_REQUESTS } from "./http.js";
+
+export type { Question, QuestionOf } from "./http.js";
+
+/**
+ * Limits requests: a refused one is answered with status 429 and `Retry-After`. All responses to limited requests have
+ * `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid question is passed to the error handler.
+ */
+export function rateLimit<Request extends IncomingMessage>(
+  client: Client,
+  questionOf: QuestionOf<Request>,
+): (request: Request, response: ServerResponse, next: (error?: unknown) => void) => void {
+  return (request, response, next) => {
+    decide(client, questionOf, request).then((decision) => {
+      if (decision === undefined) return next();
+      for (const [name, value] of Object.entries(headersOf(decision))) response.setHeader(name, value);
+      if (decision.allowed) return next();
+      response.statusCode = TOO_MANY_REQUESTS;
+      response.end();
+    }, next);
+  };
+}

@@ -1,0 +1,34 @@
+// A plugin for Fastify.
+
+import type { FastifyPluginAsync, FastifyRequest } from "fastify";
+
+import type { Client } from "./client.js";
+import { decide, headersOf, type QuestionOf, TOO_MANY_REQUESTS } from "./http.js";
+
+export type { Question, QuestionOf } from "./http.js";
+
+/** The options of the plugin. */
+export interface RateLimitOptions {
+  readonly client: Client;
+  readonly questionOf: QuestionOf<FastifyRequest>;
+}
+
+/**
+ * Limits requests before their bodies are read: a refused one is answered with status 429 and `Retry-After`. All
+ * responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid
+ * question is passed to the error handler.
+ */
+export const rateLimit: FastifyPluginAsync<RateLimitOptions> = async (app, { client, questionOf }) => {
+  app.addHook("onRequest", async (request, reply) => {
+    const decision = await decide(client, questionOf, request);
+    if (decision === undefined) return;
+    reply.headers(headersOf(decision));
+    if (!decision.allowed) return reply.code(TOO_MANY_REQUESTS).send();
+  });
+};
+
+// As with the package fastify-plugin: the hook applies to the routes beside the plugin, not only to those inside.
+Object.assign(rateLimit, {
+  [Symbol.for("skip-override")]: true,
+  [Symbol.for("fastify.display-name")]: "tollgate",
+});

@@ -1,0 +1,56 @@
+import assert from "node:assert/strict";
+import { readdirSync, readFileSync } from "node:fs";
+import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+import { eventually, start, startTollgate } from "./processes.js";
+
+const text = (name) => readFileSync(new URL(`../${name}`, import.meta.url), "utf8");
+const path = (name) => fileURLToPath(new URL(`../${name}`, import.meta.url));
+
+test("messages_of_package_equal_those_of_the_service", () => {
+  const files = readdirSync(path("proto"), { recursive: true }).filter((name) => name.endsWith(".proto"));
+
+  assert.ok(files.length > 0);
+  for (const name of files)
+    assert.equal(text(`proto/${name}`), text(`../../proto/${name}`), `${name}: run \`npm run proto\``);
+});
+
+test("readme_lines_are_lines_of_the_example", () => {
+  const [, first] = /^```js\n(.*?)^```$/ms.exec(text("README.md"));
+  const lines = new Set(text("example/server.js").split("\n"));
+
+  assert.deepEqual(first.split("\n").filter((line) => !lines.has(line)), []);
+});
+
+test("readme_names_every_option_with_its_default", async () => {
+  const { ClientOptions, defaults } = optionsOf(text("dist/client.js"), text("dist/client.d.ts"));
+  const cells = text("README.md").matchAll(/^\| `(\w+)` \| ([^|]*) \|/gm);
+  const rows = new Map([...cells].map(([, name, usual]) => [name, usual]));
+
+  assert.deepEqual([...rows.keys()], ClientOptions);
+  for (const [name, usual] of defaults) assert.equal(rows.get(name).replaceAll(",", ""), usual, name);
+});
+
+// The names of all options, and the defaults of those that are numbers.
+function optionsOf(code, types) {
+  const [, fields] = /interface ClientOptions \{(.*?)^\}/ms.exec(types);
+  const defaults = [...code.matchAll(/^ {4}(\w+): \{ min: .* usual: ([\d_]+) \}/gm)];
+  return {
+    ClientOptions: [...fields.matchAll(/readonly (\w+)\?:/g)].map(([, name]) => name),
+    defaults: defaults.map(([, name, usual]) => [name, usual.replaceAll("_", "")]),
+  };
+}
+
+test("example_refuses_the_fourth_request_of_a_user", async (t) => {
+  const { address } = await startTollgate(t);
+  const arguments_ = [path("example/server.js"), "--limiter", address, "--listen", "127.0.0.1:0"];
+  const { found: url } = await start(t, process.execPath, arguments_, (line) => /^listening on (.*)$/.exec(line)?.[1]);
+  const get = (name) => fetch(url, { headers: { "x-user": name } });
+  // Its deadline of 100 ms may be too short for the first request of a new connection.
+  await eventually("it asks the server", async () => (await get("probe")).headers.has("ratelimit-limit"));
+
+  await eventually("ada is refused", async () => (await get("ada")).status === 429);
+  assert.equal((await get("ada")).headers.get("ratelimit-limit"), "3");
+  assert.equal((await get("bob")).status, 200);
+});

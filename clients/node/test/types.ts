@@ -1,0 +1,41 @@
+// Compiled and not run: what a program in TypeScript may write.
+
+import express from "express";
+import Fastify from "fastify";
+import { Client, type Decision, InvalidRequestError, Stats, tightest } from "tollgate";
+import { rateLimit as expressRateLimit } from "tollgate/express";
+import { rateLimit as fastifyRateLimit } from "tollgate/fastify";
+
+const stats = new Stats();
+const client = new Client("127.0.0.1:8081", { timeoutMs: 50, onNoAnswer: "deny", metrics: stats, tls: {} });
+
+async function ask(): Promise<number | undefined> {
+  try {
+    const decision: Decision = await client.check("shop", [{ entries: [["user", "ada"]], hits: 2 }], 1);
+    return decision.allowed ? tightest(decision)?.remaining : decision.retryAfterMs;
+  } catch (error) {
+    if (error instanceof InvalidRequestError) return undefined;
+    throw error;
+  }
+}
+
+express().use(
+  expressRateLimit(client, (request: express.Request) => ({
+    domain: "shop",
+    descriptors: [{ entries: [["path", request.path]] }],
+  })),
+);
+await Fastify().register(fastifyRateLimit, {
+  client,
+  questionOf: (request) =>
+    request.url === "/health" ? undefined : { domain: "shop", descriptors: [{ entries: [["ip", request.ip]] }] },
+});
+
+// @ts-expect-error: not a decision
+new Client("127.0.0.1:8081", { onNoAnswer: "shrug" });
+// @ts-expect-error: a descriptor has entries
+await client.check("shop", [{ user: "ada" }]);
+// @ts-expect-error: not a unit
+await client.peek("shop", [{ entries: [], limit: { requestsPerUnit: 1, unit: "fortnight" } }]);
+// @ts-expect-error: a decision does not change
+(await client.peek("shop", [])).allowed = true;
