@@ -17,7 +17,8 @@ use crate::{
 const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Service names of the health service; the empty name is the whole server.
-const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
+const HEALTH_NAMES: [&str; 4] =
+    ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService", "tollgate.v1.RateLimiter"];
 
 /// Phases in their order. A process never returns to an earlier phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -67,6 +67,12 @@ pub fn rls(bytes: &[u8]) {
             assert!(decoded.is_ok_and(|request| request.descriptors.is_empty()));
         }
         Err(Error::LimiterError(error)) => unreachable!("{error}"),
+        Err(
+            error @ (Error::Call(_)
+            | Error::Fault(_)
+            | Error::Reset(_)
+            | Error::Request(RequestError::SeveralDomains)),
+        ) => unreachable!("of another API: {error}"),
         Err(Error::Request(RequestError::Unit { descriptor, number })) => {
             let limit = decoded.expect("a decoded request is valid").descriptors[descriptor].limit;
             assert_eq!(limit.expect("the descriptor has a limit").unit, number);

@@ -151,6 +151,7 @@ mod tests {
             reset_after: None,
             retry_after: None,
             rule: None,
+            refused_in_shadow: false,
             candidate_refuses: false,
             degraded: false,
         };

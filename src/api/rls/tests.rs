@@ -8,7 +8,7 @@ use prost::Message;
 use super::*;
 use crate::{
     api::{
-        Settings,
+        Handled, Method, ResetPrecision, Settings,
         proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor,
@@ -16,8 +16,8 @@ use crate::{
             },
             service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
         },
+        protobuf::FRAME_PREFIX_BYTES,
     },
-    cluster::OpenForwards,
     limiter::{Bounds, Limiter},
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
