@@ -9,7 +9,10 @@ use crate::{
         FileSettings, Settings, SourceSettings,
         xds::{self, TlsFiles},
     },
-    settings::{CATALOG, sources::lacking, value_type::OFF},
+    settings::{
+        CATALOG,
+        value_type::{OFF, lacking},
+    },
 };
 
 /// The setting that selects the source, and its value for a control plane.

@@ -5,7 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use serde::Deserialize;
 
 use crate::{
-    settings::{CATALOG, sources::lacking, value_type::OFF},
+    settings::{
+        CATALOG,
+        value_type::{OFF, lacking},
+    },
     shared_store::{Mode, PasswordFiles, Settings, TlsFiles},
 };
 

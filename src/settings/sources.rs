@@ -11,7 +11,7 @@ use crate::{
         Admin, CATALOG, Drain, Setting, Settings, cluster, otel,
         reference::{self, Given},
         rules, shared_store,
-        value_type::OFF,
+        value_type::{OFF, lacking},
     },
     yaml::{self, Mark, Node, Pair, Value},
 };
@@ -209,19 +209,6 @@ impl Sources {
 /// The settings of a listener's certificates, and what each of them needs.
 const CERTIFICATES: [(&str, &str); 4] =
     [("cert", "key"), ("key", "cert"), ("client_ca", "cert"), ("client_san", "client_ca")];
-
-/// The settings that need another one, which is off: of these pairs, with names that begin with `section`.
-pub(super) fn lacking<'v>(
-    section: &str,
-    needs: &[(&str, &str)],
-    value: impl Fn(&str) -> &'v str,
-) -> impl Iterator<Item = String> {
-    needs.iter().filter_map(move |(given, needed)| {
-        let (given, needed) = (format!("{section}{given}"), format!("{section}{needed}"));
-        let is_lacking = value(&given) != OFF && value(&needed) == OFF;
-        is_lacking.then(|| format!("{given} needs {needed}, which is not set"))
-    })
-}
 
 /// A setting as written in a source.
 struct Written {

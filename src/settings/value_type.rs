@@ -296,6 +296,19 @@ impl ValueType {
     }
 }
 
+/// The settings that need another one, which is off: of these pairs, with names that begin with `section`.
+pub(super) fn lacking<'v>(
+    section: &str,
+    needs: &[(&str, &str)],
+    value: impl Fn(&str) -> &'v str,
+) -> impl Iterator<Item = String> {
+    needs.iter().filter_map(move |(given, needed)| {
+        let (given, needed) = (format!("{section}{given}"), format!("{section}{needed}"));
+        let is_lacking = value(&given) != OFF && value(&needed) == OFF;
+        is_lacking.then(|| format!("{given} needs {needed}, which is not set"))
+    })
+}
+
 fn within(number: Option<u64>, range: RangeInclusive<u64>) -> Option<Value> {
     number.filter(|number| range.contains(number)).map(Value::from)
 }
