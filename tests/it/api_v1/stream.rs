@@ -179,7 +179,7 @@ async fn stream_that_client_drops_leaves_the_server_alone() {
     let stream = Stream::open(&service).await;
     stream.ask(1, each(batch(1))).await;
     drop(stream);
-    until(async || (service.counters.grpc.read().open == 0).then_some(())).await;
+    until(async || (service.counters.grpc.open() == 0).then_some(())).await;
     assert_eq!(service.http("GET", "/livez", "").await.0, 200);
 }
 
