@@ -13,6 +13,8 @@ use crate::{
     time::Timestamp,
 };
 
+mod held;
+
 /// A limit in force: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {

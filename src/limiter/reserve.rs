@@ -86,12 +86,16 @@ impl ActiveView<'_> {
         Ok(self.held_answer(request, &applied, &plan, &reserved))
     }
 
-    /// Settles a reservation at the hits of the descriptors, if this replica has all their counters. They are the same
+    /// Settles a reservation at the hits of the descriptors, if there are no other replicas. They are the same
     /// descriptors as those of the reservation. No hits cancel it.
     pub fn settle(&self, request: &Request<'_>, id: &HoldId) -> Result<SettledAnswer<'_>, HoldError> {
         let Some(applied) = self.applied_holds(request)? else {
             return Ok(SettledAnswer::without_limits(request));
         };
+        // The owner may have reported the counter as exhausted to other replicas.
+        if self.limiter.remote.is_some() {
+            return Err(HoldError::Limiter(self.not_local_error()));
+        }
         let plan = Plan::new(applied.domain, request, &applied.limits);
         let settled = self.limiter.memory.settle(&plan.checks, id, self.now());
         let settled = settled.map_err(|_| HoldError::Limiter(self.not_local_error()))?;

@@ -189,11 +189,13 @@ impl Holds {
         decision: &Decision,
         now: Timestamp,
     ) {
-        let expires_at = now.after(terms.ttl);
+        // Another replica may have sent the terms.
+        let ttl = terms.ttl.min(HOLD_TTL_MAX);
+        let expires_at = now.after(ttl);
         self.id_bytes += id.bytes.len();
         self.next_expiry = self.next_expiry.min(expires_at);
         let (attempt, on_expiry, answer) = (terms.attempt, terms.on_expiry, HoldAnswer::of(decision));
-        let (ttl, state) = (terms.ttl, State::Open);
+        let state = State::Open;
         self.each.push(Hold { id, attempt, hits, answer, ttl, expires_at, on_expiry, state, held });
     }
 

@@ -210,6 +210,12 @@ mod tests {
         persistence.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
     }
 
+    fn checks(limit: &Limit, hits: u64) -> Checks<'_> {
+        let key = KeyText::new("test").key(&limit.kind().bytes(), &SECRET);
+        let (operation, on_refusal) = (Operation::Charge(hits), OnRefusal::TakeBack);
+        Checks::from_slice(&[Check { key, limit, operation, on_refusal }])
+    }
+
     /// What is left three hours after four of ten hits: a tenth of the day has refilled what refills over time.
     fn refilled(limit: &Limit, now: Timestamp) -> u64 {
         let mut counter = limit.fresh();
@@ -261,11 +267,6 @@ mod tests {
         let path = folder.path().join("counters");
         let (before, _) = Persistence::start(settings(&path), NOW);
         let id = HoldId::new(b"a").unwrap();
-        let checks = |limit, hits| {
-            let key = KeyText::new("test").key(&Limit::kind(limit).bytes(), &SECRET);
-            let (operation, on_refusal) = (Operation::Charge(hits), OnRefusal::TakeBack);
-            Checks::from_slice(&[Check { key, limit, operation, on_refusal }])
-        };
         let terms = HoldTerms::new(id.clone(), HOLD_TTL_DEFAULT, OnExpiry::Release).unwrap();
         for limit in &limits() {
             assert!(before.memory.reserve(&checks(limit, 4), &terms, NOW, |_| false).unwrap().is_held);

@@ -15,10 +15,18 @@ pub const HOLD_TTL_MAX: Duration = Duration::from_secs(24 * 3_600);
 
 /// The id of a hold. It distinguishes the holds of one counter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "ReceivedId")]
 pub struct HoldId {
     // Invariant: at most 64 bytes.
     pub(super) bytes: Box<[u8]>,
     // How many earlier checks of the same call have the same counter.
+    nth: u32,
+}
+
+/// An id as received from another replica.
+#[derive(Deserialize)]
+struct ReceivedId {
+    bytes: Box<[u8]>,
     nth: u32,
 }
 
@@ -105,6 +113,15 @@ impl HoldId {
     pub(super) fn nth(&self, nth: usize) -> Self {
         // The number of checks of a call is bounded by its message.
         Self { nth: self.nth + nth as u32, ..self.clone() }
+    }
+}
+
+impl TryFrom<ReceivedId> for HoldId {
+    type Error = HoldIdTooLong;
+
+    fn try_from(ReceivedId { bytes, nth }: ReceivedId) -> Result<Self, HoldIdTooLong> {
+        let id = Self::new(&bytes)?;
+        Ok(Self { nth, ..id })
     }
 }
 

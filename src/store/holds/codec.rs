@@ -3,7 +3,7 @@
 use crate::{
     algorithm::Place,
     store::{
-        HOLD_ID_BYTES_MAX, HOLD_TTL_MAX, HOLDS_MAX,
+        HOLD_TTL_MAX, HOLDS_MAX,
         holds::Holds,
         packed_counter::{Age, put},
     },
@@ -33,9 +33,8 @@ impl Holds {
             Ok(_) | Err(_) => return DecodedHolds::Malformed,
         };
         let ids = || holds.each.iter().map(|hold| &hold.id).chain(holds.ended.keys());
-        let is_valid = holds.each.len() <= HOLDS_MAX
-            && ids().all(|id| id.bytes.len() <= HOLD_ID_BYTES_MAX)
-            && holds.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX);
+        let is_valid =
+            holds.each.len() <= HOLDS_MAX && holds.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX);
         if !is_valid {
             return DecodedHolds::Malformed;
         }
