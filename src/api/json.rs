@@ -272,7 +272,7 @@ mod tests {
         let read = super::request(method, json.as_bytes(), BOUNDS).unwrap();
         assert_eq!(v1::CheckRequest::decode(&*read).unwrap(), call);
 
-        let time = |nanos| Some(prost_types::Duration { seconds: 1 << 40, nanos });
+        let time = |nanos| Some(prost_types::Duration { seconds: 1 << 30, nanos });
         let limit = v1::LimitStatus {
             descriptor: 1,
             rule: "shop.user".into(),
