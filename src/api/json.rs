@@ -199,7 +199,10 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
+    use crate::api::{call::Verb, error::details, proto::tollgate::v1};
 
     const BOUNDS: Bounds = Bounds { requests: 2, descriptors: 2, entries: 3 };
 
@@ -248,5 +251,54 @@ mod tests {
         ] {
             assert!(matches!(read(json), Err(JsonError::Malformed(_))), "{json}");
         }
+    }
+
+    #[test]
+    fn call_and_response_are_the_same_after_json() {
+        let method = Method::Decide(Verb::Check);
+        let descriptor = v1::Descriptor {
+            entries: vec![v1::Entry { key: "user".into(), value: "\u{e4}\"".into() }],
+            limit: Some(v1::Limit { requests_per_unit: u32::MAX, unit: 7 }),
+            hits: Some(0),
+        };
+        let request = v1::Request {
+            domain: "shop".into(),
+            descriptors: vec![descriptor],
+            hits: u64::MAX,
+            id: "a".into(),
+        };
+        let call = v1::CheckRequest { requests: vec![request], mode: 1 };
+        let json = text(super::descriptor(method).input(), &call.encode_to_vec()).unwrap();
+        let read = super::request(method, json.as_bytes(), BOUNDS).unwrap();
+        assert_eq!(v1::CheckRequest::decode(&*read).unwrap(), call);
+
+        let time = |nanos| Some(prost_types::Duration { seconds: 1 << 30, nanos });
+        let limit = v1::LimitStatus {
+            descriptor: 1,
+            rule: "shop.user".into(),
+            requests_per_unit: u64::MAX,
+            unit: 1,
+            remaining: 1,
+            reset_after: time(1),
+            retry_after: time(999_999_999),
+            refused: true,
+            refused_in_shadow: true,
+            refused_by_candidate: true,
+            degraded: true,
+        };
+        let answer = v1::Answer {
+            id: "a".into(),
+            verdict: 2,
+            delay: time(0),
+            retry_after: time(1_000),
+            limits: vec![limit],
+            degraded: true,
+            error: Some(details(Code::Unavailable, "NO_RULES", "no rules".to_owned())),
+        };
+        let sent = v1::CheckResponse { answers: vec![answer] };
+        let json = response(method, &sent.encode_to_vec()).unwrap();
+        let mut reader = serde_json::Deserializer::from_str(&json);
+        let read = DynamicMessage::deserialize(super::descriptor(method).output(), &mut reader).unwrap();
+        assert_eq!(v1::CheckResponse::decode(&*read.encode_to_vec()).unwrap(), sent);
     }
 }

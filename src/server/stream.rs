@@ -13,7 +13,10 @@ use std::{
 };
 
 use axum::http::{HeaderMap, Request, Response, header};
-use futures_util::stream::{FuturesUnordered, Stream as _, StreamExt as _};
+use futures_util::{
+    future::BoxFuture,
+    stream::{FuturesUnordered, Stream as _, StreamExt as _},
+};
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use hyper::body::Bytes;
 use tokio::{
@@ -43,13 +46,13 @@ const ANSWERS_BYTES_MAX: usize = 16 * 1024;
 pub(super) struct CheckStream {
     service: Arc<Services>,
     questions: MessageQueue,
-    waiting: FuturesUnordered<Pin<Box<dyn Future<Output = Result<Vec<u8>, Status>> + Send>>>,
+    waiting: FuturesUnordered<BoxFuture<'static, Result<Vec<u8>, Status>>>,
     // Encoded answers that flow control has not let out.
     answers: VecDeque<Bytes>,
     answers_bytes: usize,
     unsent: Unsent,
     deadline: Option<Deadline>,
-    closing: Pin<Box<dyn Future<Output = ()> + Send>>,
+    closing: BoxFuture<'static, ()>,
     /// Once set, no question is read.
     end: Option<Result<(), Status>>,
 }
