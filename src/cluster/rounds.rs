@@ -10,6 +10,7 @@ use crate::{
         message::RemoteOperation,
         node::{DecidedBy, Outcome},
     },
+    descriptor::Key,
     store::{Check, OnRefusal},
 };
 
@@ -85,8 +86,11 @@ impl<S: Submit> Rounds<'_, S> {
             |(check, peek): (&Check<'_>, &Outcome)| check.limit.predict(check.operation, &peek.decision);
         let predicted: Vec<Decision> = self.checks.iter().zip(&peeks).map(predict).collect();
         if refused(&predicted) {
+            let repeated = self.repeated_keys();
             for (index, peek) in peeks.into_iter().enumerate() {
-                if self.takes_back(index) && predicted[index].verdict.passes() {
+                // A peek does not see what an earlier check of the same call charges to the key.
+                let is_repeated = repeated.binary_search(&self.checks[index].key).is_ok();
+                if self.takes_back(index) && predicted[index].verdict.passes() && !is_repeated {
                     // A peek charges nothing, and its own verdict is for no hits.
                     let decision = predicted[index];
                     skipped[index] = Some(Outcome { decision, charged: 0, ..peek });
@@ -94,6 +98,13 @@ impl<S: Submit> Rounds<'_, S> {
             }
         }
         skipped
+    }
+
+    /// The keys of several checks, in ascending order.
+    fn repeated_keys(&self) -> Vec<Key> {
+        let mut keys: Vec<Key> = self.checks.iter().map(|check| check.key).collect();
+        keys.sort_unstable();
+        keys.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect()
     }
 
     /// Submits all checks but the skipped ones, and those as well if the call is not refused.

@@ -172,7 +172,11 @@ impl Memory {
         self.adopt_lead(&data, now);
         let (counters, holds) = data.into_counters();
         for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
-            self.insert(&mut self.table(self.slot(key)), key, packed, now);
+            let mut table = self.table(self.slot(key));
+            // A snapshot that names a key twice is damaged, whatever its checksum says.
+            if table.get(key).is_none() {
+                self.insert(&mut table, key, packed, now);
+            }
         }
         for (key, holds) in holds {
             self.restore_holds(key, holds);
