@@ -1,6 +1,8 @@
 //! The rounds in which the check set of one call is decided at the owners of its counters: peeks, charges, and take-backs
 //! if the call is refused. A [`Submit`] submits them, so the simulation runs the same rounds.
 
+use std::collections::HashMap;
+
 use smallvec::SmallVec;
 
 use crate::{
@@ -132,7 +134,10 @@ impl<S: Submit> Rounds<'_, S> {
     /// Takes back the charges of a refused call, and updates what remains.
     async fn take_back(&self, outcomes: &mut [Outcome]) {
         let mut undone = Vec::new();
-        for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(index, _)| self.takes_back(*index)) {
+        // Newest first, so that two charges to one counter are undone in reverse order.
+        for (index, outcome) in
+            outcomes.iter_mut().enumerate().rev().filter(|(index, _)| self.takes_back(*index))
+        {
             let check = &self.checks[index];
             let charged = std::mem::take(&mut outcome.charged);
             match (outcome.decided_by, outcome.decision.receipt.take()) {
@@ -142,11 +147,16 @@ impl<S: Submit> Rounds<'_, S> {
                 (DecidedBy::Owner | DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Exhausted, _) => {}
             }
         }
-        let indices: Vec<usize> = undone.iter().map(|(index, _)| *index).collect();
-        for (index, peek) in indices.into_iter().zip(self.submit(undone).await) {
-            if peek.decided_by == DecidedBy::Owner {
+        let keys: Vec<Key> = undone.iter().map(|(index, _)| self.checks[*index].key).collect();
+        let peeks = keys.into_iter().zip(self.submit(undone).await);
+        // Of a key that was charged several times, the last peek counts.
+        let left: HashMap<Key, Outcome> =
+            peeks.filter(|(_, peek)| peek.decided_by == DecidedBy::Owner).collect();
+        for (outcome, check) in outcomes.iter_mut().zip(self.checks) {
+            if outcome.decision.verdict.passes()
+                && let Some(peek) = left.get(&check.key)
+            {
                 let Decision { remaining, reset_after, .. } = peek.decision;
-                let outcome = &mut outcomes[index];
                 outcome.decision = Decision { remaining, reset_after, ..outcome.decision };
             }
         }
