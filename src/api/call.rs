@@ -65,7 +65,7 @@ pub struct Reply {
     pub frame: Vec<u8>,
     /// Whether the request passes, if the method decides one request.
     pub passes: Option<bool>,
-    /// Time to wait before the reply is sent: see [`Api::wait`].
+    /// Time to wait before the reply is sent: see [`crate::api::Api::wait`].
     pub delay: Duration,
 }
 
