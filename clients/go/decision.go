@@ -113,7 +113,7 @@ func decisionOf(answer *pb.Answer) (Decision, error) {
 	}
 	for i, limit := range answer.GetLimits() {
 		decision.Limits[i] = LimitStatus{
-			Descriptor:      int(limit.GetDescriptor_()),
+			Descriptor:      int(limit.GetDescriptorIndex()),
 			Rule:            limit.GetRule(),
 			RequestsPerUnit: limit.GetRequestsPerUnit(),
 			Unit:            limit.GetUnit(),

@@ -26,7 +26,7 @@ export interface WireAnswer {
 }
 
 interface WireLimitStatus {
-  descriptor: number;
+  descriptorIndex: number;
   rule: string;
   requestsPerUnit: number;
   unit: string;
@@ -75,9 +75,9 @@ export function errorOf(code: number, message: string): InvalidRequestError | No
 }
 
 function decodeLimit(limit: WireLimitStatus): LimitStatus {
-  const { descriptor, rule, requestsPerUnit, unit, remaining, resetAfter, retryAfter, refused } = limit;
+  const { descriptorIndex, rule, requestsPerUnit, unit, remaining, resetAfter, retryAfter, refused } = limit;
   return {
-    descriptor,
+    descriptor: descriptorIndex,
     rule,
     requestsPerUnit,
     unit: unit === "UNKNOWN" ? undefined : (unit.toLowerCase() as Unit),

@@ -45,7 +45,7 @@ async fn answer_has_every_field_of_allowed_request() {
         ..LimitStatus::default()
     };
     let plan = LimitStatus {
-        descriptor: 2,
+        descriptor_index: 2,
         rule: "shop.plan_free".into(),
         requests_per_unit: 5,
         unit: Unit::Hour.into(),

@@ -55,7 +55,7 @@ async fn answers_of_requests_together_have_their_own_limits() {
     let answers = check(&service, together(requests)).await;
     let limits: Vec<_> = answers
         .iter()
-        .map(|answer| (&*answer.id, answer.limits[0].descriptor, &*answer.limits[0].rule))
+        .map(|answer| (&*answer.id, answer.limits[0].descriptor_index, &*answer.limits[0].rule))
         .collect();
     assert_eq!(limits, [("", 1, "shop.named"), ("second", 0, "shop.bucket")]);
 }

@@ -65,7 +65,7 @@ def _descriptor(descriptor: Descriptor) -> v1.Descriptor:
 
 def _limit_status_of(limit: v1.LimitStatus) -> LimitStatus:
     return LimitStatus(
-        descriptor=limit.descriptor,
+        descriptor=limit.descriptor_index,
         rule=limit.rule,
         requests_per_unit=limit.requests_per_unit,
         unit=Unit(limit.unit),

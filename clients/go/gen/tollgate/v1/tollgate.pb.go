@@ -819,7 +819,7 @@ func (x *Answer) GetError() *status.Status {
 type LimitStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The index of the descriptor in the request.
-	Descriptor_ uint32 `protobuf:"varint,1,opt,name=descriptor,proto3" json:"descriptor,omitempty"`
+	DescriptorIndex uint32 `protobuf:"varint,1,opt,name=descriptor_index,json=descriptorIndex,proto3" json:"descriptor_index,omitempty"`
 	// The name of the rule, or its path if it has none. Empty for a limit that the caller sent.
 	Rule            string     `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
 	RequestsPerUnit uint64     `protobuf:"varint,3,opt,name=requests_per_unit,json=requestsPerUnit,proto3" json:"requests_per_unit,omitempty"`
@@ -872,9 +872,9 @@ func (*LimitStatus) Descriptor() ([]byte, []int) {
 	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{11}
 }
 
-func (x *LimitStatus) GetDescriptor_() uint32 {
+func (x *LimitStatus) GetDescriptorIndex() uint32 {
 	if x != nil {
-		return x.Descriptor_
+		return x.DescriptorIndex
 	}
 	return 0
 }
@@ -1342,11 +1342,9 @@ const file_tollgate_v1_tollgate_proto_rawDesc = "" +
 	"\tUNDECIDED\x10\x00\x12\v\n" +
 	"\aALLOWED\x10\x01\x12\n" +
 	"\n" +
-	"\x06DENIED\x10\x02\"\xc4\x03\n" +
-	"\vLimitStatus\x12\x1e\n" +
-	"\n" +
-	"descriptor\x18\x01 \x01(\rR\n" +
-	"descriptor\x12\x12\n" +
+	"\x06DENIED\x10\x02\"\xcf\x03\n" +
+	"\vLimitStatus\x12)\n" +
+	"\x10descriptor_index\x18\x01 \x01(\rR\x0fdescriptorIndex\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12*\n" +
 	"\x11requests_per_unit\x18\x03 \x01(\x04R\x0frequestsPerUnit\x12+\n" +
 	"\x04unit\x18\x04 \x01(\x0e2\x17.tollgate.v1.Limit.UnitR\x04unit\x12\x1c\n" +
