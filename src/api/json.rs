@@ -274,7 +274,7 @@ mod tests {
 
         let time = |nanos| Some(prost_types::Duration { seconds: 1 << 30, nanos });
         let limit = v1::LimitStatus {
-            descriptor: 1,
+            descriptor_index: 1,
             rule: "shop.user".into(),
             requests_per_unit: u64::MAX,
             unit: 1,
