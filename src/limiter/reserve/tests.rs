@@ -64,7 +64,7 @@ fn refused_reservation_changes_no_counter() {
 }
 
 #[test]
-fn reservation_with_an_amount_for_each_descriptor_is_settled_for_each() {
+fn reservation_by_descriptor_is_settled_by_descriptor() {
     let limiter = limiter(Modes::default());
     assert_eq!(reserve(&limiter, &[("classic", 1), ("tokens", 80), ("none", 1)], "a"), Ok(true));
     assert_eq!((left(&limiter, "classic"), left(&limiter, "tokens")), (2, 20));

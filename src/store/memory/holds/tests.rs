@@ -131,7 +131,7 @@ fn sweep_expires_holds_and_forgets_them_a_minute_later() {
 }
 
 #[test]
-fn late_settlement_adjusts_what_expiry_charged_and_charges_what_it_released() {
+fn late_settlement_adjusts_what_expiry_did() {
     for (on_expiry, outcome) in
         [(OnExpiry::Release, SettleOutcome::Released), (OnExpiry::Charge, SettleOutcome::Charged)]
     {
@@ -175,7 +175,7 @@ fn holds_take_at_most_their_share_of_memory() {
 }
 
 #[test]
-fn unknown_ids_beyond_the_share_of_memory_are_charged_and_not_remembered() {
+fn unknown_ids_beyond_memory_share_are_not_remembered() {
     let (memory, limit) = (Memory::new(BYTES_MIN, OnFull::Deny).with_slots(4), window(100_000));
     for number in 0..10_000 {
         let settled = settle(&memory, check(key("k"), &limit, 1), &number.to_string(), NOW);
