@@ -64,6 +64,16 @@ impl Operation {
             Self::Refund(_) => true,
         }
     }
+
+    /// Whether nothing of a passed operation stays after its call is refused and charges are taken back, given what was
+    /// `left` before. A refund stays, and so does an overdraft.
+    pub(crate) fn is_taken_back(self, left: u64) -> bool {
+        match self {
+            Self::Peek => true,
+            Self::Charge(hits) => hits <= left,
+            Self::Refund(_) => false,
+        }
+    }
 }
 
 /// Whether a call may pass.

@@ -7,12 +7,12 @@ use std::sync::{
 
 use dashmap::DashMap;
 use rustc_hash::FxBuildHasher;
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::{
     cluster::node::{ForwardPolicy, Outcome, Ticket},
     resilience::Overloaded,
+    store::rounds,
 };
 
 /// The most checks in one call.
@@ -24,7 +24,7 @@ pub(super) const OPEN_CHECKS_MAX: usize = 32_768;
 const CONNECTION_SHARE: usize = 8;
 
 /// The outcomes of the checks of a call, in their order.
-pub(super) type Outcomes = SmallVec<[Outcome; 1]>;
+pub(super) type Outcomes = rounds::Outcomes<Outcome>;
 
 /// The number of open checks of one connection. Clones share it.
 // Invariant: changes only under the lock of `Admitted`, so no update comes between a load and a store.

@@ -12,11 +12,10 @@ use crate::{
         message::{RemoteCheck, RemoteOperation},
         node::DecidedBy,
         remote_check::Call,
-        rounds,
     },
     resilience::Overloaded,
     rules::OnOwnerUnavailable,
-    store::{self, Check, Checks, Decisions, HoldId, HoldTerms, Reserved, Settled},
+    store::{self, Check, Checks, Decisions, HoldId, HoldTerms, Reserved, Settled, rounds},
 };
 
 /// Only owners decide on holds.

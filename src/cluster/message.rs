@@ -11,7 +11,7 @@ use crate::{
     algorithm::{Decision, Limit, Operation, Receipt},
     cluster::MemberId,
     descriptor::{Key, Secret},
-    store::{HoldId, HoldTerms, Settled, Slot, SlotData},
+    store::{HoldId, HoldTerms, Settled, Slot, SlotData, rounds::Step},
     time::Timestamp,
 };
 
@@ -167,6 +167,15 @@ pub(crate) enum RemoteOperation {
     SettleHold { id: HoldId, actual: u64 },
     /// Take back a hold of one attempt, and forget it.
     WithdrawHold { id: HoldId, attempt: u64 },
+}
+
+impl From<Step> for RemoteOperation {
+    fn from(step: Step) -> Self {
+        match step {
+            Step::Decide(operation) => Self::Decide(operation),
+            Step::TakeBack(receipt) => Self::Undo(receipt),
+        }
+    }
 }
 
 impl RemoteOperation {

@@ -35,7 +35,6 @@ mod node;
 mod placement;
 mod protocol;
 mod remote_check;
-mod rounds;
 mod seeds;
 #[cfg(test)]
 mod sim;

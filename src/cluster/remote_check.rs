@@ -5,18 +5,20 @@ use std::time::Duration;
 use smallvec::smallvec;
 
 use crate::{
-    algorithm::{Decision, Limit, Operation, Receipt},
+    algorithm::{Decision, Limit, Operation},
     cluster::{
         Cluster, MemberId, OpenForwards,
         calls::Outcomes,
         message::{RemoteCheck, RemoteOperation},
         node::{DecidedBy, Outcome, Ticket},
-        rounds::{self, Submit},
     },
     descriptor::Key,
     resilience::{Overloaded, budget},
     rules::OnOwnerUnavailable,
-    store::{Check, CounterState, Decisions, OnRefusal, RemoteDecisions, Replacement},
+    store::{
+        Check, CounterState, Decisions, OnRefusal, RemoteDecisions, Replacement,
+        rounds::{self, Step, Submit},
+    },
     time::Timestamp,
 };
 
@@ -26,8 +28,7 @@ impl Cluster {
     /// Decides the check set of one call at the owners, within half of the caller's `timeout`.
     ///
     /// If `refused` says that the call as a whole is refused, charges that passed are taken back where their checks say
-    /// so. A peek before the charges finds calls that would be refused anyway, so that calls which are always refused
-    /// leave no trace in other counters. A call that loses a race is charged until the charge is taken back.
+    /// so ([`rounds::decide`]).
     ///
     /// On an error nothing was sent: the call has too many checks, or too many are open for its `connection` or for
     /// this replica.
@@ -147,15 +148,14 @@ impl<'c> Call<'c> {
 }
 
 impl Submit for Call<'_> {
-    async fn submit(&self, operations: Vec<(usize, RemoteOperation)>) -> Outcomes {
+    type Outcome = Outcome;
+
+    async fn submit(&self, steps: Vec<(usize, Step)>) -> Outcomes {
+        let operations: Vec<_> = steps.into_iter().map(|(index, step)| (index, step.into())).collect();
         self.submit_round(operations).await
     }
 
-    fn undo_lease(&self, check: &Check<'_>, hits: u64) {
-        self.cluster.0.with_node(|node, _| node.undo_lease(check.key, check.limit, hits));
-    }
-
-    fn undo_share(&self, check: &Check<'_>, receipt: Receipt, hits: u64) {
-        self.cluster.0.with_node(|node, _| node.undo_share(check.key, check.limit, receipt, hits));
+    fn take_back_here(&self, check: &Check<'_>, outcome: &mut Outcome) {
+        self.cluster.0.with_node(|node, _| node.take_back_here(check.key, check.limit, outcome));
     }
 }

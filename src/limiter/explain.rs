@@ -232,7 +232,9 @@ fn predict(
     let is_refused = checks.len() > 1 && refused(&each);
     let charged = checks.iter().zip(&mut each).zip(before).map(|((check, decision), before)| {
         let passes = decision.verdict.passes();
-        if is_refused && passes && check.on_refusal == OnRefusal::TakeBack {
+        let is_taken_back =
+            check.on_refusal == OnRefusal::TakeBack && check.operation.is_taken_back(before.peek.remaining);
+        if is_refused && passes && is_taken_back {
             decision.remaining = before.peek.remaining;
             return 0;
         }

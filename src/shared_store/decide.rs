@@ -17,7 +17,10 @@ use crate::{
         Shared, SharedStore, lock,
         part::{Action, Mode, Outcome, Outcomes, Part, SharedCheck, Unavailable},
     },
-    store::{Check, Decisions, OnRefusal, Refusal, RemoteDecisions},
+    store::{
+        Check, Checks, Decisions, OnRefusal, Refusal, RemoteDecisions,
+        rounds::{self, Step, Submit},
+    },
     time::Timestamp,
 };
 
@@ -70,16 +73,12 @@ impl SharedStore {
         }
         let deadline = local.after(budget(timeout, self.0.settings.timeout));
         let call = self.call(checks, policies, deadline)?;
-        let mut decided = if call.is_one_step() {
-            call.decide_in_one_step(refusal.clone()).await
-        } else {
+        if !call.is_one_step() {
             // A task of its own, so that charges are taken back even if the caller goes away.
-            let refusal = refusal.clone();
-            let task = tokio::spawn(async move { (call.decide_in_steps(&refusal).await, call) });
-            let (decided, call) = task.await.expect("the task neither panics nor is cancelled");
-            drop(call);
-            return Ok(decisions(&decided));
-        };
+            let task = tokio::spawn(async move { call.decide_in_steps(&refusal).await });
+            return Ok(decisions(&task.await.expect("the task neither panics nor is cancelled")));
+        }
+        let mut decided = call.decide_in_one_step(refusal.clone()).await;
         call.take_back_shares(&mut decided, &refusal);
         Ok(decisions(&decided))
     }
@@ -110,6 +109,19 @@ impl SharedCheck {
     pub(super) fn of(check: &Check<'_>) -> Self {
         let Check { key, limit, operation, on_refusal } = *check;
         Self { key, limit: limit.clone(), action: Action::Decide(operation), on_refusal }
+    }
+
+    fn to_check(&self) -> Check<'_> {
+        let Self { key, ref limit, on_refusal, .. } = *self;
+        Check { key, limit, operation: self.operation(), on_refusal }
+    }
+
+    /// The operation of a caller; a peek for all other actions.
+    fn operation(&self) -> Operation {
+        match self.action {
+            Action::Decide(operation) => operation,
+            Action::Undo(_) | Action::Set(_) | Action::Absorb(_) => Operation::Peek,
+        }
     }
 }
 
@@ -154,16 +166,12 @@ impl Shared {
             let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
             (decision, 0)
         };
-        let operation = match check.action {
-            Action::Decide(operation) => operation,
-            Action::Undo(_) | Action::Set(_) | Action::Absorb(_) => Operation::Peek,
-        };
         let (decision, charged) = match policy {
             OnOwnerUnavailable::Allow => plain(Verdict::Pass),
             OnOwnerUnavailable::Deny => plain(Verdict::Refuse { retry_after: None }),
             OnOwnerUnavailable::LocalShare => {
                 let (replicas, now) = (self.replicas.load(Relaxed), self.degraded_now());
-                lock(&self.share).decide(check.key, &check.limit, operation, replicas, now)
+                lock(&self.share).decide(check.key, &check.limit, check.operation(), replicas, now)
             }
         };
         Decided { outcome: Outcome { decision, charged, before: decision }, is_degraded: true }
@@ -175,7 +183,7 @@ impl Call {
         self.store.is_one_step(self.checks.iter().map(|check| check.key))
     }
 
-    async fn decide_in_one_step(&self, refusal: Refusal) -> SmallVec<[Decided; 2]> {
+    async fn decide_in_one_step(&self, refusal: Refusal) -> rounds::Outcomes<Decided> {
         match self.store.decide_part(self.checks.clone(), Mode::Call(refusal), self.deadline).await {
             Ok(outcomes) => by_store(outcomes),
             Err(_unavailable) => {
@@ -187,95 +195,36 @@ impl Call {
         }
     }
 
-    /// Decides checks of several hash slots: a peek predicts whether the call is refused, so that calls which are always
-    /// refused leave no trace in other counters. Then all are charged, and taken back if another call was faster.
-    async fn decide_in_steps(&self, refusal: &Refusal) -> SmallVec<[Decided; 2]> {
-        let all = || 0..self.checks.len();
-        let mut skipped: Vec<Option<Decided>> = vec![None; self.checks.len()];
-        if all().any(|index| self.takes_back(index)) {
-            let peeks = self.apply(all().map(|index| (index, Action::Decide(Operation::Peek)))).await;
-            let predicted: Vec<Decision> = all()
-                .map(|index| {
-                    let operation = self.operation(index);
-                    self.checks[index].limit.predict(operation, &peeks[index].outcome.decision)
-                })
-                .collect();
-            if refusal.is_refused(&predicted) {
-                for index in all() {
-                    if self.takes_back(index) && predicted[index].verdict.passes() {
-                        // A peek charges nothing, and its own verdict is for no hits.
-                        let decision = predicted[index];
-                        let outcome = Outcome { decision, charged: 0, before: decision };
-                        skipped[index] = Some(Decided { outcome, ..peeks[index] });
-                    }
-                }
-            }
-        }
-        let submitted: Vec<usize> = all().filter(|index| skipped[*index].is_none()).collect();
-        let charge = |index: &usize| (*index, Action::Decide(self.operation(*index)));
-        for (index, decided) in submitted.iter().zip(self.apply(submitted.iter().map(charge)).await) {
-            skipped[*index] = Some(decided);
-        }
-        let mut decided: SmallVec<[Decided; 2]> = skipped.into_iter().flatten().collect();
-        let left: Vec<usize> = all().filter(|index| !submitted.contains(index)).collect();
-        if !left.is_empty() && !refusal.is_refused(&verdicts(&decided)) {
-            for (index, late) in left.iter().zip(self.apply(left.iter().map(charge)).await) {
-                decided[*index] = late;
-            }
-        }
-        if refusal.is_refused(&verdicts(&decided)) {
-            self.take_back_charges(&mut decided).await;
-        }
-        self.take_back_shares(&mut decided, refusal);
-        decided
-    }
-
-    /// Takes charges back that the store has made, and updates what remains.
-    async fn take_back_charges(&self, decided: &mut [Decided]) {
-        let mut undone = Vec::new();
-        for (index, Decided { outcome, is_degraded }) in decided.iter_mut().enumerate() {
-            if self.takes_back(index)
-                && !*is_degraded
-                && let Some(receipt) = outcome.decision.receipt.take()
-            {
-                outcome.charged = 0;
-                undone.push((index, Action::Undo(receipt)));
-            }
-        }
-        let indexes: Vec<usize> = undone.iter().map(|(index, _)| *index).collect();
-        for (index, peek) in indexes.into_iter().zip(self.apply(undone.into_iter()).await) {
-            if !peek.is_degraded {
-                let Decision { remaining, reset_after, .. } = peek.outcome.decision;
-                let decision = &mut decided[index].outcome.decision;
-                (decision.remaining, decision.reset_after) = (remaining, reset_after);
-            }
-        }
+    /// Decides checks of several hash slots.
+    async fn decide_in_steps(&self, refusal: &Refusal) -> rounds::Outcomes<Decided> {
+        let checks: Checks<'_> = self.checks.iter().map(SharedCheck::to_check).collect();
+        rounds::decide(self, &checks, |decisions| refusal.is_refused(decisions)).await
     }
 
     /// Takes back what local shares admitted of a refused call.
     fn take_back_shares(&self, decided: &mut [Decided], refusal: &Refusal) {
-        if decided.len() < 2
-            || decided.iter().all(|decided| !decided.is_degraded)
-            || !refusal.is_refused(&verdicts(decided))
-        {
+        let is_degraded = decided.iter().any(|decided| decided.is_degraded);
+        if !is_degraded || !refusal.is_refused(&rounds::decisions(decided)) {
             return;
         }
-        let (now, replicas) = (self.store.degraded_now(), self.store.replicas.load(Relaxed));
-        for (index, Decided { outcome, is_degraded }) in decided.iter_mut().enumerate() {
-            if self.takes_back(index)
-                && *is_degraded
-                && let Some(receipt) = outcome.decision.receipt.take()
-            {
-                let SharedCheck { key, limit, .. } = &self.checks[index];
-                let hits = std::mem::take(&mut outcome.charged);
-                lock(&self.store.share).undo(*key, limit, receipt, hits, replicas, now);
+        for (check, decided) in self.checks.iter().zip(decided).rev() {
+            if decided.is_degraded && check.on_refusal == OnRefusal::TakeBack {
+                self.take_back_share(check.key, &check.limit, decided);
             }
+        }
+    }
+
+    fn take_back_share(&self, key: Key, limit: &Limit, decided: &mut Decided) {
+        let Outcome { decision, charged, .. } = &mut decided.outcome;
+        if let Some(receipt) = decision.receipt.take() {
+            let (hits, replicas) = (std::mem::take(charged), self.store.replicas.load(Relaxed));
+            lock(&self.store.share).undo(key, limit, receipt, hits, replicas, self.store.degraded_now());
         }
     }
 
     /// Applies actions to some of the checks, those of one hash slot in one step. A check that the store does not decide
     /// is decided without it.
-    async fn apply(&self, actions: impl Iterator<Item = (usize, Action)>) -> SmallVec<[Decided; 2]> {
+    async fn apply(&self, actions: impl Iterator<Item = (usize, Action)>) -> rounds::Outcomes<Decided> {
         let mut lanes: Vec<(usize, Vec<usize>, SmallVec<[SharedCheck; 1]>)> = Vec::new();
         let mut count = 0;
         for (index, action) in actions {
@@ -297,7 +246,7 @@ impl Call {
         .await;
         let mut decided: Vec<Option<Decided>> = vec![None; count];
         for ((_, positions, checks), outcomes) in lanes.iter().zip(outcomes) {
-            let each: SmallVec<[Decided; 2]> = match outcomes {
+            let each: rounds::Outcomes<Decided> = match outcomes {
                 Ok(outcomes) => by_store(outcomes),
                 Err(_unavailable) => {
                     let policy = |check: &SharedCheck| {
@@ -313,31 +262,42 @@ impl Call {
         }
         decided.into_iter().flatten().collect()
     }
+}
 
-    fn takes_back(&self, index: usize) -> bool {
-        self.checks[index].on_refusal == OnRefusal::TakeBack
+impl Submit for Call {
+    type Outcome = Decided;
+
+    async fn submit(&self, steps: Vec<(usize, Step)>) -> rounds::Outcomes<Decided> {
+        self.apply(steps.into_iter().map(|(index, step)| (index, step.into()))).await
     }
 
-    fn operation(&self, index: usize) -> Operation {
-        match self.checks[index].action {
-            Action::Decide(operation) => operation,
-            Action::Undo(_) | Action::Set(_) | Action::Absorb(_) => Operation::Peek,
-        }
+    fn take_back_here(&self, check: &Check<'_>, decided: &mut Decided) {
+        self.take_back_share(check.key, check.limit, decided);
     }
 }
 
-fn by_store(outcomes: Outcomes) -> SmallVec<[Decided; 2]> {
+impl rounds::Outcome for Decided {
+    fn decision(&self) -> &Decision {
+        &self.outcome.decision
+    }
+
+    fn parts_mut(&mut self) -> (&mut Decision, &mut u64) {
+        (&mut self.outcome.decision, &mut self.outcome.charged)
+    }
+
+    fn is_of_counter(&self) -> bool {
+        !self.is_degraded
+    }
+}
+
+fn by_store(outcomes: Outcomes) -> rounds::Outcomes<Decided> {
     outcomes.into_iter().map(|outcome| Decided { outcome, is_degraded: false }).collect()
-}
-
-fn verdicts(decided: &[Decided]) -> SmallVec<[Decision; 2]> {
-    decided.iter().map(|decided| decided.outcome.decision).collect()
 }
 
 fn decisions(decided: &[Decided]) -> RemoteDecisions {
     let charged = decided.iter().map(|decided| decided.outcome.charged).collect();
     RemoteDecisions {
-        decisions: Decisions::new(verdicts(decided), charged),
+        decisions: Decisions::new(rounds::decisions(decided), charged),
         degraded: decided.iter().map(|decided| decided.is_degraded).collect(),
     }
 }

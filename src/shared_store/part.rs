@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation, Receipt},
     descriptor::Key,
-    store::{OnRefusal, Refusal},
+    store::{OnRefusal, Refusal, rounds::Step},
     time::Timestamp,
 };
 
@@ -30,6 +30,15 @@ pub(super) enum Action {
     Set(u64),
     /// Add what was consumed while the store was unreachable.
     Absorb(Counter),
+}
+
+impl From<Step> for Action {
+    fn from(step: Step) -> Self {
+        match step {
+            Step::Decide(operation) => Self::Decide(operation),
+            Step::TakeBack(receipt) => Self::Undo(receipt),
+        }
+    }
 }
 
 /// How the checks of a part are decided.

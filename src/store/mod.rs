@@ -18,6 +18,8 @@ mod packed_counter;
 mod persistence;
 mod refusal;
 mod reservation;
+#[cfg(feature = "server")]
+pub(crate) mod rounds;
 mod slot;
 mod slot_data;
 mod snapshot;

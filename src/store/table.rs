@@ -322,7 +322,7 @@ impl Table {
 mod hash_table_tests;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::num::NonZeroU64;
 
     use proptest::prelude::*;
@@ -336,7 +336,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
     /// A key with `index` as its upper half.
-    pub(super) fn key(index: u64) -> Key {
+    pub(in crate::store) fn key(index: u64) -> Key {
         // A step of SplitMix64 spreads the lower halves like a hash.
         let mut low = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         low = (low ^ low >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

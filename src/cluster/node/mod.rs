@@ -12,7 +12,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use crate::{
-    algorithm::{Limit, Receipt},
+    algorithm::Limit,
     cluster::{
         MemberId,
         message::{Hello, MemberState, Message, Owner, RemoteCheck},
@@ -225,14 +225,18 @@ impl Node {
         router.retry_ready();
     }
 
-    /// Takes back hits that this replica charged to a grant.
-    pub(crate) fn undo_lease(&mut self, key: Key, limit: &Limit, hits: u64) {
-        self.checks.borrower.undo(key, limit, hits);
-    }
-
-    /// Takes back a charge that this replica admitted from its local share.
-    pub(crate) fn undo_share(&mut self, key: Key, limit: &Limit, receipt: Receipt, hits: u64) {
-        self.checks.local_share.share.undo(key, limit, receipt, hits, self.members.healthy(), self.wall);
+    /// Takes back what this replica charged to a grant or admitted from its local share.
+    pub(crate) fn take_back_here(&mut self, key: Key, limit: &Limit, outcome: &mut Outcome) {
+        match (outcome.decided_by, outcome.decision.receipt.take()) {
+            (DecidedBy::Lease, _) if outcome.charged > 0 => {
+                self.checks.borrower.undo(key, limit, std::mem::take(&mut outcome.charged));
+            }
+            (DecidedBy::Degraded, Some(receipt)) => {
+                let (hits, members) = (std::mem::take(&mut outcome.charged), self.members.healthy());
+                self.checks.local_share.share.undo(key, limit, receipt, hits, members, self.wall);
+            }
+            (DecidedBy::Owner | DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Exhausted, _) => {}
+        }
     }
 
     /// Handles one message of a peer.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     algorithm::{Decision, Verdict},
     rules::OnOwnerUnavailable,
-    store::Settled,
+    store::{Settled, rounds},
 };
 
 /// Identifies one check of one call of a local caller.
@@ -58,6 +58,20 @@ impl Outcome {
         };
         let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
         Self { decided_by: DecidedBy::Degraded, ..Self::of_owner(decision) }
+    }
+}
+
+impl rounds::Outcome for Outcome {
+    fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    fn parts_mut(&mut self) -> (&mut Decision, &mut u64) {
+        (&mut self.decision, &mut self.charged)
+    }
+
+    fn is_of_counter(&self) -> bool {
+        self.decided_by == DecidedBy::Owner
     }
 }
 

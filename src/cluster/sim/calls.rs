@@ -9,15 +9,16 @@ use std::{
 };
 
 use crate::{
-    algorithm::{Decision, Limit, Operation, Receipt},
+    algorithm::{Decision, Limit, Operation},
     cluster::{
         calls::Outcomes,
-        message::RemoteOperation,
         node::{ForwardPolicy, Outcome},
-        rounds::{self, Submit},
     },
     descriptor::Key,
-    store::{Check, Checks, OnRefusal},
+    store::{
+        Check, Checks, OnRefusal,
+        rounds::{self, Step, Submit},
+    },
 };
 
 /// A check of a call.
@@ -48,21 +49,15 @@ pub(super) struct OpenCall {
 pub(super) enum Progress {
     /// Nothing: these are its outcomes.
     Finished(Outcomes),
-    /// The outcomes of these operations, each of the check with this index.
-    Submitted(Vec<(usize, RemoteOperation)>),
-}
-
-/// A charge that this replica takes back itself.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Undo {
-    Lease { check: usize, hits: u64 },
-    Share { check: usize, receipt: Receipt, hits: u64 },
+    /// The outcomes of these steps, each of the check with this index.
+    Submitted(Vec<(usize, Step)>),
 }
 
 #[derive(Default)]
 struct Mailbox {
-    submitted: Vec<(usize, RemoteOperation)>,
-    undone: Vec<Undo>,
+    submitted: Vec<(usize, Step)>,
+    /// What the replica takes back itself, each of the check with this index.
+    taken_back_here: Vec<(usize, Outcome)>,
     answered: Option<Outcomes>,
 }
 
@@ -79,19 +74,16 @@ impl ByMailbox {
 }
 
 impl Submit for ByMailbox {
-    async fn submit(&self, operations: Vec<(usize, RemoteOperation)>) -> Outcomes {
-        self.mailbox.borrow_mut().submitted = operations;
+    type Outcome = Outcome;
+
+    async fn submit(&self, steps: Vec<(usize, Step)>) -> Outcomes {
+        self.mailbox.borrow_mut().submitted = steps;
         poll_fn(|_| self.mailbox.borrow_mut().answered.take().map_or(Poll::Pending, Poll::Ready)).await
     }
 
-    fn undo_lease(&self, check: &Check<'_>, hits: u64) {
-        let check = self.index(check);
-        self.mailbox.borrow_mut().undone.push(Undo::Lease { check, hits });
-    }
-
-    fn undo_share(&self, check: &Check<'_>, receipt: Receipt, hits: u64) {
-        let check = self.index(check);
-        self.mailbox.borrow_mut().undone.push(Undo::Share { check, receipt, hits });
+    fn take_back_here(&self, check: &Check<'_>, outcome: &mut Outcome) {
+        self.mailbox.borrow_mut().taken_back_here.push((self.index(check), outcome.clone()));
+        (outcome.charged, outcome.decision.receipt) = (0, None);
     }
 }
 
@@ -124,29 +116,27 @@ impl OpenCall {
         Self { checks, called_at, waits_since, taken_back, mailbox, rounds, outcomes }
     }
 
-    /// Continues as far as the outcomes allow. Also returns what is to be taken back first.
-    pub(super) fn advance(&mut self) -> (Vec<Undo>, Progress) {
+    /// Continues as far as the outcomes allow. Also returns what the replica takes back itself first.
+    pub(super) fn advance(&mut self) -> (Vec<(usize, Outcome)>, Progress) {
         let polled = self.rounds.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let mut mailbox = self.mailbox.borrow_mut();
-        let undone = std::mem::take(&mut mailbox.undone);
+        let taken_back_here = std::mem::take(&mut mailbox.taken_back_here);
         let progress = match polled {
             Poll::Ready(outcomes) => Progress::Finished(outcomes),
             Poll::Pending => {
                 let submitted = std::mem::take(&mut mailbox.submitted);
-                let is_undo = |(_, operation): &&(usize, RemoteOperation)| {
-                    matches!(operation, RemoteOperation::Undo(_))
-                };
-                self.taken_back.extend(submitted.iter().filter(is_undo).map(|(check, _)| *check));
+                let is_taken_back = |(_, step): &&(usize, Step)| matches!(step, Step::TakeBack(_));
+                self.taken_back.extend(submitted.iter().filter(is_taken_back).map(|(check, _)| *check));
                 self.outcomes = vec![None; submitted.len()];
                 Progress::Submitted(submitted)
             }
         };
-        (undone, progress)
+        (taken_back_here, progress)
     }
 
-    /// Stores the outcome of a submitted operation. Returns whether it was the last one.
-    pub(super) fn complete(&mut self, operation: u32, outcome: Outcome) -> bool {
-        self.outcomes[operation as usize] = Some(outcome);
+    /// Stores the outcome of a submitted step. Returns whether it was the last one.
+    pub(super) fn complete(&mut self, step: u32, outcome: Outcome) -> bool {
+        self.outcomes[step as usize] = Some(outcome);
         let is_complete = self.outcomes.iter().all(Option::is_some);
         if is_complete {
             self.mailbox.borrow_mut().answered = Some(self.outcomes.drain(..).flatten().collect());

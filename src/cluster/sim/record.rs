@@ -156,15 +156,16 @@ impl Record {
     }
 
     /// Hits of a key that may be charged although no caller was admitted for them: charges that faults have repeated,
-    /// whose reply was lost or came too late, or whose take-back was forgotten. In a queue, hits behind a place that is
-    /// taken back were told their delays, so only the last place is given back.
-    fn wasted(&self, key: usize, limit: &Limit) -> u64 {
-        let is_queue = matches!(limit, Limit::LeakyQueue(_));
+    /// whose reply was lost or came too late, or whose take-back was forgotten, as it is while the owner answers so late
+    /// that it is not asked. In a queue, hits behind a place that is taken back were told their delays, so only the last
+    /// place is given back.
+    fn wasted(&self, key: usize, limit: &Limit, faults: Faults) -> u64 {
+        let may_be_kept = faults == Faults::Late || matches!(limit, Limit::LeakyQueue(_));
         let is_wasted = |entry: &&Entry| {
             entry.degraded
                 || match entry.effect {
                     Effect::Lost(_) => true,
-                    Effect::TakenBack(_) => is_queue || self.is_near_fault(entry),
+                    Effect::TakenBack(_) => may_be_kept || self.is_near_fault(entry),
                     Effect::Passed(_) | Effect::Refused(_) | Effect::Refunded(_) => self.is_near_fault(entry),
                 }
         };
@@ -228,11 +229,18 @@ impl Record {
         };
         let changed = u64::from(self.divided_by > 1);
         let certain = self.refunded(key, 0, u64::MAX).1;
-        (smallest + certain).saturating_sub(self.wasted(key, limit) + lead + changed)
+        (smallest + certain).saturating_sub(self.wasted(key, limit, faults) + lead + changed)
     }
 
-    /// The first key with a short period whose limit did not hold in the time before `now`.
-    pub(super) fn broken_short_limit(&self, keys: &[TestKey], faults: Faults, now: u64) -> Option<String> {
+    /// The first key with a short period whose limit did not hold in the time before `now`, while these hits of each key
+    /// are `refunding`.
+    pub(super) fn broken_short_limit(
+        &self,
+        keys: &[TestKey],
+        refunding: &[u64],
+        faults: Faults,
+        now: u64,
+    ) -> Option<String> {
         // Windows turn earlier and later there.
         if faults == Faults::Lead {
             return None;
@@ -243,7 +251,7 @@ impl Record {
             .find_map(|(number, TestKey { limit, .. }, span)| {
                 let from = now.saturating_sub(span);
                 let passed = self.passed_between(number, from, now);
-                let most = self.most_between(number, limit, faults, from, now);
+                let most = self.most_between(number, limit, faults, from, now) + refunding[number];
                 (passed > most).then(|| {
                     format!("{passed} hits passed in {} ms, the most is {most}: {limit:?}", span / 1_000_000)
                 })

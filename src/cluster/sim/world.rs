@@ -16,7 +16,7 @@ use crate::{
         node::{Action, DecidedBy, ForwardPolicy, Node, NodeSettings, Outcome, Ticket},
         sim::{
             Step, Tamper,
-            calls::{self, OpenCall, Progress, TestCheck, Undo},
+            calls::{self, OpenCall, Progress, TestCheck},
             keys::{self, TestKey},
             record::{Effect, Entry, Fault, Faults, Record, SKEW_MAX},
         },
@@ -781,7 +781,7 @@ impl World {
             let operation = match self.rng.random_range(0..10) {
                 0 => Operation::Peek,
                 // What was admitted, and was not refunded yet.
-                1 | 2 if self.refundable[key] >= hits && descriptors == 1 => {
+                1 | 2 if self.refundable[key] >= hits => {
                     self.refundable[key] -= hits;
                     Operation::Refund(hits)
                 }
@@ -838,23 +838,17 @@ impl World {
         let now = self.time_of(number);
         let Some(call) = self.open.get_mut(&(number, ticket)) else { return };
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let (undone, progress) = call.advance();
-        for undo in undone {
-            match undo {
-                Undo::Lease { check, hits } => {
-                    process.node.undo_lease(call.checks[check].key, &call.checks[check].limit, hits);
-                }
-                Undo::Share { check, receipt, hits } => {
-                    process.node.undo_share(call.checks[check].key, &call.checks[check].limit, receipt, hits);
-                }
-            }
+        let (taken_back_here, progress) = call.advance();
+        for (index, mut outcome) in taken_back_here {
+            let TestCheck { key, limit, .. } = &call.checks[index];
+            process.node.take_back_here(*key, limit, &mut outcome);
         }
         match progress {
-            Progress::Submitted(operations) => {
+            Progress::Submitted(steps) => {
                 let deadline = now.plus(BUDGET - (self.now - call.called_at).min(BUDGET));
-                for (check, (index, operation)) in (0..).zip(operations) {
+                for (check, (index, step)) in (0..).zip(steps) {
                     let TestCheck { key, limit, policy, .. } = call.checks[index].clone();
-                    let remote_check = RemoteCheck { key, limit, operation, lease_hits: 0 };
+                    let remote_check = RemoteCheck { key, limit, operation: step.into(), lease_hits: 0 };
                     process.node.submit(Ticket { call: ticket, check }, remote_check, policy, deadline, now);
                 }
                 self.act(number);
@@ -948,14 +942,27 @@ impl World {
         if bytes.is_some_and(|bytes| bytes as u64 > self.bytes_max) {
             return Some(format!("counters take {bytes:?} bytes, the most is {}", self.bytes_max));
         }
+        let refunding = self.refunding();
         let long = self.keys.iter().enumerate().filter(|(_, key)| !key.is_short);
         let too_many = |(key, TestKey { limit, .. }): (usize, &TestKey)| {
-            let (passed, most) = (self.record.passed(key), self.record.most(key, limit, faults));
+            let (passed, most) =
+                (self.record.passed(key), self.record.most(key, limit, faults) + refunding[key]);
             (passed > most).then(|| format!("{passed} hits passed, the most is {most}: {limit:?}"))
         };
         let mut long = long.map(too_many);
         long.find_map(|broken| broken)
-            .or_else(|| self.record.broken_short_limit(&self.keys, faults, self.now))
+            .or_else(|| self.record.broken_short_limit(&self.keys, &refunding, faults, self.now))
+    }
+
+    /// The refunds of each key by calls that are not answered yet: the owner may have applied them already.
+    fn refunding(&self) -> Vec<u64> {
+        let mut refunding = vec![0; self.keys.len()];
+        for check in self.open.values().flat_map(|call| &call.checks) {
+            if let (Some(key), Operation::Refund(hits)) = (check.number, check.operation) {
+                refunding[key] += hits;
+            }
+        }
+        refunding
     }
 
     /// What the rules divide the limits by.

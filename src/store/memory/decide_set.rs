@@ -62,7 +62,10 @@ pub(crate) fn decide_set<S: CheckSet>(
         for (index, decision) in decisions.as_mut().iter_mut().enumerate() {
             if decision.verdict.passes() && checks.checks()[index].on_refusal == OnRefusal::TakeBack {
                 let (left, _) = each(index, Action::Peek);
-                (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
+                // After an overdraft, a peek is refused and has the time until it passes.
+                if left.verdict.passes() {
+                    (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
+                }
             }
         }
     }
