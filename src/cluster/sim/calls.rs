@@ -17,7 +17,7 @@ use crate::{
         rounds::{self, Submit},
     },
     descriptor::Key,
-    store::{Check, Checks, OnRefusal},
+    store::{Check, Checks, HoldTerms, OnRefusal},
 };
 
 /// A check of a call.
@@ -31,8 +31,24 @@ pub(super) struct TestCheck {
     pub(super) policy: ForwardPolicy,
 }
 
+/// What a call does.
+#[derive(Clone, Debug)]
+pub(super) enum Purpose {
+    /// It decides the operations of its checks.
+    Decide,
+    /// It reserves their hits.
+    Reserve(HoldTerms),
+    /// It repeats the reservation with this number by other terms with the same id.
+    ReserveAgain(usize, HoldTerms),
+    /// It settles the reservation with this number at their hits.
+    Settle(usize),
+    /// It repeats that.
+    SettleAgain(usize),
+}
+
 /// A call that is not answered yet.
 pub(super) struct OpenCall {
+    pub(super) purpose: Purpose,
     pub(super) checks: Vec<TestCheck>,
     pub(super) called_at: u64,
     /// The same, or when its replica continued after it was frozen.
@@ -120,8 +136,31 @@ impl OpenCall {
         let keys = checks.iter().map(|check| check.key).collect();
         let (submit, owned) = (ByMailbox { mailbox: mailbox.clone(), keys }, checks.clone());
         let rounds = Box::pin(async move { rounds::decide(&submit, &of_store(&owned), refused).await });
+        Self::with_rounds(Purpose::Decide, checks, called_at, mailbox, rounds)
+    }
+
+    /// A call with one round of operations on reservations.
+    pub(super) fn of_holds(
+        purpose: Purpose,
+        checks: Vec<TestCheck>,
+        operations: Vec<(usize, RemoteOperation)>,
+        called_at: u64,
+    ) -> Self {
+        let mailbox = Rc::new(RefCell::new(Mailbox::default()));
+        let submit = ByMailbox { mailbox: mailbox.clone(), keys: Vec::new() };
+        let rounds = Box::pin(async move { submit.submit(operations).await });
+        Self::with_rounds(purpose, checks, called_at, mailbox, rounds)
+    }
+
+    fn with_rounds(
+        purpose: Purpose,
+        checks: Vec<TestCheck>,
+        called_at: u64,
+        mailbox: Rc<RefCell<Mailbox>>,
+        rounds: Pin<Box<dyn Future<Output = Outcomes>>>,
+    ) -> Self {
         let (waits_since, taken_back, outcomes) = (called_at, Vec::new(), Vec::new());
-        Self { checks, called_at, waits_since, taken_back, mailbox, rounds, outcomes }
+        Self { purpose, checks, called_at, waits_since, taken_back, mailbox, rounds, outcomes }
     }
 
     /// Continues as far as the outcomes allow. Also returns what is to be taken back first.
