@@ -786,7 +786,7 @@ impl World {
         }
         let Some(number) = self.random_replica() else { return };
         let to_settle = self.reservations.any_to_settle(self.now, &mut self.rng);
-        match to_settle.filter(|_| self.rng.random_bool(0.5)) {
+        match to_settle.filter(|_| self.rng.random_bool(0.3)) {
             Some(hold) => {
                 self.reservations.begin_settling(hold, &mut self.record);
                 self.settle(number, hold, Purpose::Settle(hold));
