@@ -8,9 +8,8 @@ use crate::{
     algorithm::Decision,
     cluster::{
         Cluster, ForwardPolicy, OpenForwards,
-        calls::Outcomes,
         message::{RemoteCheck, RemoteOperation},
-        node::DecidedBy,
+        node::{DecidedBy, Outcome},
         remote_check::Call,
     },
     resilience::Overloaded,
@@ -54,16 +53,11 @@ impl Cluster {
         connection: &OpenForwards,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<Reserved, RemoteHoldError> {
-        let attempt = rand::random();
-        let ids = store::each_hold_id(checks, &terms.id);
-        let operations = checks.iter().zip(&ids).enumerate().map(|(index, (check, id))| {
-            let terms = Box::new(HoldTerms { id: id.clone(), attempt, ..terms.clone() });
-            (index, RemoteOperation::Reserve { terms, hits: check.hits() })
-        });
+        let terms = HoldTerms { attempt: rand::random(), ..terms.clone() };
         let policies: SmallVec<[ForwardPolicy; 2]> = checks.iter().map(|_| POLICY).collect();
         let call = Call::open(self, checks, &policies, self.deadline(timeout), connection)?;
-        let attempted = Attempt { cluster: self, checks, ids: &ids, attempt };
-        let outcomes = call.submit_round(operations.collect::<Vec<_>>()).await;
+        let attempted = Attempt { cluster: self, checks, terms: &terms };
+        let outcomes = call.submit_round(reserve_operations(checks, &terms)).await;
         let mut decisions = answered(&outcomes)?;
         if refused(&decisions) {
             decisions.iter_mut().for_each(|decision| decision.receipt = None);
@@ -85,22 +79,47 @@ impl Cluster {
         timeout: Option<Duration>,
         connection: &OpenForwards,
     ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
-        let ids = store::each_hold_id(checks, id);
-        let operations =
-            checks.iter().zip(ids).enumerate().map(|(index, (check, id))| {
-                (index, RemoteOperation::SettleHold { id, actual: check.hits() })
-            });
         let policies: SmallVec<[ForwardPolicy; 2]> = checks.iter().map(|_| POLICY).collect();
         let call = Call::open(self, checks, &policies, self.deadline(timeout), connection)?;
-        let outcomes = call.submit_round(operations.collect::<Vec<_>>()).await;
-        answered(&outcomes)?;
-        let settled = outcomes.iter().map(|outcome| outcome.settled.as_deref().copied());
-        settled.collect::<Option<_>>().ok_or(RemoteHoldError::OwnerUnreachable)
+        let outcomes = call.submit_round(settle_operations(checks, id)).await;
+        settled(&outcomes)
     }
 }
 
+/// What holds the charges of checks at their owners.
+pub(super) fn reserve_operations(checks: &[Check<'_>], terms: &HoldTerms) -> Vec<(usize, RemoteOperation)> {
+    let ids = store::each_hold_id(checks, &terms.id);
+    let operation = |(check, id): (&Check<'_>, HoldId)| {
+        let terms = Box::new(HoldTerms { id, ..terms.clone() });
+        RemoteOperation::Reserve { terms, hits: check.hits() }
+    };
+    checks.iter().zip(ids).map(operation).enumerate().collect()
+}
+
+/// What settles the holds of checks at their owners.
+pub(super) fn settle_operations(checks: &[Check<'_>], id: &HoldId) -> Vec<(usize, RemoteOperation)> {
+    let operation = |(check, id): (&Check<'_>, _)| RemoteOperation::SettleHold { id, actual: check.hits() };
+    checks.iter().zip(store::each_hold_id(checks, id)).map(operation).enumerate().collect()
+}
+
+/// What takes back the holds of one attempt.
+pub(super) fn withdrawals(checks: &[Check<'_>], terms: &HoldTerms) -> Vec<RemoteCheck> {
+    let withdraw = |(Check { key, limit, .. }, id): (&Check<'_>, HoldId)| {
+        let operation = RemoteOperation::WithdrawHold { id, attempt: terms.attempt };
+        RemoteCheck { key: *key, limit: (*limit).clone(), operation, lease_hits: 0 }
+    };
+    checks.iter().zip(store::each_hold_id(checks, &terms.id)).map(withdraw).collect()
+}
+
+/// How the owners have settled, if all have answered.
+pub(super) fn settled(outcomes: &[Outcome]) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
+    answered(outcomes)?;
+    let settled = outcomes.iter().map(|outcome| outcome.settled.as_deref().copied());
+    settled.collect::<Option<_>>().ok_or(RemoteHoldError::OwnerUnreachable)
+}
+
 /// The decisions of the owners, if all have answered.
-fn answered(outcomes: &Outcomes) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
+pub(super) fn answered(outcomes: &[Outcome]) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
     for outcome in outcomes {
         match outcome.decided_by {
             DecidedBy::Owner => {}
@@ -115,17 +134,13 @@ fn answered(outcomes: &Outcomes) -> Result<SmallVec<[Decision; 2]>, RemoteHoldEr
 struct Attempt<'c> {
     cluster: &'c Cluster,
     checks: &'c [Check<'c>],
-    ids: &'c [HoldId],
-    attempt: u64,
+    terms: &'c HoldTerms,
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         self.cluster.0.with_node(|node, now| {
-            for (Check { key, limit, .. }, id) in self.checks.iter().zip(self.ids) {
-                let operation = RemoteOperation::WithdrawHold { id: id.clone(), attempt: self.attempt };
-                node.send(RemoteCheck { key: *key, limit: (*limit).clone(), operation, lease_hits: 0 }, now);
-            }
+            withdrawals(self.checks, self.terms).into_iter().for_each(|check| node.send(check, now));
         });
     }
 }

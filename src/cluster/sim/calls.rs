@@ -12,11 +12,12 @@ use crate::{
     algorithm::{Decision, Limit, Operation},
     cluster::{
         calls::Outcomes,
+        message::RemoteOperation,
         node::{ForwardPolicy, Outcome},
     },
     descriptor::Key,
     store::{
-        Check, Checks, OnRefusal,
+        Check, Checks, HoldTerms, OnRefusal,
         rounds::{self, Step, Submit},
     },
 };
@@ -32,8 +33,24 @@ pub(super) struct TestCheck {
     pub(super) policy: ForwardPolicy,
 }
 
+/// What a call does.
+#[derive(Clone, Debug)]
+pub(super) enum Purpose {
+    /// It decides the operations of its checks.
+    Decide,
+    /// It reserves their hits.
+    Reserve(HoldTerms),
+    /// It repeats the reservation with this number by other terms with the same id.
+    ReserveAgain(usize, HoldTerms),
+    /// It settles the reservation with this number at their hits.
+    Settle(usize),
+    /// It repeats that.
+    SettleAgain(usize),
+}
+
 /// A call that is not answered yet.
 pub(super) struct OpenCall {
+    pub(super) purpose: Purpose,
     pub(super) checks: Vec<TestCheck>,
     pub(super) called_at: u64,
     /// The same, or when its replica continued after it was frozen.
@@ -49,13 +66,13 @@ pub(super) struct OpenCall {
 pub(super) enum Progress {
     /// Nothing: these are its outcomes.
     Finished(Outcomes),
-    /// The outcomes of these steps, each of the check with this index.
-    Submitted(Vec<(usize, Step)>),
+    /// The outcomes of these operations, each of the check with this index.
+    Submitted(Vec<(usize, RemoteOperation)>),
 }
 
 #[derive(Default)]
 struct Mailbox {
-    submitted: Vec<(usize, Step)>,
+    submitted: Vec<(usize, RemoteOperation)>,
     /// What the replica takes back itself, each of the check with this index.
     taken_back_here: Vec<(usize, Outcome)>,
     answered: Option<Outcomes>,
@@ -71,14 +88,18 @@ impl ByMailbox {
     fn index(&self, check: &Check<'_>) -> usize {
         self.keys.iter().position(|key| *key == check.key).expect("a check of this call")
     }
+
+    async fn operate(&self, operations: Vec<(usize, RemoteOperation)>) -> Outcomes {
+        self.mailbox.borrow_mut().submitted = operations;
+        poll_fn(|_| self.mailbox.borrow_mut().answered.take().map_or(Poll::Pending, Poll::Ready)).await
+    }
 }
 
 impl Submit for ByMailbox {
     type Outcome = Outcome;
 
     async fn submit(&self, steps: Vec<(usize, Step)>) -> Outcomes {
-        self.mailbox.borrow_mut().submitted = steps;
-        poll_fn(|_| self.mailbox.borrow_mut().answered.take().map_or(Poll::Pending, Poll::Ready)).await
+        self.operate(steps.into_iter().map(|(index, step)| (index, step.into())).collect()).await
     }
 
     fn take_back_here(&self, check: &Check<'_>, outcome: &mut Outcome) {
@@ -112,8 +133,31 @@ impl OpenCall {
         let keys = checks.iter().map(|check| check.key).collect();
         let (submit, owned) = (ByMailbox { mailbox: mailbox.clone(), keys }, checks.clone());
         let rounds = Box::pin(async move { rounds::decide(&submit, &of_store(&owned), refused).await });
+        Self::with_rounds(Purpose::Decide, checks, called_at, mailbox, rounds)
+    }
+
+    /// A call with one round of operations on reservations.
+    pub(super) fn of_holds(
+        purpose: Purpose,
+        checks: Vec<TestCheck>,
+        operations: Vec<(usize, RemoteOperation)>,
+        called_at: u64,
+    ) -> Self {
+        let mailbox = Rc::new(RefCell::new(Mailbox::default()));
+        let submit = ByMailbox { mailbox: mailbox.clone(), keys: Vec::new() };
+        let rounds = Box::pin(async move { submit.operate(operations).await });
+        Self::with_rounds(purpose, checks, called_at, mailbox, rounds)
+    }
+
+    fn with_rounds(
+        purpose: Purpose,
+        checks: Vec<TestCheck>,
+        called_at: u64,
+        mailbox: Rc<RefCell<Mailbox>>,
+        rounds: Pin<Box<dyn Future<Output = Outcomes>>>,
+    ) -> Self {
         let (waits_since, taken_back, outcomes) = (called_at, Vec::new(), Vec::new());
-        Self { checks, called_at, waits_since, taken_back, mailbox, rounds, outcomes }
+        Self { purpose, checks, called_at, waits_since, taken_back, mailbox, rounds, outcomes }
     }
 
     /// Continues as far as the outcomes allow. Also returns what the replica takes back itself first.
@@ -125,8 +169,10 @@ impl OpenCall {
             Poll::Ready(outcomes) => Progress::Finished(outcomes),
             Poll::Pending => {
                 let submitted = std::mem::take(&mut mailbox.submitted);
-                let is_taken_back = |(_, step): &&(usize, Step)| matches!(step, Step::TakeBack(_));
-                self.taken_back.extend(submitted.iter().filter(is_taken_back).map(|(check, _)| *check));
+                let is_undo = |(_, operation): &&(usize, RemoteOperation)| {
+                    matches!(operation, RemoteOperation::Undo(_))
+                };
+                self.taken_back.extend(submitted.iter().filter(is_undo).map(|(check, _)| *check));
                 self.outcomes = vec![None; submitted.len()];
                 Progress::Submitted(submitted)
             }
@@ -134,9 +180,9 @@ impl OpenCall {
         (taken_back_here, progress)
     }
 
-    /// Stores the outcome of a submitted step. Returns whether it was the last one.
-    pub(super) fn complete(&mut self, step: u32, outcome: Outcome) -> bool {
-        self.outcomes[step as usize] = Some(outcome);
+    /// Stores the outcome of a submitted operation. Returns whether it was the last one.
+    pub(super) fn complete(&mut self, operation: u32, outcome: Outcome) -> bool {
+        self.outcomes[operation as usize] = Some(outcome);
         let is_complete = self.outcomes.iter().all(Option::is_some);
         if is_complete {
             self.mailbox.borrow_mut().answered = Some(self.outcomes.drain(..).flatten().collect());

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::cluster::sim::{
-    Step::{self, Cut, Drain, Pass, Settle, Start, Tamper, Traffic},
-    Tamper::{SetHits, ShrinkMemory, Stall},
+    Step::{self, Cut, Drain, Hold, Pass, Settle, Start, Tamper, Traffic},
+    Tamper::{CancelHolds, SetHits, ShrinkMemory, Stall},
     keys,
     record::Faults,
     scripts::play,
@@ -45,6 +45,22 @@ fn forgotten_hits_of_a_short_period_are_found() {
 #[test]
 fn needless_refusals_are_found() {
     finds(&[Traffic(0), Tamper(SetHits(key(false), 60))], Faults::None, "hits passed, the least is");
+}
+
+#[test]
+fn held_hits_that_are_given_away_are_found() {
+    let hold = [Traffic(60), Hold(200), SECOND, Traffic(0)];
+    let give_away: Vec<Step> = (0..keys::all().len()).map(|key| Tamper(CancelHolds(key))).collect();
+    let spend = [Traffic(3_000), Pass(Duration::from_millis(600))];
+    finds(&[&hold[..], &give_away, &spend].concat(), Faults::None, "hits passed, the most is");
+}
+
+#[test]
+fn forgotten_reservations_are_found() {
+    let long = keys::all().into_iter().filter(|key| !key.is_short).count();
+    let forget: Vec<Step> = (0..long).map(|key| Tamper(SetHits(key, 60))).collect();
+    let steps = [&[Hold(200), SECOND][..], &forget, &[SECOND]].concat();
+    finds(&steps, Faults::None, "hits were settled as");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 mod calls;
 mod checker;
+mod holds;
 mod keys;
 mod random;
 mod record;
@@ -73,6 +74,9 @@ enum Step {
     /// Sets the number of calls per second with every operation: several descriptors, weights, peeks, refunds, overrides
     /// of classic limits, and rules with and without leases.
     Mixed(u32),
+    /// Sets the number of calls per second that reserve, settle and cancel, besides the other traffic. Some are repeated,
+    /// and some reservations expire.
+    Hold(u32),
     /// Calls with this many other keys, so that memory runs out.
     Flood(usize),
     /// Breaks something that the replicas do not know of, to test the checker.
@@ -88,6 +92,8 @@ enum Step {
 enum Tamper {
     /// The owner of the key with this number takes so many hits for charged.
     SetHits(usize, u64),
+    /// The owner of the key with this number takes its open reservations for canceled.
+    CancelHolds(usize),
     /// The replica with this number does nothing that depends on time alone.
     Stall(usize),
     /// No replica has more than this many bytes of memory, but none knows it.

@@ -6,7 +6,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::cluster::sim::{
     Step::{
-        self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hot, Kill, KillTogether,
+        self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, KillTogether,
         LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Thaw, Traffic,
     },
     record::Faults,
@@ -26,6 +26,16 @@ enum Kind {
     Late,
     Partition,
     Stop,
+}
+
+impl Kind {
+    /// Whether a script has reservations. Their expiry is not known while clocks step, and a cut has two owners.
+    fn has_holds(self, seed: u64) -> bool {
+        match self {
+            Self::Plan | Self::Crash | Self::Late | Self::Stop => seed.is_multiple_of(3),
+            Self::Clock | Self::Partition => false,
+        }
+    }
 }
 
 /// A script in the making.
@@ -57,13 +67,16 @@ impl Writer {
         self.there.swap_remove(index)
     }
 
-    fn begin(seed: u64) -> Self {
+    fn begin(seed: u64, kind: Kind) -> Self {
         let mut rng = StdRng::seed_from_u64(seed ^ 0x5EED);
         let count = rng.random_range(2..=4);
         let calls = rng.random_range(20..160);
         let traffic = if rng.random_bool(0.7) { Mixed(calls) } else { Traffic(calls) };
         let steps = vec![Start(count), Settle, traffic];
         let mut script = Self { rng, steps, there: (0..count).collect(), started: count };
+        if kind.has_holds(seed) {
+            script.steps.push(Hold(30));
+        }
         if script.rng.random_bool(0.2) {
             let calls = script.rng.random_range(200..3_000);
             script.steps.push(Hot(calls));
@@ -187,7 +200,7 @@ impl Writer {
 
 /// A script, and the faults in it.
 fn script(seed: u64, kind: Kind) -> (Vec<Step>, Faults) {
-    let mut script = Writer::begin(seed);
+    let mut script = Writer::begin(seed, kind);
     let mut faults = Faults::None;
     for _ in 0..script.rng.random_range(1..=5) {
         script.change();

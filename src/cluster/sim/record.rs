@@ -51,6 +51,12 @@ pub(super) enum Effect {
     /// The charge passed at the owner, and was taken back because another check of the call was refused.
     TakenBack(u64),
     Refunded(u64),
+    /// A reservation ended: `returned` hits came back, certainly or perhaps, and `used` ones stay charged.
+    Ended {
+        returned: u64,
+        used: u64,
+        is_certain: bool,
+    },
     /// The caller got no answer, because its replica has died, or these hits were borrowed by it.
     Lost(u64),
 }
@@ -62,7 +68,28 @@ impl Effect {
             | Self::Refused(hits)
             | Self::TakenBack(hits)
             | Self::Refunded(hits)
-            | Self::Lost(hits) => hits,
+            | Self::Lost(hits)
+            | Self::Ended { used: hits, .. } => hits,
+        }
+    }
+
+    /// Hits that may have come back.
+    fn returned(self) -> u64 {
+        match self {
+            Self::Refunded(hits) | Self::Lost(hits) | Self::Ended { returned: hits, .. } => hits,
+            Self::Passed(_) | Self::Refused(_) | Self::TakenBack(_) => 0,
+        }
+    }
+
+    /// Hits that have come back unless a fault is near.
+    fn returned_certainly(self) -> u64 {
+        match self {
+            Self::Refunded(hits) | Self::Ended { returned: hits, is_certain: true, .. } => hits,
+            Self::Ended { is_certain: false, .. }
+            | Self::Passed(_)
+            | Self::Refused(_)
+            | Self::TakenBack(_)
+            | Self::Lost(_) => 0,
         }
     }
 }
@@ -70,6 +97,14 @@ impl Effect {
 impl Entry {
     fn passed(&self) -> u64 {
         if let Effect::Passed(hits) = self.effect { hits } else { 0 }
+    }
+
+    /// Hits that come back if the entry is forgotten. A forgotten end of a reservation opens it again.
+    fn forgettable(&self) -> u64 {
+        match self.effect {
+            Effect::Passed(hits) | Effect::Ended { used: hits, .. } => hits,
+            Effect::Refused(_) | Effect::TakenBack(_) | Effect::Refunded(_) | Effect::Lost(_) => 0,
+        }
     }
 
     fn overlaps(&self, from: u64, to: u64) -> bool {
@@ -101,13 +136,25 @@ pub(super) struct Record {
     pub(super) divided_by: u32,
     /// Whether there were other operations than charges of single hits.
     pub(super) is_mixed: bool,
+    /// Whether there were reservations.
+    pub(super) has_holds: bool,
+    /// Held hits of each key whose settlement is under way.
+    pub(super) returning: BTreeMap<usize, u64>,
 }
 
 impl Default for Record {
     /// Nothing, and undivided limits.
     fn default() -> Self {
-        let (entries, faults) = (BTreeMap::new(), Vec::new());
-        Self { entries, faults, cut_at: None, leads: 0, divided_by: 1, is_mixed: false }
+        Self {
+            entries: BTreeMap::new(),
+            faults: Vec::new(),
+            cut_at: None,
+            leads: 0,
+            divided_by: 1,
+            is_mixed: false,
+            has_holds: false,
+            returning: BTreeMap::new(),
+        }
     }
 }
 
@@ -140,7 +187,7 @@ impl Record {
         let lost = self.faults.iter().filter(|fault| fault.keys.contains(&key));
         let passed = |(from, to)| {
             let in_time = move |entry: &&Entry| entry.overlaps(from, to);
-            self.of(key).filter(in_time).map(Entry::passed).sum::<u64>()
+            self.of(key).filter(in_time).map(Entry::forgettable).sum::<u64>()
         };
         lost.filter_map(|fault| fault.forgets).map(passed).sum()
     }
@@ -166,7 +213,9 @@ impl Record {
                 || match entry.effect {
                     Effect::Lost(_) => true,
                     Effect::TakenBack(_) => may_be_kept || self.is_near_fault(entry),
-                    Effect::Passed(_) | Effect::Refused(_) | Effect::Refunded(_) => self.is_near_fault(entry),
+                    Effect::Passed(_) | Effect::Refused(_) | Effect::Refunded(_) | Effect::Ended { .. } => {
+                        self.is_near_fault(entry)
+                    }
                 }
         };
         self.of(key).filter(is_wasted).map(|entry| entry.effect.hits()).sum()
@@ -174,14 +223,14 @@ impl Record {
 
     /// Refunds that may have taken effect, and those that certainly have.
     fn refunded(&self, key: usize, from: u64, to: u64) -> (u64, u64) {
-        let is_refund = |entry: &&Entry| {
-            matches!(entry.effect, Effect::Refunded(_) | Effect::Lost(_)) && entry.overlaps(from, to)
-        };
-        let all: u64 = self.of(key).filter(is_refund).map(|entry| entry.effect.hits()).sum();
+        let in_time = |entry: &&Entry| entry.overlaps(from, to);
+        let all: u64 = self.of(key).filter(in_time).map(|entry| entry.effect.returned()).sum();
+        let all = all + self.returning.get(&key).copied().unwrap_or_default();
         let is_certain = |entry: &&Entry| {
-            matches!(entry.effect, Effect::Refunded(_)) && !entry.degraded && !self.is_near_fault(entry)
+            entry.effect.returned_certainly() > 0 && !entry.degraded && !self.is_near_fault(entry)
         };
-        let certain: u64 = self.of(key).filter(is_certain).map(|entry| entry.effect.hits()).sum();
+        let certain: u64 =
+            self.of(key).filter(is_certain).map(|entry| entry.effect.returned_certainly()).sum();
         // Of a bucket, a hit that was charged under a smaller limit is worth several of the larger one.
         let worth = u64::from(self.divided_by.max(1));
         (all * worth, if worth > 1 { 0 } else { certain })
@@ -216,7 +265,7 @@ impl Record {
     /// The least hits of a key with a long period that must have passed once everything was spent.
     pub(super) fn least(&self, key: usize, limit: &Limit, faults: Faults) -> u64 {
         // A classic limit counts hits that it refuses.
-        if limit.is_classic() && self.is_mixed {
+        if limit.is_classic() && (self.is_mixed || self.has_holds) {
             return 0;
         }
         let smallest = limit.share(self.divided_by.max(1)).allowance();

@@ -6,7 +6,7 @@ use crate::{
     algorithm::Operation,
     cluster::sim::{
         Step::{
-            self, Cut, Delay, Drain, DrainOwner, Flood, FreezeBorrower, Heal, Hot, Kill, Pass, Resume,
+            self, Cut, Delay, Drain, DrainOwner, Flood, FreezeBorrower, Heal, Hold, Hot, Kill, Pass, Resume,
             Settle, Skew, Start, Thaw, Traffic,
         },
         World,
@@ -173,6 +173,22 @@ fn last_replica_of_full_stop_answers_by_the_rule_at_once() {
     node.submit(Ticket { call: 1, check: 0 }, check, policy, now.after(millis(10_000)), now);
     let is_answered = |action: &Action| matches!(action, Action::Complete(..));
     assert!(node.actions().iter().any(is_answered), "the call waits for an owner");
+}
+
+#[test]
+fn reservations_leave_what_was_used_charged() {
+    for seed in 0..5 {
+        owns(seed, &after_begin(&[Hold(100), Pass(millis(3_000))]), Faults::None);
+    }
+}
+
+#[test]
+fn reservations_survive_a_rolling_replacement() {
+    let roll = |number| [Start(1), Pass(millis(700)), Drain(number), Pass(millis(900))];
+    let steps = [&[Hold(60)][..], &[roll(0), roll(1), roll(2)].concat()].concat();
+    for seed in 0..5 {
+        owns(seed, &after_begin(&steps), Faults::None);
+    }
 }
 
 #[test]

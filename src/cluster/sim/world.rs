@@ -9,21 +9,23 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
-    algorithm::{Limit, Operation, laws::every_limit},
+    algorithm::{Decision, Excess, Limit, Operation, laws::every_limit},
     cluster::{
         MemberId,
+        holds::{answered, reserve_operations, settle_operations, settled, withdrawals},
         message::{MemberState, Message, RemoteCheck},
         node::{Action, DecidedBy, ForwardPolicy, Node, NodeSettings, Outcome, Ticket},
         sim::{
             Step, Tamper,
-            calls::{self, OpenCall, Progress, TestCheck},
+            calls::{self, OpenCall, Progress, Purpose, TestCheck},
+            holds::{Part, Reservations},
             keys::{self, TestKey},
             record::{Effect, Entry, Fault, Faults, Record, SKEW_MAX},
         },
     },
     descriptor::{Key, Secret},
     rules::OnOwnerUnavailable,
-    store::{Lead, Memory, OnFull, Slot, StoredSlot},
+    store::{HoldTerms, Lead, Memory, OnFull, Reserved, Settled, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
 
@@ -76,6 +78,7 @@ pub(super) struct World {
     pub(super) record: Record,
     /// Hits of each key that passed and were not refunded.
     refundable: Vec<u64>,
+    reservations: Reservations,
     open: BTreeMap<(usize, u64), OpenCall>,
     divided_by: u32,
     /// When replicas divide their limits by which number.
@@ -94,6 +97,7 @@ struct Traffic {
     calls_per_second: u32,
     keys: usize,
     is_mixed: bool,
+    holds_per_second: u32,
 }
 
 /// Counts of the outcomes.
@@ -139,6 +143,14 @@ impl Link {
     }
 }
 
+/// The hits of a charge.
+fn hits_of(check: &TestCheck) -> u64 {
+    match check.operation {
+        Operation::Charge(hits) => hits,
+        Operation::Peek | Operation::Refund(_) => 0,
+    }
+}
+
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         Self::with_memory(seed, 1 << 30)
@@ -166,6 +178,7 @@ impl World {
             refundable: vec![0; keys.len()],
             keys,
             record: Record::default(),
+            reservations: Reservations::default(),
             open: BTreeMap::new(),
             divided_by: 1,
             rule_changes: Vec::new(),
@@ -256,7 +269,12 @@ impl World {
             Step::Traffic(calls_per_second) => self.set_traffic(*calls_per_second, usize::MAX, false),
             Step::Hot(calls_per_second) => self.set_traffic(*calls_per_second, 1, false),
             Step::Mixed(calls_per_second) => self.set_traffic(*calls_per_second, usize::MAX, true),
+            Step::Hold(calls_per_second) => {
+                self.traffic.holds_per_second = *calls_per_second;
+                self.record.has_holds = true;
+            }
             Step::Flood(keys) => self.flood(*keys),
+            Step::Tamper(Tamper::CancelHolds(key)) => self.cancel_holds(*key),
             Step::Tamper(Tamper::SetHits(key, hits)) => {
                 let TestKey { key, limit, .. } = self.keys[*key].clone();
                 if let Some(owner) = self.owner(key) {
@@ -278,7 +296,9 @@ impl World {
     }
 
     fn set_traffic(&mut self, calls_per_second: u32, keys: usize, is_mixed: bool) {
-        self.traffic = Traffic { calls_per_second, keys, is_mixed };
+        // No traffic at all has no reservations either.
+        let holds_per_second = if calls_per_second > 0 { self.traffic.holds_per_second } else { 0 };
+        self.traffic = Traffic { calls_per_second, keys, is_mixed, holds_per_second };
         self.record.is_mixed |= is_mixed;
     }
 
@@ -485,7 +505,15 @@ impl World {
         }
         let calls = self.open.extract_if(.., |(process, _), _| *process == number);
         let lost: Vec<OpenCall> = calls.map(|(_, call)| call).collect();
-        for OpenCall { checks, called_at, .. } in lost {
+        for OpenCall { purpose, checks, called_at, .. } in lost {
+            match purpose {
+                Purpose::Settle(number) | Purpose::SettleAgain(number) => {
+                    let is_first = matches!(purpose, Purpose::Settle(_));
+                    self.finish_settlement(number, is_first, &checks, called_at, None);
+                    continue;
+                }
+                Purpose::Decide | Purpose::Reserve(_) | Purpose::ReserveAgain(..) => {}
+            }
             for check in checks {
                 if let (Some(key), Operation::Charge(hits) | Operation::Refund(hits)) =
                     (check.number, check.operation)
@@ -552,6 +580,7 @@ impl World {
             }
             self.end_departed();
             self.call_at_random();
+            self.hold_at_random();
         }
     }
 
@@ -749,6 +778,198 @@ impl World {
         }
     }
 
+    fn hold_at_random(&mut self) {
+        self.reservations.expire(self.now, &mut self.record);
+        let chance = f64::from(self.traffic.holds_per_second) * STEP as f64 / SECOND as f64;
+        if chance <= 0.0 || !self.rng.random_bool(chance.min(1.0)) {
+            return;
+        }
+        let Some(number) = self.random_replica() else { return };
+        let to_settle = self.reservations.any_to_settle(self.now, &mut self.rng);
+        match to_settle.filter(|_| self.rng.random_bool(0.3)) {
+            Some(hold) => {
+                self.reservations.begin_settling(hold, &mut self.record);
+                self.settle(number, hold, Purpose::Settle(hold));
+            }
+            None => {
+                let mut checks: Vec<TestCheck> = Vec::new();
+                for _ in 0..self.rng.random_range(1..=3) {
+                    let key = self.rng.random_range(0..self.keys.len());
+                    let is_new = checks.iter().all(|check| check.number != Some(key));
+                    if is_new && !matches!(self.keys[key].limit.excess(), Excess::Overdraft(_)) {
+                        let hits = self.rng.random_range(1..=4);
+                        checks.push(self.hold_check(number, key, hits));
+                    }
+                }
+                let terms = self.reservations.terms(&mut self.rng);
+                self.reserve(number, checks, Purpose::Reserve(terms));
+            }
+        }
+    }
+
+    /// A check that only the owner decides.
+    fn hold_check(&self, number: usize, key: usize, hits: u64) -> TestCheck {
+        let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+        TestCheck { policy, ..self.check(number, key, Operation::Charge(hits)) }
+    }
+
+    /// Reserves as the limiter does: here if this replica owns all counters, otherwise at the owners.
+    fn reserve(&mut self, number: usize, checks: Vec<TestCheck>, purpose: Purpose) {
+        let (Purpose::Reserve(terms) | Purpose::ReserveAgain(_, terms)) = &purpose else { return };
+        let wall = self.wall_of(number);
+        let memory = &self.processes[&number].memory;
+        if let Ok(Reserved { is_held, decisions }) =
+            memory.reserve(&calls::of_store(&checks), terms, wall, calls::refused)
+        {
+            let answer = is_held.then(|| decisions.as_ref());
+            return self.finish_reservation(purpose, &checks, self.now, answer, |_| Effect::Refused, false);
+        }
+        let operations = reserve_operations(&calls::of_store(&checks), terms);
+        self.submit_holds(number, OpenCall::of_holds(purpose, checks, operations, self.now));
+    }
+
+    /// Settles a reservation at random hits, at the owners.
+    fn settle(&mut self, number: usize, hold: usize, purpose: Purpose) {
+        let parts = self.reservations.get(hold).parts.clone();
+        let mut check = |Part { key, hits, .. }: &Part| {
+            let actual = self.rng.random_range(0..=hits + 1);
+            self.hold_check(number, *key, actual)
+        };
+        let checks: Vec<TestCheck> = parts.iter().map(&mut check).collect();
+        let id = self.reservations.get(hold).terms.id.clone();
+        let operations = settle_operations(&calls::of_store(&checks), &id);
+        self.submit_holds(number, OpenCall::of_holds(purpose, checks, operations, self.now));
+    }
+
+    fn submit_holds(&mut self, number: usize, call: OpenCall) {
+        self.calls_started += 1;
+        let ticket = self.calls_started;
+        self.open.insert((number, ticket), call);
+        self.advance(number, ticket);
+    }
+
+    /// The owners have answered, or not.
+    fn finish_holds(&mut self, number: usize, call: OpenCall, outcomes: &[Outcome]) {
+        let OpenCall { purpose, checks, called_at, waits_since, .. } = call;
+        self.totals.answers += 1;
+        self.totals.slowest = self.totals.slowest.max(self.now - waits_since);
+        match &purpose {
+            Purpose::Decide => {}
+            Purpose::Settle(hold) | Purpose::SettleAgain(hold) => {
+                let (is_first, answer) = (matches!(purpose, Purpose::Settle(_)), settled(outcomes).ok());
+                self.finish_settlement(*hold, is_first, &checks, called_at, answer.as_deref());
+                if is_first
+                    && answer.is_some()
+                    && self.rng.random_bool(0.3)
+                    && let Some(other) = self.random_replica()
+                {
+                    self.settle(other, *hold, Purpose::SettleAgain(*hold));
+                }
+            }
+            Purpose::Reserve(terms) | Purpose::ReserveAgain(_, terms) => {
+                let answer = answered(outcomes).ok();
+                let held = answer.as_deref().filter(|decisions| !calls::refused(decisions));
+                if held.is_none() {
+                    self.withdraw(number, &checks, terms);
+                }
+                let passes = |index: usize| answer.as_ref().is_some_and(|all| all[index].verdict.passes());
+                let effect = |index| if passes(index) { Effect::TakenBack } else { Effect::Refused };
+                let is_unanswered = answer.is_none();
+                self.finish_reservation(purpose.clone(), &checks, called_at, held, effect, is_unanswered);
+            }
+        }
+    }
+
+    fn withdraw(&mut self, number: usize, checks: &[TestCheck], terms: &HoldTerms) {
+        let now = self.time_of(number);
+        if let Some(process) = self.processes.get_mut(&number) {
+            let checks = withdrawals(&calls::of_store(checks), terms);
+            checks.into_iter().for_each(|check| process.node.send(check, now));
+        }
+        self.act(number);
+    }
+
+    /// `held` has the decisions if everything is held; otherwise `effect` is what became of each check.
+    fn finish_reservation(
+        &mut self,
+        purpose: Purpose,
+        checks: &[TestCheck],
+        called_at: u64,
+        held: Option<&[Decision]>,
+        effect: impl Fn(usize) -> fn(u64) -> Effect,
+        is_unanswered: bool,
+    ) {
+        let part = |(index, check): (usize, &TestCheck)| Part {
+            key: check.number.expect("a key of the world"),
+            limit: check.limit.clone(),
+            hits: hits_of(check),
+            remaining: held.map_or(0, |decisions| decisions[index].remaining),
+        };
+        let parts: Vec<Part> = checks.iter().enumerate().map(part).collect();
+        match (purpose, held) {
+            (Purpose::Reserve(terms), Some(_)) => {
+                for Part { key, hits, .. } in &parts {
+                    self.note(*key, Effect::Passed(*hits), called_at, false);
+                }
+                let again = HoldTerms { attempt: self.rng.random(), ..terms.clone() };
+                let hold = self.reservations.held(terms, parts, called_at, self.now);
+                if self.rng.random_bool(0.2)
+                    && let Some(other) = self.random_replica()
+                {
+                    let parts = self.reservations.get(hold).parts.clone();
+                    let check = |Part { key, hits, .. }: &Part| self.hold_check(other, *key, *hits);
+                    let checks = parts.iter().map(check).collect();
+                    self.reserve(other, checks, Purpose::ReserveAgain(hold, again));
+                }
+            }
+            (Purpose::ReserveAgain(hold, _), _) => {
+                let left = |parts: &[Part]| parts.iter().map(|part| part.remaining).collect::<Vec<_>>();
+                let first = left(&self.reservations.get(hold).parts);
+                if held.is_none() || left(&parts) != first {
+                    let problem = format!("a repeated reservation answers {held:?}, not {first:?}");
+                    self.reservations.wrong.get_or_insert(problem);
+                    // After a fault it may be a new one.
+                    for Part { key, hits, .. } in parts {
+                        self.note(key, Effect::Lost(hits), called_at, false);
+                    }
+                }
+            }
+            (_, None) => {
+                for (index, Part { key, hits, .. }) in parts.into_iter().enumerate() {
+                    self.note(key, effect(index)(hits), called_at, is_unanswered);
+                }
+            }
+            (Purpose::Decide | Purpose::Settle(_) | Purpose::SettleAgain(_), Some(_)) => {}
+        }
+    }
+
+    fn finish_settlement(
+        &mut self,
+        hold: usize,
+        is_first: bool,
+        checks: &[TestCheck],
+        called_at: u64,
+        answer: Option<&[Settled]>,
+    ) {
+        let (actual, times): (Vec<u64>, _) = (checks.iter().map(hits_of).collect(), (called_at, self.now));
+        if is_first {
+            self.reservations.settled(hold, &actual, answer, times, &mut self.record);
+        } else {
+            self.reservations.settled_again(hold, &actual, answer, times, &mut self.record);
+        }
+    }
+
+    /// Cancels the open reservations of a key at its owner, without their callers.
+    fn cancel_holds(&mut self, key: usize) {
+        let Some(owner) = self.owner(self.keys[key].key) else { return };
+        let (check, wall) = (self.hold_check(owner, key, 0), self.wall_of(owner));
+        for id in self.reservations.open_ids(key) {
+            let checks = std::slice::from_ref(&check);
+            // Without an answer there is nothing to break.
+            let _ = self.processes[&owner].memory.settle(&calls::of_store(checks), &id, wall);
+        }
+    }
+
     /// A replica that takes calls.
     fn random_replica(&mut self) -> Option<usize> {
         let answers = |process: &Process| process.node.state() != MemberState::Joining && !process.is_leaving;
@@ -844,17 +1065,20 @@ impl World {
             process.node.take_back_here(*key, limit, &mut outcome);
         }
         match progress {
-            Progress::Submitted(steps) => {
+            Progress::Submitted(operations) => {
                 let deadline = now.plus(BUDGET - (self.now - call.called_at).min(BUDGET));
-                for (check, (index, step)) in (0..).zip(steps) {
+                for (check, (index, operation)) in (0..).zip(operations) {
                     let TestCheck { key, limit, policy, .. } = call.checks[index].clone();
-                    let remote_check = RemoteCheck { key, limit, operation: step.into(), lease_hits: 0 };
+                    let remote_check = RemoteCheck { key, limit, operation, lease_hits: 0 };
                     process.node.submit(Ticket { call: ticket, check }, remote_check, policy, deadline, now);
                 }
                 self.act(number);
             }
             Progress::Finished(outcomes) => {
                 let call = self.open.remove(&(number, ticket)).expect("it was looked up");
+                if !matches!(call.purpose, Purpose::Decide) {
+                    return self.finish_holds(number, call, &outcomes);
+                }
                 let passes = outcomes.iter().all(|outcome| outcome.decision.verdict.passes());
                 let is_degraded = |outcome: &Outcome| outcome.decided_by == DecidedBy::Degraded;
                 self.finish_call(call, passes, |check| is_degraded(&outcomes[check]));
@@ -937,6 +1161,11 @@ impl World {
         }
         if faults == Faults::None && self.totals.degraded > 0 {
             return Some(format!("{} answers were degraded", self.totals.degraded));
+        }
+        if faults == Faults::None
+            && let Some(wrong) = &self.reservations.wrong
+        {
+            return Some(wrong.clone());
         }
         let bytes = self.processes.values().map(|process| process.memory.stats().bytes).max();
         if bytes.is_some_and(|bytes| bytes as u64 > self.bytes_max) {

@@ -431,7 +431,7 @@ impl<S: CheckSet> LockedSlots<'_, S> {
 }
 
 /// The id of each check: checks of one counter are numbered.
-pub(crate) fn each_hold_id(checks: &Checks<'_>, id: &HoldId) -> SmallVec<[HoldId; 2]> {
+pub(crate) fn each_hold_id(checks: &[Check<'_>], id: &HoldId) -> SmallVec<[HoldId; 2]> {
     let mut seen: BTreeMap<Key, usize> = BTreeMap::new();
     let nth = |check: &Check<'_>| {
         let seen = seen.entry(check.key).or_default();

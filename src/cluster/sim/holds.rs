@@ -1,0 +1,230 @@
+//! Reservations of the simulation, as their callers know them.
+
+use std::time::Duration;
+
+use rand::{RngExt, rngs::StdRng};
+
+use crate::{
+    algorithm::{Excess, Limit},
+    cluster::sim::record::{Effect, Entry, Record},
+    store::{HoldId, HoldTerms, OnExpiry, SettleOutcome, Settled},
+    time::SECOND,
+};
+
+/// The most that an expiry is earlier or later than its caller expects, by clocks that differ and late messages.
+const SLACK: u64 = SECOND / 2;
+/// The shortest and the longest time until the expiry, in milliseconds.
+const TTL_MILLIS: std::ops::RangeInclusive<u64> = 200..=3_000;
+
+/// Every reservation that was held.
+#[derive(Default)]
+pub(super) struct Reservations {
+    each: Vec<Reservation>,
+    asked: u64,
+    /// The first answer that is wrong unless there was a fault.
+    pub(super) wrong: Option<String>,
+}
+
+/// One reservation.
+pub(super) struct Reservation {
+    pub(super) terms: HoldTerms,
+    pub(super) parts: Vec<Part>,
+    called_at: u64,
+    answered_at: u64,
+    state: State,
+}
+
+/// What a reservation holds of one key.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// The number of the key.
+    pub(super) key: usize,
+    pub(super) limit: Limit,
+    pub(super) hits: u64,
+    /// What was left after it.
+    pub(super) remaining: u64,
+}
+
+/// What its caller knows of a reservation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// A settlement of an open one is under way.
+    Settling,
+    /// The time of its expiry has passed, or will soon.
+    Expired,
+    /// A settlement of an expired one is under way.
+    SettlingLate,
+    Settled(Vec<Settled>),
+    /// A settlement has no answer.
+    Unsure,
+}
+
+impl Reservation {
+    fn ttl(&self) -> u64 {
+        self.terms.ttl.as_nanos() as u64
+    }
+
+    /// The instants before and after which it certainly has not and has expired.
+    fn expiry(&self) -> (u64, u64) {
+        ((self.called_at + self.ttl()).saturating_sub(SLACK), self.answered_at + self.ttl() + SLACK)
+    }
+
+    fn can_be_settled(&self, now: u64) -> bool {
+        let (earliest, latest) = self.expiry();
+        match self.state {
+            State::Open => now < earliest,
+            State::Expired => latest < now,
+            State::Settling | State::SettlingLate | State::Settled(_) | State::Unsure => false,
+        }
+    }
+}
+
+impl Reservations {
+    /// Terms with an id of their own.
+    pub(super) fn terms(&mut self, rng: &mut StdRng) -> HoldTerms {
+        self.asked += 1;
+        let id = HoldId::new(&self.asked.to_be_bytes()).expect("eight bytes");
+        let on_expiry = if rng.random_bool(0.3) { OnExpiry::Charge } else { OnExpiry::Release };
+        let terms = HoldTerms::new(id, Duration::from_millis(rng.random_range(TTL_MILLIS)), on_expiry);
+        HoldTerms { attempt: rng.random(), ..terms.expect("the time is within its bounds") }
+    }
+
+    /// Adds one that is held, and returns its number.
+    pub(super) fn held(
+        &mut self,
+        terms: HoldTerms,
+        parts: Vec<Part>,
+        called_at: u64,
+        answered_at: u64,
+    ) -> usize {
+        self.each.push(Reservation { terms, parts, called_at, answered_at, state: State::Open });
+        self.each.len() - 1
+    }
+
+    pub(super) fn get(&self, number: usize) -> &Reservation {
+        &self.each[number]
+    }
+
+    /// The ids of the open ones that hold hits of a key.
+    pub(super) fn open_ids(&self, key: usize) -> Vec<HoldId> {
+        let holds =
+            |hold: &&Reservation| hold.state == State::Open && hold.parts.iter().any(|part| part.key == key);
+        self.each.iter().filter(holds).map(|hold| hold.terms.id.clone()).collect()
+    }
+
+    /// The number of one that can be settled at random, if there is one.
+    pub(super) fn any_to_settle(&self, now: u64, rng: &mut StdRng) -> Option<usize> {
+        let able: Vec<usize> =
+            (0..self.each.len()).filter(|number| self.each[*number].can_be_settled(now)).collect();
+        (!able.is_empty()).then(|| able[rng.random_range(0..able.len())])
+    }
+
+    /// Records what expires: from the earliest instant on, its hits may be free again.
+    pub(super) fn expire(&mut self, now: u64, record: &mut Record) {
+        for hold in &mut self.each {
+            let (called_at, answered_at) = hold.expiry();
+            if hold.state != State::Open || now < called_at {
+                continue;
+            }
+            hold.state = State::Expired;
+            if hold.terms.on_expiry == OnExpiry::Release {
+                for Part { key, limit, hits, .. } in &hold.parts {
+                    let is_certain = gives_all_back(limit, record);
+                    let effect = Effect::Ended { returned: *hits, used: 0, is_certain };
+                    record.note(Entry { key: *key, effect, called_at, answered_at, degraded: false });
+                }
+            }
+        }
+    }
+
+    /// A settlement begins: until it is answered, all held hits may be free.
+    pub(super) fn begin_settling(&mut self, number: usize, record: &mut Record) {
+        let hold = &mut self.each[number];
+        hold.state = if hold.state == State::Open { State::Settling } else { State::SettlingLate };
+        for Part { key, hits, .. } in &hold.parts {
+            *record.returning.entry(*key).or_default() += hits;
+        }
+    }
+
+    /// The settlement at the `actual` hits of each part has its answer, or none.
+    pub(super) fn settled(
+        &mut self,
+        number: usize,
+        actual: &[u64],
+        answer: Option<&[Settled]>,
+        (called_at, now): (u64, u64),
+        record: &mut Record,
+    ) {
+        let hold = &mut self.each[number];
+        for Part { key, hits, .. } in &hold.parts {
+            *record.returning.entry(*key).or_default() -= hits;
+        }
+        let Some(answer) = answer else {
+            hold.state = State::Unsure;
+            return self.unsure(number, actual, called_at, now, record);
+        };
+        let is_late = hold.state == State::SettlingLate;
+        hold.state = State::Settled(answer.to_vec());
+        let parts = hold.parts.clone().into_iter().zip(actual).zip(answer);
+        for ((Part { key, limit, hits, .. }, actual), settled) in parts {
+            let expected = match (is_late, hold.terms.on_expiry) {
+                (false, _) => SettleOutcome::Open,
+                (true, OnExpiry::Charge) => SettleOutcome::Charged,
+                (true, OnExpiry::Release) => SettleOutcome::Released,
+            };
+            let is_found = matches!(settled.outcome, SettleOutcome::Open | SettleOutcome::Charged);
+            if settled.outcome != expected || is_found && settled.reserved != hits {
+                self.wrong
+                    .get_or_insert(format!("{hits} hits were settled as {settled:?}, not {expected:?}"));
+            }
+            let is_certain = gives_all_back(&limit, record);
+            let mut note = |effect| {
+                record.note(Entry { key, effect, called_at, answered_at: now, degraded: false });
+            };
+            let charged = if is_found { actual.saturating_sub(hits) } else { *actual };
+            note(Effect::Passed(charged - settled.uncharged));
+            // What an expiry gives back was recorded when it was due.
+            let returned = match settled.outcome {
+                SettleOutcome::Open | SettleOutcome::Charged => hits.saturating_sub(*actual),
+                SettleOutcome::Released if is_late => 0,
+                SettleOutcome::Released | SettleOutcome::Unknown => hits,
+            };
+            note(Effect::Ended { returned, used: (*actual).min(hits), is_certain });
+        }
+    }
+
+    /// A repeated settlement has its answer, which is the first one, or none.
+    pub(super) fn settled_again(
+        &mut self,
+        number: usize,
+        actual: &[u64],
+        answer: Option<&[Settled]>,
+        (called_at, now): (u64, u64),
+        record: &mut Record,
+    ) {
+        let State::Settled(first) = &self.each[number].state else { unreachable!("it was settled before") };
+        if answer != Some(first) {
+            self.wrong.get_or_insert(format!("a repeated settlement answers {answer:?}, not {first:?}"));
+            self.unsure(number, actual, called_at, now, record);
+        }
+    }
+
+    /// Records that a settlement may have taken effect, now or never, and the expiry otherwise.
+    fn unsure(&self, number: usize, actual: &[u64], called_at: u64, now: u64, record: &mut Record) {
+        let hold = &self.each[number];
+        let answered_at = now.max(hold.expiry().1);
+        for (Part { key, hits, .. }, actual) in hold.parts.iter().zip(actual) {
+            let effect = Effect::Ended { returned: *hits, used: *actual, is_certain: false };
+            record.note(Entry { key: *key, effect, called_at, answered_at, degraded: true });
+        }
+    }
+}
+
+/// Whether ended reservations leave the counter as if only the used hits had been charged, whatever else is called
+/// here. A queue gives only its last place back, a refund may have taken the held hits, and counted refusals may have
+/// been refused because of them.
+fn gives_all_back(limit: &Limit, record: &Record) -> bool {
+    let is_queue = matches!(limit, Limit::LeakyQueue(_));
+    !record.is_mixed && !is_queue && limit.excess() == Excess::Refuse
+}
