@@ -86,6 +86,22 @@ impl ActiveView<'_> {
         Ok(self.held_answer(request, &applied, &plan, &reserved))
     }
 
+    /// Charges the hits of all descriptors, or none, once for each id: a repeated call is answered as the first one.
+    ///
+    /// The charge is a reservation that is settled at once. If it is not settled, its expiry charges it. A refused call
+    /// changes nothing and is not remembered.
+    pub fn charge_once(&self, request: &Request<'_>, terms: &HoldTerms) -> Result<Answer<'_>, HoldError> {
+        // Settlements need the owners of all counters.
+        if self.limiter.remote.is_some() {
+            return Err(HoldError::Limiter(self.not_local_error()));
+        }
+        let HeldAnswer { answer, is_held } = self.reserve(request, terms)?;
+        if is_held {
+            self.settle(request, &terms.id)?;
+        }
+        Ok(answer)
+    }
+
     /// Settles a reservation at the hits of the descriptors, if there are no other replicas. They are the same
     /// descriptors as those of the reservation. No hits cancel it.
     pub fn settle(&self, request: &Request<'_>, id: &HoldId) -> Result<SettledAnswer<'_>, HoldError> {
