@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Decision, Excess, Held, LogCounter, LogReceipt, Operation, Place, SlidingLog, Span, Verdict,
+        Algorithm, Decision, Excess, Held, LogCounter, LogReceipt, Operation, Place, SlidingLog, Span,
+        Verdict,
     },
     time::Timestamp,
 };

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation, Receipt,
-        SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own,
+        Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation,
+        Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own,
     },
     named::named,
     time::Timestamp,

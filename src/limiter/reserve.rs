@@ -38,7 +38,7 @@ pub enum HoldError {
     #[error("the owner of a counter could not be reached in time: try again")]
     OwnerUnreachable,
     /// The counters are in a shared store.
-    #[error("reservations need counters in memory, not in a shared store")]
+    #[error("reservations and charges with a request_id need counters in memory, not in a shared store")]
     SharedStore,
 }
 

@@ -189,9 +189,7 @@ impl Api {
             let once = request.once(self.settings.request_id_window);
             let decided = match once.map_err(|error| fault(missing.request, error))? {
                 None => view.decide_remote(&asked, connection).await.map_err(Error::from),
-                Some(terms) => {
-                    view.charge_once_remote(&asked, &terms, connection).await.map_err(Error::from)
-                }
+                Some(terms) => view.charge_once_remote(&asked, &terms, connection).await.map_err(Error::from),
             };
             match decided {
                 Ok(answer) => self.answer(&mut answers, request.id, &asked, view, &answer),

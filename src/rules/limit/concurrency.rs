@@ -29,7 +29,8 @@ pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) 
     let places = draft.max_in_flight.as_ref().filter(|places| {
         let fits = (1..=PLACES_MAX).contains(&places.value);
         if !fits {
-            let what = format!("`max_in_flight` cannot be {}; it is a number from 1 to {PLACES_MAX}", places.value);
+            let what =
+                format!("`max_in_flight` cannot be {}; it is a number from 1 to {PLACES_MAX}", places.value);
             diagnostics.add(places.mark, what);
         }
         fits

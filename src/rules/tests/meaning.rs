@@ -6,8 +6,8 @@ use serde_json::json;
 use super::rules;
 use crate::{
     algorithm::{
-        AlgorithmName, Calendar, CalendarUnit, Classic, Concurrency, Excess, FixedWindow, LeakyQueue, Limit, Operation,
-        Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        AlgorithmName, Calendar, CalendarUnit, Classic, Concurrency, Excess, FixedWindow, LeakyQueue, Limit,
+        Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     rules::{Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Unit},
     time::{SECOND, Timestamp},
