@@ -1,5 +1,6 @@
 """Places for streams in flight behind a real Envoy: taken at the start of a stream, freed at its end."""
 
+import contextlib
 import http.client
 import threading
 
@@ -42,7 +43,8 @@ class Slow(Echo):
                 if self.path == "/slow":
                     upstream.requests.append(self.path)
                     upstream.finish.wait(60)
-                super().do_GET()
+                with contextlib.suppress(BrokenPipeError):  # Envoy resets some streams.
+                    super().do_GET()
 
         self.server.RequestHandlerClass = Handler
         self.attempts = attempts
@@ -51,7 +53,8 @@ class Slow(Echo):
 def admitted_only(key, value):
     """The entry `key`, which is missing if no upstream was asked: then Envoy sends no descriptor."""
     config = {"descriptor_key": key, "text": f'upstream.address != "" ? "{value}" : "{value}"'}
-    return {"extension": typed("envoy.rate_limit_descriptors.expr", "extensions.rate_limit_descriptors.expr.v3.Descriptor", config)}
+    kind = "extensions.rate_limit_descriptors.expr.v3.Descriptor"
+    return {"extension": typed("envoy.rate_limit_descriptors.expr", kind, config)}
 
 
 @pytest.fixture
