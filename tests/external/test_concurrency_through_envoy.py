@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import threading
 
 import pytest
@@ -66,16 +67,28 @@ def slow(cleanup):
 
 
 @pytest.fixture
-def edge(rule_file, start_tollgate, start_envoy, slow):
-    """A running Tollgate and a running Envoy, which takes a place for each stream."""
-    take = rate_limit(generic(*IN_FLIGHT))
-    free = rate_limit(
-        admitted_only(*IN_FLIGHT), hits_addend={"number": 1, "is_negative_hits": True}, apply_on_stream_done=True
-    )
-    limited = route("/", take, free)
-    limited["route"]["retry_policy"] = {"retry_on": "5xx", "num_retries": 2}
-    tollgate = start_tollgate(rule_file(RULES))
-    return tollgate, start_envoy(bootstrap([tollgate.grpc], slow.address, [limited]))
+def start(rule_file, start_tollgate, start_envoy, slow):
+    """A running Tollgate and a running Envoy, which takes a place for each stream and frees it by the entry `free`."""
+
+    def started(free, without_upstream=False):
+        hits = {"number": 1, "is_negative_hits": True}
+        take, free = rate_limit(generic(*IN_FLIGHT)), rate_limit(free, hits_addend=hits, apply_on_stream_done=True)
+        limited = route("/", take, free)
+        limited["route"]["retry_policy"] = {"retry_on": "5xx", "num_retries": 2}
+        tollgate = start_tollgate(rule_file(RULES))
+        config = json.loads(bootstrap([tollgate.grpc], slow.address, [limited]))
+        if without_upstream:
+            clusters = config["static_resources"]["clusters"]
+            upstream = next(cluster for cluster in clusters if cluster["name"] == "upstream")
+            upstream["load_assignment"]["endpoints"] = []
+        return tollgate, start_envoy(json.dumps(config))
+
+    return started
+
+
+@pytest.fixture
+def edge(start):
+    return start(admitted_only(*IN_FLIGHT))
 
 
 def open_stream(envoy, path="/slow"):
@@ -145,3 +158,23 @@ def test_retried_stream_frees_one_place(edge, slow):
     slow.finish.set()
     assert kept.getresponse().status == 200
     tollgate.await_remaining(PLACES, IN_FLIGHT)
+
+
+def test_stream_without_upstream_keeps_its_place(start):
+    tollgate, envoy = start(admitted_only(*IN_FLIGHT), without_upstream=True)
+
+    assert envoy.codes(PLACES + 2) == [503] * PLACES + [429] * 2
+
+    assert tollgate.remaining(IN_FLIGHT) == 0
+
+
+def test_unconditional_release_of_refused_streams_frees_places_of_others(start, slow):
+    """Why the release needs an upstream."""
+    tollgate, envoy = start(generic(*IN_FLIGHT))
+    streams = occupy(envoy, slow, PLACES)
+
+    assert envoy.get().code == 429
+
+    tollgate.await_remaining(1, IN_FLIGHT)
+    slow.finish.set()
+    assert [stream.getresponse().status for stream in streams] == [200] * PLACES
