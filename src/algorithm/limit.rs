@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Classic, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation, Receipt,
-        SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own,
+        Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation,
+        Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own,
     },
     named::named,
     time::Timestamp,
@@ -34,6 +34,8 @@ pub enum Limit {
     LeakyBucket(TokenBucket),
     /// `leaky_queue`
     LeakyQueue(LeakyQueue),
+    /// `concurrency`
+    Concurrency(Concurrency),
 }
 
 /// The expression for the algorithm of a limit, with its own type.
@@ -48,6 +50,7 @@ macro_rules! each_algorithm {
             $crate::algorithm::Limit::SteppedBucket($algorithm) => $expression,
             $crate::algorithm::Limit::LeakyBucket($algorithm) => $expression,
             $crate::algorithm::Limit::LeakyQueue($algorithm) => $expression,
+            $crate::algorithm::Limit::Concurrency($algorithm) => $expression,
         }
     };
 }
@@ -69,6 +72,8 @@ named! {
         LeakyBucket = "leaky_bucket",
         /// `leaky_queue`
         LeakyQueue = "leaky_queue",
+        /// `concurrency`
+        Concurrency = "concurrency",
     }
 }
 
@@ -110,6 +115,7 @@ impl Limit {
             Self::TokenBucket(_) | Self::SteppedBucket(_) => AlgorithmName::TokenBucket,
             Self::LeakyBucket(_) => AlgorithmName::LeakyBucket,
             Self::LeakyQueue(_) => AlgorithmName::LeakyQueue,
+            Self::Concurrency(_) => AlgorithmName::Concurrency,
         })
     }
 
@@ -195,7 +201,8 @@ impl Limit {
             | Self::TokenBucket(_)
             | Self::SteppedBucket(_)
             | Self::LeakyBucket(_)
-            | Self::LeakyQueue(_) => match self.excess() {
+            | Self::LeakyQueue(_)
+            | Self::Concurrency(_) => match self.excess() {
                 Excess::Count => Cow::Owned(self.changed(|number| number, |_| Excess::Refuse)),
                 Excess::Refuse | Excess::Overdraft(_) => Cow::Borrowed(self),
             },
@@ -244,6 +251,7 @@ impl Limit {
             Self::SteppedBucket(limit) => plain(8, limit.interval.get()),
             Self::LeakyBucket(limit) => plain(9, limit.rate.nanos()),
             Self::LeakyQueue(limit) => plain(10, limit.rate.nanos()),
+            Self::Concurrency(limit) => plain(11, limit.hold_max.nanos()),
         }
     }
 }

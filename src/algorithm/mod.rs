@@ -10,6 +10,7 @@ use crate::time::Timestamp;
 
 mod calendar;
 mod classic;
+mod concurrency;
 mod counter;
 mod fixed_window;
 mod gcra;
@@ -29,6 +30,7 @@ pub(crate) mod laws;
 
 pub use calendar::{Calendar, CalendarUnit};
 pub use classic::Classic;
+pub use concurrency::Concurrency;
 pub(crate) use counter::own;
 pub use counter::{Counter, Receipt, Variant};
 pub use fixed_window::FixedWindow;

@@ -2,7 +2,7 @@
 //!
 //! With sub-windows, the charges of one sub-window are stored as one entry and expire together.
 
-use std::{collections::VecDeque, num::NonZeroU64};
+use std::{collections::VecDeque, num::NonZeroU64, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +94,18 @@ impl SlidingLog {
         (passes, (passes && hits <= left).then_some(LogReceipt(entry)))
     }
 
+    /// Removes `hits` that still count, the oldest first, or as many as there are.
+    pub(crate) fn free_oldest(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) {
+        self.forget(counter, now);
+        counter.remove_oldest(hits);
+    }
+
+    /// The time until the oldest hits expire.
+    pub(crate) fn oldest_leaves_after(&self, counter: &LogCounter, now: Timestamp) -> Duration {
+        let oldest = self.live(counter, now).next();
+        oldest.map(|entry| self.leaves_at(entry).since(now)).unwrap_or_default()
+    }
+
     /// Drops expired entries.
     fn forget(&self, counter: &mut LogCounter, now: Timestamp) {
         while let Some(oldest) = counter.entries.front()
@@ -154,8 +166,7 @@ impl Algorithm for SlidingLog {
             }
         };
         let remaining = self.limit.saturating_sub(self.sum(counter, now));
-        let oldest = self.live(counter, now).next();
-        let oldest_leaves = oldest.map(|entry| self.leaves_at(entry).since(now)).unwrap_or_default();
+        let oldest_leaves = self.oldest_leaves_after(counter, now);
         if passes {
             return Decision { verdict: Verdict::Pass, remaining, reset_after: oldest_leaves, receipt };
         }

@@ -53,6 +53,14 @@ impl Error {
         }
     }
 
+    /// Whether the counters are elsewhere, so that the request is decided by waiting for them.
+    pub(super) fn is_elsewhere(self) -> bool {
+        matches!(
+            self,
+            Self::LimiterError(LimiterError::Remote) | Self::Hold(HoldError::Limiter(LimiterError::Remote))
+        )
+    }
+
     /// The status code. Never `UNKNOWN`: Envoy lets a request with this status pass, whatever its failure mode.
     pub fn code(self) -> Code {
         match self {
@@ -111,6 +119,12 @@ impl Error {
             Self::Call(CallError::NoId | CallError::LongId(_)) => "INVALID_ID",
             Self::Call(CallError::Request { fault: Fault::HitsOfPeek, .. })
             | Self::Fault(Fault::HitsOfPeek) => "HITS_OF_PEEK",
+            Self::Call(CallError::Request { fault: Fault::LongRequestId(_), .. })
+            | Self::Fault(Fault::LongRequestId(_)) => "INVALID_ID",
+            Self::Call(CallError::Request { fault: Fault::RequestIdWindow(_), .. })
+            | Self::Fault(Fault::RequestIdWindow(_)) => "INVALID_TTL",
+            Self::Call(CallError::Request { fault: Fault::MisplacedRequestId, .. })
+            | Self::Fault(Fault::MisplacedRequestId) => "MISPLACED_REQUEST_ID",
             Self::Request(error)
             | Self::Call(CallError::Request { fault: Fault::Content(error), .. })
             | Self::Fault(Fault::Content(error)) => match error {

@@ -266,6 +266,7 @@ mod tests {
             descriptors: vec![descriptor],
             hits: u64::MAX,
             id: "a".into(),
+            request_id: "b".into(),
         };
         let call = v1::CheckRequest { requests: vec![request], mode: 1 };
         let json = text(super::descriptor(method).input(), &call.encode_to_vec()).unwrap();

@@ -1,6 +1,6 @@
 //! Protocol adapters. Each translates requests for the limiter and its answers, and decides nothing.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     limiter::{Bounds, Limiter},
@@ -61,6 +61,8 @@ pub struct Settings {
     pub max_entries: usize,
     /// Maximum number of requests per call.
     pub max_requests: usize,
+    /// How long a charge with a request id is remembered at least.
+    pub request_id_window: Duration,
 }
 
 impl Default for Settings {
@@ -71,6 +73,7 @@ impl Default for Settings {
             max_descriptors: 256,
             max_entries: 128,
             max_requests: 256,
+            request_id_window: Duration::from_secs(60),
         }
     }
 }

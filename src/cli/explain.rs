@@ -91,6 +91,7 @@ fn in_words(verdict: &Value) -> String {
     }
     match verdict["retry_after_ms"].as_u64() {
         Some(wait) => format!("refused; would pass in {wait} ms, at {}", text(&verdict["passes_at"])),
+        None if verdict["never"] == false => "refused until places are freed".to_owned(),
         None => "refused; it never would pass".to_owned(),
     }
 }

@@ -255,6 +255,8 @@ fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
         (Operation::Charge(_), Limit::LeakyQueue(_)) if passes && !peek.reset_after.is_zero() => {
             Verdict::Delay(peek.reset_after)
         }
+        // Places are freed when their callers say so.
+        (Operation::Charge(_), Limit::Concurrency(_)) => decision.verdict,
         (Operation::Charge(_), _) if !passes && limit.predict(*operation, &unused).verdict.passes() => {
             Verdict::Refuse { retry_after: Some(peek.reset_after) }
         }

@@ -176,6 +176,21 @@ impl ActiveView<'_> {
         Ok(self.held_answer(request, &applied, &plan, &reserved))
     }
 
+    /// The same as [`ActiveView::charge_once`] for a request with counters elsewhere, received over `connection`.
+    pub async fn charge_once_remote(
+        &self,
+        request: &Request<'_>,
+        terms: &HoldTerms,
+        connection: &OpenForwards,
+    ) -> Result<Answer<'_>, HoldError> {
+        let HeldAnswer { answer, is_held } = self.reserve_remote(request, terms, connection).await?;
+        if is_held {
+            // A charge that is not settled is charged by its expiry, so the answer does not depend on this.
+            let _ = self.settle_remote(request, &terms.id, connection).await;
+        }
+        Ok(answer)
+    }
+
     /// The same as [`ActiveView::settle`] for a request with counters elsewhere, received over `connection`.
     pub async fn settle_remote(
         &self,

@@ -38,7 +38,7 @@ pub enum HoldError {
     #[error("the owner of a counter could not be reached in time: try again")]
     OwnerUnreachable,
     /// The counters are in a shared store.
-    #[error("reservations need counters in memory, not in a shared store")]
+    #[error("reservations and charges with a request_id need counters in memory, not in a shared store")]
     SharedStore,
 }
 
@@ -84,6 +84,22 @@ impl ActiveView<'_> {
             ReserveError::Exhausted => HoldError::Exhausted,
         })?;
         Ok(self.held_answer(request, &applied, &plan, &reserved))
+    }
+
+    /// Charges the hits of all descriptors, or none, once for each id: a repeated call is answered as the first one.
+    ///
+    /// The charge is a reservation that is settled at once. If it is not settled, its expiry charges it. A refused call
+    /// changes nothing and is not remembered.
+    pub fn charge_once(&self, request: &Request<'_>, terms: &HoldTerms) -> Result<Answer<'_>, HoldError> {
+        // Settlements need the owners of all counters.
+        if self.limiter.remote.is_some() {
+            return Err(HoldError::Limiter(self.not_local_error()));
+        }
+        let HeldAnswer { answer, is_held } = self.reserve(request, terms)?;
+        if is_held {
+            self.settle(request, &terms.id)?;
+        }
+        Ok(answer)
     }
 
     /// Settles a reservation at the hits of the descriptors, if there are no other replicas. They are the same

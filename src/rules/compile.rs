@@ -387,6 +387,8 @@ impl Terms {
         let candidate = tried
             .map(|tried| limit::candidate(tried, diagnostics))
             .map_or(Some(None), |limit| limit.map(Some));
-        Some(Self { rule: rule?, candidate: candidate? })
+        let fits = tried.is_none_or(|tried| limit::candidate_fits(draft, tried, diagnostics));
+        let (rule, candidate) = (rule?, candidate?);
+        fits.then_some(Self { rule, candidate })
     }
 }

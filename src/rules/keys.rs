@@ -167,9 +167,11 @@ pub const KEYS: &[Key] = &[
     limit("refill_amount", Takes::Integer, AppliesTo::Only(&[AlgorithmName::TokenBucket])),
     limit("refill_interval", Takes::Text, AppliesTo::Only(&[AlgorithmName::TokenBucket])),
     limit("max_delay", Takes::Text, AppliesTo::Only(&[AlgorithmName::LeakyQueue])),
-    limit("count_denied", Takes::Boolean, AppliesTo::Only(WITHOUT_DELAY)),
-    limit("overdraft", Takes::Boolean, AppliesTo::Only(WITHOUT_DELAY)),
-    limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITHOUT_DELAY)),
+    limit("max_in_flight", Takes::Integer, AppliesTo::Only(&[AlgorithmName::Concurrency])),
+    limit("hold_max", Takes::Text, AppliesTo::Only(&[AlgorithmName::Concurrency])),
+    limit("count_denied", Takes::Boolean, AppliesTo::Only(WITH_EXCESS)),
+    limit("overdraft", Takes::Boolean, AppliesTo::Only(WITH_EXCESS)),
+    limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITH_EXCESS)),
     limit("on_owner_unavailable", Takes::OnOwnerUnavailable, AppliesTo::Limited),
     limit("lease", Takes::Boolean, AppliesTo::Limited),
     limit("candidate", Takes::Candidate, AppliesTo::Any),
@@ -185,9 +187,9 @@ pub const KEYS: &[Key] = &[
     key("metadata", Section::OverlayRule, Takes::Anything),
 ];
 
-/// The algorithms that never delay a request. A queue either has room or has not: it can neither count denied hits
-/// nor owe any.
-const WITHOUT_DELAY: &[AlgorithmName] = &[
+/// The algorithms that can count denied hits and owe some. A queue and a concurrency limit either have room or have
+/// not.
+const WITH_EXCESS: &[AlgorithmName] = &[
     AlgorithmName::FixedWindow,
     AlgorithmName::SlidingWindow,
     AlgorithmName::SlidingLog,
@@ -200,6 +202,7 @@ pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["window"], &["unit", "unit_multiplier"]),
     (&["calendar"], &["window", "unit_multiplier"]),
     (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
+    (&["max_in_flight", "hold_max"], &["requests_per_unit", "unit", "unit_multiplier", "window", "lease"]),
 ];
 
 const fn key(name: &'static str, section: Section, takes: Takes) -> Key {

@@ -201,6 +201,11 @@ impl Rule {
     pub fn stats(&self) -> Option<&RuleStats> {
         self.stats.get()
     }
+
+    /// Whether it limits calls in flight, so that what it refuses may pass at any time.
+    pub(crate) fn is_concurrency(&self) -> bool {
+        matches!(self.allowance, Allowance::Limited(Limit::Concurrency(_)))
+    }
 }
 
 /// How much a rule lets pass.

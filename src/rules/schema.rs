@@ -128,7 +128,7 @@ fn limit_conditions() -> Vec<Json> {
     excluded
         .chain(algorithms)
         .chain([json!({"anyOf": [
-            present("requests_per_unit"), present("refill_amount"),
+            present("requests_per_unit"), present("refill_amount"), present("max_in_flight"),
         ]})])
         .collect()
 }

@@ -148,6 +148,8 @@ settings! {
         "Maximum number of entries in a descriptor; requests with larger descriptors are refused with INVALID_ARGUMENT.";
     "api.max_requests": COUNT => "256"
         "Maximum number of requests in a call of tollgate.v1; larger calls are refused with INVALID_ARGUMENT.";
+    "api.request_id_window": TimeRange { min: Duration::from_secs(1), max: Duration::from_secs(24 * 60 * 60) } => "60s"
+        "Time for which a charge with a request_id is remembered at least, so that a repeated one counts once.";
     "memory.requests": Size(MemoryShare::Requests) => "auto"
         "Maximum memory for incomplete requests; beyond it the oldest are refused. auto: 10 % of the memory available to the process.";
     "memory.replies": Size(MemoryShare::Replies) => "auto"

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// The most bytes of an id.
 pub const HOLD_ID_BYTES_MAX: usize = 64;
+/// A byte that no text has.
+const NO_TEXT: u8 = 0xff;
 /// The time until a hold expires, unless the caller says otherwise.
 pub const HOLD_TTL_DEFAULT: Duration = Duration::from_secs(60);
 /// The shortest time until a hold expires.
@@ -95,6 +97,11 @@ impl HoldId {
             return Err(HoldIdTooLong(bytes.len()));
         }
         Ok(Self { bytes: bytes.into(), nth: 0 })
+    }
+
+    /// The id of a charge that counts once, from the id of its request. It differs from every id that is a text.
+    pub fn of_request(request_id: &str) -> Result<Self, HoldIdTooLong> {
+        Self::new(&[&[NO_TEXT], request_id.as_bytes()].concat())
     }
 
     /// A random id of 16 bytes.

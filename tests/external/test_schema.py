@@ -98,7 +98,7 @@ VALUES = {
     "unit": ["day", "MINUTE", "Hour", "week", "'month'", "", "eon"],
     "unit_multiplier": ["2", "0", "~"],
     "window": ["90s", "PT1M", "01:30:00", "'250ms'", "1h 30m", "90", "~"],
-    "algorithm": ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "leaky_queue", "~"],
+    "algorithm": ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "leaky_queue", "concurrency", "~"],
     "unlimited": ["true", "yes", "On", "n", "off", "FALSE", "~", "'yes'"],
     "name": ["a", "1", "true", "2026-01-01", "1.5", "''", "~", "=", ".nan"],
     "replaces": ["[{name: b}]", "[{name: 1}, {name: yes}]", "[]", "[{}]", "~"],
@@ -108,6 +108,8 @@ VALUES = {
     "refill_amount": ["2", "~"],
     "refill_interval": ["1s", "~"],
     "max_delay": ["0s", "1s", "~"],
+    "max_in_flight": ["5", "0", "20000", "~"],
+    "hold_max": ["90s", "1ms", "25h", "~"],
     "count_denied": ["true", "no", "~"],
     "overdraft": ["Yes", "false"],
     "overdraft_limit": ["3", "0"],
@@ -122,6 +124,7 @@ BASES = [
     {"algorithm": "token_bucket", "refill_amount": "2", "refill_interval": "1s", "burst": "4"},
     *({"algorithm": name, "unit": "week", "requests_per_unit": "3"} for name in VALUES["algorithm"][:5]),
     {"algorithm": "leaky_queue", "unit": "hour", "requests_per_unit": "3", "burst": "1"},
+    {"algorithm": "concurrency", "max_in_flight": "3"},
 ]
 
 

@@ -17,7 +17,7 @@ use crate::harness::START;
 pub type RuleText = fn(u64) -> String;
 
 /// Rules whose counters keep the counted hits, or the missing tokens, when the limit changes.
-pub const COUNT_PRESERVING: [(&str, RuleText); 9] = [
+pub const COUNT_PRESERVING: [(&str, RuleText); 10] = [
     ("classic", |limit| format!("unit: hour, requests_per_unit: {limit}")),
     ("classic by the calendar", |limit| {
         format!("unit: day, calendar: {{timezone: Europe/Berlin}}, requests_per_unit: {limit}")
@@ -39,6 +39,7 @@ pub const COUNT_PRESERVING: [(&str, RuleText); 9] = [
     ("token_bucket in steps", |limit| {
         format!("algorithm: token_bucket, refill_amount: 1, refill_interval: 1h, burst: {limit}")
     }),
+    ("concurrency", |limit| format!("algorithm: concurrency, hold_max: 1h, max_in_flight: {limit}")),
 ];
 
 /// Rules whose counters keep the used share when the limit changes, because a debt is a time.

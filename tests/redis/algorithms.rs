@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tollgate::{
     algorithm::{
-        Classic, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
+        Classic, Concurrency, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     rules::OnOwnerUnavailable,
@@ -27,6 +27,7 @@ fn every_limit() -> Vec<Limit> {
     let mut all = vec![
         Limit::Classic(Classic { limit: 10, window: Window::Aligned(span) }),
         Limit::LeakyQueue(LeakyQueue { rate, burst: Some(9), max_delay: None, timeout: None }),
+        Limit::Concurrency(Concurrency { max_in_flight: 10, hold_max: span }),
     ];
     for excess in [Excess::Refuse, Excess::Count, Excess::Overdraft(20)] {
         all.extend([

@@ -83,6 +83,10 @@ pub(super) fn retry_after_of_refusal_is_exact<A: Law>(
     let (mut counter, now) = after(&limit, &history);
     let operation = Operation::Charge(hits);
     let Verdict::Refuse { retry_after } = limit.decide(&mut counter, now, operation).verdict else { return };
+    if !limit.names_retry() {
+        assert_eq!(retry_after, None);
+        return;
+    }
     match retry_after {
         Some(wait) => {
             let then = now.plus(u64::try_from(wait.as_nanos()).unwrap());

@@ -172,7 +172,62 @@ fn full_log_sum_of_64_bits_absorbs_newer_entries() {
     }
 }
 
+/// What a concurrency limit promises, place by place: the instants at which places were taken, oldest first.
+struct Places<'l> {
+    limit: &'l Concurrency,
+    taken: Vec<Timestamp>,
+}
+
+impl Places<'_> {
+    /// Answers `operation`, and returns whether it passes and how many places are free.
+    fn decide(&mut self, now: Timestamp, operation: Operation) -> (bool, u64) {
+        self.taken.retain(|taken| now < taken.plus(self.limit.hold_max.nanos()));
+        let free = self.limit.max_in_flight - self.taken.len() as u64;
+        let passes = match operation {
+            Operation::Peek => free > 0,
+            Operation::Charge(places) => {
+                let passes = places <= free;
+                self.taken.extend((0..if passes { places } else { 0 }).map(|_| now));
+                passes
+            }
+            Operation::Refund(places) => {
+                self.taken.drain(..self.taken.len().min(usize::try_from(places).unwrap_or(usize::MAX)));
+                true
+            }
+        };
+        (passes, self.limit.max_in_flight - self.taken.len() as u64)
+    }
+}
+
 proptest! {
+    /// A charge of n takes n places or none, a refund frees the oldest ones, and each place is freed exactly
+    /// `hold_max` after it was taken.
+    #[test]
+    fn concurrency_limit_keeps_its_places(
+        max_in_flight in 1..20_u64,
+        start in any_instant(),
+        operations in prop::collection::vec(
+            (prop_oneof![2 => Just(0), 2 => 0..3 * SECOND, 1 => Just(10 * SECOND)], any_operation()),
+            0..60,
+        ),
+    ) {
+        let limit = Concurrency { max_in_flight, hold_max: Span::of_nanos(10 * SECOND).unwrap() };
+        let (mut now, mut counter) = (start, LogCounter::default());
+        let mut places = Places { limit: &limit, taken: Vec::new() };
+        for (pause, operation) in operations {
+            now = now.plus(pause);
+            let decision = limit.decide(&mut counter, now, operation);
+            let expected = places.decide(now, operation);
+            prop_assert_eq!((decision.verdict.passes(), decision.remaining), expected);
+            prop_assert!(places.taken.len() as u64 <= max_in_flight);
+            if let Some(oldest) = places.taken.first() {
+                let freed = oldest.plus(limit.hold_max.nanos());
+                let left = |at| limit.decide(&mut counter.clone(), at, Operation::Peek).remaining;
+                prop_assert!(left(freed.minus(1)) == decision.remaining && left(freed) > decision.remaining);
+            }
+        }
+    }
+
     /// Admitted hits leave the queue at its rate and no faster, whatever is taken back meanwhile.
     #[test]
     fn announced_queue_delays_are_kept(

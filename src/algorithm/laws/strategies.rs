@@ -78,6 +78,12 @@ prop_compose! {
 }
 
 prop_compose! {
+    pub(super) fn concurrency()(max_in_flight in any_number(), nanos in any_nanos()) -> Concurrency {
+        Concurrency { max_in_flight, hold_max: Span::of_nanos(nanos).unwrap() }
+    }
+}
+
+prop_compose! {
     pub(super) fn stepped_bucket()(
         amount in any_number().prop_map(|amount| amount.max(1)),
         interval in any_nanos(),

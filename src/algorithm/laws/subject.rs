@@ -32,6 +32,11 @@ pub(super) trait Law:
     fn can_free_several(&self) -> bool {
         false
     }
+
+    /// Whether a refusal names the time at which the same charge passes. `false` if that depends on other callers.
+    fn names_retry(&self) -> bool {
+        true
+    }
 }
 
 /// What a sample of each algorithm admits.
@@ -77,6 +82,10 @@ impl Sample {
 
     pub(super) fn leaky_queue(&self) -> LeakyQueue {
         LeakyQueue { rate: self.rate(), burst: Some(self.allowance - 1), max_delay: None, timeout: None }
+    }
+
+    pub(super) fn concurrency(&self) -> Concurrency {
+        Concurrency { max_in_flight: self.allowance, hold_max: Span::of_nanos(self.nanos).unwrap() }
     }
 
     fn rate(&self) -> Rate {
@@ -178,6 +187,21 @@ impl Law for LeakyQueue {
     }
 }
 
+impl Law for Concurrency {
+    // Places are not freed earlier unless their callers do so.
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        u128::from(self.max_in_flight) * (1 + u128::from(to.nanos_since(from) / self.hold_max.nanos()))
+    }
+
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        now.plus(self.hold_max.nanos())
+    }
+
+    fn names_retry(&self) -> bool {
+        false
+    }
+}
+
 /// The most hits that `limit` may admit between two instants, both included: see [`Law::bound`].
 pub(crate) fn bound(limit: &Limit, from: Timestamp, to: Timestamp) -> u128 {
     match limit {
@@ -191,6 +215,7 @@ pub(crate) fn bound(limit: &Limit, from: Timestamp, to: Timestamp) -> u128 {
         Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => limit.bound(from, to),
         Limit::SteppedBucket(limit) => limit.bound(from, to),
         Limit::LeakyQueue(limit) => limit.bound(from, to),
+        Limit::Concurrency(limit) => limit.bound(from, to),
     }
 }
 
@@ -244,5 +269,11 @@ algorithms! {
         any: (leaky_queue(), prop::option::of(any_pause().prop_map(Duration::from_nanos)))
             .prop_map(|(queue, timeout)| LeakyQueue { timeout, ..queue }),
         laws: (of_leaky_queue, leaky_queue())
+    }
+    Concurrency {
+        sample: Sample::concurrency,
+        encoded: ["080a80b09dc2df01", "028080c5eac9acc7fd1701"],
+        any: concurrency(),
+        laws: (of_concurrency, concurrency())
     }
 }

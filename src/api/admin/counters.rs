@@ -91,6 +91,7 @@ pub(super) async fn set(
 fn note_beyond_limit(limit: &Limit) -> &'static str {
     match (limit, limit.fresh()) {
         (Limit::LeakyQueue(_), _) => "a queue stores at most its burst: it is full now",
+        (Limit::Concurrency(_), _) => "at most max_in_flight places can be taken: all of them are now",
         (_, Counter::Window(_)) => "all hits are stored; the window refuses until its end",
         (_, Counter::Sliding(_) | Counter::Log(_)) => {
             "all hits are stored, and requests are refused until they have left the window"

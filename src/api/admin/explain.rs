@@ -9,7 +9,7 @@ use prost::Message as _;
 use serde_json::{Value, json};
 
 use crate::{
-    algorithm::{Operation, Verdict},
+    algorithm::{Limit, Operation, Verdict},
     api::{
         Error,
         admin::{AdminError, AdminState, counters, format},
@@ -279,7 +279,9 @@ fn verdict(check: &CheckExplanation, now: Timestamp) -> Value {
             json!({"passes": true, "delay_ms": format::millis(turn), "reset_after_ms": reset_after_ms})
         }
         Verdict::Refuse { retry_after: None } => {
-            json!({"passes": false, "never": true, "reset_after_ms": reset_after_ms})
+            // Places may be freed at any time.
+            let never = !matches!(check.limit, Limit::Concurrency(_));
+            json!({"passes": false, "never": never, "reset_after_ms": reset_after_ms})
         }
         Verdict::Refuse { retry_after: Some(wait) } => {
             let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);

@@ -29,6 +29,7 @@ pub(super) fn key(key: Key) -> String {
 pub(super) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
     let mut text = match (limit, unit) {
         (Limit::SteppedBucket(bucket), _) => bucket.burst.to_string(),
+        (Limit::Concurrency(limit), _) => format!("{} in flight", limit.max_in_flight),
         (_, Some(unit)) => format!("{} per {}", limit.hits_per_period(), unit.name()),
         (_, None) => match limit.window() {
             Some(Window::Calendar(calendar)) => {
@@ -51,6 +52,7 @@ pub(super) fn kind(limit: &Limit) -> String {
     let over = match (limit.window(), limit) {
         (Some(Window::Calendar(calendar)), _) => calendar_words(calendar.unit(), calendar.zone()),
         (_, Limit::SteppedBucket(bucket)) => time(Duration::from_nanos(bucket.interval.get())),
+        (_, Limit::Concurrency(limit)) => time(Duration::from_nanos(limit.hold_max.nanos())),
         (Some(Window::Aligned(_)) | None, _) => limit.period().map(time).unwrap_or_default(),
     };
     format!("{} over {over}", algorithm(limit))
@@ -88,6 +90,10 @@ pub(super) fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, 
         Limit::LeakyQueue(limit) => {
             keys.extend(limit.burst.map(|burst| ("burst", burst.to_string())));
             keys.extend(limit.max_delay.map(|longest| ("max_delay", time(longest))));
+        }
+        Limit::Concurrency(limit) => {
+            keys.push(("max_in_flight", limit.max_in_flight.to_string()));
+            keys.push(("hold_max", time(Duration::from_nanos(limit.hold_max.nanos()))));
         }
     }
     match limit.excess() {

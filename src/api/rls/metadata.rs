@@ -10,6 +10,7 @@ use crate::{
         rls::decode::Request,
     },
     limiter::{Answer, Status},
+    rules::Rule,
 };
 
 /// The request, the metadata of rules whose descriptors passed, the rules that denied, and whether the decision was
@@ -50,6 +51,8 @@ fn denial(request: &Request<'_>, status: &Status<'_>) -> Value {
     let limit = status.limit.map_or(0, |limit| limit.requests_per_unit);
     let why = match status.retry_after {
         _ if limit == 0 => "banned",
+        // Places may be freed at any time.
+        None if status.rule.is_some_and(Rule::is_concurrency) => "over limit",
         None => "more hits than ever pass",
         Some(_) => "over limit",
     };

@@ -135,13 +135,18 @@ impl Api {
                     continue;
                 }
             };
-            match view.decide(&asked) {
+            let decided = match request.once(self.settings.request_id_window) {
+                Ok(None) => view.decide(&asked).map_err(Error::from),
+                Ok(Some(terms)) => view.charge_once(&asked, &terms).map_err(Error::from),
+                Err(fault) => Err(fault.into()),
+            };
+            match decided {
                 Ok(answer) => self.answer(&mut partial.answers, request.id, &asked, view, &answer),
-                Err(LimiterError::Remote) => {
+                Err(error) if error.is_elsewhere() => {
                     let at = partial.answers.frame.len();
                     partial.missing.push(Missing { request: index, at });
                 }
-                Err(error) => partial.answers.undecided(request.id, error.into()),
+                Err(error) => partial.answers.undecided(request.id, error),
             }
         }
         if partial.missing.is_empty() {
@@ -181,9 +186,14 @@ impl Api {
                 .map_err(|error| fault(missing.request, error))?;
             let asked =
                 request.limiter_request(verb, timeout).map_err(|error| fault(missing.request, error))?;
-            match view.decide_remote(&asked, connection).await {
+            let once = request.once(self.settings.request_id_window);
+            let decided = match once.map_err(|error| fault(missing.request, error))? {
+                None => view.decide_remote(&asked, connection).await.map_err(Error::from),
+                Some(terms) => view.charge_once_remote(&asked, &terms, connection).await.map_err(Error::from),
+            };
+            match decided {
                 Ok(answer) => self.answer(&mut answers, request.id, &asked, view, &answer),
-                Err(error) => answers.undecided(request.id, error.into()),
+                Err(error) => answers.undecided(request.id, error),
             }
             Ok(answers)
         });
@@ -257,7 +267,7 @@ impl<'m> Group<'m> {
     fn decode(requests: &Requests<'m>, bounds: limiter::Bounds) -> Result<Self, CallError> {
         let (mut each, mut descriptors) = (Vec::with_capacity(requests.each.len()), 0);
         for (index, message) in requests.each.iter().enumerate() {
-            let request = Request::decode(message, bounds);
+            let request = Request::decode(message, bounds).and_then(Request::without_request_id);
             let request = request.map_err(|fault| CallError::Request { request: index, fault })?;
             descriptors += request.descriptors();
             if descriptors > bounds.descriptors {

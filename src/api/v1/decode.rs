@@ -15,6 +15,7 @@ use crate::{
         v1::{CallError, Fault},
     },
     limiter::{self, Bounds, CallSize, TooLarge},
+    store::{HoldId, HoldTerms, OnExpiry},
 };
 
 /// The encoded requests of a call.
@@ -28,6 +29,8 @@ pub(super) struct Requests<'m> {
 pub(super) struct Request<'m> {
     pub(super) domain: &'m str,
     pub(super) id: &'m str,
+    // Empty unless the charge counts once.
+    request_id: &'m str,
     hits: u64,
     descriptors: Descriptors<'m>,
 }
@@ -89,11 +92,27 @@ impl<'m> Request<'m> {
                 (2, Value::Bytes(descriptor)) => request.descriptors.add(descriptor, bounds, read_hits)?,
                 (3, Value::Varint(hits)) => request.hits = hits,
                 (4, Value::Bytes(id)) => request.id = text(id)?,
-                (1..=4, _wrong_type) => return Err(Fault::Malformed),
+                (5, Value::Bytes(id)) => request.request_id = text(id)?,
+                (1..=5, _wrong_type) => return Err(Fault::Malformed),
                 (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
             }
         }
         Ok(request)
+    }
+
+    /// How it is charged once, remembered for at least `window`; `None` if it has no id for that.
+    #[inline]
+    pub(super) fn once(&self, window: Duration) -> Result<Option<HoldTerms>, Fault> {
+        if self.request_id.is_empty() {
+            return Ok(None);
+        }
+        let id = HoldId::of_request(self.request_id)?;
+        Ok(Some(HoldTerms::new(id, window, OnExpiry::Charge)?))
+    }
+
+    /// The same request, if it has no id for being charged once.
+    pub(super) fn without_request_id(self) -> Result<Self, Fault> {
+        if self.request_id.is_empty() { Ok(self) } else { Err(Fault::MisplacedRequestId) }
     }
 
     /// The number of its descriptors.
@@ -108,6 +127,9 @@ impl<'m> Request<'m> {
         verb: Verb,
         timeout: Option<Duration>,
     ) -> Result<limiter::Request<'_>, Fault> {
+        if verb != Verb::Check && !self.request_id.is_empty() {
+            return Err(Fault::MisplacedRequestId);
+        }
         let has_hits = || self.hits != 0 || self.descriptors.views().any(|view| view.hits.is_some());
         if verb == Verb::Peek && has_hits() {
             return Err(Fault::HitsOfPeek);

@@ -3,7 +3,7 @@
 use crate::{
     api::{admin::AccessError, descriptors::Undecodable, protobuf::Malformed},
     limiter::{NoCounter, RequestError, TooLarge},
-    store::HoldIdTooLong,
+    store::{HoldIdTooLong, HoldTtlOutOfBounds},
 };
 
 /// Why a call is refused for its content.
@@ -58,6 +58,15 @@ pub enum Fault {
     /// A peek with hits.
     #[error("a peek has no hits: leave them out of the request and of its descriptors")]
     HitsOfPeek,
+    /// An id for being charged once that is too long.
+    #[error("request_id: too long; at most 63 bytes are allowed")]
+    LongRequestId(#[from] HoldIdTooLong),
+    /// The time for which such ids are remembered.
+    #[error(transparent)]
+    RequestIdWindow(#[from] HoldTtlOutOfBounds),
+    /// An id for being charged once, of a request that cannot have one.
+    #[error("request_id: only a charge that is decided by itself has one; leave it out")]
+    MisplacedRequestId,
     /// The content is invalid.
     #[error(transparent)]
     Content(#[from] RequestError),

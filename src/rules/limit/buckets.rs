@@ -63,7 +63,9 @@ pub(super) fn stepped_bucket(
     let interval = draft
         .refill_interval
         .as_ref()
-        .and_then(|text| period::nanos(text, "refill_interval", period::NANOS_MIN, diagnostics))
+        .and_then(|text| {
+            period::nanos(text, "refill_interval", period::NANOS_MIN, period::NANOS_MAX, diagnostics)
+        })
         .and_then(NonZeroU64::new);
     let burst = at_least_one(&draft.burst, "burst", diagnostics).map(NonZeroU64::get);
     let excess = excess(draft, burst.unwrap_or_default(), diagnostics);

@@ -12,6 +12,7 @@ use crate::{
 };
 
 mod buckets;
+mod concurrency;
 mod excess;
 mod period;
 mod queue;
@@ -37,10 +38,12 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
         return all_fit.then_some(RuleTerms { allowance: Allowance::Unlimited, displayed_limit });
     }
     let steps = ["refill_amount", "refill_interval"].into_iter().find_map(|name| draft.given(name));
-    let terms = match steps {
-        Some(_) if !all_fit => None,
-        Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
-        None => at_a_rate(draft, diagnostics),
+    let algorithm = draft.algorithm.as_ref().map(|algorithm| algorithm.value);
+    let terms = match (steps, algorithm) {
+        (Some(_), _) | (None, Some(AlgorithmName::Concurrency)) if !all_fit => None,
+        (Some(steps), _) => buckets::stepped_bucket(draft, steps, diagnostics),
+        (None, Some(AlgorithmName::Concurrency)) => concurrency::concurrency(draft, diagnostics),
+        (None, Some(_) | None) => at_a_rate(draft, diagnostics),
     };
     terms.filter(|_| all_fit)
 }
@@ -59,6 +62,28 @@ pub(crate) fn candidate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) ->
         Allowance::Limited(limit) if fits => Some(limit),
         Allowance::Limited(_) | Allowance::Unlimited => None,
     }
+}
+
+/// Whether a rule and its candidate read the same calls: those of a concurrency limit take and free places, those of
+/// any other limit count hits. Reported if not.
+pub(crate) fn candidate_fits(
+    rule: &RateLimit,
+    candidate: &RateLimit,
+    diagnostics: &mut Diagnostics<'_>,
+) -> bool {
+    let counts_places = |draft: &RateLimit| {
+        draft.algorithm.as_ref().is_some_and(|algorithm| algorithm.value == AlgorithmName::Concurrency)
+    };
+    let fits = counts_places(rule) == counts_places(candidate);
+    if !fits {
+        let mark = rule.given("candidate").unwrap_or(candidate.mark);
+        diagnostics.add(
+            mark,
+            "`candidate` and its rule must both have `algorithm: concurrency`, or neither: a refund frees a place \
+             in one, and gives a hit back in the other",
+        );
+    }
+    fits
 }
 
 /// The terms of a rule with a number of requests in a period.
@@ -92,6 +117,8 @@ fn at_a_rate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Rul
                 Limit::LeakyBucket(buckets::token_bucket(draft, &period, requests, excess, diagnostics)?)
             }
             AlgorithmName::LeakyQueue => queue::leaky_queue(draft, &period, requests, diagnostics)?,
+            // It has no rate.
+            AlgorithmName::Concurrency => return None,
         },
     };
     Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })

@@ -73,17 +73,20 @@ fn multiplied(draft: &RateLimit, unit: Unit, diagnostics: &mut Diagnostics<'_>) 
 }
 
 fn window(text: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<Span> {
-    Span::of_nanos(nanos(text, "window", NANOS_MIN, diagnostics)?)
+    Span::of_nanos(nanos(text, "window", NANOS_MIN, NANOS_MAX, diagnostics)?)
 }
 
 /// The shortest time that most keys accept.
 pub(super) const NANOS_MIN: u64 = Span::NANOS_MIN;
+/// The longest time that most keys accept.
+pub(super) const NANOS_MAX: u64 = Span::NANOS_MAX;
 
-/// The nanoseconds of a time in whole milliseconds, from `min` to 100 years.
+/// The nanoseconds of a time in whole milliseconds, from `min` to `max`.
 pub(super) fn nanos(
     text: &Located<String>,
     key: &str,
     min: u64,
+    max: u64,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<u64> {
     const MILLISECOND: u64 = 1_000_000;
@@ -92,14 +95,15 @@ pub(super) fn nanos(
         .parse::<SignedDuration>()
         .ok()
         .and_then(|time| u64::try_from(time.as_nanos()).ok())
-        .filter(|nanos| nanos.is_multiple_of(MILLISECOND) && (min..=Span::NANOS_MAX).contains(nanos));
+        .filter(|nanos| nanos.is_multiple_of(MILLISECOND) && (min..=max).contains(nanos));
     if nanos.is_none() {
         let min = min / MILLISECOND;
+        let max = if max == NANOS_MAX { "100 years".to_owned() } else { format!("{} ms", max / MILLISECOND) };
         diagnostics.add(
             text.mark,
             format!(
                 "`{key}` cannot be {}; it is a time like `90s`, `250ms` or `1h 30m`, in whole milliseconds, \
-                 from {min} ms to 100 years",
+                 from {min} ms to {max}",
                 quote(&text.value)
             ),
         );

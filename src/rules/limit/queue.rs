@@ -27,7 +27,9 @@ pub(super) fn leaky_queue(
     let max_delay = match (&draft.max_delay, draft.given("max_delay")) {
         (None, None) => None,
         (None, Some(_reported)) => return None,
-        (Some(text), _) => Some(Duration::from_nanos(period::nanos(text, "max_delay", 0, diagnostics)?)),
+        (Some(text), _) => {
+            Some(Duration::from_nanos(period::nanos(text, "max_delay", 0, period::NANOS_MAX, diagnostics)?))
+        }
     };
     let burst = draft.burst.as_ref()?.value;
     let Some(hits) = NonZeroU64::new(requests) else {

@@ -178,6 +178,69 @@ fn key_of_another_algorithm_is_refused() {
 }
 
 #[test]
+fn concurrency_excludes_rates_leases_and_excess() {
+    let base = ["algorithm: concurrency", "max_in_flight: 3"];
+    for key in ["requests_per_unit: 1", "unit: day", "unit_multiplier: 2", "window: 1s", "lease: false"] {
+        let name = key.split(':').next().unwrap();
+        let expected = format!("f:6:7: `{name}` cannot be combined with `max_in_flight`; remove one of them");
+        assert_eq!(limit_problems(&[base[0], base[1], key]), expected);
+    }
+    for key in ["count_denied: true", "overdraft: true", "overdraft_limit: 1", "burst: 2", "max_delay: 1s"] {
+        let name = key.split(':').next().unwrap();
+        let algorithms = algorithms_of(name);
+        let expected =
+            format!("f:6:7: `{name}` cannot be used with `algorithm: concurrency`, only with {algorithms}");
+        assert_eq!(limit_problems(&[base[0], base[1], key]), expected);
+    }
+    for key in ["max_in_flight: 2", "hold_max: 2s"] {
+        let name = key.split(':').next().unwrap();
+        let expected =
+            format!("f:5:7: `{name}` cannot be used with `algorithm: token_bucket`, only with `concurrency`");
+        let reported = limit_problems(&["algorithm: token_bucket", key]);
+        assert!(reported.lines().any(|line| line == expected), "{reported}");
+    }
+}
+
+#[test]
+fn concurrency_needs_places_and_valid_hold_max() {
+    let algorithm = "algorithm: concurrency";
+    assert_eq!(
+        limit_problems(&[algorithm]),
+        "f:3:26: `max_in_flight` is missing; with `concurrency` it must say how many calls may be in flight"
+    );
+    for places in ["0", "10001"] {
+        assert_eq!(
+            limit_problems(&[algorithm, &format!("max_in_flight: {places}")]),
+            format!("f:5:22: `max_in_flight` cannot be {places}; it is a number from 1 to 10000")
+        );
+    }
+    for time in ["0s", "999ms", "24h 1s", "1500us", "soon"] {
+        assert_eq!(
+            limit_problems(&[algorithm, "max_in_flight: 1", &format!("hold_max: {time}")]),
+            format!(
+                "f:6:17: `hold_max` cannot be `{time}`; it is a time like `90s`, `250ms` or `1h 30m`, \
+                 in whole milliseconds, from 1000 ms to 86400000 ms"
+            )
+        );
+    }
+    for fits in ["hold_max: 1s", "hold_max: 24h"] {
+        rules(&with_limit(&[algorithm, "max_in_flight: 10000", fits]));
+    }
+}
+
+#[test]
+fn candidate_of_concurrency_is_concurrency() {
+    let what = "`candidate` and its rule must both have `algorithm: concurrency`, or neither: a refund frees a \
+                place in one, and gives a hit back in the other";
+    let rate = ["unit: day", "requests_per_unit: 1", "candidate: {algorithm: concurrency, max_in_flight: 2}"];
+    assert_eq!(limit_problems(&rate), format!("f:6:7: {what}"));
+    let places = ["algorithm: concurrency", "max_in_flight: 3"];
+    let candidate = "candidate: {unit: day, requests_per_unit: 1}";
+    assert_eq!(limit_problems(&[places[0], places[1], candidate]), format!("f:6:7: {what}"));
+    rules(&with_limit(&[places[0], places[1], "candidate: {algorithm: concurrency, max_in_flight: 2}"]));
+}
+
+#[test]
 fn unknown_algorithm_is_refused_and_its_keys_are_not() {
     assert_eq!(
         limit_problems(&[

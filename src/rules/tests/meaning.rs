@@ -6,8 +6,8 @@ use serde_json::json;
 use super::rules;
 use crate::{
     algorithm::{
-        AlgorithmName, Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation,
-        Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        AlgorithmName, Calendar, CalendarUnit, Classic, Concurrency, Excess, FixedWindow, LeakyQueue, Limit,
+        Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     rules::{Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Unit},
     time::{SECOND, Timestamp},
@@ -133,6 +133,8 @@ fn limit_of_0_refuses_under_every_algorithm() {
         ("leaky_queue", burst),
     ];
     let names = AlgorithmName::ALL.map(AlgorithmName::name).into_iter();
+    // A concurrency limit has at least one place.
+    let names = names.filter(|name| *name != AlgorithmName::Concurrency.name());
     let others = names.filter(|name| texts.iter().all(|(algorithm, _)| algorithm != name));
     for (algorithm, more) in texts.into_iter().chain(others.map(|name| (name, ""))) {
         let rule = limit(&format!("unit: day, requests_per_unit: 0, algorithm: {algorithm}, {more}"));
@@ -170,6 +172,16 @@ fn every_algorithm_name_yields_its_limit() {
         let rule = limit(&format!("unit: minute, requests_per_unit: 10, algorithm: {text}"));
         assert_eq!(rule.allowance, limited(expected), "{text}");
         assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 10, unit: Some(Unit::Minute) });
+    }
+}
+
+#[test]
+fn concurrency_is_displayed_by_its_places_without_unit() {
+    for (more, seconds) in [("", 60), (", hold_max: 90s", 90)] {
+        let rule = limit(&format!("algorithm: concurrency, max_in_flight: 7{more}"));
+        let hold_max = Span::of_nanos(seconds * SECOND).unwrap();
+        assert_eq!(rule.allowance, limited(Limit::Concurrency(Concurrency { max_in_flight: 7, hold_max })));
+        assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 7, unit: None });
     }
 }
 

@@ -240,7 +240,7 @@ proptest! {
                     prop_assert!(held <= plain && plain <= after_one, "{} {} {}", held, plain, after_one);
                 }
                 Limit::Classic(_) | Limit::FixedWindow(_) | Limit::SlidingWindow(_) | Limit::SlidingLog(_)
-                | Limit::TokenBucket(_) | Limit::LeakyBucket(_) => prop_assert_eq!(held, plain),
+                | Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::Concurrency(_) => prop_assert_eq!(held, plain),
             }
         }
     }

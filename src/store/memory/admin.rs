@@ -129,9 +129,10 @@ impl CounterState {
 pub(crate) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
     let mut counter = limit.fresh();
     if hits > 0 {
-        // A queue holds no more than its allowance.
+        // A queue and a concurrency limit hold no more than their allowance.
         let most = limit.allowance();
-        let hits = if matches!(limit, Limit::LeakyQueue(_)) { hits.min(most) } else { hits };
+        let is_bounded = matches!(limit, Limit::LeakyQueue(_) | Limit::Concurrency(_));
+        let hits = if is_bounded { hits.min(most) } else { hits };
         limit.with_debt(hits).decide(&mut counter, now, Operation::Charge(hits));
     }
     counter

@@ -3,6 +3,7 @@
 mod answers;
 mod cluster;
 mod http;
+mod once;
 mod openapi;
 mod reservations;
 mod reset;

@@ -1,0 +1,48 @@
+//! Rules with places for calls in flight.
+
+use crate::{
+    algorithm::{Concurrency, Limit, Span},
+    rules::{
+        Allowance, DisplayedLimit,
+        diagnostics::Diagnostics,
+        file::RateLimit,
+        limit::{RuleTerms, period},
+    },
+    time::SECOND,
+};
+
+/// The largest number of places: as many as a log has entries.
+const PLACES_MAX: u64 = 10_000;
+/// The bounds of the longest time that a place is held, and its default.
+const HOLD_MIN: u64 = SECOND;
+const HOLD_MAX: u64 = 24 * 3_600 * SECOND;
+const HOLD_DEFAULT: u64 = 60 * SECOND;
+
+/// A limit of calls in flight.
+pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+    if draft.given("max_in_flight").is_none() {
+        diagnostics.add(
+            draft.mark,
+            "`max_in_flight` is missing; with `concurrency` it must say how many calls may be in flight",
+        );
+    }
+    let places = draft.max_in_flight.as_ref().filter(|places| {
+        let fits = (1..=PLACES_MAX).contains(&places.value);
+        if !fits {
+            let what =
+                format!("`max_in_flight` cannot be {}; it is a number from 1 to {PLACES_MAX}", places.value);
+            diagnostics.add(places.mark, what);
+        }
+        fits
+    });
+    let hold_max = match (&draft.hold_max, draft.given("hold_max")) {
+        (None, None) => Some(HOLD_DEFAULT),
+        (None, Some(_reported)) => None,
+        (Some(text), _) => period::nanos(text, "hold_max", HOLD_MIN, HOLD_MAX, diagnostics),
+    };
+    let (max_in_flight, hold_max) = (places?.value, Span::of_nanos(hold_max?)?);
+    Some(RuleTerms {
+        allowance: Allowance::Limited(Limit::Concurrency(Concurrency { max_in_flight, hold_max })),
+        displayed_limit: DisplayedLimit { requests_per_unit: max_in_flight, unit: None },
+    })
+}
