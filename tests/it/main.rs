@@ -13,6 +13,7 @@ mod clock;
 mod connections;
 mod counters;
 mod denials;
+mod diff;
 mod docs;
 mod forwards;
 mod frames;

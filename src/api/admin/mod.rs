@@ -24,7 +24,7 @@ mod cluster;
 mod config;
 mod counters;
 mod explain;
-mod format;
+pub(crate) mod format;
 mod log;
 mod rules;
 mod token;
