@@ -17,6 +17,7 @@ mod check;
 mod completions;
 mod counters;
 mod diff;
+mod doctor;
 mod explain;
 mod man;
 mod request;
@@ -56,6 +57,7 @@ pub fn run() -> ExitCode {
         Some(("explain", explain)) => report(explain::run(explain)),
         Some(("counters", counters)) => report(counters::run(counters)),
         Some(("diff", diff)) => diff::run(diff),
+        Some(("doctor", doctor)) => doctor::run(doctor),
         Some(("schema", schema)) => schema::run(schema),
         Some(("completions", completions)) => completions::run(completions, command()),
         Some(("man", man)) => man::run(man, command()),
@@ -66,7 +68,11 @@ pub fn run() -> ExitCode {
 
 /// The exit code for arguments that the command with this name does not take.
 fn misused(command: Option<&OsString>) -> ExitCode {
-    if command.is_some_and(|name| name == diff::NAME) { ExitCode::from(TROUBLE) } else { ExitCode::FAILURE }
+    if command.is_some_and(|name| name == diff::NAME || name == doctor::NAME) {
+        ExitCode::from(TROUBLE)
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// The arguments of this program. Under the name of envoyproxy/ratelimit it starts in its place.
@@ -93,6 +99,7 @@ fn command() -> clap::Command {
         .subcommand(explain::command())
         .subcommand(counters::command())
         .subcommand(diff::command())
+        .subcommand(doctor::command())
         .subcommand(schema::command())
         .subcommand(completions::command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();

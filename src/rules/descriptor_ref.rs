@@ -2,6 +2,7 @@
 
 use crate::rules::{
     Domain, Location, MatchKind, Rule,
+    pattern::Pattern,
     prefix_tree::{Level, Node},
 };
 
@@ -42,6 +43,11 @@ impl<'r> DescriptorRef<'r> {
     /// The way in which entries match the descriptor.
     pub fn kind(&self) -> MatchKind {
         self.node.declared_kind
+    }
+
+    /// Whether the descriptor is a pattern that matches `text`, which is `key_value`.
+    pub fn matches(&self, text: &str) -> bool {
+        Pattern::parse(&self.composite()).is_some_and(|pattern| pattern.matches(text.as_bytes()))
     }
 
     /// The rule, if the descriptor has one.

@@ -64,7 +64,7 @@ descriptors:
 - key: plan
   descriptors: [{key: member, rate_limit: {algorithm: token_bucket, requests_per_unit: 100, unit: day}}]
 - {key: path, value: /api/*, rate_limit: {requests_per_unit: 5, unit: minute}}
-- {key: user, rate_limit: {window: 60s, requests_per_unit: 10, algorithm: fixed_window}}
+- {key: user, rate_limit: {unit: minute, requests_per_unit: 10, algorithm: fixed_window}}
 domain: edge
 ";
     let output = diff(RULES, other, &[]).await;
@@ -123,6 +123,12 @@ async fn every_key_of_a_rule_is_compared() {
             "candidate",
             "3 per 1h",
         ),
+        (
+            "unit: minute, requests_per_unit: 5}",
+            "window: 60s, requests_per_unit: 5}",
+            "shown in responses",
+            "5 per unknown",
+        ),
         ("  - key: user", "  - key: user\n    shadow_mode: true", "shadow_mode", "true"),
         ("  - key: user", "  - key: user\n    quota_mode: true", "quota_mode", "true"),
         ("  - key: user", "  - key: user\n    detailed_metric: true", "detailed_metric", "true"),
@@ -146,7 +152,7 @@ async fn added_descriptor_names_the_limit_that_it_takes_over() {
     assert!(found.is_empty());
     assert_eq!((&added["change"], &added["path"]), (&"added".into(), &"user=bob".into()));
     assert_eq!(added["before"]["rule"], "edge.user");
-    assert_eq!(added["new_at"], "new.yaml:14:5");
+    assert_eq!(added["new_at"], "new.yaml:13:5");
     assert!(
         counters(&added).starts_with("are kept"),
         "the key of a counter is the entries and the kind: {added}"
@@ -154,7 +160,7 @@ async fn added_descriptor_names_the_limit_that_it_takes_over() {
     let mut found = differences(&(RULES.to_owned() + more), RULES).await;
     let removed = found.remove(0);
     assert_eq!((&removed["change"], &removed["after"]["rule"]), (&"removed".into(), &"edge.user".into()));
-    assert_eq!(removed["old_at"], "old.yaml:14:5");
+    assert_eq!(removed["old_at"], "old.yaml:13:5");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use crate::{
 
 /// The keys whose values differ. A key that one side lacks has its default there.
 pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<'_>>) -> Vec<KeyChange> {
+    let rules = (old.and_then(|old| old.rule()), new.and_then(|new| new.rule()));
     let (old, new) = (old.map(values).unwrap_or_default(), new.map(values).unwrap_or_default());
     let longer = if old.len() < new.len() { &new } else { &old };
     let value =
@@ -20,6 +21,12 @@ pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<
         if stated(&change.old) != stated(&change.new) {
             changes.push(change);
         }
+    }
+    // A limit in another unit of the same length is the same limit.
+    if let (Some(old), Some(new)) = (rules.0, rules.1)
+        && old.allowance == new.allowance
+    {
+        changes.retain(|change| change.key != "limit");
     }
     // Otherwise the number in responses follows from the limit.
     if changes.iter().any(|change| change.key == "limit") {
