@@ -26,7 +26,7 @@ const DEAD_REPORTED_MAX: usize = 100;
 /// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
 /// How often a member says its version and its time.
-const STATUS_INTERVAL: Duration = Duration::from_secs(10);
+const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 /// The maximum length of the version of another member, in characters.
 const PROGRAM_MAX: usize = 64;
 /// How long departed members are still listed.
