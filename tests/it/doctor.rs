@@ -2,17 +2,17 @@
 
 use std::{fs, process::Output, time::Duration};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
 use tollgate::time::Timestamp;
 
 use crate::{
     certificates::{Authority, Files, borrowed},
     harness::{
-        Service, TIMEOUT, cluster_view, descriptor, is_store_in_memory, request, request_for, until,
+        Service, TIMEOUT, cluster_view, descriptor, http, is_store_in_memory, request, request_for, until,
         until_linked, with_hits,
     },
-    program::PROGRAM,
+    program::{PROGRAM, Program},
 };
 
 const RULES: &str = "
@@ -208,6 +208,47 @@ async fn clocks_apart_in_a_cluster_are_found_from_any_replica() {
     second.advance(Duration::from_secs(1));
     first.advance(Duration::from_secs(61));
     until(async || (ids(&findings(&first).await) == ["members_of_other_rules"]).then_some(())).await;
+}
+
+#[tokio::test]
+async fn frozen_member_of_a_cluster_is_found_with_degraded_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "a secret that replicas share").unwrap();
+    let start = async |seed: &str| {
+        let secret = secret.to_str().unwrap();
+        let flags =
+            ["--cluster-listen", "127.0.0.1:0", "--cluster-secret-file", secret, "--cluster-seed", seed];
+        Program::start(RULES, &flags).await
+    };
+    let view = async |program: &Program| {
+        let (_, view) = http(program.admin, "GET", "/cluster", "").await.unwrap();
+        serde_json::from_str::<Value>(&view).unwrap()
+    };
+    let first = start("off").await;
+    let seed = view(&first).await["members"][0]["address"].as_str().unwrap().to_owned();
+    let second = start(&seed).await;
+    until(async || {
+        let view = view(&first).await;
+        let serving =
+            view["members"].as_array().unwrap().iter().filter(|member| member["state"] == "serving");
+        (serving.count() == 2 && view["moving"] == 0).then_some(())
+    })
+    .await;
+    second.signal("STOP").await;
+    let mut user = 0;
+    until(async || {
+        user += 1;
+        let call = json!({
+            "domain": "shop",
+            "descriptors": [{"entries": [{"key": "user", "value": user.to_string()}]}],
+        });
+        http(first.http, "POST", "/json", &call.to_string()).await.unwrap();
+        let output = run(&["--to", &first.admin.to_string(), "--json"]).await;
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (ids(report["findings"].as_array().unwrap()) == ["member_unreachable", "degraded"]).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
