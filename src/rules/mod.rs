@@ -201,6 +201,14 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// The limit; `None` if the rule is unlimited.
+    pub fn limit(&self) -> Option<&Limit> {
+        match &self.allowance {
+            Allowance::Unlimited => None,
+            Allowance::Limited(limit) => Some(limit),
+        }
+    }
+
     /// The stats of the rule; `None` before it is active.
     pub fn stats(&self) -> Option<&RuleStats> {
         self.stats.get()

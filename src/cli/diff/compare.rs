@@ -190,7 +190,7 @@ impl Path {
 fn effect<'r>(rules: &'r KeyedRules, domain: &str, path: &Path) -> Option<Effect<'r>> {
     let entries: Vec<_> = path.samples.iter().map(|(key, value)| Entry { key, value }).collect();
     let found = rules.domain(domain)?.find(&entries)?;
-    let limit = keys::limited(found.rule);
+    let limit = found.rule.limit();
     Some(Effect { rule: found.rule, counter: limit.map(|limit| (found.key(&entries, limit), limit)) })
 }
 

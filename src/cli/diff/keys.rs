@@ -1,10 +1,9 @@
 //! The keys of a descriptor and its rule, as text that can be compared.
 
 use crate::{
-    algorithm::Limit,
     api::admin::format,
     cli::diff::difference::KeyChange,
-    rules::{Allowance, DescriptorRef, Rule},
+    rules::{DescriptorRef, Rule},
 };
 
 /// The keys whose values differ. A key that one side lacks has its default there.
@@ -100,14 +99,6 @@ fn of_rule(rule: &Rule) -> Values {
 
 /// The limit of a rule in words.
 pub(super) fn limit(rule: &Rule) -> String {
-    limited(rule)
+    rule.limit()
         .map_or_else(|| "unlimited".to_owned(), |limit| format::limit(limit, rule.displayed_limit.unit))
-}
-
-/// The limit of a rule that is not unlimited.
-pub(super) fn limited(rule: &Rule) -> Option<&Limit> {
-    match &rule.allowance {
-        Allowance::Unlimited => None,
-        Allowance::Limited(limit) => Some(limit),
-    }
 }

@@ -3,7 +3,7 @@
 use crate::{
     algorithm::Limit,
     api::admin::doctor::finding::{Finding, listed},
-    rules::{Allowance, DescriptorRef, Domain, MatchKind, Rule, Rules, Status},
+    rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, Status},
 };
 
 /// A value that no pattern contains, so that only a `*` matches it.
@@ -60,7 +60,7 @@ pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
     }
     let each = || rules.domains().flat_map(Domain::rules);
     let never_pass: Vec<_> =
-        each().filter(|rule| limit(rule).is_some_and(|limit| limit.allowance() == 0)).collect();
+        each().filter(|rule| rule.limit().is_some_and(|limit| limit.allowance() == 0)).collect();
     findings.extend(of_rules(
         &never_pass,
         "never_passes",
@@ -93,7 +93,7 @@ pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
 
 /// Whether a rule may delay requests.
 pub(super) fn may_delay(rules: &Rules) -> bool {
-    rules.domains().flat_map(Domain::rules).any(|rule| matches!(limit(rule), Some(Limit::LeakyQueue(_))))
+    rules.domains().flat_map(Domain::rules).any(|rule| matches!(rule.limit(), Some(Limit::LeakyQueue(_))))
 }
 
 fn of_rules(rules: &[&Rule], id: &str, what: &str, mend: &str) -> Option<Finding> {
@@ -101,15 +101,8 @@ fn of_rules(rules: &[&Rule], id: &str, what: &str, mend: &str) -> Option<Finding
     (!rules.is_empty()).then(|| Finding::warning(id, format!("{what}: {}", listed(places)), mend))
 }
 
-fn limit(rule: &Rule) -> Option<&Limit> {
-    match &rule.allowance {
-        Allowance::Unlimited => None,
-        Allowance::Limited(limit) => Some(limit),
-    }
-}
-
 fn never_refuses(rule: &Rule) -> bool {
-    let rate = limit(rule).and_then(|limit| {
+    let rate = rule.limit().and_then(|limit| {
         let seconds = limit.period()?.as_secs_f64();
         Some(limit.hits_per_period() as f64 / seconds)
     });
