@@ -16,6 +16,8 @@ mod bench;
 mod check;
 mod completions;
 mod counters;
+mod diff;
+mod doctor;
 mod explain;
 mod man;
 mod request;
@@ -29,10 +31,13 @@ const NAME: &str = "tollgate";
 const REFERENCE: &str = "ratelimit";
 /// The exit code for a request over its limit.
 const OVER_LIMIT: u8 = 2;
+/// The exit code of a command that finds differences or faults, for which 1 means that there are some.
+const TROUBLE: u8 = 2;
 
 /// Runs the command that the arguments name.
 pub fn run() -> ExitCode {
-    let matches = match command().try_get_matches_from(arguments(env::args_os())) {
+    let arguments = arguments(env::args_os());
+    let matches = match command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,
         // clap's own exit code is 2, which means "over limit" here.
         Err(error) => {
@@ -40,7 +45,7 @@ pub fn run() -> ExitCode {
             return if printed.is_ok() && !error.use_stderr() {
                 ExitCode::SUCCESS
             } else {
-                ExitCode::FAILURE
+                misused(arguments.get(1))
             };
         }
     };
@@ -51,11 +56,22 @@ pub fn run() -> ExitCode {
         Some(("bench", bench)) => report(bench::run(bench)),
         Some(("explain", explain)) => report(explain::run(explain)),
         Some(("counters", counters)) => report(counters::run(counters)),
+        Some(("diff", diff)) => diff::run(diff),
+        Some(("doctor", doctor)) => doctor::run(doctor),
         Some(("schema", schema)) => schema::run(schema),
         Some(("completions", completions)) => completions::run(completions, command()),
         Some(("man", man)) => man::run(man, command()),
         // clap has refused all other commands.
         Some(_) | None => ExitCode::FAILURE,
+    }
+}
+
+/// The exit code for arguments that the command with this name does not take.
+fn misused(command: Option<&OsString>) -> ExitCode {
+    if command.is_some_and(|name| name == diff::NAME || name == doctor::NAME) {
+        ExitCode::from(TROUBLE)
+    } else {
+        ExitCode::FAILURE
     }
 }
 
@@ -82,6 +98,8 @@ fn command() -> clap::Command {
         .subcommand(bench::command())
         .subcommand(explain::command())
         .subcommand(counters::command())
+        .subcommand(diff::command())
+        .subcommand(doctor::command())
         .subcommand(schema::command())
         .subcommand(completions::command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();

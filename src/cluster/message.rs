@@ -303,6 +303,8 @@ pub(crate) enum Message {
     Revoke { key: Key },
     /// These members are proven dead.
     Dead { members: Vec<MemberId> },
+    /// What operators compare between members: the version of the program, and the time by which the sender decides.
+    Status { program: String, clock: Timestamp },
 }
 
 impl Message {
@@ -328,7 +330,8 @@ impl Message {
             | Self::Reply { .. }
             | Self::Recall { .. }
             | Self::Revoke { .. }
-            | Self::Dead { .. } => None,
+            | Self::Dead { .. }
+            | Self::Status { .. } => None,
         }
     }
 
@@ -351,7 +354,8 @@ impl Message {
             | Self::Reply { .. }
             | Self::Recall { .. }
             | Self::Revoke { .. }
-            | Self::Dead { .. } => false,
+            | Self::Dead { .. }
+            | Self::Status { .. } => false,
         }
     }
 
@@ -389,7 +393,8 @@ impl Message {
             | Self::Reply { .. }
             | Self::Recall { .. }
             | Self::Revoke { .. }
-            | Self::Dead { .. } => (None, None),
+            | Self::Dead { .. }
+            | Self::Status { .. } => (None, None),
         };
         copy.map(|copy| &mut copy.contents).into_iter().chain(other)
     }

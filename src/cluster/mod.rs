@@ -47,7 +47,7 @@ pub use holds::RemoteHoldError;
 pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;
-pub use node::View;
+pub use node::{MemberView, View};
 pub use remote_check::ForwardPolicy;
 pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};

@@ -4,7 +4,7 @@ use crate::{
     algorithm::{Decision, Operation},
     descriptor::{Entry, Key},
     limiter::{
-        Answer, Descriptor, Request, Status,
+        Answer, Descriptor, Examples, Request, Status,
         plan::{AppliedLimit, Plan},
     },
     rules::{DecisionStats, Domain, KeyedDomain, Outcome},
@@ -22,6 +22,10 @@ pub struct Metrics {
     pub unknown_domains: Counter,
     /// Descriptors that match no rule of their domain.
     pub unmatched: Counter,
+    /// Some of these domains.
+    pub unknown_examples: Examples,
+    /// Some of these descriptors, and of those whose only rule is replaced.
+    pub unmatched_examples: Examples,
     /// Requests that passed only because of the shadow mode of all rules.
     pub shadow_passes: Counter,
     /// Outcomes of descriptors with an override.
@@ -42,6 +46,8 @@ impl Metrics {
         Self {
             unknown_domains: Counter::default(),
             unmatched: Counter::default(),
+            unknown_examples: Examples::default(),
+            unmatched_examples: Examples::default(),
             shadow_passes: Counter::default(),
             overrides: DecisionStats::default(),
             denied: TopKeys::new(top_keys),
@@ -75,7 +81,10 @@ impl Metrics {
                 None => Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() },
             };
             match applied {
-                AppliedLimit::Nothing => self.unmatched.increase(),
+                AppliedLimit::Nothing => {
+                    self.unmatched.increase();
+                    self.unmatched_examples.add(&domain.name, descriptor.entries);
+                }
                 AppliedLimit::Override(..) => self.overrides.add(outcome),
                 AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
                     if let Some(counts) = matched.rule.stats() {

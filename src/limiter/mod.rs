@@ -15,6 +15,7 @@ use crate::{
 mod answer;
 mod bounds;
 mod embedded;
+mod examples;
 #[cfg(feature = "server")]
 mod explain;
 mod metrics;
@@ -30,6 +31,7 @@ mod reserve;
 pub use answer::{Answer, Status};
 pub use bounds::{Bounds, CallSize, TooLarge};
 pub use embedded::{CheckError, Checked, Reservation};
+pub use examples::{Example, Examples};
 #[cfg(feature = "server")]
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use metrics::Metrics;
@@ -104,6 +106,11 @@ impl Limiter {
     /// The same limiter with these metrics.
     pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics, ..self }
+    }
+
+    /// The metrics.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 
     /// The modes.
@@ -181,6 +188,7 @@ impl ActiveView<'_> {
         let domain = self.rules.domain(request.domain);
         if domain.is_none() {
             self.limiter.metrics.unknown_domains.increase();
+            self.limiter.metrics.unknown_examples.add(request.domain, &[]);
         }
         Ok(domain)
     }

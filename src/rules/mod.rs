@@ -12,6 +12,8 @@ mod active_rules;
 mod background;
 mod compile;
 mod contents;
+#[cfg(feature = "server")]
+mod descriptor_ref;
 mod diagnostics;
 mod file;
 #[cfg(any(test, fuzzing))]
@@ -34,6 +36,8 @@ mod unit;
 pub use active_rules::{ActiveRules, LoadError, Status};
 pub use compile::compile;
 pub use contents::Source;
+#[cfg(feature = "server")]
+pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Origin, Problem, Problems};
 pub use keyed_rules::{KeyedDomain, KeyedRules, Match};
 pub use prefix_tree::MatchKind;
@@ -197,6 +201,14 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// The limit; `None` if the rule is unlimited.
+    pub fn limit(&self) -> Option<&Limit> {
+        match &self.allowance {
+            Allowance::Unlimited => None,
+            Allowance::Limited(limit) => Some(limit),
+        }
+    }
+
     /// The stats of the rule; `None` before it is active.
     pub fn stats(&self) -> Option<&RuleStats> {
         self.stats.get()

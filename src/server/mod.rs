@@ -349,6 +349,14 @@ impl Server {
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
         let routes = Services::http(http::router(api.clone(), probe, reader, settings.check, calls_max));
         listeners.spawn(http.serve(routes, workers.http_handles(), phases.clone()));
+        let certificate_stats = stats.clone();
+        let doctor = admin::doctor::Sources {
+            active_rules: active_rules.clone(),
+            memory: memory.clone(),
+            limiter: state.limiter.clone(),
+            certificate_ends: Arc::new(move || certificate_stats.certificate_ends()),
+            clock: clock.clone(),
+        };
         let sources = metrics::Sources {
             active_rules: active_rules.clone(),
             memory: memory.clone(),
@@ -363,7 +371,8 @@ impl Server {
         let page =
             metrics::router(cluster.clone(), shared_store.clone(), xds_stats, sources, reference_names);
         listeners.spawn(metrics.serve(Services::http(page), workers.page_handles(), phases.clone()));
-        let admin_routes = admin::router(state, settings.admin.token_file, top::router(limiter_metrics));
+        let more = top::router(limiter_metrics).merge(admin::doctor::router(doctor));
+        let admin_routes = admin::router(state, settings.admin.token_file, more);
         listeners.spawn(admin.serve(Services::http(admin_routes), workers.page_handles(), phases.clone()));
         let routes = Services::grpc(grpc_routes(health)?, api);
         listeners.spawn(grpc.serve(routes, workers.grpc_handles(), phases));

@@ -51,6 +51,15 @@ pub struct ListenerStats {
     pub(super) certificate_expires: AtomicU64,
 }
 
+impl ServerStats {
+    /// When the active certificate of each listener that has one expires.
+    pub(super) fn certificate_ends(&self) -> Vec<(&'static str, Timestamp)> {
+        let Self { grpc, http, admin: _, metrics: _ } = self;
+        let ends = [("grpc", grpc), ("http", http)];
+        ends.into_iter().filter_map(|(name, stats)| Some((name, stats.certificate_expires()?))).collect()
+    }
+}
+
 impl ListenerStats {
     /// Connections open now.
     pub fn open(&self) -> u64 {

@@ -3,6 +3,7 @@
 import json
 import re
 
+import jsonschema
 import pytest
 
 from processes import ROOT, run
@@ -132,6 +133,48 @@ SUSPICIOUS = """\
     descriptors:
       - {key: user, shadow_mode: true}
 """
+
+
+@pytest.fixture(scope="module")
+def sarif_schema():
+    """The schema of the standard; sarif/README.md says where it is from."""
+    path = ROOT / "tests" / "external" / "sarif" / "sarif-schema-2.1.0.json"
+    schema = json.loads(path.read_text())
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    return validator(schema)
+
+
+MANY_PROBLEMS = "domain: edge\ndescriptors:\n" + "- {value: a}\n" * 1_005
+NAMES = """\
+    domain: "b\u00fcro \U0001f600"
+    descriptors:
+      - {key: "k\u00e9y", ratelimit: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [GOOD, SUSPICIOUS, BROKEN, MANY_PROBLEMS, NAMES],
+    ids=["good", "suspicious", "broken", "many problems", "names"],
+)
+def test_sarif_log_follows_the_schema_of_the_standard(rule_file, sarif_schema, text):
+    log = json.loads(run("check", rule_file(text), "--sarif").stdout)
+
+    assert [error.message for error in sarif_schema.iter_errors(log)] == []
+
+
+def test_sarif_log_of_unusual_paths_follows_the_schema_of_the_standard(tmp_path, sarif_schema):
+    paths = [tmp_path / "nowhere.yaml", tmp_path / "with space & \u00fcmlaut%20.yaml"]
+    paths[1].write_text("domain: ''\n")
+    for path in paths:
+        log = json.loads(run("check", path, "--sarif").stdout)
+
+        assert [error.message for error in sarif_schema.iter_errors(log)] == []
+
+
+def test_schema_of_sarif_refuses_a_log_without_results_and_version(sarif_schema):
+    assert list(sarif_schema.iter_errors({"runs": [{"tool": {}}]}))
 
 
 def sarif_findings(log):

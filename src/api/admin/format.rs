@@ -10,23 +10,23 @@ use crate::{
 };
 
 /// An instant in RFC 3339.
-pub(super) fn instant(instant: Timestamp) -> String {
+pub(crate) fn instant(instant: Timestamp) -> String {
     let nanos = i128::from(instant.as_nanos());
     jiff::Timestamp::from_nanosecond(nanos).unwrap_or(jiff::Timestamp::MAX).to_string()
 }
 
 /// Whole milliseconds, rounded up.
-pub(super) fn millis(time: Duration) -> u64 {
+pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// A key in hexadecimal.
-pub(super) fn key(key: Key) -> String {
+pub(crate) fn key(key: Key) -> String {
     format!("{:016x}{:016x}", key.high(), key.low())
 }
 
 /// A limit with its options: `10 per minute, algorithm: token_bucket, burst: 20`.
-pub(super) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
+pub(crate) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
     let mut text = match (limit, unit) {
         (Limit::SteppedBucket(bucket), _) => bucket.burst.to_string(),
         (Limit::Concurrency(limit), _) => format!("{} in flight", limit.max_in_flight),
@@ -48,7 +48,7 @@ pub(super) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
 }
 
 /// The kind of its counter. Limits of the same kind share counters.
-pub(super) fn kind(limit: &Limit) -> String {
+pub(crate) fn kind(limit: &Limit) -> String {
     let over = match (limit.window(), limit) {
         (Some(Window::Calendar(calendar)), _) => calendar_words(calendar.unit(), calendar.zone()),
         (_, Limit::SteppedBucket(bucket)) => time(Duration::from_nanos(bucket.interval.get())),
@@ -59,7 +59,7 @@ pub(super) fn kind(limit: &Limit) -> String {
 }
 
 /// The keys of a rule that envoyproxy/ratelimit does not have.
-pub(super) fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, String)> {
+pub(crate) fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, String)> {
     let mut keys = Vec::new();
     if !limit.is_classic() {
         keys.push(("algorithm", algorithm(limit).to_owned()));

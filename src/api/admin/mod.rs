@@ -23,8 +23,9 @@ use crate::{
 mod cluster;
 mod config;
 mod counters;
+pub mod doctor;
 mod explain;
-mod format;
+pub(crate) mod format;
 mod log;
 mod rules;
 mod token;
@@ -33,12 +34,13 @@ pub use config::{EffectiveSetting, Origin};
 pub use token::{AccessError, Token, TokenError};
 
 /// The pages, each with its help.
-const PAGES: [(&str, &str); 11] = [
+const PAGES: [(&str, &str); 12] = [
     ("/", "this list"),
     ("/cluster", "the view of this replica of the cluster"),
     ("/cluster/declare-dead", "POST ?member=ID: declares a silent member dead"),
     ("/config", "the effective settings and the origin of each"),
     ("/counters", "?domain=D&key=k=v[,k=v]: one counter; DELETE resets it, PUT {\"used\": N} sets it"),
+    ("/doctor", "what commonly goes wrong, and how to mend it"),
     (
         "/explain",
         "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: the decision and the reasons for it",

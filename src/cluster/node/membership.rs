@@ -25,6 +25,10 @@ const DEPARTED_MAX: usize = 10_000;
 const DEAD_REPORTED_MAX: usize = 100;
 /// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
+/// How often a member says its version and its time.
+const STATUS_INTERVAL: Duration = Duration::from_secs(2);
+/// The maximum length of the version of another member, in characters.
+const PROGRAM_MAX: usize = 64;
 /// How long departed members are still listed.
 const DEPARTED_SHOWN: Duration = Duration::from_secs(60);
 
@@ -41,6 +45,7 @@ pub(super) struct Membership {
     healthy: BTreeSet<MemberId>,
     isolated: bool,
     pub(super) placement: Placement,
+    status_at: Timestamp,
     /// Slots may have to move because of the members.
     has_changed: bool,
 }
@@ -56,12 +61,23 @@ struct Peer {
     /// Whether it has announced its slots under the same hash secret as this replica.
     synced: bool,
     heard_at: Timestamp,
+    /// What it last said for operators; `None` from a build that does not say it.
+    status: Option<PeerStatus>,
+}
+
+/// What operators compare between members.
+#[derive(Clone, Debug)]
+pub(super) struct PeerStatus {
+    /// The version of its program.
+    pub(super) program: String,
+    /// How far its clock is ahead of that of this replica, without the time that the message took; negative if it is behind.
+    pub(super) ahead_millis: i64,
 }
 
 impl Peer {
     /// A member that was just discovered.
     fn new(record: MemberRecord, now: Timestamp) -> Self {
-        Self { record, connected: false, greeted: false, synced: false, heard_at: now }
+        Self { record, connected: false, greeted: false, synced: false, heard_at: now, status: None }
     }
 
     /// Whether the member takes slots while it is reachable.
@@ -102,6 +118,11 @@ pub(super) enum ReachedPeers {
     },
 }
 
+/// What this replica says about itself for operators, at `wall` by its clock of counters.
+pub(super) fn status(wall: Timestamp) -> Message {
+    Message::Status { program: env!("CARGO_PKG_VERSION").to_owned(), clock: wall }
+}
+
 impl Membership {
     /// This replica, which joins and knows no other member.
     pub(super) fn new(local_id: MemberId, address: String, settings: NodeSettings, slots: usize) -> Self {
@@ -115,6 +136,7 @@ impl Membership {
             healthy: BTreeSet::new(),
             isolated: false,
             placement: Placement::default(),
+            status_at: Timestamp::EPOCH,
             has_changed: true,
         }
     }
@@ -177,6 +199,16 @@ impl Membership {
     pub(super) fn heard(&mut self, peer: MemberId, now: Timestamp) {
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.heard_at = peer.heard_at.max(now);
+        }
+    }
+
+    /// `peer` has said its version and its time.
+    pub(super) fn set_status(&mut self, peer: MemberId, program: &str, clock: Timestamp, wall: Timestamp) {
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            let millis = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+            let ahead_millis = millis(clock.since(wall)) - millis(wall.since(clock));
+            peer.status =
+                Some(PeerStatus { program: program.chars().take(PROGRAM_MAX).collect(), ahead_millis });
         }
     }
 
@@ -384,7 +416,11 @@ impl Membership {
     }
 
     /// Detects silence and isolation.
-    pub(super) fn tick(&mut self, now: Timestamp, out: &mut Output) {
+    pub(super) fn tick(&mut self, now: Timestamp, wall: Timestamp, out: &mut Output) {
+        if now.since(self.status_at) >= STATUS_INTERVAL {
+            self.status_at = now;
+            out.broadcast(&status(wall));
+        }
         self.redial_silent(now, out);
         self.update_isolation(now, out);
         self.update_placement(now);
@@ -435,8 +471,11 @@ impl Membership {
     }
 
     /// The peers, and how long they have been silent.
-    pub(super) fn peers(&self, now: Timestamp) -> impl Iterator<Item = (&MemberRecord, Duration)> {
-        self.peers.values().map(move |peer| (&peer.record, now.since(peer.heard_at)))
+    pub(super) fn peers(
+        &self,
+        now: Timestamp,
+    ) -> impl Iterator<Item = (&MemberRecord, Duration, Option<&PeerStatus>)> {
+        self.peers.values().map(move |peer| (&peer.record, now.since(peer.heard_at), peer.status.as_ref()))
     }
 
     /// The members that were known and departed recently, and how long ago.

@@ -45,7 +45,7 @@ pub use outcome::ForwardPolicy;
 pub(crate) use outcome::{DecidedBy, Outcome, Ticket};
 pub(crate) use output::{Action, Event};
 pub(crate) use stats::Stats;
-pub use view::View;
+pub use view::{MemberView, View};
 
 use checks::{Checks, Router};
 use context::Context;
@@ -168,6 +168,7 @@ impl Node {
         self.members.connect(peer, address, now);
         self.out.queues.insert(peer, VecDeque::new());
         self.send_hello([peer]);
+        self.out.send(peer, membership::status(self.wall));
         // The peer may have been cut off when they died, and still count them among the members that it does not hear.
         let members = self.members.dead_members();
         if !members.is_empty() {
@@ -263,6 +264,9 @@ impl Node {
                 members.into_iter().for_each(|member| self.depart(member, Departure::Proven, now));
             }
             Message::Member(record) => self.members.update_record(record, now, &mut self.out),
+            Message::Status { program, clock } => {
+                self.members.set_status(from, &program, clock, self.wall);
+            }
             message => self.dispatch(from, message, now),
         }
     }
@@ -272,7 +276,7 @@ impl Node {
         let mut router = self.router(now);
         let Router { checks, slots, cx } = &mut router;
         match message {
-            Message::Hello(_) | Message::Member(_) | Message::Dead { .. } => {}
+            Message::Hello(_) | Message::Member(_) | Message::Dead { .. } | Message::Status { .. } => {}
             Message::Owns { slot, epoch, origin } => {
                 slots.receive_owner(slot, Owner { epoch, member: from }, origin, cx);
             }
@@ -316,7 +320,7 @@ impl Node {
             self.depart(peer, Departure::Silent, now);
         }
         let was_isolated = self.members.is_isolated();
-        self.members.tick(now, &mut self.out);
+        self.members.tick(now, self.wall, &mut self.out);
         if self.members.is_isolated() != was_isolated {
             self.slots.memory.set_suspended(!was_isolated);
         }

@@ -9,7 +9,10 @@ use crate::{
     cluster::{
         MemberId,
         message::{MemberRecord, MemberState, Owner},
-        node::{membership::Membership, slots::Slots},
+        node::{
+            membership::{Membership, PeerStatus},
+            slots::Slots,
+        },
     },
     time::Timestamp,
 };
@@ -52,19 +55,23 @@ impl View {
             hasher.write_u64(member.number());
             *owned.entry(member).or_default() += 1;
         }
-        let view = |record: &MemberRecord, state, silent: Duration| MemberView {
+        let view = |record: &MemberRecord, state, silent: Duration, status: Option<&PeerStatus>| MemberView {
             id: record.id,
             address: record.address.clone(),
             state,
             silent_ms: u64::try_from(silent.as_millis()).unwrap_or(u64::MAX),
             rules: format!("{:016x}", record.rules),
             owned: owned.get(&record.id).copied().unwrap_or_default(),
+            program: status.map(|status| status.program.clone()),
+            clock_ahead_ms: status.map(|status| status.ahead_millis),
         };
         let local = &members.local;
-        let mut listed = vec![view(local, Some(local.state), Duration::ZERO)];
-        listed.extend(members.peers(now).map(|(record, silent)| view(record, Some(record.state), silent)));
+        let own = PeerStatus { program: env!("CARGO_PKG_VERSION").to_owned(), ahead_millis: 0 };
+        let mut listed = vec![view(local, Some(local.state), Duration::ZERO, Some(&own))];
+        let peers = members.peers(now);
+        listed.extend(peers.map(|(record, silent, status)| view(record, Some(record.state), silent, status)));
         let departed = members.recently_departed(now);
-        listed.extend(departed.map(|(record, silent)| view(record, None, silent)));
+        listed.extend(departed.map(|(record, silent)| view(record, None, silent, None)));
         listed.sort_by_key(|member| member.id);
         Self {
             local_id: local.id.to_string(),
@@ -96,6 +103,11 @@ pub struct MemberView {
     /// Slots that it owns, as far as this replica knows.
     #[serde(rename = "holding")]
     pub owned: usize,
+    /// The version of its program; `None` until it has said it.
+    pub program: Option<String>,
+    /// How far its clock is ahead of that of this replica, in milliseconds, without the time that the message took;
+    /// negative if it is behind.
+    pub clock_ahead_ms: Option<i64>,
 }
 
 fn as_text<S: Serializer>(id: &MemberId, serializer: S) -> Result<S::Ok, S::Error> {

@@ -6,7 +6,8 @@
 //! zone that is not compiled in; a grant under such a limit is left out of its copy. So a later version may append
 //! variants. Any other change raises [`VERSION`](super::protocol::VERSION).
 //!
-//! **Clocks.** Messages carry durations, and slot contents carry ages. Only a receipt holds instants: those of the
+//! **Clocks.** Messages carry durations, and slot contents carry ages. A status says what the sender's clock shows, for
+//! operators, and decides nothing. Otherwise only a receipt holds instants: those of the
 //! owner that issued it. The forwarding replica returns the receipt unchanged, so its instants are exact at the same
 //! owner. If the counter has moved to an owner with another clock, the receipt takes back its own hits at most:
 //!

@@ -269,6 +269,8 @@ pub(super) fn message() -> BoxedStrategy<Message> {
         known.prop_map(|(slot, owner, alive, copy)| Message::RecoveryReply { slot, owner, alive, copy }),
         (slot(), owner()).prop_map(|(slot, owner)| Message::Orphan { slot, owner }),
         members().prop_map(|members| Message::Dead { members }),
+        ("[0-9.]{0,9}", time())
+            .prop_map(|(program, age)| Message::Status { program, clock: NOW.before(age) }),
         (slot(), copy().boxed()).prop_map(|(slot, copy)| Message::NewerCopy { slot, copy }),
         forward.prop_map(|(ticket, check, budget, hops)| Message::Forward { ticket, check, budget, hops }),
         (number(), reply()).prop_map(|(ticket, reply)| Message::Reply { ticket, reply }),

@@ -1,0 +1,67 @@
+//! A finding of the doctor.
+
+use serde::{Deserialize, Serialize};
+
+/// What goes wrong, and how to mend it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Finding {
+    /// The name of the kind of finding, which does not change.
+    pub(crate) id: String,
+    pub(crate) level: Level,
+    /// What was found, with names and numbers.
+    pub(crate) what: String,
+    /// What to do about it.
+    pub(crate) mend: String,
+}
+
+/// The weight of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Level {
+    /// Limits do not hold, or requests are not answered.
+    Error,
+    /// Something is probably not as intended.
+    Warning,
+    /// A choice to be aware of.
+    Advice,
+}
+
+impl Level {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Advice => "advice",
+        }
+    }
+}
+
+impl Finding {
+    pub(crate) fn error(id: &str, what: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self::of(Level::Error, id, what.into(), mend.into())
+    }
+
+    pub(crate) fn warning(id: &str, what: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self::of(Level::Warning, id, what.into(), mend.into())
+    }
+
+    pub(crate) fn advice(id: &str, what: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self::of(Level::Advice, id, what.into(), mend.into())
+    }
+
+    fn of(level: Level, id: &str, what: String, mend: String) -> Self {
+        Self { id: id.to_owned(), level, what, mend }
+    }
+}
+
+/// The first of these, separated by commas, and how many there are beyond them.
+pub(crate) fn listed(texts: impl IntoIterator<Item = String>) -> String {
+    const LISTED_MAX: usize = 10;
+    let mut texts = texts.into_iter();
+    let mut text = texts.by_ref().take(LISTED_MAX).collect::<Vec<_>>().join(", ");
+    let more = texts.count();
+    if more > 0 {
+        text += &format!(" and {more} more");
+    }
+    text
+}

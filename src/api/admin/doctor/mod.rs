@@ -1,0 +1,62 @@
+//! `/doctor`: what commonly goes wrong on this replica and, as far as it knows, in its cluster. `tollgate doctor` prints
+//! it.
+
+use std::sync::Arc;
+
+use axum::{Json, Router, extract::State, routing::get};
+use serde_json::{Value, json};
+
+use crate::{
+    limiter::Limiter,
+    rules::{ActiveRules, Rules},
+    store::Memory,
+    time::{Clock, Timestamp},
+};
+
+mod cluster;
+pub(crate) mod finding;
+mod replica;
+mod rules;
+
+/// When the active certificate of each listener that has one expires.
+pub type CertificateEnds = dyn Fn() -> Vec<(&'static str, Timestamp)> + Send + Sync;
+
+/// What the findings are taken from.
+#[derive(Clone)]
+pub struct Sources {
+    /// The active rules.
+    pub active_rules: Arc<ActiveRules>,
+    /// The counters.
+    pub memory: Arc<Memory>,
+    /// The limiter.
+    pub limiter: Limiter,
+    /// The certificates of the listeners.
+    pub certificate_ends: Arc<CertificateEnds>,
+    /// The clock.
+    pub clock: Clock,
+}
+
+/// A router with `/doctor`.
+pub fn router(sources: Sources) -> Router {
+    Router::new().route("/doctor", get(findings)).with_state(Arc::new(sources))
+}
+
+/// `findings`, the most urgent ones first; `domains` and `delays` for what the command line compares with an Envoy.
+async fn findings(State(sources): State<Arc<Sources>>) -> Json<Value> {
+    let rules = sources.active_rules.current();
+    let rules = rules.rules();
+    let mut findings = rules::status(&sources.active_rules.status());
+    findings.extend(rules.into_iter().flat_map(rules::findings));
+    findings.extend(replica::findings(&sources));
+    if let Some(cluster) = sources.limiter.cluster() {
+        findings.extend(cluster::findings(&cluster.view(), &cluster.stats()));
+    }
+    findings.sort_by_key(|finding| finding.level);
+    let domains: Vec<_> = rules.into_iter().flat_map(Rules::domains).map(|domain| &domain.name).collect();
+    Json(json!({
+        "program": env!("CARGO_PKG_VERSION"),
+        "findings": findings,
+        "domains": domains,
+        "delays": rules.is_some_and(rules::may_delay),
+    }))
+}

@@ -1,0 +1,168 @@
+//! Findings on this replica: callers, memory, certificates, and a shared store.
+
+use std::time::Duration;
+
+use crate::{
+    api::{
+        admin::{
+            doctor::{
+                Sources,
+                finding::{Finding, listed},
+            },
+            format,
+        },
+        descriptor_text,
+    },
+    limiter::Example,
+    rules::{KeyedRules, Rules},
+    shared_store::SharedStore,
+    store::StoreStats,
+    time::Timestamp,
+};
+
+/// The time before the end of a certificate from which it is a finding, as in the alert of docs/operations.md.
+const CERTIFICATE_ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// The share of the memory of counters from which it is a finding, in percent.
+const MEMORY_SHARE: u64 = 80;
+
+pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let active = sources.active_rules.current();
+    // Without rules every domain is unknown, which is another finding.
+    if active.rules().is_some() {
+        findings.extend(unknown_domains(sources, &active));
+        findings.extend(unmatched_descriptors(sources, &active));
+    }
+    if sources.limiter.modes().shadow {
+        findings.push(Finding::warning(
+            "shadow_mode",
+            "limiter.shadow_mode is on: no request is refused",
+            "set limiter.shadow_mode to false when the limits are to hold",
+        ));
+    }
+    findings.extend(memory(&sources.memory.stats()));
+    findings.extend(certificates(&(sources.certificate_ends)(), sources.clock.wall()));
+    findings.extend(sources.limiter.shared_store().into_iter().flat_map(shared_store));
+    findings
+}
+
+fn unknown_domains(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
+    let metrics = sources.limiter.metrics();
+    let is_unknown = |example: &Example| active.domain(&example.domain).is_none();
+    let examples = metrics.unknown_examples.each(is_unknown);
+    (!examples.is_empty()).then(|| {
+        let domains = examples.into_iter().map(|example| format!("{:?}", example.domain));
+        let known = active.rules().into_iter().flat_map(Rules::domains).map(|domain| format!("{:?}", domain.name));
+        Finding::warning(
+            "unknown_domain",
+            format!(
+                "requests name a domain that no rules have, and pass: {} ({} such requests since the start)",
+                listed(domains),
+                metrics.unknown_domains.get()
+            ),
+            format!(
+                "set `domain` of the caller, in Envoy that of the rate limit filter, to one of the rules, or add rules for it; the rules have {}",
+                listed(known)
+            ),
+        )
+    })
+}
+
+fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
+    let metrics = sources.limiter.metrics();
+    let is_unmatched = |example: &Example| {
+        active.domain(&example.domain).is_some_and(|domain| domain.find(&example.entries()).is_none())
+    };
+    let examples = metrics.unmatched_examples.each(is_unmatched);
+    let first = examples.first()?;
+    let text = |example: &Example| {
+        let entries = example.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        descriptor_text::format(entries)
+    };
+    let explained = format!("`tollgate explain '{}' '{}'` shows why", first.domain, text(first));
+    let examples = examples.iter().map(|example| format!("{:?} {}", example.domain, text(example)));
+    Some(Finding::warning(
+        "unmatched_descriptor",
+        format!(
+            "descriptors without a rule pass, for example {} ({} descriptors without a limit since the start)",
+            listed(examples),
+            metrics.unmatched.get()
+        ),
+        format!("{explained}; add a rule, or stop sending descriptors that are not to be limited"),
+    ))
+}
+
+fn memory(stats: &StoreStats) -> Vec<Finding> {
+    const MEND: &str =
+        "raise store.memory_limit, or shorten the windows of rules on keys that callers choose freely";
+    let mut findings = Vec::new();
+    let share = stats.bytes as u64 * 100 / stats.bytes_max.max(1) as u64;
+    if share >= MEMORY_SHARE {
+        findings.push(Finding::warning(
+            "memory_near_limit",
+            format!(
+                "counters take {share} % of store.memory_limit: {} counters, {} bytes",
+                stats.live, stats.bytes
+            ),
+            MEND,
+        ));
+    }
+    if stats.evicted_unexpired > 0 {
+        findings.push(Finding::warning(
+            "counters_evicted",
+            format!(
+                "{} counters were evicted for lack of memory since the start; each gave its key a fresh limit early",
+                stats.evicted_unexpired
+            ),
+            MEND,
+        ));
+    }
+    if stats.refused_full > 0 {
+        findings.push(Finding::error(
+            "memory_full",
+            format!("{} charges to new keys found no memory since the start", stats.refused_full),
+            format!("{MEND}; store.on_full says whether such requests pass"),
+        ));
+    }
+    findings
+}
+
+fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Finding> {
+    let ending = ends.iter().filter(|(_, end)| end.since(now) <= CERTIFICATE_ENDS_WITHIN);
+    ending
+        .map(|(listener, end)| {
+            let mend = format!(
+                "renew the files of {listener}.tls_cert and {listener}.tls_key; the server loads them without a restart"
+            );
+            let at = format::instant(*end);
+            if *end <= now {
+                let what = format!("the certificate of the {listener} listener expired at {at}: clients refuse it");
+                Finding::error("certificate_expired", what, mend)
+            } else {
+                let what = format!("the certificate of the {listener} listener expires at {at}");
+                Finding::warning("certificate_ends", what, mend)
+            }
+        })
+        .collect()
+}
+
+fn shared_store(store: &SharedStore) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let state = store.state();
+    if state != crate::shared_store::State::Ready {
+        findings.push(Finding::error(
+            "store_unavailable",
+            format!("the shared store cannot be used: {state}"),
+            "check store.redis.urls, the network and the store; until then on_owner_unavailable of each rule decides",
+        ));
+    }
+    let degraded = store.stats().degraded;
+    if degraded > 0 {
+        findings.push(Finding::warning(
+            "degraded",
+            format!("{degraded} checks were decided without the shared store since the start"),
+            "see the log for the times at which it could not be reached; on_owner_unavailable of each rule says what is answered then",
+        ));
+    }
+    findings
+}

@@ -1,0 +1,131 @@
+//! Findings in the rules.
+
+use crate::{
+    algorithm::Limit,
+    api::admin::doctor::finding::{Finding, listed},
+    rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, Status},
+};
+
+/// A value that no pattern contains, so that only a `*` matches it.
+const ANY_TEXT: &str = "\u{1f}";
+
+/// A rate in hits a second above which a limit refuses nothing that a replica can decide.
+const REFUSING_RATE_MAX: f64 = 1e9;
+
+/// Findings in the outcome of the loads so far.
+pub(super) fn status(status: &Status) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if status.generation == 0 {
+        findings.push(Finding::error(
+            "no_rules",
+            "no rules are loaded: every request is answered UNAVAILABLE",
+            "set rules.path (--rules) to a file or directory of rules; `tollgate check PATH` reports what prevents loading it",
+        ));
+    }
+    if let Some(error) = &status.last_error {
+        let problems = error.problems.iter().map(ToString::to_string);
+        findings.push(Finding::error(
+            "rule_problems",
+            format!("the current rules cannot be loaded, and the previous ones stay: {}", listed(problems)),
+            "correct these places; the server loads the files as soon as they change",
+        ));
+    }
+    if let Some(problems) = &status.overlay_problems {
+        findings.push(Finding::error(
+            "overlay_problems",
+            format!("the overlay cannot be used: {}", listed(problems.iter().map(ToString::to_string))),
+            "correct these places in the file of rules.overlay",
+        ));
+    }
+    findings
+}
+
+/// Findings in the active rules.
+pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if rules.is_empty() {
+        findings.push(Finding::warning(
+            "no_limits",
+            "no descriptor has a rate_limit: every request passes",
+            "add a rate_limit to the descriptors that are to be limited",
+        ));
+    }
+    if !rules.warnings().is_empty() {
+        let warnings = rules.warnings().iter().map(ToString::to_string);
+        findings.push(Finding::warning(
+            "rule_warnings",
+            listed(warnings),
+            "correct these places, which probably have a mistake; `tollgate check PATH` reports them before they are deployed",
+        ));
+    }
+    let each = || rules.domains().flat_map(Domain::rules);
+    let never_pass: Vec<_> =
+        each().filter(|rule| rule.limit().is_some_and(|limit| limit.allowance() == 0)).collect();
+    findings.extend(of_rules(
+        &never_pass,
+        "never_passes",
+        "these rules let nothing pass",
+        "raise requests_per_unit or burst, unless the rule is a ban on purpose",
+    ));
+    let never_refuse: Vec<_> = each().filter(|rule| never_refuses(rule)).collect();
+    findings.extend(of_rules(
+        &never_refuse,
+        "never_refuses",
+        "these rules can hardly refuse anything: they allow more than a thousand million hits a second",
+        "lower requests_per_unit, or write `unlimited: true`, which takes no counter",
+    ));
+    let mut hidden = Vec::new();
+    for domain in rules.domains() {
+        add_hidden(&domain.descriptors().collect::<Vec<_>>(), &mut hidden);
+    }
+    if !hidden.is_empty() {
+        findings.push(Finding::warning(
+            "never_applies",
+            format!(
+                "these descriptors never apply, because a pattern before them matches the same: {}",
+                listed(hidden)
+            ),
+            "declare the more specific pattern first: of two patterns that match, the first one applies",
+        ));
+    }
+    findings
+}
+
+/// Whether a rule may delay requests.
+pub(super) fn may_delay(rules: &Rules) -> bool {
+    rules.domains().flat_map(Domain::rules).any(|rule| matches!(rule.limit(), Some(Limit::LeakyQueue(_))))
+}
+
+fn of_rules(rules: &[&Rule], id: &str, what: &str, mend: &str) -> Option<Finding> {
+    let places = rules.iter().map(|rule| format!("{} ({})", rule.path, rule.location));
+    (!rules.is_empty()).then(|| Finding::warning(id, format!("{what}: {}", listed(places)), mend))
+}
+
+fn never_refuses(rule: &Rule) -> bool {
+    let rate = rule.limit().and_then(|limit| {
+        let seconds = limit.period()?.as_secs_f64();
+        Some(limit.hits_per_period() as f64 / seconds)
+    });
+    rate.is_some_and(|rate| rate > REFUSING_RATE_MAX)
+}
+
+/// Patterns that match nothing that an earlier pattern of their level does not match.
+fn add_hidden(level: &[DescriptorRef<'_>], hidden: &mut Vec<String>) {
+    let patterns: Vec<_> = level.iter().filter(|one| one.kind() == MatchKind::Pattern).collect();
+    for (index, pattern) in patterns.iter().enumerate() {
+        let sample = pattern.composite().replace('*', ANY_TEXT);
+        let by = patterns[..index].iter().find(|earlier| earlier.matches(&sample));
+        hidden.extend(by.map(|by| {
+            format!(
+                "{} ({}) behind {} ({})",
+                pattern.composite(),
+                pattern.location(),
+                by.composite(),
+                by.location()
+            )
+        }));
+    }
+    for descriptor in level {
+        add_hidden(&descriptor.descriptors().collect::<Vec<_>>(), hidden);
+    }
+}

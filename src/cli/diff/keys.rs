@@ -1,0 +1,104 @@
+//! The keys of a descriptor and its rule, as text that can be compared.
+
+use crate::{
+    api::admin::format,
+    cli::diff::difference::KeyChange,
+    rules::{DescriptorRef, Rule},
+};
+
+/// The keys whose values differ. A key that one side lacks has its default there.
+pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<'_>>) -> Vec<KeyChange> {
+    let rules = (old.and_then(|old| old.rule()), new.and_then(|new| new.rule()));
+    let (old, new) = (old.map(values).unwrap_or_default(), new.map(values).unwrap_or_default());
+    let longer = if old.len() < new.len() { &new } else { &old };
+    let value =
+        |values: &Values, key| values.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
+    let mut changes = Vec::new();
+    for (key, _) in longer {
+        let change = KeyChange { key, old: value(&old, *key), new: value(&new, *key) };
+        let stated = |value: &Option<String>| value.clone().unwrap_or_else(|| default_of(key).to_owned());
+        if stated(&change.old) != stated(&change.new) {
+            changes.push(change);
+        }
+    }
+    // A limit in another unit of the same length is the same limit.
+    if let (Some(old), Some(new)) = (rules.0, rules.1)
+        && old.allowance == new.allowance
+    {
+        changes.retain(|change| change.key != "limit");
+    }
+    // Otherwise the number in responses follows from the limit.
+    if changes.iter().any(|change| change.key == "limit") {
+        changes.retain(|change| change.key != SHOWN);
+    }
+    changes
+}
+
+type Values = Vec<(&'static str, String)>;
+
+/// The value of a key that a rule file does not name.
+fn default_of(key: &str) -> &'static str {
+    match key {
+        // Always stated where there is a limit.
+        "limit" | SHOWN => "",
+        "on_owner_unavailable" => "local_share",
+        "lease" => "true",
+        "name" | "replaces" | "metadata" | "candidate" => NONE,
+        _ => "false",
+    }
+}
+
+const NONE: &str = "none";
+/// The number and unit in responses, which can change without the limit.
+const SHOWN: &str = "shown in responses";
+
+/// Keys of the rule, and of the descriptor, which exist without a rule.
+fn values(descriptor: DescriptorRef<'_>) -> Values {
+    let mut values = descriptor.rule().map_or_else(|| vec![("limit", "no limit".to_owned())], of_rule);
+    values.push(("share_threshold", descriptor.share_threshold().to_string()));
+    values.push(("value_to_metric", descriptor.value_to_metric().to_string()));
+    values
+}
+
+fn of_rule(rule: &Rule) -> Values {
+    // Every field, so that a new one is compared too.
+    let Rule {
+        path: _,
+        name,
+        allowance: _,
+        candidate,
+        on_owner_unavailable,
+        lease,
+        replaces,
+        shadow_mode,
+        quota_mode,
+        detailed_metric,
+        metadata,
+        displayed_limit,
+        location: _,
+        overlay: _,
+        stats: _,
+    } = rule;
+    let text = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
+    let replaced = (!replaces.is_empty()).then(|| replaces.join(", "));
+    let unit = displayed_limit.unit.map_or("unknown", |unit| unit.name());
+    vec![
+        ("limit", limit(rule)),
+        (SHOWN, format!("{} per {unit}", displayed_limit.requests_per_unit)),
+        ("candidate", text(candidate.as_ref().map(|limit| format::limit(limit, None)))),
+        ("name", text(name.clone())),
+        ("replaces", text(replaced)),
+        ("shadow_mode", shadow_mode.to_string()),
+        ("quota_mode", quota_mode.to_string()),
+        ("on_owner_unavailable", on_owner_unavailable.name().to_owned()),
+        ("lease", lease.to_string()),
+        ("detailed_metric", detailed_metric.to_string()),
+        ("metadata", text(metadata.clone().map(|map| serde_json::Value::Object(map).to_string()))),
+    ]
+}
+
+/// The limit of a rule in words.
+pub(super) fn limit(rule: &Rule) -> String {
+    rule.limit()
+        .map_or_else(|| "unlimited".to_owned(), |limit| format::limit(limit, rule.displayed_limit.unit))
+}

@@ -1,0 +1,293 @@
+//! `tollgate doctor`, by running the program against servers with one fault each.
+
+use std::{fs, process::Output, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, process::Command, time::timeout};
+use tollgate::time::Timestamp;
+
+use crate::{
+    certificates::{Authority, Files, borrowed},
+    harness::{
+        Service, TIMEOUT, cluster_view, descriptor, http, is_store_in_memory, request, request_for, until,
+        until_linked, with_hits,
+    },
+    program::{PROGRAM, Program},
+};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: hour, requests_per_unit: 10, algorithm: fixed_window}}
+";
+
+async fn doctor(service: &Service, arguments: &[&str]) -> Output {
+    run(&[&["--to", &service.addresses.admin.to_string()], arguments].concat()).await
+}
+
+async fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.arg("doctor").args(arguments).kill_on_drop(true);
+    timeout(TIMEOUT, command.output()).await.unwrap().unwrap()
+}
+
+/// All findings, whose number agrees with the exit code.
+async fn findings(service: &Service) -> Vec<Value> {
+    let output = doctor(service, &["--json"]).await;
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let findings = report["findings"].as_array().unwrap().clone();
+    assert_eq!(output.status.code(), Some(i32::from(!findings.is_empty())), "{report}");
+    findings
+}
+
+fn ids(findings: &[Value]) -> Vec<&str> {
+    findings.iter().map(|finding| finding["id"].as_str().unwrap()).collect()
+}
+
+fn what(finding: &Value) -> &str {
+    assert!(!finding["mend"].as_str().unwrap().is_empty());
+    finding["what"].as_str().unwrap()
+}
+
+/// The only finding.
+async fn only(service: &Service, id: &str) -> Value {
+    let mut findings = findings(service).await;
+    assert_eq!(ids(&findings), [id], "{findings:?}");
+    findings.remove(0)
+}
+
+#[tokio::test]
+async fn sound_server_has_no_findings() {
+    let service = Service::start(RULES).await;
+    service.call(request_for("shop", "user", "ann")).await.unwrap();
+    let output = doctor(&service, &[]).await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "nothing found\n");
+}
+
+#[tokio::test]
+async fn server_without_rules_names_the_problems_of_its_files() {
+    let service = Service::start_unready("domain: shop\ndescriptor: []\n", &[]).await;
+    let found = until(async || {
+        let found = findings(&service).await;
+        (found.len() == 2).then_some(found)
+    })
+    .await;
+    assert_eq!(ids(&found), ["no_rules", "rule_problems"]);
+    assert!(what(&found[1]).contains("rules.yaml:2:1: "), "{}", found[1]);
+    assert_eq!(found[0]["level"], "error");
+}
+
+#[tokio::test]
+async fn broken_reload_is_found_beside_active_rules() {
+    let service = Service::start(RULES).await;
+    fs::write(service.rules.path().join("rules.yaml"), "domain: ''\n").unwrap();
+    until(async || (!findings(&service).await.is_empty()).then_some(())).await;
+    only(&service, "rule_problems").await;
+}
+
+#[tokio::test]
+async fn unknown_domain_is_named_until_rules_have_it() {
+    let service = Service::start(RULES).await;
+    for domain in ["edge", "edge", "web"] {
+        service.call(request_for(domain, "user", "ann")).await.unwrap();
+    }
+    let finding = only(&service, "unknown_domain").await;
+    assert!(what(&finding).contains("\"edge\", \"web\" (3 such requests"), "{finding}");
+    assert!(finding["mend"].as_str().unwrap().ends_with("the rules have \"shop\""), "{finding}");
+    for domain in ["edge", "web"] {
+        let rules = RULES.replace("domain: shop", &format!("domain: {domain}"));
+        fs::write(service.rules.path().join(format!("{domain}.yaml")), rules).unwrap();
+    }
+    until(async || findings(&service).await.is_empty().then_some(())).await;
+}
+
+#[tokio::test]
+async fn unmatched_descriptors_are_shown_by_their_keys() {
+    let service = Service::start(RULES).await;
+    for value in ["/a", "/b"] {
+        let path = descriptor(&[("user", "ann"), ("path", value)]);
+        service.call(request("shop", vec![path])).await.unwrap();
+    }
+    let finding = only(&service, "unmatched_descriptor").await;
+    assert!(what(&finding).contains("for example \"shop\" user=ann,path=/a (2 descriptors"), "{finding}");
+    assert!(finding["mend"].as_str().unwrap().contains("tollgate explain 'shop' 'user=ann,path=/a'"));
+}
+
+#[tokio::test]
+async fn faults_in_rules_are_found_with_their_places() {
+    let each = [
+        ("{key: a, rate_limit: {unit: day, requests_per_unit: 0}}", "never_passes"),
+        ("{key: a, rate_limit: {unit: second, requests_per_unit: 4000000000}}", "never_refuses"),
+        ("{key: a, shadow_mode: true}", "rule_warnings"),
+    ];
+    for (rule, id) in each {
+        let service = Service::start(&format!("{RULES}  - {rule}\n")).await;
+        let finding = only(&service, id).await;
+        assert!(what(&finding).contains("rules.yaml:5:"), "{finding}");
+    }
+    let pattern = |value| {
+        format!("  - {{key: p, value: '{value}', rate_limit: {{unit: day, requests_per_unit: 9}}}}\n")
+    };
+    let service =
+        Service::start(&(RULES.to_owned() + &pattern("/a*") + &pattern("/a*/b*") + &pattern("/*"))).await;
+    let finding = only(&service, "never_applies").await;
+    assert!(what(&finding).contains("p_/a*/b* (") && !what(&finding).contains("p_/* ("), "{finding}");
+    let service = Service::start("domain: shop\ndescriptors: [{key: user}]\n").await;
+    only(&service, "no_limits").await;
+}
+
+#[tokio::test]
+async fn shadow_mode_of_all_rules_is_found() {
+    let service = Service::start_with(RULES, &[("limiter.shadow_mode", "true")]).await;
+    only(&service, "shadow_mode").await;
+}
+
+#[tokio::test]
+async fn full_memory_is_found_with_what_it_cost() {
+    let service = Service::start_with(RULES, &[("store.memory_limit", "1MiB")]).await;
+    let mut client = service.client().await;
+    for call in 0..200 {
+        let users = (0..200).map(|user| descriptor(&[("user", &format!("{call}-{user}"))]));
+        // Counters that refuse are never evicted, but a call that finds no memory takes its charges back.
+        client.should_rate_limit(with_hits(request("shop", users.collect()), 10)).await.unwrap();
+    }
+    let found = findings(&service).await;
+    let all = ["memory_full", "memory_near_limit", "counters_evicted"];
+    let expected = if is_store_in_memory() { &all[..] } else { &[] };
+    assert_eq!(ids(&found), expected, "{found:?}");
+}
+
+#[tokio::test]
+async fn certificate_is_found_before_and_after_its_end() {
+    let files = Files::of(&Authority::new("ca").pair(&["localhost"], 2030));
+    let service = Service::start_with(RULES, &borrowed(&files.settings("grpc"))).await;
+    assert!(findings(&service).await.is_empty());
+    let end = service.counters.grpc.certificate_expires().unwrap();
+    let at = |time: Timestamp| service.clock.set(time);
+    at(end.before(Duration::from_secs(8 * 86_400)));
+    assert!(findings(&service).await.is_empty());
+    at(end.before(Duration::from_secs(6 * 86_400)));
+    assert!(what(&only(&service, "certificate_ends").await).contains("2030-01-01"));
+    at(end.after(Duration::from_secs(1)));
+    assert_eq!(only(&service, "certificate_expired").await["level"], "error");
+}
+
+#[tokio::test]
+async fn clocks_apart_in_a_cluster_are_found_from_any_replica() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "a secret that replicas share").unwrap();
+    let start = async |seed: &str| {
+        let settings = [
+            ("cluster.listen", "127.0.0.1:0"),
+            ("cluster.secret_file", secret.to_str().unwrap()),
+            ("cluster.seed", seed),
+        ];
+        Service::start_with(RULES, &settings).await
+    };
+    let first = start("off").await;
+    let seed = cluster_view(&first).await["members"][0]["address"].as_str().unwrap().to_owned();
+    let second = start(&seed).await;
+    for replica in [&first, &second] {
+        until_linked(replica).await;
+        until(async || {
+            let view = cluster_view(replica).await;
+            let members = view["members"].as_array().unwrap();
+            members.iter().all(|member| member["program"] == env!("CARGO_PKG_VERSION")).then_some(())
+        })
+        .await;
+        assert!(findings(replica).await.is_empty());
+    }
+    second.advance(Duration::from_secs(60));
+    for (replica, ahead) in [(&first, "by 60000 ms"), (&second, "by -60000 ms")] {
+        let found = until(async || findings(replica).await.pop()).await;
+        assert_eq!(found["id"], "clocks_apart");
+        assert!(what(&found).ends_with(ahead), "{found}");
+    }
+    fs::write(second.rules.path().join("rules.yaml"), RULES.replace("10", "11")).unwrap();
+    second.advance(Duration::from_secs(1));
+    first.advance(Duration::from_secs(61));
+    until(async || (ids(&findings(&first).await) == ["members_of_other_rules"]).then_some(())).await;
+}
+
+#[tokio::test]
+async fn frozen_member_of_a_cluster_is_found_with_degraded_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "a secret that replicas share").unwrap();
+    let start = async |seed: &str| {
+        let secret = secret.to_str().unwrap();
+        let flags =
+            ["--cluster-listen", "127.0.0.1:0", "--cluster-secret-file", secret, "--cluster-seed", seed];
+        Program::start(RULES, &flags).await
+    };
+    let view = async |program: &Program| {
+        let (_, view) = http(program.admin, "GET", "/cluster", "").await.unwrap();
+        serde_json::from_str::<Value>(&view).unwrap()
+    };
+    let first = start("off").await;
+    let seed = view(&first).await["members"][0]["address"].as_str().unwrap().to_owned();
+    let second = start(&seed).await;
+    until(async || {
+        let view = view(&first).await;
+        let serving =
+            view["members"].as_array().unwrap().iter().filter(|member| member["state"] == "serving");
+        (serving.count() == 2 && view["moving"] == 0).then_some(())
+    })
+    .await;
+    second.signal("STOP").await;
+    let mut user = 0;
+    until(async || {
+        user += 1;
+        let call = json!({
+            "domain": "shop",
+            "descriptors": [{"entries": [{"key": "user", "value": user.to_string()}]}],
+        });
+        http(first.http, "POST", "/json", &call.to_string()).await.unwrap();
+        let output = run(&["--to", &first.admin.to_string(), "--json"]).await;
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (ids(report["findings"].as_array().unwrap()) == ["member_unreachable", "degraded"]).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn envoy_configuration_is_compared_with_the_server() {
+    let service = Service::start(RULES).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("envoy.yaml");
+    let envoy = include_str!("../../deploy/envoy/envoy.yaml");
+    fs::write(&file, envoy).unwrap();
+    let output = doctor(&service, &["--envoy", file.to_str().unwrap()]).await;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("warning envoy_unknown_domain: ") && text.contains("\n  mend: "), "{text}");
+    fs::write(&file, envoy.replace("domain: edge", "domain: shop")).unwrap();
+    let output = doctor(&service, &["--envoy", file.to_str().unwrap()]).await;
+    assert_eq!(output.status.code(), Some(0), "advice is no fault: {output:?}");
+    fs::write(&file, "{").unwrap();
+    let output = doctor(&service, &["--envoy", file.to_str().unwrap()]).await;
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--envoy: "));
+}
+
+#[tokio::test]
+async fn doctor_without_answer_exits_with_2() {
+    // Bound and never accepted from, so that no other process can take the port.
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = closed.local_addr().unwrap().to_string();
+    drop(closed);
+    for arguments in [&["--to", address.as_str()][..], &["--no-such-flag"]] {
+        let output = run(arguments).await;
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(!output.stderr.is_empty());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    fs::write(&token, "a-token").unwrap();
+    let token = token.to_str().unwrap();
+    let service = Service::start_with(RULES, &[("admin.token_file", token)]).await;
+    assert_eq!(doctor(&service, &[]).await.status.code(), Some(2));
+    assert_eq!(doctor(&service, &["--token-file", token]).await.status.code(), Some(0));
+}
