@@ -21,6 +21,7 @@ mod man;
 mod request;
 mod schema;
 mod serve;
+mod simulate;
 mod target;
 
 /// The name of the program.
@@ -51,6 +52,7 @@ pub fn run() -> ExitCode {
         Some(("bench", bench)) => report(bench::run(bench)),
         Some(("explain", explain)) => report(explain::run(explain)),
         Some(("counters", counters)) => report(counters::run(counters)),
+        Some(("simulate", simulate)) => report(simulate::run(simulate)),
         Some(("schema", schema)) => schema::run(schema),
         Some(("completions", completions)) => completions::run(completions, command()),
         Some(("man", man)) => man::run(man, command()),
@@ -82,6 +84,7 @@ fn command() -> clap::Command {
         .subcommand(bench::command())
         .subcommand(explain::command())
         .subcommand(counters::command())
+        .subcommand(simulate::command())
         .subcommand(schema::command())
         .subcommand(completions::command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();
