@@ -14,6 +14,7 @@ use crate::{
     algorithm::{AlgorithmName, Operation},
     api::descriptor_text,
     cli::simulate::{
+        decisions::Decisions,
         event::{Event, Source},
         progress::Progress,
         stats::{RuleUse, Totals, Users},
@@ -83,6 +84,8 @@ pub(super) struct Outcome {
     /// The index of the rule; `None` if no limit applies.
     pub(super) rule: Option<usize>,
     pub(super) is_refused: bool,
+    /// Hits that are left; `u64::MAX` if unlimited, 0 without a rule.
+    pub(super) remaining: u64,
 }
 
 /// The outcome of one request.
@@ -90,6 +93,8 @@ pub(super) struct Outcome {
 pub(super) struct Decided {
     pub(super) passes: bool,
     pub(super) retry_after: Option<Duration>,
+    /// The time that it waits in a queue.
+    pub(super) delay: Duration,
     /// One for each descriptor, in order.
     pub(super) outcomes: SmallVec<[Outcome; 4]>,
 }
@@ -152,6 +157,7 @@ impl Side {
         self.totals.add(now, answer.passes);
         self.last.passes = answer.passes;
         self.last.retry_after = answer.retry_after(self.limiter.modes());
+        self.last.delay = answer.delay;
         self.last.outcomes.clear();
         for status in &answer.statuses {
             let is_refused =
@@ -168,7 +174,7 @@ impl Side {
                 self.totals.unmatched += 1;
             }
             let rule = rule.filter(|index| self.allowance(*index).is_some());
-            self.last.outcomes.push(Outcome { rule, is_refused });
+            self.last.outcomes.push(Outcome { rule, is_refused, remaining: status.remaining });
         }
         Ok(&self.last)
     }
@@ -207,6 +213,7 @@ pub(super) struct Replay {
     /// For each rule, the requests that only the first side, and only the second side refuses.
     pub(super) refused_only: Vec<[u64; 2]>,
     users_refused_only: [TopKeys; 2],
+    decisions: Option<Decisions>,
     pub(super) traffic: Traffic,
 }
 
@@ -231,7 +238,12 @@ impl Replay {
         let users_refused_only = [(); 2].map(|()| TopKeys::new(TOP_USERS));
         let (refused_only, traffic) = (vec![[0; 2]; table.rules.len()], Traffic::default());
         let users = Users::new(users_max);
-        Self { table, first, second, users, refused_only, users_refused_only, traffic }
+        Self { table, first, second, users, refused_only, users_refused_only, decisions: None, traffic }
+    }
+
+    /// The same, which writes the decisions of the first side.
+    pub(super) fn with_decisions(self, decisions: Option<Decisions>) -> Self {
+        Self { decisions, ..self }
     }
 
     /// The descriptors that one side refuses and the other does not, with the number of these requests.
@@ -258,18 +270,18 @@ impl Replay {
             self.traffic.reading += read - start;
             self.traffic.deciding += read.elapsed();
             progress.add_requests(number as u64);
-            if number < ahead {
-                return Ok(());
-            }
-            if progress.is_stopped() {
-                self.traffic.is_interrupted = true;
-                return Ok(());
+            self.traffic.is_interrupted = number == ahead && progress.is_stopped();
+            if number < ahead || self.traffic.is_interrupted {
+                return self.decisions.as_mut().map_or(Ok(()), Decisions::finish);
             }
         }
     }
 
     fn decide(&mut self, event: &Event, now: Timestamp, source: &mut dyn Source) -> Result<(), String> {
         let first = self.first.decide(event, now)?;
+        if let Some(decisions) = &mut self.decisions {
+            decisions.write(now, first)?;
+        }
         if !first.passes {
             source.refused(event, first.retry_after);
         }

@@ -64,6 +64,7 @@ pub(super) struct Flags {
     pub(super) users_max: usize,
     pub(super) top: usize,
     pub(super) html: Option<PathBuf>,
+    pub(super) decisions: Option<PathBuf>,
     pub(super) json: bool,
 }
 
@@ -208,12 +209,14 @@ fn questions() -> [Arg; 4] {
     ]
 }
 
-fn output() -> [Arg; 3] {
+fn output() -> [Arg; 4] {
     [
         value("top", "N", "Number of users in each list")
             .default_value("10")
             .value_parser(value_parser!(u16)),
         path("html", "FILE", "Write the report as a page too").long("html"),
+        path("decisions", "FILE", "Write the decision on each request, a line of JSON each")
+            .long("decisions"),
         Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the report as JSON"),
     ]
 }
@@ -245,6 +248,7 @@ pub(super) fn read(matches: &ArgMatches, rules: &Rules) -> Result<Flags, String>
         users_max: *matches.get_one::<u32>("users-max").expect(default) as usize,
         top: usize::from(*matches.get_one::<u16>("top").expect(default)),
         html: path("html"),
+        decisions: path("decisions"),
         json: matches.get_flag("json"),
     })
 }
@@ -364,7 +368,8 @@ mod tests {
     #[test]
     fn share_is_read_in_percent() {
         for (text, share) in [("99.9%", 0.999), ("100", 1.0), ("50 %", 0.5)] {
-            assert_eq!(percent(text), Ok(share));
+            let found = percent(text).unwrap();
+            assert!((found - share).abs() < 1e-12, "{text}: {found}");
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     cli::{
         block_on,
         simulate::{
+            decisions::Decisions,
             engine::{Refusals, Replay, RuleTable, Side},
             event::Source,
             flags::{Flags, TrafficFlags},
@@ -33,6 +34,7 @@ use crate::{
     rules::{self, Rules},
 };
 
+mod decisions;
 mod engine;
 mod event;
 mod flags;
@@ -132,7 +134,8 @@ impl Simulation {
         };
         let first = side(rules, &mut table);
         let second = other.map(|rules| side(rules, &mut table));
-        let mut replay = Replay::new(table, first, second, self.flags.users_max);
+        let decisions = self.flags.decisions.as_deref().map(Decisions::create).transpose()?;
+        let mut replay = Replay::new(table, first, second, self.flags.users_max).with_decisions(decisions);
         let mut source = self.source()?;
         replay
             .run(&mut *source, &self.progress)
