@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use crate::{descriptor::Entry, time::Timestamp};
 
+/// The number of requests that are read before they are decided. Each has up to a line, which is at most 1 MiB.
+pub(super) const READ_AHEAD: usize = 64;
+
 /// A request: instant, domain, descriptors and hits. Its memory is reused for the next one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Event {
@@ -99,7 +102,7 @@ pub(super) trait Source {
 
     /// The number of requests that may be read before the outcome of the first is known.
     fn read_ahead(&self) -> usize {
-        256
+        READ_AHEAD
     }
 
     /// Reports that `event` was refused, and when it would pass.

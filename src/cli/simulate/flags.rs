@@ -93,6 +93,8 @@ impl RecordedFlags {
 
 pub(super) fn command() -> Command {
     Command::new("simulate")
+        // clap would write the group before the rules.
+        .override_usage("tollgate simulate [OPTIONS] <RULES> <INPUT|--generate <ARRIVALS>>")
         .about("Replay recorded or generated traffic against rules, without a server, and report what would be refused")
         .arg(path("rules", "RULES", "Rule file, or directory of rule files").required(true))
         .arg(path("input", "INPUT", "Recorded traffic, plain or compressed with gzip or zstd; - reads the standard input"))

@@ -6,7 +6,7 @@ use crate::{
     cli::{
         bench::{keys::Keys, schedule::Schedule},
         simulate::{
-            event::{Event, Origin, Skipped, Source},
+            event::{Event, Origin, READ_AHEAD, Skipped, Source},
             shape::Shape,
             template::{Fields, Template},
         },
@@ -130,7 +130,7 @@ impl Source for Generated {
 
     fn read_ahead(&self) -> usize {
         // A retry may be the very next request.
-        if self.terms.retry.is_some() { 1 } else { 256 }
+        if self.terms.retry.is_some() { 1 } else { READ_AHEAD }
     }
 
     fn refused(&mut self, event: &Event, retry_after: Option<Duration>) {

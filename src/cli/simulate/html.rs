@@ -32,17 +32,7 @@ pub(super) fn page(report: &Report, goal: Option<Goal>) -> String {
     body.push_str(&timeline("Requests over time", &report.timeline));
     body.push_str("<h2>Rules</h2>\n");
     body.push_str(&table(
-        &[
-            "rule",
-            "asked",
-            "passed",
-            "refused",
-            "share",
-            "users",
-            "users refused",
-            "highest use",
-            "longest wait",
-        ],
+        &["rule", "asked", "passed", "refused", "share", "users", "users refused", "use", "wait"],
         report.by_rule.iter().map(rule),
     ));
     if !report.refused_most.is_empty() {

@@ -51,8 +51,11 @@ fn summary(report: &Report) -> String {
         report.speed.reading_seconds, report.speed.deciding_seconds, report.speed.decisions_per_second
     ));
     let skipped = &report.skipped;
+    if skipped.bad_lines > 0 {
+        lines.push(format!("{} lines cannot be read and are left out", skipped.bad_lines));
+        lines.extend(skipped.first_bad_lines.iter().map(|bad| format!("  line {}: {}", bad.line, bad.why)));
+    }
     for (number, what) in [
-        (skipped.bad_lines, "lines cannot be read and are left out"),
         (skipped.without_descriptor, "lines have no descriptor: a field is missing or empty"),
         (report.out_of_order, "requests are earlier than one before them, and are decided at its time"),
         (report.descriptors_without_rule, "descriptors match no rule, and pass"),
@@ -66,12 +69,11 @@ fn summary(report: &Report) -> String {
             lines.push(format!("{number} {what}"));
         }
     }
-    lines.extend(skipped.first_bad_lines.iter().map(|bad| format!("  line {}: {}", bad.line, bad.why)));
     lines.join("\n")
 }
 
 fn rules(rules: &[RuleReport]) -> String {
-    let header = ["rule", "asked", "passed", "refused", "share", "users", "refused", "use", "wait"];
+    let header = ["rule", "asked", "passed", "refused", "share", "users", "users refused", "use", "wait"];
     let row = |rule: &RuleReport| {
         vec![
             rule.rule.clone(),
