@@ -368,6 +368,14 @@ mod tests {
     }
 
     #[test]
+    fn page_describes_every_flag() {
+        let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/simulate.md"));
+        for flag in command().get_arguments().filter_map(|argument| argument.get_long()) {
+            assert!(page.contains(&format!("| `--{flag}")), "{flag}");
+        }
+    }
+
+    #[test]
     fn share_is_read_in_percent() {
         for (text, share) in [("99.9%", 0.999), ("100", 1.0), ("50 %", 0.5)] {
             let found = percent(text).unwrap();
