@@ -52,21 +52,18 @@ fn summary(report: &Report) -> String {
     ));
     let skipped = &report.skipped;
     if skipped.bad_lines > 0 {
-        lines.push(format!("{} lines cannot be read and are left out", skipped.bad_lines));
+        lines.push(format!("bad lines, left out: {}", skipped.bad_lines));
         lines.extend(skipped.first_bad_lines.iter().map(|bad| format!("  line {}: {}", bad.line, bad.why)));
     }
     for (number, what) in [
-        (skipped.without_descriptor, "lines have no descriptor: a field is missing or empty"),
-        (report.out_of_order, "requests are earlier than one before them, and are decided at its time"),
-        (report.descriptors_without_rule, "descriptors match no rule, and pass"),
-        (
-            report.users_left_out,
-            "requests are of users beyond --users-max, and are not in the numbers of users",
-        ),
-        (skipped.dropped_retries, "retries are dropped: too many were pending"),
+        (skipped.without_descriptor, "lines without a descriptor, because a field is missing or empty"),
+        (report.out_of_order, "requests earlier than one before them, decided at its time"),
+        (report.descriptors_without_rule, "descriptors that match no rule, and pass"),
+        (report.users_left_out, "requests of users beyond --users-max, not in the numbers of users"),
+        (skipped.dropped_retries, "retries dropped, because too many were pending"),
     ] {
         if number > 0 {
-            lines.push(format!("{number} {what}"));
+            lines.push(format!("{what}: {number}"));
         }
     }
     lines.join("\n")

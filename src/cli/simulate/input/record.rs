@@ -35,6 +35,7 @@ pub(in crate::cli::simulate) enum Format {
 
 /// The fields of one line.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, used where it is built")]
 pub(super) enum Record<'l> {
     Json(Json),
     Columns(&'l Columns),
@@ -119,7 +120,9 @@ impl Columns {
                 Ok(false)
             }
             Some(names) if names.len() == values => Ok(true),
-            Some(names) => Err(format!("the line has {values} columns, not {}", names.len())),
+            Some(names) => {
+                Err(format!("another number of columns than the header: {values}, not {}", names.len()))
+            }
         }
     }
 

@@ -68,7 +68,7 @@ fn bad_lines_are_counted_and_named_by_number() {
 fn strict_input_stops_at_the_first_bad_line() {
     let format = Format::new(Some(FormatName::Csv), None);
     let stopped = read_all("user,time\nann,5\nbob\n", format, Some("u={user}"), OnBadLine::Stop);
-    assert_eq!(stopped.unwrap_err(), "line 3: the line has 1 columns, not 2");
+    assert_eq!(stopped.unwrap_err(), "line 3: another number of columns than the header: 1, not 2");
 }
 
 #[test]
