@@ -1,14 +1,37 @@
-//! The decision on each request, as a line of JSON.
+//! The decision on a request, and a file with a line of JSON for each.
 
 use std::{
     fs::File,
     io::{BufWriter, Write as _},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::Serialize;
+use smallvec::SmallVec;
 
-use crate::{cli::simulate::engine::Decided, time::Timestamp};
+use crate::time::Timestamp;
+
+/// The outcome of one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Outcome {
+    /// The index of the rule; `None` if no limit applies.
+    pub(super) rule: Option<usize>,
+    pub(super) is_refused: bool,
+    /// Hits that are left; `u64::MAX` if unlimited, 0 without a rule.
+    pub(super) remaining: u64,
+}
+
+/// The outcome of one request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Decided {
+    pub(super) passes: bool,
+    pub(super) retry_after: Option<Duration>,
+    /// The time that it waits in a queue.
+    pub(super) delay: Duration,
+    /// One for each descriptor, in order.
+    pub(super) outcomes: SmallVec<[Outcome; 4]>,
+}
 
 /// A file of decisions.
 #[derive(Debug)]
@@ -35,7 +58,7 @@ impl Decisions {
     }
 
     pub(super) fn write(&mut self, now: Timestamp, decided: &Decided) -> Result<(), String> {
-        let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let outcomes = decided.outcomes.iter();
         let line = Line {
             time: now.as_nanos(),

@@ -14,7 +14,7 @@ use crate::{
     algorithm::{AlgorithmName, Operation},
     api::descriptor_text,
     cli::simulate::{
-        decisions::Decisions,
+        decisions::{Decided, Decisions, Outcome},
         event::{Event, Source},
         progress::Progress,
         stats::{RuleUse, Totals, Users},
@@ -76,27 +76,6 @@ impl RuleTable {
         self.rules.push(RuleEntry { path: rule.path.clone(), location: rule.location.to_string() });
         index
     }
-}
-
-/// The outcome of one descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Outcome {
-    /// The index of the rule; `None` if no limit applies.
-    pub(super) rule: Option<usize>,
-    pub(super) is_refused: bool,
-    /// Hits that are left; `u64::MAX` if unlimited, 0 without a rule.
-    pub(super) remaining: u64,
-}
-
-/// The outcome of one request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Decided {
-    pub(super) passes: bool,
-    pub(super) retry_after: Option<Duration>,
-    /// The time that it waits in a queue.
-    pub(super) delay: Duration,
-    /// One for each descriptor, in order.
-    pub(super) outcomes: SmallVec<[Outcome; 4]>,
 }
 
 /// One set of rules with its own counters and its own time.
