@@ -23,6 +23,7 @@ mod man;
 mod request;
 mod schema;
 mod serve;
+mod simulate;
 mod target;
 
 /// The name of the program.
@@ -58,6 +59,7 @@ pub fn run() -> ExitCode {
         Some(("counters", counters)) => report(counters::run(counters)),
         Some(("diff", diff)) => diff::run(diff),
         Some(("doctor", doctor)) => doctor::run(doctor),
+        Some(("simulate", simulate)) => report(simulate::run(simulate)),
         Some(("schema", schema)) => schema::run(schema),
         Some(("completions", completions)) => completions::run(completions, command()),
         Some(("man", man)) => man::run(man, command()),
@@ -100,6 +102,7 @@ fn command() -> clap::Command {
         .subcommand(counters::command())
         .subcommand(diff::command())
         .subcommand(doctor::command())
+        .subcommand(simulate::command())
         .subcommand(schema::command())
         .subcommand(completions::command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();

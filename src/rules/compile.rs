@@ -7,7 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::{
     algorithm::Limit,
     rules::{
-        DESCRIPTORS_MAX, Domain, OnDenied, Problem, Problems, Rule, Rules, Source,
+        DESCRIPTORS_MAX, Domain, OnDenied, Problem, Problems, Rule, Rules, Source, Trial,
         contents::{Contents, hash_of},
         diagnostics::{Diagnostics, Location, Origin},
         file::{Descriptor, Document, RateLimit},
@@ -22,21 +22,28 @@ use crate::{
 
 /// Compiles files or resources in the given order. One problem in any of them refuses all.
 pub fn compile(sources: &[Source]) -> Result<Rules, Problems> {
-    compile_with(Problems::default(), sources, None)
+    compile_with(Problems::default(), sources, None, None)
 }
 
 /// Compiles all files or resources together, with what an overlay adds. Problems with the overlay are warnings.
 pub(crate) fn compile_all(contents: &Contents, overlay: Option<&Overlay>) -> Result<Rules, Problems> {
-    compile_with(contents.problems.clone(), &contents.sources, overlay)
+    compile_with(contents.problems.clone(), &contents.sources, overlay, None)
+}
+
+/// Compiles all files together, with the numbers of `trial`.
+#[cfg(feature = "server")]
+pub(super) fn compile_trial(contents: &Contents, trial: &Trial) -> Result<Rules, Problems> {
+    compile_with(contents.problems.clone(), &contents.sources, None, Some(trial))
 }
 
 fn compile_with(
     problems: Problems,
     sources: &[Source],
     overlay: Option<&Overlay>,
+    trial: Option<&Trial>,
 ) -> Result<Rules, Problems> {
     let overlay_use = OverlayUse::of(overlay);
-    let mut compiler = Compiler { problems, overlay, overlay_use, ..Compiler::default() };
+    let mut compiler = Compiler { problems, overlay, overlay_use, trial, ..Compiler::default() };
     sources.iter().for_each(|source| compiler.source(source));
     compiler.finish(hash(sources, overlay))
 }
@@ -57,6 +64,7 @@ fn hash(sources: &[Source], overlay: Option<&Overlay>) -> String {
 #[derive(Default)]
 struct Compiler<'o> {
     overlay: Option<&'o Overlay>,
+    trial: Option<&'o Trial>,
     overlay_use: OverlayUse,
     domains: Vec<DomainDraft>,
     by_name: FxHashMap<String, usize>,
@@ -127,6 +135,7 @@ impl Compiler<'_> {
             replaced: &mut draft.replaced,
             overlay: self.overlay,
             overlay_use: &mut self.overlay_use,
+            trial: self.trial,
         };
         let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
         if let Some(Located { value, mark }) = document.on_denied {
@@ -211,6 +220,7 @@ struct DocumentCompiler<'c> {
     replaced: &'c mut Vec<(String, Location)>,
     overlay: Option<&'c Overlay>,
     overlay_use: &'c mut OverlayUse,
+    trial: Option<&'c Trial>,
 }
 
 impl DocumentCompiler<'_> {
@@ -299,7 +309,7 @@ impl DocumentCompiler<'_> {
     /// Adds a rule and returns its index.
     fn rule(
         &mut self,
-        limit: RateLimit,
+        mut limit: RateLimit,
         draft: &mut Descriptor<'_>,
         path: &str,
         matching: &Matching,
@@ -312,6 +322,9 @@ impl DocumentCompiler<'_> {
             self.replaced.push((replaced.value.clone(), self.diagnostics.location(replaced.mark)));
         }
         self.names.extend(limit.name.clone());
+        if let Some(numbers) = self.trial.and_then(|trial| trial.numbers.get(path)) {
+            limit.set_numbers(*numbers);
+        }
         let (limit, terms, overlay) = match self.overlaid(&limit, matching) {
             Some((with_overlay, terms, rule)) => {
                 if rule.metadata.is_some() {
@@ -334,7 +347,7 @@ impl DocumentCompiler<'_> {
             on_owner_unavailable: limit.on_owner_unavailable.map(|what| what.value).unwrap_or_default(),
             lease: limit.lease.is_none_or(|lease| lease.value),
             replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
-            shadow_mode: set(&draft.shadow_mode),
+            shadow_mode: set(&draft.shadow_mode) || self.trial.is_some_and(|trial| trial.shadow_mode),
             quota_mode: set(&draft.quota_mode),
             detailed_metric: set(&draft.detailed_metric),
             metadata: draft.metadata.take().map(|metadata| metadata.value),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 use crate::{
     algorithm::AlgorithmName,
     rules::{
-        OnDenied, OnOwnerUnavailable, Unit,
+        OnDenied, OnOwnerUnavailable, TrialNumbers, Unit,
         diagnostics::Diagnostics,
         keys::{self, Key, Section},
         reader::{Fields, Located},
@@ -95,6 +95,22 @@ impl RateLimit {
     /// The location of a key, if present.
     pub(crate) fn given(&self, name: &str) -> Option<Mark> {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
+    }
+
+    /// Replaces its numbers, as if the file had these.
+    pub(crate) fn set_numbers(&mut self, numbers: TrialNumbers) {
+        let TrialNumbers { requests_per_unit, burst } = numbers;
+        self.set("requests_per_unit", requests_per_unit, |limit| &mut limit.requests_per_unit);
+        if let Some(burst) = burst {
+            self.set("burst", burst, |limit| &mut limit.burst);
+        }
+    }
+
+    fn set(&mut self, name: &str, value: u64, field: impl Fn(&mut Self) -> &mut Option<Located<u64>>) {
+        let mark = self.given(name).unwrap_or(self.mark);
+        *field(self) = Some(Located { value, mark });
+        let key = keys::find(name, Section::RateLimit).filter(|_| self.given(name).is_none());
+        self.given.extend(key.map(|key| GivenKey { key, mark }));
     }
 }
 

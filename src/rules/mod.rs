@@ -43,6 +43,8 @@ pub use keyed_rules::{KeyedDomain, KeyedRules, Match};
 pub use prefix_tree::MatchKind;
 pub use schema::json_schema;
 pub use source::load;
+#[cfg(feature = "server")]
+pub(crate) use source::load_trial;
 #[cfg(feature = "watch")]
 pub use source::{FileSettings, Watcher};
 #[cfg(feature = "server")]
@@ -121,6 +123,23 @@ pub struct Domain {
     rules: Vec<Rule>,
     // The number of rules of earlier domains.
     rules_before: usize,
+}
+
+/// Changes of rules that are compiled for a search of limits.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trial {
+    /// The numbers in place of those of the rule with this path.
+    pub(crate) numbers: FxHashMap<String, TrialNumbers>,
+    /// Whether all rules are in shadow mode.
+    pub(crate) shadow_mode: bool,
+}
+
+/// The numbers of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TrialNumbers {
+    pub(crate) requests_per_unit: u64,
+    /// `None`: that of the rule, or the default.
+    pub(crate) burst: Option<u64>,
 }
 
 /// Which descriptors of a refused call are charged, of those that would have passed.

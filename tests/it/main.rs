@@ -33,6 +33,7 @@ mod reload;
 mod responses;
 mod rule_changes;
 mod settings;
+mod simulate;
 mod size_limits;
 mod special_files;
 mod stop;

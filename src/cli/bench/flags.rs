@@ -26,7 +26,7 @@ const CALLERS_MAX: u64 = 100_000;
 /// The maximum time of a flag: ten days.
 const TIME_MAX: Duration = Duration::from_secs(864_000);
 /// The maximum rate, in requests per second.
-const RATE_MAX: u64 = 10_000_000;
+pub(in crate::cli) const RATE_MAX: u64 = 10_000_000;
 /// The maximum exponent of Zipf's law; beyond it nearly all requests are for the first key.
 const SKEW_MAX: f64 = 20.0;
 
@@ -102,13 +102,13 @@ fn number(name: &'static str, help: &'static str, default: &'static str) -> Arg 
     Arg::new(name).long(name).value_name("N").default_value(default).help(help)
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn duration(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
     let wanted = || "expected a duration up to ten days, as in 250ms, 5s or 1m 30s".to_owned();
     parsed.filter(|time| *time <= TIME_MAX).ok_or_else(wanted)
 }
 
-fn skew(text: &str) -> Result<f64, String> {
+pub(in crate::cli) fn skew(text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|skew| (0.0..=SKEW_MAX).contains(skew));
     parsed.ok_or_else(|| format!("expected a number from 0 to {SKEW_MAX}"))
 }

@@ -5,7 +5,7 @@ use rand_distr::{Distribution, Zipf};
 
 /// A sequence of key numbers, from 0.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
+pub(in crate::cli) struct Keys {
     number: u64,
     order: Order,
 }
@@ -20,7 +20,7 @@ enum Order {
 
 impl Keys {
     /// `number` keys, at least one. A `skew` of 0 selects all equally often. Fails for an invalid skew.
-    pub(super) fn new(number: u64, skew: f64, seed: u64) -> Result<Self, rand_distr::ZipfError> {
+    pub(in crate::cli) fn new(number: u64, skew: f64, seed: u64) -> Result<Self, rand_distr::ZipfError> {
         let law = Zipf::new(number as f64, skew)?;
         let order = if skew == 0.0 {
             Order::Round { at: 0, step: stride(number) }
@@ -31,7 +31,7 @@ impl Keys {
     }
 
     /// The key of the next request.
-    pub(super) fn next(&mut self) -> u64 {
+    pub(in crate::cli) fn next(&mut self) -> u64 {
         match &mut self.order {
             Order::Round { at, step } => {
                 let key = *at;
@@ -46,7 +46,7 @@ impl Keys {
 }
 
 /// The maximum number of keys: an `f64` represents each exactly.
-pub(super) const KEYS_MAX: u64 = 1 << 50;
+pub(in crate::cli) const KEYS_MAX: u64 = 1 << 50;
 
 /// A step that visits each of `number` keys once before any repeats; near the golden ratio, which scatters best.
 fn stride(number: u64) -> u64 {
@@ -64,7 +64,7 @@ fn common(a: u64, b: u64) -> u64 {
 
 /// A fixed number of hits, or a uniformly random one within bounds.
 #[derive(Clone, Debug)]
-pub(super) struct Hits {
+pub(in crate::cli) struct Hits {
     pub min: u32,
     pub max: u32,
     rng: Box<SmallRng>,
@@ -72,12 +72,12 @@ pub(super) struct Hits {
 
 impl Hits {
     /// From `min` to `max`, both included.
-    pub(super) fn new(min: u32, max: u32, seed: u64) -> Self {
+    pub(in crate::cli) fn new(min: u32, max: u32, seed: u64) -> Self {
         Self { min, max, rng: Box::new(SmallRng::seed_from_u64(seed)) }
     }
 
     /// The hits of the next request.
-    pub(super) fn next(&mut self) -> u32 {
+    pub(in crate::cli) fn next(&mut self) -> u32 {
         if self.min == self.max { self.min } else { self.rng.random_range(self.min..=self.max) }
     }
 }

@@ -15,12 +15,12 @@ use tokio::{
 use crate::cli::{bench::report::Report, block_on, target};
 
 mod client;
-mod flags;
+pub(super) mod flags;
 mod frame;
-mod keys;
+pub(super) mod keys;
 mod report;
 mod run;
-mod schedule;
+pub(super) mod schedule;
 mod stats;
 
 pub(super) fn command() -> Command {

@@ -9,7 +9,7 @@ const SECOND_NANOS: u128 = 1_000_000_000;
 
 /// The distribution of arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrivals {
+pub(in crate::cli) enum Arrivals {
     /// At equal intervals.
     Even,
     /// A Poisson process: independent arrivals, like those of many unrelated callers.
@@ -18,7 +18,7 @@ pub(super) enum Arrivals {
 
 /// The measured part of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MeasuredSpan {
+pub(in crate::cli) struct MeasuredSpan {
     /// Requests before the end of the warm-up are sent but not measured.
     pub warmup: Duration,
     /// The duration of the measurement; `None` if only the number of requests ends it.
@@ -36,7 +36,7 @@ impl MeasuredSpan {
 
 /// The instants at which requests are due, relative to the start, in order. Clones yield the same instants.
 #[derive(Clone, Debug)]
-pub(super) struct Schedule {
+pub(in crate::cli) struct Schedule {
     rate: u64,
     arrivals: Arrivals,
     span: MeasuredSpan,
@@ -50,7 +50,7 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// `rate` requests per second, at least 1.
-    pub(super) fn new(rate: u64, arrivals: Arrivals, span: MeasuredSpan, seed: u64) -> Self {
+    pub(in crate::cli) fn new(rate: u64, arrivals: Arrivals, span: MeasuredSpan, seed: u64) -> Self {
         let rng = Box::new(SmallRng::seed_from_u64(seed));
         Self { rate, arrivals, span, rng, number: 0, measured: 0, last: 0.0 }
     }

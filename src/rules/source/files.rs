@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+#[cfg(feature = "server")]
+use crate::rules::{Trial, compile::compile_trial};
 use crate::{
     files,
     rules::{
@@ -27,6 +29,12 @@ const BYTES_MAX: usize = 64 << 20;
 /// Reads and compiles the rules under `path`, a file or a directory.
 pub fn load(path: &Path) -> Result<Rules, Problems> {
     compile_all(&read(path), None)
+}
+
+/// The same with the numbers of `trial`.
+#[cfg(feature = "server")]
+pub(crate) fn load_trial(path: &Path, trial: &Trial) -> Result<Rules, Problems> {
+    compile_trial(&read(path), trial)
 }
 
 /// Reads the rule files at `path`.

@@ -25,6 +25,8 @@ mod watch;
 pub mod xds;
 
 pub use files::load;
+#[cfg(feature = "server")]
+pub(crate) use files::load_trial;
 #[cfg(feature = "watch")]
 pub use watch::Watcher;
 

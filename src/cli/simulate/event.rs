@@ -1,0 +1,136 @@
+//! One request of the replayed traffic.
+
+use std::ops::Range;
+
+use crate::{descriptor::Entry, time::Timestamp};
+
+/// The number of requests that are read before they are decided. Each has up to a line, which is at most 1 MiB.
+pub(super) const READ_AHEAD: usize = 64;
+
+/// A request: instant, domain, descriptors and hits. Its memory is reused for the next one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Event {
+    /// The instant of the request, as recorded.
+    pub(super) at: Timestamp,
+    /// The hits of each descriptor, at least 1.
+    pub(super) hits: u64,
+    /// Which request of a generator this is; replayed files leave it at its default.
+    pub(super) origin: Origin,
+    // The domain, and the keys and values of all entries.
+    text: String,
+    domain: Range<usize>,
+    entries: Vec<EntryText>,
+    // The number of entries up to the end of each descriptor.
+    ends: Vec<usize>,
+}
+
+/// A generated request: its key and the number of earlier attempts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Origin {
+    /// The number of the key; `None` for the attacker.
+    pub(super) key: Option<u64>,
+    /// 0 for the first attempt.
+    pub(super) attempt: u32,
+}
+
+#[derive(Clone, Debug)]
+struct EntryText {
+    key: Range<usize>,
+    value: Range<usize>,
+}
+
+impl Event {
+    /// Begins another request.
+    pub(super) fn begin(&mut self, at: Timestamp, domain: &str, hits: u64) {
+        self.at = at;
+        self.hits = hits;
+        self.text.clear();
+        self.entries.clear();
+        self.ends.clear();
+        self.domain = self.append(domain);
+    }
+
+    /// Adds an entry to the descriptor that is not ended yet.
+    pub(super) fn entry(&mut self, key: &str, value: &str) {
+        let (key, value) = (self.append(key), self.append(value));
+        self.entries.push(EntryText { key, value });
+    }
+
+    /// Ends a descriptor.
+    pub(super) fn end_descriptor(&mut self) {
+        self.ends.push(self.entries.len());
+    }
+
+    /// Drops the entries of the descriptor that is not ended yet.
+    pub(super) fn drop_descriptor(&mut self) {
+        self.entries.truncate(self.ends.last().copied().unwrap_or_default());
+    }
+
+    pub(super) fn domain(&self) -> &str {
+        &self.text[self.domain.clone()]
+    }
+
+    /// Whether it has no descriptors: no limit can apply.
+    pub(super) fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The entries of all descriptors.
+    pub(super) fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        self.entries
+            .iter()
+            .map(|entry| Entry { key: &self.text[entry.key.clone()], value: &self.text[entry.value.clone()] })
+    }
+
+    /// The indices of the entries of each descriptor.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| start..*end)
+    }
+
+    fn append(&mut self, text: &str) -> Range<usize> {
+        let start = self.text.len();
+        self.text.push_str(text);
+        start..self.text.len()
+    }
+}
+
+/// The traffic that is replayed.
+pub(super) trait Source {
+    /// Reads the next request into `event`; `false` at the end.
+    fn next(&mut self, event: &mut Event) -> Result<bool, String>;
+
+    /// The number of requests that may be read before the outcome of the first is known.
+    fn read_ahead(&self) -> usize {
+        READ_AHEAD
+    }
+
+    /// Reports that `event` was refused, and when it would pass.
+    fn refused(&mut self, _event: &Event, _retry_after: Option<std::time::Duration>) {}
+
+    /// What was left out so far.
+    fn skipped(&self) -> Skipped {
+        Skipped::default()
+    }
+}
+
+/// What a source has left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(super) struct Skipped {
+    /// The number of lines that cannot be read.
+    pub(super) bad_lines: u64,
+    /// The first of them.
+    pub(super) first_bad_lines: Vec<BadLine>,
+    /// The number of lines that give no descriptor: a field is missing or empty in each.
+    pub(super) without_descriptor: u64,
+    /// The number of retries that a generator dropped because too many were pending.
+    pub(super) dropped_retries: u64,
+}
+
+/// A line that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub(super) struct BadLine {
+    /// From 1.
+    pub(super) line: u64,
+    pub(super) why: String,
+}

@@ -1,0 +1,168 @@
+//! The report as one page without scripts and without other files.
+
+use crate::cli::simulate::{
+    report::{Report, RuleReport, TimelineReport, UserReport},
+    stats::Bin,
+    suggest::Goal,
+    table::percent,
+};
+
+const STYLE: &str = include_str!("page.css");
+/// The size of a plot, in units of its own.
+const WIDTH: f64 = 800.0;
+const HEIGHT: f64 = 220.0;
+
+/// The page.
+pub(super) fn page(report: &Report, goal: Option<Goal>) -> String {
+    let mut body = String::from("<h1>Simulation</h1>\n");
+    if !report.complete {
+        body.push_str("<p class=\"note\">Interrupted: these are the results of a part of the traffic.</p>\n");
+    }
+    let between = report.from.as_ref().zip(report.to.as_ref());
+    let between = between.map(|(from, to)| format!(" from {from} to {to}")).unwrap_or_default();
+    body.push_str(&format!(
+        "<p>{} requests of {}{between}, decided by {}: {} passed, <b>{} refused ({})</b>.</p>\n",
+        report.requests,
+        escaped(&report.input),
+        escaped(&report.rules),
+        report.passed,
+        report.refused,
+        percent(report.share_refused)
+    ));
+    body.push_str(&timeline("Requests over time", &report.timeline));
+    body.push_str("<h2>Rules</h2>\n");
+    body.push_str(&table(
+        &["rule", "asked", "passed", "refused", "share", "users", "users refused", "use", "wait"],
+        report.by_rule.iter().map(rule),
+    ));
+    if !report.refused_most.is_empty() {
+        body.push_str("<h2>Refused most</h2>\n");
+        body.push_str(&users(&report.refused_most));
+    }
+    if let Some(other) = &report.comparison {
+        body.push_str(&format!(
+            "<h2>Compared with {}</h2>\n<p>{} passed, {} refused ({}).</p>\n",
+            escaped(&other.rules),
+            other.passed,
+            other.refused,
+            percent(other.share_refused)
+        ));
+        body.push_str(&timeline("Requests over time, by the other rules", &other.timeline));
+        let rows = other.by_rule.iter().map(|rule| {
+            let numbers = [
+                rule.refused_by_first,
+                rule.refused_by_other,
+                rule.refused_only_by_first,
+                rule.refused_only_by_other,
+                rule.users_refused_only_by_first,
+                rule.users_refused_only_by_other,
+            ];
+            std::iter::once(rule.rule.clone()).chain(numbers.map(|number| number.to_string())).collect()
+        });
+        let header = [
+            "rule",
+            "refused by first",
+            "by other",
+            "only by first",
+            "only by other",
+            "users only by first",
+            "users only by other",
+        ];
+        body.push_str(&table(&header, rows));
+        for (by, list) in [
+            (&report.rules, &other.users_refused_only_by_first),
+            (&other.rules, &other.users_refused_only_by_other),
+        ] {
+            if !list.is_empty() {
+                body.push_str(&format!("<h3>Refused only by {}</h3>\n{}", escaped(by), users(list)));
+            }
+        }
+    }
+    if let Some(goal) = goal.filter(|_| !report.suggestions.is_empty()) {
+        let yaml: String = report.suggestions.iter().map(|suggestion| suggestion.yaml(goal)).collect();
+        body.push_str(&format!("<h2>Suggested limits</h2>\n<pre>{}</pre>\n", escaped(&yaml)));
+    }
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>Simulation</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+    )
+}
+
+fn rule(rule: &RuleReport) -> Vec<String> {
+    vec![
+        rule.rule.clone(),
+        rule.asked.to_string(),
+        rule.passed.to_string(),
+        rule.refused.to_string(),
+        percent(rule.share_refused),
+        rule.users.to_string(),
+        rule.users_refused.to_string(),
+        rule.highest_use.map_or_else(String::new, |highest| format!("{:.0} %", highest * 100.0)),
+        if rule.longest_wait_ms == 0 { String::new() } else { format!("{} ms", rule.longest_wait_ms) },
+    ]
+}
+
+fn users(users: &[UserReport]) -> String {
+    let row = |user: &UserReport| vec![user.descriptor.clone(), user.refused.to_string()];
+    table(&["descriptor", "refused"], users.iter().map(row))
+}
+
+fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let cells = |cells: &mut dyn Iterator<Item = &str>, name: &str| {
+        cells.map(|cell| format!("<{name}>{}</{name}>", escaped(cell))).collect::<String>()
+    };
+    let mut text = format!("<table>\n<tr>{}</tr>\n", cells(&mut header.iter().copied(), "th"));
+    for row in rows {
+        text.push_str(&format!("<tr>{}</tr>\n", cells(&mut row.iter().map(String::as_str), "td")));
+    }
+    text + "</table>\n"
+}
+
+/// Stacked bars of passed and refused requests.
+fn timeline(title: &str, timeline: &TimelineReport) -> String {
+    let max = timeline.bins.iter().map(|bin| bin.passed + bin.refused).max().unwrap_or_default();
+    if max == 0 {
+        return String::new();
+    }
+    let width = WIDTH / timeline.bins.len() as f64;
+    let height = |number: u64| number as f64 / max as f64 * HEIGHT;
+    let bar = |class: &str, index: usize, top: f64, height: f64| {
+        let left = index as f64 * width;
+        format!(
+            "<rect class=\"{class}\" x=\"{left:.2}\" y=\"{top:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"/>"
+        )
+    };
+    let mut bars = String::new();
+    for (index, Bin { passed, refused }) in timeline.bins.iter().enumerate() {
+        let (low, high) = (height(*passed), height(*refused));
+        if *passed > 0 {
+            bars.push_str(&bar("passed", index, HEIGHT - low, low));
+        }
+        if *refused > 0 {
+            bars.push_str(&bar("refused", index, HEIGHT - low - high, high));
+        }
+    }
+    let seconds = timeline.bin_seconds;
+    format!(
+        "<figure>\n<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{title}\">\
+         <line class=\"axis\" x1=\"0\" y1=\"{HEIGHT}\" x2=\"{WIDTH}\" y2=\"{HEIGHT}\"/>{bars}</svg>\n\
+         <figcaption>{title}, from {}, {seconds} s each, at most {max}: \
+         <span class=\"passed\">passed</span>, <span class=\"refused\">refused</span></figcaption>\n</figure>\n",
+        escaped(&timeline.start)
+    )
+}
+
+fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            other => safe.push(other),
+        }
+    }
+    safe
+}

@@ -1,0 +1,190 @@
+//! One line of a log as a record of named fields.
+
+use std::borrow::Cow;
+
+use csv_core::{ReadRecordResult, Reader};
+use serde_json::Value as Json;
+
+use crate::{
+    cli::simulate::{event::Event, input::envoy::AccessLine, template::Fields},
+    named::named,
+};
+
+named! {
+    /// A format of recorded traffic.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FormatName {
+        /// An object in each line.
+        Json = "json",
+        /// Columns, separated by commas.
+        Csv = "csv",
+        /// Envoy's default access log format.
+        Envoy = "envoy",
+    }
+}
+
+/// A format, with what it keeps from line to line.
+#[derive(Debug)]
+pub(in crate::cli::simulate) enum Format {
+    /// To be found by the first line.
+    Unknown,
+    Json,
+    Csv(Columns),
+    Envoy,
+}
+
+/// The fields of one line.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, used where it is built")]
+pub(super) enum Record<'l> {
+    Json(Json),
+    Columns(&'l Columns),
+    Envoy(AccessLine<'l>),
+}
+
+/// The columns of a CSV file, and the values of one line.
+#[derive(Debug, Default)]
+pub(in crate::cli::simulate) struct Columns {
+    // `None` until the header is read.
+    names: Option<Vec<String>>,
+    text: Vec<u8>,
+    // The end of each value.
+    ends: Vec<usize>,
+}
+
+impl Format {
+    /// The format with this name; columns have these names, or those of the first line.
+    pub(in crate::cli::simulate) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
+        match name {
+            None if columns.is_none() => Self::Unknown,
+            Some(FormatName::Json) => Self::Json,
+            Some(FormatName::Envoy) => Self::Envoy,
+            None | Some(FormatName::Csv) => Self::Csv(Columns { names: columns, ..Columns::default() }),
+        }
+    }
+
+    /// The record of a line; `None` for a header.
+    pub(super) fn read<'l>(&'l mut self, line: &'l str) -> Result<Option<Record<'l>>, String> {
+        if matches!(self, Self::Unknown) {
+            *self = match line.trim_start().as_bytes().first() {
+                Some(b'{') => Self::Json,
+                Some(b'[') => Self::Envoy,
+                Some(_) | None => Self::Csv(Columns::default()),
+            };
+        }
+        match self {
+            Self::Json => match serde_json::from_str(line) {
+                Ok(value @ Json::Object(_)) => Ok(Some(Record::Json(value))),
+                Ok(_) => Err("the line is JSON, but no object".to_owned()),
+                Err(error) => Err(format!("the line is not JSON: {error}")),
+            },
+            Self::Envoy => AccessLine::read(line).map(|line| Some(Record::Envoy(line))),
+            Self::Csv(columns) => {
+                columns.read(line).map(|is_record| is_record.then_some(Record::Columns(columns)))
+            }
+            Self::Unknown => Err("the format is unknown".to_owned()),
+        }
+    }
+}
+
+impl Columns {
+    /// Reads a line; `false` for the header.
+    fn read(&mut self, line: &str) -> Result<bool, String> {
+        // A value has at most as many bytes as the line, and values are separated by a byte each.
+        self.text.resize(line.len() + 1, 0);
+        self.ends.resize(line.len() + 2, 0);
+        let mut reader = Reader::new();
+        let (result, used, _, values) = reader.read_record(line.as_bytes(), &mut self.text, &mut self.ends);
+        let values = match result {
+            ReadRecordResult::Record => values,
+            // The end of the line is the end of the record, unless a quote is open.
+            ReadRecordResult::InputEmpty if used == line.len() => {
+                let text_used = self.ends[..values].last().copied().unwrap_or_default();
+                let quotes = line.bytes().filter(|byte| *byte == b'"').count();
+                if quotes % 2 == 1 {
+                    return Err("a quote is not closed in its line".to_owned());
+                }
+                let (_, _, _, last) =
+                    reader.read_record(&[], &mut self.text[text_used..], &mut self.ends[values..]);
+                values + last
+            }
+            ReadRecordResult::InputEmpty
+            | ReadRecordResult::OutputFull
+            | ReadRecordResult::OutputEndsFull
+            | ReadRecordResult::End => return Err("the line is not CSV".to_owned()),
+        };
+        self.ends.truncate(values);
+        match &self.names {
+            None => {
+                self.names = Some((0..values).map(|index| self.value(index).trim().to_owned()).collect());
+                Ok(false)
+            }
+            Some(names) if names.len() == values => Ok(true),
+            Some(names) => {
+                Err(format!("another number of columns than the header: {values}, not {}", names.len()))
+            }
+        }
+    }
+
+    fn value(&self, index: usize) -> &str {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        std::str::from_utf8(&self.text[start..self.ends[index]]).unwrap_or_default()
+    }
+}
+
+impl Record<'_> {
+    /// The domain that the record names.
+    pub(super) fn domain(&self) -> Option<&str> {
+        match self {
+            Self::Json(value) => value["domain"].as_str().filter(|domain| !domain.is_empty()),
+            Self::Columns(_) | Self::Envoy(_) => None,
+        }
+    }
+
+    /// Adds the descriptors that the record contains, in the form of `POST /json`.
+    pub(super) fn descriptors(&self, event: &mut Event) -> Result<(), String> {
+        let Self::Json(value) = self else {
+            return Err("the format has no descriptors; --descriptor makes them of its fields".to_owned());
+        };
+        let form = || {
+            "`descriptors` has not the form [{\"entries\": [{\"key\": ..., \"value\": ...}]}], and --descriptor is not given".to_owned()
+        };
+        for descriptor in value["descriptors"].as_array().ok_or_else(form)? {
+            for entry in descriptor["entries"].as_array().ok_or_else(form)? {
+                let key = entry["key"].as_str().ok_or_else(form)?;
+                event.entry(key, entry["value"].as_str().unwrap_or_default());
+            }
+            event.end_descriptor();
+        }
+        Ok(())
+    }
+}
+
+impl Fields for Record<'_> {
+    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Json(value) => in_json(value, name),
+            Self::Envoy(line) => line.get(name),
+            Self::Columns(columns) => {
+                let index = columns.names.as_ref()?.iter().position(|column| column == name)?;
+                Some(columns.value(index)).filter(|value| !value.is_empty()).map(Cow::Borrowed)
+            }
+        }
+    }
+}
+
+/// The value with this name, or the one that a path with dots leads to.
+fn in_json<'v>(value: &'v Json, name: &str) -> Option<Cow<'v, str>> {
+    let found = value.get(name).or_else(|| {
+        let (first, rest) = name.split_once('.')?;
+        rest.split('.').try_fold(value.get(first)?, |value, part| value.get(part))
+    });
+    match found? {
+        // Envoy writes a dash for what is missing.
+        Json::String(text) if text == "-" => None,
+        Json::String(text) => Some(Cow::Borrowed(text)),
+        Json::Number(number) => Some(Cow::Owned(number.to_string())),
+        Json::Bool(boolean) => Some(Cow::Borrowed(if *boolean { "true" } else { "false" })),
+        Json::Null | Json::Array(_) | Json::Object(_) => None,
+    }
+}

@@ -1,0 +1,219 @@
+//! Searches the smallest limits under which a share of the traffic is never refused.
+
+use serde::Serialize;
+
+use crate::{
+    algorithm::{AlgorithmName, Limit},
+    cli::simulate::{progress::Progress, stats::share},
+    named::named,
+    rules::{Allowance, Rule, Rules, Trial, TrialNumbers},
+};
+
+named! {
+    /// What the share is a share of.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ShareOf {
+        /// Users, each refused never or at least once.
+        Users = "users",
+        /// Requests.
+        Requests = "requests",
+    }
+}
+
+/// What the limits are to reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Goal {
+    /// From 0 to 1.
+    pub(super) share: f64,
+    pub(super) of: ShareOf,
+}
+
+/// The outcome of a replay for one rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tried {
+    pub(super) hits: u64,
+    pub(super) asked: u64,
+    pub(super) refused: u64,
+    pub(super) users: u64,
+    pub(super) users_refused: u64,
+}
+
+/// A limit for one rule.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Suggestion {
+    pub(super) rule: String,
+    /// The place in its file.
+    pub(super) at: String,
+    pub(super) requests_per_unit: u64,
+    pub(super) burst: Option<u64>,
+    /// The share that is never refused with the suggested limits of all rules.
+    pub(super) share_passed: f64,
+    /// Whether that is the share that was asked for.
+    pub(super) reaches_goal: bool,
+}
+
+/// Replays the traffic with a trial and returns the outcome for each of these paths.
+pub(super) type ReplayTrial<'r> = dyn FnMut(&Trial, &[String]) -> Result<Vec<Tried>, String> + 'r;
+
+/// The search for one rule, by bisection: `low` is too small, `high` is large enough or the largest tried.
+#[derive(Debug)]
+struct Search {
+    path: String,
+    at: String,
+    has_burst: bool,
+    is_queue: bool,
+    // The burst of the rule, for queues.
+    burst: u64,
+    low: u64,
+    high: u64,
+    // The limit that was found, while the burst is searched.
+    limit: Option<u64>,
+}
+
+impl Goal {
+    fn passed(self, tried: &Tried) -> f64 {
+        match self.of {
+            ShareOf::Users => 1.0 - share(tried.users_refused, tried.users),
+            ShareOf::Requests => 1.0 - share(tried.refused, tried.asked),
+        }
+    }
+
+    fn is_reached(self, tried: &Tried) -> bool {
+        // A share is a quotient of counts, so equality needs some slack.
+        self.passed(tried) >= self.share - 1e-12
+    }
+}
+
+/// The smallest limits of `rules`. While a limit is searched, no rule refuses: so each is found on its own. Then the
+/// smallest burst with that limit is searched for buckets and queues. A last replay with all limits checks them.
+/// `None` if it is stopped.
+pub(super) fn suggest(
+    rules: &Rules,
+    goal: Goal,
+    progress: &Progress,
+    replay: &mut ReplayTrial<'_>,
+) -> Result<Option<Vec<Suggestion>>, String> {
+    let mut searches: Vec<_> =
+        rules.domains().flat_map(|domain| domain.rules()).filter_map(Search::new).collect();
+    let paths = |searches: &[Search]| searches.iter().map(|search| search.path.clone()).collect::<Vec<_>>();
+    let shadow = Trial { shadow_mode: true, ..Trial::default() };
+    let tried = replay(&shadow, &paths(&searches))?;
+    for (search, tried) in searches.iter_mut().zip(&tried) {
+        // A limit of all hits refuses none of them.
+        search.high = tried.hits;
+    }
+    searches.retain(|search| search.high > 0);
+    bisect(&mut searches, goal, progress, replay)?;
+    for search in &mut searches {
+        search.limit = Some(search.high);
+        (search.low, search.high) = match (search.has_burst, search.is_queue) {
+            (false, _) => (0, 0),
+            (true, true) => (0, search.burst),
+            (true, false) => (0, search.high),
+        };
+    }
+    bisect(&mut searches, goal, progress, replay)?;
+    let checked = Trial { numbers: searches.iter().map(Search::numbers).collect(), shadow_mode: false };
+    let tried = replay(&checked, &paths(&searches))?;
+    let suggestion = |(search, tried): (&Search, &Tried)| {
+        let (_, TrialNumbers { requests_per_unit, burst }) = search.numbers();
+        Suggestion {
+            rule: search.path.clone(),
+            at: search.at.clone(),
+            requests_per_unit,
+            burst,
+            share_passed: goal.passed(tried),
+            reaches_goal: goal.is_reached(tried),
+        }
+    };
+    let suggestions = searches.iter().zip(&tried).map(suggestion).collect();
+    Ok((!progress.is_stopped()).then_some(suggestions))
+}
+
+/// Halves the range of all searches at once, one replay for each step.
+fn bisect(
+    searches: &mut [Search],
+    goal: Goal,
+    progress: &Progress,
+    replay: &mut ReplayTrial<'_>,
+) -> Result<(), String> {
+    let paths: Vec<_> = searches.iter().map(|search| search.path.clone()).collect();
+    while !progress.is_stopped() && searches.iter().any(Search::is_open) {
+        let middles: Vec<_> = searches.iter().map(Search::middle).collect();
+        let numbers = searches.iter().zip(&middles).map(|(search, middle)| search.numbers_with(*middle));
+        let trial = Trial { numbers: numbers.collect(), shadow_mode: true };
+        let tried = replay(&trial, &paths)?;
+        for ((search, middle), tried) in searches.iter_mut().zip(middles).zip(&tried) {
+            match (search.is_open(), goal.is_reached(tried)) {
+                (false, _) => {}
+                (true, true) => search.high = middle,
+                (true, false) => search.low = middle,
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Search {
+    /// `None` for rules without a number to search: unlimited ones, and buckets that refill in steps.
+    fn new(rule: &Rule) -> Option<Self> {
+        let Allowance::Limited(limit) = &rule.allowance else { return None };
+        if matches!(limit, Limit::SteppedBucket(_)) {
+            return None;
+        }
+        let algorithm = limit.algorithm();
+        let is_queue = algorithm == Some(AlgorithmName::LeakyQueue);
+        let is_bucket = matches!(algorithm, Some(AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket));
+        Some(Self {
+            path: rule.path.clone(),
+            at: rule.location.to_string(),
+            has_burst: is_queue || is_bucket,
+            is_queue,
+            // A full queue holds one that leaves at once.
+            burst: limit.allowance().saturating_sub(1),
+            low: 0,
+            high: 0,
+            limit: None,
+        })
+    }
+
+    fn is_open(&self) -> bool {
+        self.high.saturating_sub(self.low) > 1
+    }
+
+    fn middle(&self) -> u64 {
+        if self.is_open() { self.low + (self.high - self.low) / 2 } else { self.high }
+    }
+
+    fn numbers(&self) -> (String, TrialNumbers) {
+        self.numbers_with(self.high)
+    }
+
+    /// The numbers with this limit, or with this burst once the limit is found.
+    fn numbers_with(&self, number: u64) -> (String, TrialNumbers) {
+        let numbers = match (self.limit, self.has_burst, self.is_queue) {
+            (Some(limit), true, _) => TrialNumbers { requests_per_unit: limit, burst: Some(number) },
+            (Some(limit), false, _) => TrialNumbers { requests_per_unit: limit, burst: None },
+            // A bucket of one unit's worth.
+            (None, true, false) => TrialNumbers { requests_per_unit: number, burst: Some(number) },
+            (None, true, true) | (None, false, _) => TrialNumbers { requests_per_unit: number, burst: None },
+        };
+        (self.path.clone(), numbers)
+    }
+}
+
+impl Suggestion {
+    /// The keys to replace in the `rate_limit` of the rule.
+    pub(super) fn yaml(&self, goal: Goal) -> String {
+        let percent = self.share_passed * 100.0;
+        let reached = if self.reaches_goal { "" } else { ", less than asked for" };
+        let of = goal.of.name();
+        let mut text =
+            format!("# {} at {}: {percent:.3} % of {of} never refused{reached}\n", self.rule, self.at);
+        text.push_str(&format!("requests_per_unit: {}\n", self.requests_per_unit));
+        if let Some(burst) = self.burst {
+            text.push_str(&format!("burst: {burst}\n"));
+        }
+        text
+    }
+}

@@ -1,0 +1,201 @@
+use super::{
+    engine::{Refusals, Replay, RuleTable, Side},
+    event::{Event, Source},
+    progress::Progress,
+    report::{Names, Report},
+    suggest::{Goal, ShareOf, Suggestion, suggest},
+    *,
+};
+use crate::time::{SECOND, Timestamp};
+
+const MEMORY: u64 = 64 << 20;
+
+/// Requests of one entry: milliseconds, key and value, hits.
+#[derive(Clone, Default)]
+struct Requests(Vec<(u64, &'static str, String, u64)>, usize);
+
+impl Source for Requests {
+    fn next(&mut self, event: &mut Event) -> Result<bool, String> {
+        let Some((at, key, value, hits)) = self.0.get(self.1) else { return Ok(false) };
+        self.1 += 1;
+        event.begin(Timestamp::from_nanos(at * SECOND / 1_000), "shop", *hits);
+        event.entry(key, value);
+        event.end_descriptor();
+        Ok(true)
+    }
+}
+
+fn requests(all: impl IntoIterator<Item = (u64, &'static str, &'static str, u64)>) -> Requests {
+    Requests(all.into_iter().map(|(at, key, value, hits)| (at, key, value.to_owned(), hits)).collect(), 0)
+}
+
+fn rule(key: &str, limit: &str) -> String {
+    format!("- {{key: {key}, rate_limit: {{{limit}}}}}\n")
+}
+
+fn rules(rules: &str) -> Rules {
+    Rules::parse("rules.yaml", &format!("domain: shop\ndescriptors:\n{rules}")).unwrap()
+}
+
+fn replayed(first: Rules, second: Option<Rules>, source: &mut dyn Source) -> Report {
+    let mut table = RuleTable::default();
+    let first = Side::new(first, &mut table, MEMORY, Refusals::Answered);
+    let compare = second.is_some().then(|| "other.yaml".to_owned());
+    let second = second.map(|rules| Side::new(rules, &mut table, MEMORY, Refusals::Answered));
+    let mut replay = Replay::new(table, first, second, 1_000);
+    replay.run(source, &Progress::default()).unwrap();
+    let names = Names { rules: "rules.yaml".to_owned(), input: "test".to_owned(), compare, top: 3 };
+    Report::new(&replay, source.skipped(), Vec::new(), names)
+}
+
+#[test]
+fn rules_are_reported_with_their_use() {
+    // A bucket of 4 that refills by one a second: at second 0 four of five pass, at second 2 two of three.
+    let bucket = rule("user", "unit: second, requests_per_unit: 1, algorithm: token_bucket, burst: 4");
+    let unlimited = rule("plan", "unlimited: true");
+    let burst =
+        [(0, 5), (2_000, 3)].into_iter().flat_map(|(at, number)| vec![(at, "user", "ann", 1); number]);
+    let others = [(2_500, "user", "bob", 1), (2_600, "plan", "pro", 1), (2_700, "other", "x", 1)];
+    let report = replayed(rules(&(bucket + &unlimited)), None, &mut requests(burst.chain(others)));
+    assert_eq!((report.requests, report.passed, report.refused), (11, 9, 2));
+    assert_eq!(report.descriptors_without_rule, 1);
+    let [user, plan] = &*report.by_rule else { panic!("{report:?}") };
+    assert_eq!((&*user.rule, user.asked, user.passed, user.refused), ("shop.user", 9, 7, 2));
+    assert_eq!((user.users, user.users_refused, user.highest_use), (2, 1, Some(1.0)));
+    assert_eq!((plan.asked, plan.refused, plan.highest_use), (1, 0, None));
+    let [most] = &*report.refused_most else { panic!("{report:?}") };
+    assert_eq!((&*most.descriptor, most.refused), ("shop user=ann", 2));
+    let bins: Vec<_> = report.timeline.bins.iter().map(|bin| (bin.passed, bin.refused)).collect();
+    assert_eq!(bins, [(4, 1), (0, 0), (5, 1)]);
+}
+
+#[test]
+fn queue_is_reported_with_its_longest_wait() {
+    let queue = rule("user", "unit: second, requests_per_unit: 2, algorithm: leaky_queue, burst: 3");
+    let report = replayed(rules(&queue), None, &mut requests(vec![(0, "user", "ann", 1); 5]));
+    assert_eq!((report.by_rule[0].passed, report.by_rule[0].longest_wait_ms), (4, 1_500));
+}
+
+#[test]
+fn time_does_not_go_back() {
+    let window = rule("user", "unit: second, requests_per_unit: 1, algorithm: fixed_window");
+    let mut source =
+        requests([(5_000, "user", "ann", 1), (3_000, "user", "ann", 1), (6_000, "user", "ann", 1)]);
+    let report = replayed(rules(&window), None, &mut source);
+    assert_eq!((report.passed, report.refused, report.out_of_order), (2, 1, 1));
+}
+
+#[test]
+fn shadow_rule_refuses_nothing_and_says_what_it_would() {
+    let shadow = "- {key: user, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, algorithm: fixed_window}}\n";
+    let report = replayed(rules(shadow), None, &mut requests(vec![(0, "user", "ann", 1); 3]));
+    assert_eq!((report.passed, report.by_rule[0].refused, report.by_rule[0].refused_in_shadow), (3, 0, 2));
+}
+
+#[test]
+fn comparison_tells_which_requests_and_users_only_one_side_refuses() {
+    let of = |user: u32, plan: u32| {
+        let window = |limit| format!("unit: day, requests_per_unit: {limit}, algorithm: fixed_window");
+        rules(&(rule("user", &window(user)) + &rule("plan", &window(plan))))
+    };
+    let all = [
+        ("user", "ann"),
+        ("user", "ann"),
+        ("user", "bob"),
+        ("plan", "pro"),
+        ("plan", "pro"),
+        ("plan", "pro"),
+    ];
+    let mut source = requests(all.map(|(key, value)| (0, key, value, 1)));
+    let report = replayed(of(1, 3), Some(of(2, 1)), &mut source);
+    let comparison = report.comparison.unwrap();
+    assert_eq!((report.refused, comparison.refused), (1, 2));
+    let [user, plan] = &*comparison.by_rule else { panic!("{comparison:?}") };
+    assert_eq!((user.refused_only_by_first, user.refused_only_by_other), (1, 0));
+    assert_eq!((plan.refused_only_by_first, plan.refused_only_by_other), (0, 2));
+    assert_eq!((user.users_refused_only_by_first, plan.users_refused_only_by_other), (1, 1));
+    assert_eq!(comparison.users_refused_only_by_first[0].descriptor, "shop user=ann");
+    assert_eq!(comparison.users_refused_only_by_other[0].refused, 2);
+}
+
+fn suggested(text: &str, source: &Requests, goal: Goal) -> Vec<Suggestion> {
+    let text = format!("domain: shop\ndescriptors:\n{text}");
+    let rules = || Rules::parse("rules.yaml", &text).unwrap();
+    let progress = Progress::default();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rules.yaml");
+    fs::write(&path, &text).unwrap();
+    let mut replay = |trial: &rules::Trial, paths: &[String]| {
+        let mut table = RuleTable::default();
+        let rules = rules::load_trial(&path, trial).map_err(|problems| problems.to_string())?;
+        let side = Side::new(rules, &mut table, MEMORY, Refusals::WithShadow);
+        let mut replay = Replay::new(table, side, None, 1_000);
+        replay.run(&mut source.clone(), &progress)?;
+        Ok(tried_rules(&replay, paths))
+    };
+    suggest(&rules(), goal, &progress, &mut replay).unwrap().unwrap()
+}
+
+#[test]
+fn suggested_window_is_the_smallest_that_reaches_the_goal() {
+    // Of ten users, user number n asks n + 1 times within a minute.
+    let all =
+        (0..10_u64).flat_map(|user| (0..=user).map(move |at| (at * 1_000, "user", format!("u{user}"), 1)));
+    let mut all: Vec<_> = all.collect();
+    all.sort_by_key(|request| request.0);
+    let source = Requests(all, 0);
+    let window = rule("user", "unit: minute, requests_per_unit: 3, algorithm: fixed_window");
+    for (share, of, limit) in [
+        (1.0, ShareOf::Users, 10),
+        (0.8, ShareOf::Users, 8),
+        // Of 55 requests, a limit of 6 refuses 4 + 3 + 2 + 1, and a limit of 5 five more.
+        (0.8, ShareOf::Requests, 6),
+    ] {
+        let suggestions = suggested(&window, &source, Goal { share, of });
+        let [suggestion] = &*suggestions else { panic!("{suggestions:?}") };
+        assert_eq!((suggestion.requests_per_unit, suggestion.burst), (limit, None), "{share} of {of:?}");
+        assert!(suggestion.reaches_goal && suggestion.share_passed >= share);
+    }
+}
+
+#[test]
+fn suggested_bucket_has_the_smallest_limit_and_then_the_smallest_burst() {
+    // Three at once every ten seconds, for ten minutes: 18 a minute, in bursts of three.
+    let all = (0..60_u64).flat_map(|at| vec![(at * 10_000, "user", "ann", 1); 3]);
+    let bucket = rule("user", "unit: minute, requests_per_unit: 100, algorithm: token_bucket, burst: 50");
+    let goal = Goal { share: 1.0, of: ShareOf::Users };
+    let suggestions = suggested(&bucket, &requests(all), goal);
+    let [suggestion] = &*suggestions else { panic!("{suggestions:?}") };
+    assert!(suggestion.reaches_goal, "{suggestion:?}");
+    let passes = |limit: u64, burst: u64| {
+        let bucket =
+            format!("unit: minute, requests_per_unit: {limit}, algorithm: token_bucket, burst: {burst}");
+        let all = (0..60_u64).flat_map(|at| vec![(at * 10_000, "user", "ann", 1); 3]);
+        replayed(rules(&rule("user", &bucket)), None, &mut requests(all)).refused == 0
+    };
+    let (limit, burst) = (suggestion.requests_per_unit, suggestion.burst.unwrap());
+    assert!(passes(limit, burst) && !passes(limit, burst - 1) && !passes(limit - 1, limit - 1));
+    let yaml = suggestion.yaml(goal);
+    assert!(yaml.ends_with(&format!("requests_per_unit: {limit}\nburst: {burst}\n")), "{yaml}");
+}
+
+#[test]
+fn suggestion_says_if_it_does_not_reach_the_goal() {
+    // A queue without places refuses the second of two at one instant, whatever its limit.
+    let queue = rule("user", "unit: second, requests_per_unit: 5, algorithm: leaky_queue, burst: 0");
+    let goal = Goal { share: 1.0, of: ShareOf::Users };
+    let suggestions = suggested(&queue, &requests(vec![(0, "user", "ann", 1); 2]), goal);
+    assert!(!suggestions[0].reaches_goal, "{suggestions:?}");
+}
+
+#[test]
+fn page_is_self_contained_and_escapes_what_it_shows() {
+    let window = rule("user", "unit: day, requests_per_unit: 1, algorithm: fixed_window");
+    let report = replayed(rules(&window), None, &mut requests(vec![(0, "user", "<b>&\"", 1); 3]));
+    let page = html::page(&report, None);
+    assert!(page.contains("user=&lt;b&gt;&amp;&quot;"), "{page}");
+    for outside in ["<b>&", "http:", "https:", "src=", "href=", "<script", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.contains("prefers-color-scheme: dark") && page.contains("class=\"refused\""));
+}

@@ -1,0 +1,243 @@
+//! `tollgate simulate`: the program on files, and its decisions beside those of a server.
+
+use std::{fmt::Write as _, fs, io::Write as _, path::Path, process::Stdio, time::Duration};
+
+use flate2::{Compression, write::GzEncoder};
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::{
+    io::AsyncWriteExt,
+    process::{Child, Command},
+    time::timeout,
+};
+
+use crate::{
+    harness::{Service, TIMEOUT, descriptor, request, until},
+    program::PROGRAM,
+};
+
+const RULES: &str = "
+domain: shop
+on_denied: charge_none
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 2, algorithm: fixed_window}
+";
+const CSV: &str = "time,user\n60,ann\n61,ann\n62,ann\n63,bob\n";
+
+/// A directory with `rules.yaml` and these files.
+fn folder(rules: &str, files: &[(&str, &[u8])]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("rules.yaml"), rules).unwrap();
+    for (name, bytes) in files {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    folder
+}
+
+fn simulate(folder: &Path, arguments: &str) -> Child {
+    let mut command = Command::new(PROGRAM);
+    command.current_dir(folder).args(["simulate", "rules.yaml"]).args(arguments.split_whitespace());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command.spawn().unwrap()
+}
+
+/// The exit code, the output and the errors.
+async fn ended(process: Child) -> (Option<i32>, String, String) {
+    let output = timeout(TIMEOUT, process.wait_with_output()).await.unwrap().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+async fn reported(folder: &Path, arguments: &str) -> Value {
+    let (code, output, errors) = ended(simulate(folder, &format!("{arguments} --json"))).await;
+    assert_eq!((code, &*errors), (Some(0), ""), "{arguments}");
+    serde_json::from_str(&output).unwrap()
+}
+
+#[tokio::test]
+async fn plain_and_compressed_input_give_the_same_report() {
+    let (first, second) = CSV.split_at(20);
+    let gzip = |text: &str| {
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(text.as_bytes()).unwrap();
+        gzip.finish().unwrap()
+    };
+    let zstd = |text: &str| compress_to_vec(text.as_bytes(), CompressionLevel::Fastest);
+    // Both formats allow a file to have several parts.
+    let (gzip, zstd) = ([gzip(first), gzip(second)].concat(), [zstd(first), zstd(second)].concat());
+    let folder = folder(RULES, &[("plain", CSV.as_bytes()), ("gzip", &gzip), ("zstd", &zstd)]);
+    for name in ["plain", "gzip", "zstd"] {
+        let report = reported(folder.path(), &format!("{name} --descriptor user={{user}}")).await;
+        assert_eq!((&report["requests"], &report["refused"]), (&4.into(), &1.into()), "{name}: {report}");
+        assert_eq!(report["by_rule"][0]["users"], 2, "{name}");
+        assert_eq!(report["refused_most"][0]["descriptor"], "shop user=ann", "{name}");
+        assert_eq!(report["complete"], true);
+    }
+}
+
+#[tokio::test]
+async fn truncated_compressed_input_is_an_error_with_its_line() {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(CSV.as_bytes()).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let folder = folder(RULES, &[("cut", &gzip[..gzip.len() - 9])]);
+    let (code, _, errors) = ended(simulate(folder.path(), "cut --descriptor user={user}")).await;
+    assert_eq!(code, Some(1));
+    assert!(errors.starts_with("cut: line "), "{errors}");
+}
+
+#[tokio::test]
+async fn standard_input_is_read_once_only() {
+    let folder = folder(RULES, &[]);
+    let mut process = simulate(folder.path(), "- --descriptor user={user}");
+    process.stdin.take().unwrap().write_all(CSV.as_bytes()).await.unwrap();
+    let (code, output, _) = ended(process).await;
+    assert_eq!(code, Some(0));
+    assert!(output.starts_with("standard input: 4 requests from 1970-01-01T00:01:00Z to"), "{output}");
+    let (code, _, errors) = ended(simulate(folder.path(), "- --descriptor user={user} --suggest 99%")).await;
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("name a file"), "{errors}");
+}
+
+#[tokio::test]
+async fn bad_lines_are_named_and_strict_stops_at_the_first() {
+    let text = CSV.replace("61,", "soon,");
+    let folder = folder(RULES, &[("log.csv", text.as_bytes())]);
+    let (code, output, _) = ended(simulate(folder.path(), "log.csv --descriptor user={user}")).await;
+    assert_eq!(code, Some(0));
+    assert!(
+        output.contains("bad lines, left out: 1") && output.contains("line 3: `soon` is no time"),
+        "{output}"
+    );
+    let strict = simulate(folder.path(), "log.csv --descriptor user={user} --strict");
+    let (code, _, errors) = ended(strict).await;
+    assert_eq!(code, Some(1));
+    assert!(errors.starts_with("log.csv: line 3: `soon` is no time"), "{errors}");
+}
+
+#[tokio::test]
+async fn problems_of_either_rules_are_reported_as_by_check() {
+    let broken = "domain: shop\ndescriptor: []\n";
+    let folder = folder(RULES, &[("broken.yaml", broken.as_bytes()), ("log.csv", CSV.as_bytes())]);
+    let (code, _, errors) = ended(simulate(folder.path(), "log.csv --compare broken.yaml")).await;
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("broken.yaml:2:1: unknown key `descriptor`"), "{errors}");
+}
+
+#[tokio::test]
+async fn suggestion_and_page_are_written() {
+    let folder = folder(RULES, &[("log.csv", CSV.as_bytes())]);
+    let arguments = "log.csv --descriptor user={user} --suggest 100% --html page.html";
+    let (code, output, _) = ended(simulate(folder.path(), arguments)).await;
+    assert_eq!(code, Some(0));
+    assert!(output.ends_with("100.000 % of users never refused\nrequests_per_unit: 3\n"), "{output}");
+    let page = fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("requests_per_unit: 3"), "{page}");
+}
+
+#[tokio::test]
+async fn same_generated_traffic_gives_the_same_report() {
+    let folder = folder(RULES, &[]);
+    let arguments = "--generate bursts --descriptor user={key} --keys 20 --skew 1 --attack-rate 5 --retries 3 --duration 10m";
+    let report = async || {
+        let mut report = reported(folder.path(), arguments).await;
+        report.as_object_mut().unwrap().remove("speed");
+        report
+    };
+    let first = report().await;
+    assert_eq!(first, report().await);
+    assert_eq!(first["refused_most"][0]["descriptor"], "shop user=attacker");
+}
+
+#[tokio::test]
+async fn interrupted_replay_reports_what_it_has() {
+    let folder = folder(RULES, &[]);
+    // Ten days of ten million requests a second.
+    let arguments = "--generate constant --descriptor user={key} --rate 10000000 --duration 240h --decisions lines --json";
+    let process = simulate(folder.path(), arguments);
+    let lines = folder.path().join("lines");
+    until(async || fs::metadata(&lines).is_ok_and(|about| about.len() > 0).then_some(())).await;
+    let id = process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
+    let (code, output, _) = ended(process).await;
+    let report: Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((code, &report["complete"]), (Some(0), &Value::Bool(false)));
+    assert!(report["requests"].as_u64() > Some(0));
+}
+
+const EVERY_ALGORITHM: &str = "
+domain: shop
+descriptors:
+  - {key: classic, rate_limit: {unit: minute, requests_per_unit: 9}}
+  - {key: fixed, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: fixed_window}}
+  - {key: weighted, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: sliding_window}}
+  - {key: parts, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: sliding_window, sub_windows: 6}}
+  - {key: log, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: sliding_log}}
+  - {key: bucket, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: token_bucket, burst: 4}}
+  - {key: leaky, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: leaky_bucket, count_denied: true}}
+  - {key: queue, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: leaky_queue, burst: 0}}
+  - {key: free, rate_limit: {unlimited: true}}
+";
+const KEYS: [&str; 10] =
+    ["classic", "fixed", "weighted", "parts", "log", "bucket", "leaky", "queue", "free", "unknown"];
+
+/// Requests of every algorithm, alone and two at a time, at irregular instants: what the server answered to each, and
+/// the same requests as lines of JSON with the instants by which it decided.
+async fn recorded(service: &Service, calls: u64) -> (Vec<(bool, Vec<u32>)>, String) {
+    let mut client = service.client().await;
+    let (mut answers, mut lines, mut random) = (Vec::new(), String::new(), 1_u64);
+    for _ in 0..calls {
+        // Knuth's generator of random numbers.
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let number = (random >> 33) as usize;
+        service.advance(Duration::from_nanos(random >> 33));
+        let keys = [KEYS[number % 10], KEYS[number / 10 % 10]];
+        let keys = if number.is_multiple_of(3) { &keys[..] } else { &keys[..1] };
+        let hits = (number / 100 % 3) as u32 + 1;
+        let user = if number % 7 < 5 { "ann" } else { "bob" };
+        let descriptors = keys.iter().map(|key| descriptor(&[(key, user)])).collect();
+        let mut sent = request("shop", descriptors);
+        sent.hits_addend = hits;
+        let answer = client.should_rate_limit(sent).await.unwrap().into_inner();
+        let remaining = answer.statuses.iter().map(|status| status.limit_remaining).collect();
+        answers.push((answer.overall_code == 1, remaining));
+        let descriptors: Vec<_> =
+            keys.iter().map(|key| format!(r#"{{"entries":[{{"key":"{key}","value":"{user}"}}]}}"#)).collect();
+        let (at, descriptors) = (service.clock.now().as_nanos(), descriptors.join(","));
+        writeln!(lines, r#"{{"time":{at},"hits":{hits},"descriptors":[{descriptors}]}}"#).unwrap();
+    }
+    (answers, lines)
+}
+
+#[tokio::test]
+async fn simulator_decides_as_the_server_did() {
+    const CALLS: u64 = 2_000;
+    let service = Service::start(EVERY_ALGORITHM).await;
+    let (answers, lines) = recorded(&service, CALLS).await;
+    let folder = folder(EVERY_ALGORITHM, &[("log.jsonl", lines.as_bytes())]);
+    let report = reported(folder.path(), "log.jsonl --decisions decisions.jsonl").await;
+    assert_eq!((&report["requests"], &report["bad_lines"]), (&CALLS.into(), &0.into()));
+    let decisions = fs::read_to_string(folder.path().join("decisions.jsonl")).unwrap();
+    let decided = decisions.lines().map(|line| {
+        let decision: Value = serde_json::from_str(line).unwrap();
+        // Without a limit the server answers with the maximum or with 0.
+        let remaining =
+            decision["remaining"].as_array().unwrap().iter().map(Value::as_u64).collect::<Vec<_>>();
+        (decision["passes"].as_bool().unwrap(), remaining)
+    });
+    assert_eq!(decisions.lines().count(), answers.len());
+    for (index, ((passes, remaining), decided)) in answers.iter().zip(decided).enumerate() {
+        assert_eq!(*passes, decided.0, "request {index}");
+        for (served, simulated) in remaining.iter().zip(decided.1) {
+            assert!(simulated.is_none_or(|simulated| simulated == u64::from(*served)), "request {index}");
+        }
+    }
+    let refused = answers.iter().filter(|(passes, _)| !passes).count();
+    assert!(
+        (200..1_800).contains(&refused),
+        "{refused} of {CALLS} are refused: the traffic tests too little"
+    );
+    assert_eq!(report["refused"], refused);
+}
