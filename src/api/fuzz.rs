@@ -156,7 +156,10 @@ pub fn admin(bytes: &[u8]) {
         reader: RequestReader::new(Settings::default().bounds(), 1 << 24),
         settings: Arc::default(),
         logs: Default::default(),
+        live: Arc::default(),
     };
+    // Otherwise a stream of samples would not end.
+    state.live.end();
     let (status, headers, body) = answer(admin::router(state, None, top::router(Arc::default())), request);
     assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR);
     if status.is_success() && headers.get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") {

@@ -106,6 +106,11 @@ impl Limiter {
         Self { metrics, ..self }
     }
 
+    /// The metrics.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
     /// The modes.
     pub fn modes(&self) -> Modes {
         self.modes

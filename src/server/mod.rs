@@ -299,6 +299,7 @@ impl Server {
             reader: reader.clone(),
             settings: settings.given.into(),
             logs: logs.clone(),
+            live: Arc::default(),
         };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers)
@@ -306,6 +307,12 @@ impl Server {
             .with_traces(traces.clone())
             .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
         let (phase, phases) = watch::channel(Phase::Starting);
+        let page = admin::page::Sources {
+            state: state.clone(),
+            requests: api.metrics().clone(),
+            certificates: Arc::new(stats.clone()),
+        };
+        let stopping = lifecycle::wait_for_phase(phases.clone(), Phase::Stopping);
 
         let xds_stats = match &settings.rules.source {
             rules::SourceSettings::Files(_) => None,
@@ -316,6 +323,7 @@ impl Server {
             active_rules.clone(),
             xds_stats.clone().unwrap_or_default(),
         ));
+        background.spawn(state.live.clone().run(page, stopping));
         background.spawn(store::sweep(memory.clone(), clock.clone()));
         let secret_source = active_rules.clone();
         let secret = move || secret_source.secret();

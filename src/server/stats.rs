@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use crate::{
+    api::admin::page::Certificates,
     telemetry::metrics::Counter,
     time::{SECOND, Timestamp},
 };
@@ -49,6 +50,14 @@ pub struct ListenerStats {
     pub certificate_errors: Counter,
     // Seconds since the epoch; 0 without a certificate.
     pub(super) certificate_expires: AtomicU64,
+}
+
+impl Certificates for ServerStats {
+    fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
+        let Self { grpc, http, admin: _, metrics: _ } = self;
+        let expiries = [("grpc", grpc), ("http", http)];
+        expiries.into_iter().filter_map(|(name, stats)| Some((name, stats.certificate_expires()?))).collect()
+    }
 }
 
 impl ListenerStats {

@@ -71,6 +71,8 @@ pub struct StoreStats {
     pub live: usize,
     /// The bytes of counters, including copies of other owners' counters.
     pub bytes: usize,
+    /// The bytes that all of these may take.
+    pub bytes_max: usize,
     /// The part of these bytes that copies take.
     pub backup_bytes: usize,
     /// Idle counters that were evicted, since the start.
@@ -150,6 +152,7 @@ impl Memory {
         StoreStats {
             live: self.each_slot().map(|slot| self.table(slot).len()).sum(),
             bytes: self.resources.budget.used(),
+            bytes_max: self.resources.budget.bytes_max(),
             backup_bytes: self.resources.budget.outside_tables(),
             evicted_idle: self.resources.evicted_idle.get(),
             evicted_unexpired: self.resources.evicted_unexpired.get(),

@@ -1,17 +1,58 @@
 //! `/rules` and `/rlconfig`: the active rules and their status.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, path::Path};
 
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::{Query, State, rejection::QueryRejection},
+};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tokio::task::spawn_blocking;
 
 use crate::{
-    api::admin::{AdminState, format},
-    rules::{Allowance, OnOwnerUnavailable, Rule, Rules},
+    api::admin::{AdminError, AdminState, format},
+    files,
+    rules::{Allowance, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Totals},
+    yaml::Mark,
 };
 
-/// The status of the active rules, their warnings, and the number of rules of each domain.
-pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
+/// The maximum number of problems that are shown with their lines.
+const SHOWN_PROBLEMS_MAX: usize = 20;
+/// The lines before and after that of a problem that are shown.
+const LINES_AROUND: usize = 2;
+/// The maximum length of a shown line, in characters.
+const LINE_MAX: usize = 200;
+/// The part of a file that is read to show its lines, in bytes.
+const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+/// The query of `/rules`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StatusQuery {
+    #[serde(default)]
+    list: bool,
+}
+
+/// The status of the active rules, their warnings, and the number of rules of each domain. With `?list=true` also each
+/// rule with its decisions so far, and the lines of problems.
+pub(super) async fn status(
+    State(state): State<AdminState>,
+    query: Result<Query<StatusQuery>, QueryRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let mut body = status_json(&state);
+    if query.list {
+        body["list"] = list_json(&state);
+        if let Some(error) = state.active_rules.status().last_error {
+            let shown = spawn_blocking(move || shown_problems(&error.problems)).await;
+            body["last_error"]["shown"] = shown.unwrap_or_default().into();
+        }
+    }
+    Ok(Json(body))
+}
+
+fn status_json(state: &AdminState) -> Value {
     let status = state.active_rules.status();
     let rules = state.active_rules.current();
     let rules = rules.rules();
@@ -21,7 +62,7 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
         .flat_map(Rules::domains)
         .map(|domain| (domain.name.clone(), domain.rules().count().into()))
         .collect();
-    Json(json!({
+    json!({
         "generation": status.generation,
         "hash": status.hash,
         "version": status.version,
@@ -36,7 +77,72 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
             "at": format::instant(error.at),
             "problems": error.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })),
-    }))
+    })
+}
+
+/// All rules in the order of the files, with the hash of the set: a sample of `/live` refers to them by their index.
+fn list_json(state: &AdminState) -> Value {
+    let rules = state.active_rules.current();
+    let domains = rules.rules().into_iter().flat_map(Rules::domains);
+    let each = domains.flat_map(|domain| domain.rules().map(|rule| rule_json(&domain.name, rule)));
+    json!({"hash": rules.rules().map(Rules::hash), "rules": each.collect::<Vec<_>>()})
+}
+
+fn rule_json(domain: &str, rule: &Rule) -> Value {
+    let limit = match &rule.allowance {
+        Allowance::Unlimited => "unlimited".to_owned(),
+        Allowance::Limited(limit) => format::limit(limit, rule.displayed_limit.unit),
+    };
+    json!({
+        "domain": domain,
+        "path": rule.path,
+        "name": rule.name,
+        "at": rule.location.to_string(),
+        "limit": limit,
+        "shadow_mode": rule.shadow_mode,
+        "quota_mode": rule.quota_mode,
+        "candidate": rule.candidate.as_ref().map(|candidate| format::limit(candidate, None)),
+        "replaces": rule.replaces,
+        "totals": rule.stats().map(|stats| numbers(&stats.totals())),
+    })
+}
+
+/// Descriptors that passed, and that were refused; hits that were charged, and charged near the limit; descriptors that
+/// only passed in shadow mode, and that a candidate would have refused.
+pub(super) fn numbers(totals: &Totals) -> [u64; 6] {
+    let Totals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials } = *totals;
+    [ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials]
+}
+
+/// The first problems, each with the lines of the file around it as they are now.
+fn shown_problems(problems: &Problems) -> Vec<Value> {
+    let shown = problems.iter().take(SHOWN_PROBLEMS_MAX);
+    shown
+        .map(|problem| {
+            let Location { origin, mark } = &problem.location;
+            let lines = match &**origin {
+                Origin::File(path) => lines_around(Path::new(&**path), *mark),
+                Origin::Resource { .. } => Vec::new(),
+            };
+            json!({
+                "at": problem.location.to_string(),
+                "line": mark.line,
+                "column": mark.column,
+                "what": problem.what,
+                "lines": lines,
+            })
+        })
+        .collect()
+}
+
+/// Numbers and texts of the lines around `mark`; none if the file cannot be read.
+fn lines_around(path: &Path, mark: Mark) -> Vec<(usize, String)> {
+    let bytes = files::read_prefix(path, FILE_BYTES_MAX).unwrap_or_default();
+    let line = usize::try_from(mark.line).unwrap_or(usize::MAX);
+    let first = line.saturating_sub(LINES_AROUND + 1);
+    let text = String::from_utf8_lossy(&bytes);
+    let lines = text.lines().enumerate().skip(first).take(line.saturating_add(LINES_AROUND) - first);
+    lines.map(|(index, text)| (index + 1, text.chars().take(LINE_MAX).collect())).collect()
 }
 
 /// A line for each rule in the format of envoyproxy/ratelimit, followed by the keys that only Tollgate has.

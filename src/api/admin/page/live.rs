@@ -1,0 +1,151 @@
+//! `/live`: samples of all figures. One task samples for all open pages, and only while a page is open.
+
+use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::State,
+    http::header::{CACHE_CONTROL, CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
+    task::spawn_blocking,
+    time::sleep,
+};
+use tracing::error;
+
+use crate::{
+    api::admin::{
+        AdminError,
+        page::sample::{Sampler, Sources},
+    },
+    time::Stopwatch,
+};
+
+/// The maximum number of open pages.
+const PAGES_MAX: usize = 10;
+/// The time between samples.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The time between samples is at least this many times the time that a sample takes, as it does with very many rules:
+/// samples take at most 1 % of a core.
+const PAUSE_FACTOR: u32 = 100;
+
+/// The latest sample, and the pages that read it. A page that reads slowly misses samples.
+#[derive(Debug)]
+pub struct Live {
+    latest: watch::Sender<Latest>,
+    opened: Notify,
+    places: Arc<Semaphore>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Latest {
+    /// No page is open.
+    Nothing,
+    /// A line of JSON.
+    Line(Bytes),
+    /// The process stops.
+    Ended,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self {
+            latest: watch::Sender::new(Latest::Nothing),
+            opened: Notify::new(),
+            places: Arc::new(Semaphore::new(PAGES_MAX)),
+        }
+    }
+}
+
+impl Live {
+    /// Samples while pages are open, until `stopped`, which ends the streams of all pages.
+    pub async fn run(self: Arc<Self>, sources: Sources, stopped: impl Future<Output = ()>) {
+        tokio::select! {
+            () = self.sample_for_pages(sources) => {}
+            () = stopped => {}
+        }
+        self.end();
+    }
+
+    /// Ends the streams of all pages.
+    pub(in crate::api) fn end(&self) {
+        self.latest.send_replace(Latest::Ended);
+    }
+
+    async fn sample_for_pages(&self, sources: Sources) {
+        let mut sampler = Sampler::new(sources.clone());
+        loop {
+            if self.latest.receiver_count() == 0 {
+                self.latest.send_replace(Latest::Nothing);
+                self.opened.notified().await;
+                continue;
+            }
+            // With very many rules this takes a while, which no other task should wait for.
+            let sampled = spawn_blocking(move || {
+                let stopwatch = Stopwatch::start();
+                let line = sampler.line();
+                (sampler, line, stopwatch.elapsed())
+            });
+            let took = match sampled.await {
+                Ok((returned, line, took)) => {
+                    sampler = returned;
+                    self.latest.send_replace(Latest::Line(line.into()));
+                    took
+                }
+                Err(error) => {
+                    error!(%error, "cannot sample figures for the operators' page");
+                    sampler = Sampler::new(sources.clone());
+                    Duration::ZERO
+                }
+            };
+            sleep(INTERVAL.max(took * PAUSE_FACTOR)).await;
+        }
+    }
+
+    /// The samples from now on; `None` if too many pages are open.
+    fn open(&self) -> Option<OpenPage> {
+        let place = self.places.clone().try_acquire_owned().ok()?;
+        let mut latest = self.latest.subscribe();
+        // The latest sample is at most one interval old.
+        latest.mark_changed();
+        self.opened.notify_one();
+        Some(OpenPage { latest, _place: place })
+    }
+}
+
+/// An open page; dropping it frees its place.
+struct OpenPage {
+    latest: watch::Receiver<Latest>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl OpenPage {
+    /// The next sample; `None` at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            self.latest.changed().await.ok()?;
+            let latest = self.latest.borrow_and_update().clone();
+            match latest {
+                Latest::Nothing => {}
+                Latest::Line(line) => return Some(line),
+                Latest::Ended => return None,
+            }
+        }
+    }
+}
+
+/// The samples as lines of JSON.
+pub(in crate::api::admin) async fn stream(State(live): State<Arc<Live>>) -> Result<Response, AdminError> {
+    let page = live.open().ok_or_else(|| {
+        AdminError::unavailable(format!("{PAGES_MAX} pages are open already: close one and try again"))
+    })?;
+    let lines = stream::unfold(page, async |mut page| {
+        let line = page.next().await?;
+        Some((Ok::<_, Infallible>(line), page))
+    });
+    let headers = [(CONTENT_TYPE, "application/x-ndjson"), (CACHE_CONTROL, "no-store")];
+    Ok((headers, Body::from_stream(lines)).into_response())
+}

@@ -1,0 +1,162 @@
+// Rules: the tree of domains and rules with their decisions, and problems of the files at their lines.
+
+import { ask } from "./api.js";
+import { element, number, rate, say, share } from "./dom.js";
+
+/** The maximum number of rules that are shown at once; a search finds the others. */
+const SHOWN_MAX = 500;
+const DEPTH_MAX = 3;
+const COLUMNS = ["Rule", "Limit", "Decisions", "Refused", "Near the limit", "Shadow: would refuse", "Candidate: would refuse"];
+const NONE = [0, 0, 0, 0, 0, 0];
+
+/** The rules of each domain, each with its depth below other rules and the rest of its path. */
+function tree(rules) {
+  const domains = new Map();
+  rules.forEach((rule, index) => {
+    const listed = domains.get(rule.domain) ?? [];
+    const parent = listed.findLast((other) => rule.path.startsWith(`${other.rule.path}.`));
+    const above = parent ? parent.rule.path : rule.domain;
+    const label = rule.path.startsWith(`${above}.`) ? rule.path.slice(above.length + 1) : rule.path;
+    listed.push({ rule, index, label, depth: parent ? Math.min(parent.depth + 1, DEPTH_MAX) : 0 });
+    domains.set(rule.domain, listed);
+  });
+  return domains;
+}
+
+function problem({ at, line, column, what, lines }) {
+  const text = lines.flatMap(([number, source]) => {
+    const shown = `${String(number).padStart(5)} ${source}\n`;
+    return number === line ? [element("span", { class: "hit" }, shown), `${" ".repeat(5 + column)}^\n`] : [shown];
+  });
+  const source = lines.length > 0 ? element("pre", { tabindex: 0, "aria-label": `Lines around ${at}` }, text) : null;
+  return element("li", {}, element("code", {}, at), `: ${what}`, source);
+}
+
+export function rules(root, { history }) {
+  const state = element("p");
+  const problems = element("section", { class: "card", "aria-label": "Problems" });
+  const search = element("input", { id: "search", type: "search", autocomplete: "off", spellcheck: "false" });
+  const span = element("select", { id: "span" }, [["now", "the last 10 seconds"], ["all", "all time since the start"]]
+    .map(([value, text]) => element("option", { value }, text)));
+  const found = element("p", { class: "soft", role: "status" });
+  const list = element("div");
+  root.append(
+    state,
+    problems,
+    element("div", { class: "row" },
+      element("div", { class: "field" }, element("label", { for: "search" }, "Search"), search),
+      element("div", { class: "field" }, element("label", { for: "span" }, "Figures of"), span)),
+    found,
+    list,
+  );
+  problems.hidden = true;
+  let shown = [];
+  let status = null;
+  let version = null;
+  let loading = false;
+
+  const load = async () => {
+    loading = true;
+    try {
+      status = await ask("GET", "/rules", [["list", "true"]]);
+      showState();
+      showList();
+    } catch (error) {
+      say(state, `The rules cannot be read: ${error.message}`);
+    } finally {
+      loading = false;
+    }
+  };
+
+  const showState = () => {
+    const loaded = status.loaded_at ? `, loaded at ${status.loaded_at}` : "";
+    const control = status.version ? `, version ${status.version} of the control plane` : "";
+    say(state, `Generation ${status.generation}${loaded}${control}, hash ${status.hash ?? "–"}.`);
+    const error = status.last_error;
+    const texts = [...(status.overlay_problems ?? []), ...status.warnings];
+    problems.hidden = !error && texts.length === 0;
+    problems.replaceChildren();
+    if (error) {
+      const more = error.problems.length - error.shown.length;
+      problems.append(
+        element("h3", { class: "bad" }, `${number(error.problems.length)} problems: these contents are not in force`),
+        element("p", {}, `Read at ${error.at}. The rules of generation ${status.generation} stay in force.`),
+        element("ul", {}, error.shown.map(problem), more > 0 ? element("li", {}, `and ${number(more)} more`) : null),
+      );
+    }
+    if (texts.length > 0) {
+      problems.append(element("h3", { class: "warn" }, "Warnings"), element("ul", {}, texts.map((text) => element("li", {}, text))));
+    }
+  };
+
+  const row = ({ rule, index, label, depth }) => {
+    const cells = COLUMNS.slice(2).map(() => element("td", { class: "number" }));
+    const modes = [[rule.shadow_mode, "shadow"], [rule.quota_mode, "quota"]].filter(([on]) => on);
+    const badges = modes.map(([, mode]) => element("span", { class: "badge warn" }, mode));
+    const candidate = rule.candidate ? element("span", { class: "at" }, `candidate: ${rule.candidate}`) : null;
+    const replaces = rule.replaces.length > 0 ? element("span", { class: "at" }, `replaces ${rule.replaces.join(", ")}`) : null;
+    shown.push({ rule, index, cells });
+    const name = element("th", { scope: "row", class: `d${depth}` }, element("code", {}, label), " ", badges, element("span", { class: "at" }, rule.at));
+    return element("tr", {}, name, element("td", {}, rule.limit, candidate, replaces), cells);
+  };
+
+  const showList = () => {
+    shown = [];
+    const words = search.value.toLowerCase().split(/\s+/).filter((word) => word !== "");
+    const fits = ({ rule }) => {
+      const text = `${rule.path} ${rule.name ?? ""} ${rule.limit} ${rule.at}`.toLowerCase();
+      return words.every((word) => text.includes(word));
+    };
+    let room = SHOWN_MAX;
+    let fitting = 0;
+    const parts = [];
+    for (const [domain, all] of tree(status.list.rules)) {
+      const here = all.filter(fits);
+      fitting += here.length;
+      const rows = here.slice(0, room).map(row);
+      room -= rows.length;
+      if (rows.length === 0) continue;
+      const head = element("tr", {}, COLUMNS.map((name, index) => element("th", { scope: "col", class: index > 1 ? "number" : null }, name)));
+      const table = element("table", {}, element("thead", {}, head), element("tbody", {}, rows));
+      const scroll = element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `Rules of ${domain}` }, table);
+      parts.push(element("details", { class: "card", open: true }, element("summary", {}, element("strong", {}, domain), ` (${number(here.length)} rules)`), scroll));
+    }
+    list.replaceChildren(...parts);
+    const cut = fitting > shown.length ? `; the first ${number(shown.length)} are shown, search for the others` : "";
+    say(found, `${number(fitting)} of ${number(status.list.rules.length)} rules${cut}`);
+    showFigures();
+  };
+
+  const showFigures = () => {
+    for (const { rule, index, cells } of shown) {
+      const seen = history.rule(index, rule.totals ?? NONE);
+      const each = span.value === "now";
+      const [ok, over, hits, near, shadow, candidate] = each ? seen.rates : seen.totals;
+      const all = ok + over;
+      const unit = each ? " /s" : "";
+      const format = each ? rate : number;
+      const would = (on, count) => (on ? `${format(count)}${unit} (${share(count, all)})` : "–");
+      say(cells[0], `${format(all)}${unit}`);
+      say(cells[1], `${format(over)}${unit} (${share(over, all)})`);
+      say(cells[2], share(near, hits));
+      say(cells[3], would(rule.shadow_mode, shadow));
+      say(cells[4], would(rule.candidate, candidate));
+    }
+  };
+
+  search.addEventListener("input", () => status && showList());
+  span.addEventListener("change", showFigures);
+
+  const update = () => {
+    const sample = history.latest;
+    if (!sample) return;
+    const { generation, problems: count, overlay_problems: overlay, loaded_at: at } = sample.rules;
+    const now = [sample.each_rule?.hash, generation, count, overlay, at].join();
+    if (now !== version && !loading) {
+      version = now;
+      load();
+    }
+    showFigures();
+  };
+  return { update };
+}
