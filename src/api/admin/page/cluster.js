@@ -10,7 +10,7 @@ function alone(root) {
   const update = (sample) => {
     const shared = sample.store.shared;
     say(note, shared
-      ? `The counters are in a shared store, which is ${shared.state}. ${number(shared.replicas)} replicas use it.`
+      ? `The counters are in a shared store, which is ${shared.state}. Replicas that use it: ${number(shared.replicas)}.`
       : "This is a single replica: cluster.listen is off.");
   };
   return update;

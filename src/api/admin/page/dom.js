@@ -55,6 +55,16 @@ export function bytes(value) {
   return `${unit === 0 ? whole.format(value) : tenth.format(value)} ${units[unit]}`;
 }
 
+/** A number with its noun: `1 rule`, `2 rules`. */
+export function count(value, noun) {
+  return `${whole.format(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/** An instant in RFC 3339, to the second. */
+export function instant(text) {
+  return text.replace("T", " ").replace(/(\.\d+)?Z$/, " UTC");
+}
+
 export function seconds(value) {
   if (value < 0.001) return `${whole.format(value * 1e6)} µs`;
   if (value < 1) return `${rate(value * 1e3)} ms`;

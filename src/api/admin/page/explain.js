@@ -1,12 +1,12 @@
 // The explanation of a request: what would be decided and why, with the reset of a counter.
 
 import { Refusal, ask } from "./api.js";
-import { element, number, seconds, terms } from "./dom.js";
+import { element, instant, number, seconds, terms } from "./dom.js";
 
 function verdictText(verdict) {
   if (verdict.passes) return verdict.delay_ms ? `passes in ${seconds(verdict.delay_ms / 1000)}, at its turn` : "passes now";
   if (verdict.never) return "refused; it never would pass";
-  return `refused; would pass in ${seconds(verdict.retry_after_ms / 1000)}, at ${verdict.passes_at}`;
+  return `refused; would pass in ${seconds(verdict.retry_after_ms / 1000)}, at ${instant(verdict.passes_at)}`;
 }
 
 function counterText({ counter, remaining }) {
@@ -98,23 +98,23 @@ export function explainer(root) {
 
   const explain = async (parameters) => {
     asked += 1;
-    const number = asked;
+    const turn = asked;
     status.textContent = "Asking";
     try {
       const answer = await ask("GET", "/explain", parameters);
-      if (number !== asked) return;
+      if (turn !== asked) return;
       const passes = answer.code === "OK";
       const by = answer.refused_by.length > 0 ? `, refused by ${answer.refused_by.join(", ")}` : "";
       const shadow = answer.passes_in_shadow_mode ? "; it passes only because of limiter.shadow_mode" : "";
       status.textContent = "";
       body.replaceChildren(
         element("p", { class: `figure ${passes ? "good" : "bad"}` }, passes ? "Passes" : "Over limit"),
-        element("p", {}, `Decided at ${answer.at}${by}${shadow}. Nothing was charged.`),
+        element("p", {}, `Decided at ${instant(answer.at)}${by}${shadow}. Nothing was charged.`),
         ...answer.descriptors.map((part) => descriptor(answer, part, (domain, one) => reset(domain, one, () => explain(parameters)))),
         element("details", {}, element("summary", {}, "The answer as JSON"), element("pre", { tabindex: 0 }, JSON.stringify(answer, null, 2))),
       );
     } catch (error) {
-      if (number !== asked) return;
+      if (turn !== asked) return;
       body.replaceChildren();
       status.textContent = error instanceof Refusal ? error.message : `No answer: ${error.message}`;
     }

@@ -149,3 +149,65 @@ pub(in crate::api::admin) async fn stream(State(live): State<Arc<Live>>) -> Resu
     let headers = [(CONTENT_TYPE, "application/x-ndjson"), (CACHE_CONTROL, "no-store")];
     Ok((headers, Body::from_stream(lines)).into_response())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        api::{admin::page::Certificates, fuzz::admin_state},
+        time::Timestamp,
+    };
+
+    #[derive(Debug)]
+    struct WithoutTls;
+
+    impl Certificates for WithoutTls {
+        fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
+            Vec::new()
+        }
+    }
+
+    fn sources() -> Sources {
+        Sources { state: admin_state(), requests: Arc::default(), certificates: Arc::new(WithoutTls) }
+    }
+
+    async fn until(mut condition: impl FnMut() -> bool) {
+        while !condition() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sampling_stops_without_pages_and_starts_with_the_next() {
+        let live = Arc::new(Live::default());
+        let running = tokio::spawn(live.clone().run(sources(), std::future::pending()));
+        for _ in 0..2 {
+            let mut page = live.open().unwrap();
+            for _ in 0..3 {
+                assert!(page.next().await.unwrap().ends_with(b"}\n"));
+            }
+            drop(page);
+            until(|| *live.latest.borrow() == Latest::Nothing).await;
+        }
+        running.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn open_pages_share_samples_and_end_together() {
+        let live = Arc::new(Live::default());
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let run = live.clone().run(sources(), async { stopped.await.unwrap_or_default() });
+        let running = tokio::spawn(run);
+        let mut pages: Vec<_> = (0..PAGES_MAX).map(|_| live.open().unwrap()).collect();
+        assert!(live.open().is_none());
+        let first = pages[0].next().await.unwrap();
+        for page in &mut pages[1..] {
+            assert_eq!(page.next().await.unwrap(), first);
+        }
+        stop.send(()).unwrap();
+        running.await.unwrap();
+        for page in &mut pages {
+            assert_eq!(page.next().await, None);
+        }
+    }
+}

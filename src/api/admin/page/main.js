@@ -20,6 +20,7 @@ const RETRY_MS = 2000;
 
 const history = new History();
 const state = document.getElementById("state");
+const clock = document.getElementById("clock");
 const place = document.getElementById("view");
 const form = document.getElementById("token-form");
 let view = null;
@@ -86,7 +87,9 @@ async function follow() {
     try {
       for await (const line of lines("/live")) {
         history.add(line);
-        tell(`Live, ${new Date(history.latest.at).toLocaleTimeString("en-GB")}`, false);
+        tell("Live", false);
+        // Apart from the state, which is read aloud when it changes.
+        say(clock, new Date(history.latest.at).toLocaleTimeString("en-GB"));
         open();
         view.update();
       }
@@ -94,7 +97,7 @@ async function follow() {
     } catch (error) {
       if (error instanceof Refusal && error.status === 401) {
         isOpen = false;
-        await askForToken(entered ? "This is not the token." : "");
+        await askForToken(entered ? "This is not the token that the service has." : "");
         entered = true;
         continue;
       }

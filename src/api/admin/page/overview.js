@@ -1,7 +1,7 @@
 // Overview: what the service does now.
 
 import { chart } from "./chart.js";
-import { bytes, element, number, rate, say, seconds, share } from "./dom.js";
+import { bytes, count, element, number, rate, say, seconds, share } from "./dom.js";
 
 const EXPIRY_SOON_S = 30 * 86400;
 
@@ -69,8 +69,8 @@ export function overview(root, { history }) {
     const { no_rules: without, joining, overloaded, invalid } = sample.requests;
     const failed = without + joining + overloaded + invalid;
     const reasons = [[without, "no rules"], [joining, "joining"], [overloaded, "overloaded"], [invalid, "invalid"]]
-      .filter(([count]) => count > 0)
-      .map(([count, reason]) => `${number(count)} ${reason}`);
+      .filter(([requests]) => requests > 0)
+      .map(([requests, reason]) => `${number(requests)} ${reason}`);
     unanswered.set(number(failed), reasons.join(", ") || "none since the start");
     updateCertificates(sample);
     updateCluster(sample);
@@ -80,10 +80,10 @@ export function overview(root, { history }) {
 
   const updateRules = (state) => {
     const problems = state.problems + state.overlay_problems;
-    const where = `generation ${state.generation}: ${number(state.rules)} rules in ${number(state.domains)} domains`;
-    if (problems > 0) rules.set(`${number(problems)} problems`, `${where} stay in force; see Rules`, "bad");
+    const where = `generation ${state.generation}: ${count(state.rules, "rule")} in ${count(state.domains, "domain")}`;
+    if (problems > 0) rules.set(`${count(problems, "problem")}`, `${where} stay in force; see Rules`, "bad");
     else if (state.generation === 0) rules.set("none", "no rules are loaded yet", "bad");
-    else rules.set("in force", state.warnings > 0 ? `${where}; ${number(state.warnings)} warnings` : where, "good");
+    else rules.set("in force", state.warnings > 0 ? `${where}; ${count(state.warnings, "warning")}` : where, "good");
   };
 
   const updateCertificates = ({ certificates: listed, at }) => {
@@ -99,7 +99,7 @@ export function overview(root, { history }) {
   const updateCluster = ({ cluster: view, store }) => {
     if (store.shared) {
       const { state, replicas } = store.shared;
-      return cluster.set(`store ${state}`, `${number(replicas)} replicas share a store`, state === "ready" ? "good" : "bad");
+      return cluster.set(`store ${state}`, `${count(replicas, "replica")} in the store`, state === "ready" ? "good" : "bad");
     }
     if (!view) return cluster.set("single replica", "cluster.listen is off");
     const serving = view.members.filter((member) => member.state === "serving").length;

@@ -1,7 +1,7 @@
 // Rules: the tree of domains and rules with their decisions, and problems of the files at their lines.
 
 import { ask } from "./api.js";
-import { element, number, rate, say, share } from "./dom.js";
+import { count, element, instant, number, rate, say, share } from "./dom.js";
 
 /** The maximum number of rules that are shown at once; a search finds the others. */
 const SHOWN_MAX = 500;
@@ -69,7 +69,7 @@ export function rules(root, { history }) {
   };
 
   const showState = () => {
-    const loaded = status.loaded_at ? `, loaded at ${status.loaded_at}` : "";
+    const loaded = status.loaded_at ? `, loaded at ${instant(status.loaded_at)}` : "";
     const control = status.version ? `, version ${status.version} of the control plane` : "";
     say(state, `Generation ${status.generation}${loaded}${control}, hash ${status.hash ?? "–"}.`);
     const error = status.last_error;
@@ -79,8 +79,8 @@ export function rules(root, { history }) {
     if (error) {
       const more = error.problems.length - error.shown.length;
       problems.append(
-        element("h3", { class: "bad" }, `${number(error.problems.length)} problems: these contents are not in force`),
-        element("p", {}, `Read at ${error.at}. The rules of generation ${status.generation} stay in force.`),
+        element("h3", { class: "bad" }, `${count(error.problems.length, "problem")}: these contents are not in force`),
+        element("p", {}, `Read at ${instant(error.at)}. The rules of generation ${status.generation} stay in force.`),
         element("ul", {}, error.shown.map(problem), more > 0 ? element("li", {}, `and ${number(more)} more`) : null),
       );
     }
@@ -119,7 +119,7 @@ export function rules(root, { history }) {
       const head = element("tr", {}, COLUMNS.map((name, index) => element("th", { scope: "col", class: index > 1 ? "number" : null }, name)));
       const table = element("table", {}, element("thead", {}, head), element("tbody", {}, rows));
       const scroll = element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `Rules of ${domain}` }, table);
-      parts.push(element("details", { class: "card", open: true }, element("summary", {}, element("strong", {}, domain), ` (${number(here.length)} rules)`), scroll));
+      parts.push(element("details", { class: "card", open: true }, element("summary", {}, element("strong", {}, domain), ` (${count(here.length, "rule")})`), scroll));
     }
     list.replaceChildren(...parts);
     const cut = fitting > shown.length ? `; the first ${number(shown.length)} are shown, search for the others` : "";
@@ -135,7 +135,7 @@ export function rules(root, { history }) {
       const all = ok + over;
       const unit = each ? " /s" : "";
       const format = each ? rate : number;
-      const would = (on, count) => (on ? `${format(count)}${unit} (${share(count, all)})` : "–");
+      const would = (on, denied) => (on ? `${format(denied)}${unit} (${share(denied, all)})` : "–");
       say(cells[0], `${format(all)}${unit}`);
       say(cells[1], `${format(over)}${unit} (${share(over, all)})`);
       say(cells[2], share(near, hits));
@@ -150,8 +150,8 @@ export function rules(root, { history }) {
   const update = () => {
     const sample = history.latest;
     if (!sample) return;
-    const { generation, problems: count, overlay_problems: overlay, loaded_at: at } = sample.rules;
-    const now = [sample.each_rule?.hash, generation, count, overlay, at].join();
+    const { generation, problems: wrong, overlay_problems: overlay, loaded_at: at } = sample.rules;
+    const now = [sample.each_rule?.hash, generation, wrong, overlay, at].join();
     if (now !== version && !loading) {
       version = now;
       load();

@@ -57,9 +57,8 @@ impl Sampler {
         let (metrics, duration) = (state.limiter.metrics(), requests.duration.buckets());
         let overrides = metrics.overrides.totals();
         let certificates = certificates.expiries().into_iter();
-        let certificates = certificates.map(
-            |(listener, expires)| json!({"listener": listener, "expires_at": format::instant(expires)}),
-        );
+        let certificates = certificates
+            .map(|(listener, expires)| json!({"listener": listener, "expires_at": format::instant(expires)}));
         let sample = json!({
             "at": format::instant(state.limiter.view().now()),
             "requests": {
@@ -138,4 +137,3 @@ fn rules_json(state: &AdminState, rules: &KeyedRules) -> Value {
 fn decisions_json(totals: &Totals) -> Value {
     json!({"ok": totals.ok, "over_limit": totals.over_limit, "shadow_denials": totals.shadow_denials})
 }
-
