@@ -104,7 +104,8 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
             .layer(middleware::from_fn(cross_site::refuse))
             .layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::require_token)),
     };
-    endpoints.merge(page::files())
+    // In this order, so that unknown paths get the answer of the endpoints.
+    page::files().merge(endpoints)
 }
 
 async fn endpoints() -> String {
