@@ -50,7 +50,7 @@ const ENDPOINTS: [(&str, &str); 13] = [
     ("/rlconfig", "the active rules, one per line"),
     (
         "/rules",
-        "the status of the active rules, and the problems of the last load; with ?list=true each rule and its decisions",
+        "the status of the active rules, and the problems of the last load; with ?list=WORDS the rules with all words, and their decisions",
     ),
     ("/store", "the stats of the counters"),
     ("/top", "the most denied keys"),

@@ -13,10 +13,12 @@ use tokio::task::spawn_blocking;
 use crate::{
     api::admin::{AdminError, AdminState, format},
     files,
-    rules::{Allowance, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Totals},
+    rules::{Allowance, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Status, Totals},
     yaml::Mark,
 };
 
+/// The maximum number of listed rules.
+const LISTED_MAX: usize = 500;
 /// The maximum number of problems that are shown with their lines.
 const SHOWN_PROBLEMS_MAX: usize = 20;
 /// The lines before and after that of a problem that are shown.
@@ -30,30 +32,34 @@ const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StatusQuery {
-    #[serde(default)]
-    list: bool,
+    list: Option<String>,
 }
 
-/// The status of the active rules, their warnings, and the number of rules of each domain. With `?list=true` also each
-/// rule with its decisions so far, and the lines of problems.
+/// The status of the active rules, their warnings, and the number of rules of each domain. With `?list=WORDS` also the
+/// rules with all of these words, each with its decisions so far, and the lines of problems.
 pub(super) async fn status(
     State(state): State<AdminState>,
     query: Result<Query<StatusQuery>, QueryRejection>,
 ) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
-    let mut body = status_json(&state);
-    if query.list {
-        body["list"] = list_json(&state);
-        if let Some(error) = state.active_rules.status().last_error {
-            let shown = spawn_blocking(move || shown_problems(&error.problems)).await;
-            body["last_error"]["shown"] = shown.unwrap_or_default().into();
+    let Some(words) = query.list else {
+        let status = state.active_rules.status();
+        return Ok(Json(status_json(&state, &status)));
+    };
+    // With very many rules this takes a while, which no request should wait for.
+    let listed = spawn_blocking(move || {
+        let status = state.active_rules.status();
+        let mut body = status_json(&state, &status);
+        body["list"] = list_json(&state, &words);
+        if let Some(error) = &status.last_error {
+            body["last_error"]["shown"] = shown_problems(&error.problems).into();
         }
-    }
-    Ok(Json(body))
+        body
+    });
+    listed.await.map(Json).map_err(AdminError::unavailable)
 }
 
-fn status_json(state: &AdminState) -> Value {
-    let status = state.active_rules.status();
+fn status_json(state: &AdminState, status: &Status) -> Value {
     let rules = state.active_rules.current();
     let rules = rules.rules();
     let warnings: Vec<_> = rules.map_or(&[][..], Rules::warnings).iter().map(ToString::to_string).collect();
@@ -69,31 +75,50 @@ fn status_json(state: &AdminState) -> Value {
         "load_errors": status.load_errors,
         "loaded_at": status.loaded_at.map(format::instant),
         "domains": domains,
-        "overlay_problems": status.overlay_problems.map(|problems| {
+        "overlay_problems": status.overlay_problems.as_ref().map(|problems| {
             problems.iter().map(ToString::to_string).collect::<Vec<_>>()
         }),
         "warnings": warnings,
-        "last_error": status.last_error.map(|error| json!({
+        "last_error": status.last_error.as_ref().map(|error| json!({
             "at": format::instant(error.at),
             "problems": error.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })),
     })
 }
 
-/// All rules in the order of the files, with the hash of the set: a sample of `/live` refers to them by their index.
-fn list_json(state: &AdminState) -> Value {
+/// The first rules with all of `words`, in the order of the files. A sample of `/live` refers to a rule by its index in
+/// the set with this hash.
+fn list_json(state: &AdminState, words: &str) -> Value {
     let rules = state.active_rules.current();
+    let words = words.to_lowercase();
+    let (mut found, mut listed) = (0_usize, Vec::new());
     let domains = rules.rules().into_iter().flat_map(Rules::domains);
-    let each = domains.flat_map(|domain| domain.rules().map(|rule| rule_json(&domain.name, rule)));
-    json!({"hash": rules.rules().map(Rules::hash), "rules": each.collect::<Vec<_>>()})
+    let each = domains.flat_map(|domain| domain.rules().map(|rule| (&*domain.name, rule)));
+    for (index, (domain, rule)) in each.enumerate().filter(|(_, (_, rule))| has_words(rule, &words)) {
+        found += 1;
+        if listed.len() < LISTED_MAX {
+            listed.push(rule_json(index, domain, rule));
+        }
+    }
+    json!({"hash": rules.rules().map(Rules::hash), "found": found, "rules": listed})
 }
 
-fn rule_json(domain: &str, rule: &Rule) -> Value {
+fn has_words(rule: &Rule, words: &str) -> bool {
+    if words.trim().is_empty() {
+        return true;
+    }
+    let text = format!("{} {} {}", rule.path, rule.name.as_deref().unwrap_or_default(), rule.location);
+    let text = text.to_lowercase();
+    words.split_whitespace().all(|word| text.contains(word))
+}
+
+fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
     let limit = match &rule.allowance {
         Allowance::Unlimited => "unlimited".to_owned(),
         Allowance::Limited(limit) => format::limit(limit, rule.displayed_limit.unit),
     };
     json!({
+        "index": index,
         "domain": domain,
         "path": rule.path,
         "name": rule.name,

@@ -190,9 +190,9 @@ async fn open_page_ends_at_shutdown() {
 #[tokio::test]
 async fn sample_shows_decisions_denied_keys_and_changed_rules() {
     let service = Service::start(RULES).await;
-    let list = ok_json(&service, "GET", "/rules?list=true", "").await;
+    let list = ok_json(&service, "GET", "/rules?list=", "").await;
     let rules = list["list"]["rules"].as_array().unwrap();
-    let user = rules.iter().position(|rule| rule["path"] == "shop.user").unwrap();
+    let user = &rules.iter().find(|rule| rule["path"] == "shop.user").unwrap()["index"];
     let mut page = Live::open(&service, "").await;
     assert_eq!(
         page.next().await.unwrap()["decisions"],
@@ -213,7 +213,7 @@ async fn sample_shows_decisions_denied_keys_and_changed_rules() {
     assert_eq!(last["decisions"]["ok"], 2);
     let totals = |sample: &Value| {
         let changed = sample["each_rule"]["changed"].as_array().unwrap().clone();
-        changed.into_iter().find(|rule| rule[0] == user).map(|rule| rule[1].clone())
+        changed.into_iter().find(|rule| rule[0] == *user).map(|rule| rule[1].clone())
     };
     // Classic rules count the refused hit too.
     assert_eq!(samples.iter().rev().find_map(totals).unwrap(), json!([2, 1, 3, 1, 0, 0]));
@@ -229,7 +229,7 @@ async fn rules_list_shows_problem_with_its_line() {
     let broken = RULES.replace("requests_per_unit: 10,", "requests_per_unit: ten,");
     fs::write(service.rules.path().join("rules.yaml"), broken).unwrap();
     let shown = until(async || {
-        let page = ok_json(&service, "GET", "/rules?list=true", "").await;
+        let page = ok_json(&service, "GET", "/rules?list=", "").await;
         (!page["last_error"].is_null()).then_some(page)
     })
     .await;
@@ -240,4 +240,20 @@ async fn rules_list_shows_problem_with_its_line() {
     assert!(line[1].as_str().unwrap().contains("requests_per_unit: ten,"), "{problem}");
     assert!(ok_json(&service, "GET", "/rules", "").await["list"].is_null());
     assert_eq!(admin(&service, "GET", "/rules?lost=true", "").await.0, 400);
+}
+
+#[tokio::test]
+async fn rules_list_has_rules_with_all_words_only() {
+    let service = Service::start(RULES).await;
+    let found = async |words: &str| {
+        let list = ok_json(&service, "GET", &format!("/rules?list={words}"), "").await["list"].take();
+        let paths: Vec<_> =
+            list["rules"].as_array().unwrap().iter().map(|rule| rule["path"].clone()).collect();
+        assert_eq!(list["found"], paths.len());
+        paths
+    };
+    assert_eq!(found("").await.len(), 8);
+    assert_eq!(found("GOLD+plan").await, ["shop.plan_gold"]);
+    assert_eq!(found("rules.yaml:5:").await, ["shop.user"]);
+    assert!(found("gold+member").await.is_empty());
 }

@@ -5,7 +5,7 @@ import { element, say, svg } from "./dom.js";
 const [WIDTH, HEIGHT] = [600, 160];
 const SPAN_MS = 5 * 60 * 1000;
 // A longer time between points is a gap.
-const GAP_MS = 10 * 1000;
+const GAP_MS = 30 * 1000;
 
 /** The smallest of 1, 2, 5, 10, 20 ... that is not below `value`. */
 function ceiling(value) {

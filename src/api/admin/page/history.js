@@ -96,9 +96,9 @@ export class History {
     this.rules.set(index, seen);
   }
 
-  /** The totals of a rule so far, and each second; `listed` are its totals when the list was read. */
-  rule(index, listed) {
-    const seen = this.rules.get(index);
+  /** The totals of a rule of the set with this hash so far, and each second; `listed` are its totals when the list was read. */
+  rule(hash, index, listed) {
+    const seen = hash === this.rulesHash ? this.rules.get(index) : undefined;
     const at = this.latest?.at;
     if (!seen || at === undefined) return { totals: listed, rates: listed.map(() => 0) };
     const last = seen.at(-1);

@@ -3,23 +3,26 @@
 import { ask } from "./api.js";
 import { count, element, instant, number, rate, say, share } from "./dom.js";
 
-/** The maximum number of rules that are shown at once; a search finds the others. */
-const SHOWN_MAX = 500;
+const SEARCH_DELAY_MS = 200;
 const DEPTH_MAX = 3;
 const COLUMNS = ["Rule", "Limit", "Decisions", "Refused", "Near the limit", "Shadow: would refuse", "Candidate: would refuse"];
 const NONE = [0, 0, 0, 0, 0, 0];
 
-/** The rules of each domain, each with its depth below other rules and the rest of its path. */
+/** The rules of each domain, each with its depth below listed rules and the rest of its path. */
 function tree(rules) {
   const domains = new Map();
-  rules.forEach((rule, index) => {
+  let above = [];
+  for (const rule of rules) {
     const listed = domains.get(rule.domain) ?? [];
-    const parent = listed.findLast((other) => rule.path.startsWith(`${other.rule.path}.`));
-    const above = parent ? parent.rule.path : rule.domain;
-    const label = rule.path.startsWith(`${above}.`) ? rule.path.slice(above.length + 1) : rule.path;
-    listed.push({ rule, index, label, depth: parent ? Math.min(parent.depth + 1, DEPTH_MAX) : 0 });
+    if (listed.length === 0) above = [];
+    // A rule follows those that it is nested in.
+    while (above.length > 0 && !rule.path.startsWith(`${above.at(-1)}.`)) above.pop();
+    const parent = `${above.at(-1) ?? rule.domain}.`;
+    const label = rule.path.startsWith(parent) ? rule.path.slice(parent.length) : rule.path;
+    listed.push({ rule, label, depth: Math.min(above.length, DEPTH_MAX) });
+    above.push(rule.path);
     domains.set(rule.domain, listed);
-  });
+  }
   return domains;
 }
 
@@ -53,18 +56,21 @@ export function rules(root, { history }) {
   let shown = [];
   let status = null;
   let version = null;
-  let loading = false;
+  let asked = 0;
+  let delay = null;
 
   const load = async () => {
-    loading = true;
+    asked += 1;
+    const turn = asked;
     try {
-      status = await ask("GET", "/rules", [["list", "true"]]);
+      const answer = await ask("GET", "/rules", [["list", search.value]]);
+      // Only the answer to the latest question is shown.
+      if (turn !== asked) return;
+      status = answer;
       showState();
       showList();
     } catch (error) {
-      say(state, `The rules cannot be read: ${error.message}`);
-    } finally {
-      loading = false;
+      if (turn === asked) say(state, `The rules cannot be read: ${error.message}`);
     }
   };
 
@@ -89,47 +95,37 @@ export function rules(root, { history }) {
     }
   };
 
-  const row = ({ rule, index, label, depth }) => {
+  const row = ({ rule, label, depth }) => {
     const cells = COLUMNS.slice(2).map(() => element("td", { class: "number" }));
     const modes = [[rule.shadow_mode, "shadow"], [rule.quota_mode, "quota"]].filter(([on]) => on);
     const badges = modes.map(([, mode]) => element("span", { class: "badge warn" }, mode));
     const candidate = rule.candidate ? element("span", { class: "at" }, `candidate: ${rule.candidate}`) : null;
     const replaces = rule.replaces.length > 0 ? element("span", { class: "at" }, `replaces ${rule.replaces.join(", ")}`) : null;
-    shown.push({ rule, index, cells });
+    shown.push({ rule, cells });
     const name = element("th", { scope: "row", class: `d${depth}` }, element("code", {}, label), " ", badges, element("span", { class: "at" }, rule.at));
     return element("tr", {}, name, element("td", {}, rule.limit, candidate, replaces), cells);
   };
 
   const showList = () => {
     shown = [];
-    const words = search.value.toLowerCase().split(/\s+/).filter((word) => word !== "");
-    const fits = ({ rule }) => {
-      const text = `${rule.path} ${rule.name ?? ""} ${rule.limit} ${rule.at}`.toLowerCase();
-      return words.every((word) => text.includes(word));
-    };
-    let room = SHOWN_MAX;
-    let fitting = 0;
     const parts = [];
-    for (const [domain, all] of tree(status.list.rules)) {
-      const here = all.filter(fits);
-      fitting += here.length;
-      const rows = here.slice(0, room).map(row);
-      room -= rows.length;
-      if (rows.length === 0) continue;
+    for (const [domain, listed] of tree(status.list.rules)) {
       const head = element("tr", {}, COLUMNS.map((name, index) => element("th", { scope: "col", class: index > 1 ? "number" : null }, name)));
-      const table = element("table", {}, element("thead", {}, head), element("tbody", {}, rows));
+      const table = element("table", {}, element("thead", {}, head), element("tbody", {}, listed.map(row)));
       const scroll = element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `Rules of ${domain}` }, table);
-      parts.push(element("details", { class: "card", open: true }, element("summary", {}, element("strong", {}, domain), ` (${count(here.length, "rule")})`), scroll));
+      parts.push(element("details", { class: "card", open: true }, element("summary", {}, element("strong", {}, domain), ` (${count(listed.length, "rule")})`), scroll));
     }
     list.replaceChildren(...parts);
-    const cut = fitting > shown.length ? `; the first ${number(shown.length)} are shown, search for the others` : "";
-    say(found, `${number(fitting)} of ${number(status.list.rules.length)} rules${cut}`);
+    const all = history.latest?.rules.rules ?? status.list.found;
+    const cut = status.list.found > shown.length ? `; the first ${number(shown.length)} are shown, search for the others` : "";
+    say(found, `${number(status.list.found)} of ${number(all)} rules${cut}`);
     showFigures();
   };
 
   const showFigures = () => {
-    for (const { rule, index, cells } of shown) {
-      const seen = history.rule(index, rule.totals ?? NONE);
+    if (!status) return;
+    for (const { rule, cells } of shown) {
+      const seen = history.rule(status.list.hash, rule.index, rule.totals ?? NONE);
       const each = span.value === "now";
       const [ok, over, hits, near, shadow, candidate] = each ? seen.rates : seen.totals;
       const all = ok + over;
@@ -144,7 +140,10 @@ export function rules(root, { history }) {
     }
   };
 
-  search.addEventListener("input", () => status && showList());
+  search.addEventListener("input", () => {
+    clearTimeout(delay);
+    delay = setTimeout(load, SEARCH_DELAY_MS);
+  });
   span.addEventListener("change", showFigures);
 
   const update = () => {
@@ -152,7 +151,7 @@ export function rules(root, { history }) {
     if (!sample) return;
     const { generation, problems: wrong, overlay_problems: overlay, loaded_at: at } = sample.rules;
     const now = [sample.each_rule?.hash, generation, wrong, overlay, at].join();
-    if (now !== version && !loading) {
+    if (now !== version) {
       version = now;
       load();
     }
