@@ -1,8 +1,6 @@
 """A real browser, driven headless, and checks of what it shows."""
 
 import functools
-import os
-import pathlib
 import shutil
 
 import pytest
@@ -81,10 +79,3 @@ def violations(page):
 
 def is_wider_than_window(page):
     return page.evaluate("document.documentElement.scrollWidth > innerWidth")
-
-
-def picture(page, name):
-    """Takes a picture of the window, if PICTURES has the directory for it."""
-    folder = os.environ.get("PICTURES")
-    if folder:
-        page.screenshot(path=pathlib.Path(folder) / f"{name}.png")

@@ -199,7 +199,6 @@ def test_every_view_fits_and_is_accessible(loaded_cluster, open_page, scheme, wi
         assert browsers.violations(page) == [], view
         assert not browsers.is_wider_than_window(page), view
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        browsers.picture(page, f"page-{view}-{scheme}-{width}")
     [background] = backgrounds
     assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 3 * 128) == (scheme == "dark")
 

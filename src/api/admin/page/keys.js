@@ -1,7 +1,7 @@
 // Keys: those that were denied most often, and why.
 
 import { ask } from "./api.js";
-import { element, number, rate, say } from "./dom.js";
+import { count, element, number, rate, say } from "./dom.js";
 import { explainer } from "./explain.js";
 
 /** Domain and descriptor of a key; null if its text was cut. */
@@ -48,11 +48,11 @@ export function keys(root, { history }) {
   };
 
   const row = (key) => {
-    const [each, count] = [element("td", { class: "number" }), element("td", { class: "number" })];
+    const [each, total] = [element("td", { class: "number" }), element("td", { class: "number" })];
     const cut = key.endsWith("…");
     const label = cut ? "The text of this key was cut, so it cannot be explained" : null;
     const button = element("button", { class: "link mono", disabled: cut, title: label, "aria-pressed": "false", click: () => choose(key) }, key);
-    return { root: element("tr", {}, element("th", { scope: "row" }, button), each, count), button, each, count };
+    return { root: element("tr", {}, element("th", { scope: "row" }, button), each, total), button, each, total };
   };
 
   const update = () => {
@@ -67,17 +67,17 @@ export function keys(root, { history }) {
         rows.delete(key);
       }
     }
-    for (const { key, count, error } of denied) {
+    for (const { key, count: most, error } of denied) {
       if (!rows.has(key)) {
         rows.set(key, row(key));
         body.append(rows.get(key).root);
       }
       const shown = rows.get(key);
       say(shown.each, `${rate(history.keyRate(key))} /s`);
-      say(shown.count, error > 0 ? `${number(count - error)} to ${number(count)}` : number(count));
+      say(shown.total, error > 0 ? `${number(most - error)} to ${number(most)}` : number(most));
       if (!held) body.append(shown.root);
     }
-    const missed = sample.top.missed > 0 ? `${number(sample.top.missed)} denials arrived while the list was read and are not in it.` : "";
+    const missed = sample.top.missed > 0 ? `${count(sample.top.missed, "denial")} arrived while the list was read and counted for no key.` : "";
     say(note, denied.length === 0 ? "No key was denied yet." : missed);
   };
   return { update };

@@ -12,7 +12,7 @@ use futures_util::stream;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     task::spawn_blocking,
-    time::sleep,
+    time::{Instant, sleep, timeout_at},
 };
 use tracing::error;
 
@@ -31,6 +31,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The time between samples is at least this many times the time that a sample takes, as it does with very many rules:
 /// samples take at most 1 % of a core.
 const PAUSE_FACTOR: u32 = 100;
+
+/// The time after which a stream ends and the page opens another one: a token that was replaced is good for no longer.
+const STREAM_TIME: Duration = Duration::from_secs(60);
 
 /// The latest sample, and the pages that read it. A page that reads slowly misses samples.
 #[derive(Debug)]
@@ -112,13 +115,14 @@ impl Live {
         // The latest sample is at most one interval old.
         latest.mark_changed();
         self.opened.notify_one();
-        Some(OpenPage { latest, _place: place })
+        Some(OpenPage { latest, end: Instant::now() + STREAM_TIME, _place: place })
     }
 }
 
 /// An open page; dropping it frees its place.
 struct OpenPage {
     latest: watch::Receiver<Latest>,
+    end: Instant,
     _place: OwnedSemaphorePermit,
 }
 
@@ -126,7 +130,7 @@ impl OpenPage {
     /// The next sample; `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            self.latest.changed().await.ok()?;
+            timeout_at(self.end, self.latest.changed()).await.ok()?.ok()?;
             let latest = self.latest.borrow_and_update().clone();
             match latest {
                 Latest::Nothing => {}
@@ -189,6 +193,19 @@ mod tests {
             drop(page);
             until(|| *live.latest.borrow() == Latest::Nothing).await;
         }
+        running.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stream_ends_after_its_time_and_frees_its_place() {
+        let live = Arc::new(Live::default());
+        let running = tokio::spawn(live.clone().run(sources(), std::future::pending()));
+        let begin = Instant::now();
+        let mut page = live.open().unwrap();
+        while page.next().await.is_some() {}
+        assert_eq!(begin.elapsed(), STREAM_TIME);
+        drop(page);
+        assert_eq!(live.places.available_permits(), PAGES_MAX);
         running.abort();
     }
 

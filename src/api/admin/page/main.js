@@ -84,8 +84,10 @@ function open() {
 async function follow() {
   let entered = false;
   for (;;) {
+    let hasLines = false;
     try {
       for await (const line of lines("/live")) {
+        hasLines = true;
         history.add(line);
         tell("Live", false);
         // Apart from the state, which is read aloud when it changes.
@@ -93,7 +95,9 @@ async function follow() {
         open();
         view.update();
       }
-      tell("The stream ended: trying again", true);
+      // A stream ends after a while, so that the token is checked again.
+      if (hasLines) continue;
+      tell("No samples: trying again", true);
     } catch (error) {
       if (error instanceof Refusal && error.status === 401) {
         isOpen = false;
