@@ -23,7 +23,11 @@ export function svg(tag, attributes = {}, ...children) {
 /** A list of terms and texts or nodes; pairs without a value are left out. */
 export function terms(pairs) {
   const given = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return element("dl", {}, given.flatMap(([term, value]) => [element("dt", {}, term), element("dd", {}, value)]));
+  return element(
+    "dl",
+    {},
+    given.flatMap(([term, value]) => [element("dt", {}, term), element("dd", {}, value)]),
+  );
 }
 
 /** Sets a text only if it changes, so that a selection in it stays. */

@@ -4,7 +4,8 @@ import { Refusal, ask } from "./api.js";
 import { element, instant, number, seconds, terms } from "./dom.js";
 
 function verdictText(verdict) {
-  if (verdict.passes) return verdict.delay_ms ? `passes in ${seconds(verdict.delay_ms / 1000)}, at its turn` : "passes now";
+  if (verdict.passes)
+    return verdict.delay_ms ? `passes in ${seconds(verdict.delay_ms / 1000)}, at its turn` : "passes now";
   if (verdict.never) return "refused; it never would pass";
   return `refused; would pass in ${seconds(verdict.retry_after_ms / 1000)}, at ${instant(verdict.passes_at)}`;
 }
@@ -15,7 +16,10 @@ function counterText({ counter, remaining }) {
 }
 
 function ruleText(rule) {
-  const modes = [["shadow_mode", "shadow mode"], ["quota_mode", "quota mode"]].filter(([mode]) => rule[mode]);
+  const modes = [
+    ["shadow_mode", "shadow mode"],
+    ["quota_mode", "quota mode"],
+  ].filter(([mode]) => rule[mode]);
   const name = rule.name ? [`called ${rule.name}`] : [];
   return [`${rule.path} at ${rule.at}`, ...name, ...modes.map(([, text]) => text)].join(", ");
 }
@@ -26,7 +30,14 @@ function level({ looked_up: text, matched, others, there }) {
     ...others.map((other) => `not ${other.descriptor} (${other.at}): ${other.why}`),
     ...(there ?? []).map((other) => `there is ${other.descriptor} (${other.at})`),
   ];
-  const list = more.length > 0 ? element("ul", {}, more.map((line) => element("li", {}, line))) : null;
+  const list =
+    more.length > 0
+      ? element(
+          "ul",
+          {},
+          more.map((line) => element("li", {}, line)),
+        )
+      : null;
   return element("li", {}, element("code", {}, text), `: ${found}`, list);
 }
 
@@ -46,7 +57,12 @@ function descriptor(answer, part, reset) {
     "section",
     { class: "card" },
     element("h3", {}, element("code", {}, part.descriptor)),
-    element("p", {}, element("span", { class: `badge ${passes ? "good" : "bad"}` }, passes ? "passes" : "over limit"), part.why),
+    element(
+      "p",
+      {},
+      element("span", { class: `badge ${passes ? "good" : "bad"}` }, passes ? "passes" : "over limit"),
+      part.why,
+    ),
     terms([
       ["Asks", part.asks],
       ["Rule", part.rule && ruleText(part.rule)],
@@ -57,10 +73,19 @@ function descriptor(answer, part, reset) {
       ["Kind", part.counter?.kind],
     ]),
     part.levels?.length > 0
-      ? element("details", {}, element("summary", {}, "How the rule was found"), element("ol", {}, part.levels.map(level)))
+      ? element(
+          "details",
+          {},
+          element("summary", {}, "How the rule was found"),
+          element("ol", {}, part.levels.map(level)),
+        )
       : null,
     can
-      ? element("p", {}, element("button", { class: "danger", click: () => reset(answer.domain, part) }, "Reset this counter…"))
+      ? element(
+          "p",
+          {},
+          element("button", { class: "danger", click: () => reset(answer.domain, part) }, "Reset this counter…"),
+        )
       : null,
   );
 }
@@ -87,7 +112,10 @@ export function explainer(root) {
     const text = `${domain} ${part.descriptor}: ${left} of ${number(part.counter.allowance)} are left. A reset gives back everything that was counted, for all callers.`;
     if (!(await confirmed(text))) return;
     try {
-      const after = await ask("DELETE", "/counters", [["domain", domain], ["key", part.descriptor]]);
+      const after = await ask("DELETE", "/counters", [
+        ["domain", domain],
+        ["key", part.descriptor],
+      ]);
       await again();
       status.textContent = `The counter was reset: ${number(after.before.remaining)} were left, ${number(after.remaining)} are now.`;
       root.focus();
@@ -110,8 +138,15 @@ export function explainer(root) {
       body.replaceChildren(
         element("p", { class: `figure ${passes ? "good" : "bad"}` }, passes ? "Passes" : "Over limit"),
         element("p", {}, `Decided at ${instant(answer.at)}${by}${shadow}. Nothing was charged.`),
-        ...answer.descriptors.map((part) => descriptor(answer, part, (domain, one) => reset(domain, one, () => explain(parameters)))),
-        element("details", {}, element("summary", {}, "The answer as JSON"), element("pre", { tabindex: 0 }, JSON.stringify(answer, null, 2))),
+        ...answer.descriptors.map((part) =>
+          descriptor(answer, part, (domain, one) => reset(domain, one, () => explain(parameters))),
+        ),
+        element(
+          "details",
+          {},
+          element("summary", {}, "The answer as JSON"),
+          element("pre", { tabindex: 0 }, JSON.stringify(answer, null, 2)),
+        ),
       );
     } catch (error) {
       if (turn !== asked) return;

@@ -96,7 +96,10 @@ export class History {
     this.rules.set(index, seen);
   }
 
-  /** The totals of a rule of the set with this hash so far, and each second; `listed` are its totals when the list was read. */
+  /**
+   * The totals of a rule of the set with this hash so far, and each second; `listed` are its totals when the list was
+   * read.
+   */
   rule(hash, index, listed) {
     const seen = hash === this.rulesHash ? this.rules.get(index) : undefined;
     const at = this.latest?.at;

@@ -20,30 +20,57 @@ export function keys(root, { history }) {
   const table = element(
     "table",
     {},
-    element("thead", {}, element("tr", {},
-      element("th", { scope: "col" }, "Key"),
-      element("th", { scope: "col", class: "number" }, "Denied each second"),
-      element("th", { scope: "col", class: "number" }, "Since the start"))),
+    element(
+      "thead",
+      {},
+      element(
+        "tr",
+        {},
+        element("th", { scope: "col" }, "Key"),
+        element("th", { scope: "col", class: "number" }, "Denied each second"),
+        element("th", { scope: "col", class: "number" }, "Since the start"),
+      ),
+    ),
     body,
   );
-  const answer = element("section", { class: "card", tabindex: -1, "aria-label": "Explanation" }, element("h3", {}, "Explanation"));
+  const answer = element(
+    "section",
+    { class: "card", tabindex: -1, "aria-label": "Explanation" },
+    element("h3", {}, "Explanation"),
+  );
   const explain = explainer(answer);
   const hint = element("p", { class: "soft" }, "Choose a key to see why it is refused. Asking charges nothing.");
   answer.append(hint);
   root.append(
-    element("p", { class: "soft" }, "The keys that were denied most often since the start, on this replica. The order stays while the pointer or the focus is in the list."),
+    element(
+      "p",
+      { class: "soft" },
+      "The keys that were denied most often since the start, on this replica. The order stays while the pointer or the focus is in the list.",
+    ),
     note,
-    element("div", { class: "split" }, element("section", { class: "card scroll", tabindex: 0, "aria-label": "Most denied keys" }, table), answer),
+    element(
+      "div",
+      { class: "split" },
+      element("section", { class: "card scroll", tabindex: 0, "aria-label": "Most denied keys" }, table),
+      answer,
+    ),
   );
 
   let domains = [];
-  ask("GET", "/rules").then((rules) => (domains = Object.keys(rules.domains)), () => {});
+  ask("GET", "/rules").then(
+    (rules) => (domains = Object.keys(rules.domains)),
+    () => {},
+  );
 
   const choose = (key) => {
     const found = parts(key, domains);
     for (const [other, { button }] of rows) button.setAttribute("aria-pressed", other === key);
     hint.remove();
-    if (found) explain([["domain", found[0]], ["key", found[1]]]);
+    if (found)
+      explain([
+        ["domain", found[0]],
+        ["key", found[1]],
+      ]);
     answer.focus();
   };
 
@@ -51,7 +78,11 @@ export function keys(root, { history }) {
     const [each, total] = [element("td", { class: "number" }), element("td", { class: "number" })];
     const cut = key.endsWith("…");
     const label = cut ? "The text of this key was cut, so it cannot be explained" : null;
-    const button = element("button", { class: "link mono", disabled: cut, title: label, "aria-pressed": "false", click: () => choose(key) }, key);
+    const button = element(
+      "button",
+      { class: "link mono", disabled: cut, title: label, "aria-pressed": "false", click: () => choose(key) },
+      key,
+    );
     return { root: element("tr", {}, element("th", { scope: "row" }, button), each, total), button, each, total };
   };
 
@@ -77,7 +108,10 @@ export function keys(root, { history }) {
       say(shown.total, error > 0 ? `${number(most - error)} to ${number(most)}` : number(most));
       if (!held) body.append(shown.root);
     }
-    const missed = sample.top.missed > 0 ? `${count(sample.top.missed, "denial")} arrived while the list was read and counted for no key.` : "";
+    const missed =
+      sample.top.missed > 0
+        ? `${count(sample.top.missed, "denial")} arrived while the list was read and counted for no key.`
+        : "";
     say(note, denied.length === 0 ? "No key was denied yet." : missed);
   };
   return { update };

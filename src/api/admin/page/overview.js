@@ -25,13 +25,19 @@ export function overview(root, { history }) {
   const since = element("p", { class: "soft" });
   const decisions = chart(
     "Decisions each second",
-    [["passed", (point) => point.passed], ["refused", (point) => point.refused]],
+    [
+      ["passed", (point) => point.passed],
+      ["refused", (point) => point.refused],
+    ],
     (value) => `${rate(value)} /s`,
     1,
   );
   const latency = chart(
     "Time to decide",
-    [["half of the requests", (point) => point.median], ["99 % of the requests", (point) => point.slow]],
+    [
+      ["half of the requests", (point) => point.median],
+      ["99 % of the requests", (point) => point.slow],
+    ],
     upTo,
     0.0001,
   );
@@ -47,19 +53,29 @@ export function overview(root, { history }) {
   const all = [passed, refused, slow, memory, rules, unanswered, certificates, cluster];
   root.append(
     since,
-    element("div", { class: "cards" }, all.map((one) => one.root)),
+    element(
+      "div",
+      { class: "cards" },
+      all.map((one) => one.root),
+    ),
     element("div", { class: "cards" }, decisions.root, latency.root),
   );
 
   const update = () => {
     const sample = history.latest;
     if (!sample) return;
-    say(since, `The page knows the figures since ${new Date(history.from).toLocaleTimeString("en-GB")}. Rates are those of the last 10 seconds.`);
+    say(
+      since,
+      `The page knows the figures since ${new Date(history.from).toLocaleTimeString("en-GB")}. Rates are those of the last 10 seconds.`,
+    );
     const each = (figure) => history.growth(figure);
     const text = (value) => (value === null ? "–" : `${rate(value)} /s`);
     const [ok, over] = [each((one) => one.decisions.ok), each((one) => one.decisions.over_limit)];
     passed.set(text(ok), `${number(sample.decisions.ok)} since the start`);
-    refused.set(text(over), `${share(over ?? 0, (ok ?? 0) + (over ?? 0))} of all; ${number(sample.decisions.over_limit)} since the start`);
+    refused.set(
+      text(over),
+      `${share(over ?? 0, (ok ?? 0) + (over ?? 0))} of all; ${number(sample.decisions.over_limit)} since the start`,
+    );
     slow.set(upTo(history.latency(0.99)), `99 % of requests; half: ${upTo(history.latency(0.5))}`);
     const { live, bytes: used, bytes_max: most, refused_full: full } = sample.store;
     const fullNote = full > 0 ? `; ${number(full)} charges refused for lack of memory` : "";
@@ -68,7 +84,12 @@ export function overview(root, { history }) {
     updateRules(sample.rules);
     const { no_rules: without, joining, overloaded, invalid } = sample.requests;
     const failed = without + joining + overloaded + invalid;
-    const reasons = [[without, "no rules"], [joining, "joining"], [overloaded, "overloaded"], [invalid, "invalid"]]
+    const reasons = [
+      [without, "no rules"],
+      [joining, "joining"],
+      [overloaded, "overloaded"],
+      [invalid, "invalid"],
+    ]
       .filter(([requests]) => requests > 0)
       .map(([requests, reason]) => `${number(requests)} ${reason}`);
     unanswered.set(number(failed), reasons.join(", ") || "none since the start");
@@ -99,12 +120,20 @@ export function overview(root, { history }) {
   const updateCluster = ({ cluster: view, store }) => {
     if (store.shared) {
       const { state, replicas } = store.shared;
-      return cluster.set(`store ${state}`, `${count(replicas, "replica")} in the store`, state === "ready" ? "good" : "bad");
+      return cluster.set(
+        `store ${state}`,
+        `${count(replicas, "replica")} in the store`,
+        state === "ready" ? "good" : "bad",
+      );
     }
     if (!view) return cluster.set("single replica", "cluster.listen is off");
     const serving = view.members.filter((member) => member.state === "serving").length;
     const note = `this one ${view.state}; ${number(view.moving)} slots move`;
-    cluster.set(`${number(serving)} of ${number(view.members.length)} serve`, view.isolated ? `isolated; ${note}` : note, view.isolated ? "bad" : "");
+    cluster.set(
+      `${number(serving)} of ${number(view.members.length)} serve`,
+      view.isolated ? `isolated; ${note}` : note,
+      view.isolated ? "bad" : "",
+    );
   };
 
   return { update };

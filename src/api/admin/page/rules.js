@@ -5,7 +5,15 @@ import { count, element, instant, number, rate, say, share } from "./dom.js";
 
 const SEARCH_DELAY_MS = 200;
 const DEPTH_MAX = 3;
-const COLUMNS = ["Rule", "Limit", "Decisions", "Refused", "Near the limit", "Shadow: would refuse", "Candidate: would refuse"];
+const COLUMNS = [
+  "Rule",
+  "Limit",
+  "Decisions",
+  "Refused",
+  "Near the limit",
+  "Shadow: would refuse",
+  "Candidate: would refuse",
+];
 const NONE = [0, 0, 0, 0, 0, 0];
 
 /** The rules of each domain, each with its depth below listed rules and the rest of its path. */
@@ -39,16 +47,25 @@ export function rules(root, { history }) {
   const state = element("p");
   const problems = element("section", { class: "card", "aria-label": "Problems" });
   const search = element("input", { id: "search", type: "search", autocomplete: "off", spellcheck: "false" });
-  const span = element("select", { id: "span" }, [["now", "the last 10 seconds"], ["all", "all time since the start"]]
-    .map(([value, text]) => element("option", { value }, text)));
+  const span = element(
+    "select",
+    { id: "span" },
+    [
+      ["now", "the last 10 seconds"],
+      ["all", "all time since the start"],
+    ].map(([value, text]) => element("option", { value }, text)),
+  );
   const found = element("p", { class: "soft", role: "status" });
   const list = element("div");
   root.append(
     state,
     problems,
-    element("div", { class: "row" },
+    element(
+      "div",
+      { class: "row" },
       element("div", { class: "field" }, element("label", { for: "search" }, "Search"), search),
-      element("div", { class: "field" }, element("label", { for: "span" }, "Figures of"), span)),
+      element("div", { class: "field" }, element("label", { for: "span" }, "Figures of"), span),
+    ),
     found,
     list,
   );
@@ -91,18 +108,36 @@ export function rules(root, { history }) {
       );
     }
     if (texts.length > 0) {
-      problems.append(element("h3", { class: "warn" }, "Warnings"), element("ul", {}, texts.map((text) => element("li", {}, text))));
+      problems.append(
+        element("h3", { class: "warn" }, "Warnings"),
+        element(
+          "ul",
+          {},
+          texts.map((text) => element("li", {}, text)),
+        ),
+      );
     }
   };
 
   const row = ({ rule, label, depth }) => {
     const cells = COLUMNS.slice(2).map(() => element("td", { class: "number" }));
-    const modes = [[rule.shadow_mode, "shadow"], [rule.quota_mode, "quota"]].filter(([on]) => on);
+    const modes = [
+      [rule.shadow_mode, "shadow"],
+      [rule.quota_mode, "quota"],
+    ].filter(([on]) => on);
     const badges = modes.map(([, mode]) => element("span", { class: "badge warn" }, mode));
     const candidate = rule.candidate ? element("span", { class: "at" }, `candidate: ${rule.candidate}`) : null;
-    const replaces = rule.replaces.length > 0 ? element("span", { class: "at" }, `replaces ${rule.replaces.join(", ")}`) : null;
+    const replaces =
+      rule.replaces.length > 0 ? element("span", { class: "at" }, `replaces ${rule.replaces.join(", ")}`) : null;
     shown.push({ rule, cells });
-    const name = element("th", { scope: "row", class: `d${depth}` }, element("code", {}, label), " ", badges, element("span", { class: "at" }, rule.at));
+    const name = element(
+      "th",
+      { scope: "row", class: `d${depth}` },
+      element("code", {}, label),
+      " ",
+      badges,
+      element("span", { class: "at" }, rule.at),
+    );
     return element("tr", {}, name, element("td", {}, rule.limit, candidate, replaces), cells);
   };
 
@@ -110,14 +145,30 @@ export function rules(root, { history }) {
     shown = [];
     const parts = [];
     for (const [domain, listed] of tree(status.list.rules)) {
-      const head = element("tr", {}, COLUMNS.map((name, index) => element("th", { scope: "col", class: index > 1 ? "number" : null }, name)));
+      const head = element(
+        "tr",
+        {},
+        COLUMNS.map((name, index) => element("th", { scope: "col", class: index > 1 ? "number" : null }, name)),
+      );
       const table = element("table", {}, element("thead", {}, head), element("tbody", {}, listed.map(row)));
-      const scroll = element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `Rules of ${domain}` }, table);
-      parts.push(element("details", { class: "card", open: true }, element("summary", {}, element("strong", {}, domain), ` (${count(listed.length, "rule")})`), scroll));
+      const scroll = element(
+        "div",
+        { class: "scroll", tabindex: 0, role: "group", "aria-label": `Rules of ${domain}` },
+        table,
+      );
+      parts.push(
+        element(
+          "details",
+          { class: "card", open: true },
+          element("summary", {}, element("strong", {}, domain), ` (${count(listed.length, "rule")})`),
+          scroll,
+        ),
+      );
     }
     list.replaceChildren(...parts);
     const all = history.latest?.rules.rules ?? status.list.found;
-    const cut = status.list.found > shown.length ? `; the first ${number(shown.length)} are shown, search for the others` : "";
+    const cut =
+      status.list.found > shown.length ? `; the first ${number(shown.length)} are shown, search for the others` : "";
     say(found, `${number(status.list.found)} of ${number(all)} rules${cut}`);
     showFigures();
   };

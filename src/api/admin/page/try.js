@@ -14,11 +14,19 @@ function field(label, id, input, help) {
 export function tryIt(root) {
   const domains = element("datalist", { id: "domains" });
   const domain = element("input", { list: "domains", required: true, autocomplete: "off", spellcheck: "false" });
-  const descriptors = element("textarea", { required: true, spellcheck: "false", placeholder: "remote_address=203.0.113.7" });
+  const descriptors = element("textarea", {
+    required: true,
+    spellcheck: "false",
+    placeholder: "remote_address=203.0.113.7",
+  });
   const asks = element(
     "select",
     {},
-    [["hits", "charges"], ["refund", "refunds"], ["peek", "only looks"]].map(([value, text]) => element("option", { value }, text)),
+    [
+      ["hits", "charges"],
+      ["refund", "refunds"],
+      ["peek", "only looks"],
+    ].map(([value, text]) => element("option", { value }, text)),
   );
   const hits = element("input", { type: "number", min: 1, step: 1, value: 1 });
   const answer = element("section", { tabindex: -1, "aria-label": "Answer" });
@@ -28,8 +36,18 @@ export function tryIt(root) {
     { class: "card" },
     field("Domain", "domain", domain),
     domains,
-    field("Descriptors", "descriptors", descriptors, "One a line: key=value,key=value. A backslash escapes the next character."),
-    element("div", { class: "row" }, field("The request", "asks", asks), field("Hits of each descriptor", "hits", hits)),
+    field(
+      "Descriptors",
+      "descriptors",
+      descriptors,
+      "One a line: key=value,key=value. A backslash escapes the next character.",
+    ),
+    element(
+      "div",
+      { class: "row" },
+      field("The request", "asks", asks),
+      field("Hits of each descriptor", "hits", hits),
+    ),
     element("p", {}, element("button", {}, "Explain")),
     element("p", { class: "soft" }, "The request is decided on copies of the counters: nothing is charged."),
   );
