@@ -2,6 +2,8 @@
 
 use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
+pub use crate::descriptor::format;
+
 /// Parses a descriptor of at least one entry.
 pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     let mut entries = Vec::new();
@@ -24,29 +26,6 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
             }
             Some(character) => part.push(character),
         }
-    }
-}
-
-/// Formats keys and values so that [`parse`] reads the same entries.
-pub fn format<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
-    let mut text = String::new();
-    for (key, value) in entries {
-        if !text.is_empty() {
-            text.push(',');
-        }
-        push_escaped(key, &mut text);
-        text.push('=');
-        push_escaped(value, &mut text);
-    }
-    text
-}
-
-fn push_escaped(part: &str, text: &mut String) {
-    for character in part.chars() {
-        if matches!(character, '\\' | ',' | '=') {
-            text.push('\\');
-        }
-        text.push(character);
     }
 }
 

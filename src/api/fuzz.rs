@@ -148,19 +148,27 @@ pub fn admin(bytes: &[u8]) {
     let Ok(mut request) = request else { return };
     *request.headers_mut() = headers;
     request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 1))));
+    let state = admin_state();
+    // Otherwise a stream of samples would not end.
+    state.live.end();
+    let (status, headers, body) = answer(admin::router(state, None, top::router(Arc::default())), request);
+    assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    if status.is_success() && headers.get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") {
+        serde_json::from_slice::<serde_json::Value>(&body).expect("the answer is JSON");
+    }
+}
+
+/// What admin endpoints read, with fresh counters.
+pub(super) fn admin_state() -> AdminState {
     let (limiter, memory) = limiter();
-    let state = AdminState {
+    AdminState {
         active_rules: ACTIVE_RULES.clone(),
         memory,
         limiter,
         reader: RequestReader::new(Settings::default().bounds(), 1 << 24),
         settings: Arc::default(),
         logs: Default::default(),
-    };
-    let (status, headers, body) = answer(admin::router(state, None, top::router(Arc::default())), request);
-    assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR);
-    if status.is_success() && headers.get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") {
-        serde_json::from_slice::<serde_json::Value>(&body).expect("the answer is JSON");
+        live: Arc::default(),
     }
 }
 

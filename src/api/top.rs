@@ -16,9 +16,14 @@ pub fn router(metrics: Arc<Metrics>) -> Router {
 }
 
 async fn top(State(metrics): State<Arc<Metrics>>) -> Json<Value> {
-    let denied = metrics.denied.entries(LISTED_MAX);
+    Json(denied_json(&metrics, LISTED_MAX))
+}
+
+/// The keys that were denied most often, at most `max`.
+pub(super) fn denied_json(metrics: &Metrics, max: usize) -> Value {
+    let denied = metrics.denied.entries(max);
     let denied = denied
         .into_iter()
         .map(|entry| json!({"key": entry.text, "count": entry.count, "error": entry.error}));
-    Json(json!({"denied": denied.collect::<Vec<_>>(), "missed": metrics.denied.missed()}))
+    json!({"denied": denied.collect::<Vec<_>>(), "missed": metrics.denied.missed()})
 }

@@ -6,9 +6,11 @@ use serde::{Deserialize, Serialize};
 
 mod key;
 mod secret;
+mod text;
 
 pub use key::{KeyText, PrefixHash};
 pub use secret::Secret;
+pub use text::format;
 
 /// One entry of a descriptor: a key and its value in this request, which may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

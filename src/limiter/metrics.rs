@@ -2,7 +2,7 @@
 
 use crate::{
     algorithm::{Decision, Operation},
-    descriptor::{Entry, Key},
+    descriptor::{self, Entry, Key},
     limiter::{
         Answer, Descriptor, Examples, Request, Status,
         plan::{AppliedLimit, Plan},
@@ -149,12 +149,8 @@ fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64
 
 /// A descriptor as text: `domain key=value,key=value`.
 fn descriptor_text(domain: &str, entries: &[Entry<'_>]) -> String {
-    let mut text = domain.to_owned();
-    for (index, entry) in entries.iter().enumerate() {
-        text.push(if index == 0 { ' ' } else { ',' });
-        text.extend([entry.key, "=", entry.value]);
-    }
-    text
+    let entries = descriptor::format(entries.iter().map(|entry| (entry.key, entry.value)));
+    format!("{domain} {entries}")
 }
 
 #[cfg(test)]

@@ -173,6 +173,13 @@ impl RuleStats {
         self.plain.add(outcome);
     }
 
+    /// The sums over all names.
+    pub fn totals(&self) -> Totals {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let others = self.plain.totals().plus(self.other_names.totals());
+        names.values().fold(others, |sum, stats| sum.plus(stats.totals()))
+    }
+
     #[cold]
     fn count_named(&self, name: String, outcome: Outcome) {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);

@@ -299,6 +299,7 @@ impl Server {
             reader: reader.clone(),
             settings: settings.given.into(),
             logs: logs.clone(),
+            live: Arc::default(),
         };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers)
@@ -306,6 +307,12 @@ impl Server {
             .with_traces(traces.clone())
             .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
         let (phase, phases) = watch::channel(Phase::Starting);
+        let page = admin::page::Sources {
+            state: state.clone(),
+            requests: api.metrics().clone(),
+            certificates: Arc::new(stats.clone()),
+        };
+        let stopping = lifecycle::wait_for_phase(phases.clone(), Phase::Stopping);
 
         let xds_stats = match &settings.rules.source {
             rules::SourceSettings::Files(_) => None,
@@ -316,6 +323,7 @@ impl Server {
             active_rules.clone(),
             xds_stats.clone().unwrap_or_default(),
         ));
+        background.spawn(state.live.clone().run(page, stopping));
         background.spawn(store::sweep(memory.clone(), clock.clone()));
         let secret_source = active_rules.clone();
         let secret = move || secret_source.secret();
@@ -349,12 +357,11 @@ impl Server {
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
         let routes = Services::http(http::router(api.clone(), probe, reader, settings.check, calls_max));
         listeners.spawn(http.serve(routes, workers.http_handles(), phases.clone()));
-        let certificate_stats = stats.clone();
         let doctor = admin::doctor::Sources {
             active_rules: active_rules.clone(),
             memory: memory.clone(),
             limiter: state.limiter.clone(),
-            certificate_ends: Arc::new(move || certificate_stats.certificate_ends()),
+            certificates: Arc::new(stats.clone()),
             clock: clock.clone(),
         };
         let sources = metrics::Sources {

@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use crate::{
+    api::admin::Certificates,
     telemetry::metrics::Counter,
     time::{SECOND, Timestamp},
 };
@@ -51,12 +52,11 @@ pub struct ListenerStats {
     pub(super) certificate_expires: AtomicU64,
 }
 
-impl ServerStats {
-    /// When the active certificate of each listener that has one expires.
-    pub(super) fn certificate_ends(&self) -> Vec<(&'static str, Timestamp)> {
+impl Certificates for ServerStats {
+    fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
         let Self { grpc, http, admin: _, metrics: _ } = self;
-        let ends = [("grpc", grpc), ("http", http)];
-        ends.into_iter().filter_map(|(name, stats)| Some((name, stats.certificate_expires()?))).collect()
+        let expiries = [("grpc", grpc), ("http", http)];
+        expiries.into_iter().filter_map(|(name, stats)| Some((name, stats.certificate_expires()?))).collect()
     }
 }
 

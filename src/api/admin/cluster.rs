@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use crate::{
-    api::admin::{AdminError, AdminState, ClientAddress},
-    cluster::{Cluster, MemberId, View},
+    api::admin::{AdminError, AdminState, ClientAddress, format},
+    cluster::{Cluster, MemberId},
     telemetry::logs::UNLIMITED,
 };
 
@@ -21,8 +21,22 @@ pub(super) struct MemberQuery {
     member: String,
 }
 
-pub(super) async fn view(State(state): State<AdminState>) -> Result<Json<View>, AdminError> {
-    Ok(Json(cluster_of(&state)?.view()))
+pub(super) async fn view(State(state): State<AdminState>) -> Result<Json<Value>, AdminError> {
+    Ok(Json(view_json(cluster_of(&state)?)))
+}
+
+/// The view of this replica, and what it has decided with and without the other ones.
+pub(super) fn view_json(cluster: &Cluster) -> Value {
+    let stats = cluster.stats();
+    let mut body = json!(cluster.view());
+    body["state"] = json!(stats.state);
+    body["backup_age_ms"] = format::millis(stats.backup_age).into();
+    body["checks"] = json!({
+        "forwarded": stats.node.forwarded,
+        "leased": stats.node.leased,
+        "degraded": stats.node.degraded,
+    });
+    body
 }
 
 pub(super) async fn declare_dead(

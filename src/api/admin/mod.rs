@@ -18,6 +18,7 @@ use crate::{
     rules::ActiveRules,
     store::Memory,
     telemetry::logs::LogControl,
+    time::Timestamp,
 };
 
 mod cluster;
@@ -27,27 +28,39 @@ pub mod doctor;
 mod explain;
 pub(crate) mod format;
 mod log;
+pub mod page;
 mod rules;
 mod token;
 
 pub use config::{EffectiveSetting, Origin};
 pub use token::{AccessError, Token, TokenError};
 
-/// The pages, each with its help.
-const PAGES: [(&str, &str); 12] = [
-    ("/", "this list"),
+/// The certificates of the listeners.
+pub trait Certificates: fmt::Debug + Send + Sync {
+    /// The name of each listener with a certificate, and when the active one expires.
+    fn expiries(&self) -> Vec<(&'static str, Timestamp)>;
+}
+
+/// The endpoints, each with its help.
+const ENDPOINTS: [(&str, &str); 14] = [
+    ("/", "the operators' page, for a browser"),
     ("/cluster", "the view of this replica of the cluster"),
     ("/cluster/declare-dead", "POST ?member=ID: declares a silent member dead"),
     ("/config", "the effective settings and the origin of each"),
     ("/counters", "?domain=D&key=k=v[,k=v]: one counter; DELETE resets it, PUT {\"used\": N} sets it"),
     ("/doctor", "what commonly goes wrong, and how to mend it"),
+    ("/endpoints", "this list"),
     (
         "/explain",
         "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: the decision and the reasons for it",
     ),
+    ("/live", "the figures of the page: a line of JSON each second, for a minute"),
     ("/log", "the log level; PUT a level, as in info,tollgate::rules=debug, to change it"),
     ("/rlconfig", "the active rules, one per line"),
-    ("/rules", "the status of the active rules, and the problems of the last load"),
+    (
+        "/rules",
+        "the status of the active rules, and the problems of the last load; with ?list=WORDS the rules with all words, and their decisions",
+    ),
     ("/store", "the stats of the counters"),
     ("/top", "the most denied keys"),
 ];
@@ -70,13 +83,17 @@ pub struct AdminState {
     pub settings: Arc<[EffectiveSetting]>,
     /// The log level.
     pub logs: LogControl,
+    /// The samples for the operators' page.
+    pub live: Arc<page::Live>,
 }
 
-/// All pages, and those of `more`. With a token file every request must contain the token, which no page of another
-/// site knows. Without one, requests that such a page can cause are refused.
+/// All endpoints, those of `more`, and the operators' page. With a token file every request for data must contain the
+/// token. Requests that a web page of another origin can cause are refused; without a token file, those to a `Host` other
+/// than the loopback too.
 pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> Router {
-    let pages = Router::new()
-        .route("/", get(index))
+    let live = Router::new().route("/live", get(page::live)).with_state(state.live.clone());
+    let endpoints = Router::new()
+        .route("/endpoints", get(endpoints))
         .route("/cluster", get(cluster::view))
         .route("/cluster/declare-dead", post(cluster::declare_dead))
         .route("/config", get(config::get))
@@ -88,24 +105,32 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
         .route("/store", get(store))
         .with_state(state)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .merge(live)
         .merge(more);
-    match token_file {
-        None => pages.layer(middleware::from_fn(cross_site::refuse_unless_loopback)),
-        Some(path) => {
-            pages.layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::require_token))
-        }
-    }
+    let endpoints = match token_file {
+        None => endpoints.layer(middleware::from_fn(cross_site::refuse_unless_loopback)),
+        Some(path) => endpoints
+            .layer(middleware::from_fn(cross_site::refuse))
+            .layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::require_token)),
+    };
+    // In this order, so that unknown paths get the answer of the endpoints.
+    page::files().merge(endpoints)
 }
 
-async fn index() -> String {
-    PAGES.iter().map(|(path, help)| format!("{path}: {help}\n")).collect()
+async fn endpoints() -> String {
+    ENDPOINTS.iter().map(|(path, help)| format!("{path}: {help}\n")).collect()
 }
 
 async fn store(State(state): State<AdminState>) -> Json<Value> {
+    Json(store_json(&state))
+}
+
+fn store_json(state: &AdminState) -> Value {
     let figures = state.memory.stats();
     let mut page = json!({
         "live": figures.live,
         "bytes": figures.bytes,
+        "bytes_max": figures.bytes_max,
         "evicted_idle": figures.evicted_idle,
         "evicted_unexpired": figures.evicted_unexpired,
         "refused_full": figures.refused_full,
@@ -123,7 +148,7 @@ async fn store(State(state): State<AdminState>) -> Json<Value> {
             "lost": stats.lost,
         });
     }
-    Json(page)
+    page
 }
 
 /// An error of a page: a status code and a line of text.

@@ -1,18 +1,65 @@
 //! `/rules` and `/rlconfig`: the active rules and their status.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, path::Path};
 
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::{Query, State, rejection::QueryRejection},
+};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tokio::task::spawn_blocking;
 
 use crate::{
-    api::admin::{AdminState, format},
-    rules::{Allowance, OnOwnerUnavailable, Rule, Rules},
+    api::admin::{AdminError, AdminState, format},
+    files,
+    rules::{Allowance, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Status, Totals},
+    yaml::Mark,
 };
 
-/// The status of the active rules, their warnings, and the number of rules of each domain.
-pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
-    let status = state.active_rules.status();
+/// The maximum number of listed rules.
+const LISTED_MAX: usize = 500;
+/// The maximum number of problems that are shown with their lines.
+const SHOWN_PROBLEMS_MAX: usize = 20;
+/// The lines before and after that of a problem that are shown.
+const LINES_AROUND: usize = 2;
+/// The maximum length of a shown line, in characters.
+const LINE_MAX: usize = 200;
+/// The part of a file that is read to show its lines, in bytes.
+const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+/// The query of `/rules`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StatusQuery {
+    list: Option<String>,
+}
+
+/// The status of the active rules, their warnings, and the number of rules of each domain. With `?list=WORDS` also the
+/// rules with all of these words, each with its decisions so far, and the lines of problems.
+pub(super) async fn status(
+    State(state): State<AdminState>,
+    query: Result<Query<StatusQuery>, QueryRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let Some(words) = query.list else {
+        let status = state.active_rules.status();
+        return Ok(Json(status_json(&state, &status)));
+    };
+    // With very many rules this takes a while, which no request should wait for.
+    let listed = spawn_blocking(move || {
+        let status = state.active_rules.status();
+        let mut body = status_json(&state, &status);
+        body["list"] = list_json(&state, &words);
+        if let Some(error) = &status.last_error {
+            body["last_error"]["shown"] = shown_problems(&error.problems).into();
+        }
+        body
+    });
+    listed.await.map(Json).map_err(AdminError::unavailable)
+}
+
+fn status_json(state: &AdminState, status: &Status) -> Value {
     let rules = state.active_rules.current();
     let rules = rules.rules();
     let warnings: Vec<_> = rules.map_or(&[][..], Rules::warnings).iter().map(ToString::to_string).collect();
@@ -21,22 +68,106 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Value> {
         .flat_map(Rules::domains)
         .map(|domain| (domain.name.clone(), domain.rules().count().into()))
         .collect();
-    Json(json!({
+    json!({
         "generation": status.generation,
         "hash": status.hash,
         "version": status.version,
         "load_errors": status.load_errors,
         "loaded_at": status.loaded_at.map(format::instant),
         "domains": domains,
-        "overlay_problems": status.overlay_problems.map(|problems| {
+        "overlay_problems": status.overlay_problems.as_ref().map(|problems| {
             problems.iter().map(ToString::to_string).collect::<Vec<_>>()
         }),
         "warnings": warnings,
-        "last_error": status.last_error.map(|error| json!({
+        "last_error": status.last_error.as_ref().map(|error| json!({
             "at": format::instant(error.at),
             "problems": error.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })),
-    }))
+    })
+}
+
+/// The first rules with all of `words`, in the order of the files. A sample of `/live` refers to a rule by its index in
+/// the set with this hash.
+fn list_json(state: &AdminState, words: &str) -> Value {
+    let rules = state.active_rules.current();
+    let words = words.to_lowercase();
+    let (mut found, mut listed) = (0_usize, Vec::new());
+    let domains = rules.rules().into_iter().flat_map(Rules::domains);
+    let each = domains.flat_map(|domain| domain.rules().map(|rule| (&*domain.name, rule)));
+    for (index, (domain, rule)) in each.enumerate().filter(|(_, (_, rule))| has_words(rule, &words)) {
+        found += 1;
+        if listed.len() < LISTED_MAX {
+            listed.push(rule_json(index, domain, rule));
+        }
+    }
+    json!({"hash": rules.rules().map(Rules::hash), "found": found, "rules": listed})
+}
+
+fn has_words(rule: &Rule, words: &str) -> bool {
+    if words.trim().is_empty() {
+        return true;
+    }
+    let text = format!("{} {} {}", rule.path, rule.name.as_deref().unwrap_or_default(), rule.location);
+    let text = text.to_lowercase();
+    words.split_whitespace().all(|word| text.contains(word))
+}
+
+fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
+    let limit = match &rule.allowance {
+        Allowance::Unlimited => "unlimited".to_owned(),
+        Allowance::Limited(limit) => format::limit(limit, rule.displayed_limit.unit),
+    };
+    json!({
+        "index": index,
+        "domain": domain,
+        "path": rule.path,
+        "name": rule.name,
+        "at": rule.location.to_string(),
+        "limit": limit,
+        "shadow_mode": rule.shadow_mode,
+        "quota_mode": rule.quota_mode,
+        "candidate": rule.candidate.as_ref().map(|candidate| format::limit(candidate, None)),
+        "replaces": rule.replaces,
+        "totals": rule.stats().map(|stats| numbers(&stats.totals())),
+    })
+}
+
+/// Descriptors that passed, and that were refused; hits that were charged, and charged near the limit; descriptors that
+/// only passed in shadow mode, and that a candidate would have refused.
+pub(super) fn numbers(totals: &Totals) -> [u64; 6] {
+    let Totals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials } = *totals;
+    [ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials]
+}
+
+/// The first problems, each with the lines of the file around it as they are now.
+fn shown_problems(problems: &Problems) -> Vec<Value> {
+    let shown = problems.iter().take(SHOWN_PROBLEMS_MAX);
+    shown
+        .map(|problem| {
+            let Location { origin, mark } = &problem.location;
+            let lines = match &**origin {
+                Origin::File(path) => lines_around(Path::new(&**path), *mark),
+                Origin::Resource { .. } => Vec::new(),
+            };
+            json!({
+                "at": problem.location.to_string(),
+                "line": mark.line,
+                "column": mark.column,
+                "what": problem.what,
+                "lines": lines,
+            })
+        })
+        .collect()
+}
+
+/// Numbers and texts of the lines around `mark`; none if the file cannot be read.
+fn lines_around(path: &Path, mark: Mark) -> Vec<(usize, String)> {
+    let bytes = files::read_prefix(path, FILE_BYTES_MAX).unwrap_or_default();
+    let line = usize::try_from(mark.line).unwrap_or(usize::MAX);
+    let first = line.saturating_sub(LINES_AROUND + 1);
+    let text = String::from_utf8_lossy(&bytes);
+    let lines = text.lines().enumerate().skip(first).take(line.saturating_add(LINES_AROUND) - first);
+    lines.map(|(index, text)| (index + 1, text.chars().take(LINE_MAX).collect())).collect()
 }
 
 /// A line for each rule in the format of envoyproxy/ratelimit, followed by the keys that only Tollgate has.

@@ -29,7 +29,16 @@ async fn admin_pages_require_current_token_of_token_file() {
     let service = Service::start_with(RULES, &[("admin.token_file", file.to_str().unwrap())]).await;
     let with = async |header: &str, path: &str| admin_with(&service, header, "GET", path, "").await.0;
     let first = "authorization: Bearer first\r\n";
-    for path in ["/", "/config", "/counters?domain=shop&key=user=x", "/rules", "/store", "/log", "/nowhere"] {
+    for path in [
+        "/endpoints",
+        "/live",
+        "/config",
+        "/counters?domain=shop&key=user=x",
+        "/rules",
+        "/store",
+        "/log",
+        "/nowhere",
+    ] {
         for wrong in [
             "",
             "authorization: Bearer wrong\r\n",
@@ -56,7 +65,7 @@ async fn admin_pages_require_current_token_of_token_file() {
 }
 
 /// Headers of a request that a page of another site has sent.
-const FOREIGN: [&str; 6] = [
+pub(super) const FOREIGN: [&str; 6] = [
     "host: evil.example\r\n",
     "host: localhost\r\norigin: http://evil.example\r\n",
     "host: localhost\r\norigin: null\r\n",

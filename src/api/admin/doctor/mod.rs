@@ -7,19 +7,17 @@ use axum::{Json, Router, extract::State, routing::get};
 use serde_json::{Value, json};
 
 use crate::{
+    api::admin::Certificates,
     limiter::Limiter,
     rules::{ActiveRules, Rules},
     store::Memory,
-    time::{Clock, Timestamp},
+    time::Clock,
 };
 
 mod cluster;
 pub(crate) mod finding;
 mod replica;
 mod rules;
-
-/// When the active certificate of each listener that has one expires.
-pub type CertificateEnds = dyn Fn() -> Vec<(&'static str, Timestamp)> + Send + Sync;
 
 /// What the findings are taken from.
 #[derive(Clone)]
@@ -31,7 +29,7 @@ pub struct Sources {
     /// The limiter.
     pub limiter: Limiter,
     /// The certificates of the listeners.
-    pub certificate_ends: Arc<CertificateEnds>,
+    pub certificates: Arc<dyn Certificates>,
     /// The clock.
     pub clock: Clock,
 }

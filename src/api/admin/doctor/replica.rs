@@ -41,7 +41,7 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
         ));
     }
     findings.extend(memory(&sources.memory.stats()));
-    findings.extend(certificates(&(sources.certificate_ends)(), sources.clock.wall()));
+    findings.extend(certificates(&sources.certificates.expiries(), sources.clock.wall()));
     findings.extend(sources.limiter.shared_store().into_iter().flat_map(shared_store));
     findings
 }

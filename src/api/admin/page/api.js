@@ -1,0 +1,42 @@
+// Requests to the endpoints of this listener. The token is in this module only: in no cookie, storage or URL.
+
+let token = null;
+
+export function useToken(text) {
+  token = text;
+}
+
+/** An answer other than success. */
+export class Refusal extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function request(method, path, signal) {
+  const headers = token === null ? {} : { authorization: `Bearer ${token}` };
+  const response = await fetch(path, { method, headers, signal, cache: "no-store", credentials: "omit" });
+  if (!response.ok) throw new Refusal(response.status, (await response.text()).trim() || response.statusText);
+  return response;
+}
+
+/** The JSON of an endpoint. */
+export async function ask(method, path, parameters = []) {
+  const query = new URLSearchParams(parameters).toString();
+  return (await request(method, query ? `${path}?${query}` : path)).json();
+}
+
+/** Each line of a stream of JSON. */
+export async function* lines(path, signal) {
+  const response = await request("GET", path, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n");
+    rest = parts.pop();
+    for (const part of parts) yield JSON.parse(part);
+  }
+}

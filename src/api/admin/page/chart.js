@@ -1,0 +1,77 @@
+// A line chart of the last five minutes.
+
+import { element, say, svg } from "./dom.js";
+
+const [WIDTH, HEIGHT] = [600, 160];
+const SPAN_MS = 5 * 60 * 1000;
+// A longer time between points is a gap.
+const GAP_MS = 30 * 1000;
+
+/** The smallest of 1, 2, 5, 10, 20 ... that is not below `value`. */
+function ceiling(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((round) => round >= value * 0.999999);
+}
+
+function line(points, figure, at, top) {
+  let path = "";
+  let last = null;
+  for (const point of points) {
+    const value = figure(point);
+    if (value === null) {
+      last = null;
+      continue;
+    }
+    const x = WIDTH * (1 - (at - point.at) / SPAN_MS);
+    const y = HEIGHT * (1 - Math.min(value / top, 1));
+    path += `${last !== null && point.at - last < GAP_MS ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
+    last = point.at;
+  }
+  return path;
+}
+
+/** `series`: name and figure of each line; `format`: a figure as text; `least`: the least top of the scale. */
+export function chart(title, series, format, least) {
+  const top = element("span");
+  const from = element("span");
+  const paths = series.map((_, index) => svg("path", { class: `s${index}` }));
+  const grid = [0.25, 0.5, 0.75].map((part) =>
+    svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }),
+  );
+  const drawing = svg(
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title },
+    grid,
+    paths,
+  );
+  const values = series.map(() => element("span"));
+  const legend = series.map(([name], index) => {
+    const sample = svg("svg", { viewBox: "0 0 26 4", "aria-hidden": "true" });
+    sample.append(svg("path", { class: `s${index}`, d: "M0 2H26" }));
+    return element("li", {}, sample, `${name}: `, values[index]);
+  });
+  const root = element(
+    "section",
+    { class: "card chart wide" },
+    element("h3", {}, title),
+    element("div", { class: "axis" }, top, element("span", {}, "")),
+    drawing,
+    element("div", { class: "axis" }, from, element("span", {}, "now")),
+    element("ul", { class: "legend" }, legend),
+  );
+  const update = (points, at) => {
+    const shown = points.filter((point) => at - point.at <= SPAN_MS);
+    const all = shown.flatMap((point) => series.map(([, figure]) => figure(point)));
+    const scale = ceiling(Math.max(least, ...all.filter((value) => value !== null && Number.isFinite(value))));
+    series.forEach(([, figure], index) => {
+      paths[index].setAttribute("d", line(shown, figure, at, scale));
+      const value = shown.length > 0 ? figure(shown.at(-1)) : null;
+      say(values[index], value === null ? "–" : format(value));
+    });
+    say(top, format(scale));
+    say(from, "5 minutes ago");
+    const now = series.map(([name], index) => `${name} ${values[index].textContent}`);
+    drawing.setAttribute("aria-label", `${title}, now: ${now.join(", ")}`);
+  };
+  return { root, update };
+}

@@ -1,0 +1,130 @@
+// Cluster: the members and their slots, as this replica sees them.
+
+import { element, number, rate, say, seconds, share, terms } from "./dom.js";
+
+const COLOURS = 6;
+
+function alone(root) {
+  const note = element("p", { class: "card" });
+  root.append(note);
+  const update = (sample) => {
+    const shared = sample.store.shared;
+    say(
+      note,
+      shared
+        ? `The counters are in a shared store, which is ${shared.state}. Replicas that use it: ${number(shared.replicas)}.`
+        : "This is a single replica: cluster.listen is off.",
+    );
+  };
+  return update;
+}
+
+function members(root, history) {
+  const bar = element("div", { class: "bar", role: "img" });
+  const summary = element("div");
+  const body = element("tbody");
+  const columns = ["Member", "Address", "State", "Slots", "Last heard", "Rules"];
+  const head = columns.map((name, index) =>
+    element("th", { scope: "col", class: index === 3 || index === 4 ? "number" : null }, name),
+  );
+  const checks = element("div");
+  root.append(
+    element("section", { class: "card" }, element("h3", {}, "Slots by owner"), bar, summary),
+    element(
+      "section",
+      { class: "card" },
+      element("h3", {}, "Members"),
+      element(
+        "div",
+        { class: "scroll", tabindex: 0, role: "group", "aria-label": "Members" },
+        element("table", {}, element("thead", {}, element("tr", {}, head)), body),
+      ),
+    ),
+    element("section", { class: "card" }, element("h3", {}, "Checks of this replica in the last 10 seconds"), checks),
+  );
+
+  return (sample) => {
+    const view = sample.cluster;
+    const all = view.members.reduce((sum, member) => sum + member.holding, 0);
+    const own = view.members.find((member) => member.id === view.self);
+    bar.replaceChildren(
+      ...view.members
+        .filter((member) => member.holding > 0)
+        .map((member) => {
+          const part = element("span", { class: `m${view.members.indexOf(member) % COLOURS}` });
+          part.style.flexGrow = member.holding;
+          return part;
+        }),
+    );
+    const owners = view.members.map((member) => `${member.id} ${share(member.holding, all)}`);
+    bar.setAttribute("aria-label", `Slots by owner: ${owners.join(", ")}`);
+    summary.replaceChildren(
+      terms([
+        ["This replica", `${view.self}, ${view.state}${view.isolated ? ", isolated" : ""}`],
+        ["Slots of this replica", number(view.holding)],
+        ["Slots that move", number(view.moving)],
+        ["Slots it has a backup of", number(view.copies)],
+        ["Last backup that arrived", `${seconds(view.backup_age_ms / 1000)} ago`],
+        ["View", element("code", {}, view.view)],
+      ]),
+    );
+    body.replaceChildren(
+      ...view.members.map((member, index) =>
+        element(
+          "tr",
+          {},
+          element(
+            "th",
+            { scope: "row" },
+            element("span", { class: `swatch m${index % COLOURS}`, "aria-hidden": "true" }),
+            element("code", {}, member.id),
+            member.id === view.self ? " (this one)" : "",
+          ),
+          element("td", {}, member.address),
+          element("td", { class: member.state === "serving" ? "good" : "warn" }, member.state),
+          element("td", { class: "number" }, `${number(member.holding)} (${share(member.holding, all)})`),
+          element("td", { class: "number" }, member.id === view.self ? "–" : `${seconds(member.silent_ms / 1000)} ago`),
+          element(
+            "td",
+            { class: member.rules === own?.rules ? "" : "warn" },
+            member.rules === own?.rules ? "the same" : `others: ${member.rules}`,
+          ),
+        ),
+      ),
+    );
+    const growth = (figure) => history.growth((one) => figure(one) ?? 0) ?? 0;
+    const decisions = growth((one) => one.decisions.ok + one.decisions.over_limit);
+    const kinds = [
+      ["Sent to their owner", "forwarded"],
+      ["Decided from a lease", "leased"],
+      ["Decided without their owner (degraded)", "degraded"],
+    ];
+    checks.replaceChildren(
+      terms([
+        ["Decisions", `${rate(decisions)} /s`],
+        ...kinds.map(([name, kind]) => {
+          const each = growth((one) => one.cluster?.checks[kind]);
+          const text = `${rate(each)} /s (${share(each, decisions)} of decisions); ${number(view.checks[kind])} since the start`;
+          return [name, element("span", { class: kind === "degraded" && each > 0 ? "bad" : "" }, text)];
+        }),
+      ]),
+    );
+  };
+}
+
+export function cluster(root, { history }) {
+  let shown = null;
+  let show = null;
+  const update = () => {
+    const sample = history.latest;
+    if (!sample) return;
+    const kind = sample.cluster ? "members" : "alone";
+    if (kind !== shown) {
+      root.replaceChildren();
+      shown = kind;
+      show = sample.cluster ? members(root, history) : alone(root);
+    }
+    show(sample);
+  };
+  return { update };
+}

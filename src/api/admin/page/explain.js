@@ -1,0 +1,158 @@
+// The explanation of a request: what would be decided and why, with the reset of a counter.
+
+import { Refusal, ask } from "./api.js";
+import { element, instant, number, seconds, terms } from "./dom.js";
+
+function verdictText(verdict) {
+  if (verdict.passes)
+    return verdict.delay_ms ? `passes in ${seconds(verdict.delay_ms / 1000)}, at its turn` : "passes now";
+  if (verdict.never) return "refused; it never would pass";
+  return `refused; would pass in ${seconds(verdict.retry_after_ms / 1000)}, at ${instant(verdict.passes_at)}`;
+}
+
+function counterText({ counter, remaining }) {
+  const before = counter.before.kept ? "left before" : "left of an unused counter";
+  return `${number(counter.before.remaining)} of ${number(counter.allowance)} ${before}, ${number(remaining)} after`;
+}
+
+function ruleText(rule) {
+  const modes = [
+    ["shadow_mode", "shadow mode"],
+    ["quota_mode", "quota mode"],
+  ].filter(([mode]) => rule[mode]);
+  const name = rule.name ? [`called ${rule.name}`] : [];
+  return [`${rule.path} at ${rule.at}`, ...name, ...modes.map(([, text]) => text)].join(", ");
+}
+
+function level({ looked_up: text, matched, others, there }) {
+  const found = matched ? `matches ${matched.descriptor} ${matched.how} (${matched.at})` : "nothing matches";
+  const more = [
+    ...others.map((other) => `not ${other.descriptor} (${other.at}): ${other.why}`),
+    ...(there ?? []).map((other) => `there is ${other.descriptor} (${other.at})`),
+  ];
+  const list =
+    more.length > 0
+      ? element(
+          "ul",
+          {},
+          more.map((line) => element("li", {}, line)),
+        )
+      : null;
+  return element("li", {}, element("code", {}, text), `: ${found}`, list);
+}
+
+function limitTerms(part, prefix) {
+  if (!part?.limit) return [];
+  return [
+    [`${prefix}imit`, part.limit],
+    [prefix === "L" ? "Decision" : "Candidate’s decision", verdictText(part.verdict)],
+    [prefix === "L" ? "Counter" : "Candidate’s counter", counterText(part)],
+  ];
+}
+
+function descriptor(answer, part, reset) {
+  const passes = part.code === "OK";
+  const can = part.counter && part.rule;
+  return element(
+    "section",
+    { class: "card" },
+    element("h3", {}, element("code", {}, part.descriptor)),
+    element(
+      "p",
+      {},
+      element("span", { class: `badge ${passes ? "good" : "bad"}` }, passes ? "passes" : "over limit"),
+      part.why,
+    ),
+    terms([
+      ["Asks", part.asks],
+      ["Rule", part.rule && ruleText(part.rule)],
+      ["Overlay", part.rule?.overlay],
+      ...limitTerms(part, "L"),
+      ...limitTerms(part.candidate, "Candidate’s l"),
+      ["Counter key", part.counter && element("code", {}, part.counter.key)],
+      ["Kind", part.counter?.kind],
+    ]),
+    part.levels?.length > 0
+      ? element(
+          "details",
+          {},
+          element("summary", {}, "How the rule was found"),
+          element("ol", {}, part.levels.map(level)),
+        )
+      : null,
+    can
+      ? element(
+          "p",
+          {},
+          element("button", { class: "danger", click: () => reset(answer.domain, part) }, "Reset this counter…"),
+        )
+      : null,
+  );
+}
+
+/** Asks for a confirmation. */
+function confirmed(text) {
+  const dialog = document.getElementById("confirm");
+  document.getElementById("confirm-text").textContent = text;
+  dialog.returnValue = "cancel";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "confirm"), { once: true });
+  });
+}
+
+/** Shows explanations in `root`. Only the answer to the latest question is shown. */
+export function explainer(root) {
+  const [status, body] = [element("p", { role: "status" }), element("div")];
+  root.append(status, body);
+  let asked = 0;
+
+  const reset = async (domain, part, again) => {
+    const left = number(part.counter.before.remaining);
+    const text = `${domain} ${part.descriptor}: ${left} of ${number(part.counter.allowance)} are left. A reset gives back everything that was counted, for all callers.`;
+    if (!(await confirmed(text))) return;
+    try {
+      const after = await ask("DELETE", "/counters", [
+        ["domain", domain],
+        ["key", part.descriptor],
+      ]);
+      await again();
+      status.textContent = `The counter was reset: ${number(after.before.remaining)} were left, ${number(after.remaining)} are now.`;
+      root.focus();
+    } catch (error) {
+      status.textContent = `The counter was not reset: ${error.message}`;
+    }
+  };
+
+  const explain = async (parameters) => {
+    asked += 1;
+    const turn = asked;
+    status.textContent = "Asking";
+    try {
+      const answer = await ask("GET", "/explain", parameters);
+      if (turn !== asked) return;
+      const passes = answer.code === "OK";
+      const by = answer.refused_by.length > 0 ? `, refused by ${answer.refused_by.join(", ")}` : "";
+      const shadow = answer.passes_in_shadow_mode ? "; it passes only because of limiter.shadow_mode" : "";
+      status.textContent = "";
+      body.replaceChildren(
+        element("p", { class: `figure ${passes ? "good" : "bad"}` }, passes ? "Passes" : "Over limit"),
+        element("p", {}, `Decided at ${instant(answer.at)}${by}${shadow}. Nothing was charged.`),
+        ...answer.descriptors.map((part) =>
+          descriptor(answer, part, (domain, one) => reset(domain, one, () => explain(parameters))),
+        ),
+        element(
+          "details",
+          {},
+          element("summary", {}, "The answer as JSON"),
+          element("pre", { tabindex: 0 }, JSON.stringify(answer, null, 2)),
+        ),
+      );
+    } catch (error) {
+      if (turn !== asked) return;
+      body.replaceChildren();
+      status.textContent = error instanceof Refusal ? error.message : `No answer: ${error.message}`;
+    }
+  };
+  return explain;
+}

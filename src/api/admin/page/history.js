@@ -1,0 +1,132 @@
+// What the page has seen: the last five minutes, and the last seconds of each rule and key.
+
+const KEPT_MS = 5 * 60 * 1000;
+/** Rates are means of this time. */
+export const RATE_MS = 10 * 1000;
+
+function trim(entries, at, span) {
+  let old = 0;
+  // One entry beyond the span stays, as the base of the rate.
+  while (old + 1 < entries.length && at - entries[old + 1].at >= span) old += 1;
+  entries.splice(0, old);
+}
+
+/** The upper bound of the durations up to a quantile, from cumulative buckets of two samples. */
+function quantile(before, now, part) {
+  const count = now.count - before.count;
+  if (count <= 0) return null;
+  const found = now.up_to.findIndex(([, number], index) => number - before.up_to[index][1] >= part * count);
+  return found < 0 ? Infinity : now.up_to[found][0];
+}
+
+export class History {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.samples = [];
+    this.points = [];
+    this.rules = new Map();
+    this.rulesHash = null;
+    this.keys = new Map();
+  }
+
+  get latest() {
+    return this.samples.at(-1) ?? null;
+  }
+
+  /** The time from which on the page knows the figures. */
+  get from() {
+    return this.points[0]?.at ?? this.latest?.at ?? null;
+  }
+
+  add(line) {
+    const sample = { ...line, at: Date.parse(line.at) };
+    const last = this.latest;
+    // The process was started again, or its clock was put right.
+    if (last && (sample.at < last.at || sample.requests.count < last.requests.count)) this.clear();
+    if (this.latest && sample.at === this.latest.at) this.samples.pop();
+    this.samples.push(sample);
+    trim(this.samples, sample.at, RATE_MS);
+    const before = this.samples.at(-2);
+    if (before) this.points.push(this.point(before, sample));
+    trim(this.points, sample.at, KEPT_MS);
+    this.addRules(sample);
+    this.addKeys(sample);
+  }
+
+  point(before, now) {
+    const time = (now.at - before.at) / 1000;
+    return {
+      at: now.at,
+      passed: (now.decisions.ok - before.decisions.ok) / time,
+      refused: (now.decisions.over_limit - before.decisions.over_limit) / time,
+      median: quantile(before.requests, now.requests, 0.5),
+      slow: quantile(before.requests, now.requests, 0.99),
+    };
+  }
+
+  /** The growth of a figure each second. */
+  growth(figure) {
+    const [first, last] = [this.samples[0], this.latest];
+    if (!first || first === last) return null;
+    return (figure(last) - figure(first)) / ((last.at - first.at) / 1000);
+  }
+
+  latency(part) {
+    const [first, last] = [this.samples[0], this.latest];
+    return first && first !== last ? quantile(first.requests, last.requests, part) : null;
+  }
+
+  addRules(sample) {
+    const each = sample.each_rule;
+    if (!each) return;
+    if (each.hash !== this.rulesHash) {
+      this.rules.clear();
+      this.rulesHash = each.hash;
+    }
+    for (const [index, totals] of each.changed) this.addRule(index, totals, sample.at);
+  }
+
+  addRule(index, totals, at) {
+    const seen = this.rules.get(index) ?? [];
+    seen.push({ at, totals });
+    trim(seen, at, RATE_MS);
+    this.rules.set(index, seen);
+  }
+
+  /**
+   * The totals of a rule of the set with this hash so far, and each second; `listed` are its totals when the list was
+   * read.
+   */
+  rule(hash, index, listed) {
+    const seen = hash === this.rulesHash ? this.rules.get(index) : undefined;
+    const at = this.latest?.at;
+    if (!seen || at === undefined) return { totals: listed, rates: listed.map(() => 0) };
+    const last = seen.at(-1);
+    const begin = at - RATE_MS;
+    // The totals at the begin of the span: those of the last entry before it.
+    const first = seen.findLast((entry) => entry.at <= begin) ?? seen[0];
+    const time = Math.max(1, (at - Math.max(begin, first.at)) / 1000);
+    return { totals: last.totals, rates: last.totals.map((total, which) => (total - first.totals[which]) / time) };
+  }
+
+  addKeys(sample) {
+    const now = new Map();
+    for (const { key, count } of sample.top.denied) {
+      const seen = this.keys.get(key) ?? [];
+      seen.push({ at: sample.at, count });
+      trim(seen, sample.at, RATE_MS);
+      now.set(key, seen);
+    }
+    this.keys = now;
+  }
+
+  /** Denials of a key each second. */
+  keyRate(key) {
+    const seen = this.keys.get(key) ?? [];
+    const [first, last] = [seen[0], seen.at(-1)];
+    return first && last.at > first.at ? ((last.count - first.count) * 1000) / (last.at - first.at) : 0;
+  }
+}

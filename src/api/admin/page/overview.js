@@ -1,0 +1,140 @@
+// Overview: what the service does now.
+
+import { chart } from "./chart.js";
+import { bytes, count, element, number, rate, say, seconds, share } from "./dom.js";
+
+const EXPIRY_SOON_S = 30 * 86400;
+
+function upTo(value) {
+  if (value === null) return "–";
+  return value === Infinity ? "above 1 s" : `≤ ${seconds(value)}`;
+}
+
+function card(title) {
+  const [figure, note] = [element("p", { class: "figure" }, "–"), element("p", { class: "soft" })];
+  const root = element("section", { class: "card" }, element("h3", {}, title), figure, note);
+  const set = (text, more = "", kind = "") => {
+    say(figure, text);
+    say(note, more);
+    figure.className = `figure ${kind}`;
+  };
+  return { root, set, note };
+}
+
+export function overview(root, { history }) {
+  const since = element("p", { class: "soft" });
+  const decisions = chart(
+    "Decisions each second",
+    [
+      ["passed", (point) => point.passed],
+      ["refused", (point) => point.refused],
+    ],
+    (value) => `${rate(value)} /s`,
+    1,
+  );
+  const latency = chart(
+    "Time to decide",
+    [
+      ["half of the requests", (point) => point.median],
+      ["99 % of the requests", (point) => point.slow],
+    ],
+    upTo,
+    0.0001,
+  );
+  const [passed, refused, slow, memory] = [card("Passed"), card("Refused"), card("Time to decide"), card("Counters")];
+  const [rules, unanswered, certificates, cluster] = [
+    card("Rules"),
+    card("Requests without a decision"),
+    card("Certificates"),
+    card("Cluster"),
+  ];
+  const meter = element("meter", { min: 0, max: 1, high: 0.9, optimum: 0, "aria-label": "Memory of counters in use" });
+  memory.note.after(meter);
+  const all = [passed, refused, slow, memory, rules, unanswered, certificates, cluster];
+  root.append(
+    since,
+    element(
+      "div",
+      { class: "cards" },
+      all.map((one) => one.root),
+    ),
+    element("div", { class: "cards" }, decisions.root, latency.root),
+  );
+
+  const update = () => {
+    const sample = history.latest;
+    if (!sample) return;
+    say(
+      since,
+      `The page knows the figures since ${new Date(history.from).toLocaleTimeString("en-GB")}. Rates are those of the last 10 seconds.`,
+    );
+    const each = (figure) => history.growth(figure);
+    const text = (value) => (value === null ? "–" : `${rate(value)} /s`);
+    const [ok, over] = [each((one) => one.decisions.ok), each((one) => one.decisions.over_limit)];
+    passed.set(text(ok), `${number(sample.decisions.ok)} since the start`);
+    refused.set(
+      text(over),
+      `${share(over ?? 0, (ok ?? 0) + (over ?? 0))} of all; ${number(sample.decisions.over_limit)} since the start`,
+    );
+    slow.set(upTo(history.latency(0.99)), `99 % of requests; half: ${upTo(history.latency(0.5))}`);
+    const { live, bytes: used, bytes_max: most, refused_full: full } = sample.store;
+    const fullNote = full > 0 ? `; ${number(full)} charges refused for lack of memory` : "";
+    memory.set(number(live), `${bytes(used)} of ${bytes(most)}${fullNote}`, full > 0 ? "warn" : "");
+    meter.value = most > 0 ? used / most : 0;
+    updateRules(sample.rules);
+    const { no_rules: without, joining, overloaded, invalid } = sample.requests;
+    const failed = without + joining + overloaded + invalid;
+    const reasons = [
+      [without, "no rules"],
+      [joining, "joining"],
+      [overloaded, "overloaded"],
+      [invalid, "invalid"],
+    ]
+      .filter(([requests]) => requests > 0)
+      .map(([requests, reason]) => `${number(requests)} ${reason}`);
+    unanswered.set(number(failed), reasons.join(", ") || "none since the start");
+    updateCertificates(sample);
+    updateCluster(sample);
+    decisions.update(history.points, sample.at);
+    latency.update(history.points, sample.at);
+  };
+
+  const updateRules = (state) => {
+    const problems = state.problems + state.overlay_problems;
+    const where = `generation ${state.generation}: ${count(state.rules, "rule")} in ${count(state.domains, "domain")}`;
+    if (problems > 0) rules.set(`${count(problems, "problem")}`, `${where} stay in force; see Rules`, "bad");
+    else if (state.generation === 0) rules.set("none", "no rules are loaded yet", "bad");
+    else rules.set("in force", state.warnings > 0 ? `${where}; ${count(state.warnings, "warning")}` : where, "good");
+  };
+
+  const updateCertificates = ({ certificates: listed, at }) => {
+    if (listed.length === 0) return certificates.set("none", "the listeners have no TLS");
+    const left = (one) => (Date.parse(one.expires_at) - at) / 1000;
+    const first = listed.reduce((one, other) => (left(other) < left(one) ? other : one));
+    const time = left(first);
+    const kind = time <= 0 ? "bad" : time < EXPIRY_SOON_S ? "warn" : "good";
+    const ends = `${first.listener}, ${first.expires_at.slice(0, 10)}`;
+    certificates.set(time <= 0 ? "expired" : `end in ${seconds(time)}`, `the first to end: ${ends}`, kind);
+  };
+
+  const updateCluster = ({ cluster: view, store }) => {
+    if (store.shared) {
+      const { state, replicas } = store.shared;
+      return cluster.set(
+        `store ${state}`,
+        `${count(replicas, "replica")} in the store`,
+        state === "ready" ? "good" : "bad",
+      );
+    }
+    if (!view) return cluster.set("single replica", "cluster.listen is off");
+    const serving = view.members.filter((member) => member.state === "serving").length;
+    const note = `this one ${view.state}; ${number(view.moving)} slots move`;
+    cluster.set(
+      `${number(serving)} of ${number(view.members.length)} serve`,
+      view.isolated ? `isolated; ${note}` : note,
+      view.isolated ? "bad" : "",
+    );
+  };
+
+  return { update };
+}

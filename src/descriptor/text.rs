@@ -1,0 +1,24 @@
+//! The text form of descriptors: `key=value,key=value`. A backslash escapes the next character.
+
+/// Formats keys and values so that a reader of this form finds the same entries.
+pub fn format<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
+    let mut text = String::new();
+    for (key, value) in entries {
+        if !text.is_empty() {
+            text.push(',');
+        }
+        push_escaped(key, &mut text);
+        text.push('=');
+        push_escaped(value, &mut text);
+    }
+    text
+}
+
+fn push_escaped(part: &str, text: &mut String) {
+    for character in part.chars() {
+        if matches!(character, '\\' | ',' | '=') {
+            text.push('\\');
+        }
+        text.push(character);
+    }
+}

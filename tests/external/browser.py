@@ -1,0 +1,81 @@
+"""A real browser, driven headless, and checks of what it shows."""
+
+import functools
+import shutil
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+import clients
+
+# The first that is installed; tests/run unpacks the second below the target directory.
+BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome")
+AXE = "axe-core@4.14.1"
+AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+# The narrowest and a usual width, in pixels.
+WIDTHS = (360, 1440)
+# In milliseconds.
+TIMEOUT = 20_000
+# A name of another site that leads to this machine, as DNS rebinding makes it.
+REBOUND = "rebound.example"
+
+
+class Browser:
+    """A running browser."""
+
+    def __init__(self):
+        program = next(filter(None, map(shutil.which, BROWSERS)), None)
+        if program is None:
+            pytest.skip("not installed: chromium")
+        self.playwright = sync_playwright().start()
+        self.chromium = self.playwright.chromium.launch(
+            executable_path=program,
+            # The sandbox of Chromium needs a user namespace, which a container often has not.
+            args=["--no-sandbox", f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"],
+        )
+
+    def open(self, address, *, view="overview", scheme="light", width=1440, height=900, wait=True):
+        """The page of an admin listener, showing a view, in a window of its own."""
+        context = self.chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
+        context.set_default_timeout(TIMEOUT)
+        page = context.new_page()
+        page.problems = []
+        page.on("pageerror", lambda error: page.problems.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
+        own = f"http://{address}/"
+        page.on("request", lambda asked: asked.url.startswith(own) or page.problems.append(asked.url))
+        page.goto(f"{own}#{view}")
+        if wait:
+            page.get_by_role("heading", level=2).first.wait_for()
+        return page
+
+    def stop(self):
+        self.chromium.close()
+        self.playwright.stop()
+
+
+@functools.cache
+def axe():
+    """The script of axe-core, installed with npm."""
+    if clients.missing("node"):
+        pytest.skip("axe-core: not installed: node")
+    home = clients.BUILDS / AXE
+    script = home / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        install = ["npm", "install", "--no-audit", "--no-fund", "--no-save", "--prefix", str(home), AXE]
+        done = clients.run(install, home, clients.BUILD_TIMEOUT)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return script.read_text()
+
+
+def violations(page):
+    """What axe-core finds in the page as it is now."""
+    page.evaluate(axe())
+    result = page.evaluate("rules => axe.run({runOnly: rules})", AXE_RULES)
+    assert len(result["passes"]) > 10, "axe-core has looked at the page"
+    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in result["violations"]]
+
+
+def is_wider_than_window(page):
+    return page.evaluate("document.documentElement.scrollWidth > innerWidth")

@@ -1,0 +1,350 @@
+"""The operators' page in a real browser."""
+
+import contextlib
+import http.server
+import re
+import threading
+
+import pytest
+from playwright.sync_api import expect
+
+import browser as browsers
+from cluster import RULES
+from load import Load
+from processes import LOOPBACK, TIMEOUT, eventually
+from rls import descriptor
+
+pytestmark = pytest.mark.extended
+
+expect.set_options(timeout=browsers.TIMEOUT)
+
+VIEWS = {"overview": "Overview", "rules": "Rules", "keys": "Keys", "cluster": "Cluster", "try": "Try it"}
+DENIED = ("user", "ada, the first")
+LOADED = [descriptor(DENIED), descriptor(("hot", "x")), *(descriptor(("plenty", f"{n}")) for n in range(20))]
+SECRET = "token-of-this-test"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = browsers.Browser()
+    yield browser
+    browser.stop()
+
+
+@pytest.fixture
+def open_page(browser, cleanup):
+    """Opens the page, which must have caused no error and no request elsewhere at the end of the test."""
+    pages = []
+
+    def open_(replica, **options):
+        page = browser.open(replica.admin, **options)
+        cleanup.callback(page.context.close)
+        pages.append(page)
+        return page
+
+    yield open_
+    assert [page.problems for page in pages if page.problems] == []
+
+
+@pytest.fixture
+def loaded_cluster(start_cluster, callers, cleanup):
+    """A cluster with calls for all of its replicas, some of which are refused."""
+    cluster = start_cluster()
+    cleanup.enter_context(Load(callers, cluster.targets, LOADED, interval=0.02))
+    return cluster
+
+
+@pytest.fixture
+def exhausted(start_tollgate, callers, rule_file):
+    """A single process that has refused a key."""
+    tollgate = start_tollgate(rule_file(RULES))
+    for _ in range(12):
+        callers.call(tollgate.grpc, descriptor(DENIED))
+    return tollgate
+
+
+def figure(text):
+    """The first number of a text."""
+    return float(re.search(r"[\d,]+(\.\d+)?", text).group().replace(",", ""))
+
+
+def card(page, title):
+    return page.locator("section.card", has=page.get_by_role("heading", name=title, exact=True, level=3))
+
+
+def chosen_key(page):
+    """Asks for the explanation of the most denied key."""
+    page.locator("tbody button").first.click()
+    answer = page.get_by_role("region", name="Explanation")
+    expect(answer.get_by_text("Over limit", exact=True)).to_be_visible()
+    return answer
+
+
+def test_overview_shows_rates_and_state_of_loaded_cluster(loaded_cluster, open_page):
+    page = open_page(loaded_cluster.replicas[0])
+
+    for title in ("Passed", "Refused"):
+        rate = card(page, title).locator(".figure")
+        eventually(f"{title} has a rate", lambda rate=rate: "/s" in rate.inner_text() and figure(rate.inner_text()) > 0)
+    expect(card(page, "Cluster")).to_contain_text("3 of 3 serve")
+    expect(card(page, "Rules")).to_contain_text("generation 1: 10 rules in 1 domain")
+    expect(card(page, "Time to decide").first).to_contain_text("≤")
+    passed = page.get_by_role("img", name="Decisions each second").locator("path").first
+    points = len(passed.get_attribute("d"))
+    eventually("the line grows", lambda: len(passed.get_attribute("d")) > points)
+
+
+def test_rules_show_figures_search_and_problem_at_its_line(loaded_cluster, open_page):
+    page = open_page(loaded_cluster.replicas[1], view="rules")
+
+    hot = page.get_by_role("row").filter(has=page.get_by_text("plenty", exact=True))
+    decisions = hot.get_by_role("cell").nth(1)
+    eventually("the rule has a rate", lambda: figure(decisions.inner_text()) > 0)
+    page.get_by_label("Figures of").select_option("all")
+    expect(decisions).not_to_contain_text("/s")
+
+    page.get_by_label("Search").fill("bucket")
+    expect(page.get_by_text("1 of 10 rules")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+    rules = loaded_cluster.rules.read_text()
+    loaded_cluster.rules.write_text(rules.replace("unit: second,", "unit: moment,"))
+    problem = page.locator("pre .hit")
+    expect(problem).to_contain_text("unit: moment")
+    expect(page.get_by_text("1 problem: these contents are not in force")).to_be_visible()
+    loaded_cluster.rules.write_text(rules.replace("unit: second,", "unit: minute,"))
+    expect(problem).to_have_count(0)
+    expect(page.get_by_text("Generation 2")).to_be_visible()
+
+
+def test_keys_show_why_key_is_refused_and_reset_it(loaded_cluster, open_page):
+    # Most of the counters have another owner.
+    page = open_page(loaded_cluster.replicas[2], view="keys")
+    answer = chosen_key(page)
+    expect(answer.get_by_text(r"user=ada\, the first", exact=True)).to_be_visible()
+    expect(answer).to_contain_text("10 per year")
+
+    reset = answer.get_by_role("button", name="Reset this counter")
+    reset.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_be_hidden()
+    assert loaded_cluster.replicas[0].remaining(DENIED) == 0
+
+    reset.click()
+    dialog.get_by_role("button", name="Reset").click()
+    expect(answer.get_by_text("The counter was reset: 0 were left")).to_be_visible()
+    events = [event for one in loaded_cluster.replicas for event in one.events()]
+    assert [event["descriptor"] for event in events if event.get("message") == "reset a counter"] == [
+        r"user=ada\, the first"
+    ]
+
+
+def test_cluster_is_shown_by_every_replica_and_follows_its_changes(loaded_cluster, open_page):
+    cluster = loaded_cluster
+    pages = [open_page(replica, view="cluster") for replica in cluster.replicas]
+    for page in pages:
+        expect(page.locator("tbody tr")).to_have_count(3)
+        expect(page.get_by_role("img", name="Slots by owner")).to_be_visible()
+        slots = page.locator("tbody tr td:nth-child(4)")
+        assert sum(int(figure(text)) for text in slots.all_inner_texts()) == 4096
+        sent = page.locator("dd", has=page.get_by_text("of decisions")).first
+        eventually("checks are sent to their owner", lambda sent=sent: figure(sent.inner_text()) > 0)
+
+    cluster.remove(cluster.replicas[-1])
+    expect(pages[0].locator("tbody tr", has_text="gone")).to_have_count(1)
+    expect(pages[0].locator("tbody tr", has_text="serving")).to_have_count(2)
+    # The page of the replica that has gone cannot be told more.
+    expect(pages[2].locator("#state")).to_contain_text("trying again")
+    pages[2].problems.clear()
+
+
+def test_form_explains_request_and_charges_nothing(exhausted, open_page):
+    page = open_page(exhausted, view="try")
+    page.get_by_label("Descriptors").fill("bucket=b\nuser=ada\\, the first")
+    page.get_by_label("Hits of each descriptor").fill("3")
+    page.get_by_role("button", name="Explain").click()
+
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer.get_by_text("Over limit", exact=True)).to_be_visible()
+    expect(answer).to_contain_text("refused by edge.user")
+    expect(answer).to_contain_text("10 of 10 left of an unused counter, 10 after")
+    expect(answer).to_be_focused()
+    assert exhausted.remaining(("bucket", "b")) == 10
+
+    page.get_by_label("Descriptors").fill("no separator")
+    page.get_by_role("button", name="Explain").click()
+    expect(answer).to_contain_text("`no separator` has no `=`")
+    # The browser reports the answer 400 too.
+    page.problems.clear()
+
+
+@pytest.mark.parametrize("width", browsers.WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_fits_and_is_accessible(loaded_cluster, open_page, scheme, width):
+    replica = loaded_cluster.replicas[0]
+    page = open_page(replica, scheme=scheme, width=width)
+    backgrounds = set()
+    for view, title in VIEWS.items():
+        page.get_by_role("link", name=title, exact=True).click()
+        expect(page.get_by_role("heading", level=2)).to_have_text(title)
+        if view == "keys":
+            chosen_key(page)
+        if view == "rules":
+            expect(page.locator("tbody tr")).to_have_count(10)
+        if view == "try":
+            page.get_by_label("Descriptors").fill("user=ada")
+            page.get_by_role("button", name="Explain").click()
+            expect(page.get_by_text("Passes", exact=True)).to_be_visible()
+        assert browsers.violations(page) == [], view
+        assert not browsers.is_wider_than_window(page), view
+        backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    [background] = backgrounds
+    assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 3 * 128) == (scheme == "dark")
+
+
+def test_page_works_by_keyboard_alone(exhausted, open_page):
+    page = open_page(exhausted)
+    page.locator("body").press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Keys")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Keys")).to_be_focused()
+
+    key = page.locator("tbody button").first
+    key.wait_for()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    expect(key).to_be_focused()
+    page.keyboard.press("Enter")
+    reset = page.get_by_role("button", name="Reset this counter")
+    reset.wait_for()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    expect(reset).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("dialog").get_by_role("button", name="Reset")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("The counter was reset: 0 were left, 10 are now.")).to_be_visible()
+
+
+def test_data_needs_token_which_stays_in_memory(start_tollgate, rule_file, tmp_path, open_page):
+    file = tmp_path / "token"
+    file.write_text(SECRET)
+    tollgate = start_tollgate(rule_file(RULES), flags=["--admin-token-file", file])
+    page = open_page(tollgate, wait=False)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+
+    for token in ("wrong", SECRET):
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Use this token").click()
+        if token != SECRET:
+            expect(page.get_by_role("alert")).to_contain_text("not the token")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.get_by_role("link", name="Try it").click()
+    page.get_by_label("Descriptors").fill("user=ada")
+    page.get_by_role("button", name="Explain").click()
+    expect(page.get_by_text("Passes", exact=True)).to_be_visible()
+
+    assert [url for url in asked if SECRET in url] == []
+    assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
+    assert SECRET not in page.content()
+    page.reload()
+    expect(page.get_by_label("Token")).to_be_visible()
+    # The browser reports each answer 401.
+    page.problems.clear()
+
+
+@contextlib.contextmanager
+def other_site():
+    """A page of another origin on this machine."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>other</title>")
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer((LOOPBACK, 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{LOOPBACK}:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(TIMEOUT)
+
+
+ATTACK = """async ([admin, counter]) => {
+    const all = [];
+    for (const method of ["DELETE", "GET", "POST"]) {
+        const mode = method === "DELETE" ? "cors" : "no-cors";
+        all.push(await fetch(admin + counter, {method, mode}).then((answer) => answer.type, () => "refused"));
+    }
+    return all;
+}"""
+
+FRAME = "(address) => void document.body.append(Object.assign(document.createElement('iframe'), {src: address}))"
+
+
+def test_page_of_another_origin_reads_and_changes_nothing(exhausted, browser):
+    counter = r"/counters?domain=edge&key=user=ada\, the first"
+    with other_site() as site, contextlib.closing(browser.chromium.new_context()) as context:
+        page = context.new_page()
+        page.goto(site)
+        assert page.evaluate(ATTACK, [f"http://{exhausted.admin}", counter]) == ["refused", "opaque", "opaque"]
+        # The page itself in a frame, where a click could be stolen.
+        with page.expect_console_message(lambda message: "frame-ancestors" in message.text):
+            page.evaluate(FRAME, f"http://{exhausted.admin}/")
+    assert exhausted.remaining(DENIED) == 0
+
+
+def test_name_that_leads_to_this_machine_is_refused(exhausted, browser):
+    port = exhausted.admin.rsplit(":", 1)[1]
+    with contextlib.closing(browser.chromium.new_context()) as context:
+        page = context.new_page()
+        page.goto(f"http://{browsers.REBOUND}:{port}/")
+        expect(page.locator("#state")).to_contain_text("Host header must be localhost")
+        codes = page.evaluate(
+            "async (path) => (await fetch(path, {method: 'DELETE'})).status",
+            r"/counters?domain=edge&key=user=ada\, the first",
+        )
+        assert codes == 403
+    assert exhausted.remaining(DENIED) == 0
+
+
+def test_policy_blocks_inline_scripts_and_requests_elsewhere(exhausted, open_page):
+    page = open_page(exhausted)
+    with other_site() as site:
+        blocked = page.evaluate(
+            """async (site) => {
+                const script = document.createElement("script");
+                script.textContent = "window.hasRun = true";
+                document.body.append(script);
+                const answer = await fetch(site, {mode: "no-cors"}).then(() => "sent", () => "blocked");
+                return [window.hasRun ?? false, answer];
+            }""",
+            site,
+        )
+    assert blocked == [False, "blocked"]
+    # The browser reports both.
+    page.problems.clear()
+
+
+def test_eleventh_page_says_that_too_many_are_open(exhausted, open_page):
+    pages = [open_page(exhausted) for _ in range(10)]
+    eleventh = open_page(exhausted, wait=False)
+    expect(eleventh.locator("#state")).to_contain_text("10 pages are open already")
+    pages[0].close()
+    expect(eleventh.get_by_role("heading", name="Overview")).to_be_visible()
+    # The browser reports each answer 503.
+    eleventh.problems.clear()

@@ -1,0 +1,259 @@
+//! The operators' page: its files, and the stream of samples that they show.
+
+use std::{collections::BTreeSet, fs};
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::{
+    admin::{RULES, access::FOREIGN, admin, admin_with, ok_json, send},
+    harness::{Service, TIMEOUT, request_for, until},
+};
+
+/// The maximum number of open pages.
+const PAGES_MAX: usize = 10;
+
+/// A request to `/live` and its answer so far.
+struct Live {
+    code: u16,
+    answer: BufReader<TcpStream>,
+}
+
+impl Live {
+    async fn open(service: &Service, header: &str) -> Self {
+        let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
+        let head = format!("GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = BufReader::new(stream);
+        let mut status = String::new();
+        answer.read_line(&mut status).await.unwrap();
+        Self { code: status.split(' ').nth(1).unwrap().parse().unwrap(), answer }
+    }
+
+    /// The next sample; `None` at the end of the stream.
+    async fn next(&mut self) -> Option<Value> {
+        let read = async {
+            loop {
+                let mut line = String::new();
+                if self.answer.read_line(&mut line).await.unwrap() == 0 {
+                    return None;
+                }
+                // Other lines are headers and sizes of chunks.
+                if line.starts_with('{') {
+                    return Some(serde_json::from_str(&line).unwrap());
+                }
+            }
+        };
+        timeout(TIMEOUT, read).await.unwrap()
+    }
+}
+
+async fn with_token() -> (Service, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "first").unwrap();
+    (Service::start_with(RULES, &[("admin.token_file", file.to_str().unwrap())]).await, folder)
+}
+
+/// The paths that a file of the page refers to.
+fn references(text: &str) -> impl Iterator<Item = String> {
+    text.split('"').filter_map(|part| match part.strip_prefix("./") {
+        Some(module) if module.ends_with(".js") => Some(format!("/page/{module}")),
+        _ => part.starts_with("/page/").then(|| part.to_owned()),
+    })
+}
+
+#[tokio::test]
+async fn page_files_are_public_and_refer_to_nothing_elsewhere() {
+    let (service, _folder) = with_token().await;
+    let (mut seen, mut found) = (BTreeSet::new(), vec!["/".to_owned()]);
+    while let Some(path) = found.pop() {
+        if !seen.insert(path.clone()) {
+            continue;
+        }
+        let (code, text) = admin(&service, "GET", &path, "").await;
+        assert_eq!(code, 200, "{path}");
+        let text = text.replace("http://www.w3.org/2000/svg", "");
+        assert!(!text.contains("://") && !text.contains(" style="), "{path}");
+        found.extend(references(&text));
+    }
+    assert!(seen.len() > 10, "{seen:?}");
+    assert_eq!(admin(&service, "POST", "/", "").await.0, 405);
+}
+
+#[tokio::test]
+async fn page_forbids_inline_scripts_and_other_origins() {
+    let service = Service::start(RULES).await;
+    for path in ["/", "/page/main.js", "/page/style.css", "/page/icon.svg"] {
+        let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut lines = BufReader::new(stream).lines();
+        let mut headers = Vec::new();
+        while let Some(line) = lines.next_line().await.unwrap().filter(|line| !line.is_empty()) {
+            headers.push(line);
+        }
+        let policy = headers.iter().find_map(|line| line.strip_prefix("content-security-policy: ")).unwrap();
+        let mut directives: Vec<_> = policy.split("; ").collect();
+        directives.sort_unstable();
+        assert_eq!(
+            directives,
+            [
+                "base-uri 'none'",
+                "connect-src 'self'",
+                "default-src 'none'",
+                "form-action 'none'",
+                "frame-ancestors 'none'",
+                "img-src 'self'",
+                "script-src 'self'",
+                "style-src 'self'"
+            ],
+            "{path}"
+        );
+        assert!(headers.contains(&"x-content-type-options: nosniff".to_owned()), "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn samples_need_token_and_page_does_not() {
+    let (service, _folder) = with_token().await;
+    assert_eq!(admin(&service, "GET", "/", "").await.0, 200);
+    assert_eq!(Live::open(&service, "").await.code, 401);
+    assert_eq!(Live::open(&service, "authorization: Bearer wrong\r\n").await.code, 401);
+    let mut live = Live::open(&service, "authorization: Bearer first\r\n").await;
+    assert_eq!(live.code, 200);
+    assert_eq!(live.next().await.unwrap()["rules"]["generation"], 1);
+}
+
+#[tokio::test]
+async fn foreign_page_reads_no_sample_and_resets_no_counter() {
+    let service = Service::start(RULES).await;
+    let counter = "/counters?domain=shop&key=user=bob";
+    service.call(request_for("shop", "user", "bob")).await.unwrap();
+    for headers in FOREIGN {
+        assert_eq!(send(service.addresses.admin, headers, "GET", "/live", "").await.0, 403, "{headers:?}");
+        assert_eq!(send(service.addresses.admin, headers, "DELETE", counter, "").await.0, 403, "{headers:?}");
+    }
+    assert_eq!(ok_json(&service, "GET", counter, "").await["remaining"], 1);
+}
+
+#[tokio::test]
+async fn foreign_origin_with_token_resets_no_counter() {
+    let (service, _folder) = with_token().await;
+    let counter = "/counters?domain=shop&key=user=bob";
+    service.call(request_for("shop", "user", "bob")).await.unwrap();
+    let token = "authorization: Bearer first\r\n";
+    for origin in ["origin: http://evil.example\r\n", "origin: null\r\n", "sec-fetch-site: cross-site\r\n"] {
+        let (code, _) = admin_with(&service, &format!("{token}{origin}"), "DELETE", counter, "").await;
+        assert_eq!(code, 403, "{origin}");
+    }
+    let own = format!("{token}origin: http://localhost\r\nsec-fetch-site: same-origin\r\n");
+    let (code, answer) = admin_with(&service, &own, "DELETE", counter, "").await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((code, &answer["before"]["remaining"], &answer["remaining"]), (200, &json!(1), &json!(2)));
+}
+
+#[tokio::test]
+async fn eleventh_page_is_refused_until_one_closes() {
+    let service = Service::start(RULES).await;
+    let mut pages = Vec::new();
+    for _ in 0..PAGES_MAX {
+        let mut page = Live::open(&service, "").await;
+        assert!(page.code == 200 && page.next().await.is_some());
+        pages.push(page);
+    }
+    let (code, why) = admin(&service, "GET", "/live", "").await;
+    assert!(code == 503 && why.contains("10 pages are open"), "{code} {why}");
+    assert_eq!(admin(&service, "GET", "/rules", "").await.0, 200);
+    drop(pages.pop());
+    until(async || {
+        let page = Live::open(&service, "").await;
+        (page.code == 200).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn open_page_ends_at_shutdown() {
+    let service = Service::start(RULES).await;
+    let mut page = Live::open(&service, "").await;
+    assert!(page.next().await.is_some());
+    service.shutdown.send(()).await.unwrap();
+    timeout(TIMEOUT, service.task).await.unwrap().unwrap().unwrap();
+    while page.next().await.is_some() {}
+}
+
+#[tokio::test]
+async fn sample_shows_decisions_denied_keys_and_changed_rules() {
+    let service = Service::start(RULES).await;
+    let list = ok_json(&service, "GET", "/rules?list=", "").await;
+    let rules = list["list"]["rules"].as_array().unwrap();
+    let user = &rules.iter().find(|rule| rule["path"] == "shop.user").unwrap()["index"];
+    let mut page = Live::open(&service, "").await;
+    assert_eq!(
+        page.next().await.unwrap()["decisions"],
+        json!({"ok": 0, "over_limit": 0, "shadow_denials": 0})
+    );
+    // Two pass and the third is refused.
+    for _ in 0..3 {
+        service.call(request_for("shop", "user", "b,b")).await.unwrap();
+    }
+    let mut samples = Vec::new();
+    let last = loop {
+        let sample = page.next().await.unwrap();
+        samples.push(sample.clone());
+        if sample["decisions"]["over_limit"] == 1 {
+            break sample;
+        }
+    };
+    assert_eq!(last["decisions"]["ok"], 2);
+    let totals = |sample: &Value| {
+        let changed = sample["each_rule"]["changed"].as_array().unwrap().clone();
+        changed.into_iter().find(|rule| rule[0] == *user).map(|rule| rule[1].clone())
+    };
+    // Classic rules count the refused hit too.
+    assert_eq!(samples.iter().rev().find_map(totals).unwrap(), json!([2, 1, 3, 1, 0, 0]));
+    assert_eq!(last["each_rule"]["hash"], list["list"]["hash"]);
+    assert_eq!(last["top"]["denied"], json!([{"key": r"shop user=b\,b", "count": 1, "error": 0}]));
+    let explained = ok_json(&service, "GET", r"/explain?domain=shop&key=user=b%5C,b", "").await;
+    assert_eq!(explained["code"], "OVER_LIMIT");
+}
+
+#[tokio::test]
+async fn rules_list_shows_problem_with_its_line() {
+    let service = Service::start(RULES).await;
+    let broken = RULES.replace("requests_per_unit: 10,", "requests_per_unit: ten,");
+    fs::write(service.rules.path().join("rules.yaml"), broken).unwrap();
+    let shown = until(async || {
+        let page = ok_json(&service, "GET", "/rules?list=", "").await;
+        (!page["last_error"].is_null()).then_some(page)
+    })
+    .await;
+    assert_eq!(shown["list"]["rules"].as_array().unwrap().len(), 8, "the rules in force stay");
+    let problem = &shown["last_error"]["shown"][0];
+    let line = &problem["lines"][2];
+    assert_eq!((&problem["line"], &line[0]), (&json!(8), &json!(8)), "{problem}");
+    assert!(line[1].as_str().unwrap().contains("requests_per_unit: ten,"), "{problem}");
+    assert!(ok_json(&service, "GET", "/rules", "").await["list"].is_null());
+    assert_eq!(admin(&service, "GET", "/rules?lost=true", "").await.0, 400);
+}
+
+#[tokio::test]
+async fn rules_list_has_rules_with_all_words_only() {
+    let service = Service::start(RULES).await;
+    let found = async |words: &str| {
+        let list = ok_json(&service, "GET", &format!("/rules?list={words}"), "").await["list"].take();
+        let paths: Vec<_> =
+            list["rules"].as_array().unwrap().iter().map(|rule| rule["path"].clone()).collect();
+        assert_eq!(list["found"], paths.len());
+        paths
+    };
+    assert_eq!(found("").await.len(), 8);
+    assert_eq!(found("GOLD+plan").await, ["shop.plan_gold"]);
+    assert_eq!(found("rules.yaml:5:").await, ["shop.user"]);
+    assert!(found("gold+member").await.is_empty());
+}
