@@ -1,7 +1,6 @@
 package tollgate;
 
 import com.google.protobuf.Duration;
-import com.google.protobuf.Message;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
@@ -12,6 +11,10 @@ import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 import java.util.List;
 import tollgate.v1.Answer;
+import tollgate.v1.CancelRequest;
+import tollgate.v1.ReserveRequest;
+import tollgate.v1.SettleRequest;
+import tollgate.v1.SettledLimit;
 
 /** Translates between the types of this package and the messages of the API. */
 final class Codec {
@@ -19,6 +22,7 @@ final class Codec {
   // A message has at most 4 MiB, of which the request takes all but its tag and length.
   private static final int REQUEST_BYTES_MAX = (4 << 20) - 16;
   private static final long UINT32_MAX = 0xFFFF_FFFFL;
+  private static final long DURATION_SECONDS_MAX = 315_576_000_000L;
 
   private Codec() {}
 
@@ -32,19 +36,15 @@ final class Codec {
             .setDomain(unicode(request.domain(), "the domain"))
             .setHits(notNegative(request.hits(), "hits"))
             .addAllDescriptors(descriptorsOf(request.descriptors()));
-    return bounded(message.build());
-  }
-
-  static <M extends Message> M bounded(M message) {
-    int size = message.getSerializedSize();
+    tollgate.v1.Request built = message.build();
+    int size = built.getSerializedSize();
     if (size > REQUEST_BYTES_MAX) {
-      throw new InvalidRequestException(
-          "the request has " + size + " bytes, of at most " + REQUEST_BYTES_MAX);
+      throw new InvalidRequestException("the request has " + size + " bytes, of at most " + REQUEST_BYTES_MAX);
     }
-    return message;
+    return built;
   }
 
-  static List<tollgate.v1.Descriptor> descriptorsOf(List<Descriptor> descriptors) {
+  private static List<tollgate.v1.Descriptor> descriptorsOf(List<Descriptor> descriptors) {
     return descriptors.stream().map(Codec::descriptorOf).toList();
   }
 
@@ -75,7 +75,7 @@ final class Codec {
         .build();
   }
 
-  static String unicode(String text, String what) {
+  private static String unicode(String text, String what) {
     CharsetEncoder encoder = StandardCharsets.UTF_8.newEncoder();
     if (!encoder.canEncode(text)) {
       throw new InvalidRequestException(what + " is not Unicode");
@@ -83,7 +83,7 @@ final class Codec {
     return text;
   }
 
-  static long notNegative(long number, String what) {
+  private static long notNegative(long number, String what) {
     if (number < 0) {
       throw new InvalidRequestException(what + " is negative: " + number);
     }
@@ -150,11 +150,62 @@ final class Codec {
   }
 
   // The field has 64 bits without a sign, and Java's long is signed.
-  static long clamped(long unsigned) {
+  private static long clamped(long unsigned) {
     return unsigned < 0 ? Long.MAX_VALUE : unsigned;
   }
 
-  static java.time.Duration durationOf(Duration message) {
+  private static java.time.Duration durationOf(Duration message) {
     return java.time.Duration.ofSeconds(message.getSeconds(), message.getNanos());
+  }
+
+  static ReserveRequest reserveOf(Request request, HoldTerms terms, String id) {
+    tollgate.v1.Request message = messageOf(request);
+    // A time that the message cannot have is beyond what the server takes, which says so.
+    long seconds = Math.max(Math.min(terms.ttl().getSeconds(), DURATION_SECONDS_MAX), -DURATION_SECONDS_MAX);
+    int nanos = seconds < 0 ? 0 : terms.ttl().getNano();
+    return ReserveRequest.newBuilder()
+        .setDomain(message.getDomain())
+        .addAllDescriptors(message.getDescriptorsList())
+        .setAmount(message.getHits())
+        .setTtl(Duration.newBuilder().setSeconds(seconds).setNanos(nanos))
+        .setReservationId(id)
+        .setOnExpiry(ReserveRequest.OnExpiry.valueOf(terms.onExpiry().name()))
+        .build();
+  }
+
+  static SettleRequest settleOf(Reservation reservation, long actual) {
+    tollgate.v1.Request message = messageOf(reservation.request());
+    return SettleRequest.newBuilder()
+        .setDomain(message.getDomain())
+        .addAllDescriptors(message.getDescriptorsList())
+        .setReservationId(reservation.id())
+        .setActual(notNegative(actual, "actual"))
+        .build();
+  }
+
+  static CancelRequest cancelOf(Reservation reservation) {
+    tollgate.v1.Request message = messageOf(reservation.request());
+    return CancelRequest.newBuilder()
+        .setDomain(message.getDomain())
+        .addAllDescriptors(message.getDescriptorsList())
+        .setReservationId(reservation.id())
+        .build();
+  }
+
+  static Settlement settlementOf(List<SettledLimit> limits, boolean unknown) {
+    return new Settlement(limits.stream().map(Codec::settledOf).toList(), unknown);
+  }
+
+  private static Settlement.SettledLimit settledOf(SettledLimit limit) {
+    return new Settlement.SettledLimit(
+        limit.getDescriptorIndex(),
+        limit.getRule(),
+        limit.getOutcome() == SettledLimit.Outcome.UNRECOGNIZED
+            ? Settlement.Outcome.UNKNOWN
+            : Settlement.Outcome.valueOf(limit.getOutcome().name()),
+        clamped(limit.getReserved()),
+        clamped(limit.getNotCharged()),
+        clamped(limit.getRemaining()),
+        durationOf(limit.getResetAfter()));
   }
 }

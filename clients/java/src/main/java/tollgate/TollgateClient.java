@@ -4,18 +4,22 @@ import io.grpc.Context;
 import io.grpc.Deadline;
 import io.grpc.Status;
 import java.time.Duration;
+import java.util.List;
 import java.util.Optional;
+import java.util.UUID;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.function.Function;
 import tollgate.Batcher.Reply;
 import tollgate.Codec.CounterKey;
 import tollgate.v1.Answer;
 import tollgate.v1.PeekRequest;
 import tollgate.v1.RateLimiterGrpc;
 import tollgate.v1.RefundRequest;
+import tollgate.v1.ReserveRequest;
 
 /**
  * Asks one Tollgate, which may have many replicas, whether requests may pass.
@@ -166,12 +170,118 @@ public final class TollgateClient implements AutoCloseable {
     return decision;
   }
 
+  /**
+   * Holds the hits of a request until {@link #settle} says how many were used. All limits hold them, or none does. The
+   * server is always asked; without an answer, {@link OnNoAnswer} decides. Errors are those of {@link #check}.
+   */
+  public Reservation reserve(Request request, HoldTerms terms) throws InterruptedException {
+    return get(reserveAsync(request, terms));
+  }
+
+  /** Does the same without a thread that waits. Canceling the future does not cancel the reservation. */
+  public CompletableFuture<Reservation> reserveAsync(Request request, HoldTerms terms) {
+    // Chosen here, so that a reservation whose answer is lost can be settled.
+    String id = UUID.randomUUID().toString();
+    ReserveRequest message;
+    try {
+      message = Codec.reserveOf(request, terms, id);
+    } catch (InvalidRequestException error) {
+      return CompletableFuture.failedFuture(error);
+    }
+    Context caller = Context.current();
+    CompletableFuture<Reservation> result = new CompletableFuture<>();
+    connection
+        .call(RateLimiterGrpc.getReserveMethod(), message, deadlineAfter(options.timeout()))
+        .whenComplete(
+            (response, error) -> {
+              Conclusion conclusion = conclude(response == null ? null : response.getAnswer(), error, caller);
+              if (conclusion.error != null) {
+                result.completeExceptionally(conclusion.error);
+                return;
+              }
+              boolean answered = conclusion.decision.noAnswer() == null;
+              String held = answered ? response.getReservationId() : id;
+              result.complete(new Reservation(request, conclusion.decision, held));
+            });
+    return result;
+  }
+
+  /**
+   * Ends a reservation at the hits that were used, for each descriptor without hits of its own: gives the rest back, or
+   * charges what is missing. It does not end with the caller's context. If nothing is held, it does nothing.
+   *
+   * @throws InvalidRequestException if the number is negative
+   * @throws NoAnswerException if the server gives no answer; repeat the call, which then answers as the first one
+   * @throws InterruptedException if the thread is interrupted; the settlement is sent nevertheless
+   */
+  public Settlement settle(Reservation reservation, long actual) throws InterruptedException {
+    return get(settleAsync(reservation, actual));
+  }
+
+  /** Does the same without a thread that waits. The settlement is sent before it returns. */
+  public CompletableFuture<Settlement> settleAsync(Reservation reservation, long actual) {
+    return end(
+        reservation,
+        deadline ->
+            connection
+                .call(RateLimiterGrpc.getSettleMethod(), Codec.settleOf(reservation, actual), deadline)
+                .thenApply(response -> Codec.settlementOf(response.getLimitsList(), response.getUnknown())));
+  }
+
+  /** Ends a reservation of which nothing was used. Errors are those of {@link #settle}. */
+  public Settlement cancel(Reservation reservation) throws InterruptedException {
+    return get(
+        end(
+            reservation,
+            deadline ->
+                connection
+                    .call(RateLimiterGrpc.getCancelMethod(), Codec.cancelOf(reservation), deadline)
+                    .thenApply(response -> Codec.settlementOf(response.getLimitsList(), response.getUnknown()))));
+  }
+
+  private CompletableFuture<Settlement> end(
+      Reservation reservation, Function<Deadline, CompletableFuture<Settlement>> call) {
+    if (reservation.id().isEmpty()) {
+      return CompletableFuture.completedFuture(new Settlement(List.of(), false));
+    }
+    CounterKey key = Codec.countersOf(Codec.messageOf(reservation.request()));
+    CompletableFuture<Settlement> result = new CompletableFuture<>();
+    // Not the context of the caller: what was used is charged also if the caller goes away.
+    Context before = Context.ROOT.attach();
+    try {
+      call.apply(deadlineAfter(options.timeout()))
+          .whenComplete(
+              (settlement, error) -> {
+                // Also without an answer, because the server may have given hits back.
+                denials.refund(key, System.nanoTime());
+                if (error == null) {
+                  result.complete(settlement);
+                  return;
+                }
+                Status reason = reasonOf(error);
+                result.completeExceptionally(
+                    reason.getCode() == Status.Code.INVALID_ARGUMENT
+                        ? new InvalidRequestException(reason.getDescription())
+                        : new NoAnswerException(reason));
+              });
+    } catch (InvalidRequestException error) {
+      result.completeExceptionally(error);
+    } finally {
+      Context.ROOT.detach(before);
+    }
+    return result;
+  }
+
+  ClientOptions options() {
+    return options;
+  }
+
   /** The number of checks that wait for a call. */
   int queued() {
     return batcher.queued();
   }
 
-  private static Answer only(java.util.List<Answer> answers) {
+  private static Answer only(List<Answer> answers) {
     if (answers.size() != 1) {
       String problem = answers.size() + " answers to one request";
       throw Status.INTERNAL.withDescription(problem).asRuntimeException();
