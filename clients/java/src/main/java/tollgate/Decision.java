@@ -20,7 +20,7 @@ import java.util.concurrent.TimeUnit;
  * @param retryAfter the time until a denied request would pass; zero if it never would, or without an answer
  * @param limits those that apply, in the order of the descriptors
  * @param degraded whether the server decided a limit without the owner of its counter
- * @param local whether the deny cache decided
+ * @param local whether the client decided by itself: the deny cache, or a prepaid slice
  * @param noAnswer the reason why the server gave no answer, in which case {@link OnNoAnswer} has decided; otherwise null
  */
 public record Decision(
@@ -100,6 +100,12 @@ public record Decision(
   Decision locallyAfter(Duration elapsed) {
     List<LimitStatus> later = limits.stream().map(limit -> limit.after(elapsed)).toList();
     return new Decision(allowed, delay, rest(retryAfter, elapsed), later, degraded, true, noAnswer);
+  }
+
+  /** The decision by a slice that has these hits left, when this time has passed since it was reserved. */
+  Decision fromSlice(long left, Duration elapsed) {
+    List<LimitStatus> later = limits.stream().map(limit -> limit.after(elapsed).withMore(left)).toList();
+    return new Decision(true, Duration.ZERO, Duration.ZERO, later, degraded, true, null);
   }
 
   static Duration rest(Duration time, Duration elapsed) {

@@ -34,4 +34,10 @@ public record LimitStatus(
         Decision.rest(retryAfter, elapsed),
         refused);
   }
+
+  /** The status with so many more hits that are left. */
+  LimitStatus withMore(long hits) {
+    return new LimitStatus(
+        descriptor, rule, requestsPerUnit, unit, remaining + hits, resetAfter, retryAfter, refused);
+  }
 }

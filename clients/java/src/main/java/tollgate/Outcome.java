@@ -10,6 +10,8 @@ public enum Outcome {
   DENIED,
   /** Denied by the deny cache. */
   DENIED_LOCALLY,
+  /** Allowed from a prepaid slice. */
+  PREPAID,
   /** The server did not answer in time or at all, and the default decided. */
   NO_ANSWER,
   /** Too many checks waited for a call, and the default decided. */
