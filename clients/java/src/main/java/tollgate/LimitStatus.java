@@ -37,7 +37,7 @@ public record LimitStatus(
 
   /** The status with so many more hits that are left. */
   LimitStatus withMore(long hits) {
-    return new LimitStatus(
-        descriptor, rule, requestsPerUnit, unit, remaining + hits, resetAfter, retryAfter, refused);
+    long more = remaining > Long.MAX_VALUE - hits ? Long.MAX_VALUE : remaining + hits;
+    return new LimitStatus(descriptor, rule, requestsPerUnit, unit, more, resetAfter, retryAfter, refused);
   }
 }

@@ -7,8 +7,10 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.Set;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import tollgate.Codec.CounterKey;
 
@@ -29,6 +31,8 @@ public final class PrepaidSlices implements AutoCloseable {
   private final SliceOptions options;
   private final HoldTerms terms;
   private final Map<CounterKey, Slot> slots = new HashMap<>();
+  // Reservations and settlements without an answer; they end by the timeout of the client.
+  private final Set<CompletableFuture<Void>> underWay = ConcurrentHashMap.newKeySet();
   private boolean closed;
 
   /** What is known of one key. A slot without a slice is removed, unless a slice is on its way, at the end of a pause. */
@@ -63,7 +67,7 @@ public final class PrepaidSlices implements AutoCloseable {
     }
 
     private boolean isRunningOut(long now) {
-      return spent >= hits / 2 || now - sent >= ttl / 2;
+      return spent >= hits - hits / 2 || now - sent >= ttl / 2;
     }
   }
 
@@ -92,39 +96,46 @@ public final class PrepaidSlices implements AutoCloseable {
     return decision.get();
   }
 
-  /** Settles all slices, which takes at most the timeout of the client. Checks from then on ask the server. */
+  /** Settles all slices, which takes at most two timeouts of the client. Checks from then on ask the server. */
   @Override
   public void close() {
-    List<CompletableFuture<?>> settlements = new ArrayList<>();
+    List<Slice> slices = new ArrayList<>();
     synchronized (this) {
       closed = true;
       for (Slot slot : slots.values()) {
         if (slot.slice != null) {
-          settlements.add(settle(slot.slice));
+          slices.add(slot.slice);
         }
         slot.slice = null;
       }
       slots.clear();
     }
-    CompletableFuture.allOf(settlements.toArray(CompletableFuture<?>[]::new)).join();
+    slices.forEach(this::settle);
+    // A reservation that is answered now is settled too.
+    while (!underWay.isEmpty()) {
+      CompletableFuture.allOf(underWay.toArray(CompletableFuture<?>[]::new)).join();
+    }
   }
 
   private Optional<Decision> spend(Request request, long now) {
-    if (request.hits() < 0 || request.descriptors().stream().anyMatch(each -> each.hits() != null)) {
+    if (request.descriptors().stream().anyMatch(each -> each.hits() != null)) {
       return Optional.empty();
     }
-    CounterKey key = Codec.countersOf(Codec.messageOf(request));
+    CounterKey key;
+    try {
+      key = Codec.countersOf(Codec.messageOf(request));
+    } catch (InvalidRequestException error) {
+      // The client says and counts it.
+      return Optional.empty();
+    }
     Slot slot;
+    CompletableFuture<Void> renewal;
     Optional<Decision> decision = Optional.empty();
     synchronized (this) {
-      slot = slots.get(key);
-      if (slot == null) {
-        if (closed || slots.size() >= options.maxKeys()) {
-          return Optional.empty();
-        }
-        slot = new Slot();
-        slots.put(key, slot);
+      if (closed || (slots.size() >= options.maxKeys() && !slots.containsKey(key))) {
+        return Optional.empty();
       }
+      slot = slots.computeIfAbsent(key, unused -> new Slot());
       if (slot.slice != null) {
         decision = slot.slice.spend(Math.max(request.hits(), 1), now);
       }
@@ -132,19 +143,33 @@ public final class PrepaidSlices implements AutoCloseable {
         return decision;
       }
       slot.isRenewing = true;
+      renewal = begin();
     }
-    renew(key, slot, request.withHits(options.hits()));
+    long sent = System.nanoTime();
+    reserve(request.withHits(options.hits()))
+        .whenComplete(
+            (reservation, error) -> {
+              replace(key, slot, reservation, sent);
+              renewal.complete(null);
+            });
     return decision;
   }
 
-  private void renew(CounterKey key, Slot slot, Request request) {
-    long sent = System.nanoTime();
+  private CompletableFuture<Void> begin() {
+    CompletableFuture<Void> call = new CompletableFuture<>();
+    underWay.add(call);
+    call.whenComplete((done, error) -> underWay.remove(call));
+    return call;
+  }
+
+  private CompletableFuture<Reservation> reserve(Request request) {
     // Not the context of a caller: the slice is for all of them.
     Context before = Context.ROOT.attach();
     try {
-      client
-          .reserveAsync(request, terms)
-          .whenComplete((reservation, error) -> replace(key, slot, reservation, sent));
+      return client.reserveAsync(request, terms);
+    } catch (RuntimeException error) {
+      // Thrown by code of the user.
+      return CompletableFuture.failedFuture(error);
     } finally {
       Context.ROOT.detach(before);
     }
@@ -199,8 +224,9 @@ public final class PrepaidSlices implements AutoCloseable {
   }
 
   // If it is lost, the whole slice stays charged.
-  private CompletableFuture<Void> settle(Slice slice) {
-    return client.settleAsync(slice.reservation, slice.spent).handle((settlement, error) -> null);
+  private void settle(Slice slice) {
+    CompletableFuture<Void> settlement = begin();
+    client.settleAsync(slice.reservation, slice.spent).whenComplete((settled, error) -> settlement.complete(null));
   }
 
   private static void after(Duration time, Runnable task) {

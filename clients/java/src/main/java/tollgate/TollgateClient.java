@@ -264,7 +264,8 @@ public final class TollgateClient implements AutoCloseable {
                         ? new InvalidRequestException(reason.getDescription())
                         : new NoAnswerException(reason));
               });
-    } catch (InvalidRequestException error) {
+    } catch (RuntimeException error) {
+      // An invalid number, or thrown by code of the user.
       result.completeExceptionally(error);
     } finally {
       Context.ROOT.detach(before);
