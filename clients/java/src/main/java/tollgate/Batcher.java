@@ -16,8 +16,8 @@ import tollgate.v1.CheckResponse;
 import tollgate.v1.RateLimiterGrpc;
 
 /**
- * Collects checks while calls are under way, and sends them together when one of these returns. No timer delays a check:
- * it is sent at once if fewer calls are under way than may be.
+ * Collects checks while calls are under way, and sends them together when one of these returns. No timer delays a
+ * check: it is sent at once if fewer calls are under way than may be.
  */
 final class Batcher {
 

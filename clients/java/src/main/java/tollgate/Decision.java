@@ -21,7 +21,8 @@ import java.util.concurrent.TimeUnit;
  * @param limits those that apply, in the order of the descriptors
  * @param degraded whether the server decided a limit without the owner of its counter
  * @param local whether the client decided by itself: the deny cache, or a prepaid slice
- * @param noAnswer the reason why the server gave no answer, in which case {@link OnNoAnswer} has decided; otherwise null
+ * @param noAnswer the reason why the server gave no answer, in which case {@link OnNoAnswer} has decided; otherwise
+ *     null
  */
 public record Decision(
     boolean allowed,

@@ -6,7 +6,9 @@ import java.util.Map;
 import java.util.Optional;
 import tollgate.Codec.CounterKey;
 
-/** Remembers refusals until the instant from which the same request may pass. Instants are those of a monotonic clock. */
+/**
+ * Remembers refusals until the instant from which the same request may pass. Instants are those of a monotonic clock.
+ */
 final class DenyCache {
 
   private final int size;

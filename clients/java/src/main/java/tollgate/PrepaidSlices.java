@@ -19,8 +19,9 @@ import tollgate.Codec.CounterKey;
  * than the limit, because the whole part is held, and stays charged if this process ends without {@link #close}.
  *
  * <p>A slice is renewed when half of it or of its time has gone, and is settled at the hits that were spent when it is
- * replaced, when it expires, and on close. Without a slice, a check asks the server as {@link TollgateClient#check} does.
- * Hits count at the time at which their slice was reserved. Other clients are refused while a slice holds the last hits.
+ * replaced, when it expires, and on close. Without a slice, a check asks the server as {@link TollgateClient#check}
+ * does. Hits count at the time at which their slice was reserved. Other clients are refused while a slice holds the
+ * last hits.
  */
 public final class PrepaidSlices implements AutoCloseable {
 
@@ -35,7 +36,7 @@ public final class PrepaidSlices implements AutoCloseable {
   private final Set<CompletableFuture<Void>> underWay = ConcurrentHashMap.newKeySet();
   private boolean closed;
 
-  /** What is known of one key. A slot without a slice is removed, unless a slice is on its way, at the end of a pause. */
+  /** What is known of one key. A slot without a slice is removed, unless one is on its way or a pause goes on. */
   private static final class Slot {
     private Slice slice;
     private boolean isRenewing;

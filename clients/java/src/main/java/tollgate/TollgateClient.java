@@ -108,11 +108,11 @@ public final class TollgateClient implements AutoCloseable {
     Context caller = Context.current();
     CompletableFuture<Decision> result = new CompletableFuture<>();
     CompletableFuture<Reply> reply = batcher.check(message, deadlineAfter(options.timeout()));
-    Context.CancellationListener canceled = context -> reply.cancel(false);
-    caller.addListener(canceled, Runnable::run);
+    Context.CancellationListener ended = context -> reply.completeExceptionally(endOf(context));
+    caller.addListener(ended, Runnable::run);
     reply.whenComplete(
         (answered, error) -> {
-          caller.removeListener(canceled);
+          caller.removeListener(ended);
           Conclusion conclusion = conclude(answered == null ? null : answered.answer(), error, caller);
           if (conclusion.outcome == Outcome.DENIED) {
             denials.refuse(key, hits, conclusion.decision, answered.sent());
@@ -336,6 +336,10 @@ public final class TollgateClient implements AutoCloseable {
     return error instanceof TimeoutException
         ? Status.DEADLINE_EXCEEDED.withDescription("the server gave no answer in time")
         : Status.fromThrowable(error);
+  }
+
+  private static Exception endOf(Context caller) {
+    return isCanceled(caller) ? new CancellationException() : new TimeoutException();
   }
 
   // A deadline that has passed is no cancellation: the default decides then.

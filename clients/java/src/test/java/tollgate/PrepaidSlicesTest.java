@@ -11,6 +11,7 @@ import static tollgate.testing.TollgateServer.eventually;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutorService;
@@ -92,7 +93,7 @@ class PrepaidSlicesTest {
             return passed;
           };
       int passed = 0;
-      for (Future<Integer> each : threads.invokeAll(List.of(checks, checks, checks, checks, checks, checks, checks, checks))) {
+      for (Future<Integer> each : threads.invokeAll(Collections.nCopies(8, checks))) {
         passed += each.get();
       }
       one.close();

@@ -36,9 +36,11 @@ class ReadmeTest {
 
   @Test
   void readme_tableOfOptions_hasEachOption() throws Exception {
-    Matcher row = Pattern.compile("^\\| `(\\w+)` \\| [^|]+ \\| (.*) \\|$", Pattern.MULTILINE).matcher(text("README.md"));
+    Pattern form = Pattern.compile("^\\| `(\\w+)` \\| [^|]+ \\| (.*) \\|$", Pattern.MULTILINE);
+    Matcher row = form.matcher(text("README.md"));
     List<List<String>> rows = row.results().map(found -> List.of(found.group(1), found.group(2))).toList();
-    List<String> properties = rows.stream().filter(each -> !each.get(1).contains("No property")).map(each -> each.get(0)).toList();
+    List<String> properties =
+        rows.stream().filter(each -> !each.get(1).contains("No property")).map(each -> each.get(0)).toList();
 
     assertEquals(names(ClientOptions.class), rows.stream().map(each -> each.get(0)).toList());
     assertEquals(names(TollgateProperties.class).subList(1, properties.size() + 1), properties);

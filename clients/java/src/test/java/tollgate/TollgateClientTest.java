@@ -183,7 +183,8 @@ class TollgateClientTest {
     CompletableFuture<Decision> ofFuture = client.checkAsync(request("group", "red"));
     Context.CancellableContext caller = Context.current().withCancellation();
     CompletableFuture<Decision> ofContext = caller.call(() -> client.checkAsync(request("group", "red")));
-    Thread thread = new Thread(() -> assertThrows(InterruptedException.class, () -> client.check(request("group", "red"))));
+    Thread thread =
+        new Thread(() -> assertThrows(InterruptedException.class, () -> client.check(request("group", "red"))));
     thread.start();
     eventually("three checks wait", () -> client.queued() == 3);
 

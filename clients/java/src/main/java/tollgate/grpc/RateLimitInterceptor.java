@@ -21,9 +21,9 @@ import tollgate.TollgateClient;
 /**
  * Limits calls of a gRPC server by the decisions of a Tollgate server, each when it begins.
  *
- * <p>A denied call ends with RESOURCE_EXHAUSTED and google.rpc.RetryInfo, if the same call passes later. The metadata of
- * each response to a call with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest one,
- * in whole seconds. If the description is an invalid request, the code is INTERNAL.
+ * <p>A denied call ends with RESOURCE_EXHAUSTED and google.rpc.RetryInfo, if the same call passes later. The metadata
+ * of each response to a call with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest
+ * one, in whole seconds. If the description is an invalid request, the code is INTERNAL.
  *
  * <p>It waits in a thread of the server's executor, so the server must not use a direct executor.
  */

@@ -224,8 +224,8 @@ class RateLimitInterceptorTest {
   void canceledCall_whileItIsChecked_endsItsCheck() throws Exception {
     Counts counts = new Counts();
     Gate gate = new Gate();
-    ClientOptions.Builder options =
-        ClientOptions.builder().timeout(PATIENCE).metrics(counts).maxCalls(1).channel(channel -> channel.intercept(gate));
+    ClientOptions.Builder options = ClientOptions.builder().timeout(PATIENCE).metrics(counts).maxCalls(1);
+    options.channel(channel -> channel.intercept(gate));
     try (Limited limited = new Limited(tollgate.address(), options)) {
       CompletableFuture<Answer> first = CompletableFuture.supplyAsync(() -> limited.call(Kind.UNARY, "first"));
       eventually("the first check is sent", () -> gate.waiting() == 1);
