@@ -1,0 +1,83 @@
+package llm;
+
+import jakarta.servlet.http.HttpServletResponse;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.Iterator;
+import org.springframework.boot.SpringApplication;
+import org.springframework.boot.autoconfigure.SpringBootApplication;
+import org.springframework.http.ResponseEntity;
+import org.springframework.web.bind.annotation.GetMapping;
+import org.springframework.web.bind.annotation.RequestHeader;
+import org.springframework.web.bind.annotation.RequestParam;
+import org.springframework.web.bind.annotation.RestController;
+import org.springframework.web.servlet.mvc.method.annotation.StreamingResponseBody;
+import tollgate.Decision;
+import tollgate.Descriptor;
+import tollgate.HoldTerms;
+import tollgate.Request;
+import tollgate.Reservation;
+import tollgate.TollgateClient;
+
+/**
+ * An HTTP server that limits the requests and the tokens of each user of a language model: GET /chat, which streams the
+ * answer. The most tokens that the answer may have are reserved, and settled at the tokens that were sent.
+ */
+@SpringBootApplication
+@RestController
+public class Application {
+
+  // Longer than any answer takes. If this process ends, the tokens that it held stay charged.
+  private static final HoldTerms TERMS = HoldTerms.chargedAfter(Duration.ofMinutes(5));
+
+  private final TollgateClient tollgate;
+
+  Application(TollgateClient tollgate) {
+    this.tollgate = tollgate;
+  }
+
+  public static void main(String[] arguments) {
+    SpringApplication.run(Application.class, arguments);
+  }
+
+  @GetMapping("/chat")
+  ResponseEntity<StreamingResponseBody> chat(
+      @RequestHeader("user") String user,
+      @RequestParam(name = "sentences", defaultValue = "3") int sentences,
+      @RequestParam(name = "max_tokens", defaultValue = "500") int maxTokens,
+      HttpServletResponse response)
+      throws InterruptedException {
+    if (sentences < 1 || sentences > 1_000_000 || maxTokens < 1) {
+      return ResponseEntity.badRequest().build();
+    }
+    Descriptor requests = Descriptor.of("requests", user).withHits(1);
+    Descriptor tokens = Descriptor.of("tokens", user);
+    Reservation reservation = tollgate.reserve(Request.of("models", requests, tokens).withHits(maxTokens), TERMS);
+    Decision decision = reservation.decision();
+    decision.limitHeaders().forEach(response::setHeader);
+    decision.retryAfterSeconds().ifPresent(wait -> response.setHeader("Retry-After", Long.toString(wait)));
+    if (!decision.allowed()) {
+      return ResponseEntity.status(429).build();
+    }
+    Iterator<String> answer = Model.answer(sentences, maxTokens);
+    return ResponseEntity.ok(output -> stream(answer, output, reservation));
+  }
+
+  private void stream(Iterator<String> answer, OutputStream output, Reservation reservation) throws IOException {
+    int sent = 0;
+    try {
+      while (answer.hasNext()) {
+        String token = answer.next();
+        sent++;
+        output.write(token.getBytes(StandardCharsets.UTF_8));
+        // Fails if the caller has gone away.
+        output.flush();
+      }
+    } finally {
+      // One request, and the tokens that the model has made.
+      tollgate.settleAsync(reservation, sent);
+    }
+  }
+}

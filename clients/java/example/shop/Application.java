@@ -1,0 +1,34 @@
+package shop;
+
+import org.springframework.boot.SpringApplication;
+import org.springframework.boot.autoconfigure.SpringBootApplication;
+import org.springframework.context.annotation.Bean;
+import org.springframework.web.bind.annotation.GetMapping;
+import org.springframework.web.bind.annotation.RestController;
+import tollgate.Descriptor;
+import tollgate.Request;
+import tollgate.servlet.RateLimitFilter;
+
+/** An HTTP server that asks Tollgate for each request: GET /hello, limited by the header "user". */
+@SpringBootApplication
+@RestController
+public class Application {
+
+  public static void main(String[] arguments) {
+    SpringApplication.run(Application.class, arguments);
+  }
+
+  @GetMapping("/hello")
+  String hello() {
+    return "hello";
+  }
+
+  /** Limits each user; a request without a user has no limit. */
+  @Bean
+  RateLimitFilter.Describe describe() {
+    return request -> {
+      String user = request.getHeader("user");
+      return user == null ? null : Request.of("edge", Descriptor.of("user", user));
+    };
+  }
+}

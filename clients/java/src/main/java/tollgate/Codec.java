@@ -1,0 +1,211 @@
+package tollgate;
+
+import com.google.protobuf.Duration;
+import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
+import io.grpc.protobuf.StatusProto;
+import java.nio.ByteBuffer;
+import java.nio.charset.CharsetEncoder;
+import java.nio.charset.StandardCharsets;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
+import java.util.List;
+import tollgate.v1.Answer;
+import tollgate.v1.CancelRequest;
+import tollgate.v1.ReserveRequest;
+import tollgate.v1.SettleRequest;
+import tollgate.v1.SettledLimit;
+
+/** Translates between the types of this package and the messages of the API. */
+final class Codec {
+
+  // A message has at most 4 MiB, of which the request takes all but its tag and length.
+  private static final int REQUEST_BYTES_MAX = (4 << 20) - 16;
+  private static final long UINT32_MAX = 0xFFFF_FFFFL;
+  private static final long DURATION_SECONDS_MAX = 315_576_000_000L;
+
+  private Codec() {}
+
+  /**
+   * Finds text that is not Unicode, of which the generated code would send something else, and a request that is larger
+   * than a message may be, which the server would refuse as it refuses an overload.
+   */
+  static tollgate.v1.Request messageOf(Request request) {
+    tollgate.v1.Request.Builder message =
+        tollgate.v1.Request.newBuilder()
+            .setDomain(unicode(request.domain(), "the domain"))
+            .setHits(notNegative(request.hits(), "hits"))
+            .addAllDescriptors(descriptorsOf(request.descriptors()));
+    tollgate.v1.Request built = message.build();
+    int size = built.getSerializedSize();
+    if (size > REQUEST_BYTES_MAX) {
+      throw new InvalidRequestException("the request has " + size + " bytes, of at most " + REQUEST_BYTES_MAX);
+    }
+    return built;
+  }
+
+  private static List<tollgate.v1.Descriptor> descriptorsOf(List<Descriptor> descriptors) {
+    return descriptors.stream().map(Codec::descriptorOf).toList();
+  }
+
+  private static tollgate.v1.Descriptor descriptorOf(Descriptor descriptor) {
+    tollgate.v1.Descriptor.Builder message = tollgate.v1.Descriptor.newBuilder();
+    for (Entry entry : descriptor.entries()) {
+      message
+          .addEntriesBuilder()
+          .setKey(unicode(entry.key(), "the key of an entry"))
+          .setValue(unicode(entry.value(), "the value of an entry"));
+    }
+    if (descriptor.limit() != null) {
+      message.setLimit(limitOf(descriptor.limit()));
+    }
+    if (descriptor.hits() != null) {
+      message.setHits(notNegative(descriptor.hits(), "hits"));
+    }
+    return message.build();
+  }
+
+  private static tollgate.v1.Limit limitOf(Limit limit) {
+    if (limit.requestsPerUnit() > UINT32_MAX) {
+      throw new InvalidRequestException("requestsPerUnit is above " + UINT32_MAX);
+    }
+    return tollgate.v1.Limit.newBuilder()
+        .setRequestsPerUnit((int) notNegative(limit.requestsPerUnit(), "requestsPerUnit"))
+        .setUnit(tollgate.v1.Limit.Unit.valueOf(limit.unit().name()))
+        .build();
+  }
+
+  private static String unicode(String text, String what) {
+    CharsetEncoder encoder = StandardCharsets.UTF_8.newEncoder();
+    if (!encoder.canEncode(text)) {
+      throw new InvalidRequestException(what + " is not Unicode");
+    }
+    return text;
+  }
+
+  private static long notNegative(long number, String what) {
+    if (number < 0) {
+      throw new InvalidRequestException(what + " is negative: " + number);
+    }
+    return number;
+  }
+
+  /** The request of a peek. It is equal for requests that differ in their hits only. */
+  static tollgate.v1.Request withoutHits(tollgate.v1.Request message) {
+    tollgate.v1.Request.Builder builder = message.toBuilder().clearHits();
+    builder.getDescriptorsBuilderList().forEach(tollgate.v1.Descriptor.Builder::clearHits);
+    return builder.build();
+  }
+
+  /** Stands for the counters of a request. It has a fixed size, whatever the request has. */
+  static CounterKey countersOf(tollgate.v1.Request message) {
+    try {
+      byte[] digest = MessageDigest.getInstance("SHA-256").digest(withoutHits(message).toByteArray());
+      return new CounterKey(ByteBuffer.wrap(digest));
+    } catch (NoSuchAlgorithmException error) {
+      throw new IllegalStateException("every Java platform has SHA-256", error);
+    }
+  }
+
+  record CounterKey(ByteBuffer digest) {}
+
+  /** The hits of each descriptor. */
+  static long[] hitsOf(tollgate.v1.Request message) {
+    return message.getDescriptorsList().stream()
+        .mapToLong(each -> each.hasHits() ? each.getHits() : Math.max(message.getHits(), 1))
+        .toArray();
+  }
+
+  /** An answer without a verdict is an error. */
+  static Decision decisionOf(Answer answer) {
+    if (answer.getVerdict() != Answer.Verdict.ALLOWED && answer.getVerdict() != Answer.Verdict.DENIED) {
+      throw answer.hasError()
+          ? StatusProto.toStatusRuntimeException(answer.getError())
+          : new StatusRuntimeException(Status.INTERNAL.withDescription("the server answered without a verdict"));
+    }
+    return new Decision(
+        answer.getVerdict() == Answer.Verdict.ALLOWED,
+        durationOf(answer.getDelay()),
+        durationOf(answer.getRetryAfter()),
+        answer.getLimitsList().stream().map(Codec::statusOf).toList(),
+        answer.getDegraded(),
+        false,
+        null);
+  }
+
+  private static LimitStatus statusOf(tollgate.v1.LimitStatus status) {
+    return new LimitStatus(
+        status.getDescriptorIndex(),
+        status.getRule(),
+        clamped(status.getRequestsPerUnit()),
+        unitOf(status.getUnit()),
+        clamped(status.getRemaining()),
+        durationOf(status.getResetAfter()),
+        durationOf(status.getRetryAfter()),
+        status.getRefused());
+  }
+
+  private static Unit unitOf(tollgate.v1.Limit.Unit unit) {
+    return unit == tollgate.v1.Limit.Unit.UNRECOGNIZED ? Unit.UNKNOWN : Unit.valueOf(unit.name());
+  }
+
+  // The field has 64 bits without a sign, and Java's long is signed.
+  private static long clamped(long unsigned) {
+    return unsigned < 0 ? Long.MAX_VALUE : unsigned;
+  }
+
+  private static java.time.Duration durationOf(Duration message) {
+    return java.time.Duration.ofSeconds(message.getSeconds(), message.getNanos());
+  }
+
+  static ReserveRequest reserveOf(Request request, HoldTerms terms, String id) {
+    tollgate.v1.Request message = messageOf(request);
+    // A time that the message cannot have is beyond what the server takes, which says so.
+    long seconds = Math.max(Math.min(terms.ttl().getSeconds(), DURATION_SECONDS_MAX), -DURATION_SECONDS_MAX);
+    int nanos = seconds < 0 ? 0 : terms.ttl().getNano();
+    return ReserveRequest.newBuilder()
+        .setDomain(message.getDomain())
+        .addAllDescriptors(message.getDescriptorsList())
+        .setAmount(message.getHits())
+        .setTtl(Duration.newBuilder().setSeconds(seconds).setNanos(nanos))
+        .setReservationId(id)
+        .setOnExpiry(ReserveRequest.OnExpiry.valueOf(terms.onExpiry().name()))
+        .build();
+  }
+
+  static SettleRequest settleOf(Reservation reservation, long actual) {
+    tollgate.v1.Request message = messageOf(reservation.request());
+    return SettleRequest.newBuilder()
+        .setDomain(message.getDomain())
+        .addAllDescriptors(message.getDescriptorsList())
+        .setReservationId(reservation.id())
+        .setActual(notNegative(actual, "actual"))
+        .build();
+  }
+
+  static CancelRequest cancelOf(Reservation reservation) {
+    tollgate.v1.Request message = messageOf(reservation.request());
+    return CancelRequest.newBuilder()
+        .setDomain(message.getDomain())
+        .addAllDescriptors(message.getDescriptorsList())
+        .setReservationId(reservation.id())
+        .build();
+  }
+
+  static Settlement settlementOf(List<SettledLimit> limits, boolean unknown) {
+    return new Settlement(limits.stream().map(Codec::settledOf).toList(), unknown);
+  }
+
+  private static Settlement.SettledLimit settledOf(SettledLimit limit) {
+    return new Settlement.SettledLimit(
+        limit.getDescriptorIndex(),
+        limit.getRule(),
+        limit.getOutcome() == SettledLimit.Outcome.UNRECOGNIZED
+            ? Settlement.Outcome.UNKNOWN
+            : Settlement.Outcome.valueOf(limit.getOutcome().name()),
+        clamped(limit.getReserved()),
+        clamped(limit.getNotCharged()),
+        clamped(limit.getRemaining()),
+        durationOf(limit.getResetAfter()));
+  }
+}

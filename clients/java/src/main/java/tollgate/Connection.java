@@ -1,0 +1,84 @@
+package tollgate;
+
+import io.grpc.CallOptions;
+import io.grpc.Deadline;
+import io.grpc.Grpc;
+import io.grpc.ManagedChannel;
+import io.grpc.ManagedChannelBuilder;
+import io.grpc.MethodDescriptor;
+import io.grpc.Status;
+import io.grpc.stub.ClientCalls;
+import io.grpc.stub.StreamObserver;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Executor;
+import java.util.concurrent.TimeUnit;
+
+/** The gRPC channel to all addresses of a server's name. */
+final class Connection implements AutoCloseable {
+
+  // Answers are larger than their requests.
+  private static final int ANSWER_BYTES_MAX = 32 << 20;
+  private static final Executor IN_A_SECOND = CompletableFuture.delayedExecutor(1, TimeUnit.SECONDS);
+
+  private final ManagedChannel channel;
+
+  /** Does not wait for a connection, so a service can start while the server is down. */
+  Connection(String target, ClientOptions options) {
+    ManagedChannelBuilder<?> builder =
+        Grpc.newChannelBuilder(target, options.credentials())
+            .defaultLoadBalancingPolicy("round_robin")
+            // Detects a server that disappeared without closing the connection.
+            .keepAliveTime(10, TimeUnit.SECONDS)
+            .keepAliveTimeout(2, TimeUnit.SECONDS)
+            .maxInboundMessageSize(ANSWER_BYTES_MAX);
+    options.channel().accept(builder);
+    channel = builder.build();
+    IN_A_SECOND.execute(this::reconnect);
+  }
+
+  // By default gRPC waits up to two minutes before it reconnects, and has no setting for it in Java. Connections that
+  // work are not affected; names are resolved again as often as the JVM caches them.
+  private void reconnect() {
+    if (!channel.isShutdown()) {
+      channel.resetConnectBackoff();
+      IN_A_SECOND.execute(this::reconnect);
+    }
+  }
+
+  /** Sends a call, which ends with the context of the caller. */
+  <Q, A> CompletableFuture<A> call(MethodDescriptor<Q, A> method, Q request, Deadline deadline) {
+    Reply<A> reply = new Reply<>();
+    CallOptions options = CallOptions.DEFAULT.withDeadline(deadline);
+    ClientCalls.asyncUnaryCall(channel.newCall(method, options), request, reply);
+    return reply.future;
+  }
+
+  @Override
+  public void close() {
+    channel.shutdownNow();
+  }
+
+  private static final class Reply<A> implements StreamObserver<A> {
+    private final CompletableFuture<A> future = new CompletableFuture<>();
+    private A message;
+
+    @Override
+    public void onNext(A message) {
+      this.message = message;
+    }
+
+    @Override
+    public void onError(Throwable error) {
+      future.completeExceptionally(error);
+    }
+
+    @Override
+    public void onCompleted() {
+      if (message == null) {
+        onError(Status.INTERNAL.withDescription("the server answered without a message").asRuntimeException());
+      } else {
+        future.complete(message);
+      }
+    }
+  }
+}

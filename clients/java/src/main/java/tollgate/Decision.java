@@ -1,0 +1,120 @@
+package tollgate;
+
+import io.grpc.Context;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.Comparator;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.OptionalLong;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * What to do with a request.
+ *
+ * @param delay the time that an allowed request waits before it goes on; see {@link #awaitTurn}
+ * @param retryAfter the time until a denied request would pass; zero if it never would, or without an answer
+ * @param limits those that apply, in the order of the descriptors
+ * @param degraded whether the server decided a limit without the owner of its counter
+ * @param local whether the client decided by itself: the deny cache, or a prepaid slice
+ * @param noAnswer the reason why the server gave no answer, in which case {@link OnNoAnswer} has decided; otherwise
+ *     null
+ */
+public record Decision(
+    boolean allowed,
+    Duration delay,
+    Duration retryAfter,
+    List<LimitStatus> limits,
+    boolean degraded,
+    boolean local,
+    Status noAnswer) {
+
+  public Decision {
+    limits = List.copyOf(limits);
+  }
+
+  static Decision withoutAnswer(OnNoAnswer fallback, Status reason) {
+    boolean allowed = fallback == OnNoAnswer.ALLOW;
+    return new Decision(allowed, Duration.ZERO, Duration.ZERO, List.of(), false, false, reason);
+  }
+
+  /**
+   * The limit to report in headers: a limit that denies the request comes first, then the one with the fewest remaining
+   * hits, then, of those that deny, the one with the longest wait. It is empty if no limit applies.
+   */
+  public Optional<LimitStatus> tightest() {
+    Comparator<LimitStatus> order =
+        Comparator.comparing((LimitStatus limit) -> !denies(limit))
+            .thenComparing(LimitStatus::remaining)
+            .thenComparing(limit -> denies(limit) ? limit.resetAfter().negated() : Duration.ZERO);
+    return limits.stream().min(order);
+  }
+
+  private boolean denies(LimitStatus limit) {
+    return !allowed && limit.refused();
+  }
+
+  /** The headers of every response to a request with a limit: the tightest limit, and what is left of it. */
+  public Map<String, String> limitHeaders() {
+    Map<String, String> headers = new LinkedHashMap<>();
+    tightest()
+        .ifPresent(
+            limit -> {
+              headers.put("RateLimit-Limit", Long.toString(limit.requestsPerUnit()));
+              headers.put("RateLimit-Remaining", Long.toString(limit.remaining()));
+              headers.put("RateLimit-Reset", Long.toString(wholeSeconds(limit.resetAfter())));
+            });
+    return headers;
+  }
+
+  /** The value of the header Retry-After; empty if the request is allowed, or never passes. */
+  public OptionalLong retryAfterSeconds() {
+    return allowed || retryAfter.isZero() ? OptionalLong.empty() : OptionalLong.of(wholeSeconds(retryAfter));
+  }
+
+  /**
+   * Waits for the delay of the decision; returns at once if there is none.
+   *
+   * @throws CancellationException if the {@link Context} of the caller ends earlier
+   */
+  public void awaitTurn() throws InterruptedException {
+    if (delay.isZero()) {
+      return;
+    }
+    CountDownLatch ended = new CountDownLatch(1);
+    Context.CancellationListener listener = context -> ended.countDown();
+    Context.current().addListener(listener, Runnable::run);
+    try {
+      if (ended.await(delay.toNanos(), TimeUnit.NANOSECONDS)) {
+        throw new CancellationException("the caller went away before the turn of its request");
+      }
+    } finally {
+      Context.current().removeListener(listener);
+    }
+  }
+
+  /** The decision of the deny cache when this time has passed since the answer. */
+  Decision locallyAfter(Duration elapsed) {
+    List<LimitStatus> later = limits.stream().map(limit -> limit.after(elapsed)).toList();
+    return new Decision(allowed, delay, rest(retryAfter, elapsed), later, degraded, true, noAnswer);
+  }
+
+  /** The decision by a slice that has these hits left, when this time has passed since it was reserved. */
+  Decision fromSlice(long left, Duration elapsed) {
+    List<LimitStatus> later = limits.stream().map(limit -> limit.after(elapsed).withMore(left)).toList();
+    return new Decision(true, Duration.ZERO, Duration.ZERO, later, degraded, true, null);
+  }
+
+  static Duration rest(Duration time, Duration elapsed) {
+    return time.compareTo(elapsed) > 0 ? time.minus(elapsed) : Duration.ZERO;
+  }
+
+  // Rounded up: a caller that waits for them is not refused for waiting too short.
+  private static long wholeSeconds(Duration time) {
+    return time.plusNanos(999_999_999).toSeconds();
+  }
+}

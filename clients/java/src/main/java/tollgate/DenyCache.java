@@ -1,0 +1,92 @@
+package tollgate;
+
+import java.time.Duration;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.Optional;
+import tollgate.Codec.CounterKey;
+
+/**
+ * Remembers refusals until the instant from which the same request may pass. Instants are those of a monotonic clock.
+ */
+final class DenyCache {
+
+  private final int size;
+  private final long maxNanos;
+  // Invariant: the oldest refusal is the first one.
+  private final Map<CounterKey, Refusal> refusals = new LinkedHashMap<>();
+
+  /**
+   * What is known of one key.
+   *
+   * @param hits those of each descriptor that were refused: as many or more are refused too
+   * @param decision the refusal; null after a refund
+   * @param sent the check was sent at this instant; times of the decision count from here or later
+   * @param duration the time from {@code sent} until the key is asked for again
+   * @param refunded the instant of the last refund, or null; checks sent earlier may have been decided before it
+   */
+  private record Refusal(long[] hits, Decision decision, long sent, long duration, Long refunded) {}
+
+  /** Remembers at most {@code size} keys. */
+  DenyCache(int size, Duration max) {
+    this.size = size;
+    this.maxNanos = nanos(max);
+  }
+
+  /** The decision on a request that is certain to be refused at this instant. */
+  synchronized Optional<Decision> denied(CounterKey key, long[] hits, long now) {
+    Refusal refusal = refusals.get(key);
+    if (refusal == null || refusal.decision == null) {
+      return Optional.empty();
+    }
+    if (now - refusal.sent >= refusal.duration || !covers(hits, refusal.hits)) {
+      return Optional.empty();
+    }
+    return Optional.of(refusal.decision.locallyAfter(Duration.ofNanos(now - refusal.sent)));
+  }
+
+  /** Remembers a refusal, if it ends, of a check that was sent at this instant. */
+  synchronized void refuse(CounterKey key, long[] hits, Decision decision, long sent) {
+    if (size == 0 || decision.retryAfter().isZero()) {
+      return;
+    }
+    Refusal known = refusals.get(key);
+    Long refunded = known == null ? null : known.refunded;
+    if (refunded != null && sent - refunded < 0) {
+      return;
+    }
+    // The server decided after this instant, so the local refusal never outlasts its own.
+    long duration = Math.min(nanos(decision.retryAfter()), maxNanos);
+    insert(key, new Refusal(hits, decision, sent, duration, refunded));
+  }
+
+  /** Forgets the refusals of a key whose hits were given back at this instant. */
+  synchronized void refund(CounterKey key, long now) {
+    if (size > 0) {
+      insert(key, new Refusal(new long[0], null, now, 0, now));
+    }
+  }
+
+  private void insert(CounterKey key, Refusal refusal) {
+    if (refusals.remove(key) == null && refusals.size() >= size) {
+      refusals.remove(refusals.keySet().iterator().next());
+    }
+    refusals.put(key, refusal);
+  }
+
+  private static boolean covers(long[] hits, long[] refused) {
+    if (hits.length != refused.length) {
+      return false;
+    }
+    for (int i = 0; i < hits.length; i++) {
+      if (hits[i] < refused[i]) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  private static long nanos(Duration time) {
+    return time.compareTo(Duration.ofDays(365)) < 0 ? time.toNanos() : Long.MAX_VALUE;
+  }
+}

@@ -1,0 +1,20 @@
+package tollgate;
+
+import java.util.Objects;
+
+/**
+ * Hits that are held until it is known how many were used.
+ *
+ * @param request what was reserved
+ * @param decision whether the request may go on; the default without an answer
+ * @param id names the reservation for {@link TollgateClient#settle}; empty if nothing is held. Without an answer, the
+ *     server may hold the hits or not, and the id is that under which it may.
+ */
+public record Reservation(Request request, Decision decision, String id) {
+
+  public Reservation {
+    Objects.requireNonNull(request, "request");
+    Objects.requireNonNull(decision, "decision");
+    Objects.requireNonNull(id, "id");
+  }
+}

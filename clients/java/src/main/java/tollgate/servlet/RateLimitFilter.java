@@ -1,0 +1,82 @@
+package tollgate.servlet;
+
+import jakarta.servlet.Filter;
+import jakarta.servlet.FilterChain;
+import jakarta.servlet.ServletException;
+import jakarta.servlet.ServletRequest;
+import jakarta.servlet.ServletResponse;
+import jakarta.servlet.http.HttpServletRequest;
+import jakarta.servlet.http.HttpServletResponse;
+import java.io.IOException;
+import tollgate.Decision;
+import tollgate.InvalidRequestException;
+import tollgate.Request;
+import tollgate.TollgateClient;
+
+/**
+ * Limits HTTP requests by the decisions of a Tollgate server.
+ *
+ * <p>A denied request gets status 429 with Retry-After, if the same request passes later. Each response to a request
+ * with a limit has RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole
+ * seconds. If the description is an invalid request, the status is 500.
+ */
+public final class RateLimitFilter implements Filter {
+
+  private static final int TOO_MANY_REQUESTS = 429;
+
+  private final TollgateClient client;
+  private final Describe describe;
+
+  /** Says what an HTTP request asks for. */
+  @FunctionalInterface
+  public interface Describe {
+    /** Returns null if the request is not limited. */
+    Request describe(HttpServletRequest request);
+  }
+
+  public RateLimitFilter(TollgateClient client, Describe describe) {
+    this.client = client;
+    this.describe = describe;
+  }
+
+  @Override
+  public void doFilter(ServletRequest request, ServletResponse response, FilterChain chain)
+      throws IOException, ServletException {
+    Request limited = describe.describe((HttpServletRequest) request);
+    if (limited == null || passes(limited, (HttpServletResponse) response)) {
+      chain.doFilter(request, response);
+    }
+  }
+
+  /** Says whether the request goes on; otherwise it has its response. */
+  private boolean passes(Request limited, HttpServletResponse response) throws IOException {
+    try {
+      Decision decision = client.check(limited);
+      decision.limitHeaders().forEach(response::setHeader);
+      if (!decision.allowed()) {
+        decision
+            .retryAfterSeconds()
+            .ifPresent(seconds -> response.setHeader("Retry-After", Long.toString(seconds)));
+        respond(response, TOO_MANY_REQUESTS, "Too Many Requests");
+        return false;
+      }
+      decision.awaitTurn();
+      return true;
+    } catch (InvalidRequestException error) {
+      // To let it pass would open a way around the limit for text that is too long.
+      respond(response, HttpServletResponse.SC_INTERNAL_SERVER_ERROR, "Internal Server Error");
+      return false;
+    } catch (InterruptedException error) {
+      Thread.currentThread().interrupt();
+      respond(response, HttpServletResponse.SC_SERVICE_UNAVAILABLE, "Service Unavailable");
+      return false;
+    }
+  }
+
+  // Without `sendError`, which would dispatch the request to an error page.
+  private static void respond(HttpServletResponse response, int status, String text) throws IOException {
+    response.setStatus(status);
+    response.setContentType("text/plain;charset=UTF-8");
+    response.getWriter().println(text);
+  }
+}

@@ -1,0 +1,216 @@
+package tollgate;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static tollgate.TollgateClientTest.RULES;
+import static tollgate.testing.TollgateServer.PATIENCE;
+import static tollgate.testing.TollgateServer.eventually;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import tollgate.testing.Counts;
+import tollgate.testing.TollgateServer;
+
+class PrepaidSlicesTest {
+
+  // 100 pass.
+  private static final Request RED = Request.of("edge", Descriptor.of("group", "red"));
+  private static final Request BLUE = Request.of("edge", Descriptor.of("group", "blue"));
+  private static final SliceOptions OF_20 = new SliceOptions(20, Duration.ofMinutes(1), 10);
+
+  private final Counts counts = new Counts();
+  private TollgateServer server;
+  private TollgateClient client;
+
+  @BeforeEach
+  void start() {
+    server = new TollgateServer(RULES);
+    ClientOptions.Builder options = ClientOptions.builder().timeout(PATIENCE).metrics(counts).denyCacheSize(0);
+    client = new TollgateClient(server.address(), options.build());
+  }
+
+  @AfterEach
+  void stop() {
+    client.close();
+    server.close();
+  }
+
+  private static Decision check(PrepaidSlices slices, Request request) {
+    try {
+      Decision decision = slices.check(request);
+      assertNull(decision.noAnswer());
+      return decision;
+    } catch (InterruptedException error) {
+      throw new AssertionError(error);
+    }
+  }
+
+  private long remaining(Request request) {
+    try {
+      return client.peek(request).tightest().orElseThrow().remaining();
+    } catch (InterruptedException error) {
+      throw new AssertionError(error);
+    }
+  }
+
+  /** Checks until the slice is there, and returns the number of checks, which have all passed. */
+  private int checkUntilPrepaid(PrepaidSlices slices, Request request) {
+    int[] passed = {0};
+    eventually(
+        "a check is prepaid",
+        () -> {
+          Decision decision = check(slices, request);
+          assertTrue(decision.allowed());
+          passed[0]++;
+          return decision.local();
+        });
+    return passed[0];
+  }
+
+  @Test
+  void racingChecks_ofTwoProcesses_passExactlyTheLimit() throws Exception {
+    ExecutorService threads = Executors.newFixedThreadPool(8);
+    try (PrepaidSlices one = new PrepaidSlices(client, OF_20);
+        PrepaidSlices other = new PrepaidSlices(client, OF_20)) {
+      Callable<Integer> checks =
+          () -> {
+            int passed = 0;
+            for (int i = 0; i < 30; i++) {
+              passed += check(i % 2 == 0 ? one : other, RED).allowed() ? 1 : 0;
+            }
+            return passed;
+          };
+      int passed = 0;
+      for (Future<Integer> each : threads.invokeAll(Collections.nCopies(8, checks))) {
+        passed += each.get();
+      }
+      one.close();
+      other.close();
+
+      assertEquals(100 - passed, remaining(RED));
+      assertTrue(counts.of(Outcome.PREPAID) > 0);
+      while (check(one, RED).allowed()) {
+        passed++;
+      }
+      assertEquals(100, passed);
+    } finally {
+      threads.shutdownNow();
+    }
+  }
+
+  @Test
+  void slice_withoutServer_isSpentLocally() {
+    try (PrepaidSlices slices = new PrepaidSlices(client, OF_20)) {
+      checkUntilPrepaid(slices, RED);
+      int sent = counts.sent().size();
+      server.close();
+
+      Decision decision = check(slices, RED);
+
+      assertTrue(decision.allowed() && decision.local());
+      assertEquals(100, decision.tightest().orElseThrow().requestsPerUnit());
+      assertEquals(sent, counts.sent().size());
+    }
+  }
+
+  @Test
+  void prepaidChecks_ofAHotKey_reportWhatIsLeft() {
+    try (PrepaidSlices slices = new PrepaidSlices(client, OF_20)) {
+      int passed = checkUntilPrepaid(slices, RED);
+
+      long left = check(slices, RED).tightest().orElseThrow().remaining();
+
+      // Checks that were sent after the reservation are not in its answer.
+      assertTrue(left >= 100 - passed - 1 && left < 100, () -> passed + " passed, " + left + " left");
+    }
+  }
+
+  @Test
+  void close_ofSlices_givesTheRestBack() {
+    PrepaidSlices slices = new PrepaidSlices(client, OF_20);
+    int passed = checkUntilPrepaid(slices, RED);
+
+    slices.close();
+
+    assertEquals(100 - passed, remaining(RED));
+    assertFalse(check(slices, RED).local());
+  }
+
+  @Test
+  void slice_atItsEnd_givesTheRestBack() {
+    try (PrepaidSlices slices = new PrepaidSlices(client, new SliceOptions(20, Duration.ofMillis(300), 10))) {
+      int passed = checkUntilPrepaid(slices, RED);
+
+      eventually("the rest is given back", () -> remaining(RED) == 100 - passed);
+    }
+  }
+
+  @Test
+  void slice_halfSpent_isRenewed() {
+    try (PrepaidSlices slices = new PrepaidSlices(client, OF_20)) {
+      int passed = 0;
+      for (int slice = 0; slice < 3; slice++) {
+        passed += checkUntilPrepaid(slices, RED);
+        for (int i = 0; i < 20; i++) {
+          assertTrue(check(slices, RED).allowed());
+          passed++;
+        }
+      }
+      slices.close();
+
+      assertEquals(100 - passed, remaining(RED));
+      assertTrue(counts.of(Outcome.PREPAID) > 20, counts.of(Outcome.PREPAID) + " of " + passed);
+    }
+  }
+
+  @Test
+  void slice_largerThanTheLimit_isLeftOut() {
+    try (PrepaidSlices slices = new PrepaidSlices(client, new SliceOptions(101, Duration.ofMinutes(1), 10))) {
+      int passed = 0;
+      while (check(slices, RED).allowed()) {
+        passed++;
+      }
+
+      assertEquals(100, passed);
+      assertEquals(0, counts.of(Outcome.PREPAID));
+    }
+  }
+
+  @Test
+  void keys_beyondTheirMaximum_askTheServer() {
+    try (PrepaidSlices slices = new PrepaidSlices(client, new SliceOptions(20, Duration.ofMinutes(1), 1))) {
+      checkUntilPrepaid(slices, RED);
+      List<Boolean> local = new ArrayList<>();
+      for (int i = 0; i < 20; i++) {
+        local.add(check(slices, BLUE).local());
+      }
+
+      assertFalse(local.contains(true));
+      assertEquals(80, remaining(BLUE));
+    }
+  }
+
+  @Test
+  void invalidRequest_ofASlice_isAnError() {
+    try (PrepaidSlices slices = new PrepaidSlices(client, OF_20)) {
+      for (Request invalid : List.of(Request.of(""), RED.withHits(-1), Request.of("\uD800"))) {
+        assertThrows(InvalidRequestException.class, () -> slices.check(invalid));
+      }
+    }
+    assertThrows(IllegalArgumentException.class, () -> new SliceOptions(0, Duration.ofMinutes(1), 1));
+    assertThrows(IllegalArgumentException.class, () -> new SliceOptions(1, Duration.ZERO, 1));
+    assertThrows(IllegalArgumentException.class, () -> new SliceOptions(1, Duration.ofMinutes(1), 0));
+  }
+}
