@@ -19,6 +19,8 @@ pub enum Method {
     ShouldRateLimit,
     /// One that decides requests of `tollgate.v1`.
     Decide(Verb),
+    /// One of `tollgate.v1` for reservations.
+    Hold(HoldVerb),
     /// `Reset` of `tollgate.v1`.
     Reset,
 }
@@ -32,6 +34,17 @@ pub enum Verb {
     Peek,
     /// It gives them back.
     Refund,
+}
+
+/// What a call of `tollgate.v1` does with a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldVerb {
+    /// It makes one.
+    Reserve,
+    /// It ends one at the hits that were used.
+    Settle,
+    /// It ends one of which nothing was used.
+    Cancel,
 }
 
 /// How durations until reset are rounded. Always up, so that a client does not retry too early.
@@ -71,11 +84,14 @@ pub struct Reply {
 
 impl Method {
     /// All methods.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 8] = [
         Self::ShouldRateLimit,
         Self::Decide(Verb::Check),
         Self::Decide(Verb::Peek),
         Self::Decide(Verb::Refund),
+        Self::Hold(HoldVerb::Reserve),
+        Self::Hold(HoldVerb::Settle),
+        Self::Hold(HoldVerb::Cancel),
         Self::Reset,
     ];
 
@@ -107,6 +123,9 @@ impl Method {
             Self::Decide(Verb::Check) => "/tollgate.v1.RateLimiter/Check",
             Self::Decide(Verb::Peek) => "/tollgate.v1.RateLimiter/Peek",
             Self::Decide(Verb::Refund) => "/tollgate.v1.RateLimiter/Refund",
+            Self::Hold(HoldVerb::Reserve) => "/tollgate.v1.RateLimiter/Reserve",
+            Self::Hold(HoldVerb::Settle) => "/tollgate.v1.RateLimiter/Settle",
+            Self::Hold(HoldVerb::Cancel) => "/tollgate.v1.RateLimiter/Cancel",
             Self::Reset => "/tollgate.v1.RateLimiter/Reset",
         }
     }

@@ -11,7 +11,7 @@ use crate::{
         rls::DecodeError,
         v1::{CallError, Fault, ResetError},
     },
-    limiter::{LimiterError, NoCounter, RequestError},
+    limiter::{HoldError, LimiterError, NoCounter, RequestError},
 };
 
 /// The domain of the reasons in the details of errors.
@@ -36,6 +36,9 @@ pub enum Error {
     /// The content of one request of such a call is invalid.
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// A reservation is not made or ended.
+    #[error(transparent)]
+    Hold(#[from] HoldError),
     /// Counters are not reset.
     #[error(transparent)]
     Reset(#[from] ResetError),
@@ -58,6 +61,14 @@ impl Error {
             Self::LimiterError(
                 LimiterError::NoRules | LimiterError::Joining | LimiterError::Remote | LimiterError::NoStore,
             ) => Code::Unavailable,
+            Self::Hold(error) => match error {
+                HoldError::Request(error) => Self::Request(error).code(),
+                HoldError::Limiter(error) => Self::LimiterError(error).code(),
+                HoldError::Ttl(_) | HoldError::NotCharge { .. } => Code::InvalidArgument,
+                HoldError::Exhausted => Code::ResourceExhausted,
+                HoldError::OwnerUnreachable => Code::Unavailable,
+                HoldError::SharedStore => Code::Unimplemented,
+            },
             Self::Reset(ResetError::LimitOrHits(_)) => Code::InvalidArgument,
             Self::Reset(ResetError::Access(error)) => match error {
                 AccessError::Refused => Code::Unauthenticated,
@@ -95,6 +106,9 @@ impl Error {
             Self::Call(CallError::NoRequests) => "NO_REQUESTS",
             Self::Call(CallError::Mode(_)) => "UNKNOWN_MODE",
             Self::Call(CallError::Timeout) => "INVALID_TIMEOUT",
+            Self::Call(CallError::Ttl) => "INVALID_TTL",
+            Self::Call(CallError::OnExpiry(_)) => "UNKNOWN_ON_EXPIRY",
+            Self::Call(CallError::NoId | CallError::LongId(_)) => "INVALID_ID",
             Self::Call(CallError::Request { fault: Fault::HitsOfPeek, .. })
             | Self::Fault(Fault::HitsOfPeek) => "HITS_OF_PEEK",
             Self::Request(error)
@@ -104,6 +118,16 @@ impl Error {
                 RequestError::NoDescriptors => "NO_DESCRIPTORS",
                 RequestError::SeveralDomains => "SEVERAL_DOMAINS",
                 RequestError::Unit { .. } => "UNKNOWN_UNIT",
+            },
+            Self::Hold(error) => match error {
+                HoldError::Request(error) => Self::Request(error).reason(),
+                HoldError::Limiter(error) => Self::LimiterError(error).reason(),
+                HoldError::Ttl(_) => "INVALID_TTL",
+                // Calls of the API only charge.
+                HoldError::NotCharge { .. } => "NOT_A_CHARGE",
+                HoldError::Exhausted => "TOO_MANY_RESERVATIONS",
+                HoldError::OwnerUnreachable => "OWNER_UNREACHABLE",
+                HoldError::SharedStore => "SHARED_STORE",
             },
             Self::Reset(error) => match error {
                 ResetError::LimitOrHits(_) => "LIMIT_OR_HITS",

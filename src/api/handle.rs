@@ -13,7 +13,7 @@ use crate::{
         v1::{Decided, Partial},
     },
     cluster::OpenForwards,
-    limiter::{ActiveView, LimiterError},
+    limiter::{ActiveView, HoldError, LimiterError},
 };
 
 /// Result of [`Batch::handle`].
@@ -62,9 +62,13 @@ impl Batch<'_> {
                 }
                 Err(error) => Err(error),
             },
+            Method::Hold(verb) => self.api.hold_v1(verb, call.message, call.timeout(), view),
             Method::Reset => return Ok(Handled::Unfinished(Unfinished { span, partial: None })),
         };
-        if let Err(Error::LimiterError(LimiterError::Remote)) = decided {
+        if let Err(
+            Error::LimiterError(LimiterError::Remote) | Error::Hold(HoldError::Limiter(LimiterError::Remote)),
+        ) = decided
+        {
             return Ok(Handled::Unfinished(Unfinished { span, partial: None }));
         }
         self.answered += 1;
@@ -110,6 +114,10 @@ impl Api {
                 let partial = partial.unwrap_or_default();
                 let finished = self.finish_v1(verb, call.message, call.timeout(), partial, &view, connection);
                 Box::pin(finished).await.map(Reply::of_frame)
+            }
+            (Method::Hold(verb), _) => {
+                let held = self.hold_v1_remote(verb, call.message, call.timeout(), &view, connection);
+                Box::pin(held).await
             }
             (Method::Reset, _) => Box::pin(self.reset(call, &view)).await.map(Reply::of_frame),
         };

@@ -17,7 +17,7 @@ use tonic::Code;
 use crate::{
     api::{
         Api, Call, Error, Method, Reply, ResetPrecision,
-        call::Verb,
+        call::{HoldVerb, Verb},
         cross_site,
         error::details,
         forward_auth, json,
@@ -60,9 +60,12 @@ pub fn router<R: Readiness>(
         .route("/v1/check", v1(Method::Decide(Verb::Check)))
         .route("/v1/peek", v1(Method::Decide(Verb::Peek)))
         .route("/v1/refund", v1(Method::Decide(Verb::Refund)))
+        .route("/v1/reserve", v1(Method::Hold(HoldVerb::Reserve)))
+        .route("/v1/settle", v1(Method::Hold(HoldVerb::Settle)))
+        .route("/v1/cancel", v1(Method::Hold(HoldVerb::Cancel)))
         .route("/v1/reset", v1(Method::Reset))
         .with_state((calls.clone(), reader));
-    // A web page must not be able to make charges.
+    // A web page must not be able to make charges or reservations.
     let routes = probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)));
     match check.check() {
         None => routes,
@@ -134,6 +137,7 @@ impl Undecided {
                 Code::Unauthenticated => StatusCode::UNAUTHORIZED,
                 Code::PermissionDenied => StatusCode::FORBIDDEN,
                 Code::NotFound => StatusCode::NOT_FOUND,
+                Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
                 _ if error.is_caller_error() => StatusCode::BAD_REQUEST,
                 _the_servers => StatusCode::SERVICE_UNAVAILABLE,
             },

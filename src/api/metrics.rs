@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     api::Error,
-    limiter::LimiterError,
+    limiter::{HoldError, LimiterError},
     telemetry::metrics::{Counter, Histogram, micros},
 };
 
@@ -33,6 +33,8 @@ pub struct Metrics {
     pub overloaded: Counter,
     /// Invalid requests.
     pub invalid: Counter,
+    /// Reservations whose owner could not be reached.
+    pub owner_unreachable: Counter,
     waiting: AtomicU64,
 }
 
@@ -49,6 +51,7 @@ impl Default for Metrics {
             joining: Counter::default(),
             overloaded: Counter::default(),
             invalid: Counter::default(),
+            owner_unreachable: Counter::default(),
             waiting: AtomicU64::new(0),
         }
     }
@@ -77,6 +80,16 @@ impl Metrics {
             Error::Decode(_) | Error::Request(_) | Error::Call(_) | Error::Fault(_) => {
                 self.invalid.increase()
             }
+            Error::Hold(error) => match error {
+                HoldError::Limiter(error) => self.unanswered(Error::LimiterError(error)),
+                HoldError::Request(_)
+                | HoldError::Ttl(_)
+                | HoldError::NotCharge { .. }
+                | HoldError::SharedStore => self.invalid.increase(),
+                HoldError::OwnerUnreachable => self.owner_unreachable.increase(),
+                // The store counts it.
+                HoldError::Exhausted => {}
+            },
             // Resets are not requests for a decision.
             Error::Reset(_) => {}
         }

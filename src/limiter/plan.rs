@@ -134,9 +134,10 @@ impl<'s> AppliedLimit<'s> {
             None => Self::Nothing,
             Some(matched) => match &matched.rule.allowance {
                 Allowance::Unlimited => Self::Unlimited(matched),
-                Allowance::Limited(limit) => {
-                    Self::Rule(matched, RequestLimit::new(limit.within(request.timeout), request.charging))
-                }
+                Allowance::Limited(limit) => Self::Rule(
+                    matched,
+                    RequestLimit::new(limit.within(request.turn_timeout), request.charging),
+                ),
             },
         }
     }

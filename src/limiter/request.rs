@@ -13,6 +13,8 @@ pub struct Request<'a> {
     // Invariant: at least one.
     pub(super) descriptors: SmallVec<[Descriptor<'a>; 2]>,
     pub(super) timeout: Option<Duration>,
+    // The time within which a turn in a queue must come.
+    pub(super) turn_timeout: Option<Duration>,
     pub(super) charging: Charging,
 }
 
@@ -83,8 +85,10 @@ impl<'a> Request<'a> {
         descriptors: impl IntoIterator<Item = Descriptor<'a, Result<Unit, UnknownUnit>>>,
         timeout: Option<Duration>,
     ) -> Result<Self, RequestError> {
-        let mut request = Self { domain, descriptors: SmallVec::new(), timeout, charging: Charging::AsRules };
-        for (index, Descriptor { entries, operation, limit }) in descriptors.into_iter().enumerate() {
+        let (descriptors_of_call, descriptors) = (descriptors, SmallVec::new());
+        let (turn_timeout, charging) = (timeout, Charging::AsRules);
+        let mut request = Self { domain, descriptors, timeout, turn_timeout, charging };
+        for (index, Descriptor { entries, operation, limit }) in descriptors_of_call.into_iter().enumerate() {
             let limit = match limit {
                 None => None,
                 Some(Override { requests_per_unit, unit: Ok(unit) }) => {
@@ -105,6 +109,12 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
+    /// The same request of a caller that is answered at once, and waits for its turn in a queue itself: the timeout does
+    /// not bound the turn.
+    pub fn with_any_turn(self) -> Self {
+        Self { turn_timeout: None, ..self }
+    }
+
     /// One request of all descriptors of `requests`, which have one domain. If it is refused, it charges nothing,
     /// whatever the rules say. An error has the index of a request.
     pub fn together(requests: &[Self]) -> Result<Self, (usize, RequestError)> {
@@ -113,8 +123,8 @@ impl<'a> Request<'a> {
             return Err((index, RequestError::SeveralDomains));
         }
         let descriptors = requests.iter().flat_map(|request| request.descriptors.iter().copied()).collect();
-        let Self { domain, timeout, .. } = *first;
-        Ok(Self { domain, descriptors, timeout, charging: Charging::AllOrNothing })
+        let Self { domain, timeout, turn_timeout, .. } = *first;
+        Ok(Self { domain, descriptors, timeout, turn_timeout, charging: Charging::AllOrNothing })
     }
 
     /// The domain of the rules.

@@ -11,7 +11,7 @@ use tollgate::api::{
             },
             service::ratelimit::v3::RateLimitRequest,
         },
-        tollgate::v1::Request,
+        tollgate::v1::{CancelRequest, Request, ReserveRequest, SettleRequest},
     },
 };
 use tonic::Code;
@@ -79,6 +79,33 @@ async fn errors_of_v1(service: &Service, request: &RateLimitRequest) -> [String;
     [error.message, error_in_json["message"].as_str().unwrap().to_owned()]
 }
 
+/// The errors of calls for reservations, over gRPC and in JSON. Their requests begin with the same fields.
+async fn errors_of_reservations(service: &Service, request: &RateLimitRequest) -> Vec<String> {
+    let mut client = api_v1::client(service).await;
+    let (message, reservation_id) = (&*request.encode_to_vec(), "a".to_owned());
+    let reserve = ReserveRequest::decode(message).unwrap();
+    let settle =
+        SettleRequest { reservation_id: reservation_id.clone(), ..SettleRequest::decode(message).unwrap() };
+    let cancel = CancelRequest { reservation_id, ..CancelRequest::decode(message).unwrap() };
+    let refused = [
+        client.reserve(reserve).await.unwrap_err(),
+        client.settle(settle).await.unwrap_err(),
+        client.cancel(cancel).await.unwrap_err(),
+    ];
+    let mut errors = refused.map(|error| error.message().to_owned()).to_vec();
+    for path in ["/v1/reserve", "/v1/settle", "/v1/cancel"] {
+        let mut body: Value = serde_json::from_str(&request_text(request).unwrap()).unwrap();
+        if path != "/v1/reserve" {
+            body["reservationId"] = "a".into();
+        }
+        let (code, answer) = service.http("POST", path, &body.to_string()).await;
+        assert_eq!(code, 400, "{path}: {answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        errors.push(answer["message"].as_str().unwrap().to_owned());
+    }
+    errors
+}
+
 #[tokio::test]
 async fn bad_request_is_refused_alike_by_every_api() {
     let service = Service::start_with(RULES, &BOUNDS).await;
@@ -98,11 +125,12 @@ async fn bad_request_is_refused_alike_by_every_api() {
             assert_eq!(answer.trim_end(), refused.message(), "{method} {path} {body}");
         }
         assert_eq!(errors_of_v1(&service, &bad).await, [refused.message(); 2]);
+        assert_eq!(errors_of_reservations(&service, &bad).await, [refused.message(); 6]);
     }
     let page = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap().1;
-    let invalid = 4 * bad_requests().len();
+    let invalid = 10 * bad_requests().len();
     let counted = format!("tollgate_unanswered_requests_total{{reason=\"invalid\"}} {invalid}\n");
-    assert!(page.contains(&counted), "over gRPC and in JSON, by both protocols: {page}");
+    assert!(page.contains(&counted), "over gRPC and in JSON, by every call: {page}");
 }
 
 #[tokio::test]

@@ -70,6 +70,7 @@ pub fn rls(bytes: &[u8]) {
         Err(
             error @ (Error::Call(_)
             | Error::Fault(_)
+            | Error::Hold(_)
             | Error::Reset(_)
             | Error::Request(RequestError::SeveralDomains)),
         ) => unreachable!("of another API: {error}"),

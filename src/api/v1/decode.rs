@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prost::Message as _;
 use smallvec::SmallVec;
 
 use crate::{
@@ -116,12 +117,47 @@ impl<'m> Request<'m> {
             (Verb::Check, hits) => Operation::Charge(hits),
             (Verb::Refund, hits) => Operation::Refund(hits),
         };
-        Ok(self.descriptors.limiter_request(self.domain, timeout, operation)?)
+        let request = self.descriptors.limiter_request(self.domain, timeout, operation)?;
+        // The answer does not wait for the turn.
+        Ok(request.with_any_turn())
     }
 }
 
+/// The domain and the descriptors of a call with one request.
+#[derive(Default)]
+pub(super) struct Named<'m> {
+    pub(super) domain: &'m str,
+    pub(super) descriptors: Descriptors<'m>,
+}
+
+impl<'m> Named<'m> {
+    /// Decodes a call within `bounds`. `other` reads its other fields.
+    pub(super) fn decode(
+        message: &'m [u8],
+        bounds: Bounds,
+        mut other: impl FnMut(u32, Value<'m>) -> Result<(), CallError>,
+    ) -> Result<Self, CallError> {
+        let mut named = Self::default();
+        let mut fields = Fields::of(message);
+        while let Some(field) = fields.next()? {
+            match field {
+                (1, Value::Bytes(domain)) => named.domain = text(domain)?,
+                (2, Value::Bytes(descriptor)) => named.descriptors.add(descriptor, bounds, read_hits)?,
+                (1..=2, _wrong_type) => return Err(CallError::Malformed),
+                (number, value) => other(number, value)?,
+            }
+        }
+        Ok(named)
+    }
+}
+
+/// A duration of zero or more.
+pub(super) fn duration(message: &[u8]) -> Option<Duration> {
+    prost_types::Duration::decode(message).ok()?.try_into().ok()
+}
+
 /// Reads the hits of a descriptor.
-pub(super) fn read_hits(descriptor: &mut Descriptor, number: u32, value: Value<'_>) -> Result<(), Malformed> {
+fn read_hits(descriptor: &mut Descriptor, number: u32, value: Value<'_>) -> Result<(), Malformed> {
     match (number, value) {
         (3, Value::Varint(hits)) => descriptor.hits = Some(hits),
         (3, _wrong_type) => return Err(Malformed),

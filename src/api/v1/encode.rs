@@ -7,11 +7,12 @@ use prost::Message as _;
 use crate::{
     api::{
         Error,
-        proto::tollgate::v1::{answer::Verdict, limit},
+        proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome},
         protobuf::{begin, nested, number, text_field},
     },
-    limiter::Status,
+    limiter::{SettledAnswer, Status},
     rules::Unit,
+    store::{SettleOutcome, Settled},
 };
 
 /// The verdict on one request, and the limits that apply to it.
@@ -59,7 +60,7 @@ fn limit_status(out: &mut Vec<u8>, index: u64, status: &Status<'_>) {
     let Some(limit) = &status.limit else { return };
     nested(out, 5, |out| {
         number(out, 1, index);
-        text_field(out, 2, status.rule.map_or("", |rule| rule.name.as_deref().unwrap_or(&rule.path)));
+        text_field(out, 2, rule(status));
         number(out, 3, limit.requests_per_unit);
         number(out, 4, unit(limit.unit) as u64);
         number(out, 5, status.remaining);
@@ -74,6 +75,38 @@ fn limit_status(out: &mut Vec<u8>, index: u64, status: &Status<'_>) {
         number(out, 10, status.candidate_refuses.into());
         number(out, 11, status.degraded.into());
     });
+}
+
+/// Appends the answer to a reservation that has ended.
+pub(super) fn settled(out: &mut Vec<u8>, answer: &SettledAnswer<'_>) {
+    let each = || answer.settled.iter().enumerate().filter_map(|(index, settled)| Some((index, (*settled)?)));
+    for (index, settled) in each() {
+        settled_limit(out, index as u64, &answer.statuses[index], &settled);
+    }
+    number(out, 2, each().any(|(_, settled)| settled.outcome == SettleOutcome::Unknown).into());
+}
+
+fn settled_limit(out: &mut Vec<u8>, index: u64, status: &Status<'_>, settled: &Settled) {
+    let outcome = match settled.outcome {
+        SettleOutcome::Open => Outcome::Open,
+        SettleOutcome::Charged => Outcome::Charged,
+        SettleOutcome::Released => Outcome::Released,
+        SettleOutcome::Unknown => Outcome::Unknown,
+    };
+    nested(out, 1, |out| {
+        number(out, 1, index);
+        text_field(out, 2, rule(status));
+        number(out, 3, outcome as u64);
+        number(out, 4, settled.reserved);
+        number(out, 5, settled.uncharged);
+        number(out, 6, settled.remaining);
+        duration(out, 7, settled.reset_after);
+    });
+}
+
+/// The name of the rule, or its path; empty for an override.
+fn rule<'s>(status: &Status<'s>) -> &'s str {
+    status.rule.map_or("", |rule| rule.name.as_deref().unwrap_or(&rule.path))
 }
 
 /// Its numbers are signed, and those of a duration are not.

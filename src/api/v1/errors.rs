@@ -3,6 +3,7 @@
 use crate::{
     api::{admin::AccessError, descriptors::Undecodable, protobuf::Malformed},
     limiter::{NoCounter, RequestError, TooLarge},
+    store::HoldIdTooLong,
 };
 
 /// Why a call is refused for its content.
@@ -23,6 +24,18 @@ pub enum CallError {
     /// A timeout that is no duration.
     #[error("timeout: not a duration of zero or more")]
     Timeout,
+    /// A time until the expiry that is no duration.
+    #[error("ttl: not a duration from 1 ms to 24 h")]
+    Ttl,
+    /// An unknown way to expire.
+    #[error("on_expiry: {0} is unknown; send RELEASE or CHARGE")]
+    OnExpiry(i32),
+    /// A reservation to end without an id.
+    #[error("reservation_id: missing; send that of the reservation")]
+    NoId,
+    /// An id that is too long.
+    #[error("reservation_id: {0}")]
+    LongId(#[from] HoldIdTooLong),
     /// A fault in a request of a call whose requests are decided together.
     #[error("requests[{request}]: {fault}")]
     Request {
@@ -59,6 +72,15 @@ impl From<Malformed> for CallError {
 impl From<Malformed> for Fault {
     fn from(Malformed: Malformed) -> Self {
         Self::Malformed
+    }
+}
+
+impl From<Undecodable> for CallError {
+    fn from(error: Undecodable) -> Self {
+        match error {
+            Undecodable::TooLarge(error) => Self::TooLarge(error),
+            Undecodable::Malformed => Self::Malformed,
+        }
     }
 }
 

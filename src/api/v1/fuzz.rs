@@ -2,17 +2,23 @@
 
 use prost::Message;
 
-use crate::api::{
-    Error,
-    call::{Call, Method, Reply, ResetPrecision, Verb},
-    fuzz::api,
-    handle::Handled,
-    proto::tollgate::v1::{Answer, CheckRequest, CheckResponse, Question, QuestionAnswer, answer::Verdict},
-    protobuf::FRAME_PREFIX_BYTES,
-    v1::{
-        CallError,
-        stream::{Answered, CREDITS},
+use crate::{
+    api::{
+        Api, Error,
+        call::{Call, HoldVerb, Method, Reply, ResetPrecision, Verb},
+        fuzz::api,
+        handle::Handled,
+        proto::tollgate::v1::{
+            Answer, CancelRequest, CheckRequest, CheckResponse, Question, QuestionAnswer, ReserveRequest,
+            ReserveResponse, SettleRequest, SettleResponse, answer::Verdict,
+        },
+        protobuf::FRAME_PREFIX_BYTES,
+        v1::{
+            CallError,
+            stream::{Answered, CREDITS},
+        },
     },
+    limiter::HoldError,
 };
 
 /// An encoded call, with each method that takes it, and as the question of a stream: each of its requests has an
@@ -42,6 +48,68 @@ pub fn v1(message: &[u8]) {
             Err(error) => assert!(error.is_caller_error() && Question::decode(question).is_err(), "{error}"),
         }
     }
+    hold(message);
+}
+
+/// A call for a reservation, with each method: what is held is settled and canceled by the same descriptors.
+fn hold(message: &[u8]) {
+    let api = api();
+    let is_malformed = [
+        ReserveRequest::decode(message).is_err(),
+        SettleRequest::decode(message).is_err(),
+        CancelRequest::decode(message).is_err(),
+    ];
+    for (verb, is_malformed) in
+        [HoldVerb::Reserve, HoldVerb::Settle, HoldVerb::Cancel].into_iter().zip(is_malformed)
+    {
+        match call_hold(&api, verb, message) {
+            Ok(reply) => check_hold_reply(verb, &reply),
+            Err(Error::Call(CallError::Malformed)) => assert!(is_malformed),
+            Err(error) => assert!(error.is_caller_error() || is_exhausted(error), "{error}"),
+        }
+    }
+    let Ok(ReserveRequest { domain, descriptors, .. }) = ReserveRequest::decode(message) else { return };
+    let Ok(held) = call_hold(&api, HoldVerb::Reserve, message) else { return };
+    let held = ReserveResponse::decode(held.message()).expect("a reply is valid");
+    if held.reservation_id.is_empty() {
+        return;
+    }
+    let reservation_id = held.reservation_id;
+    let settle = SettleRequest { domain, descriptors, reservation_id, actual: 1 };
+    let settled = call_hold(&api, HoldVerb::Settle, &settle.encode_to_vec()).expect("it was reserved");
+    let settled = SettleResponse::decode(settled.message()).expect("a reply is valid");
+    let limits = held.answer.map(|answer| answer.limits).unwrap_or_default();
+    assert_eq!(settled.limits.len(), limits.len());
+    assert!(!settled.unknown, "it was reserved at the same instant");
+    let SettleRequest { domain, descriptors, reservation_id, .. } = settle;
+    let cancel = CancelRequest { domain, descriptors, reservation_id };
+    let canceled = call_hold(&api, HoldVerb::Cancel, &cancel.encode_to_vec()).expect("it was reserved");
+    assert_eq!(SettleResponse::decode(canceled.message()), Ok(settled), "it was settled before");
+}
+
+fn call_hold(api: &Api, verb: HoldVerb, message: &[u8]) -> Result<Reply, Error> {
+    let call = Call { method: Method::Hold(verb), message, metadata: None, precision: ResetPrecision::Nanos };
+    match api.batch().handle(call)? {
+        Handled::Ready(reply) => Ok(reply),
+        Handled::Unfinished(_) => unreachable!("there is no other replica"),
+    }
+}
+
+fn is_exhausted(error: Error) -> bool {
+    matches!(error, Error::Hold(HoldError::Exhausted))
+}
+
+fn check_hold_reply(verb: HoldVerb, reply: &Reply) {
+    let again = match verb {
+        HoldVerb::Reserve => {
+            ReserveResponse::decode(reply.message()).map(|response| response.encode_to_vec())
+        }
+        // That of `Cancel` has the same fields.
+        HoldVerb::Settle | HoldVerb::Cancel => {
+            SettleResponse::decode(reply.message()).map(|response| response.encode_to_vec())
+        }
+    };
+    assert_eq!(again.expect("a reply is valid"), reply.message(), "as `prost` writes it");
 }
 
 fn check_reply(reply: &Reply, message: &[u8]) {

@@ -9,6 +9,7 @@ mod encode;
 mod errors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod reservations;
 mod reset;
 pub mod stream;
 

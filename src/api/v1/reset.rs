@@ -8,9 +8,8 @@ use crate::{
         Api, Error,
         admin::AccessError,
         call::Call,
-        descriptors::{Descriptors, Undecodable},
-        protobuf::{FRAME_PREFIX_BYTES, Fields, Value, nested, number, text, text_field},
-        v1::{CallError, ResetError, decode::read_hits},
+        protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field},
+        v1::{ResetError, decode::Named},
     },
     limiter::ActiveView,
     telemetry::logs::UNLIMITED,
@@ -27,7 +26,8 @@ impl Api {
         let token = token.map_err(ResetError::from)?;
         let shown = call.metadata.ok_or(AccessError::Refused).map_err(ResetError::from)?;
         token.check(shown).await.map_err(ResetError::from)?;
-        let (domain, descriptors) = self.decode_reset(call.message)?;
+        let bounds = self.settings.bounds();
+        let Named { domain, descriptors } = Named::decode(call.message, bounds, |_unknown, _| Ok(()))?;
         if let Some(index) = descriptors.views().position(|view| view.limit.is_some() || view.hits.is_some())
         {
             return Err(ResetError::LimitOrHits(index).into());
@@ -57,25 +57,5 @@ impl Api {
             });
         }
         Ok(frame)
-    }
-
-    fn decode_reset<'m>(&self, message: &'m [u8]) -> Result<(&'m str, Descriptors<'m>), CallError> {
-        let (mut domain, mut descriptors) = ("", Descriptors::default());
-        let mut fields = Fields::of(message);
-        while let Some(field) = fields.next()? {
-            match field {
-                (1, Value::Bytes(bytes)) => domain = text(bytes)?,
-                (2, Value::Bytes(descriptor)) => {
-                    let added = descriptors.add(descriptor, self.settings.bounds(), read_hits);
-                    added.map_err(|error| match error {
-                        Undecodable::TooLarge(error) => CallError::TooLarge(error),
-                        Undecodable::Malformed => CallError::Malformed,
-                    })?;
-                }
-                (1..=2, _wrong_type) => return Err(CallError::Malformed),
-                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
-            }
-        }
-        Ok((domain, descriptors))
     }
 }

@@ -9,7 +9,7 @@ use crate::{
         Api, Error,
         call::Verb,
         protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
-        v1::{CallError, Decided, Partial},
+        v1::{CallError, Decided, Partial, decode::duration},
     },
     cluster::OpenForwards,
 };
@@ -48,7 +48,9 @@ impl<'m> Question<'m> {
             match field {
                 (1, Value::Varint(number)) => question.number = number,
                 (2, Value::Bytes(check)) => question.check = check,
-                (3, Value::Bytes(timeout)) => question.timeout = duration(timeout).map(Some),
+                (3, Value::Bytes(timeout)) => {
+                    question.timeout = duration(timeout).map(Some).ok_or(CallError::Timeout);
+                }
                 (1..=3, _wrong_type) => return Err(Malformed),
                 (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
             }
@@ -61,11 +63,6 @@ impl<'m> Question<'m> {
         let own = self.timeout?;
         Ok(own.into_iter().chain(rest).min())
     }
-}
-
-fn duration(message: &[u8]) -> Result<Duration, CallError> {
-    let duration = prost_types::Duration::decode(message).map_err(|_| CallError::Timeout)?;
-    Duration::try_from(duration).map_err(|_| CallError::Timeout)
 }
 
 /// The first message of a stream.

@@ -110,6 +110,18 @@ async fn queue_answers_at_once_with_the_delay() {
 }
 
 #[tokio::test]
+async fn timeout_of_a_call_does_not_bound_the_turn_in_a_queue() {
+    let service = Service::start(RULES).await;
+    let mut client = client(&service).await;
+    let (call, first) = (each(vec![request("queue", "x")]), Duration::from_millis(250));
+    client.check(call.clone()).await.unwrap();
+    let mut hurried = tonic::Request::new(call);
+    hurried.set_timeout(Duration::from_millis(200));
+    let answers = client.check(hurried).await.unwrap().into_inner().answers;
+    assert_eq!((verdicts(&answers), duration(answers[0].delay)), (vec![Verdict::Allowed], Some(first)));
+}
+
+#[tokio::test]
 async fn request_without_rule_is_allowed_without_limits() {
     let service = Service::start(RULES).await;
     let unknown = Request { domain: "other".into(), ..request("user", "ann") };

@@ -119,6 +119,20 @@ async fn reset_over_http_needs_the_token() {
 }
 
 #[tokio::test]
+async fn calls_of_web_pages_of_other_origins_are_refused() {
+    let service = Service::start(RULES).await;
+    for call in ["check", "peek", "refund", "reserve", "settle", "cancel", "reset"] {
+        let head = format!("POST /v1/{call} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
+        let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
+        let request = format!("{head}origin: http://example.com\r\ncontent-length: 2\r\n\r\n{{}}");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 403 "), "{call}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn other_methods_of_calls_in_json_are_refused() {
     let service = Service::start(RULES).await;
     assert_eq!(service.http("GET", "/v1/check", "").await.0, 405);

@@ -4,6 +4,7 @@ mod answers;
 mod cluster;
 mod http;
 mod openapi;
+mod reservations;
 mod reset;
 mod stream;
 mod together;

@@ -1,0 +1,191 @@
+//! `Reserve`, `Settle` and `Cancel`: hits that are held until it is known how many are used.
+
+use std::{borrow::Cow, time::Duration};
+
+use crate::{
+    algorithm::Operation,
+    api::{
+        Api, Error,
+        call::{HoldVerb, Reply},
+        proto::tollgate::v1::reserve_request,
+        protobuf::{FRAME_PREFIX_BYTES, Value, text, text_field},
+        v1::{
+            CallError,
+            decode::{Named, duration},
+            encode::{self, DecidedRequest},
+        },
+    },
+    cluster::OpenForwards,
+    limiter::{self, ActiveView, Bounds, HeldAnswer, SettledAnswer},
+    store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry},
+};
+
+/// Room for the id and one limit, in bytes.
+const RESPONSE_BYTES: usize = 128;
+
+/// A decoded call.
+struct HoldCall<'m> {
+    named: Named<'m>,
+    hits: Hits,
+    id: Cow<'m, str>,
+    purpose: Purpose,
+}
+
+/// The hits of each descriptor.
+#[derive(Clone, Copy)]
+enum Hits {
+    /// Its own, or these.
+    OwnOr(u64),
+    /// None, whatever the descriptor says.
+    None,
+}
+
+/// What the call does with the reservation.
+enum Purpose {
+    Make(HoldTerms),
+    End(HoldId),
+}
+
+impl<'m> HoldCall<'m> {
+    fn decode(verb: HoldVerb, message: &'m [u8], bounds: Bounds) -> Result<Self, Error> {
+        match verb {
+            HoldVerb::Reserve => Self::decode_reserve(message, bounds),
+            HoldVerb::Settle | HoldVerb::Cancel => Ok(Self::decode_end(verb, message, bounds)?),
+        }
+    }
+
+    fn decode_reserve(message: &'m [u8], bounds: Bounds) -> Result<Self, Error> {
+        let (mut amount, mut ttl, mut id, mut on_expiry) = (0, HOLD_TTL_DEFAULT, "", 0);
+        let named = Named::decode(message, bounds, |number, value| {
+            match (number, value) {
+                (3, Value::Varint(hits)) => amount = hits,
+                (4, Value::Bytes(given)) => ttl = duration(given).ok_or(CallError::Ttl)?,
+                (5, Value::Bytes(given)) => id = text(given)?,
+                (6, Value::Varint(number)) => on_expiry = number as i32,
+                (3..=6, _wrong_type) => return Err(CallError::Malformed),
+                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            }
+            Ok(())
+        })?;
+        let on_expiry = match reserve_request::OnExpiry::try_from(on_expiry) {
+            Ok(reserve_request::OnExpiry::Release) => OnExpiry::Release,
+            Ok(reserve_request::OnExpiry::Charge) => OnExpiry::Charge,
+            Err(_) => return Err(CallError::OnExpiry(on_expiry).into()),
+        };
+        let id = match id {
+            "" => Cow::Owned(format!("{:032x}", rand::random::<u128>())),
+            given => Cow::Borrowed(given),
+        };
+        let hold_id = HoldId::new(id.as_bytes()).map_err(CallError::from)?;
+        let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
+        Ok(Self { named, hits: Hits::OwnOr(amount.max(1)), id, purpose: Purpose::Make(terms) })
+    }
+
+    fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: Bounds) -> Result<Self, CallError> {
+        let (mut id, mut actual) = ("", 0);
+        let has_actual = verb == HoldVerb::Settle;
+        let named = Named::decode(message, bounds, |number, value| {
+            match (number, value) {
+                (3, Value::Bytes(given)) => id = text(given)?,
+                (4, Value::Varint(hits)) if has_actual => actual = hits,
+                (3, _wrong_type) => return Err(CallError::Malformed),
+                (4, _wrong_type) if has_actual => return Err(CallError::Malformed),
+                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            }
+            Ok(())
+        })?;
+        if id.is_empty() {
+            return Err(CallError::NoId);
+        }
+        let hits = if has_actual { Hits::OwnOr(actual) } else { Hits::None };
+        let purpose = Purpose::End(HoldId::new(id.as_bytes())?);
+        Ok(Self { named, hits, id: Cow::Borrowed(id), purpose })
+    }
+
+    /// The request in the form of the limiter, of a caller that waits for `timeout`.
+    fn limiter_request(&self, timeout: Option<Duration>) -> Result<limiter::Request<'_>, Error> {
+        let Named { domain, descriptors } = &self.named;
+        let request = descriptors.limiter_request(domain, timeout, |view| {
+            Operation::Charge(match self.hits {
+                Hits::OwnOr(hits) => view.hits.unwrap_or(hits),
+                Hits::None => 0,
+            })
+        });
+        // The answer does not wait for the turn.
+        Ok(request?.with_any_turn())
+    }
+}
+
+impl Api {
+    /// Makes or ends a reservation whose counters are here.
+    pub(in crate::api) fn hold_v1(
+        &self,
+        verb: HoldVerb,
+        message: &[u8],
+        timeout: Option<Duration>,
+        view: &ActiveView<'_>,
+    ) -> Result<Reply, Error> {
+        let call = HoldCall::decode(verb, message, self.settings.bounds())?;
+        let request = call.limiter_request(timeout)?;
+        match &call.purpose {
+            Purpose::Make(terms) => {
+                let held = view.reserve(&request, terms)?;
+                Ok(self.held(&call.id, &request, view, &held))
+            }
+            Purpose::End(id) => Ok(settled(&view.settle(&request, id)?)),
+        }
+    }
+
+    /// The same for counters elsewhere, of a call received over `connection`.
+    pub(in crate::api) async fn hold_v1_remote(
+        &self,
+        verb: HoldVerb,
+        message: &[u8],
+        timeout: Option<Duration>,
+        view: &ActiveView<'_>,
+        connection: &OpenForwards,
+    ) -> Result<Reply, Error> {
+        let call = HoldCall::decode(verb, message, self.settings.bounds())?;
+        let request = call.limiter_request(timeout)?;
+        match &call.purpose {
+            Purpose::Make(terms) => {
+                let held = view.reserve_remote(&request, terms, connection).await?;
+                Ok(self.held(&call.id, &request, view, &held))
+            }
+            Purpose::End(id) => Ok(settled(&view.settle_remote(&request, id, connection).await?)),
+        }
+    }
+
+    fn held(
+        &self,
+        id: &str,
+        request: &limiter::Request<'_>,
+        view: &ActiveView<'_>,
+        HeldAnswer { answer, is_held }: &HeldAnswer<'_>,
+    ) -> Reply {
+        if let Some(denials) = &self.denials {
+            denials.log(request, answer, view.now());
+        }
+        let mut frame = frame();
+        let retry_after = answer.retry_after(self.limiter.modes());
+        let (passes, delay, statuses) = (answer.passes, answer.delay, &answer.statuses);
+        encode::decided(&mut frame, &DecidedRequest { id: "", passes, delay, retry_after, statuses });
+        if *is_held {
+            text_field(&mut frame, 2, id);
+        }
+        Reply { passes: Some(passes), ..Reply::of_frame(frame) }
+    }
+}
+
+fn settled(answer: &SettledAnswer<'_>) -> Reply {
+    let mut frame = frame();
+    encode::settled(&mut frame, answer);
+    Reply::of_frame(frame)
+}
+
+/// Room for the prefix of a frame, and for a response after it.
+fn frame() -> Vec<u8> {
+    let mut frame = Vec::with_capacity(FRAME_PREFIX_BYTES + RESPONSE_BYTES);
+    frame.resize(FRAME_PREFIX_BYTES, 0);
+    frame
+}
