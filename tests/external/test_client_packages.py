@@ -26,6 +26,7 @@ PACKAGES = {
         setup="python3 -m venv .venv && .venv/bin/pip install --quiet '.[test]'", tests=".venv/bin/python -m pytest -q"
     ),
     "node": Package(setup="npm install --no-package-lock --no-audit --no-fund", tests="npm test"),
+    "rust": Package(setup="cargo test --locked --no-run", tests="cargo test --locked"),
 }
 
 

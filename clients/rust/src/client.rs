@@ -17,14 +17,14 @@ use crate::{
 
 /// Asks one Tollgate, which may have many replicas. Make one for the process; clones share it.
 #[derive(Clone)]
-pub struct Client(Arc<Inner>);
+pub struct Client(pub(crate) Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     options: Options,
-    connections: Arc<Connections>,
+    pub(crate) connections: Arc<Connections>,
     batcher: Batcher,
-    denials: DenyCache,
-    hasher: KeyHasher,
+    pub(crate) denials: DenyCache,
+    pub(crate) hasher: KeyHasher,
 }
 
 /// Why a call that changes counters has no result. Hits may have been charged or given back, or not.
@@ -73,8 +73,8 @@ impl Client {
         measured.outcome = match &decision.source {
             Source::Default(NoAnswer::QueueFull) => Outcome::QueueFull,
             Source::Default(NoAnswer::Failed { .. }) => Outcome::NoAnswer,
-            Source::Server | Source::DenyCache if decision.allowed => Outcome::Allowed,
-            Source::Server | Source::DenyCache => Outcome::Denied,
+            Source::Server | Source::DenyCache | Source::Prepaid if decision.allowed => Outcome::Allowed,
+            Source::Server | Source::DenyCache | Source::Prepaid => Outcome::Denied,
         };
         if let (Outcome::Denied, Some(sent)) = (measured.outcome, sent) {
             inner.denials.refuse(key, hits, &decision, sent.into_std());
@@ -101,12 +101,12 @@ impl Client {
 }
 
 impl Inner {
-    fn deadline(&self) -> Instant {
+    pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.options.timeout
     }
 
     /// The default decision stands in for a missing answer.
-    fn or_default(&self, result: Result<Decision, Error>) -> Result<Decision, InvalidRequest> {
+    pub(crate) fn or_default(&self, result: Result<Decision, Error>) -> Result<Decision, InvalidRequest> {
         match result {
             Ok(decision) => Ok(decision),
             Err(Error::InvalidRequest(invalid)) => Err(invalid),

@@ -30,6 +30,8 @@ pub enum Source {
     Server,
     /// The key was refused earlier, and the time of its retry-after is not over.
     DenyCache,
+    /// A slice of [`Prepaid`](crate::Prepaid).
+    Prepaid,
     /// [`Options::on_no_answer`](crate::Options::on_no_answer), for this reason.
     Default(NoAnswer),
 }

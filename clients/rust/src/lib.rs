@@ -15,7 +15,9 @@ mod headers;
 mod layer;
 mod metrics;
 mod options;
+mod prepaid;
 mod request;
+mod reservation;
 
 pub use tonic::{
     Code,
@@ -27,8 +29,10 @@ pub use decision::{Decision, LimitStatus, NoAnswer, Source};
 pub use layer::{RateLimitLayer, RateLimitService};
 pub use metrics::{Metrics, Outcome};
 pub use options::{InvalidOptions, OnNoAnswer, Options};
+pub use prepaid::{Prepaid, Slices};
 pub use proto::tollgate::v1;
 pub use request::{Descriptor, InvalidRequest, Limit, Request, Unit};
+pub use reservation::{OnExpiry, Reservation, SettledLimit, SettledOutcome, Settlement, Terms};
 
 #[expect(missing_docs, reason = "comments of the protocol file are its documentation")]
 mod proto {

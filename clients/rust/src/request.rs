@@ -1,6 +1,9 @@
 //! What a caller asks.
 
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::{
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use prost::Message;
 
@@ -130,12 +133,22 @@ pub(crate) struct CounterKey([u64; 2]);
 
 /// Hashes with 128 secret bits each, so that callers cannot construct collisions.
 #[derive(Default)]
-pub(crate) struct KeyHasher([RandomState; 2]);
+pub(crate) struct KeyHasher {
+    states: [RandomState; 2],
+    ids: AtomicU64,
+}
 
 impl KeyHasher {
+    /// An id that no other client has: 32 characters.
+    pub(crate) fn unique_id(&self) -> String {
+        let number = self.ids.fetch_add(1, Ordering::Relaxed);
+        let [a, b] = self.states.each_ref().map(|state| state.hash_one(number));
+        format!("{a:016x}{b:016x}")
+    }
+
     /// Equal for requests that differ in their hits only.
     pub(crate) fn key_of(&self, request: &Request) -> CounterKey {
-        CounterKey(self.0.each_ref().map(|state| {
+        CounterKey(self.states.each_ref().map(|state| {
             let mut hasher = state.build_hasher();
             request.domain.hash(&mut hasher);
             hasher.write_usize(request.descriptors.len());

@@ -216,3 +216,9 @@ pub async fn get(address: SocketAddr, path: &str, headers: &[(&str, &str)]) -> R
     let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
     Response { status, headers, body: body.to_owned() }
 }
+
+/// What is left of the tightest limit.
+pub async fn remaining(client: &Client, request: &Request) -> u64 {
+    let decision = client.peek(request).await.unwrap();
+    decision.tightest().unwrap().remaining
+}

@@ -15,7 +15,7 @@ const DEFAULTS: [(OnNoAnswer, bool); 2] = [(OnNoAnswer::Allow, true), (OnNoAnswe
 fn code(source: &Source) -> Option<Code> {
     match source {
         Source::Default(NoAnswer::Failed { code, .. }) => Some(*code),
-        Source::Default(NoAnswer::QueueFull) | Source::Server | Source::DenyCache => None,
+        Source::Default(NoAnswer::QueueFull) | Source::Server | Source::DenyCache | Source::Prepaid => None,
     }
 }
 
