@@ -47,6 +47,9 @@ pub enum InvalidOptions {
     /// The target is not `host:port`, or several of them with commas between.
     #[error("the target {0:?} is not host:port")]
     Target(String),
+    /// Slices cannot be held for this time.
+    #[error("the ttl of slices must be 1 ms to 24 h, and is {0:?}")]
+    Ttl(Duration),
     /// TLS cannot be set up.
     #[error("TLS cannot be set up")]
     Tls(#[source] tonic::transport::Error),

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -13,19 +14,22 @@ use tokio::{
 };
 
 use crate::{
-    Client, Decision, InvalidRequest, OnExpiry, Request, Reservation, Source, Terms, request::CounterKey,
-    reservation::settle_surely,
+    Client, Decision, InvalidOptions, InvalidRequest, OnExpiry, Request, Reservation, Source, Terms,
+    request::CounterKey, reservation::settle_surely,
 };
 
 /// Between attempts to reserve a slice that the server refuses.
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Those that a server takes.
+const TTLS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
 
 /// Options of [`Prepaid`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slices {
     /// Hits of a slice. Default: 100.
     pub hits: u64,
-    /// The time for which a slice is held at most. Default: 5 s.
+    /// The time for which a slice is held at most: 1 ms to 24 h. Default: 5 s.
     pub ttl: Duration,
     /// Keys with slices. Checks of further keys go to the server. Default: 100.
     pub keys_max: usize,
@@ -67,9 +71,15 @@ struct Slice {
 
 impl Prepaid {
     /// Slices of this client.
-    pub fn new(client: Client, slices: Slices) -> Self {
+    pub fn new(client: Client, slices: Slices) -> Result<Self, InvalidOptions> {
+        if slices.hits == 0 {
+            return Err(InvalidOptions::Zero("hits"));
+        }
+        if !TTLS.contains(&slices.ttl) {
+            return Err(InvalidOptions::Ttl(slices.ttl));
+        }
         let shared = Arc::new(Shared { client, slices, keys: Mutex::default() });
-        Self { shared, keepers: Mutex::default(), closed: watch::Sender::new(false) }
+        Ok(Self { shared, keepers: Mutex::default(), closed: watch::Sender::new(false) })
     }
 
     /// Spends hits of the slice of the request's key. Without a slice, or if it has too few hits left, it is

@@ -12,7 +12,7 @@ use crate::harness::{FREE, HOUR, Server, client, eventually, get, options, remai
 
 #[path = "../../examples/llm.rs"]
 #[expect(dead_code, reason = "the program's main")]
-mod llm;
+mod example;
 
 const RULES: &str = "
 domain: models
@@ -25,7 +25,7 @@ descriptors:
 async fn start(pace: Duration) -> (Server, Client, SocketAddr) {
     let tollgate = Server::start(RULES).await;
     let client = client(tollgate.target(), options());
-    let app = llm::app(client.clone(), llm::Model { pace });
+    let app = example::app(client.clone(), example::Model { pace });
     let listener = TcpListener::bind(FREE).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, app).await });
@@ -54,7 +54,7 @@ async fn tokens_are_charged_if_the_caller_goes_away() {
     while !text.windows(4).any(|part| part == b"\nA \r") {
         assert_ne!(stream.read_buf(&mut text).await.unwrap(), 0, "{}", String::from_utf8_lossy(&text));
     }
-    assert_eq!(remaining(&client, &ann()).await, 150 - llm::TOKENS_MAX, "they are held");
+    assert_eq!(remaining(&client, &ann()).await, 150 - example::TOKENS_MAX, "they are held");
     assert_eq!(get(address, "/generate", &[("user", "ann")]).await.status, 429);
 
     drop(stream);

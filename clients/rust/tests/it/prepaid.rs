@@ -18,7 +18,8 @@ async fn slice_is_spent_without_calls_and_settled_at_close() {
     let server = Server::start(RULES).await;
     let (options, counts) = counted();
     let client = client(server.target(), options);
-    let (prepaid, red) = (Prepaid::new(client.clone(), Slices { hits: 50, ..TEN }), request("group", "red"));
+    let (prepaid, red) =
+        (Prepaid::new(client.clone(), Slices { hits: 50, ..TEN }).unwrap(), request("group", "red"));
     let mut checks = 0;
     eventually("a slice is reserved", async || {
         checks += 1;
@@ -45,7 +46,7 @@ async fn concurrent_clients_with_slices_pass_exactly_what_is_charged() {
     let red = request("group", "red");
     let mut callers = JoinSet::new();
     for _ in 0..4 {
-        let prepaid = Prepaid::new(client.clone(), TEN);
+        let prepaid = Prepaid::new(client.clone(), TEN).unwrap();
         let red = red.clone();
         callers.spawn(async move {
             let mut passed = 0;
@@ -68,7 +69,8 @@ async fn slice_is_renewed_before_it_is_used_up() {
     let server = Server::start(RULES).await;
     let (options, counts) = counted();
     let client = client(server.target(), options);
-    let (prepaid, many) = (Prepaid::new(client.clone(), Slices { hits: 50, ..TEN }), request("many", "x"));
+    let (prepaid, many) =
+        (Prepaid::new(client.clone(), Slices { hits: 50, ..TEN }).unwrap(), request("many", "x"));
     let mut spent = 0;
     eventually("a slice is reserved", async || {
         spent += 1;
@@ -94,7 +96,7 @@ async fn slice_is_renewed_before_it_is_used_up() {
 async fn slice_that_is_not_used_is_given_back() {
     let server = Server::start(RULES).await;
     let client = client(server.target(), options());
-    let prepaid = Prepaid::new(client.clone(), Slices { ttl: Duration::from_millis(200), ..TEN });
+    let prepaid = Prepaid::new(client.clone(), Slices { ttl: Duration::from_millis(200), ..TEN }).unwrap();
     let red = request("group", "red");
     assert!(prepaid.check(&red).await.unwrap().allowed);
     eventually("the slice is held", async || remaining(&client, &red).await == 89).await;
@@ -105,7 +107,7 @@ async fn slice_that_is_not_used_is_given_back() {
 async fn key_beyond_the_bound_has_no_slice() {
     let server = Server::start(RULES).await;
     let client = client(server.target(), options());
-    let prepaid = Prepaid::new(client.clone(), Slices { keys_max: 1, ..TEN });
+    let prepaid = Prepaid::new(client.clone(), Slices { keys_max: 1, ..TEN }).unwrap();
     let (red, blue) = (request("group", "red"), request("group", "blue"));
     eventually("a slice is reserved", async || spends_slice(&prepaid, &red).await).await;
     for left in [99, 98, 97] {
@@ -121,10 +123,22 @@ async fn limit_that_is_smaller_than_a_slice_is_checked() {
     let server = Server::start(RULES).await;
     let (options, counts) = counted();
     let client = client(server.target(), options);
-    let (prepaid, ann) = (Prepaid::new(client, TEN), request("user", "ann"));
+    let (prepaid, ann) = (Prepaid::new(client, TEN).unwrap(), request("user", "ann"));
     for allowed in [true, true, true, false] {
         assert_eq!(prepaid.check(&ann).await.unwrap().allowed, allowed);
     }
     assert_eq!((counts.of(Outcome::Allowed), counts.of(Outcome::Denied)), (3, 1));
     prepaid.close().await;
+}
+
+#[tokio::test]
+async fn invalid_slices_are_errors() {
+    let client = client("127.0.0.1:1", options());
+    for slices in [
+        Slices { hits: 0, ..TEN },
+        Slices { ttl: Duration::ZERO, ..TEN },
+        Slices { ttl: Duration::MAX, ..TEN },
+    ] {
+        assert!(Prepaid::new(client.clone(), slices).is_err(), "{slices:?}");
+    }
 }
