@@ -105,6 +105,7 @@ impl Connections {
                 tries += 1;
                 match Cause::of(&status) {
                     Cause::Server => return Err(status),
+                    Cause::Timeout => return Err(late()),
                     Cause::NotSent if tries < TRIES_MAX => self.remove(&connection),
                     Cause::NotSent | Cause::Connection => {
                         self.remove(&connection);
@@ -113,8 +114,7 @@ impl Connections {
                 }
             }
         };
-        let late = |_| Err(Status::deadline_exceeded("no answer in time"));
-        timeout_at(deadline, calls).await.unwrap_or_else(late)
+        timeout_at(deadline, calls).await.unwrap_or_else(|_| Err(late()))
     }
 
     /// The connection whose turn it is. Waits while the first one is being made.
@@ -152,10 +152,16 @@ impl Connections {
     }
 }
 
+fn late() -> Status {
+    Status::deadline_exceeded("no answer in time")
+}
+
 /// What made a call fail.
 enum Cause {
-    /// The server answered, or not in time.
+    /// The answer of the server.
     Server,
+    /// tonic keeps the deadline too, and calls it a cancellation.
+    Timeout,
     /// The connection was closed, and the call not sent.
     NotSent,
     /// The connection failed; the call may have been sent.
@@ -168,7 +174,7 @@ impl Cause {
         let mut causes =
             std::iter::successors(Some(first), |cause: &&(dyn Error + 'static)| (*cause).source());
         let known = causes.find_map(|cause| match cause {
-            _ if cause.is::<TimeoutExpired>() => Some(Self::Server),
+            _ if cause.is::<TimeoutExpired>() => Some(Self::Timeout),
             _ if cause.is::<ConnectError>() => Some(Self::NotSent),
             _ => None,
         });
