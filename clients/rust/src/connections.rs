@@ -12,9 +12,8 @@ use std::{
     time::Duration,
 };
 
-use hyper_util::rt::TokioIo;
 use tokio::{
-    net::{TcpStream, lookup_host},
+    net::lookup_host,
     sync::{mpsc, watch},
     task::JoinSet,
     time::{Instant, sleep_until, timeout_at},
@@ -23,9 +22,12 @@ use tonic::{
     ConnectError, Request, Response, Status, TimeoutExpired,
     transport::{self, Channel, ClientTlsConfig, Endpoint},
 };
-use tower::service_fn;
 
-use crate::{InvalidOptions, v1::rate_limiter_client::RateLimiterClient};
+use crate::{
+    InvalidOptions,
+    endpoint::{authority, connect, endpoint},
+    v1::rate_limiter_client::RateLimiterClient,
+};
 
 /// Answers are larger than their requests.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
@@ -33,10 +35,6 @@ const ANSWER_BYTES_MAX: usize = 32 << 20;
 const ADDRESSES_MAX: usize = 256;
 /// Connections that one call tries, one after the other.
 const TRIES_MAX: usize = 3;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A server that disappeared without closing the connection is detected after these two.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between attempts to connect to one address.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
@@ -337,47 +335,6 @@ impl Manager {
     }
 }
 
-fn endpoint(name: &str, tls: Option<&ClientTlsConfig>) -> Result<Endpoint, InvalidOptions> {
-    let invalid = || InvalidOptions::Target(name.to_owned());
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    let endpoint = Endpoint::from_shared(format!("{scheme}://{name}")).map_err(|_| invalid())?;
-    let uri = endpoint.uri();
-    if uri.port_u16().is_none() || uri.path() != "/" || uri.query().is_some() || name.contains('@') {
-        return Err(invalid());
-    }
-    let endpoint = endpoint
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .keep_alive_while_idle(true);
-    match tls {
-        Some(tls) => endpoint.tls_config(tls.clone()).map_err(InvalidOptions::Tls),
-        None => Ok(endpoint),
-    }
-}
-
-/// `host:port` of an endpoint.
-fn authority(endpoint: &Endpoint) -> &str {
-    endpoint.uri().authority().map_or("", http::uri::Authority::as_str)
-}
-
-/// Connects once: if the connection is closed, calls on the channel fail and do not connect again.
-async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Channel, transport::Error> {
-    let mut used = false;
-    let once = service_fn(move |_: http::Uri| {
-        let again = std::mem::replace(&mut used, true);
-        async move {
-            if again {
-                return Err(io::Error::new(io::ErrorKind::NotConnected, "the connection is closed"));
-            }
-            let stream = TcpStream::connect(address).await?;
-            stream.set_nodelay(true)?;
-            Ok(TokioIo::new(stream))
-        }
-    });
-    endpoint.connect_with_connector(once).await
-}
-
 /// 100 ms, then 1.6 times as long after each failure, at most 1 s.
 fn retry_delay(failures: u32) -> Duration {
     let exponent = failures.saturating_sub(1).min(10);
@@ -398,17 +355,5 @@ mod tests {
     fn retry_delay_grows_to_one_second() {
         let delays = [1, 2, 3, 7, u32::MAX].map(|failures| retry_delay(failures).as_millis());
         assert_eq!(delays, [100, 160, 256, 1000, 1000]);
-    }
-
-    #[test]
-    fn target_without_port_is_invalid() {
-        for target in
-            ["", "tollgate", "http://tollgate:1", "a@tollgate:1", "tollgate:1/path", "tollgate:1,", "a:b"]
-        {
-            assert!(target.split(',').any(|name| endpoint(name, None).is_err()), "{target}");
-        }
-        for target in ["tollgate:8081", "127.0.0.1:1", "[::1]:1"] {
-            assert_eq!(authority(&endpoint(target, None).unwrap()), target);
-        }
     }
 }

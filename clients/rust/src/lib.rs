@@ -11,6 +11,7 @@ mod client;
 mod connections;
 mod decision;
 mod deny_cache;
+mod endpoint;
 mod headers;
 mod layer;
 mod metrics;

@@ -179,8 +179,8 @@ impl Shared {
             let until = reservation.begin + times.min().unwrap_or_default();
             return Some(Slice { reservation, left: self.slices.hits, until, low: Arc::default() });
         }
-        if decision.allowed {
-            // It may be held, without an answer or with a place in a queue. If it cannot be given back, it stays
+        if decision.allowed || decision.source != Source::Server {
+            // It may be held, with a place in a queue or without an answer. If it cannot be given back, it stays
             // charged.
             let _ = settle_surely(&reservation, 0).await;
         }

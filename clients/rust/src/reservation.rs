@@ -38,7 +38,7 @@ impl Default for Terms {
 /// A reservation, if its decision allows the request. To drop it neither settles nor cancels it.
 #[derive(Clone)]
 pub struct Reservation {
-    /// If the default has decided, the hits may be held or not: settle them nevertheless.
+    /// If the default has decided, the hits may be held or not: settle or cancel them nevertheless.
     pub decision: Decision,
     /// When the call began.
     pub(crate) begin: Instant,
@@ -170,11 +170,11 @@ impl Settlement {
 
 /// Settles, and repeats it a few times if there is no answer.
 pub(crate) async fn settle_surely(reservation: &Reservation, actual: u64) -> Result<Settlement, Error> {
-    const TRIES: usize = 5;
     let mut result = reservation.settle(actual).await;
-    for _ in 1..TRIES {
+    for pause_ms in [100, 200, 400, 800] {
         match &result {
             Err(Error::NoAnswer(NoAnswer::Failed { .. } | NoAnswer::QueueFull)) => {
+                tokio::time::sleep(Duration::from_millis(pause_ms)).await;
                 result = reservation.settle(actual).await;
             }
             Ok(_) | Err(Error::InvalidRequest(_)) => break,

@@ -93,6 +93,22 @@ async fn slice_is_renewed_before_it_is_used_up() {
 }
 
 #[tokio::test]
+async fn slice_is_renewed_before_its_time_is_over() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let slices = Slices { ttl: Duration::from_secs(2), ..TEN };
+    let (prepaid, red) = (Prepaid::new(client.clone(), slices).unwrap(), request("group", "red"));
+    let mut spent = 0;
+    eventually("a slice is reserved", async || {
+        spent += 1;
+        spends_slice(&prepaid, &red).await
+    })
+    .await;
+    eventually("another slice is held", async || remaining(&client, &red).await == 100 - spent - 10).await;
+    eventually("it is given back", async || remaining(&client, &red).await == 100 - spent).await;
+}
+
+#[tokio::test]
 async fn slice_that_is_not_used_is_given_back() {
     let server = Server::start(RULES).await;
     let client = client(server.target(), options());
