@@ -45,7 +45,7 @@ async fn checks_during_a_call_are_sent_together() {
     let server = Server::start(RULES).await;
     let (options, counts) = counted();
     let client = client(server.target(), Options { calls_max: 1, ..options });
-    let paused = server.pause();
+    let paused = server.pause().await;
     let mut checks = start_many(&client, 1).await;
     eventually("the first check is sent at once", async || counts.batches() == [1]).await;
     checks.extend(start_many(&client, 300).await);
@@ -73,7 +73,7 @@ async fn check_beyond_full_queue_gets_the_default() {
     let server = Server::start(RULES).await;
     let (options, counts) = counted();
     let client = client(server.target(), Options { calls_max: 1, queue_max: 2, ..options });
-    let paused = server.pause();
+    let paused = server.pause().await;
     let mut checks = start_many(&client, 1).await;
     eventually("a call is under way", async || counts.batches() == [1]).await;
     checks.extend(start_many(&client, 2).await);
@@ -91,7 +91,7 @@ async fn dropped_check_in_queue_is_not_sent() {
     let server = Server::start(RULES).await;
     let (options, counts) = counted();
     let client = client(server.target(), Options { calls_max: 1, ..options });
-    let paused = server.pause();
+    let paused = server.pause().await;
     let mut checks = start_many(&client, 1).await;
     eventually("a call is under way", async || counts.batches() == [1]).await;
     let dropped = start(&client, request("many", "x")).await;
@@ -110,7 +110,7 @@ async fn invalid_request_in_a_batch_fails_alone() {
     let client = client(server.target(), Options { calls_max: 1, ..options });
     // So many descriptors that the server refuses the call and not only the request.
     let crowded = Request::new("edge", vec![Descriptor::new([("user", "ann")]); 1000]);
-    let paused = server.pause();
+    let paused = server.pause().await;
     let mut valid = start_many(&client, 1).await;
     eventually("a call is under way", async || counts.batches() == [1]).await;
     let invalid = [start(&client, Request::new("edge", [])).await, start(&client, crowded).await];

@@ -181,7 +181,7 @@ async fn dropped_check_counts_as_failed() {
     let server = Server::start(RULES).await;
     let (options, counts) = counted();
     let client = Arc::new(client(server.target(), options));
-    let paused = server.pause();
+    let paused = server.pause().await;
     let task = tokio::spawn({
         let client = client.clone();
         async move { client.check(&request("user", "ann")).await }

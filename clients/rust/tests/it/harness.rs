@@ -96,9 +96,10 @@ impl Server {
     }
 
     /// Stops the process without closing its connections, until the returned value is dropped.
-    pub fn pause(&self) -> Paused {
+    pub async fn pause(&self) -> Paused {
         let paused = Paused(self.child.id().unwrap());
         paused.signal("STOP");
+        eventually("all threads have stopped", async || paused.is_stopped()).await;
         paused
     }
 }
@@ -107,6 +108,15 @@ impl Server {
 pub struct Paused(u32);
 
 impl Paused {
+    /// Threads run on for a moment after the signal.
+    fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.0)).expect("the tests need Linux");
+        threads.map(|thread| thread.unwrap().path().join("stat")).all(|path| {
+            // The state is behind the name, which is in parentheses. A thread may have ended meanwhile.
+            std::fs::read_to_string(path).is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" T"))
+        })
+    }
+
     fn signal(&self, name: &str) {
         let id = self.0.to_string();
         let status = std::process::Command::new("kill").args(["-s", name, &id]).status().unwrap();

@@ -36,7 +36,7 @@ async fn silent_server_gives_the_default_at_the_deadline() {
         let client = client(server.target(), Options { timeout: TIMEOUT, on_no_answer, ..options });
         eventually("the server answers", async || answers(&client).await).await;
         let answered = counts.of(Outcome::NoAnswer);
-        let paused = server.pause();
+        let paused = server.pause().await;
         let begin = Instant::now();
         let decision = client.check(&request("user", "ann")).await.unwrap();
         let elapsed = begin.elapsed();
