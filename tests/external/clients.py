@@ -67,8 +67,8 @@ def install(source, home, setup):
             # Without file times, so that copied files are newer than built ones.
             shutil.copytree(source, folder, ignore=leftovers, copy_function=shutil.copy)
             shutil.copytree(PROTO, home / "proto", copy_function=shutil.copy)
-        if language == "rust":
-            # The same versions as the service, which are already downloaded.
+        if source == EXAMPLES / "rust":
+            # The same versions as the service, which are already downloaded. A package has versions of its own.
             shutil.copy(ROOT / "Cargo.lock", folder)
         done = run(["bash", "-euo", "pipefail", "-c", setup], folder, BUILD_TIMEOUT)
         assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"

@@ -27,6 +27,7 @@ PACKAGES = {
     ),
     "node": Package(setup="npm install --no-package-lock --no-audit --no-fund", tests="npm test"),
     "java": Package(setup="mvn -q -B test-compile", tests="mvn -q -B test"),
+    "rust": Package(setup="cargo test --locked --no-run", tests="cargo test --locked"),
 }
 
 

@@ -1,0 +1,206 @@
+//! Sends checks together that begin while calls are under way.
+//!
+//! There is no timer: a check is sent at once if fewer calls are under way than may be.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use prost::Message;
+use tokio::{
+    sync::{Notify, oneshot},
+    task::JoinSet,
+    time::{Instant, timeout_at},
+};
+use tonic::{Code, Status};
+
+use crate::{
+    NoAnswer, Options,
+    connections::{Connections, Server},
+    metrics::Metrics,
+    v1,
+};
+
+/// Bounds the bytes of a batch: a message may have 4 MiB.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Collects checks and sends them.
+pub(crate) struct Batcher {
+    shared: Arc<Shared>,
+    _senders: JoinSet<()>,
+}
+
+struct Shared {
+    connections: Arc<Connections>,
+    metrics: Arc<dyn Metrics>,
+    batch_max: usize,
+    queue_max: usize,
+    queue: Mutex<Queue>,
+    /// Wakes a sender that waits for checks.
+    arrival: Notify,
+}
+
+/// Checks that wait, by their numbers in the order of arrival.
+#[derive(Default)]
+struct Queue {
+    checks: BTreeMap<u64, QueuedCheck>,
+    next: u64,
+}
+
+struct QueuedCheck {
+    request: v1::Request,
+    bytes: usize,
+    deadline: Instant,
+    reply: oneshot::Sender<Reply>,
+}
+
+/// The answer to one check, or the reason why there is none.
+pub(crate) struct Reply {
+    pub(crate) answer: Result<v1::Answer, Status>,
+    /// When the check was sent.
+    pub(crate) sent: Instant,
+}
+
+impl Batcher {
+    pub(crate) fn new(connections: Arc<Connections>, options: &Options) -> Self {
+        let shared = Arc::new(Shared {
+            connections,
+            metrics: options.metrics.clone(),
+            batch_max: options.batch_max,
+            queue_max: options.queue_max,
+            queue: Mutex::default(),
+            arrival: Notify::new(),
+        });
+        let mut senders = JoinSet::new();
+        for _ in 0..options.calls_max {
+            senders.spawn(shared.clone().send_batches());
+        }
+        Self { shared, _senders: senders }
+    }
+
+    /// Waits for the answer until the deadline. A check whose caller is gone is not sent.
+    pub(crate) async fn check(&self, request: v1::Request, deadline: Instant) -> Result<Reply, NoAnswer> {
+        let (reply, answer) = oneshot::channel();
+        let bytes = request.encoded_len();
+        let _place = self.shared.queue(QueuedCheck { request, bytes, deadline, reply })?;
+        match timeout_at(deadline, answer).await {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(_)) => Err(Status::unavailable("the runtime of the client has ended").into()),
+            Err(_) => Err(Status::deadline_exceeded("no answer in time").into()),
+        }
+    }
+}
+
+/// The place of a check in the queue, which it leaves when this is dropped.
+struct Place<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().checks.remove(&self.number);
+    }
+}
+
+impl Shared {
+    fn queue(&self, check: QueuedCheck) -> Result<Place<'_>, NoAnswer> {
+        let mut queue = self.lock();
+        if queue.checks.len() >= self.queue_max {
+            return Err(NoAnswer::QueueFull);
+        }
+        let number = queue.next;
+        queue.next += 1;
+        queue.checks.insert(number, check);
+        drop(queue);
+        self.arrival.notify_one();
+        Ok(Place { shared: self, number })
+    }
+
+    async fn send_batches(self: Arc<Self>) {
+        loop {
+            // A check that arrives after `take` leaves a permit.
+            let batch = self.take();
+            if batch.is_empty() {
+                self.arrival.notified().await;
+            } else {
+                self.send(batch).await;
+            }
+        }
+    }
+
+    /// The next batch. A single check may have more bytes than a batch.
+    fn take(&self) -> Vec<QueuedCheck> {
+        let mut queue = self.lock();
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < self.batch_max
+            && let Some(next) = queue.checks.first_entry()
+        {
+            bytes += next.get().bytes;
+            if !batch.is_empty() && bytes > BATCH_BYTES_MAX {
+                break;
+            }
+            batch.push(next.remove());
+        }
+        batch
+    }
+
+    /// Replies to each check of a batch. If the server refuses the call as a whole, the halves are sent apart: the
+    /// server allows less in one call, or one check is too large.
+    async fn send(&self, batch: Vec<QueuedCheck>) {
+        let mut parts = vec![batch];
+        while let Some(mut part) = parts.pop() {
+            let sent = Instant::now();
+            let result = self.call(&part).await;
+            if part.len() > 1 && matches!(&result, Err(status) if status.code() == Code::InvalidArgument) {
+                let second = part.split_off(part.len() / 2);
+                parts.extend([second, part]);
+                continue;
+            }
+            match result {
+                Ok(answers) => {
+                    for (check, answer) in part.into_iter().zip(answers) {
+                        check.reply(Ok(answer), sent);
+                    }
+                }
+                Err(status) => {
+                    for check in part {
+                        check.reply(Err(status.clone()), sent);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn call(&self, part: &[QueuedCheck]) -> Result<Vec<v1::Answer>, Status> {
+        self.metrics.sent(part.len());
+        let requests = part.iter().map(|check| check.request.clone()).collect();
+        let message = v1::CheckRequest { requests, ..v1::CheckRequest::default() };
+        // The check that waits longest: the others must not end it.
+        let deadline = part.iter().map(|check| check.deadline).max().unwrap_or_else(Instant::now);
+        let method = |mut server: Server, request| async move { server.check(request).await };
+        let response = self.connections.call(message, deadline, method).await?;
+        answers_to(part.len(), response.answers)
+    }
+
+    /// No code panics while it holds the lock.
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl QueuedCheck {
+    fn reply(self, answer: Result<v1::Answer, Status>, sent: Instant) {
+        // An error says that the caller is gone.
+        let _ = self.reply.send(Reply { answer, sent });
+    }
+}
+
+/// The answers to this number of requests.
+pub(crate) fn answers_to(requests: usize, answers: Vec<v1::Answer>) -> Result<Vec<v1::Answer>, Status> {
+    if answers.len() != requests {
+        return Err(Status::internal(format!("{} answers to {requests} requests", answers.len())));
+    }
+    Ok(answers)
+}

@@ -1,0 +1,219 @@
+//! What a caller is told.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+
+use crate::{Unit, v1};
+
+/// What to do with a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// Whether the request may pass.
+    pub allowed: bool,
+    /// Where the decision comes from.
+    pub source: Source,
+    /// The time that an allowed request waits before it goes on; see [`Decision::wait`].
+    pub delay: Duration,
+    /// The time until a denied request would pass. None if it never would, or without an answer.
+    pub retry_after: Option<Duration>,
+    /// The limits that apply, in the order of the descriptors.
+    pub limits: Vec<LimitStatus>,
+    /// Whether the server decided a limit without the owner of its counter, which it could not reach.
+    pub degraded: bool,
+}
+
+/// Where a decision comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// The server.
+    Server,
+    /// The key was refused earlier, and the time of its retry-after is not over.
+    DenyCache,
+    /// A slice of [`Prepaid`](crate::Prepaid).
+    Prepaid,
+    /// [`Options::on_no_answer`](crate::Options::on_no_answer), for this reason.
+    Default(NoAnswer),
+}
+
+/// Why the server gave no answer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum NoAnswer {
+    /// Too many checks wait for a call.
+    #[error("too many checks wait for a call to the server")]
+    QueueFull,
+    /// The call failed, or had no answer in time.
+    #[error("the server gave no answer: {code:?}: {message}")]
+    Failed {
+        /// That of the gRPC status.
+        code: Code,
+        /// That of the gRPC status.
+        message: String,
+    },
+}
+
+/// One limit of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitStatus {
+    /// The index of the descriptor in the request.
+    pub descriptor: usize,
+    /// The name of the rule, or its path. Empty for a limit that the caller sent.
+    pub rule: String,
+    /// Hits that pass in one unit.
+    pub requests_per_unit: u64,
+    /// The window.
+    pub unit: Unit,
+    /// Hits that are left.
+    pub remaining: u64,
+    /// The time until the limit is unused. If the limit refuses: until the same hits pass.
+    pub reset_after: Duration,
+    /// The time until the same hits pass, if the limit refuses; None if they never do.
+    pub retry_after: Option<Duration>,
+    /// Whether the limit refuses the request. In shadow mode the request may be allowed nevertheless.
+    pub refused: bool,
+    /// Whether the limit would refuse the request, but its rule is in shadow mode.
+    pub refused_in_shadow: bool,
+    /// Whether the candidate of the rule would refuse the request.
+    pub refused_by_candidate: bool,
+    /// Whether it was decided without the owner of the counter, which could not be reached.
+    pub degraded: bool,
+}
+
+impl Decision {
+    /// The decision without an answer.
+    pub(crate) fn default_of(allowed: bool, reason: NoAnswer) -> Self {
+        let (delay, limits) = (Duration::ZERO, Vec::new());
+        Self { allowed, source: Source::Default(reason), delay, retry_after: None, limits, degraded: false }
+    }
+
+    /// The limit to report in headers: a limit that denies the request comes first, then the one with the fewest
+    /// remaining hits, then, of those that deny, the one with the longest wait. None if no limit applies.
+    pub fn tightest(&self) -> Option<&LimitStatus> {
+        self.limits.iter().min_by_key(|limit| {
+            let denies = !self.allowed && limit.refused;
+            let wait = if denies { limit.reset_after } else { Duration::ZERO };
+            (!denies, limit.remaining, std::cmp::Reverse(wait))
+        })
+    }
+
+    /// Waits for the delay of the decision: an allowed request goes on afterwards.
+    pub async fn wait(&self) {
+        if !self.delay.is_zero() {
+            tokio::time::sleep(self.delay).await;
+        }
+    }
+
+    /// The refusal by the deny cache when this time has passed.
+    pub(crate) fn later(&self, elapsed: Duration) -> Self {
+        let later = |wait: Option<Duration>| wait.map(|wait| wait.saturating_sub(elapsed));
+        let mut decision = self.clone();
+        decision.source = Source::DenyCache;
+        decision.retry_after = later(decision.retry_after);
+        for limit in &mut decision.limits {
+            limit.reset_after = limit.reset_after.saturating_sub(elapsed);
+            limit.retry_after = later(limit.retry_after);
+        }
+        decision
+    }
+
+    /// Translates an answer. An answer without a verdict is an error.
+    pub(crate) fn of_answer(answer: v1::Answer) -> Result<Self, Status> {
+        use v1::answer::Verdict;
+
+        let allowed = match answer.verdict() {
+            Verdict::Allowed => true,
+            Verdict::Denied => false,
+            Verdict::Undecided => {
+                return Err(answer.error.map_or_else(
+                    || Status::internal("the server answered without a verdict"),
+                    |error| Status::new(Code::from_i32(error.code), error.message),
+                ));
+            }
+        };
+        Ok(Self {
+            allowed,
+            source: Source::Server,
+            delay: duration(answer.delay),
+            retry_after: answer.retry_after.map(|wait| duration(Some(wait))),
+            limits: answer.limits.into_iter().map(LimitStatus::of_message).collect(),
+            degraded: answer.degraded,
+        })
+    }
+}
+
+impl LimitStatus {
+    fn of_message(limit: v1::LimitStatus) -> Self {
+        Self {
+            descriptor: limit.descriptor_index as usize,
+            // A newer server may know more of them.
+            unit: limit.unit(),
+            requests_per_unit: limit.requests_per_unit,
+            remaining: limit.remaining,
+            reset_after: duration(limit.reset_after),
+            retry_after: limit.retry_after.map(|wait| duration(Some(wait))),
+            refused: limit.refused,
+            refused_in_shadow: limit.refused_in_shadow,
+            refused_by_candidate: limit.refused_by_candidate,
+            degraded: limit.degraded,
+            rule: limit.rule,
+        }
+    }
+}
+
+impl From<Status> for NoAnswer {
+    fn from(status: Status) -> Self {
+        Self::Failed { code: status.code(), message: status.message().to_owned() }
+    }
+}
+
+/// Absent and negative times are zero.
+pub(crate) fn duration(message: Option<prost_types::Duration>) -> Duration {
+    message.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A limit that refuses until this time has passed.
+    pub(crate) fn refusing(wait: Duration) -> LimitStatus {
+        let message = v1::LimitStatus { refused: true, ..v1::LimitStatus::default() };
+        LimitStatus { reset_after: wait, retry_after: Some(wait), ..LimitStatus::of_message(message) }
+    }
+
+    /// A refusal until this time has passed.
+    pub(crate) fn refusal(wait: Duration) -> Decision {
+        let denied = v1::Answer { verdict: v1::answer::Verdict::Denied.into(), ..v1::Answer::default() };
+        let decision = Decision::of_answer(denied).unwrap();
+        Decision { retry_after: Some(wait), limits: vec![refusing(wait)], ..decision }
+    }
+
+    #[test]
+    fn tightest_limit_denies_then_has_fewest_hits_then_longest_wait() {
+        let limit = |descriptor, remaining, seconds, refused| LimitStatus {
+            descriptor,
+            remaining,
+            refused,
+            ..refusing(Duration::from_secs(seconds))
+        };
+        let tightest = |allowed, limits: &[LimitStatus]| {
+            let decision = Decision { allowed, limits: limits.to_vec(), ..refusal(Duration::ZERO) };
+            decision.tightest().map(|limit| limit.descriptor)
+        };
+        let limits = [
+            limit(0, 5, 9, false),
+            limit(1, 2, 1, true),
+            limit(2, 2, 3, true),
+            limit(3, 0, 9, false),
+            limit(4, 0, 1, false),
+        ];
+        assert_eq!(tightest(false, &limits), Some(2));
+        assert_eq!(tightest(true, &limits), Some(3), "a shadow rule that refuses is one of several");
+        assert_eq!(tightest(true, &[]), None);
+    }
+
+    #[test]
+    fn answer_without_verdict_is_an_error() {
+        assert_eq!(Decision::of_answer(v1::Answer::default()).unwrap_err().code(), Code::Internal);
+    }
+}

@@ -1,0 +1,144 @@
+//! A tower layer that limits the requests of HTTP and gRPC servers.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::{HeaderMap, Response, StatusCode, header::CONTENT_TYPE};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+use tower::{Layer, Service};
+
+use crate::{Client, Decision, Request, headers};
+
+/// Limits the requests of a service. `describe` says what each request asks; a request for which it returns `None` is
+/// not limited.
+///
+/// A refused request gets status 429, with `Retry-After` if the same request passes later. Each response to a request
+/// with a limit has `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the tightest one. Times are in
+/// whole seconds. If `describe` returns an invalid request, the status is 500: to let it pass would open a way around
+/// the limit.
+///
+/// A call of gRPC, by its content type, gets `RESOURCE_EXHAUSTED` with `google.rpc.RetryInfo`, or `INTERNAL`, and the
+/// same headers as metadata.
+#[derive(Clone)]
+pub struct RateLimitLayer<D> {
+    client: Client,
+    describe: D,
+}
+
+/// The service that [`RateLimitLayer`] makes.
+#[derive(Clone)]
+pub struct RateLimitService<S, D> {
+    inner: S,
+    client: Client,
+    describe: D,
+}
+
+impl<D> RateLimitLayer<D> {
+    /// A layer that asks this client.
+    pub fn new(client: Client, describe: D) -> Self {
+        Self { client, describe }
+    }
+}
+
+impl<S, D: Clone> Layer<S> for RateLimitLayer<D> {
+    type Service = RateLimitService<S, D>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimitService { inner, client: self.client.clone(), describe: self.describe.clone() }
+    }
+}
+
+impl<S, D, A, B> Service<http::Request<A>> for RateLimitService<S, D>
+where
+    S: Service<http::Request<A>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    D: Fn(&http::Request<A>) -> Option<Request>,
+    A: Send + 'static,
+    B: Default + Send + 'static,
+{
+    type Response = Response<B>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<B>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<A>) -> Self::Future {
+        let Some(limited) = (self.describe)(&request) else {
+            return Box::pin(self.inner.call(request));
+        };
+        let client = self.client.clone();
+        // The service that is ready is called; its clone need not be.
+        let clone = self.inner.clone();
+        let mut ready = std::mem::replace(&mut self.inner, clone);
+        Box::pin(async move {
+            let protocol = Protocol::of(request.headers());
+            let Ok(decision) = client.check(&limited).await else {
+                return Ok(protocol.failure());
+            };
+            let mut response = if decision.allowed {
+                decision.wait().await;
+                ready.call(request).await?
+            } else {
+                protocol.refusal(&decision)
+            };
+            headers::add_limit(response.headers_mut(), &decision);
+            Ok(response)
+        })
+    }
+}
+
+/// How a caller reads that a request is refused.
+#[derive(Clone, Copy)]
+enum Protocol {
+    Http,
+    Grpc,
+}
+
+impl Protocol {
+    fn of(headers: &HeaderMap) -> Self {
+        let content_type = headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
+        if content_type.is_some_and(|value| value.starts_with(b"application/grpc")) {
+            Self::Grpc
+        } else {
+            Self::Http
+        }
+    }
+
+    fn refusal<B: Default>(self, decision: &Decision) -> Response<B> {
+        match self {
+            Self::Http => {
+                let mut response = empty(StatusCode::TOO_MANY_REQUESTS);
+                headers::add_retry_after(response.headers_mut(), decision);
+                response
+            }
+            Self::Grpc => exhausted(decision).into_http(),
+        }
+    }
+
+    fn failure<B: Default>(self) -> Response<B> {
+        match self {
+            Self::Http => empty(StatusCode::INTERNAL_SERVER_ERROR),
+            Self::Grpc => Status::internal("the rate limit of this call is not set up correctly").into_http(),
+        }
+    }
+}
+
+fn empty<B: Default>(status: StatusCode) -> Response<B> {
+    let mut response = Response::new(B::default());
+    *response.status_mut() = status;
+    response
+}
+
+fn exhausted(decision: &Decision) -> Status {
+    let (code, message) = (Code::ResourceExhausted, "rate limit exceeded");
+    match decision.retry_after {
+        Some(wait) => Status::with_error_details(code, message, ErrorDetails::with_retry_info(Some(wait))),
+        None => Status::new(code, message),
+    }
+}

@@ -1,0 +1,41 @@
+//! Asks a Tollgate server whether requests may pass.
+//!
+//! Make one [`Client`] for the process. It balances calls over all addresses of the server's name, sends concurrent
+//! checks together, and answers for keys that are known to be refused. If the server gives no answer in time,
+//! [`Options::on_no_answer`] decides.
+//!
+//! [`RateLimitLayer`] limits the requests of HTTP and gRPC servers.
+
+mod batcher;
+mod client;
+mod connections;
+mod decision;
+mod deny_cache;
+mod endpoint;
+mod headers;
+mod layer;
+mod metrics;
+mod options;
+mod prepaid;
+mod request;
+mod reservation;
+
+pub use tonic::{
+    Code,
+    transport::{Certificate, ClientTlsConfig, Identity},
+};
+
+pub use client::{Client, Error};
+pub use decision::{Decision, LimitStatus, NoAnswer, Source};
+pub use layer::{RateLimitLayer, RateLimitService};
+pub use metrics::{Metrics, Outcome};
+pub use options::{InvalidOptions, OnNoAnswer, Options};
+pub use prepaid::{Prepaid, Slices};
+pub use proto::tollgate::v1;
+pub use request::{Descriptor, InvalidRequest, Limit, Request, Unit};
+pub use reservation::{OnExpiry, Reservation, SettledLimit, SettledOutcome, Settlement, Terms};
+
+#[expect(missing_docs, reason = "comments of the protocol file are its documentation")]
+mod proto {
+    include!(concat!(env!("OUT_DIR"), "/proto.rs"));
+}

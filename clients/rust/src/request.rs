@@ -1,0 +1,194 @@
+//! What a caller asks.
+
+use std::{
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use prost::Message;
+
+use crate::v1;
+
+/// A message has at most 4 MiB, of which the request takes all but its tag and length.
+const REQUEST_BYTES_MAX: usize = (4 << 20) - 16;
+
+/// Names what is limited. Its descriptors are decided together: it is denied if one of them is over its limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The set of rules that applies.
+    pub domain: String,
+    /// At least one.
+    pub descriptors: Vec<Descriptor>,
+    /// Hits of each descriptor without hits of its own; 0 means 1.
+    pub hits: u64,
+}
+
+/// Leads to one rule, and to one counter of this rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Keys and values in the order of the levels of the rules.
+    pub entries: Vec<(String, String)>,
+    /// Replaces the limit of the rules.
+    pub limit: Option<Limit>,
+    /// Replaces the hits of the request for this descriptor; 0 charges nothing.
+    pub hits: Option<u64>,
+}
+
+/// A limit that the caller sends instead of the one in the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    /// Hits that pass in one unit; 0 lets none pass.
+    pub requests_per_unit: u32,
+    /// The window.
+    pub unit: Unit,
+}
+
+/// The window of a limit.
+pub use v1::limit::Unit;
+
+/// The request cannot be decided, now or later: the program that sent it is to be corrected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid request: {0}")]
+pub struct InvalidRequest(pub String);
+
+impl Request {
+    /// A request of one hit.
+    pub fn new(domain: impl Into<String>, descriptors: impl Into<Vec<Descriptor>>) -> Self {
+        Self { domain: domain.into(), descriptors: descriptors.into(), hits: 1 }
+    }
+
+    /// The same with this number of hits.
+    pub fn hits(mut self, hits: u64) -> Self {
+        self.hits = hits;
+        self
+    }
+
+    /// The message of a check or a refund.
+    pub(crate) fn message(&self) -> Result<v1::Request, InvalidRequest> {
+        self.message_with(self.hits, |descriptor| descriptor.hits)
+    }
+
+    /// The message of a peek, which has no hits.
+    pub(crate) fn peek_message(&self) -> Result<v1::Request, InvalidRequest> {
+        self.message_with(0, |_| None)
+    }
+
+    fn message_with(
+        &self,
+        hits: u64,
+        hits_of: impl Fn(&Descriptor) -> Option<u64>,
+    ) -> Result<v1::Request, InvalidRequest> {
+        let descriptors = self.descriptors.iter().map(|each| each.message(hits_of(each))).collect();
+        let message = v1::Request { domain: self.domain.clone(), descriptors, hits, id: String::new() };
+        check_size(&message)?;
+        Ok(message)
+    }
+
+    /// The hits of each descriptor.
+    pub(crate) fn hits_of_each(&self) -> Box<[u64]> {
+        self.descriptors.iter().map(|each| each.hits.unwrap_or(self.hits.max(1))).collect()
+    }
+}
+
+/// The server would refuse a larger request as it refuses an overload, which would lead to the default decision.
+pub(crate) fn check_size(message: &impl Message) -> Result<(), InvalidRequest> {
+    let bytes = message.encoded_len();
+    if bytes > REQUEST_BYTES_MAX {
+        return Err(InvalidRequest(format!("the request has {bytes} bytes, of at most {REQUEST_BYTES_MAX}")));
+    }
+    Ok(())
+}
+
+impl Descriptor {
+    /// A descriptor of these keys and values.
+    pub fn new<K: Into<String>, V: Into<String>>(entries: impl IntoIterator<Item = (K, V)>) -> Self {
+        let entries = entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        Self { entries, limit: None, hits: None }
+    }
+
+    /// The same with this limit instead of that of the rules.
+    pub fn limit(mut self, requests_per_unit: u32, unit: Unit) -> Self {
+        self.limit = Some(Limit { requests_per_unit, unit });
+        self
+    }
+
+    /// The same with hits of its own; 0 charges nothing.
+    pub fn hits(mut self, hits: u64) -> Self {
+        self.hits = Some(hits);
+        self
+    }
+
+    pub(crate) fn message(&self, hits: Option<u64>) -> v1::Descriptor {
+        let entry = |(key, value): &(String, String)| v1::Entry { key: key.clone(), value: value.clone() };
+        let limit = self
+            .limit
+            .map(|limit| v1::Limit { requests_per_unit: limit.requests_per_unit, unit: limit.unit.into() });
+        v1::Descriptor { entries: self.entries.iter().map(entry).collect(), limit, hits }
+    }
+}
+
+/// Stands for the counters of a request, in a fixed size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct CounterKey([u64; 2]);
+
+/// Hashes with 128 secret bits each, so that callers cannot construct collisions.
+#[derive(Default)]
+pub(crate) struct KeyHasher {
+    states: [RandomState; 2],
+    ids: AtomicU64,
+}
+
+impl KeyHasher {
+    /// An id that no other client has: 32 characters.
+    pub(crate) fn unique_id(&self) -> String {
+        let number = self.ids.fetch_add(1, Ordering::Relaxed);
+        let [a, b] = self.states.each_ref().map(|state| state.hash_one(number));
+        format!("{a:016x}{b:016x}")
+    }
+
+    /// Equal for requests that differ in their hits only.
+    pub(crate) fn key_of(&self, request: &Request) -> CounterKey {
+        CounterKey(self.states.each_ref().map(|state| {
+            let mut hasher = state.build_hasher();
+            request.domain.hash(&mut hasher);
+            hasher.write_usize(request.descriptors.len());
+            for descriptor in &request.descriptors {
+                descriptor.entries.hash(&mut hasher);
+                descriptor.limit.hash(&mut hasher);
+            }
+            hasher.finish()
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn requests_of_different_counters_have_different_keys() {
+        let user = || Descriptor::new([("user", "ann")]);
+        let requests = [
+            Request::new("edge", [Descriptor::new([("a", "b")]), Descriptor::new([("c", "d")])]),
+            Request::new("edge", [Descriptor::new([("a", "b"), ("c", "d")])]),
+            Request::new("edge", [Descriptor::new([("ab", ""), ("c", "d")])]),
+            Request::new("edg", [Descriptor::new([("ea", "b"), ("c", "d")])]),
+            Request::new("edge", [user()]),
+            Request::new("edge", [user().limit(5, Unit::Minute)]),
+            Request::new("edge", [user().limit(5, Unit::Hour)]),
+        ];
+        let hasher = KeyHasher::default();
+        let keys: HashSet<_> = requests.iter().map(|request| hasher.key_of(request)).collect();
+        assert_eq!(keys.len(), requests.len());
+        assert_eq!(hasher.key_of(&requests[4]), hasher.key_of(&requests[4].clone().hits(3)));
+    }
+
+    #[test]
+    fn hits_of_descriptor_replace_hits_of_request() {
+        let descriptors = [Descriptor::new([("a", "b")]), Descriptor::new([("c", "d")]).hits(0)];
+        assert_eq!(*Request::new("edge", descriptors.clone()).hits(3).hits_of_each(), [3, 0]);
+        assert_eq!(*Request::new("edge", descriptors).hits(0).hits_of_each(), [1, 0]);
+    }
+}

@@ -1,0 +1,234 @@
+//! Starts servers, and counts what a client does.
+
+use std::{
+    collections::HashMap,
+    env,
+    net::SocketAddr,
+    process::Stdio,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    process::{Child, Command},
+    time::{sleep, timeout},
+};
+use tollgate_client::{Client, Decision, Descriptor, Metrics, Options, Outcome, Request, Source};
+
+/// Bounds each wait of the tests. Long, so that a busy machine does not look like an outage.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const FREE: &str = "127.0.0.1:0";
+pub const HOUR: Duration = Duration::from_secs(3600);
+
+pub const RULES: &str = "
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {name: of-user, unit: hour, requests_per_unit: 3, algorithm: sliding_log}
+  - key: group
+    rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_log}
+  - key: many
+    rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
+  - key: turn
+    rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
+";
+
+/// A running `tollgate serve`, which ends with the test.
+pub struct Server {
+    /// Of the gRPC listener.
+    pub address: SocketAddr,
+    child: Child,
+    _rules: TempDir,
+}
+
+impl Server {
+    pub async fn start(rules: &str) -> Self {
+        Self::start_at(FREE, rules, &[]).await
+    }
+
+    /// Starts a server with this address of the gRPC listener, and waits until it is ready.
+    pub async fn start_at(address: &str, rules: &str, flags: &[&str]) -> Self {
+        let program = env::var("TOLLGATE").expect("set TOLLGATE to the path of the program tollgate");
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("rules.yaml");
+        std::fs::write(&path, rules).unwrap();
+        let mut child = Command::new(program)
+            .arg("serve")
+            .arg("--rules")
+            .arg(path)
+            .args(["--grpc-listen", address, "--http-listen", FREE, "--admin-listen", FREE])
+            .args(["--metrics-listen", FREE, "--log-format", "json", "--drain-delay", "0s"])
+            .args(flags)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut listeners = HashMap::new();
+        while listeners.len() < 4 {
+            let line = timeout(PATIENCE, log.next_line()).await.unwrap().unwrap().expect("the server exited");
+            let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+            if event["message"] == "listening" {
+                let text = |name: &str| event[name].as_str().unwrap().to_owned();
+                listeners.insert(text("listener"), text("address").parse::<SocketAddr>().unwrap());
+            }
+        }
+        // A full pipe would stop the server.
+        tokio::spawn(async move { while let Ok(Some(_)) = log.next_line().await {} });
+        let http = listeners["http"];
+        eventually("the server is ready", async || get(http, "/readyz", &[]).await.status == 200).await;
+        Self { address: listeners["grpc"], child, _rules: folder }
+    }
+
+    pub fn target(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Ends the server at once.
+    pub async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Stops the process without closing its connections, until the returned value is dropped.
+    pub async fn pause(&self) -> Paused {
+        let paused = Paused(self.child.id().unwrap());
+        paused.signal("STOP");
+        eventually("all threads have stopped", async || paused.is_stopped()).await;
+        paused
+    }
+}
+
+/// A server that does not run.
+pub struct Paused(u32);
+
+impl Paused {
+    /// Threads run on for a moment after the signal.
+    fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.0)).expect("the tests need Linux");
+        threads.map(|thread| thread.unwrap().path().join("stat")).all(|path| {
+            // The state is behind the name, which is in parentheses. A thread may have ended meanwhile.
+            std::fs::read_to_string(path).is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" T"))
+        })
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.0.to_string();
+        let status = std::process::Command::new("kill").args(["-s", name, &id]).status().unwrap();
+        assert!(status.success());
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        self.signal("CONT");
+    }
+}
+
+/// What a client has counted.
+#[derive(Default)]
+pub struct Counts {
+    outcomes: Mutex<HashMap<Outcome, usize>>,
+    batches: Mutex<Vec<usize>>,
+}
+
+impl Metrics for Counts {
+    fn checked(&self, outcome: Outcome, _: Duration) {
+        *self.outcomes.lock().unwrap().entry(outcome).or_default() += 1;
+    }
+
+    fn sent(&self, batch: usize) {
+        self.batches.lock().unwrap().push(batch);
+    }
+}
+
+impl Counts {
+    pub fn of(&self, outcome: Outcome) -> usize {
+        self.outcomes.lock().unwrap().get(&outcome).copied().unwrap_or(0)
+    }
+
+    pub fn batches(&self) -> Vec<usize> {
+        self.batches.lock().unwrap().clone()
+    }
+}
+
+pub fn options() -> Options {
+    Options { timeout: PATIENCE, ..Options::default() }
+}
+
+/// Options of a client that counts, and its counts.
+pub fn counted() -> (Options, Arc<Counts>) {
+    let counts = Arc::new(Counts::default());
+    (Options { metrics: counts.clone(), ..options() }, counts)
+}
+
+pub fn client(target: impl AsRef<str>, options: Options) -> Client {
+    Client::new(target.as_ref(), options).unwrap()
+}
+
+pub fn request(key: &str, value: &str) -> Request {
+    Request::new("edge", [Descriptor::new([(key, value)])])
+}
+
+/// A decision by the server or the deny cache.
+pub async fn check(client: &Client, request: &Request) -> Decision {
+    let decision = client.check(request).await.unwrap();
+    assert!(!matches!(decision.source, Source::Default(_)), "{decision:?}");
+    decision
+}
+
+/// Whether the server decides.
+pub async fn answers(client: &Client) -> bool {
+    client.check(&request("many", "x")).await.unwrap().source == Source::Server
+}
+
+/// Waits until the condition holds.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let holds = async {
+        while !condition().await {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, holds).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"));
+}
+
+/// An HTTP response.
+#[derive(Debug)]
+pub struct Response {
+    pub status: u16,
+    pub headers: HashMap<String, String>,
+    pub body: String,
+}
+
+impl Response {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+}
+
+/// Sends a GET request on a connection of its own.
+pub async fn get(address: SocketAddr, path: &str, headers: &[(&str, &str)]) -> Response {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{lines}\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut text)).await.unwrap().unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let mut lines = head.lines();
+    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    let headers = lines.map(|line| line.split_once(": ").unwrap());
+    let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
+    Response { status, headers, body: body.to_owned() }
+}
+
+/// What is left of the tightest limit.
+pub async fn remaining(client: &Client, request: &Request) -> u64 {
+    let decision = client.peek(request).await.unwrap();
+    decision.tightest().unwrap().remaining
+}

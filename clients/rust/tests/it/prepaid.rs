@@ -1,0 +1,160 @@
+//! Slices that are spent without calls.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tollgate_client::{Outcome, Prepaid, Request, Slices, Source};
+
+use crate::harness::{RULES, Server, client, counted, eventually, options, remaining, request};
+
+const TEN: Slices = Slices { hits: 10, ttl: Duration::from_secs(60), keys_max: 10 };
+
+async fn spends_slice(prepaid: &Prepaid, request: &Request) -> bool {
+    prepaid.check(request).await.unwrap().source == Source::Prepaid
+}
+
+#[tokio::test]
+async fn slice_is_spent_without_calls_and_settled_at_close() {
+    let server = Server::start(RULES).await;
+    let (options, counts) = counted();
+    let client = client(server.target(), options);
+    let (prepaid, red) =
+        (Prepaid::new(client.clone(), Slices { hits: 50, ..TEN }).unwrap(), request("group", "red"));
+    let mut checks = 0;
+    eventually("a slice is reserved", async || {
+        checks += 1;
+        spends_slice(&prepaid, &red).await
+    })
+    .await;
+    let sent = counts.batches();
+    for _ in 0..20 {
+        assert!(spends_slice(&prepaid, &red).await);
+    }
+    assert_eq!(counts.batches(), sent);
+    assert_eq!(remaining(&client, &red).await, 100 - 50 - (checks - 1), "the slice is held");
+
+    prepaid.close().await;
+
+    assert_eq!(remaining(&client, &red).await, 100 - 20 - checks);
+    assert!(!spends_slice(&prepaid, &red).await, "checks go to the server");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_clients_with_slices_pass_exactly_what_is_charged() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let red = request("group", "red");
+    let mut callers = JoinSet::new();
+    for _ in 0..4 {
+        let prepaid = Prepaid::new(client.clone(), TEN).unwrap();
+        let red = red.clone();
+        callers.spawn(async move {
+            let mut passed = 0;
+            for _ in 0..100 {
+                passed += u64::from(prepaid.check(&red).await.unwrap().allowed);
+            }
+            prepaid.close().await;
+            passed
+        });
+    }
+
+    let passed: u64 = callers.join_all().await.into_iter().sum();
+
+    assert!(passed <= 100, "{passed} passed of a limit of 100");
+    assert_eq!(remaining(&client, &red).await, 100 - passed);
+}
+
+#[tokio::test]
+async fn slice_is_renewed_before_it_is_used_up() {
+    let server = Server::start(RULES).await;
+    let (options, counts) = counted();
+    let client = client(server.target(), options);
+    let (prepaid, many) =
+        (Prepaid::new(client.clone(), Slices { hits: 50, ..TEN }).unwrap(), request("many", "x"));
+    let mut spent = 0;
+    eventually("a slice is reserved", async || {
+        spent += 1;
+        spends_slice(&prepaid, &many).await
+    })
+    .await;
+    let sent = counts.batches();
+    for _ in 0..10 {
+        // No other task runs in between.
+        for _ in 0..39 {
+            assert!(spends_slice(&prepaid, &many).await);
+        }
+        spent += 39;
+        eventually("the slice is renewed", async || remaining(&client, &many).await == 1000 - spent - 50)
+            .await;
+    }
+    assert_eq!(counts.batches(), sent);
+    prepaid.close().await;
+    assert_eq!(remaining(&client, &many).await, 1000 - spent);
+}
+
+#[tokio::test]
+async fn slice_is_renewed_before_its_time_is_over() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let slices = Slices { ttl: Duration::from_secs(2), ..TEN };
+    let (prepaid, red) = (Prepaid::new(client.clone(), slices).unwrap(), request("group", "red"));
+    let mut spent = 0;
+    eventually("a slice is reserved", async || {
+        spent += 1;
+        spends_slice(&prepaid, &red).await
+    })
+    .await;
+    eventually("another slice is held", async || remaining(&client, &red).await == 100 - spent - 10).await;
+    eventually("it is given back", async || remaining(&client, &red).await == 100 - spent).await;
+}
+
+#[tokio::test]
+async fn slice_that_is_not_used_is_given_back() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let prepaid = Prepaid::new(client.clone(), Slices { ttl: Duration::from_millis(200), ..TEN }).unwrap();
+    let red = request("group", "red");
+    assert!(prepaid.check(&red).await.unwrap().allowed);
+    eventually("the slice is held", async || remaining(&client, &red).await == 89).await;
+    eventually("the slice is given back", async || remaining(&client, &red).await == 99).await;
+}
+
+#[tokio::test]
+async fn key_beyond_the_bound_has_no_slice() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let prepaid = Prepaid::new(client.clone(), Slices { keys_max: 1, ..TEN }).unwrap();
+    let (red, blue) = (request("group", "red"), request("group", "blue"));
+    eventually("a slice is reserved", async || spends_slice(&prepaid, &red).await).await;
+    for left in [99, 98, 97] {
+        let decision = prepaid.check(&blue).await.unwrap();
+        assert_eq!((decision.source, decision.limits[0].remaining), (Source::Server, left));
+    }
+    prepaid.close().await;
+    assert_eq!(remaining(&client, &blue).await, 97);
+}
+
+#[tokio::test]
+async fn limit_that_is_smaller_than_a_slice_is_checked() {
+    let server = Server::start(RULES).await;
+    let (options, counts) = counted();
+    let client = client(server.target(), options);
+    let (prepaid, ann) = (Prepaid::new(client, TEN).unwrap(), request("user", "ann"));
+    for allowed in [true, true, true, false] {
+        assert_eq!(prepaid.check(&ann).await.unwrap().allowed, allowed);
+    }
+    assert_eq!((counts.of(Outcome::Allowed), counts.of(Outcome::Denied)), (3, 1));
+    prepaid.close().await;
+}
+
+#[tokio::test]
+async fn invalid_slices_are_errors() {
+    let client = client("127.0.0.1:1", options());
+    for slices in [
+        Slices { hits: 0, ..TEN },
+        Slices { ttl: Duration::ZERO, ..TEN },
+        Slices { ttl: Duration::MAX, ..TEN },
+    ] {
+        assert!(Prepaid::new(client.clone(), slices).is_err(), "{slices:?}");
+    }
+}
