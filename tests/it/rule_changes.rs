@@ -128,7 +128,8 @@ fn other_window_has_own_counter_and_old_one_remains() {
             .replace("unit: hour", "unit: day")
             .replace("unit: week", "unit: month")
             .replace("unit: day, calendar", "unit: year, calendar")
-            .replace("refill_interval: 1h", "refill_interval: 2h");
+            .replace("refill_interval: 1h", "refill_interval: 2h")
+            .replace("hold_max: 1h", "hold_max: 2h");
         assert_ne!(old, other, "{name}");
         apply(&counters.with_rule(&old), Operation::Charge(6));
         assert_eq!(apply(&counters.with_rule(&other), Operation::Charge(1)).remaining, 9, "{name}");

@@ -38,7 +38,7 @@ fn forgotten_hits_of_a_long_period_are_found() {
 #[test]
 fn forgotten_hits_of_a_short_period_are_found() {
     let forget = Tamper(SetHits(key(true), 0));
-    let steps = vec![[forget, Pass(Duration::from_millis(400))]; 5].concat();
+    let steps = vec![[forget, Pass(Duration::from_millis(400))]; 10].concat();
     finds(&steps, Faults::None, " ms, the most is");
 }
 
