@@ -6,7 +6,6 @@ import time
 import pytest
 
 import clients
-from processes import ROOT
 
 pytestmark = pytest.mark.extended
 
@@ -177,7 +176,7 @@ def test_generated_go_code_matches_proto_files(tmp_path, folder):
 
 @pytest.mark.parametrize("language", clients.TOOLS)
 def test_readme_snippets_are_lines_of_the_clients(language):
-    [lines] = clients.blocks((ROOT / "README.md").read_text(), FENCE[language])
+    [lines] = clients.blocks((clients.EXAMPLES / "README.md").read_text(), FENCE[language])
     sources = (clients.EXAMPLES / language).rglob(f"[Ll]imiter.{ENDING[language]}")
     there = {line.strip() for path in sources for line in path.read_text().splitlines()}
 
