@@ -79,7 +79,7 @@ impl Request {
         hits_of: impl Fn(&Descriptor) -> Option<u64>,
     ) -> Result<v1::Request, InvalidRequest> {
         let descriptors = self.descriptors.iter().map(|each| each.message(hits_of(each))).collect();
-        let message = v1::Request { domain: self.domain.clone(), descriptors, hits, id: String::new() };
+        let message = v1::Request { domain: self.domain.clone(), descriptors, hits, ..Default::default() };
         check_size(&message)?;
         Ok(message)
     }
