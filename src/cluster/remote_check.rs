@@ -28,7 +28,7 @@ impl Cluster {
     /// Decides the check set of one call at the owners, within half of the caller's `timeout`.
     ///
     /// If `refused` says that the call as a whole is refused, charges that passed are taken back where their checks say
-    /// so ([`rounds::decide`]).
+    /// so. Refunds and overdrafts stay.
     ///
     /// On an error nothing was sent: the call has too many checks, or too many are open for its `connection` or for
     /// this replica.

@@ -163,6 +163,8 @@ impl Writer {
         let millis = self.rng.random_range(100..14_000);
         self.steps.extend([Pass(Duration::from_millis(millis)), Heal]);
         self.pause(600);
+        // A replica that leaves meanwhile makes the local shares of the others larger.
+        let members = self.there.len();
         Faults::Partition { minority: minority as u64, members: members as u64 }
     }
 
