@@ -148,6 +148,10 @@ func (r *Request) hits() []uint64 {
 	return hits
 }
 
+func (r *Request) hasOwnHits() bool {
+	return slices.ContainsFunc(r.Descriptors, func(each Descriptor) bool { return each.Hits != nil })
+}
+
 func appendText(key []byte, text string) []byte {
 	return append(binary.AppendUvarint(key, uint64(len(text))), text...)
 }

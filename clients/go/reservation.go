@@ -91,13 +91,20 @@ func (c *Client) Reserve(ctx context.Context, request Request, terms Terms) (*Re
 	if err != nil {
 		return nil, err
 	}
+	return c.reserve(ctx, proto.CloneOf(message), request.counters(), terms)
+}
+
+// reserve keeps the message.
+func (c *Client) reserve(
+	ctx context.Context, message *pb.Request, key counterKey, terms Terms,
+) (*Reservation, error) {
 	// Chosen here, so that hits can be settled that were held without an answer.
 	id := rand.Text()
-	reservation := &Reservation{client: c, request: proto.CloneOf(message), key: request.counters(), id: id}
+	reservation := &Reservation{client: c, request: message, key: key, id: id}
 	setDefault(&terms.TTL, time.Minute)
 	reserve := &pb.ReserveRequest{
 		Domain:        message.Domain,
-		Descriptors:   reservation.request.Descriptors,
+		Descriptors:   message.Descriptors,
 		Amount:        message.Hits,
 		Ttl:           durationpb.New(terms.TTL),
 		ReservationId: id,
