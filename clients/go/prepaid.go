@@ -26,8 +26,8 @@ type SliceOptions struct {
 // hits of a slice count from its reservation, so no more passes than the limit. If the process ends without
 // [PrepaidSlices.Close], slices stay charged.
 //
-// While clients hold slices, others may be refused although not all hits are used. A slice ends before the window of its
-// limit.
+// While clients hold slices, others may be refused although not all hits are used. A slice never outlasts the window of
+// its limit.
 type PrepaidSlices struct {
 	client  *Client
 	options SliceOptions

@@ -177,7 +177,9 @@ func TestSlices_OfInvalidRequestsOrOptions_AreErrors(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, invalid := range []tollgate.SliceOptions{{TTL: -1}, {TTL: time.Microsecond}, {TTL: 25 * time.Hour}, {MaxKeys: -1}} {
+	for _, invalid := range []tollgate.SliceOptions{
+		{TTL: -1}, {TTL: time.Microsecond}, {TTL: 25 * time.Hour}, {MaxKeys: -1},
+	} {
 		if slices, err := tollgate.NewPrepaidSlices(client, invalid); err == nil || slices != nil {
 			t.Errorf("%+v", invalid)
 		}
