@@ -21,7 +21,7 @@ type Decision struct {
 	Limits []LimitStatus
 	// Degraded says whether the server decided a limit without the owner of its counter.
 	Degraded bool
-	// Local says whether the deny cache decided.
+	// Local says whether the deny cache or a prepaid slice decided.
 	Local bool
 	// NoAnswer is the reason why the server gave no answer. If it is not nil, [Options.OnNoAnswer] has decided.
 	NoAnswer error

@@ -26,6 +26,8 @@ const (
 	QueueFull
 	// Failed: the request is invalid, or the caller canceled it.
 	Failed
+	// Prepaid: allowed by a slice of the limit.
+	Prepaid
 )
 
 // String returns the name of the outcome, as the value of a label.
@@ -43,6 +45,8 @@ func (o Outcome) String() string {
 		return "queue_full"
 	case Failed:
 		return "failed"
+	case Prepaid:
+		return "prepaid"
 	}
 	return "unknown"
 }

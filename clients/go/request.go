@@ -103,10 +103,17 @@ func (r *Request) message() (*pb.Request, error) {
 			message.Descriptors[i].Limit = &pb.Limit{RequestsPerUnit: limit.RequestsPerUnit, Unit: limit.Unit}
 		}
 	}
-	if size := proto.Size(message); size > maxRequestBytes {
-		return nil, &InvalidRequestError{fmt.Sprintf("the request has %d bytes, of at most %d", size, maxRequestBytes)}
+	if err := checkSize(message); err != nil {
+		return nil, err
 	}
 	return message, nil
+}
+
+func checkSize(message proto.Message) error {
+	if size := proto.Size(message); size > maxRequestBytes {
+		return &InvalidRequestError{fmt.Sprintf("the request has %d bytes, of at most %d", size, maxRequestBytes)}
+	}
+	return nil
 }
 
 // counterKey stands for the counters of a request. It has a fixed size, whatever the request has.
@@ -139,6 +146,10 @@ func (r *Request) hits() []uint64 {
 		}
 	}
 	return hits
+}
+
+func (r *Request) hasOwnHits() bool {
+	return slices.ContainsFunc(r.Descriptors, func(each Descriptor) bool { return each.Hits != nil })
 }
 
 func appendText(key []byte, text string) []byte {

@@ -188,6 +188,112 @@ func (Answer_Verdict) EnumDescriptor() ([]byte, []int) {
 	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{10, 0}
 }
 
+// What happens to a reservation that is neither settled nor canceled before it expires.
+type ReserveRequest_OnExpiry int32
+
+const (
+	// Its hits are given back.
+	ReserveRequest_RELEASE ReserveRequest_OnExpiry = 0
+	// Its hits stay charged.
+	ReserveRequest_CHARGE ReserveRequest_OnExpiry = 1
+)
+
+// Enum value maps for ReserveRequest_OnExpiry.
+var (
+	ReserveRequest_OnExpiry_name = map[int32]string{
+		0: "RELEASE",
+		1: "CHARGE",
+	}
+	ReserveRequest_OnExpiry_value = map[string]int32{
+		"RELEASE": 0,
+		"CHARGE":  1,
+	}
+)
+
+func (x ReserveRequest_OnExpiry) Enum() *ReserveRequest_OnExpiry {
+	p := new(ReserveRequest_OnExpiry)
+	*p = x
+	return p
+}
+
+func (x ReserveRequest_OnExpiry) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ReserveRequest_OnExpiry) Descriptor() protoreflect.EnumDescriptor {
+	return file_tollgate_v1_tollgate_proto_enumTypes[3].Descriptor()
+}
+
+func (ReserveRequest_OnExpiry) Type() protoreflect.EnumType {
+	return &file_tollgate_v1_tollgate_proto_enumTypes[3]
+}
+
+func (x ReserveRequest_OnExpiry) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ReserveRequest_OnExpiry.Descriptor instead.
+func (ReserveRequest_OnExpiry) EnumDescriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{12, 0}
+}
+
+// What was known of the reservation.
+type SettledLimit_Outcome int32
+
+const (
+	// It was open.
+	SettledLimit_OPEN SettledLimit_Outcome = 0
+	// It had expired and stayed charged. The charge was adjusted.
+	SettledLimit_CHARGED SettledLimit_Outcome = 1
+	// It had expired and was released. All hits that were used were charged now.
+	SettledLimit_RELEASED SettledLimit_Outcome = 2
+	// Nothing. All hits that were used were charged now.
+	SettledLimit_UNKNOWN SettledLimit_Outcome = 3
+)
+
+// Enum value maps for SettledLimit_Outcome.
+var (
+	SettledLimit_Outcome_name = map[int32]string{
+		0: "OPEN",
+		1: "CHARGED",
+		2: "RELEASED",
+		3: "UNKNOWN",
+	}
+	SettledLimit_Outcome_value = map[string]int32{
+		"OPEN":     0,
+		"CHARGED":  1,
+		"RELEASED": 2,
+		"UNKNOWN":  3,
+	}
+)
+
+func (x SettledLimit_Outcome) Enum() *SettledLimit_Outcome {
+	p := new(SettledLimit_Outcome)
+	*p = x
+	return p
+}
+
+func (x SettledLimit_Outcome) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SettledLimit_Outcome) Descriptor() protoreflect.EnumDescriptor {
+	return file_tollgate_v1_tollgate_proto_enumTypes[4].Descriptor()
+}
+
+func (SettledLimit_Outcome) Type() protoreflect.EnumType {
+	return &file_tollgate_v1_tollgate_proto_enumTypes[4]
+}
+
+func (x SettledLimit_Outcome) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SettledLimit_Outcome.Descriptor instead.
+func (SettledLimit_Outcome) EnumDescriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{16, 0}
+}
+
 // One part of a descriptor: it matches one level of the rules.
 type Entry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -369,7 +475,11 @@ type Request struct {
 	// Hits of each descriptor without hits of its own; 0 means 1.
 	Hits uint64 `protobuf:"varint,3,opt,name=hits,proto3" json:"hits,omitempty"`
 	// Chosen by the caller; the answer repeats it.
-	Id            string `protobuf:"bytes,4,opt,name=id,proto3" json:"id,omitempty"`
+	Id string `protobuf:"bytes,4,opt,name=id,proto3" json:"id,omitempty"`
+	// Makes a charge count once: a repeated charge of the same descriptors with this id is answered as the first one and
+	// charges nothing, for the time of the setting api.request_id_window. At most 63 bytes. Not in requests that are
+	// decided together, in peeks and in refunds.
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -428,6 +538,13 @@ func (x *Request) GetHits() uint64 {
 func (x *Request) GetId() string {
 	if x != nil {
 		return x.Id
+	}
+	return ""
+}
+
+func (x *Request) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
 	}
 	return ""
 }
@@ -949,6 +1066,503 @@ func (x *LimitStatus) GetDegraded() bool {
 	return false
 }
 
+// Hits to hold. A repeated call with the same descriptors and the same id answers as the first one, if that held them,
+// and holds nothing more.
+type ReserveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The set of rules that applies. Required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// At least one. The hits of a descriptor replace the amount for this descriptor; 0 holds nothing for it.
+	Descriptors []*Descriptor `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
+	// Hits to hold for each descriptor without hits of its own; 0 means 1.
+	Amount uint64 `protobuf:"varint,3,opt,name=amount,proto3" json:"amount,omitempty"`
+	// The time until the reservation expires: 1 ms to 24 h. Absent: 60 s.
+	Ttl *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Chosen by the caller, so that it can repeat a call without an answer: at most 64 bytes, and different for all
+	// reservations of one counter. Empty: the server chooses one.
+	ReservationId string                  `protobuf:"bytes,5,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	OnExpiry      ReserveRequest_OnExpiry `protobuf:"varint,6,opt,name=on_expiry,json=onExpiry,proto3,enum=tollgate.v1.ReserveRequest_OnExpiry" json:"on_expiry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveRequest) Reset() {
+	*x = ReserveRequest{}
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveRequest) ProtoMessage() {}
+
+func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
+func (*ReserveRequest) Descriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReserveRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *ReserveRequest) GetDescriptors() []*Descriptor {
+	if x != nil {
+		return x.Descriptors
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetAmount() uint64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+func (x *ReserveRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+func (x *ReserveRequest) GetOnExpiry() ReserveRequest_OnExpiry {
+	if x != nil {
+		return x.OnExpiry
+	}
+	return ReserveRequest_RELEASE
+}
+
+// The answer to a reservation.
+type ReserveResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer that a check would get. If it is denied, nothing is held, whatever the rules say. Its id is empty, and it
+	// is never degraded.
+	Answer *Answer `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	// The id of the reservation, if the hits are held. Empty if nothing is held: the answer is denied, or it is allowed
+	// only because all rules are in shadow mode.
+	ReservationId string `protobuf:"bytes,2,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveResponse) Reset() {
+	*x = ReserveResponse{}
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveResponse) ProtoMessage() {}
+
+func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
+func (*ReserveResponse) Descriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ReserveResponse) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *ReserveResponse) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+// A reservation that ends, and the hits that were used.
+type SettleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// That of the reservation. Required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// Those of the reservation, with the same entries and limits in the same order. The hits of a descriptor replace the
+	// actual hits for this descriptor.
+	Descriptors []*Descriptor `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
+	// Required.
+	ReservationId string `protobuf:"bytes,3,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	// Hits that were used, for each descriptor without hits of its own. 0 gives all back.
+	Actual        uint64 `protobuf:"varint,4,opt,name=actual,proto3" json:"actual,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleRequest) Reset() {
+	*x = SettleRequest{}
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleRequest) ProtoMessage() {}
+
+func (x *SettleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
+func (*SettleRequest) Descriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SettleRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *SettleRequest) GetDescriptors() []*Descriptor {
+	if x != nil {
+		return x.Descriptors
+	}
+	return nil
+}
+
+func (x *SettleRequest) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+func (x *SettleRequest) GetActual() uint64 {
+	if x != nil {
+		return x.Actual
+	}
+	return 0
+}
+
+// The answer to a settlement, which is never denied. A repeated call answers as the first one, and changes nothing, until
+// a minute after the expiry of the reservation at least.
+type SettleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The limits that apply, in the order of the descriptors. A descriptor without a limit has none.
+	Limits []*SettledLimit `protobuf:"bytes,1,rep,name=limits,proto3" json:"limits,omitempty"`
+	// Whether the outcome of a limit is UNKNOWN.
+	Unknown       bool `protobuf:"varint,2,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleResponse) Reset() {
+	*x = SettleResponse{}
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleResponse) ProtoMessage() {}
+
+func (x *SettleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
+func (*SettleResponse) Descriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SettleResponse) GetLimits() []*SettledLimit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *SettleResponse) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
+// One limit of a reservation that has ended.
+type SettledLimit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The index of the descriptor in the request.
+	DescriptorIndex uint32 `protobuf:"varint,1,opt,name=descriptor_index,json=descriptorIndex,proto3" json:"descriptor_index,omitempty"`
+	// The name of the rule, or its path if it has none. Empty for a limit that the caller sent.
+	Rule    string               `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	Outcome SettledLimit_Outcome `protobuf:"varint,3,opt,name=outcome,proto3,enum=tollgate.v1.SettledLimit_Outcome" json:"outcome,omitempty"`
+	// Hits that the reservation held; 0 if the outcome is RELEASED or UNKNOWN.
+	Reserved uint64 `protobuf:"varint,4,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	// Of the hits that were used, those that were not charged because the limit does not go as far.
+	NotCharged uint64 `protobuf:"varint,5,opt,name=not_charged,json=notCharged,proto3" json:"not_charged,omitempty"`
+	// Hits that are left.
+	Remaining uint64 `protobuf:"varint,6,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	// The time until the window ends or the bucket is full.
+	ResetAfter    *durationpb.Duration `protobuf:"bytes,7,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettledLimit) Reset() {
+	*x = SettledLimit{}
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettledLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettledLimit) ProtoMessage() {}
+
+func (x *SettledLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettledLimit.ProtoReflect.Descriptor instead.
+func (*SettledLimit) Descriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SettledLimit) GetDescriptorIndex() uint32 {
+	if x != nil {
+		return x.DescriptorIndex
+	}
+	return 0
+}
+
+func (x *SettledLimit) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *SettledLimit) GetOutcome() SettledLimit_Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return SettledLimit_OPEN
+}
+
+func (x *SettledLimit) GetReserved() uint64 {
+	if x != nil {
+		return x.Reserved
+	}
+	return 0
+}
+
+func (x *SettledLimit) GetNotCharged() uint64 {
+	if x != nil {
+		return x.NotCharged
+	}
+	return 0
+}
+
+func (x *SettledLimit) GetRemaining() uint64 {
+	if x != nil {
+		return x.Remaining
+	}
+	return 0
+}
+
+func (x *SettledLimit) GetResetAfter() *durationpb.Duration {
+	if x != nil {
+		return x.ResetAfter
+	}
+	return nil
+}
+
+// A reservation that ends unused.
+type CancelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// That of the reservation. Required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// Those of the reservation, with the same entries and limits in the same order. Their hits are ignored.
+	Descriptors []*Descriptor `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
+	// Required.
+	ReservationId string `protobuf:"bytes,3,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelRequest) Reset() {
+	*x = CancelRequest{}
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelRequest) ProtoMessage() {}
+
+func (x *CancelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
+func (*CancelRequest) Descriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CancelRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *CancelRequest) GetDescriptors() []*Descriptor {
+	if x != nil {
+		return x.Descriptors
+	}
+	return nil
+}
+
+func (x *CancelRequest) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+// The answer to a cancellation: that of a settlement at 0 hits.
+type CancelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The limits that apply, in the order of the descriptors. A descriptor without a limit has none.
+	Limits []*SettledLimit `protobuf:"bytes,1,rep,name=limits,proto3" json:"limits,omitempty"`
+	// Whether the outcome of a limit is UNKNOWN.
+	Unknown       bool `protobuf:"varint,2,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelResponse) Reset() {
+	*x = CancelResponse{}
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelResponse) ProtoMessage() {}
+
+func (x *CancelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
+func (*CancelResponse) Descriptor() ([]byte, []int) {
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CancelResponse) GetLimits() []*SettledLimit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *CancelResponse) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
 // Counters to reset.
 type ResetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -962,7 +1576,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[12]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1588,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[12]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1601,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{12}
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ResetRequest) GetDomain() string {
@@ -1015,7 +1629,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[13]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1641,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[13]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1654,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{13}
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ResetResponse) GetCounters() []*ResetCounter {
@@ -1065,7 +1679,7 @@ type ResetCounter struct {
 
 func (x *ResetCounter) Reset() {
 	*x = ResetCounter{}
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[14]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1691,7 @@ func (x *ResetCounter) String() string {
 func (*ResetCounter) ProtoMessage() {}
 
 func (x *ResetCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[14]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1704,7 @@ func (x *ResetCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetCounter.ProtoReflect.Descriptor instead.
 func (*ResetCounter) Descriptor() ([]byte, []int) {
-	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{14}
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ResetCounter) GetRule() string {
@@ -1128,7 +1742,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[15]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1754,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[15]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1767,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{15}
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Question) GetNumber() uint64 {
@@ -1196,7 +1810,7 @@ type QuestionAnswer struct {
 
 func (x *QuestionAnswer) Reset() {
 	*x = QuestionAnswer{}
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[16]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1822,7 @@ func (x *QuestionAnswer) String() string {
 func (*QuestionAnswer) ProtoMessage() {}
 
 func (x *QuestionAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_tollgate_v1_tollgate_proto_msgTypes[16]
+	mi := &file_tollgate_v1_tollgate_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1835,7 @@ func (x *QuestionAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuestionAnswer.ProtoReflect.Descriptor instead.
 func (*QuestionAnswer) Descriptor() ([]byte, []int) {
-	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{16}
+	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *QuestionAnswer) GetNumber() uint64 {
@@ -1307,12 +1921,14 @@ const file_tollgate_v1_tollgate_proto_rawDesc = "" +
 	"\aentries\x18\x01 \x03(\v2\x12.tollgate.v1.EntryR\aentries\x12(\n" +
 	"\x05limit\x18\x02 \x01(\v2\x12.tollgate.v1.LimitR\x05limit\x12\x17\n" +
 	"\x04hits\x18\x03 \x01(\x04H\x00R\x04hits\x88\x01\x01B\a\n" +
-	"\x05_hits\"\x80\x01\n" +
+	"\x05_hits\"\x9f\x01\n" +
 	"\aRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x129\n" +
 	"\vdescriptors\x18\x02 \x03(\v2\x17.tollgate.v1.DescriptorR\vdescriptors\x12\x12\n" +
 	"\x04hits\x18\x03 \x01(\x04R\x04hits\x12\x0e\n" +
-	"\x02id\x18\x04 \x01(\tR\x02id\"\x94\x01\n" +
+	"\x02id\x18\x04 \x01(\tR\x02id\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\x94\x01\n" +
 	"\fCheckRequest\x120\n" +
 	"\brequests\x18\x01 \x03(\v2\x14.tollgate.v1.RequestR\brequests\x122\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x1e.tollgate.v1.CheckRequest.ModeR\x04mode\"\x1e\n" +
@@ -1357,7 +1973,51 @@ const file_tollgate_v1_tollgate_proto_rawDesc = "" +
 	"\x11refused_in_shadow\x18\t \x01(\bR\x0frefusedInShadow\x120\n" +
 	"\x14refused_by_candidate\x18\n" +
 	" \x01(\bR\x12refusedByCandidate\x12\x1a\n" +
-	"\bdegraded\x18\v \x01(\bR\bdegraded\"a\n" +
+	"\bdegraded\x18\v \x01(\bR\bdegraded\"\xb7\x02\n" +
+	"\x0eReserveRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x129\n" +
+	"\vdescriptors\x18\x02 \x03(\v2\x17.tollgate.v1.DescriptorR\vdescriptors\x12\x16\n" +
+	"\x06amount\x18\x03 \x01(\x04R\x06amount\x12+\n" +
+	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12%\n" +
+	"\x0ereservation_id\x18\x05 \x01(\tR\rreservationId\x12A\n" +
+	"\ton_expiry\x18\x06 \x01(\x0e2$.tollgate.v1.ReserveRequest.OnExpiryR\bonExpiry\"#\n" +
+	"\bOnExpiry\x12\v\n" +
+	"\aRELEASE\x10\x00\x12\n" +
+	"\n" +
+	"\x06CHARGE\x10\x01\"e\n" +
+	"\x0fReserveResponse\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.tollgate.v1.AnswerR\x06answer\x12%\n" +
+	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\"\xa1\x01\n" +
+	"\rSettleRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x129\n" +
+	"\vdescriptors\x18\x02 \x03(\v2\x17.tollgate.v1.DescriptorR\vdescriptors\x12%\n" +
+	"\x0ereservation_id\x18\x03 \x01(\tR\rreservationId\x12\x16\n" +
+	"\x06actual\x18\x04 \x01(\x04R\x06actual\"]\n" +
+	"\x0eSettleResponse\x121\n" +
+	"\x06limits\x18\x01 \x03(\v2\x19.tollgate.v1.SettledLimitR\x06limits\x12\x18\n" +
+	"\aunknown\x18\x02 \x01(\bR\aunknown\"\xde\x02\n" +
+	"\fSettledLimit\x12)\n" +
+	"\x10descriptor_index\x18\x01 \x01(\rR\x0fdescriptorIndex\x12\x12\n" +
+	"\x04rule\x18\x02 \x01(\tR\x04rule\x12;\n" +
+	"\aoutcome\x18\x03 \x01(\x0e2!.tollgate.v1.SettledLimit.OutcomeR\aoutcome\x12\x1a\n" +
+	"\breserved\x18\x04 \x01(\x04R\breserved\x12\x1f\n" +
+	"\vnot_charged\x18\x05 \x01(\x04R\n" +
+	"notCharged\x12\x1c\n" +
+	"\tremaining\x18\x06 \x01(\x04R\tremaining\x12:\n" +
+	"\vreset_after\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"resetAfter\";\n" +
+	"\aOutcome\x12\b\n" +
+	"\x04OPEN\x10\x00\x12\v\n" +
+	"\aCHARGED\x10\x01\x12\f\n" +
+	"\bRELEASED\x10\x02\x12\v\n" +
+	"\aUNKNOWN\x10\x03\"\x89\x01\n" +
+	"\rCancelRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x129\n" +
+	"\vdescriptors\x18\x02 \x03(\v2\x17.tollgate.v1.DescriptorR\vdescriptors\x12%\n" +
+	"\x0ereservation_id\x18\x03 \x01(\tR\rreservationId\"]\n" +
+	"\x0eCancelResponse\x121\n" +
+	"\x06limits\x18\x01 \x03(\v2\x19.tollgate.v1.SettledLimitR\x06limits\x12\x18\n" +
+	"\aunknown\x18\x02 \x01(\bR\aunknown\"a\n" +
 	"\fResetRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x129\n" +
 	"\vdescriptors\x18\x02 \x03(\v2\x17.tollgate.v1.DescriptorR\vdescriptors\"F\n" +
@@ -1376,11 +2036,14 @@ const file_tollgate_v1_tollgate_proto_rawDesc = "" +
 	"\x05check\x18\x02 \x01(\v2\x1a.tollgate.v1.CheckResponseH\x00R\x05check\x12*\n" +
 	"\x05error\x18\x03 \x01(\v2\x12.google.rpc.StatusH\x00R\x05error\x12\x18\n" +
 	"\acredits\x18\x04 \x01(\rR\acreditsB\b\n" +
-	"\x06result2\xd4\x02\n" +
+	"\x06result2\xa0\x04\n" +
 	"\vRateLimiter\x12>\n" +
 	"\x05Check\x12\x19.tollgate.v1.CheckRequest\x1a\x1a.tollgate.v1.CheckResponse\x12;\n" +
 	"\x04Peek\x12\x18.tollgate.v1.PeekRequest\x1a\x19.tollgate.v1.PeekResponse\x12A\n" +
-	"\x06Refund\x12\x1a.tollgate.v1.RefundRequest\x1a\x1b.tollgate.v1.RefundResponse\x12>\n" +
+	"\x06Refund\x12\x1a.tollgate.v1.RefundRequest\x1a\x1b.tollgate.v1.RefundResponse\x12D\n" +
+	"\aReserve\x12\x1b.tollgate.v1.ReserveRequest\x1a\x1c.tollgate.v1.ReserveResponse\x12A\n" +
+	"\x06Settle\x12\x1a.tollgate.v1.SettleRequest\x1a\x1b.tollgate.v1.SettleResponse\x12A\n" +
+	"\x06Cancel\x12\x1a.tollgate.v1.CancelRequest\x1a\x1b.tollgate.v1.CancelResponse\x12>\n" +
 	"\x05Reset\x12\x19.tollgate.v1.ResetRequest\x1a\x1a.tollgate.v1.ResetResponse\x12E\n" +
 	"\vCheckStream\x12\x15.tollgate.v1.Question\x1a\x1b.tollgate.v1.QuestionAnswer(\x010\x01B\x0f\n" +
 	"\vtollgate.v1P\x01b\x06proto3"
@@ -1397,73 +2060,98 @@ func file_tollgate_v1_tollgate_proto_rawDescGZIP() []byte {
 	return file_tollgate_v1_tollgate_proto_rawDescData
 }
 
-var file_tollgate_v1_tollgate_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_tollgate_v1_tollgate_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_tollgate_v1_tollgate_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_tollgate_v1_tollgate_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_tollgate_v1_tollgate_proto_goTypes = []any{
-	(Limit_Unit)(0),             // 0: tollgate.v1.Limit.Unit
-	(CheckRequest_Mode)(0),      // 1: tollgate.v1.CheckRequest.Mode
-	(Answer_Verdict)(0),         // 2: tollgate.v1.Answer.Verdict
-	(*Entry)(nil),               // 3: tollgate.v1.Entry
-	(*Limit)(nil),               // 4: tollgate.v1.Limit
-	(*Descriptor)(nil),          // 5: tollgate.v1.Descriptor
-	(*Request)(nil),             // 6: tollgate.v1.Request
-	(*CheckRequest)(nil),        // 7: tollgate.v1.CheckRequest
-	(*CheckResponse)(nil),       // 8: tollgate.v1.CheckResponse
-	(*PeekRequest)(nil),         // 9: tollgate.v1.PeekRequest
-	(*PeekResponse)(nil),        // 10: tollgate.v1.PeekResponse
-	(*RefundRequest)(nil),       // 11: tollgate.v1.RefundRequest
-	(*RefundResponse)(nil),      // 12: tollgate.v1.RefundResponse
-	(*Answer)(nil),              // 13: tollgate.v1.Answer
-	(*LimitStatus)(nil),         // 14: tollgate.v1.LimitStatus
-	(*ResetRequest)(nil),        // 15: tollgate.v1.ResetRequest
-	(*ResetResponse)(nil),       // 16: tollgate.v1.ResetResponse
-	(*ResetCounter)(nil),        // 17: tollgate.v1.ResetCounter
-	(*Question)(nil),            // 18: tollgate.v1.Question
-	(*QuestionAnswer)(nil),      // 19: tollgate.v1.QuestionAnswer
-	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
-	(*status.Status)(nil),       // 21: google.rpc.Status
+	(Limit_Unit)(0),              // 0: tollgate.v1.Limit.Unit
+	(CheckRequest_Mode)(0),       // 1: tollgate.v1.CheckRequest.Mode
+	(Answer_Verdict)(0),          // 2: tollgate.v1.Answer.Verdict
+	(ReserveRequest_OnExpiry)(0), // 3: tollgate.v1.ReserveRequest.OnExpiry
+	(SettledLimit_Outcome)(0),    // 4: tollgate.v1.SettledLimit.Outcome
+	(*Entry)(nil),                // 5: tollgate.v1.Entry
+	(*Limit)(nil),                // 6: tollgate.v1.Limit
+	(*Descriptor)(nil),           // 7: tollgate.v1.Descriptor
+	(*Request)(nil),              // 8: tollgate.v1.Request
+	(*CheckRequest)(nil),         // 9: tollgate.v1.CheckRequest
+	(*CheckResponse)(nil),        // 10: tollgate.v1.CheckResponse
+	(*PeekRequest)(nil),          // 11: tollgate.v1.PeekRequest
+	(*PeekResponse)(nil),         // 12: tollgate.v1.PeekResponse
+	(*RefundRequest)(nil),        // 13: tollgate.v1.RefundRequest
+	(*RefundResponse)(nil),       // 14: tollgate.v1.RefundResponse
+	(*Answer)(nil),               // 15: tollgate.v1.Answer
+	(*LimitStatus)(nil),          // 16: tollgate.v1.LimitStatus
+	(*ReserveRequest)(nil),       // 17: tollgate.v1.ReserveRequest
+	(*ReserveResponse)(nil),      // 18: tollgate.v1.ReserveResponse
+	(*SettleRequest)(nil),        // 19: tollgate.v1.SettleRequest
+	(*SettleResponse)(nil),       // 20: tollgate.v1.SettleResponse
+	(*SettledLimit)(nil),         // 21: tollgate.v1.SettledLimit
+	(*CancelRequest)(nil),        // 22: tollgate.v1.CancelRequest
+	(*CancelResponse)(nil),       // 23: tollgate.v1.CancelResponse
+	(*ResetRequest)(nil),         // 24: tollgate.v1.ResetRequest
+	(*ResetResponse)(nil),        // 25: tollgate.v1.ResetResponse
+	(*ResetCounter)(nil),         // 26: tollgate.v1.ResetCounter
+	(*Question)(nil),             // 27: tollgate.v1.Question
+	(*QuestionAnswer)(nil),       // 28: tollgate.v1.QuestionAnswer
+	(*durationpb.Duration)(nil),  // 29: google.protobuf.Duration
+	(*status.Status)(nil),        // 30: google.rpc.Status
 }
 var file_tollgate_v1_tollgate_proto_depIdxs = []int32{
 	0,  // 0: tollgate.v1.Limit.unit:type_name -> tollgate.v1.Limit.Unit
-	3,  // 1: tollgate.v1.Descriptor.entries:type_name -> tollgate.v1.Entry
-	4,  // 2: tollgate.v1.Descriptor.limit:type_name -> tollgate.v1.Limit
-	5,  // 3: tollgate.v1.Request.descriptors:type_name -> tollgate.v1.Descriptor
-	6,  // 4: tollgate.v1.CheckRequest.requests:type_name -> tollgate.v1.Request
+	5,  // 1: tollgate.v1.Descriptor.entries:type_name -> tollgate.v1.Entry
+	6,  // 2: tollgate.v1.Descriptor.limit:type_name -> tollgate.v1.Limit
+	7,  // 3: tollgate.v1.Request.descriptors:type_name -> tollgate.v1.Descriptor
+	8,  // 4: tollgate.v1.CheckRequest.requests:type_name -> tollgate.v1.Request
 	1,  // 5: tollgate.v1.CheckRequest.mode:type_name -> tollgate.v1.CheckRequest.Mode
-	13, // 6: tollgate.v1.CheckResponse.answers:type_name -> tollgate.v1.Answer
-	6,  // 7: tollgate.v1.PeekRequest.requests:type_name -> tollgate.v1.Request
-	13, // 8: tollgate.v1.PeekResponse.answers:type_name -> tollgate.v1.Answer
-	6,  // 9: tollgate.v1.RefundRequest.requests:type_name -> tollgate.v1.Request
-	13, // 10: tollgate.v1.RefundResponse.answers:type_name -> tollgate.v1.Answer
+	15, // 6: tollgate.v1.CheckResponse.answers:type_name -> tollgate.v1.Answer
+	8,  // 7: tollgate.v1.PeekRequest.requests:type_name -> tollgate.v1.Request
+	15, // 8: tollgate.v1.PeekResponse.answers:type_name -> tollgate.v1.Answer
+	8,  // 9: tollgate.v1.RefundRequest.requests:type_name -> tollgate.v1.Request
+	15, // 10: tollgate.v1.RefundResponse.answers:type_name -> tollgate.v1.Answer
 	2,  // 11: tollgate.v1.Answer.verdict:type_name -> tollgate.v1.Answer.Verdict
-	20, // 12: tollgate.v1.Answer.delay:type_name -> google.protobuf.Duration
-	20, // 13: tollgate.v1.Answer.retry_after:type_name -> google.protobuf.Duration
-	14, // 14: tollgate.v1.Answer.limits:type_name -> tollgate.v1.LimitStatus
-	21, // 15: tollgate.v1.Answer.error:type_name -> google.rpc.Status
+	29, // 12: tollgate.v1.Answer.delay:type_name -> google.protobuf.Duration
+	29, // 13: tollgate.v1.Answer.retry_after:type_name -> google.protobuf.Duration
+	16, // 14: tollgate.v1.Answer.limits:type_name -> tollgate.v1.LimitStatus
+	30, // 15: tollgate.v1.Answer.error:type_name -> google.rpc.Status
 	0,  // 16: tollgate.v1.LimitStatus.unit:type_name -> tollgate.v1.Limit.Unit
-	20, // 17: tollgate.v1.LimitStatus.reset_after:type_name -> google.protobuf.Duration
-	20, // 18: tollgate.v1.LimitStatus.retry_after:type_name -> google.protobuf.Duration
-	5,  // 19: tollgate.v1.ResetRequest.descriptors:type_name -> tollgate.v1.Descriptor
-	17, // 20: tollgate.v1.ResetResponse.counters:type_name -> tollgate.v1.ResetCounter
-	7,  // 21: tollgate.v1.Question.check:type_name -> tollgate.v1.CheckRequest
-	20, // 22: tollgate.v1.Question.timeout:type_name -> google.protobuf.Duration
-	8,  // 23: tollgate.v1.QuestionAnswer.check:type_name -> tollgate.v1.CheckResponse
-	21, // 24: tollgate.v1.QuestionAnswer.error:type_name -> google.rpc.Status
-	7,  // 25: tollgate.v1.RateLimiter.Check:input_type -> tollgate.v1.CheckRequest
-	9,  // 26: tollgate.v1.RateLimiter.Peek:input_type -> tollgate.v1.PeekRequest
-	11, // 27: tollgate.v1.RateLimiter.Refund:input_type -> tollgate.v1.RefundRequest
-	15, // 28: tollgate.v1.RateLimiter.Reset:input_type -> tollgate.v1.ResetRequest
-	18, // 29: tollgate.v1.RateLimiter.CheckStream:input_type -> tollgate.v1.Question
-	8,  // 30: tollgate.v1.RateLimiter.Check:output_type -> tollgate.v1.CheckResponse
-	10, // 31: tollgate.v1.RateLimiter.Peek:output_type -> tollgate.v1.PeekResponse
-	12, // 32: tollgate.v1.RateLimiter.Refund:output_type -> tollgate.v1.RefundResponse
-	16, // 33: tollgate.v1.RateLimiter.Reset:output_type -> tollgate.v1.ResetResponse
-	19, // 34: tollgate.v1.RateLimiter.CheckStream:output_type -> tollgate.v1.QuestionAnswer
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	29, // 17: tollgate.v1.LimitStatus.reset_after:type_name -> google.protobuf.Duration
+	29, // 18: tollgate.v1.LimitStatus.retry_after:type_name -> google.protobuf.Duration
+	7,  // 19: tollgate.v1.ReserveRequest.descriptors:type_name -> tollgate.v1.Descriptor
+	29, // 20: tollgate.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	3,  // 21: tollgate.v1.ReserveRequest.on_expiry:type_name -> tollgate.v1.ReserveRequest.OnExpiry
+	15, // 22: tollgate.v1.ReserveResponse.answer:type_name -> tollgate.v1.Answer
+	7,  // 23: tollgate.v1.SettleRequest.descriptors:type_name -> tollgate.v1.Descriptor
+	21, // 24: tollgate.v1.SettleResponse.limits:type_name -> tollgate.v1.SettledLimit
+	4,  // 25: tollgate.v1.SettledLimit.outcome:type_name -> tollgate.v1.SettledLimit.Outcome
+	29, // 26: tollgate.v1.SettledLimit.reset_after:type_name -> google.protobuf.Duration
+	7,  // 27: tollgate.v1.CancelRequest.descriptors:type_name -> tollgate.v1.Descriptor
+	21, // 28: tollgate.v1.CancelResponse.limits:type_name -> tollgate.v1.SettledLimit
+	7,  // 29: tollgate.v1.ResetRequest.descriptors:type_name -> tollgate.v1.Descriptor
+	26, // 30: tollgate.v1.ResetResponse.counters:type_name -> tollgate.v1.ResetCounter
+	9,  // 31: tollgate.v1.Question.check:type_name -> tollgate.v1.CheckRequest
+	29, // 32: tollgate.v1.Question.timeout:type_name -> google.protobuf.Duration
+	10, // 33: tollgate.v1.QuestionAnswer.check:type_name -> tollgate.v1.CheckResponse
+	30, // 34: tollgate.v1.QuestionAnswer.error:type_name -> google.rpc.Status
+	9,  // 35: tollgate.v1.RateLimiter.Check:input_type -> tollgate.v1.CheckRequest
+	11, // 36: tollgate.v1.RateLimiter.Peek:input_type -> tollgate.v1.PeekRequest
+	13, // 37: tollgate.v1.RateLimiter.Refund:input_type -> tollgate.v1.RefundRequest
+	17, // 38: tollgate.v1.RateLimiter.Reserve:input_type -> tollgate.v1.ReserveRequest
+	19, // 39: tollgate.v1.RateLimiter.Settle:input_type -> tollgate.v1.SettleRequest
+	22, // 40: tollgate.v1.RateLimiter.Cancel:input_type -> tollgate.v1.CancelRequest
+	24, // 41: tollgate.v1.RateLimiter.Reset:input_type -> tollgate.v1.ResetRequest
+	27, // 42: tollgate.v1.RateLimiter.CheckStream:input_type -> tollgate.v1.Question
+	10, // 43: tollgate.v1.RateLimiter.Check:output_type -> tollgate.v1.CheckResponse
+	12, // 44: tollgate.v1.RateLimiter.Peek:output_type -> tollgate.v1.PeekResponse
+	14, // 45: tollgate.v1.RateLimiter.Refund:output_type -> tollgate.v1.RefundResponse
+	18, // 46: tollgate.v1.RateLimiter.Reserve:output_type -> tollgate.v1.ReserveResponse
+	20, // 47: tollgate.v1.RateLimiter.Settle:output_type -> tollgate.v1.SettleResponse
+	23, // 48: tollgate.v1.RateLimiter.Cancel:output_type -> tollgate.v1.CancelResponse
+	25, // 49: tollgate.v1.RateLimiter.Reset:output_type -> tollgate.v1.ResetResponse
+	28, // 50: tollgate.v1.RateLimiter.CheckStream:output_type -> tollgate.v1.QuestionAnswer
+	43, // [43:51] is the sub-list for method output_type
+	35, // [35:43] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_tollgate_v1_tollgate_proto_init() }
@@ -1472,7 +2160,7 @@ func file_tollgate_v1_tollgate_proto_init() {
 		return
 	}
 	file_tollgate_v1_tollgate_proto_msgTypes[2].OneofWrappers = []any{}
-	file_tollgate_v1_tollgate_proto_msgTypes[16].OneofWrappers = []any{
+	file_tollgate_v1_tollgate_proto_msgTypes[23].OneofWrappers = []any{
 		(*QuestionAnswer_Check)(nil),
 		(*QuestionAnswer_Error)(nil),
 	}
@@ -1481,8 +2169,8 @@ func file_tollgate_v1_tollgate_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tollgate_v1_tollgate_proto_rawDesc), len(file_tollgate_v1_tollgate_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   17,
+			NumEnums:      5,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

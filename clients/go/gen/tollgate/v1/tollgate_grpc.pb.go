@@ -24,6 +24,9 @@ const (
 	RateLimiter_Check_FullMethodName       = "/tollgate.v1.RateLimiter/Check"
 	RateLimiter_Peek_FullMethodName        = "/tollgate.v1.RateLimiter/Peek"
 	RateLimiter_Refund_FullMethodName      = "/tollgate.v1.RateLimiter/Refund"
+	RateLimiter_Reserve_FullMethodName     = "/tollgate.v1.RateLimiter/Reserve"
+	RateLimiter_Settle_FullMethodName      = "/tollgate.v1.RateLimiter/Settle"
+	RateLimiter_Cancel_FullMethodName      = "/tollgate.v1.RateLimiter/Cancel"
 	RateLimiter_Reset_FullMethodName       = "/tollgate.v1.RateLimiter/Reset"
 	RateLimiter_CheckStream_FullMethodName = "/tollgate.v1.RateLimiter/CheckStream"
 )
@@ -40,6 +43,12 @@ type RateLimiterClient interface {
 	Peek(ctx context.Context, in *PeekRequest, opts ...grpc.CallOption) (*PeekResponse, error)
 	// Gives hits back that were charged earlier.
 	Refund(ctx context.Context, in *RefundRequest, opts ...grpc.CallOption) (*RefundResponse, error)
+	// Holds hits until it is known how many are used. All limits of the request hold them, or none does.
+	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
+	// Ends a reservation at the hits that were used: gives the rest back, or charges what is missing.
+	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
+	// Ends a reservation of which nothing was used: gives all hits back.
+	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	// Replaces counters by unused ones. Needs the admin token: `authorization: Bearer TOKEN` in the metadata.
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
 	// Answers numbered questions on one stream, as they come.
@@ -84,6 +93,36 @@ func (c *rateLimiterClient) Refund(ctx context.Context, in *RefundRequest, opts 
 	return out, nil
 }
 
+func (c *rateLimiterClient) Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReserveResponse)
+	err := c.cc.Invoke(ctx, RateLimiter_Reserve_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *rateLimiterClient) Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SettleResponse)
+	err := c.cc.Invoke(ctx, RateLimiter_Settle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *rateLimiterClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelResponse)
+	err := c.cc.Invoke(ctx, RateLimiter_Cancel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *rateLimiterClient) Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ResetResponse)
@@ -119,6 +158,12 @@ type RateLimiterServer interface {
 	Peek(context.Context, *PeekRequest) (*PeekResponse, error)
 	// Gives hits back that were charged earlier.
 	Refund(context.Context, *RefundRequest) (*RefundResponse, error)
+	// Holds hits until it is known how many are used. All limits of the request hold them, or none does.
+	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
+	// Ends a reservation at the hits that were used: gives the rest back, or charges what is missing.
+	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
+	// Ends a reservation of which nothing was used: gives all hits back.
+	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	// Replaces counters by unused ones. Needs the admin token: `authorization: Bearer TOKEN` in the metadata.
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
 	// Answers numbered questions on one stream, as they come.
@@ -141,6 +186,15 @@ func (UnimplementedRateLimiterServer) Peek(context.Context, *PeekRequest) (*Peek
 }
 func (UnimplementedRateLimiterServer) Refund(context.Context, *RefundRequest) (*RefundResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Refund not implemented")
+}
+func (UnimplementedRateLimiterServer) Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reserve not implemented")
+}
+func (UnimplementedRateLimiterServer) Settle(context.Context, *SettleRequest) (*SettleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Settle not implemented")
+}
+func (UnimplementedRateLimiterServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
 }
 func (UnimplementedRateLimiterServer) Reset(context.Context, *ResetRequest) (*ResetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reset not implemented")
@@ -223,6 +277,60 @@ func _RateLimiter_Refund_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RateLimiter_Reserve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReserveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RateLimiterServer).Reserve(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RateLimiter_Reserve_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RateLimiterServer).Reserve(ctx, req.(*ReserveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _RateLimiter_Settle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SettleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RateLimiterServer).Settle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RateLimiter_Settle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RateLimiterServer).Settle(ctx, req.(*SettleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _RateLimiter_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RateLimiterServer).Cancel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RateLimiter_Cancel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RateLimiterServer).Cancel(ctx, req.(*CancelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _RateLimiter_Reset_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResetRequest)
 	if err := dec(in); err != nil {
@@ -266,6 +374,18 @@ var RateLimiter_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Refund",
 			Handler:    _RateLimiter_Refund_Handler,
+		},
+		{
+			MethodName: "Reserve",
+			Handler:    _RateLimiter_Reserve_Handler,
+		},
+		{
+			MethodName: "Settle",
+			Handler:    _RateLimiter_Settle_Handler,
+		},
+		{
+			MethodName: "Cancel",
+			Handler:    _RateLimiter_Cancel_Handler,
 		},
 		{
 			MethodName: "Reset",
