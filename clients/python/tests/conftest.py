@@ -20,6 +20,8 @@ descriptors:
     rate_limit: {unit: second, requests_per_unit: 5, algorithm: token_bucket, burst: 1}
   - key: turn
     rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
+  - key: slow_turn
+    rate_limit: {unit: hour, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
 """
 
 

@@ -8,7 +8,23 @@ from .asgi import RateLimitMiddleware
 from .client import Client
 from .interceptor import RateLimitInterceptor
 from .metrics import Counts, Metrics, Outcome
-from .model import Decision, Default, Descriptor, InvalidRequest, Limit, LimitStatus, NoAnswer, Question, Source, Unit
+from .model import (
+    Decision,
+    Default,
+    Descriptor,
+    InvalidRequest,
+    Limit,
+    LimitStatus,
+    NoAnswer,
+    OnExpiry,
+    Question,
+    Reservation,
+    SettledLimit,
+    SettledOutcome,
+    Settlement,
+    Source,
+    Unit,
+)
 
 __all__ = [
     "Client",
@@ -21,10 +37,15 @@ __all__ = [
     "LimitStatus",
     "Metrics",
     "NoAnswer",
+    "OnExpiry",
     "Outcome",
     "Question",
     "RateLimitInterceptor",
     "RateLimitMiddleware",
+    "Reservation",
+    "SettledLimit",
+    "SettledOutcome",
+    "Settlement",
     "Source",
     "Unit",
 ]
