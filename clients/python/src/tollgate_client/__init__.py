@@ -25,6 +25,7 @@ from .model import (
     Source,
     Unit,
 )
+from .prepaid import PrepaidSlices
 
 __all__ = [
     "Client",
@@ -39,6 +40,7 @@ __all__ = [
     "NoAnswer",
     "OnExpiry",
     "Outcome",
+    "PrepaidSlices",
     "Question",
     "RateLimitInterceptor",
     "RateLimitMiddleware",

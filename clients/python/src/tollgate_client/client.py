@@ -82,7 +82,7 @@ class Client:
         self._credentials = credentials
         self._timeout = timeout
         self._default = default
-        self._metrics = metrics or Metrics()
+        self.metrics = metrics or Metrics()
         self._deny_cache = DenyCache(deny_cache_keys, deny_cache_max)
         self._batcher = Batcher(
             self._check, timeout=timeout, calls_max=calls_max, batch_max=batch_max, queue_max=queue_max
@@ -109,9 +109,9 @@ class Client:
         try:
             decision, outcome = await self._decide(question, begin)
         except InvalidRequest:
-            self._metrics.check(Outcome.INVALID, time.monotonic() - begin)
+            self.metrics.check(Outcome.INVALID, time.monotonic() - begin)
             raise
-        self._metrics.check(outcome, time.monotonic() - begin)
+        self.metrics.check(outcome, time.monotonic() - begin)
         return decision
 
     async def peek(self, domain: str, descriptors: Iterable[Descriptor]) -> Decision:
@@ -220,7 +220,7 @@ class Client:
 
     async def _check(self, requests: list[v1.Request], deadline: float) -> list[v1.Answer]:
         """One call for several requests, for the batcher."""
-        self._metrics.batch(len(requests))
+        self.metrics.batch(len(requests))
         timeout = deadline - asyncio.get_running_loop().time()
         reply = await _answered(self._connected().Check(v1.CheckRequest(requests=requests), timeout=timeout))
         return reply.answers

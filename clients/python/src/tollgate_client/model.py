@@ -30,6 +30,8 @@ class Source(enum.Enum):
     SERVER = "server"
     # The key was refused earlier, and the time of its retry-after is not over.
     DENY_CACHE = "deny_cache"
+    # A prepaid slice.
+    PREPAID = "prepaid"
     # The server did not answer.
     DEFAULT = "default"
 
