@@ -152,7 +152,7 @@ async def test_keys_beyond_their_maximum_ask_the_server(client):
 
 
 async def test_expired_key_makes_room_for_another(client):
-    async with PrepaidSlices(client, hits=20, ttl=0.05, keys_max=1) as slices:
+    async with PrepaidSlices(client, hits=20, ttl=0.3, keys_max=1) as slices:
         await check_until_prepaid(slices, RED)
 
         await check_until_prepaid(slices, BLUE)

@@ -1,7 +1,8 @@
 """Rate limits from Tollgate for asyncio services.
 
-`Client` asks a server whether requests may pass. `RateLimitMiddleware` limits the requests of an ASGI application,
-`RateLimitInterceptor` those of a `grpc.aio` server.
+`Client` asks a server whether requests may pass, and reserves hits. `PrepaidSlices` spends reserved parts of limits
+without calls. `RateLimitMiddleware` limits the requests of an ASGI application, `RateLimitInterceptor` those of a
+`grpc.aio` server.
 """
 
 from .asgi import RateLimitMiddleware
