@@ -130,13 +130,18 @@ async def test_settlement_after_local_denials_lets_requests_pass(server, make_cl
     assert (await client.check("models", TOKENS)).allowed
 
 
-async def test_settlement_of_cancelled_caller_is_sent_nevertheless(client):
+async def test_settlement_of_cancelled_caller_is_sent_nevertheless(server, client, make_client):
     reservation = await client.reserve("models", TOKENS, 800)
-    caller = asyncio.create_task(client.settle(reservation, 300))
-    await asyncio.sleep(0)
-    caller.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
+    unconnected = await make_client(server.address)
+    # Silent, so that there is no connection, and the call is not sent, when the caller goes.
+    with server.silent():
+        caller = asyncio.create_task(unconnected.settle(reservation, 300))
+        # Turns of the loop for the caller and for the call.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
 
     async def settled():
         return await remaining(client, TOKENS) == 700
