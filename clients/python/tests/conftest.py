@@ -1,8 +1,11 @@
+import asyncio
 import contextlib
+import socket
 
 import pytest
+import uvicorn
 
-from server import Server
+from server import LOOPBACK, Server, eventually
 from tollgate_client import Client, Counts
 
 RULES = """
@@ -20,6 +23,8 @@ descriptors:
     rate_limit: {unit: second, requests_per_unit: 5, algorithm: token_bucket, burst: 1}
   - key: turn
     rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
+  - key: slow_turn
+    rate_limit: {unit: hour, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
 """
 
 
@@ -65,3 +70,21 @@ async def counts():
 @pytest.fixture
 async def client(server, make_client, counts):
     return await make_client(server.address, metrics=counts)
+
+
+@pytest.fixture
+async def serve():
+    """Serves ASGI applications until the end, and returns their ports."""
+    running = []
+
+    async def start(app):
+        listener = socket.create_server((LOOPBACK, 0))
+        served = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        running.append((served, asyncio.create_task(served.serve([listener]))))
+        await eventually("uvicorn has started", lambda: served.started)
+        return listener.getsockname()[1]
+
+    yield start
+    for served, task in running:
+        served.should_exit = True
+        await task

@@ -87,6 +87,16 @@ async def test_check_of_a_queue_has_a_delay(client):
     assert second.allowed and 0 < second.delay <= 0.05
 
 
+async def test_delay_of_a_queue_may_be_longer_than_the_timeout(client):
+    descriptors = [Descriptor([("slow_turn", "x")])]
+    await client.check("edge", descriptors)
+
+    second = await client.check("edge", descriptors)
+
+    # The timeout is 10 s.
+    assert second.allowed and second.source is Source.SERVER and 10 < second.delay <= 60
+
+
 @pytest.mark.parametrize(
     ("domain", "descriptors", "hits"),
     [

@@ -6,9 +6,15 @@ import pathlib
 import re
 import textwrap
 
-import tollgate_client
-from tollgate_client import Client
+import pytest
 
+import tollgate_client
+from tollgate_client import Client, Descriptor
+
+RULES_OF_MODELS = """
+domain: models
+descriptors: [{key: tokens, rate_limit: {unit: hour, requests_per_unit: 10000, algorithm: sliding_log}}]
+"""
 README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
 
 
@@ -21,6 +27,20 @@ async def test_first_lines_of_readme_limit_a_request(server):
     assert [await names["limited"]() for _ in range(3)] == [None] * 3
     status, retry_after = await names["limited"]()
     assert status == 429 and 3_500 < retry_after <= 3_600
+
+
+@pytest.mark.parametrize(("section", "left"), [("Reservations", 9_700), ("Prepaid slices", 9_999)])
+async def test_lines_of_readme_section_charge_what_is_used(start_server, make_client, section, left):
+    server = await start_server(RULES_OF_MODELS)
+    client = await make_client(server.address)
+    block = re.search(r"^```python\n(.*?)^```$", README.split(f"## {section}")[1], re.MULTILINE | re.DOTALL)[1]
+    descriptors = [Descriptor([("tokens", "ann")])]
+    names = {**vars(tollgate_client), "client": client, "descriptors": descriptors}
+    exec("async def run():\n" + textwrap.indent(block, "    "), names)
+
+    await names["run"]()
+
+    assert (await client.peek("models", descriptors)).tightest.remaining == left
 
 
 def test_readme_names_each_setting_with_its_default():

@@ -1,14 +1,32 @@
 """Rate limits from Tollgate for asyncio services.
 
-`Client` asks a server whether requests may pass. `RateLimitMiddleware` limits the requests of an ASGI application,
-`RateLimitInterceptor` those of a `grpc.aio` server.
+`Client` asks a server whether requests may pass, and reserves hits. `PrepaidSlices` spends reserved parts of limits
+without calls. `RateLimitMiddleware` limits the requests of an ASGI application, `RateLimitInterceptor` those of a
+`grpc.aio` server.
 """
 
 from .asgi import RateLimitMiddleware
 from .client import Client
 from .interceptor import RateLimitInterceptor
 from .metrics import Counts, Metrics, Outcome
-from .model import Decision, Default, Descriptor, InvalidRequest, Limit, LimitStatus, NoAnswer, Question, Source, Unit
+from .model import (
+    Decision,
+    Default,
+    Descriptor,
+    InvalidRequest,
+    Limit,
+    LimitStatus,
+    NoAnswer,
+    OnExpiry,
+    Question,
+    Reservation,
+    SettledLimit,
+    SettledOutcome,
+    Settlement,
+    Source,
+    Unit,
+)
+from .prepaid import PrepaidSlices
 
 __all__ = [
     "Client",
@@ -21,10 +39,16 @@ __all__ = [
     "LimitStatus",
     "Metrics",
     "NoAnswer",
+    "OnExpiry",
     "Outcome",
+    "PrepaidSlices",
     "Question",
     "RateLimitInterceptor",
     "RateLimitMiddleware",
+    "Reservation",
+    "SettledLimit",
+    "SettledOutcome",
+    "Settlement",
     "Source",
     "Unit",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Iterable
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
 
 import grpc
 import grpc.aio
@@ -14,7 +15,18 @@ from . import wire
 from .batcher import Batcher, QueueFull
 from .deny_cache import DenyCache
 from .metrics import Metrics, Outcome
-from .model import Decision, Default, Descriptor, InvalidRequest, NoAnswer, Question, Source
+from .model import (
+    Decision,
+    Default,
+    Descriptor,
+    InvalidRequest,
+    NoAnswer,
+    OnExpiry,
+    Question,
+    Reservation,
+    Settlement,
+    Source,
+)
 from .v1 import tollgate_pb2 as v1
 from .v1.tollgate_pb2_grpc import RateLimiterStub
 
@@ -70,13 +82,15 @@ class Client:
         self._credentials = credentials
         self._timeout = timeout
         self._default = default
-        self._metrics = metrics or Metrics()
+        self.metrics = metrics or Metrics()
         self._deny_cache = DenyCache(deny_cache_keys, deny_cache_max)
         self._batcher = Batcher(
             self._check, timeout=timeout, calls_max=calls_max, batch_max=batch_max, queue_max=queue_max
         )
         self._channel: grpc.aio.Channel | None = None
         self._stub: RateLimiterStub | None = None
+        # Settlements and cancellations under way. Each ends by the timeout.
+        self._ends: set[asyncio.Task[Settlement]] = set()
         self._closed = False
 
     async def __aenter__(self) -> Client:
@@ -95,9 +109,9 @@ class Client:
         try:
             decision, outcome = await self._decide(question, begin)
         except InvalidRequest:
-            self._metrics.check(Outcome.INVALID, time.monotonic() - begin)
+            self.metrics.check(Outcome.INVALID, time.monotonic() - begin)
             raise
-        self._metrics.check(outcome, time.monotonic() - begin)
+        self.metrics.check(outcome, time.monotonic() - begin)
         return decision
 
     async def peek(self, domain: str, descriptors: Iterable[Descriptor]) -> Decision:
@@ -120,10 +134,52 @@ class Client:
             # Also without an answer, since the server may have read the call.
             self._deny_cache.refund(question, time.monotonic())
 
+    async def reserve(
+        self,
+        domain: str,
+        descriptors: Iterable[Descriptor],
+        hits: int = 1,
+        *,
+        ttl: float = 60.0,
+        on_expiry: OnExpiry = OnExpiry.RELEASE,
+    ) -> Reservation:
+        """Holds the hits until `settle` says how many were used. All limits hold them, or none does.
+
+        The server is always asked; without an answer the decision is the default one. The reservation expires after
+        `ttl` seconds, 1 ms to 24 h. Raises `InvalidRequest`. If the caller is cancelled meanwhile, the hits may be held
+        until the reservation expires.
+        """
+        question = Question(domain, descriptors, hits)
+        # Chosen here, so that a reservation whose answer is lost can be settled.
+        reservation_id = uuid.uuid4().hex
+        request = wire.reserve_request_of(question, ttl, on_expiry, reservation_id)
+        call = self._connected().Reserve(request, timeout=self._timeout)
+        try:
+            reply = await _answered(call)
+            return Reservation(question, wire.decision_of(reply.answer), reply.reservation_id)
+        except NoAnswer as error:
+            return Reservation(question, self._default_decision(error), reservation_id)
+
+    async def settle(self, reservation: Reservation, actual: int) -> Settlement:
+        """Ends a reservation at the hits that were used, for each descriptor without hits of its own: gives the rest
+        back, or charges what is missing. If nothing is held, it does nothing.
+
+        It is sent also if the caller is cancelled. Raises `NoAnswer`, after which the call may be repeated and answers
+        as the first one, or `InvalidRequest`.
+        """
+        request = wire.settle_request_of(reservation, actual)
+        return await self._end(reservation, lambda stub: stub.Settle(request, timeout=self._timeout))
+
+    async def cancel(self, reservation: Reservation) -> Settlement:
+        """Ends a reservation of which nothing was used. Raises as `settle` does."""
+        request = wire.cancel_request_of(reservation)
+        return await self._end(reservation, lambda stub: stub.Cancel(request, timeout=self._timeout))
+
     async def close(self) -> None:
-        """Ends all calls. Checks under way get the default decision."""
+        """Ends all calls. Checks under way get the default decision; settlements are waited for, until the timeout."""
         self._closed = True
         await self._batcher.close()
+        await asyncio.gather(*self._ends, return_exceptions=True)
         if self._channel is not None:
             await self._channel.close()
 
@@ -140,9 +196,31 @@ class Client:
         self._deny_cache.insert(question, decision, now)
         return decision, Outcome.ALLOWED if decision.allowed else Outcome.DENIED
 
+    async def _end(self, reservation: Reservation, call: Callable[[RateLimiterStub], Awaitable]) -> Settlement:
+        if not reservation.id:
+            return Settlement()
+        # A task of its own, since what was used is charged also if the caller goes away.
+        end = asyncio.create_task(self._ended(reservation, call(self._connected())))
+        self._ends.add(end)
+        end.add_done_callback(self._forget_end)
+        return await asyncio.shield(end)
+
+    async def _ended(self, reservation: Reservation, call: Awaitable) -> Settlement:
+        try:
+            return wire.settlement_of(await _answered(call))
+        finally:
+            # Also without an answer, since the server may have given hits back.
+            self._deny_cache.refund(reservation.question, time.monotonic())
+
+    def _forget_end(self, end: asyncio.Task[Settlement]) -> None:
+        self._ends.discard(end)
+        if not end.cancelled():
+            # Read, so that asyncio does not report the error of a caller that has gone.
+            end.exception()
+
     async def _check(self, requests: list[v1.Request], deadline: float) -> list[v1.Answer]:
         """One call for several requests, for the batcher."""
-        self._metrics.batch(len(requests))
+        self.metrics.batch(len(requests))
         timeout = deadline - asyncio.get_running_loop().time()
         reply = await _answered(self._connected().Check(v1.CheckRequest(requests=requests), timeout=timeout))
         return reply.answers

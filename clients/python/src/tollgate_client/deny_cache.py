@@ -29,7 +29,7 @@ class DenyCache:
 
     def find(self, question: Question, now: float) -> Decision | None:
         """The refusal of this question, if the server would refuse it now as well."""
-        entry = self._entries.get(_key(question)) if self._entries else None
+        entry = self._entries.get(key_of(question)) if self._entries else None
         if entry is None or entry.refusal is None or now >= entry.until:
             return None
         if any(hits < refused for hits, refused in zip(_hits(question), entry.hits, strict=True)):
@@ -41,7 +41,7 @@ class DenyCache:
         instant, so it is not kept."""
         if decision.allowed or decision.retry_after is None:
             return
-        entry = self._entries.get(_key(question))
+        entry = self._entries.get(key_of(question))
         # The server may have decided before the refund.
         if entry is not None and entry.refusal is None and sent < entry.since:
             return
@@ -55,7 +55,7 @@ class DenyCache:
     def _set(self, question: Question, entry: _Entry) -> None:
         if self._keys == 0:
             return
-        key = _key(question)
+        key = key_of(question)
         # A key that is set again is the newest.
         self._entries.pop(key, None)
         if len(self._entries) >= self._keys:
@@ -63,7 +63,8 @@ class DenyCache:
         self._entries[key] = entry
 
 
-def _key(question: Question) -> tuple:
+def key_of(question: Question) -> tuple:
+    """What names the counters of a question."""
     return question.domain, *((each.entries, each.limit) for each in question.descriptors)
 
 

@@ -12,6 +12,8 @@ class Outcome(enum.Enum):
     ALLOWED = "allowed"
     DENIED = "denied"
     DENIED_LOCALLY = "denied_locally"
+    # Allowed from a prepaid slice.
+    PREPAID = "prepaid"
     # The server did not answer, or not in time; the decision is the default one.
     NO_ANSWER = "no_answer"
     # Too many checks waited; the decision is the default one.

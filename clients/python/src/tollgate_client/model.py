@@ -30,6 +30,8 @@ class Source(enum.Enum):
     SERVER = "server"
     # The key was refused earlier, and the time of its retry-after is not over.
     DENY_CACHE = "deny_cache"
+    # A prepaid slice.
+    PREPAID = "prepaid"
     # The server did not answer.
     DEFAULT = "default"
 
@@ -49,6 +51,33 @@ class Unit(enum.IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Unit:
+        # A newer server may know more of them.
+        return cls.UNKNOWN
+
+
+class OnExpiry(enum.Enum):
+    """What happens to a reservation that is neither settled nor canceled before it expires."""
+
+    # Its hits are given back.
+    RELEASE = "release"
+    # Its hits stay charged.
+    CHARGE = "charge"
+
+
+class SettledOutcome(enum.IntEnum):
+    """What was known of a reservation when it ended, with the numbers of the protocol."""
+
+    # It was open.
+    OPEN = 0
+    # It had expired and stayed charged. The charge was adjusted.
+    CHARGED = 1
+    # It had expired and was released. All hits that were used were charged now.
+    RELEASED = 2
+    # Nothing. All hits that were used were charged now.
+    UNKNOWN = 3
+
+    @classmethod
+    def _missing_(cls, value: object) -> SettledOutcome:
         # A newer server may know more of them.
         return cls.UNKNOWN
 
@@ -155,6 +184,46 @@ class Decision:
             return not limit.refused, limit.remaining, -limit.reset_after if limit.refused else 0.0
 
         return min(self.limits, key=rank, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reservation:
+    """Hits that are held until it is known how many were used."""
+
+    # What was reserved.
+    question: Question
+    # Whether the request may go on; the default without an answer.
+    decision: Decision
+    # Empty if nothing is held. Without an answer, the server may hold the hits or not, under this id.
+    id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SettledLimit:
+    """One limit of a reservation that has ended."""
+
+    # The index of the descriptor in the question.
+    descriptor: int
+    # The name or the path of the rule; empty for a limit that the caller sent.
+    rule: str
+    outcome: SettledOutcome
+    # Hits that the reservation held; 0 if the outcome is RELEASED or UNKNOWN.
+    reserved: int
+    # Of the hits that were used, those that were not charged because the limit does not go as far.
+    not_charged: int
+    remaining: int
+    # Until the window ends or the bucket is full.
+    reset_after: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Settlement:
+    """How a reservation has ended."""
+
+    # The limits that apply, in the order of the descriptors; none if nothing was held.
+    limits: tuple[SettledLimit, ...] = ()
+    # Whether the outcome of a limit is UNKNOWN.
+    unknown: bool = False
 
 
 def _later(wait: float | None, seconds: float) -> float | None:

@@ -2,28 +2,73 @@
 
 from __future__ import annotations
 
+import datetime
+from typing import TypeVar
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import code_pb2
 
-from .model import Decision, Descriptor, InvalidRequest, LimitStatus, NoAnswer, Question, Unit
+from .model import (
+    Decision,
+    Descriptor,
+    InvalidRequest,
+    LimitStatus,
+    NoAnswer,
+    OnExpiry,
+    Question,
+    Reservation,
+    SettledLimit,
+    SettledOutcome,
+    Settlement,
+    Unit,
+)
 from .v1 import tollgate_pb2 as v1
 
 # The server reads messages of 4 MiB, which contain a request and its length.
 REQUEST_BYTES_MAX = (4 << 20) - 16
 
+M = TypeVar("M", bound=Message)
+
 
 def request_of(question: Question) -> v1.Request:
     """The request of a check or a refund."""
-    # The protocol reads 0 as 1.
-    if question.hits == 0:
-        raise InvalidRequest("hits must be at least 1; hits of a descriptor may be 0")
-    return _request(question, question.hits)
+    return _message(v1.Request, question, hits=_hits(question))
 
 
 def peek_request_of(question: Question) -> v1.Request:
     """The request of a peek, which has no hits."""
-    return _request(question, 0)
+    return _message(v1.Request, question)
+
+
+def reserve_request_of(question: Question, ttl: float, on_expiry: OnExpiry, reservation_id: str) -> v1.ReserveRequest:
+    """The request that holds the hits of a question."""
+    try:
+        duration = datetime.timedelta(seconds=ttl)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"ttl: {error}") from error
+    return _message(
+        v1.ReserveRequest,
+        question,
+        amount=_hits(question),
+        ttl=duration,
+        reservation_id=reservation_id,
+        on_expiry=on_expiry.name,
+    )
+
+
+def settle_request_of(reservation: Reservation, actual: int) -> v1.SettleRequest:
+    """The request that ends a reservation at the hits that were used."""
+    return _message(v1.SettleRequest, reservation.question, reservation_id=reservation.id, actual=actual)
+
+
+def cancel_request_of(reservation: Reservation) -> v1.CancelRequest:
+    """The request that gives the hits of a reservation back."""
+    return _message(v1.CancelRequest, reservation.question, reservation_id=reservation.id)
+
+
+def settlement_of(reply: v1.SettleResponse | v1.CancelResponse) -> Settlement:
+    return Settlement(tuple(_settled_limit_of(limit) for limit in reply.limits), reply.unknown)
 
 
 def decision_of(answer: v1.Answer) -> Decision:
@@ -41,17 +86,25 @@ def decision_of(answer: v1.Answer) -> Decision:
     )
 
 
-def _request(question: Question, hits: int) -> v1.Request:
+def _hits(question: Question) -> int:
+    # The protocol reads 0 as 1.
+    if question.hits == 0:
+        raise InvalidRequest("hits must be at least 1; hits of a descriptor may be 0")
+    return question.hits
+
+
+def _message(kind: type[M], question: Question, **fields: object) -> M:
+    """A message with the domain and the descriptors of a question, and with these fields."""
     try:
         descriptors = [_descriptor(descriptor) for descriptor in question.descriptors]
-        request = v1.Request(domain=question.domain, descriptors=descriptors, hits=hits)
+        message = kind(domain=question.domain, descriptors=descriptors, **fields)
     except (TypeError, ValueError) as error:
         # A number out of range, text that is no Unicode, or another type.
         raise InvalidRequest(str(error)) from error
     # The server's error for it would lead to the default decision.
-    if request.ByteSize() > REQUEST_BYTES_MAX:
+    if message.ByteSize() > REQUEST_BYTES_MAX:
         raise InvalidRequest(f"the request has more than {REQUEST_BYTES_MAX} bytes")
-    return request
+    return message
 
 
 def _descriptor(descriptor: Descriptor) -> v1.Descriptor:
@@ -76,6 +129,18 @@ def _limit_status_of(limit: v1.LimitStatus) -> LimitStatus:
         refused_in_shadow=limit.refused_in_shadow,
         refused_by_candidate=limit.refused_by_candidate,
         degraded=limit.degraded,
+    )
+
+
+def _settled_limit_of(limit: v1.SettledLimit) -> SettledLimit:
+    return SettledLimit(
+        descriptor=limit.descriptor_index,
+        rule=limit.rule,
+        outcome=SettledOutcome(limit.outcome),
+        reserved=limit.reserved,
+        not_charged=limit.not_charged,
+        remaining=limit.remaining,
+        reset_after=_seconds(limit.reset_after),
     )
 
 

@@ -1,0 +1,88 @@
+"""Limits the requests and the tokens of each user of a language model: `uvicorn --app-dir example llm:app`.
+
+The most tokens that an answer may have are reserved, and settled at the tokens that were sent, also if the caller goes
+away.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+
+from starlette.applications import Starlette
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from tollgate_client import Client, Default, Descriptor, NoAnswer, OnExpiry
+
+SENTENCE = ["Limits", " are", " kept", " exactly", ".", "\n"]
+# Longer than any answer takes.
+RESERVATION_SECONDS = 600
+# The time between two tokens.
+PACE = float(os.environ.get("MODEL_PACE", "0.1"))
+
+
+async def model(tokens_max):
+    """Stands for a model: the tokens of an answer, as they come."""
+    for number, token in enumerate((SENTENCE * 3)[:tokens_max]):
+        if number > 0:
+            await asyncio.sleep(PACE)
+        yield token
+
+
+class MeteredResponse(StreamingResponse):
+    """Streams tokens, and settles the reservation at their number."""
+
+    def __init__(self, tokens, reservation):
+        super().__init__(self._counted(tokens), media_type="text/plain")
+        self._reservation = reservation
+        self._sent = 0
+
+    async def __call__(self, scope, receive, send):
+        # Not in the generator: if the caller goes away before the first token, that never runs.
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            try:
+                await client.settle(self._reservation, self._sent)
+            except NoAnswer as error:
+                logging.warning("the reservation stays charged as a whole: %s", error)
+
+    async def _counted(self, tokens):
+        async for token in tokens:
+            self._sent += 1
+            yield token
+
+
+async def chat(request):
+    tokens_max = request.query_params.get("max_tokens", "500")
+    if not tokens_max.isdecimal() or not 1 <= len(tokens_max) <= 9 or int(tokens_max) == 0:
+        return Response("max_tokens must be 1 to 999999999\n", status_code=400)
+    # A real service takes the user from a verified token: a client that chooses its name chooses its budget.
+    user = request.headers.get("x-user", "anonymous")
+    descriptors = [Descriptor([("requests", user)], hits=1), Descriptor([("tokens", user)])]
+    # If this process ends, the reservation stays charged as a whole: some tokens were sent.
+    reservation = await client.reserve(
+        "models", descriptors, int(tokens_max), ttl=RESERVATION_SECONDS, on_expiry=OnExpiry.CHARGE
+    )
+    if not reservation.decision.allowed:
+        wait = reservation.decision.retry_after
+        # Rounded up: a caller that waits for it is not refused for waiting too short.
+        return Response(status_code=429, headers={} if wait is None else {"retry-after": str(math.ceil(wait))})
+    return MeteredResponse(model(int(tokens_max)), reservation)
+
+
+@contextlib.asynccontextmanager
+async def lifespan(_app):
+    async with client:
+        yield
+
+
+client = Client(
+    os.environ.get("TOLLGATE_TARGET", "127.0.0.1:8081"),
+    timeout=float(os.environ.get("TOLLGATE_TIMEOUT", "0.1")),
+    # Tokens cost money.
+    default=Default.DENY,
+)
+app = Starlette(routes=[Route("/chat", chat)], lifespan=lifespan)
