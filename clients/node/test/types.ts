@@ -31,7 +31,8 @@ await Fastify().register(fastifyRateLimit, {
     request.url === "/health" ? undefined : { domain: "shop", descriptors: [{ entries: [["ip", request.ip]] }] },
 });
 
-const reservation = await client.reserve("shop", [{ entries: [["user", "ada"]] }], 8, { ttlMs: 500, onExpiry: "charge" });
+const terms = { ttlMs: 500, onExpiry: "charge" } as const;
+const reservation = await client.reserve("shop", [{ entries: [["user", "ada"]] }], 8, terms);
 const settlement: Settlement = reservation.decision.allowed
   ? await client.settle(reservation, 3)
   : await client.cancel(reservation);
