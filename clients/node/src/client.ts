@@ -1,12 +1,23 @@
-// The client of a service: checks, peeks and refunds.
+// The client of a service: checks, peeks, refunds and reservations.
 
-import { Connection, type Method, type TlsOptions } from "./connection.js";
+import { randomUUID } from "node:crypto";
+
+import {
+  decode,
+  decodeSettlement,
+  encodeEnd,
+  encodeReserve,
+  type WireReserveResponse,
+  type WireSettlement,
+} from "./codec.js";
+import { Connection, type HoldMethod, type Method, type TlsOptions } from "./connection.js";
 import { type Decision, defaultDecision } from "./decision.js";
 import { DenyCache } from "./deny_cache.js";
 import { NoAnswerError } from "./errors.js";
 import { Lane } from "./lane.js";
 import type { Metrics } from "./metrics.js";
-import { type Descriptor, type Request, requestWithHits, requestWithoutHits } from "./request.js";
+import { type Descriptor, type Request, requestWithHits, requestWithoutHits, requireActual } from "./request.js";
+import type { HoldTerms, Reservation, Settlement } from "./reservation.js";
 
 /** The settings of a client. */
 export interface ClientOptions {
@@ -39,6 +50,7 @@ export class Client {
   readonly #peeks: Lane;
   readonly #refunds: Lane;
   readonly #denyCache: DenyCache;
+  readonly #timeoutMs: number;
   readonly #allowsByDefault: boolean;
   readonly #metrics: Metrics | undefined;
 
@@ -57,6 +69,7 @@ export class Client {
       maxQueue: number("maxQueue"),
     };
     this.#denyCache = new DenyCache(number("denyCacheKeys"), number("denyCacheMaxMs"));
+    this.#timeoutMs = bounds.timeoutMs;
     this.#allowsByDefault = onNoAnswer === "allow";
     this.#metrics = metrics;
     this.#connection = new Connection(target, options.tls);
@@ -107,10 +120,65 @@ export class Client {
     }
   }
 
+  /**
+   * Holds `hits` of each descriptor, all of them or none, until it is known how many are used. Without an answer, the
+   * default decides.
+   *
+   * @throws InvalidRequestError if the request or the terms are invalid
+   */
+  async reserve(
+    domain: string,
+    descriptors: readonly Descriptor[],
+    hits = 1,
+    terms: HoldTerms = {},
+  ): Promise<Reservation> {
+    const request = requestWithHits(domain, descriptors, hits);
+    // Chosen here, so that a reservation whose answer is lost can be settled.
+    const id = randomUUID();
+    const message = encodeReserve(request, terms, id);
+    try {
+      const response = await this.#connection.send<WireReserveResponse>("Reserve", message, this.#timeoutMs);
+      const decision = response.answer ? decode(response.answer) : new NoAnswerError("UNKNOWN", "no answer");
+      if (decision instanceof Error) throw decision;
+      return { request, decision, id: response.reservationId };
+    } catch (error) {
+      if (!(error instanceof NoAnswerError)) throw error;
+      return { request, decision: defaultDecision(this.#allowsByDefault, error), id };
+    }
+  }
+
+  /**
+   * Ends a reservation at the hits that were used, for each descriptor without hits of its own: gives the rest back, or
+   * charges what is missing. If nothing is held, it does nothing.
+   *
+   * @throws InvalidRequestError if the number is invalid
+   * @throws NoAnswerError if the server gives no answer; repeat the call, which then answers as the first one
+   */
+  async settle(reservation: Reservation, actual: number): Promise<Settlement> {
+    requireActual(actual);
+    return this.#end("Settle", reservation, { actual });
+  }
+
+  /** Ends a reservation of which nothing was used. Errors are those of `settle`. */
+  async cancel(reservation: Reservation): Promise<Settlement> {
+    return this.#end("Cancel", reservation, {});
+  }
+
   /** Closes the connection. Requests that wait, and later ones, are answered as without a server. */
   close(): void {
     for (const lane of [this.#checks, this.#peeks, this.#refunds]) lane.close();
     this.#connection.close();
+  }
+
+  async #end(method: HoldMethod, reservation: Reservation, used: { actual?: number }): Promise<Settlement> {
+    if (reservation.id === "") return { limits: [], unknown: false };
+    const message = { ...encodeEnd(reservation), ...used };
+    try {
+      return decodeSettlement(await this.#connection.send<WireSettlement>(method, message, this.#timeoutMs));
+    } finally {
+      // Also without an answer, because the server may have received it.
+      this.#denyCache.remove(reservation.request);
+    }
   }
 
   async #decide(lane: Lane, request: Request): Promise<Decision> {

@@ -5,6 +5,7 @@ import { status } from "@grpc/grpc-js";
 import type { Decision, LimitStatus } from "./decision.js";
 import { InvalidRequestError, NoAnswerError } from "./errors.js";
 import type { Request, Unit } from "./request.js";
+import { type HoldTerms, type Outcome, type Reservation, type Settlement, termsOf } from "./reservation.js";
 
 export interface WireRequest {
   domain: string;
@@ -36,6 +37,24 @@ interface WireLimitStatus {
   refused: boolean;
 }
 
+export interface WireReserveResponse {
+  answer: WireAnswer | null;
+  reservationId: string;
+}
+
+export interface WireSettlement {
+  limits: {
+    descriptorIndex: number;
+    rule: string;
+    outcome: string;
+    reserved: number;
+    notCharged: number;
+    remaining: number;
+    resetAfter: Duration | null;
+  }[];
+  unknown: boolean;
+}
+
 interface Duration {
   seconds: number;
   nanos: number;
@@ -50,6 +69,31 @@ export function encode({ domain, descriptors, hits }: Request): WireRequest {
       ...(own !== undefined && { hits: own }),
     })),
     hits,
+  };
+}
+
+export function encodeReserve(request: Request, terms: HoldTerms, reservationId: string) {
+  const { domain, descriptors, hits: amount } = encode(request);
+  const { ttlMs, onExpiry } = termsOf(terms);
+  const ttl = { seconds: Math.floor(ttlMs / 1_000), nanos: (ttlMs % 1_000) * 1e6 };
+  return { domain, descriptors, amount, ttl, reservationId, onExpiry: onExpiry.toUpperCase() };
+}
+
+/** The message that ends a reservation, without the hits that were used. */
+export function encodeEnd({ request, id: reservationId }: Reservation) {
+  const { domain, descriptors } = encode(request);
+  return { domain, descriptors, reservationId };
+}
+
+export function decodeSettlement({ limits, unknown }: WireSettlement): Settlement {
+  return {
+    limits: limits.map(({ descriptorIndex: descriptor, outcome, resetAfter, ...limit }) => ({
+      descriptor,
+      ...limit,
+      outcome: outcome.toLowerCase() as Outcome,
+      resetAfterMs: milliseconds(resetAfter) ?? 0,
+    })),
+    unknown,
   };
 }
 

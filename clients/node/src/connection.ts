@@ -13,6 +13,7 @@ import {
 import { loadSync } from "@grpc/proto-loader";
 
 import { errorOf, type WireAnswer, type WireRequest } from "./codec.js";
+import { NoAnswerError } from "./errors.js";
 
 /** Certificates in PEM. */
 export interface TlsOptions {
@@ -28,9 +29,12 @@ export interface TlsOptions {
 /** The calls that take requests and return as many answers. */
 export type Method = "Check" | "Peek" | "Refund";
 
-type Callback = (error: ServiceError | null, response?: { answers: WireAnswer[] }) => void;
-type Unary = (message: { requests: WireRequest[] }, options: { deadline: number }, callback: Callback) => void;
-type RateLimiter = GrpcClient & Record<Method, Unary>;
+/** The calls of reservations. */
+export type HoldMethod = "Reserve" | "Settle" | "Cancel";
+
+type Callback = (error: ServiceError | null, response?: unknown) => void;
+type Unary = (message: object, options: { deadline: number }, callback: Callback) => void;
+type RateLimiter = GrpcClient & Record<Method | HoldMethod, Unary>;
 
 const PROTO = fileURLToPath(new URL("../proto", import.meta.url));
 const OPTIONS: ChannelOptions = {
@@ -60,6 +64,7 @@ const { tollgate } = loadPackageDefinition(definition) as unknown as {
 /** Connects in the background, balances calls over all addresses and reconnects by itself. */
 export class Connection {
   readonly #client: RateLimiter;
+  #closed = false;
 
   constructor(target: string, tls: TlsOptions | undefined) {
     const security = tls
@@ -72,16 +77,23 @@ export class Connection {
   }
 
   /** Rejects with the errors of `errorOf`. */
-  call(method: Method, requests: WireRequest[], timeoutMs: number): Promise<WireAnswer[]> {
+  async call(method: Method, requests: WireRequest[], timeoutMs: number): Promise<WireAnswer[]> {
+    return (await this.send<{ answers: WireAnswer[] }>(method, { requests }, timeoutMs)).answers;
+  }
+
+  /** Sends one message. Rejects with the errors of `errorOf`. */
+  send<Response>(method: Method | HoldMethod, message: object, timeoutMs: number): Promise<Response> {
+    if (this.#closed) return Promise.reject(new NoAnswerError("CANCELLED", "the client is closed"));
     return new Promise((resolve, reject) => {
-      this.#client[method]({ requests }, { deadline: Date.now() + timeoutMs }, (error, response) => {
-        if (response) resolve(response.answers);
+      this.#client[method](message, { deadline: Date.now() + timeoutMs }, (error, response) => {
+        if (response) resolve(response as Response);
         else reject(errorOf(error?.code ?? 2, error?.details ?? "no response"));
       });
     });
   }
 
   close(): void {
+    this.#closed = true;
     this.#client.close();
   }
 }

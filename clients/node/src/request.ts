@@ -50,6 +50,11 @@ export function requestWithHits(domain: string, descriptors: readonly Descriptor
   return requestOf(domain, descriptors, hits);
 }
 
+/** Throws unless `actual` is a number of hits that were used. */
+export function requireActual(actual: number): void {
+  if (!isWholeNumber(actual, 0)) throw new InvalidRequestError("actual: not a whole number");
+}
+
 /** A request that has no hits of its own. */
 export function requestWithoutHits(domain: string, descriptors: readonly Descriptor[]): Request {
   return requestOf(domain, descriptors, 0);

@@ -26,6 +26,8 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 50, algorithm: fixed_window}
   - key: bucket
     rate_limit: {unit: hour, requests_per_unit: 3, algorithm: token_bucket}
+  - key: tokens
+    rate_limit: {name: of-tokens, unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
   - key: turn
     rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
 `;

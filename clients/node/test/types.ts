@@ -2,7 +2,7 @@
 
 import express from "express";
 import Fastify from "fastify";
-import { Client, type Decision, InvalidRequestError, Stats, tightest } from "tollgate";
+import { Client, type Decision, InvalidRequestError, type Settlement, Stats, tightest } from "tollgate";
 import { rateLimit as expressRateLimit } from "tollgate/express";
 import { rateLimit as fastifyRateLimit } from "tollgate/fastify";
 
@@ -31,6 +31,15 @@ await Fastify().register(fastifyRateLimit, {
     request.url === "/health" ? undefined : { domain: "shop", descriptors: [{ entries: [["ip", request.ip]] }] },
 });
 
+const terms = { ttlMs: 500, onExpiry: "charge" } as const;
+const reservation = await client.reserve("shop", [{ entries: [["user", "ada"]] }], 8, terms);
+const settlement: Settlement = reservation.decision.allowed
+  ? await client.settle(reservation, 3)
+  : await client.cancel(reservation);
+if (settlement.limits[0]?.outcome === "released") console.log(settlement.limits[0].notCharged);
+
+// @ts-expect-error: not what happens at the expiry
+await client.reserve("shop", [], 1, { onExpiry: "shrug" });
 // @ts-expect-error: not a decision
 new Client("127.0.0.1:8081", { onNoAnswer: "shrug" });
 // @ts-expect-error: a descriptor has entries

@@ -1,0 +1,58 @@
+// Streams the answer of a fake model, and limits its tokens for each user.
+
+import { createServer } from "node:http";
+import { setTimeout as wait } from "node:timers/promises";
+import { parseArgs } from "node:util";
+
+import { Client } from "tollgate";
+
+const { values } = parseArgs({
+  options: { limiter: { type: "string", default: "127.0.0.1:8081" }, port: { type: "string", default: "8080" } },
+});
+const client = new Client(values.limiter, { timeoutMs: 1_000, onNoAnswer: "deny" });
+
+async function* model(maxTokens) {
+  for (let token = 0; token < maxTokens; token++) {
+    await wait(5);
+    yield `token${token} `;
+  }
+}
+
+async function settle(reservation, sent) {
+  // A repeated settlement answers as the first one.
+  for (let attempt = 1; attempt <= 3; attempt++) {
+    try {
+      return await client.settle(reservation, sent);
+    } catch (error) {
+      console.error(`settlement, attempt ${attempt}: ${error.message}`);
+    }
+  }
+}
+
+async function chat(request, response) {
+  const maxTokens = Number(new URL(request.url, "http://localhost").searchParams.get("max_tokens") ?? 100);
+  const descriptors = [{ entries: [["tokens", request.headers.user ?? ""]] }];
+  // Stays charged if this program ends before the settlement.
+  const reservation = await client.reserve("shop", descriptors, maxTokens, { ttlMs: 300_000, onExpiry: "charge" });
+  if (!reservation.decision.allowed) return response.writeHead(429).end();
+  let sent = 0;
+  try {
+    for await (const token of model(maxTokens)) {
+      // The caller has gone away.
+      if (response.destroyed) break;
+      response.write(token);
+      sent++;
+    }
+  } finally {
+    await settle(reservation, sent);
+    response.end();
+  }
+}
+
+const server = createServer((request, response) => {
+  chat(request, response).catch((error) => {
+    if (response.headersSent) response.destroy();
+    else response.writeHead(error.name === "InvalidRequestError" ? 400 : 500).end(error.message);
+  });
+});
+server.listen(Number(values.port), "127.0.0.1", () => console.log(`listening on 127.0.0.1:${server.address().port}`));

@@ -1,0 +1,44 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+import { connectedClient, eventually, PATIENT, start, startTollgate } from "./processes.js";
+
+const PROGRAM = fileURLToPath(new URL("../example/llm.js", import.meta.url));
+
+async function startExample(t) {
+  const { address } = await startTollgate(t);
+  const client = await connectedClient(t, address, PATIENT);
+  const arguments_ = [PROGRAM, "--limiter", address, "--port", "0"];
+  const { found } = await start(t, process.execPath, arguments_, (line) => line.match(/^listening on (.*)$/)?.[1]);
+  const ask = (maxTokens, options = {}) =>
+    fetch(`http://${found}/?max_tokens=${maxTokens}`, { headers: { user: "ada" }, ...options });
+  const remaining = async () =>
+    (await client.peek("shop", [{ entries: [["tokens", "ada"]] }])).limits[0].remaining;
+  return { ask, remaining };
+}
+
+test("llm_example_charges_the_tokens_that_were_sent", async (t) => {
+  const { ask, remaining } = await startExample(t);
+
+  const text = await (await ask(20)).text();
+
+  assert.equal(text.trim().split(" ").length, 20);
+  assert.equal(await remaining(), 980);
+  assert.equal((await ask(981)).status, 429);
+  assert.equal((await ask("many")).status, 400);
+  assert.equal(await remaining(), 980);
+});
+
+test("llm_example_gives_tokens_back_if_the_caller_goes_away", async (t) => {
+  const { ask, remaining } = await startExample(t);
+  const caller = new AbortController();
+  const response = await ask(1_000, { signal: caller.signal });
+  await response.body.getReader().read();
+  assert.equal(await remaining(), 0);
+
+  caller.abort();
+
+  const left = await eventually("the reservation is settled", remaining);
+  assert.ok(left < 1_000, left);
+});
