@@ -104,8 +104,12 @@ impl Reservation {
     /// Ends the reservation at the hits that were used. They apply to each descriptor without hits of its own; the
     /// others keep theirs. A reservation that is not known any more, or never was, is charged now.
     ///
-    /// After [`Error::NoAnswer`] the same call may be repeated: the hits count once.
+    /// After [`Error::NoAnswer`] the same call may be repeated: the hits count once. If the server has refused the
+    /// reservation, nothing is sent and the settlement has no limits.
     pub async fn settle(&self, actual: u64) -> Result<Settlement, Error> {
+        if self.is_refused() {
+            return Ok(Settlement::of_limits(Vec::new()));
+        }
         let message = v1::SettleRequest {
             domain: self.request.domain.clone(),
             descriptors: self.descriptors(|each| each.hits),
@@ -121,6 +125,9 @@ impl Reservation {
 
     /// Ends the reservation and gives all hits back. After [`Error::NoAnswer`] the same call may be repeated.
     pub async fn cancel(&self) -> Result<Settlement, Error> {
+        if self.is_refused() {
+            return Ok(Settlement::of_limits(Vec::new()));
+        }
         let message = v1::CancelRequest {
             domain: self.request.domain.clone(),
             descriptors: self.descriptors(|_| None),
@@ -136,6 +143,11 @@ impl Reservation {
     /// Whether the server has decided that the hits are held.
     pub(crate) fn is_held(&self) -> bool {
         self.decision.allowed && self.decision.source == Source::Server
+    }
+
+    /// Whether the server has decided that nothing is held.
+    fn is_refused(&self) -> bool {
+        !self.decision.allowed && self.decision.source == Source::Server
     }
 
     fn inner(&self) -> &Inner {

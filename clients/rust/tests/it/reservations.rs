@@ -62,6 +62,8 @@ async fn refused_reservation_holds_nothing() {
     let second = client.reserve(&red.clone().hits(80), Terms::default()).await.unwrap();
     assert_eq!((first.decision.allowed, second.decision.allowed), (true, false));
     assert!(second.decision.retry_after.is_some());
+    assert!(second.settle(10).await.unwrap().limits.is_empty());
+    assert!(second.cancel().await.unwrap().limits.is_empty());
     assert_eq!(remaining(&client, &red).await, 20);
 }
 
