@@ -121,6 +121,12 @@ impl Backups {
         self.slots[slot.index()].sent.is_some()
     }
 
+    /// The receiver of the last backup since this replica owns the slot.
+    #[cfg(test)]
+    pub(super) fn receiver(&self, slot: Slot) -> Option<MemberId> {
+        self.slots[slot.index()].sent.map(|(_, receiver)| receiver)
+    }
+
     /// Whether `to` was sent a backup of the slot at this epoch.
     pub(super) fn is_sent_to(&self, slot: Slot, epoch: u64, to: MemberId) -> bool {
         self.slots[slot.index()].sent.is_some_and(|(sent, receiver)| sent.epoch == epoch && receiver == to)

@@ -1,7 +1,7 @@
 //! What the simulation reads from a node.
 
 use crate::{
-    cluster::{message::Version, node::Node},
+    cluster::{MemberId, message::Version, node::Node},
     descriptor::Key,
     store::Slot,
     time::Timestamp,
@@ -18,6 +18,11 @@ impl Node {
         let stored = self.slots.backups.stored(slot).map(|copy| copy.version);
         let handed_off = self.slots.ownership.pending_hand_off(slot).map(|(copy, _)| copy.version);
         self.slots.ownership.version(slot).max(stored).max(handed_off)
+    }
+
+    /// The member that this replica has sent the last backup of the slot to, since it owns the slot.
+    pub(crate) fn backed_up_at(&self, slot: Slot) -> Option<MemberId> {
+        self.slots.backups.receiver(slot)
     }
 
     /// Hits of `key` that this replica has borrowed and may still use.

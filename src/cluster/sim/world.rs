@@ -439,15 +439,20 @@ impl World {
         }
     }
 
-    /// Whether a replica that survives has a copy of the slot that its owner has sent.
+    /// Whether a replica that survives has a copy of the slot that its owner has sent, and has not gone on sending to one
+    /// that is killed too.
     fn has_recent_copy(&self, slot: Slot, killed: &BTreeSet<usize>) -> bool {
         let (dead, survivors): (Vec<_>, Vec<_>) =
             self.processes.iter().partition(|(number, _)| killed.contains(number));
         let newest = |processes: &[(&usize, &Process)]| {
             processes.iter().filter_map(|(_, process)| process.node.newest_version(slot)).max()
         };
+        let is_backed_up_at_dead = dead.iter().any(|(_, process)| {
+            let receiver = process.node.backed_up_at(slot);
+            killed.iter().any(|number| receiver == Some(keys::member(*number)))
+        });
         let (dead, copy) = (newest(&dead), newest(&survivors));
-        copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
+        !is_backed_up_at_dead && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
     }
 
     /// What the process writes to its snapshot.
