@@ -7,7 +7,7 @@
 
 use futures_util::stream::{self, StreamExt as _};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tollgate::api::proto::{
     envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient,
     tollgate::v1::{
@@ -85,8 +85,9 @@ fn question(number: u64) -> Question {
 
 async fn check_stream(program: &Program) {
     let mut client = RateLimiterClient::connect(format!("http://{}", program.grpc)).await.unwrap();
-    let (questions, sent) = mpsc::channel(OPEN);
-    let mut answers = client.check_stream(ReceiverStream::new(sent)).await.unwrap().into_inner();
+    // The credits bound it. A send never waits, so answers are always read.
+    let (questions, sent) = mpsc::unbounded_channel();
+    let mut answers = client.check_stream(UnboundedReceiverStream::new(sent)).await.unwrap().into_inner();
     let (mut asked, mut answered) = (0, 0);
     while answered < QUESTIONS {
         let answer = answers.message().await.unwrap().unwrap();
@@ -95,7 +96,7 @@ async fn check_stream(program: &Program) {
             answered += 1;
         }
         for _ in 0..u64::from(answer.credits).min(QUESTIONS - asked) {
-            questions.send(question(asked)).await.unwrap();
+            questions.send(question(asked)).unwrap();
             asked += 1;
         }
     }
