@@ -59,7 +59,10 @@ impl MessageQueue {
         if self.framed.len() < PREFIX_BYTES + length {
             return Ok(None);
         }
-        self.share = None;
+        if let Some(share) = self.share.take() {
+            // Fails only if the stream is closed.
+            let _ = self.body.flow_control().release_capacity(share.end());
+        }
         let mut message = self.framed.split_to(PREFIX_BYTES + length).freeze();
         Ok(Some(message.split_off(PREFIX_BYTES)))
     }

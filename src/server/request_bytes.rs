@@ -186,6 +186,11 @@ impl Share {
         Poll::Ready(mem::take(&mut self.withheld))
     }
 
+    /// Ends the accounting. Returns the window that is still withheld.
+    pub(super) fn end(self) -> usize {
+        self.withheld
+    }
+
     /// Ready once the call is rejected because the process is over its budget.
     pub(super) fn poll_rejected(&self, cx: &Context<'_>) -> Poll<()> {
         self.rejection.waker.register(cx.waker());

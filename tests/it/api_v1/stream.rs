@@ -121,6 +121,18 @@ async fn questions_beyond_credits_are_answered_later() {
 }
 
 #[tokio::test]
+async fn questions_larger_than_a_frame_are_all_answered() {
+    let service = Service::start(RULES).await;
+    let mut stream = Stream::open(&service).await;
+    // About 20 KiB each and 1 MiB together, many times the window of a stream.
+    for number in 0..50 {
+        let user = format!("ann-{}", "x".repeat(80));
+        stream.ask(number, each(vec![request("user", &user); 200])).await;
+    }
+    assert!(stream.answers(50).await.iter().map(|(number, _)| *number).eq(0..50));
+}
+
+#[tokio::test]
 async fn bad_question_does_not_end_the_stream() {
     let service = Service::start(RULES).await;
     let mut stream = Stream::open(&service).await;
