@@ -1,10 +1,10 @@
 //! The report as one page without scripts and without other files.
 
 use crate::cli::simulate::{
-    report::{Report, RuleReport, TimelineReport, UserReport},
+    cells::{self, percent},
+    report::{Report, TimelineReport, UserReport},
     stats::Bin,
     suggest::Goal,
-    table::percent,
 };
 
 const STYLE: &str = include_str!("page.css");
@@ -29,12 +29,12 @@ pub(super) fn page(report: &Report, goal: Option<Goal>) -> String {
         report.refused,
         percent(report.share_refused)
     ));
+    for note in cells::notes(report) {
+        body.push_str(&format!("<p class=\"note\">{}</p>\n", escaped(&note)));
+    }
     body.push_str(&timeline("Requests over time", &report.timeline));
     body.push_str("<h2>Rules</h2>\n");
-    body.push_str(&table(
-        &["rule", "asked", "passed", "refused", "share", "users", "users refused", "use", "wait"],
-        report.by_rule.iter().map(rule),
-    ));
+    body.push_str(&table(&cells::RULE, report.by_rule.iter().map(cells::rule)));
     if !report.refused_most.is_empty() {
         body.push_str("<h2>Refused most</h2>\n");
         body.push_str(&users(&report.refused_most));
@@ -48,27 +48,7 @@ pub(super) fn page(report: &Report, goal: Option<Goal>) -> String {
             percent(other.share_refused)
         ));
         body.push_str(&timeline("Requests over time, by the other rules", &other.timeline));
-        let rows = other.by_rule.iter().map(|rule| {
-            let numbers = [
-                rule.refused_by_first,
-                rule.refused_by_other,
-                rule.refused_only_by_first,
-                rule.refused_only_by_other,
-                rule.users_refused_only_by_first,
-                rule.users_refused_only_by_other,
-            ];
-            std::iter::once(rule.rule.clone()).chain(numbers.map(|number| number.to_string())).collect()
-        });
-        let header = [
-            "rule",
-            "refused by first",
-            "by other",
-            "only by first",
-            "only by other",
-            "users only by first",
-            "users only by other",
-        ];
-        body.push_str(&table(&header, rows));
+        body.push_str(&table(&cells::DIFFERENCE, other.by_rule.iter().map(cells::difference)));
         for (by, list) in [
             (&report.rules, &other.users_refused_only_by_first),
             (&other.rules, &other.users_refused_only_by_other),
@@ -87,20 +67,6 @@ pub(super) fn page(report: &Report, goal: Option<Goal>) -> String {
          <meta name=\"viewport\" content=\"width=device-width\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
          <title>Simulation</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
     )
-}
-
-fn rule(rule: &RuleReport) -> Vec<String> {
-    vec![
-        rule.rule.clone(),
-        rule.asked.to_string(),
-        rule.passed.to_string(),
-        rule.refused.to_string(),
-        percent(rule.share_refused),
-        rule.users.to_string(),
-        rule.users_refused.to_string(),
-        rule.highest_use.map_or_else(String::new, |highest| format!("{:.0} %", highest * 100.0)),
-        if rule.longest_wait_ms == 0 { String::new() } else { format!("{} ms", rule.longest_wait_ms) },
-    ]
 }
 
 fn users(users: &[UserReport]) -> String {

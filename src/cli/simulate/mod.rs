@@ -34,6 +34,7 @@ use crate::{
     rules::{self, Rules},
 };
 
+mod cells;
 mod decisions;
 mod engine;
 mod event;

@@ -1,7 +1,8 @@
 //! The report as text.
 
 use crate::cli::simulate::{
-    report::{Comparison, Report, RuleReport, UserReport},
+    cells::{self, percent},
+    report::{Comparison, Report, UserReport},
     suggest::Goal,
 };
 
@@ -13,7 +14,7 @@ const LEVELS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇',
 /// The report, by paragraphs.
 pub(super) fn text(report: &Report, goal: Option<Goal>) -> String {
     let mut parts = vec![summary(report)];
-    parts.push(rules(&report.by_rule));
+    parts.push(columns(&cells::RULE, report.by_rule.iter().map(cells::rule).collect()));
     if report.timeline.bins.len() > 1 {
         parts.push(timeline(report));
     }
@@ -50,51 +51,8 @@ fn summary(report: &Report) -> String {
         "read in {:.2} s, decided in {:.2} s ({:.0} decisions a second)",
         report.speed.reading_seconds, report.speed.deciding_seconds, report.speed.decisions_per_second
     ));
-    let skipped = &report.skipped;
-    if skipped.bad_lines > 0 {
-        lines.push(format!("bad lines, left out: {}", skipped.bad_lines));
-        lines.extend(skipped.first_bad_lines.iter().map(|bad| format!("  line {}: {}", bad.line, bad.why)));
-    }
-    for (number, what) in [
-        (skipped.without_descriptor, "lines without a descriptor, because a field is missing or empty"),
-        (report.out_of_order, "requests earlier than one before them, decided at its time"),
-        (report.descriptors_without_rule, "descriptors that match no rule, and pass"),
-        (report.users_left_out, "requests of users beyond --users-max, not in the numbers of users"),
-        (skipped.dropped_retries, "retries dropped, because too many were pending"),
-    ] {
-        if number > 0 {
-            lines.push(format!("{what}: {number}"));
-        }
-    }
+    lines.extend(cells::notes(report));
     lines.join("\n")
-}
-
-fn rules(rules: &[RuleReport]) -> String {
-    let header = ["rule", "asked", "passed", "refused", "share", "users", "users refused", "use", "wait"];
-    let row = |rule: &RuleReport| {
-        vec![
-            rule.rule.clone(),
-            rule.asked.to_string(),
-            rule.passed.to_string(),
-            rule.refused.to_string(),
-            percent(rule.share_refused),
-            rule.users.to_string(),
-            rule.users_refused.to_string(),
-            rule.highest_use.map_or("-".to_owned(), |highest| format!("{:.0} %", highest * 100.0)),
-            if rule.longest_wait_ms == 0 { "-".to_owned() } else { format!("{} ms", rule.longest_wait_ms) },
-        ]
-    };
-    let mut text = columns(&header, rules.iter().map(row).collect());
-    for rule in rules {
-        for (number, why) in
-            [(rule.refused_in_shadow, "its shadow mode"), (rule.refused_by_candidate, "its candidate")]
-        {
-            if number > 0 {
-                text.push_str(&format!("\n{}: {number} more would be refused without {why}", rule.rule));
-            }
-        }
-    }
-    text
 }
 
 /// Left-aligned first column, right-aligned others.
@@ -152,32 +110,9 @@ fn compared(report: &Report, other: &Comparison) -> Vec<String> {
             line(&other.rules, other.passed, other.refused, other.share_refused),
         ],
     );
-    let header = [
-        "rule",
-        "refused",
-        "by other",
-        "only by first",
-        "only by other",
-        "users only first",
-        "users only other",
-    ];
-    let rows = other.by_rule.iter().map(|rule| {
-        let numbers = [
-            rule.refused_by_first,
-            rule.refused_by_other,
-            rule.refused_only_by_first,
-            rule.refused_only_by_other,
-            rule.users_refused_only_by_first,
-            rule.users_refused_only_by_other,
-        ];
-        std::iter::once(rule.rule.clone()).chain(numbers.map(|number| number.to_string())).collect()
-    });
-    let mut parts = vec![totals, columns(&header, rows.collect())];
+    let rows = other.by_rule.iter().map(cells::difference).collect();
+    let mut parts = vec![totals, columns(&cells::DIFFERENCE, rows)];
     parts.extend(users(&format!("refused only by {}", report.rules), &other.users_refused_only_by_first));
     parts.extend(users(&format!("refused only by {}", other.rules), &other.users_refused_only_by_other));
     parts
-}
-
-pub(super) fn percent(share: f64) -> String {
-    format!("{:.2} %", share * 100.0)
 }

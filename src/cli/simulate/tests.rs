@@ -159,7 +159,7 @@ fn suggested_window_is_the_smallest_that_reaches_the_goal() {
 }
 
 #[test]
-fn suggested_bucket_has_the_smallest_limit_and_then_the_smallest_burst() {
+fn suggested_bucket_cannot_be_smaller() {
     // Three at once every ten seconds, for ten minutes: 18 a minute, in bursts of three.
     let all = (0..60_u64).flat_map(|at| vec![(at * 10_000, "user", "ann", 1); 3]);
     let bucket = rule("user", "unit: minute, requests_per_unit: 100, algorithm: token_bucket, burst: 50");
@@ -197,5 +197,7 @@ fn page_is_self_contained_and_escapes_what_it_shows() {
     for outside in ["<b>&", "http:", "https:", "src=", "href=", "<script", "url("] {
         assert!(!page.contains(outside), "{outside}");
     }
+    let without_rule = replayed(rules(&window), None, &mut requests(vec![(0, "other", "ann", 1); 3]));
+    assert!(html::page(&without_rule, None).contains("descriptors that match no rule, and pass: 3"));
     assert!(page.contains("prefers-color-scheme: dark") && page.contains("class=\"refused\""));
 }
