@@ -110,6 +110,7 @@ def test_clock_steps_of_an_hour_free_nothing_and_lock_no_key_out(rule_file, star
 
 
 SKEW_SECONDS = 1500
+DAY_SECONDS = 24 * 60 * 60
 KEYS_OF_A_KIND = 40
 SKEW_RULES = """
     domain: edge
@@ -123,10 +124,13 @@ SKEW_RULES = """
 
 def test_replicas_with_skewed_clocks_agree_on_limit_and_reset(make_cluster, callers, tmp_path):
     cluster = make_cluster(rules=SKEW_RULES, flags=LONG_FORWARD_BUDGET)
-    clock = SetClock(tmp_path / "clock")
-    clock.set(f"+{SKEW_SECONDS}")
-    [skewed] = cluster.start(sandbox=clock)
-    [usual] = cluster.start()
+    # Both clocks show the same day for all of the test, also if it runs around midnight.
+    to_noon = DAY_SECONDS // 2 - int(time.time()) % DAY_SECONDS
+    skewed_clock, usual_clock = SetClock(tmp_path / "skewed"), SetClock(tmp_path / "usual")
+    skewed_clock.set(f"{to_noon + SKEW_SECONDS:+d}")
+    usual_clock.set(f"{to_noon:+d}")
+    [skewed] = cluster.start(sandbox=skewed_clock)
+    [usual] = cluster.start(sandbox=usual_clock)
     keys = [(kind, f"name-{number}") for kind in ("bucket", "user") for number in range(KEYS_OF_A_KIND)]
 
     def ask(replica, hits):
