@@ -121,13 +121,11 @@ impl Api {
         }
         let mut partial = Partial { answers: Answers::of_call(requests.each.len()), missing: Vec::new() };
         for (index, message) in requests.each.iter().enumerate() {
-            let request = match Request::decode(message, bounds) {
-                Ok(request) => request,
-                Err(fault) => {
-                    partial.answers.undecided("", fault.into());
-                    continue;
-                }
-            };
+            let mut request = Request::default();
+            if let Err(fault) = request.read(message, bounds) {
+                partial.answers.undecided("", fault.into());
+                continue;
+            }
             let asked = match request.limiter_request(verb, timeout) {
                 Ok(asked) => asked,
                 Err(fault) => {
