@@ -220,9 +220,7 @@ impl Api {
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) {
-        if let Some(denials) = &self.denials {
-            denials.log(request, answer, view.now());
-        }
+        self.observe(request, view, answer);
         answers.decided(&DecidedRequest {
             id,
             passes: answer.passes,
@@ -241,9 +239,7 @@ impl Api {
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) -> Vec<u8> {
-        if let Some(denials) = &self.denials {
-            denials.log(request, answer, view.now());
-        }
+        self.observe(request, view, answer);
         let mut answers = Answers::of_call(parts.len());
         let retry_after = answer.retry_after(self.limiter.modes());
         let mut rest = &*answer.statuses;
