@@ -3,7 +3,8 @@
 use tracing::info;
 
 use crate::{
-    descriptor::Entry,
+    algorithm::Operation,
+    descriptor::{self, Entry},
     limiter::{Answer, Request},
     telemetry::{logs, sampler::Sampler},
     time::Timestamp,
@@ -38,6 +39,10 @@ impl DenialLog {
                 rule = status.name(),
                 // Logged as a string, which is quoted and escaped, so that a client cannot forge log lines.
                 descriptor = text(descriptor.entries).as_str(),
+                hits = match descriptor.operation {
+                    Operation::Charge(hits) => hits,
+                    Operation::Peek | Operation::Refund(_) => 0,
+                },
                 limit = status.limit.map(|limit| limit.requests_per_unit),
                 retry_after = status.retry_after.map(|wait| wait.as_secs_f64()),
                 call_passes = answer.passes,
@@ -49,19 +54,14 @@ impl DenialLog {
 }
 
 /// Formats entries as `key=value,key=value`, truncated to the maximum length.
-fn text(entries: &[Entry<'_>]) -> String {
-    let mut text = String::new();
-    for entry in entries {
-        let comma = if text.is_empty() { "" } else { "," };
-        for part in [comma, entry.key, "=", entry.value] {
-            let room = DESCRIPTOR_BYTES_MAX - text.len();
-            if part.len() > room {
-                text.push_str(&part[..part.floor_char_boundary(room)]);
-                text.push('…');
-                return text;
-            }
-            text.push_str(part);
-        }
+fn text<'e>(entries: &[Entry<'e>]) -> String {
+    // Parts are cut before they are formatted, because a message may have megabytes of them.
+    let cut = |part: &'e str| &part[..part.floor_char_boundary(DESCRIPTOR_BYTES_MAX + 1)];
+    let first = &entries[..entries.len().min(DESCRIPTOR_BYTES_MAX)];
+    let mut text = descriptor::format(first.iter().map(|entry| (cut(entry.key), cut(entry.value))));
+    if text.len() > DESCRIPTOR_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(DESCRIPTOR_BYTES_MAX));
+        text.push('…');
     }
     text
 }
@@ -77,6 +77,7 @@ mod tests {
     #[test]
     fn descriptor_is_logged_as_its_entries() {
         assert_eq!(shown(&[("a", "1"), ("b", "")]), "a=1,b=");
+        assert_eq!(shown(&[("a,", "1=2")]), r"a\,=1\=2");
     }
 
     #[test]

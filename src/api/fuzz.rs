@@ -169,6 +169,7 @@ pub(super) fn admin_state() -> AdminState {
         settings: Arc::default(),
         logs: Default::default(),
         live: Arc::default(),
+        recorder: None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    limiter::{Bounds, Limiter},
+    limiter::{ActiveView, Answer, Bounds, Limiter, Request},
     telemetry::{logs, traces::Traces},
 };
 
@@ -23,6 +23,7 @@ pub mod json;
 mod metrics;
 mod protobuf;
 pub mod reader;
+pub mod recorder;
 pub mod rls;
 mod span;
 pub mod timeout;
@@ -37,6 +38,7 @@ pub use rls::headers;
 
 use admin::Token;
 use denial_log::DenialLog;
+use recorder::Recorder;
 
 /// Code generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -93,6 +95,7 @@ pub struct Api {
     headers: Arc<headers::Settings>,
     metrics: Arc<Metrics>,
     denials: Option<Arc<DenialLog>>,
+    recorder: Option<Arc<Recorder>>,
     traces: Option<Traces>,
     admin_token: Option<Arc<Token>>,
 }
@@ -106,6 +109,7 @@ impl Api {
             headers: Arc::default(),
             metrics: Arc::default(),
             denials: None,
+            recorder: None,
             traces: None,
             admin_token: None,
         }
@@ -126,6 +130,11 @@ impl Api {
         Self { denials: DenialLog::new(denials).map(Arc::new), ..self }
     }
 
+    /// Sets the recorder of requests.
+    pub fn with_recorder(self, recorder: Option<Arc<Recorder>>) -> Self {
+        Self { recorder, ..self }
+    }
+
     /// Sets the traces; each sampled gRPC call gets a span.
     pub fn with_traces(self, traces: Option<Traces>) -> Self {
         Self { traces, ..self }
@@ -134,5 +143,16 @@ impl Api {
     /// Sets the token that resets need.
     pub fn with_admin_token(self, token: Option<Token>) -> Self {
         Self { admin_token: token.map(Arc::new), ..self }
+    }
+
+    /// Shows a request and its answer to those that watch requests.
+    #[inline]
+    fn observe(&self, request: &Request<'_>, view: &ActiveView<'_>, answer: &Answer<'_>) {
+        if let Some(denials) = &self.denials {
+            denials.log(request, answer, view.now());
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.record(request, view);
+        }
     }
 }

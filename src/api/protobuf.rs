@@ -35,7 +35,8 @@ impl<'m> Fields<'m> {
     }
 
     /// The next field; `None` at the end of the message.
-    #[inline]
+    // `inline(always)`: the value is matched in registers, not written to memory and read again.
+    #[inline(always)]
     pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Malformed> {
         if self.rest.is_empty() {
             return Ok(None);
@@ -43,7 +44,7 @@ impl<'m> Fields<'m> {
         self.field().map(Some).ok_or(Malformed)
     }
 
-    #[inline]
+    #[inline(always)]
     fn field(&mut self) -> Option<(u32, Value<'m>)> {
         let key = u32::try_from(self.varint()?).ok()?;
         let number = Some(key >> 3).filter(|number| *number != 0)?;
@@ -53,14 +54,17 @@ impl<'m> Fields<'m> {
                 let length = usize::try_from(self.varint()?).ok()?;
                 Value::Bytes(self.bytes(length)?)
             }
-            // Groups nest; `prost` bounds their depth.
-            wire_type => {
-                let wire_type = WireType::try_from(u64::from(wire_type)).ok()?;
-                skip_field(wire_type, number, &mut self.rest, DecodeContext::default()).ok()?;
-                Value::Other
-            }
+            wire_type => self.other(wire_type, number)?,
         };
         Some((number, value))
+    }
+
+    #[cold]
+    fn other(&mut self, wire_type: u32, number: u32) -> Option<Value<'m>> {
+        // Groups nest; `prost` bounds their depth.
+        let wire_type = WireType::try_from(u64::from(wire_type)).ok()?;
+        skip_field(wire_type, number, &mut self.rest, DecodeContext::default()).ok()?;
+        Some(Value::Other)
     }
 
     #[inline]
@@ -70,16 +74,21 @@ impl<'m> Fields<'m> {
         Some(bytes)
     }
 
-    #[inline]
+    #[inline(always)]
     fn varint(&mut self) -> Option<u64> {
-        /// Maximum length of a varint, and maximum value of its last byte.
-        const BYTES_MAX: usize = 10;
-        const LAST_MAX: u8 = 1;
         // Fast path: nearly every number takes one byte.
         if let [byte @ ..0x80, rest @ ..] = self.rest {
             self.rest = rest;
             return Some(u64::from(*byte));
         }
+        self.long_varint()
+    }
+
+    #[inline(never)]
+    fn long_varint(&mut self) -> Option<u64> {
+        /// Maximum length of a varint, and maximum value of its last byte.
+        const BYTES_MAX: usize = 10;
+        const LAST_MAX: u8 = 1;
         let mut number = 0;
         for (place, byte) in self.rest.iter().take(BYTES_MAX).enumerate() {
             number |= u64::from(byte & 0x7f) << (7 * place);
@@ -98,10 +107,26 @@ pub(super) fn text(bytes: &[u8]) -> Result<&str, Malformed> {
 }
 
 /// Writes a number field; 0 is omitted.
+#[inline]
 pub(super) fn number(frame: &mut Vec<u8>, field: u8, value: u64) {
     if value != 0 {
-        frame.push(field << 3 | VARINT);
-        encode_varint(value, frame);
+        key_and_varint(frame, field << 3 | VARINT, value);
+    }
+}
+
+#[inline]
+fn key_and_varint(frame: &mut Vec<u8>, key: u8, value: u64) {
+    // Fast path: nearly every number and length takes one byte.
+    if value < 0x80 {
+        frame.extend_from_slice(&[key, value as u8]);
+    } else {
+        // A tenth byte for 64 bits, after the key.
+        let mut bytes = [0; 11];
+        bytes[0] = key;
+        let mut rest = &mut bytes[1..];
+        encode_varint(value, &mut rest);
+        let unused = rest.len();
+        frame.extend_from_slice(&bytes[..11 - unused]);
     }
 }
 
@@ -110,9 +135,9 @@ pub(super) fn number_len(value: u64) -> usize {
 }
 
 /// Writes the key and length of a length-delimited field.
+#[inline]
 pub(super) fn begin(frame: &mut Vec<u8>, field: u8, length: usize) {
-    frame.push(field << 3 | BYTES);
-    encode_varint(length as u64, frame);
+    key_and_varint(frame, field << 3 | BYTES, length as u64);
 }
 
 pub(super) fn bytes_len(length: usize) -> usize {
@@ -128,20 +153,25 @@ pub(super) fn text_field(out: &mut Vec<u8>, field: u8, text: &str) {
 }
 
 /// Writes a message field whose content `write` appends.
+#[inline]
 pub(super) fn nested(out: &mut Vec<u8>, field: u8, write: impl FnOnce(&mut Vec<u8>)) {
-    out.extend([field << 3 | BYTES, 0]);
+    out.extend_from_slice(&[field << 3 | BYTES, 0]);
     let begin = out.len();
     write(out);
-    let length = (out.len() - begin) as u64;
-    let length_bytes = encoded_len_varint(length);
-    if length_bytes > 1 {
-        // A length of several bytes needs more room than was left for it.
-        let end = out.len();
-        out.resize(end + length_bytes - 1, 0);
-        out.copy_within(begin..end, begin + length_bytes - 1);
+    match out.len() - begin {
+        length @ ..0x80 => out[begin - 1] = length as u8,
+        length => make_room_for_length(out, begin, length),
     }
+}
+
+/// Writes a length of several bytes, which needs more room than the one byte that was left for it before `begin`.
+#[cold]
+fn make_room_for_length(out: &mut Vec<u8>, begin: usize, length: usize) {
+    let (end, length_bytes) = (out.len(), encoded_len_varint(length as u64));
+    out.resize(end + length_bytes - 1, 0);
+    out.copy_within(begin..end, begin + length_bytes - 1);
     let mut room = &mut out[begin - 1..begin - 1 + length_bytes];
-    encode_varint(length, &mut room);
+    encode_varint(length as u64, &mut room);
 }
 
 /// The prefix of a message of this length.

@@ -130,6 +130,11 @@ impl ActiveView<'_> {
         self.reading.now
     }
 
+    /// The rules.
+    pub(crate) fn rules(&self) -> &KeyedRules {
+        &self.rules
+    }
+
     /// The time since the view was taken.
     pub fn age(&self) -> Duration {
         self.reading.elapsed()

@@ -99,8 +99,12 @@ impl RateLimit {
 
     /// Replaces its numbers, as if the file had these.
     pub(crate) fn set_numbers(&mut self, numbers: TrialNumbers) {
-        let TrialNumbers { requests_per_unit, burst } = numbers;
-        self.set("requests_per_unit", requests_per_unit, |limit| &mut limit.requests_per_unit);
+        let TrialNumbers { limit, burst } = numbers;
+        if self.given("refill_amount").is_some() {
+            self.set("refill_amount", limit, |limit| &mut limit.refill_amount);
+        } else {
+            self.set("requests_per_unit", limit, |limit| &mut limit.requests_per_unit);
+        }
         if let Some(burst) = burst {
             self.set("burst", burst, |limit| &mut limit.burst);
         }

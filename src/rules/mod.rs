@@ -137,7 +137,8 @@ pub(crate) struct Trial {
 /// The numbers of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TrialNumbers {
-    pub(crate) requests_per_unit: u64,
+    /// `requests_per_unit`, or `refill_amount` of a bucket that refills in steps.
+    pub(crate) limit: u64,
     /// `None`: that of the rule, or the default.
     pub(crate) burst: Option<u64>,
 }

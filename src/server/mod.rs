@@ -12,7 +12,7 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
-    api::{Api, admin, http, proto::DESCRIPTORS, reader::RequestReader, top},
+    api::{Api, admin, http, proto::DESCRIPTORS, reader::RequestReader, recorder::Recorder, top},
     cluster::{Cluster, link},
     limiter::{self, Limiter, RemoteDecider},
     rules::{self, ActiveRules, RuleStatsRegistry},
@@ -292,6 +292,7 @@ impl Server {
             .with_modes(settings.limiter)
             .with_metrics(limiter_metrics.clone());
         let reader = RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX);
+        let recorder = settings.admin.record.map(|values| Arc::new(Recorder::new(values)));
         let state = admin::AdminState {
             active_rules: active_rules.clone(),
             memory: memory.clone(),
@@ -300,10 +301,12 @@ impl Server {
             settings: settings.given.into(),
             logs: logs.clone(),
             live: Arc::default(),
+            recorder: recorder.clone(),
         };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers)
             .with_denials(settings.log.denials)
+            .with_recorder(recorder.clone())
             .with_traces(traces.clone())
             .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
         let (phase, phases) = watch::channel(Phase::Starting);
@@ -324,6 +327,13 @@ impl Server {
             xds_stats.clone().unwrap_or_default(),
         ));
         background.spawn(state.live.clone().run(page, stopping));
+        if let Some(recorder) = recorder {
+            let stopping = lifecycle::wait_for_phase(phases.clone(), Phase::Stopping);
+            background.spawn(async move {
+                stopping.await;
+                recorder.stop();
+            });
+        }
         background.spawn(store::sweep(memory.clone(), clock.clone()));
         let secret_source = active_rules.clone();
         let secret = move || secret_source.secret();

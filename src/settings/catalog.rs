@@ -134,6 +134,8 @@ settings! {
         "Add the headers RateLimit and RateLimit-Policy of draft-ietf-httpapi-ratelimit-headers-09 to responses.";
     "headers.retry_after": Bool => "false"
         "Add the header Retry-After to refusals.";
+    "admin.record": OrOff(&OneOf(&["hashed", "plain"])) => "off"
+        "Whether /record may show the requests that are decided: with hashes of the values of descriptors, or with the values.";
     "admin.max_connections": COUNT => "100"
         "Maximum number of connections to the admin listener; further ones are closed at once.";
     "tls.poll_interval": Time => "3s"

@@ -9,6 +9,8 @@ use std::{
 
 use serde::Deserialize;
 
+use crate::api::recorder::RecordedValues;
+
 /// The prefix of the path of a Unix socket.
 const UNIX: &str = "unix:";
 
@@ -60,6 +62,8 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// The file with the bearer token of operators.
     pub token_file: Option<PathBuf>,
+    /// What a recording of requests may show; `None` allows no recording.
+    pub record: Option<RecordedValues>,
     /// The maximum number of connections.
     pub max_connections: usize,
 }

@@ -24,6 +24,7 @@ mod access;
 mod cluster;
 mod explain;
 mod page;
+pub mod record;
 
 const RULES: &str = r#"
 domain: shop

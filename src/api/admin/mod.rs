@@ -13,7 +13,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
-    api::{cross_site, reader::RequestReader},
+    api::{cross_site, reader::RequestReader, recorder::Recorder},
     limiter::Limiter,
     rules::ActiveRules,
     store::Memory,
@@ -29,6 +29,7 @@ mod explain;
 pub(crate) mod format;
 mod log;
 pub mod page;
+mod record;
 mod rules;
 mod token;
 
@@ -42,7 +43,7 @@ pub trait Certificates: fmt::Debug + Send + Sync {
 }
 
 /// The endpoints, each with its help.
-const ENDPOINTS: [(&str, &str); 14] = [
+const ENDPOINTS: [(&str, &str); 15] = [
     ("/", "the operators' page, for a browser"),
     ("/cluster", "the view of this replica of the cluster"),
     ("/cluster/declare-dead", "POST ?member=ID: declares a silent member dead"),
@@ -56,6 +57,10 @@ const ENDPOINTS: [(&str, &str); 14] = [
     ),
     ("/live", "the figures of the page: a line of JSON each second, for a minute"),
     ("/log", "the log level; PUT a level, as in info,tollgate::rules=debug, to change it"),
+    (
+        "/record",
+        "?seconds=60&values=hashed: the requests that are decided, for tollgate simulate; needs admin.record",
+    ),
     ("/rlconfig", "the active rules, one per line"),
     (
         "/rules",
@@ -85,6 +90,8 @@ pub struct AdminState {
     pub logs: LogControl,
     /// The samples for the operators' page.
     pub live: Arc<page::Live>,
+    /// The recorder of requests; `None` if requests are never recorded.
+    pub recorder: Option<Arc<Recorder>>,
 }
 
 /// All endpoints, those of `more`, and the operators' page. With a token file every request for data must contain the
@@ -100,6 +107,7 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
         .route("/counters", get(counters::get).delete(counters::reset).put(counters::set))
         .route("/explain", post(explain::of_message).get(explain::of_query))
         .route("/log", get(log::get).put(log::put))
+        .route("/record", get(record::stream))
         .route("/rlconfig", get(rules::lines))
         .route("/rules", get(rules::status))
         .route("/store", get(store))

@@ -63,9 +63,7 @@ impl Api {
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) -> Reply {
-        if let Some(denials) = &self.denials {
-            denials.log(request, answer, view.now());
-        }
+        self.observe(request, view, answer);
         let headers = self.headers.of(answer, self.limiter.modes());
         let metadata = self.settings.dynamic_metadata.then(|| metadata::of(decoded, answer));
         let frame = encode(answer, &headers, metadata.as_ref(), call.precision);

@@ -121,13 +121,11 @@ impl Api {
         }
         let mut partial = Partial { answers: Answers::of_call(requests.each.len()), missing: Vec::new() };
         for (index, message) in requests.each.iter().enumerate() {
-            let request = match Request::decode(message, bounds) {
-                Ok(request) => request,
-                Err(fault) => {
-                    partial.answers.undecided("", fault.into());
-                    continue;
-                }
-            };
+            let mut request = Request::default();
+            if let Err(fault) = request.read(message, bounds) {
+                partial.answers.undecided("", fault.into());
+                continue;
+            }
             let asked = match request.limiter_request(verb, timeout) {
                 Ok(asked) => asked,
                 Err(fault) => {
@@ -222,9 +220,7 @@ impl Api {
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) {
-        if let Some(denials) = &self.denials {
-            denials.log(request, answer, view.now());
-        }
+        self.observe(request, view, answer);
         answers.decided(&DecidedRequest {
             id,
             passes: answer.passes,
@@ -243,9 +239,7 @@ impl Api {
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) -> Vec<u8> {
-        if let Some(denials) = &self.denials {
-            denials.log(request, answer, view.now());
-        }
+        self.observe(request, view, answer);
         let mut answers = Answers::of_call(parts.len());
         let retry_after = answer.retry_after(self.limiter.modes());
         let mut rest = &*answer.statuses;

@@ -82,22 +82,28 @@ fn count(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
 
 impl<'m> Request<'m> {
     /// Decodes a request within `bounds`.
-    #[inline]
     pub(super) fn decode(message: &'m [u8], bounds: Bounds) -> Result<Self, Fault> {
         let mut request = Self::default();
+        request.read(message, bounds)?;
+        Ok(request)
+    }
+
+    /// Decodes a message into this empty request: requests are too large to move.
+    #[inline]
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), Fault> {
         let mut fields = Fields::of(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(domain)) => request.domain = text(domain)?,
-                (2, Value::Bytes(descriptor)) => request.descriptors.add(descriptor, bounds, read_hits)?,
-                (3, Value::Varint(hits)) => request.hits = hits,
-                (4, Value::Bytes(id)) => request.id = text(id)?,
-                (5, Value::Bytes(id)) => request.request_id = text(id)?,
+                (1, Value::Bytes(domain)) => self.domain = text(domain)?,
+                (2, Value::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
+                (3, Value::Varint(hits)) => self.hits = hits,
+                (4, Value::Bytes(id)) => self.id = text(id)?,
+                (5, Value::Bytes(id)) => self.request_id = text(id)?,
                 (1..=5, _wrong_type) => return Err(Fault::Malformed),
                 (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
             }
         }
-        Ok(request)
+        Ok(())
     }
 
     /// How it is charged once, remembered for at least `window`; `None` if it has no id for that.

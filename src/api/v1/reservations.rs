@@ -163,9 +163,7 @@ impl Api {
         view: &ActiveView<'_>,
         HeldAnswer { answer, is_held }: &HeldAnswer<'_>,
     ) -> Reply {
-        if let Some(denials) = &self.denials {
-            denials.log(request, answer, view.now());
-        }
+        self.observe(request, view, answer);
         let mut frame = frame();
         let retry_after = answer.retry_after(self.limiter.modes());
         let (passes, delay, statuses) = (answer.passes, answer.delay, &answer.statuses);

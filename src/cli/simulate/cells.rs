@@ -47,6 +47,7 @@ pub(super) fn notes(report: &Report) -> Vec<String> {
     }
     for (number, what) in [
         (skipped.without_descriptor, "lines without a descriptor, because a field is missing or empty"),
+        (skipped.unrecorded, "requests that the service left out of the recording or the log"),
         (report.out_of_order, "requests earlier than one before them, decided at its time"),
         (report.descriptors_without_rule, "descriptors that match no rule, and pass"),
         (report.users_left_out, "requests of users beyond --users-max, not in the numbers of users"),

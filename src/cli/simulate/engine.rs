@@ -127,9 +127,11 @@ impl Side {
     pub(super) fn decide(&mut self, event: &Event, now: Timestamp) -> Result<&Decided, String> {
         self.clock.set(now);
         let entries: SmallVec<[Entry<'_>; 8]> = event.entries().collect();
-        let operation = Operation::Charge(event.hits);
-        let descriptors =
-            event.descriptors().map(|range| Descriptor { entries: &entries[range], operation, limit: None });
+        let descriptors = event.descriptors().map(|(range, hits)| Descriptor {
+            entries: &entries[range],
+            operation: Operation::Charge(hits),
+            limit: None,
+        });
         let request = Request::new(event.domain(), descriptors, None).map_err(|error| error.to_string())?;
         let view = self.limiter.view();
         let answer = view.decide(&request).map_err(|error| error.to_string())?;
@@ -138,7 +140,7 @@ impl Side {
         self.last.retry_after = answer.retry_after(self.limiter.modes());
         self.last.delay = answer.delay;
         self.last.outcomes.clear();
-        for status in &answer.statuses {
+        for (status, (_, hits)) in answer.statuses.iter().zip(event.descriptors()) {
             let is_refused =
                 !status.passes || (self.refusals == Refusals::WithShadow && status.refused_in_shadow);
             let rule = status.rule.and_then(|rule| self.indices.get(&address(rule))).copied();
@@ -148,7 +150,7 @@ impl Side {
                 }
                 let is_queue = self.limits[index].is_some_and(|limit| limit.is_queue);
                 let delay = if is_queue { answer.delay } else { Duration::ZERO };
-                self.rules[index].add(event.hits, is_refused, status, delay);
+                self.rules[index].add(hits, is_refused, status, delay);
             } else {
                 self.totals.unmatched += 1;
             }
@@ -266,7 +268,7 @@ impl Replay {
         }
         let second = self.second.as_mut().map(|side| side.decide(event, now)).transpose()?;
         let mut entries = event.entries();
-        for (index, range) in event.descriptors().enumerate() {
+        for (index, (range, _)) in event.descriptors().enumerate() {
             let of_first = first.outcomes[index];
             let of_second = second.map(|second| second.outcomes[index]);
             let mut hasher = FxHasher::default();

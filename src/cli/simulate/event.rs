@@ -12,16 +12,15 @@ pub(super) const READ_AHEAD: usize = 64;
 pub(super) struct Event {
     /// The instant of the request, as recorded.
     pub(super) at: Timestamp,
-    /// The hits of each descriptor, at least 1.
-    pub(super) hits: u64,
+    /// The hits of each descriptor without its own, at least 1.
+    hits: u64,
     /// Which request of a generator this is; replayed files leave it at its default.
     pub(super) origin: Origin,
     // The domain, and the keys and values of all entries.
     text: String,
     domain: Range<usize>,
     entries: Vec<EntryText>,
-    // The number of entries up to the end of each descriptor.
-    ends: Vec<usize>,
+    ends: Vec<DescriptorEnd>,
 }
 
 /// A generated request: its key and the number of earlier attempts.
@@ -31,6 +30,13 @@ pub(super) struct Origin {
     pub(super) key: Option<u64>,
     /// 0 for the first attempt.
     pub(super) attempt: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct DescriptorEnd {
+    // The number of entries up to the end.
+    entries: usize,
+    hits: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -56,14 +62,19 @@ impl Event {
         self.entries.push(EntryText { key, value });
     }
 
-    /// Ends a descriptor.
+    /// Ends a descriptor with the hits of the request.
     pub(super) fn end_descriptor(&mut self) {
-        self.ends.push(self.entries.len());
+        self.end_descriptor_with(self.hits);
+    }
+
+    /// Ends a descriptor with its own hits.
+    pub(super) fn end_descriptor_with(&mut self, hits: u64) {
+        self.ends.push(DescriptorEnd { entries: self.entries.len(), hits });
     }
 
     /// Drops the entries of the descriptor that is not ended yet.
     pub(super) fn drop_descriptor(&mut self) {
-        self.entries.truncate(self.ends.last().copied().unwrap_or_default());
+        self.entries.truncate(self.ends.last().map_or(0, |end| end.entries));
     }
 
     pub(super) fn domain(&self) -> &str {
@@ -82,10 +93,10 @@ impl Event {
             .map(|entry| Entry { key: &self.text[entry.key.clone()], value: &self.text[entry.value.clone()] })
     }
 
-    /// The indices of the entries of each descriptor.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, end)| start..*end)
+    /// The indices of the entries of each descriptor, and its hits.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = (Range<usize>, u64)> + '_ {
+        let starts = std::iter::once(0).chain(self.ends.iter().map(|end| end.entries));
+        starts.zip(&self.ends).map(|(start, end)| (start..end.entries, end.hits))
     }
 
     fn append(&mut self, text: &str) -> Range<usize> {
@@ -123,6 +134,8 @@ pub(super) struct Skipped {
     pub(super) first_bad_lines: Vec<BadLine>,
     /// The number of lines that give no descriptor: a field is missing or empty in each.
     pub(super) without_descriptor: u64,
+    /// The number of requests that the service did not record or log.
+    pub(super) unrecorded: u64,
     /// The number of retries that a generator dropped because too many were pending.
     pub(super) dropped_retries: u64,
 }

@@ -21,7 +21,7 @@ use crate::{
         simulate::{
             generator::{Retry, Terms, Wait},
             input::{
-                Mapping, OnBadLine, instant,
+                Content, Mapping, OnBadLine, instant,
                 record::{Format, FormatName},
             },
             shape::{Bursts, Shape},
@@ -126,7 +126,7 @@ macro_rules! one_of {
 }
 
 /// The flags for recorded traffic, and for the descriptors of both.
-fn recorded() -> [Arg; 8] {
+fn recorded() -> [Arg; 9] {
     [
         request::descriptor().required(false).long("descriptor").action(ArgAction::Append).help(
             "Descriptor of each request, may be repeated; {field} in a value is a field of the line, {field|filter} a part of it",
@@ -136,6 +136,9 @@ fn recorded() -> [Arg; 8] {
         value("columns", "NAMES", "Columns of CSV without a header").value_delimiter(',').conflicts_with("generate"),
         value("time", "FIELD", "Field of the time [default: time, timestamp, start_time, @timestamp or ts]"),
         value("hits", "FIELD", "Field of the number of hits [default: hits; 1 if there is none]"),
+        Arg::new("from-denials").long("from-denials").action(ArgAction::SetTrue)
+            .conflicts_with_all(["descriptor", "time", "hits", "columns", "generate"])
+            .help("The input is the log of the service in JSON; its denials are the requests"),
         Arg::new("strict").long("strict").action(ArgAction::SetTrue).help("Stop at the first line that cannot be read"),
         path("compare", "RULES", "Decide by these rules too, and report the differences").long("compare"),
     ]
@@ -277,7 +280,16 @@ fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> 
         }
         None => Ok(TrafficFlags::Recorded(Box::new(RecordedFlags {
             path: matches.get_one::<PathBuf>("input").cloned().expect("clap requires one of them"),
-            mapping: Mapping { domain, template, time_field: text("time"), hits_field: text("hits") },
+            mapping: Mapping {
+                domain,
+                content: match template {
+                    None if matches.get_flag("from-denials") => Content::Denials,
+                    None => Content::Requests,
+                    Some(template) => Content::Fields(template),
+                },
+                time_field: text("time"),
+                hits_field: text("hits"),
+            },
             on_bad_line: if matches.get_flag("strict") { OnBadLine::Stop } else { OnBadLine::Count },
             format: matches.get_one::<FormatName>("format").copied(),
             columns: matches.get_many::<String>("columns").map(|names| names.cloned().collect()),

@@ -44,7 +44,9 @@ pub(super) struct Suggestion {
     pub(super) rule: String,
     /// The place in its file.
     pub(super) at: String,
-    pub(super) requests_per_unit: u64,
+    /// The key of the limit: `requests_per_unit`, or `refill_amount` of a bucket that refills in steps.
+    pub(super) key: &'static str,
+    pub(super) limit: u64,
     pub(super) burst: Option<u64>,
     /// The share that is never refused with the suggested limits of all rules.
     pub(super) share_passed: f64,
@@ -60,6 +62,7 @@ pub(super) type ReplayTrial<'r> = dyn FnMut(&Trial, &[String]) -> Result<Vec<Tri
 struct Search {
     path: String,
     at: String,
+    key: &'static str,
     has_burst: bool,
     is_queue: bool,
     // The burst of the rule, for queues.
@@ -116,11 +119,12 @@ pub(super) fn suggest(
     let checked = Trial { numbers: searches.iter().map(Search::numbers).collect(), shadow_mode: false };
     let tried = replay(&checked, &paths(&searches))?;
     let suggestion = |(search, tried): (&Search, &Tried)| {
-        let (_, TrialNumbers { requests_per_unit, burst }) = search.numbers();
+        let (_, TrialNumbers { limit, burst }) = search.numbers();
         Suggestion {
             rule: search.path.clone(),
             at: search.at.clone(),
-            requests_per_unit,
+            key: search.key,
+            limit,
             burst,
             share_passed: goal.passed(tried),
             reaches_goal: goal.is_reached(tried),
@@ -155,18 +159,21 @@ fn bisect(
 }
 
 impl Search {
-    /// `None` for rules without a number to search: unlimited ones, and buckets that refill in steps.
+    /// `None` for rules without a number to search: unlimited ones, and those that count calls under way, of whose ends
+    /// the traffic says nothing.
     fn new(rule: &Rule) -> Option<Self> {
         let Allowance::Limited(limit) = &rule.allowance else { return None };
-        if matches!(limit, Limit::SteppedBucket(_)) {
+        if matches!(limit, Limit::Concurrency(_)) {
             return None;
         }
+        let is_stepped = matches!(limit, Limit::SteppedBucket(_));
         let algorithm = limit.algorithm();
         let is_queue = algorithm == Some(AlgorithmName::LeakyQueue);
         let is_bucket = matches!(algorithm, Some(AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket));
         Some(Self {
             path: rule.path.clone(),
             at: rule.location.to_string(),
+            key: if is_stepped { "refill_amount" } else { "requests_per_unit" },
             has_burst: is_queue || is_bucket,
             is_queue,
             // A full queue holds one that leaves at once.
@@ -192,11 +199,11 @@ impl Search {
     /// The numbers with this limit, or with this burst once the limit is found.
     fn numbers_with(&self, number: u64) -> (String, TrialNumbers) {
         let numbers = match (self.limit, self.has_burst, self.is_queue) {
-            (Some(limit), true, _) => TrialNumbers { requests_per_unit: limit, burst: Some(number) },
-            (Some(limit), false, _) => TrialNumbers { requests_per_unit: limit, burst: None },
+            (Some(limit), true, _) => TrialNumbers { limit, burst: Some(number) },
+            (Some(limit), false, _) => TrialNumbers { limit, burst: None },
             // A bucket of one unit's worth.
-            (None, true, false) => TrialNumbers { requests_per_unit: number, burst: Some(number) },
-            (None, true, true) | (None, false, _) => TrialNumbers { requests_per_unit: number, burst: None },
+            (None, true, false) => TrialNumbers { limit: number, burst: Some(number) },
+            (None, true, true) | (None, false, _) => TrialNumbers { limit: number, burst: None },
         };
         (self.path.clone(), numbers)
     }
@@ -210,7 +217,7 @@ impl Suggestion {
         let of = goal.of.name();
         let mut text =
             format!("# {} at {}: {percent:.3} % of {of} never refused{reached}\n", self.rule, self.at);
-        text.push_str(&format!("requests_per_unit: {}\n", self.requests_per_unit));
+        text.push_str(&format!("{}: {}\n", self.key, self.limit));
         if let Some(burst) = self.burst {
             text.push_str(&format!("burst: {burst}\n"));
         }

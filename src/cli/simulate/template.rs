@@ -195,7 +195,7 @@ mod tests {
         event.begin(Timestamp::EPOCH, "d", 1);
         template.fill(&One(value), &mut event, &mut String::new());
         let all: Vec<_> = event.entries().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
-        Ok(event.descriptors().map(|range| all[range].join(",")).collect())
+        Ok(event.descriptors().map(|(range, _)| all[range].join(",")).collect())
     }
 
     #[test]

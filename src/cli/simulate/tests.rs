@@ -153,7 +153,7 @@ fn suggested_window_is_the_smallest_that_reaches_the_goal() {
     ] {
         let suggestions = suggested(&window, &source, Goal { share, of });
         let [suggestion] = &*suggestions else { panic!("{suggestions:?}") };
-        assert_eq!((suggestion.requests_per_unit, suggestion.burst), (limit, None), "{share} of {of:?}");
+        assert_eq!((suggestion.limit, suggestion.burst), (limit, None), "{share} of {of:?}");
         assert!(suggestion.reaches_goal && suggestion.share_passed >= share);
     }
 }
@@ -161,22 +161,40 @@ fn suggested_window_is_the_smallest_that_reaches_the_goal() {
 #[test]
 fn suggested_bucket_cannot_be_smaller() {
     // Three at once every ten seconds, for ten minutes: 18 a minute, in bursts of three.
-    let all = (0..60_u64).flat_map(|at| vec![(at * 10_000, "user", "ann", 1); 3]);
-    let bucket = rule("user", "unit: minute, requests_per_unit: 100, algorithm: token_bucket, burst: 50");
-    let goal = Goal { share: 1.0, of: ShareOf::Users };
-    let suggestions = suggested(&bucket, &requests(all), goal);
-    let [suggestion] = &*suggestions else { panic!("{suggestions:?}") };
-    assert!(suggestion.reaches_goal, "{suggestion:?}");
-    let passes = |limit: u64, burst: u64| {
-        let bucket =
-            format!("unit: minute, requests_per_unit: {limit}, algorithm: token_bucket, burst: {burst}");
-        let all = (0..60_u64).flat_map(|at| vec![(at * 10_000, "user", "ann", 1); 3]);
-        replayed(rules(&rule("user", &bucket)), None, &mut requests(all)).refused == 0
+    let all = || requests((0..60_u64).flat_map(|at| vec![(at * 10_000, "user", "ann", 1); 3]));
+    let smooth = |limit: u64, burst: u64| {
+        format!("unit: minute, requests_per_unit: {limit}, algorithm: token_bucket, burst: {burst}")
     };
-    let (limit, burst) = (suggestion.requests_per_unit, suggestion.burst.unwrap());
-    assert!(passes(limit, burst) && !passes(limit, burst - 1) && !passes(limit - 1, limit - 1));
-    let yaml = suggestion.yaml(goal);
-    assert!(yaml.ends_with(&format!("requests_per_unit: {limit}\nburst: {burst}\n")), "{yaml}");
+    let stepped = |limit: u64, burst: u64| {
+        format!("refill_interval: 10s, refill_amount: {limit}, algorithm: token_bucket, burst: {burst}")
+    };
+    let goal = Goal { share: 1.0, of: ShareOf::Users };
+    for (key, bucket) in
+        [("requests_per_unit", &smooth as &dyn Fn(u64, u64) -> String), ("refill_amount", &stepped)]
+    {
+        let suggestions = suggested(&rule("user", &bucket(100, 50)), &all(), goal);
+        let [suggestion] = &*suggestions else { panic!("{suggestions:?}") };
+        assert!(suggestion.reaches_goal, "{suggestion:?}");
+        let passes = |limit, burst| {
+            replayed(rules(&rule("user", &bucket(limit, burst))), None, &mut all()).refused == 0
+        };
+        let (limit, burst) = (suggestion.limit, suggestion.burst.unwrap());
+        assert!(passes(limit, burst) && !passes(limit, burst - 1) && !passes(limit - 1, limit - 1));
+        let yaml = suggestion.yaml(goal);
+        assert!(yaml.ends_with(&format!("{key}: {limit}\nburst: {burst}\n")), "{yaml}");
+    }
+}
+
+#[test]
+fn concurrency_limit_is_left_out_of_the_search() {
+    let rules = [
+        rule("user", "unit: minute, requests_per_unit: 1, algorithm: fixed_window"),
+        rule("call", "algorithm: concurrency, max_in_flight: 2"),
+    ];
+    let asked = requests(["user", "call", "call"].map(|key| (0, key, "ann", 1)));
+    let suggestions = suggested(&rules.concat(), &asked, Goal { share: 1.0, of: ShareOf::Users });
+    let paths: Vec<_> = suggestions.iter().map(|suggestion| &*suggestion.rule).collect();
+    assert_eq!(paths, ["shop.user"]);
 }
 
 #[test]

@@ -32,6 +32,7 @@ async fn admin_pages_require_current_token_of_token_file() {
     for path in [
         "/endpoints",
         "/live",
+        "/record",
         "/config",
         "/counters?domain=shop&key=user=x",
         "/rules",

@@ -32,10 +32,20 @@ const HITS_FIELD: &str = "hits";
 pub(super) struct Mapping {
     /// The domain of records that name none.
     pub(super) domain: Option<String>,
-    /// `None`: the descriptors are in the records.
-    pub(super) template: Option<Template>,
+    pub(super) content: Content,
     pub(super) time_field: Option<String>,
     pub(super) hits_field: Option<String>,
+}
+
+/// What the records are.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    /// Requests with their descriptors.
+    Requests,
+    /// Fields of which the descriptors are made.
+    Fields(Template),
+    /// Events of the service's log, of which denials are requests.
+    Denials,
 }
 
 /// What is wrong with a line.
@@ -79,7 +89,23 @@ impl Source for Recorded {
                 Line::Text("") => continue,
                 Line::Text(text) => match self.format.read(text) {
                     Ok(None) => continue,
-                    Ok(Some(record)) => fill(&record, &self.mapping, event, &mut self.value),
+                    Ok(Some(record)) => match self.mapping.content {
+                        Content::Denials => match record.denial(event) {
+                            Ok(Some(left_out)) => {
+                                self.skipped.unrecorded += left_out;
+                                Ok(())
+                            }
+                            Ok(None) => continue,
+                            Err(why) => Err(why),
+                        },
+                        Content::Requests | Content::Fields(_) => match record.recording_left_out() {
+                            Some(left_out) => {
+                                self.skipped.unrecorded += left_out;
+                                continue;
+                            }
+                            None => fill(&record, &self.mapping, event, &mut self.value),
+                        },
+                    },
                     Err(why) => Err(why),
                 },
                 Line::Bad(why) => Err(why.to_owned()),
@@ -114,9 +140,9 @@ fn fill(record: &Record<'_>, mapping: &Mapping, event: &mut Event, value: &mut S
     let domain = domain.or(mapping.domain.as_deref().map(Cow::Borrowed));
     let domain = domain.ok_or("the record names no `domain`, and --domain is not given")?;
     event.begin(at, &domain, hits);
-    match &mapping.template {
-        Some(template) => template.fill(record, event, value),
-        None => record.descriptors(event)?,
+    match &mapping.content {
+        Content::Fields(template) => template.fill(record, event, value),
+        Content::Requests | Content::Denials => record.descriptors(event)?,
     }
     Ok(())
 }
@@ -134,8 +160,12 @@ fn time(record: &Record<'_>, field: Option<&str>) -> Result<Timestamp, String> {
             TIME_FIELDS.iter().find_map(|field| record.get(field)).ok_or_else(missing)?
         }
     };
-    instant::parse(&found)
-        .ok_or_else(|| format!("`{found}` is no time; RFC 3339, or seconds or milliseconds since 1970 are"))
+    instant_of(&found)
+}
+
+fn instant_of(text: &str) -> Result<Timestamp, String> {
+    instant::parse(text)
+        .ok_or_else(|| format!("`{text}` is no time; RFC 3339, or seconds or milliseconds since 1970 are"))
 }
 
 fn hits(record: &Record<'_>, field: Option<&str>) -> Result<u64, String> {
@@ -145,8 +175,12 @@ fn hits(record: &Record<'_>, field: Option<&str>) -> Result<u64, String> {
             Some(field) => Err(format!("there is no field `{field}`, the hits")),
         };
     };
-    let hits = found.parse().ok().filter(|hits| *hits > 0);
-    hits.ok_or_else(|| format!("`{found}` is no number of hits; whole numbers from 1 are"))
+    hits_of(&found)
+}
+
+fn hits_of(text: &str) -> Result<u64, String> {
+    let hits = text.parse().ok().filter(|hits| *hits > 0);
+    hits.ok_or_else(|| format!("`{text}` is no number of hits; whole numbers from 1 are"))
 }
 
 #[cfg(test)]

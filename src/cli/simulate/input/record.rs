@@ -6,6 +6,7 @@ use csv_core::{ReadRecordResult, Reader};
 use serde_json::Value as Json;
 
 use crate::{
+    api::descriptor_text,
     cli::simulate::{event::Event, input::envoy::AccessLine, template::Fields},
     named::named,
 };
@@ -154,9 +155,47 @@ impl Record<'_> {
                 let key = entry["key"].as_str().ok_or_else(form)?;
                 event.entry(key, entry["value"].as_str().unwrap_or_default());
             }
-            event.end_descriptor();
+            // The JSON form of a message has this name, and number fields of 64 bits are texts.
+            match in_json(descriptor, "hitsAddend").or_else(|| in_json(descriptor, "hits_addend")) {
+                None => event.end_descriptor(),
+                Some(text) => event.end_descriptor_with(super::hits_of(&text)?),
+            }
         }
         Ok(())
+    }
+
+    /// The requests that a recorder left out, if the record is the end of a recording.
+    pub(super) fn recording_left_out(&self) -> Option<u64> {
+        let Self::Json(value) = self else { return None };
+        value.get("recording")?.get("left_out")?.as_u64()
+    }
+
+    /// Makes a request of a denial in the log of the service, and returns how many denials the log left out before it;
+    /// `None` if the record is another event.
+    pub(super) fn denial(&self, event: &mut Event) -> Result<Option<u64>, String> {
+        let Self::Json(value) = self else {
+            return Err("--from-denials reads the log of the service with log.format: json".to_owned());
+        };
+        if value["message"] != "denied" {
+            return Ok(None);
+        }
+        if value["hits"] == 0 {
+            // A peek or a refund, which charges nothing.
+            return Ok(None);
+        }
+        let missing = "a denial without `timestamp`, `domain` or `descriptor`";
+        let text = |name: &str| value[name].as_str().ok_or(missing);
+        let (at, domain, descriptor) = (text("timestamp")?, text("domain")?, text("descriptor")?);
+        let at = super::instant_of(at)?;
+        if descriptor.ends_with('…') {
+            return Err("the log has cut the descriptor".to_owned());
+        }
+        event.begin(at, domain, value["hits"].as_u64().unwrap_or(1));
+        for entry in descriptor_text::parse(descriptor)? {
+            event.entry(&entry.key, &entry.value);
+        }
+        event.end_descriptor();
+        Ok(Some(value["left_out"].as_u64().unwrap_or_default()))
     }
 }
 

@@ -11,15 +11,31 @@ fn read_all(
 ) -> Result<(Vec<String>, Skipped), String> {
     let template =
         template.map(|text| Template::new([descriptor_text::parse(text).unwrap()].iter()).unwrap());
-    let mapping = Mapping { domain: Some("shop".into()), template, time_field: None, hits_field: None };
+    let mapping = Mapping {
+        domain: Some("shop".into()),
+        content: template.map_or(Content::Requests, Content::Fields),
+        time_field: None,
+        hits_field: None,
+    };
+    read_by(text, format, mapping, on_bad_line)
+}
+
+fn read_by(
+    text: &str,
+    format: Format,
+    mapping: Mapping,
+    on_bad_line: OnBadLine,
+) -> Result<(Vec<String>, Skipped), String> {
     let bytes = Box::new(Cursor::new(text.to_owned()));
     let mut recorded = Recorded::new(bytes, format, mapping, on_bad_line);
     let (mut event, mut all) = (Event::default(), Vec::new());
     while recorded.next(&mut event)? {
         let entries: Vec<_> = event.entries().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
-        let descriptors: Vec<_> = event.descriptors().map(|range| entries[range].join(",")).collect();
+        let text =
+            |(range, hits): (std::ops::Range<usize>, u64)| format!("{hits} {}", entries[range].join(","));
+        let descriptors: Vec<_> = event.descriptors().map(text).collect();
         let seconds = event.at.as_nanos() / crate::time::SECOND;
-        all.push(format!("{seconds} {} {} {}", event.domain(), event.hits, descriptors.join(" ")));
+        all.push(format!("{seconds} {} {}", event.domain(), descriptors.join(" ")));
     }
     Ok((all, recorded.skipped()))
 }
@@ -34,6 +50,45 @@ fn json_lines_give_their_descriptors_or_those_of_the_template() {
     assert_eq!(read(own, None).0, ["5 d 3 a=b,c="]);
     let log = r#"{"start_time": "1970-01-01T00:00:07Z", "request": {"ip": "10.0.0.1"}, "path": "/a/b"}"#;
     assert_eq!(read(log, Some("ip={request.ip},p={path|first_segment}")).0, ["7 shop 1 ip=10.0.0.1,p=/a"]);
+}
+
+#[test]
+fn descriptors_of_json_lines_may_have_their_own_hits() {
+    let entries = |key: &str| format!(r#""entries": [{{"key": "{key}", "value": "1"}}]"#);
+    let (own, text, none) = (entries("a"), entries("b"), entries("c"));
+    let line = format!(
+        r#"{{"time": 5, "hits": 3, "descriptors": [{{{own}, "hitsAddend": 2}}, {{{text}, "hitsAddend": "4"}}, {{{none}}}]}}"#
+    );
+    assert_eq!(read(&line, None).0, ["5 shop 2 a=1 4 b=1 3 c=1"]);
+    let skipped = read(&line.replace("\"4\"", "0"), None).1;
+    assert!(skipped.first_bad_lines[0].why.contains("`0` is no number of hits"), "{skipped:?}");
+}
+
+#[test]
+fn end_of_a_recording_says_what_was_left_out() {
+    let lines = [
+        r#"{"time": 5, "descriptors": [{"entries": [{"key": "a", "value": "b"}]}]}"#,
+        r#"{"recording": {"requests": 1, "left_out": 7, "values": "plain"}}"#,
+    ];
+    let (read, skipped) = read(&lines.join("\n"), None);
+    assert_eq!((read, skipped.unrecorded, skipped.bad_lines), (vec!["5 shop 1 a=b".to_owned()], 7, 0));
+}
+
+#[test]
+fn denials_of_a_log_are_read_and_other_events_are_not() {
+    let denial = r#"{"timestamp":"1970-01-01T00:00:05Z","level":"INFO","message":"denied","domain":"edge","rule":"r","descriptor":"path=/a\\,b,user=ann","hits":2,"limit":5,"call_passes":false,"left_out":3,"target":"t"}"#;
+    let lines = [
+        r#"{"timestamp":"1970-01-01T00:00:04Z","level":"INFO","message":"listening","target":"t"}"#,
+        denial,
+        &denial.replace("\"hits\":2", "\"hits\":0"),
+        &denial.replace("user=ann", "user=a…"),
+    ];
+    let mapping = Mapping { domain: None, content: Content::Denials, time_field: None, hits_field: None };
+    let (read, skipped) =
+        read_by(&lines.join("\n"), Format::new(None, None), mapping, OnBadLine::Count).unwrap();
+    assert_eq!(read, ["5 edge 2 path=/a,b,user=ann"]);
+    assert_eq!((skipped.unrecorded, skipped.bad_lines), (3, 1));
+    assert!(skipped.first_bad_lines[0].why.contains("cut"), "{skipped:?}");
 }
 
 #[test]
@@ -81,13 +136,17 @@ fn number_of_named_bad_lines_is_bounded() {
 
 proptest::proptest! {
     #[test]
-    fn any_bytes_are_read_without_panic(bytes: Vec<u8>, format in 0..4_usize, template: bool) {
+    fn any_bytes_are_read_without_panic(bytes: Vec<u8>, format in 0..4_usize, content in 0..3_usize) {
         let format = match format {
             0 => Format::new(None, None),
             index => Format::new(Some(FormatName::ALL[index - 1]), None),
         };
-        let template = template.then(|| Template::new([descriptor_text::parse("u={a|first}").unwrap()].iter()).unwrap());
-        let mapping = Mapping { domain: None, template, time_field: None, hits_field: None };
+        let content = match content {
+            0 => Content::Requests,
+            1 => Content::Denials,
+            _ => Content::Fields(Template::new([descriptor_text::parse("u={a|first}").unwrap()].iter()).unwrap()),
+        };
+        let mapping = Mapping { domain: None, content, time_field: None, hits_field: None };
         let mut recorded = Recorded::new(Box::new(Cursor::new(bytes)), format, mapping, OnBadLine::Count);
         let mut event = Event::default();
         while recorded.next(&mut event).unwrap() {}

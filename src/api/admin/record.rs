@@ -1,0 +1,83 @@
+//! `/record`: the requests that this replica decides, in the form that `tollgate simulate` reads.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::{Query, State, rejection::QueryRejection},
+    http::{
+        StatusCode,
+        header::{CACHE_CONTROL, CONTENT_TYPE},
+    },
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use serde::Deserialize;
+use tokio::time::{Instant, timeout_at};
+use tracing::warn;
+
+use crate::{
+    api::{
+        admin::{AdminError, AdminState, ClientAddress},
+        recorder::{RecordError, RecordedValues},
+    },
+    telemetry::logs::UNLIMITED,
+};
+
+/// The maximum length of a recording, in seconds.
+const SECONDS_MAX: u64 = 600;
+
+/// The query for a recording: `?seconds=N&values=hashed|plain`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RecordQuery {
+    #[serde(default = "default_seconds")]
+    seconds: u64,
+    #[serde(default = "default_values")]
+    values: RecordedValues,
+}
+
+fn default_seconds() -> u64 {
+    60
+}
+
+fn default_values() -> RecordedValues {
+    RecordedValues::Hashed
+}
+
+/// The requests as lines of JSON, until the time is over.
+pub(super) async fn stream(
+    State(state): State<AdminState>,
+    peer: ClientAddress,
+    query: Result<Query<RecordQuery>, QueryRejection>,
+) -> Result<Response, AdminError> {
+    let Query(RecordQuery { seconds, values }) =
+        query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    if !(1..=SECONDS_MAX).contains(&seconds) {
+        return Err(AdminError::bad_request(format!("seconds is a number from 1 to {SECONDS_MAX}")));
+    }
+    let off =
+        || AdminError(StatusCode::FORBIDDEN, "requests are not recorded: admin.record is off".to_owned());
+    let recorder = state.recorder.as_ref().ok_or_else(off)?;
+    let time = Duration::from_secs(seconds);
+    let recording = recorder.start(values, state.limiter.view().now().after(time)).map_err(|error| {
+        let status = match error {
+            RecordError::PlainNotAllowed => StatusCode::FORBIDDEN,
+            RecordError::Busy => StatusCode::CONFLICT,
+        };
+        AdminError(status, error.to_string())
+    })?;
+    // A warning, so that it leaves a trace of the client that reads the requests of others.
+    warn!(name: UNLIMITED, %peer, seconds, ?values, "recording requests");
+    let end = Instant::now() + time;
+    let lines = stream::unfold(Some(recording), move |recording| async move {
+        let recording = recording?;
+        let (lines, rest) = match timeout_at(end, recording.next()).await {
+            Ok(Some(lines)) => (lines, Some(recording)),
+            Ok(None) | Err(_) => (recording.end(), None),
+        };
+        Some((Ok::<_, Infallible>(Bytes::from(lines)), rest))
+    });
+    let headers = [(CONTENT_TYPE, "application/x-ndjson"), (CACHE_CONTROL, "no-store")];
+    Ok((headers, Body::from_stream(lines)).into_response())
+}

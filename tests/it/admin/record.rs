@@ -1,0 +1,157 @@
+//! Recordings of requests.
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::{
+    admin::{access::FOREIGN, admin, send},
+    harness::{Service, TIMEOUT, descriptor, request, request_for, until, with_hits},
+};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: fixed_window}}
+  - {key: user, value: root, rate_limit: {unlimited: true}}
+  - {key: path, value: /api/*, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: fixed_window}}
+";
+
+/// A recording that runs.
+pub struct Recording {
+    answer: BufReader<TcpStream>,
+    head: String,
+}
+
+impl Recording {
+    pub async fn start(service: &Service, query: &str) -> Self {
+        let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
+        let head = format!("GET /record?{query} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let (mut answer, mut head) = (BufReader::new(stream), String::new());
+        while !head.ends_with("\r\n\r\n") {
+            answer.read_line(&mut head).await.unwrap();
+        }
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        Self { answer, head }
+    }
+
+    /// All lines of JSON, when the recording has ended.
+    pub async fn ended(mut self) -> Vec<String> {
+        let mut all = String::new();
+        timeout(TIMEOUT, self.answer.read_to_string(&mut all)).await.unwrap().unwrap();
+        // Other lines are the sizes of chunks.
+        all.lines().filter(|line| line.starts_with('{')).map(str::to_owned).collect()
+    }
+}
+
+async fn recorded(values: &str, calls: impl AsyncFnOnce(&Service)) -> Vec<Value> {
+    let service = Service::start_with(RULES, &[("admin.record", "plain")]).await;
+    let recording = Recording::start(&service, &format!("seconds=60&values={values}")).await;
+    assert!(recording.head.contains("application/x-ndjson"), "{}", recording.head);
+    calls(&service).await;
+    service.shutdown.send(()).await.unwrap();
+    recording.ended().await.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn recording_has_the_charges_of_every_api() {
+    let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "bob"}]}], "hitsAddend": 3}"#;
+    let v1 = r#"{"requests": [{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "cy"}]}]}]}"#;
+    let lines = recorded("plain", async |service| {
+        let two = vec![descriptor(&[("user", "ann")]), descriptor(&[("path", "/api/a")])];
+        service.call(with_hits(request("shop", two), 2)).await.unwrap();
+        assert_eq!(service.http("POST", "/v1/peek", v1).await.0, 200);
+        assert_eq!(service.http("POST", "/json", body).await.0, 429);
+        assert_eq!(service.http("POST", "/v1/check", v1).await.0, 200);
+    })
+    .await;
+    let entry = |key: &str, value: &str| json!([{"key": key, "value": value}]);
+    let descriptors: Vec<_> = lines.iter().map(|line| line["descriptors"].clone()).collect();
+    let user = |name: &str, hits: u64| json!({"entries": entry("user", name), "hitsAddend": hits});
+    let path = json!({"entries": entry("path", "/api/a"), "hitsAddend": 2});
+    let expected =
+        [json!([user("ann", 2), path]), json!([user("bob", 3)]), json!([user("cy", 1)]), Value::Null];
+    assert_eq!(descriptors, expected);
+    assert!(lines[..3].iter().all(|line| line["domain"] == "shop" && line["time"].is_u64()));
+    assert_eq!(lines[3], json!({"recording": {"requests": 3, "left_out": 0, "values": "plain"}}));
+}
+
+#[tokio::test]
+async fn hashed_recording_shows_only_values_that_rules_name() {
+    let lines = recorded("hashed", async |service| {
+        for (key, value) in [
+            ("user", "ann"),
+            ("user", "ann"),
+            ("user", "bob"),
+            ("user", "root"),
+            ("path", "/api/ann"),
+            ("other", "ann"),
+        ] {
+            service.call(with_hits(request_for("shop", key, value), 1)).await.unwrap();
+        }
+    })
+    .await;
+    let values: Vec<_> =
+        lines.iter().filter_map(|line| line["descriptors"][0]["entries"][0]["value"].as_str()).collect();
+    let [ann, again, bob, root, path, other] = values[..] else { panic!("{values:?}") };
+    assert_eq!((ann, root), (again, "root"));
+    assert!(ann != bob && ann.len() == 16 && path.starts_with("/api/"), "{values:?}");
+    assert!(![ann, bob, path, other].iter().any(|value| value.contains("ann") || value.contains("bob")));
+}
+
+#[tokio::test]
+async fn recording_needs_its_setting_and_is_one_at_a_time() {
+    let service = Service::start(RULES).await;
+    let refused =
+        async |service: &Service, query: &str| admin(service, "GET", &format!("/record{query}"), "").await;
+    assert_eq!(refused(&service, "").await.0, 403, "it is off by default");
+    let service = Service::start_with(RULES, &[("admin.record", "hashed")]).await;
+    let (code, why) = refused(&service, "?values=plain").await;
+    assert_eq!((code, &*why), (403, "values are recorded as hashes only, unless admin.record is `plain`\n"));
+    for wrong in ["?seconds=0", "?seconds=601", "?seconds=soon", "?values=all", "?other=1"] {
+        assert_eq!(refused(&service, wrong).await.0, 400, "{wrong}");
+    }
+    for headers in FOREIGN {
+        assert_eq!(send(service.addresses.admin, headers, "GET", "/record", "").await.0, 403, "{headers:?}");
+    }
+    let first = Recording::start(&service, "seconds=600").await;
+    assert_eq!(refused(&service, "").await.0, 409);
+    drop(first);
+    // The server notices that the client is gone when it writes.
+    let next = until(async || {
+        service.call(with_hits(request_for("shop", "user", "ann"), 1)).await.unwrap();
+        (refused(&service, "?seconds=1").await.0 != 409).then_some(())
+    });
+    next.await;
+}
+
+#[tokio::test]
+async fn recording_ends_after_its_time() {
+    let service = Service::start_with(RULES, &[("admin.record", "hashed")]).await;
+    let lines = Recording::start(&service, "seconds=1").await.ended().await;
+    assert_eq!(lines, [r#"{"recording":{"left_out":0,"requests":0,"values":"hashed"}}"#]);
+    Recording::start(&service, "seconds=1").await;
+}
+
+#[tokio::test]
+async fn requests_beyond_the_bound_are_left_out_and_counted() {
+    let service = Service::start_with(RULES, &[("admin.record", "plain")]).await;
+    let recording = Recording::start(&service, "seconds=600&values=plain").await;
+    // 100 requests of 200 kB, and a client that does not read: more than the bound and the buffers of the sockets.
+    let mut client = service.client().await;
+    let value = "x".repeat(200_000);
+    for _ in 0..100 {
+        client.should_rate_limit(with_hits(request_for("shop", "user", &value), 1)).await.unwrap();
+    }
+    service.shutdown.send(()).await.unwrap();
+    let lines = recording.ended().await;
+    let summary: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+    let number = |name: &str| summary["recording"][name].as_u64().unwrap();
+    assert_eq!(number("requests") + number("left_out"), 100);
+    assert_eq!(number("requests"), lines.len() as u64 - 1);
+    assert!(number("left_out") > 0, "{summary}");
+}
