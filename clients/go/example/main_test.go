@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -43,22 +47,61 @@ func TestExample_ForEachUser_KeepsTheLimit(t *testing.T) {
 	}
 }
 
-func TestReadme_FirstGoBlock_HasLinesOfTheExample(t *testing.T) {
+// readmeBlock returns a block in Go of the README.
+func readmeBlock(t *testing.T, number int) string {
+	t.Helper()
 	page, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllSubmatch(page, -1)
+	if len(blocks) <= number {
+		t.Fatalf("the page has %d blocks in Go", len(blocks))
+	}
+	return string(blocks[number][1])
+}
+
+func TestReadme_FirstProgram_PrintsTheDecision(t *testing.T) {
+	const rules = `
+domain: edge
+descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}}]
+`
+	program := readmeBlock(t, 0)
+	target := `"127.0.0.1:8081"`
+	if !strings.Contains(program, target) {
+		t.Fatal(program)
+	}
+	address := strconv.Quote(servertest.Start(t, rules).Address)
+	folder := t.TempDir()
+	source, binary := filepath.Join(folder, "main.go"), filepath.Join(folder, "program")
+	if err := os.WriteFile(source, []byte(strings.Replace(program, target, address, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A file elsewhere is compiled as one of this module, by its path and not by that of a package.
+	if output, err := exec.Command("go", "build", "-o", binary, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	var line []byte
+	// Its deadline of 100 ms may be too short for a busy machine, so that the default decides.
+	servertest.Eventually(t, "it is refused", func() bool {
+		var err error
+		if line, err = exec.Command(binary).Output(); err != nil {
+			t.Fatal(err)
+		}
+		return !bytes.HasPrefix(line, []byte("allowed: true"))
+	})
+
+	if !regexp.MustCompile(`^allowed: false, refused for \d+m`).Match(line) {
+		t.Errorf("%s", line)
+	}
+}
+
+func TestReadme_LinesOfMiddleware_AreLinesOfTheExample(t *testing.T) {
 	source, err := os.ReadFile("main.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	block := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(page)
-	if block == nil {
-		t.Fatal("the page has no block in Go")
-	}
-	for line := range strings.Lines(string(block[1])) {
-		if line := strings.TrimSpace(line); !strings.Contains(string(source), line) {
-			t.Errorf("not in the example: %s", line)
-		}
+	if block := readmeBlock(t, 1); !strings.Contains(string(source), block) {
+		t.Errorf("not in the example:\n%s", block)
 	}
 }

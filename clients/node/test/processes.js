@@ -92,14 +92,14 @@ export async function start(test, command, arguments_, isReady, environment = {}
   return { found: await Promise.race([ready, late]), child, stop };
 }
 
-/** A server that is ready, with the rules above; `address` is that of its gRPC listener. */
-export async function startTollgate(test, { listen = `${LOOPBACK}:0`, flags = [] } = {}) {
+/** A server that is ready, by default with the rules above; `address` is that of its gRPC listener. */
+export async function startTollgate(test, { listen = `${LOOPBACK}:0`, flags = [], rules = RULES } = {}) {
   const program = process.env.TOLLGATE;
   assert.ok(program, "TOLLGATE is the path of the server's program; it is not set");
-  const rules = join(directory(test), "rules.yaml");
-  writeFileSync(rules, RULES);
+  const file = join(directory(test), "rules.yaml");
+  writeFileSync(file, rules);
   const any = `${LOOPBACK}:0`;
-  const command = ["serve", "--rules", rules, "--grpc-listen", listen, "--http-listen", any, "--admin-listen", any];
+  const command = ["serve", "--rules", file, "--grpc-listen", listen, "--http-listen", any, "--admin-listen", any];
   command.push("--metrics-listen", any, "--log-format", "json", "--drain-delay", "0s", ...flags);
   const addresses = {};
   const { child, stop } = await start(test, program, command, (line) => {
