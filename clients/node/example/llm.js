@@ -10,7 +10,7 @@ const { values } = parseArgs({
   options: {
     limiter: { type: "string", default: "127.0.0.1:8081" },
     "timeout-ms": { type: "string", default: "1000" },
-    port: { type: "string", default: "8080" },
+    port: { type: "string", default: "8000" },
   },
 });
 // Tokens cost money.

@@ -1,3 +1,5 @@
+//! Charges one hit to an address, and prints the decision.
+
 use tollgate_client::{Client, Descriptor, Options, Request};
 
 #[tokio::main]
