@@ -44,17 +44,17 @@ descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 
 ";
     let tollgate = Server::start(rules).await;
     let mut refused = String::new();
-    // Its deadline of 100 ms may be too short for a busy machine, so that the default decides.
+    // Its deadline may be too short for a busy machine, so that the default decides.
     eventually("it is refused", async || {
         let cargo = std::env::var("CARGO").expect("cargo runs the tests");
         let command = ["run", "--quiet", "--locked", "--example", "check", "--", &tollgate.target()];
         let done = Command::new(cargo).args(command).output().await.unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         refused = String::from_utf8(done.stdout).unwrap();
-        !refused.starts_with("allowed: true")
+        !refused.contains("allowed: true")
     })
     .await;
-    assert!(refused.starts_with("allowed: false, refused for Some("), "{refused}");
+    assert!(refused.starts_with("Server, allowed: false, refused for Some("), "{refused}");
 }
 
 #[test]

@@ -49,17 +49,17 @@ class ReadmeTest {
               .replace("builder()", "builder().timeout(java.time.Duration.ofSeconds(20))");
       Path source = Files.writeString(folder.resolve("Ask.java"), patient);
 
-      assertEquals("allowed: true, refused for PT0S", run(source));
+      assertEquals("allowed: true, refused for PT0S\nno answer: null", run(source));
       String refused = run(source);
 
-      assertTrue(refused.matches("allowed: false, refused for PT\\d+M.*"), refused);
+      assertTrue(refused.matches("allowed: false, refused for PT\\d+M.*\nno answer: null"), refused);
     }
   }
 
   private static String run(Path source) throws Exception {
     String java = ProcessHandle.current().info().command().orElseThrow();
     List<String> command = List.of(java, "-cp", System.getProperty("java.class.path"), source.toString());
-    Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
+    Process process = new ProcessBuilder(command).redirectError(ProcessBuilder.Redirect.INHERIT).start();
     try (BufferedReader output = process.inputReader()) {
       return String.join("\n", output.lines().toList());
     }
