@@ -12,7 +12,8 @@ const MINUTE = 60_000;
 async function connect(t, options = {}) {
   const stats = new Stats();
   const server = await startTollgate(t);
-  return { server, stats, client: await connectedClient(t, server.address, { ...PATIENT, metrics: stats, ...options }) };
+  const client = await connectedClient(t, server.address, { ...PATIENT, metrics: stats, ...options });
+  return { server, stats, client };
 }
 
 function slicesOf(test, client, options) {
