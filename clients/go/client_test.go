@@ -25,6 +25,8 @@ descriptors:
     rate_limit: {name: of-user, unit: hour, requests_per_unit: 3, algorithm: sliding_log}
   - key: group
     rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_log}
+  - key: second
+    rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
   - key: turn
     rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
 `

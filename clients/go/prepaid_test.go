@@ -135,6 +135,20 @@ func TestSlice_ThatIsNotUsed_IsGivenBack(t *testing.T) {
 	})
 }
 
+func TestSlice_OfAWindow_EndsWithIt(t *testing.T) {
+	server := servertest.Start(t, rules)
+	client := newClient(t, server.Address, tollgate.Options{})
+	slices := newSlices(t, client, tollgate.SliceOptions{Hits: 500_000, TTL: time.Hour})
+	second := request("second", "any")
+	untilPrepaid(t, slices, second)
+	server.Kill()
+
+	servertest.Eventually(t, "the slice cannot be spent any more", func() bool {
+		decision, err := slices.Check(t.Context(), second)
+		return err == nil && decision.NoAnswer != nil
+	})
+}
+
 func TestSlice_LargerThanTheLimit_IsLeftOut(t *testing.T) {
 	counted := &counts{}
 	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{Metrics: counted})

@@ -1,18 +1,16 @@
-"""Builds the example clients and the client packages, each in a copy of its directory."""
+"""Builds the client packages, each in a copy of its directory, and runs their tools."""
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
+import sys
 
-from processes import LOOPBACK, ROOT
+from processes import ROOT
 
-EXAMPLES = ROOT / "examples"
 PACKAGES = ROOT / "clients"
 PROTO = ROOT / "proto"
 BUILDS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "clients"
@@ -21,22 +19,9 @@ RUN_TIMEOUT = 30.0
 # Tools of each language, besides Python, which runs the tests.
 TOOLS = {"go": ["go"], "java": ["java", "javac", "mvn"], "node": ["node", "npm"], "python": [], "rust": ["cargo"]}
 # Build artefacts in the source tree.
-LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv", "envoy"], "rust": ["target"]}
+LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv"], "rust": ["target"]}
 # Variables of the caller's shell that would redirect the build.
 UNSET = ("CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "CARGO_BUILD_TARGET_DIR", "VIRTUAL_ENV", "PYTHONPATH", "GOFLAGS")
-
-
-@dataclasses.dataclass(frozen=True)
-class Client:
-    """A built client: its directory and the command that starts it."""
-
-    folder: pathlib.Path
-    command: list
-
-    def run(self, to, *arguments, timeout_ms=10_000):
-        """Sends a call; the deadline is long, so that a busy machine does not look like an outage."""
-        command = [*self.command, "--to", to, "--timeout", str(timeout_ms), *arguments]
-        return run(command, self.folder, RUN_TIMEOUT)
 
 
 def missing(language):
@@ -44,17 +29,10 @@ def missing(language):
     return [tool for tool in TOOLS[language] if shutil.which(tool) is None]
 
 
-def build(language):
-    """Builds the example client with the commands of its README."""
-    setup, command = readme_blocks(EXAMPLES / language / "README.md")
-    folder = install(EXAMPLES / language, BUILDS / language, setup)
-    return Client(folder, shlex.split(command.split(" --to ")[0]))
-
-
-def install(source, home, setup):
-    """Runs the commands of `setup` in a copy of `source` below `home`, beside a copy of proto/ as in the repository.
-    Reuses the copy of an earlier run with the same files."""
-    language = source.name
+def install(language, setup):
+    """Runs the commands of `setup` in a copy of a package, beside a copy of proto/ as in the repository. Returns the
+    copy. Reuses that of an earlier run with the same files."""
+    source, home = PACKAGES / language, BUILDS / "packages" / language
     folder = home / source.relative_to(ROOT)
     marker, built_from = home / "made-from", fingerprint(source, setup)
     if not marker.exists() or marker.read_text() != built_from:
@@ -67,9 +45,6 @@ def install(source, home, setup):
             # Without file times, so that copied files are newer than built ones.
             shutil.copytree(source, folder, ignore=leftovers, copy_function=shutil.copy)
             shutil.copytree(PROTO, home / "proto", copy_function=shutil.copy)
-        if source == EXAMPLES / "rust":
-            # The same versions as the service, which are already downloaded. A package has versions of its own.
-            shutil.copy(ROOT / "Cargo.lock", folder)
         done = run(["bash", "-euo", "pipefail", "-c", setup], folder, BUILD_TIMEOUT)
         assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"
         marker.write_text(built_from)
@@ -88,19 +63,11 @@ def preserved(folder):
         preserved_copy.rename(folder)
 
 
-def grpcurl(to):
-    """Runs the grpcurl command of README.md against `to`."""
-    page = (ROOT / "README.md").read_text()
-    command = next(block for block in blocks(page, "sh") if "grpcurl" in block)
-    assert f"{LOOPBACK}:8081" in command
-    return run(["bash", "-c", command.replace(f"{LOOPBACK}:8081", to)], ROOT, BUILD_TIMEOUT)
-
-
 def generate_go(folder, target):
-    """Generates `gen/` of a client in Go into `target`, with the compiler of the Python example."""
+    """Generates `gen/` of the package in Go into `target`, with the compiler of the tests' environment."""
     # The options that buf would pass to the plugins.
     options = ",".join(re.findall(r"^ +- (paths=\S+|M\S+)$", (folder / "buf.gen.yaml").read_text(), re.MULTILINE))
-    command = [build("python").folder / ".venv/bin/python", "-m", "grpc_tools.protoc", f"--proto_path={PROTO}"]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={PROTO}"]
     for name in ("go", "go-grpc"):
         plugin = run(["go", "tool", "-n", f"protoc-gen-{name}"], folder, BUILD_TIMEOUT)
         assert plugin.returncode == 0, plugin.stderr
@@ -112,20 +79,14 @@ def generate_go(folder, target):
     assert done.returncode == 0, done.stderr
 
 
-def readme_blocks(path):
-    """The setup commands of a client, and the command that runs it."""
-    setup, command = blocks(path.read_text(), "sh")
-    return setup, command
-
-
 def blocks(text, kind):
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def fingerprint(source, setup):
-    """A hash of all that the client is built from."""
+    """A hash of all that the package is built from."""
     language = source.name
-    files = [__file__, ROOT / "Cargo.lock"] if language == "rust" else [__file__]
+    files = [__file__]
     for folder in (source, PROTO):
         inside = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
         leftovers = {"__pycache__", *LEFTOVERS.get(language, [])}

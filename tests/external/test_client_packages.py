@@ -1,6 +1,7 @@
 """The client packages of clients/, each by its own tests against the real service."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_client_package_passes_its_tests_against_server(language):
     if missing:
         pytest.skip(f"the client package in {language}: not installed: {', '.join(missing)}")
     package = PACKAGES[language]
-    folder = clients.install(clients.PACKAGES / language, clients.BUILDS / "packages" / language, package.setup)
+    folder = clients.install(language, package.setup)
 
     tests = ["bash", "-euo", "pipefail", "-c", package.tests]
     done = clients.run(tests, folder, TESTS_TIMEOUT, TOLLGATE=str(TOLLGATE.resolve()))
@@ -51,3 +52,18 @@ def test_every_client_package_has_tests_and_a_row():
 
     assert folders == set(PACKAGES)
     assert [language for language in sorted(folders) if f"]({language}/README.md)" not in page] == []
+
+
+def test_generated_go_code_matches_proto_files(tmp_path):
+    if clients.missing("go"):
+        pytest.skip("the generated Go code: go is not installed")
+    folder = clients.PACKAGES / "go"
+    clients.generate_go(folder, tmp_path)
+
+    there = folder / "gen"
+    names = [path.relative_to(tmp_path) for path in sorted(tmp_path.rglob("*.go"))]
+    assert names == [path.relative_to(there) for path in sorted(there.rglob("*.go"))]
+    for name in names:
+        # The header names the version of protoc, which may differ.
+        made, kept = (re.sub(r"(?m)^// .*protoc .*$", "", (at / name).read_text()) for at in (tmp_path, there))
+        assert made == kept, f"{name}: run `go generate` in {folder}"

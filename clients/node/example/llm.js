@@ -7,9 +7,14 @@ import { parseArgs } from "node:util";
 import { Client } from "tollgate";
 
 const { values } = parseArgs({
-  options: { limiter: { type: "string", default: "127.0.0.1:8081" }, port: { type: "string", default: "8080" } },
+  options: {
+    limiter: { type: "string", default: "127.0.0.1:8081" },
+    "timeout-ms": { type: "string", default: "1000" },
+    port: { type: "string", default: "8000" },
+  },
 });
-const client = new Client(values.limiter, { timeoutMs: 1_000, onNoAnswer: "deny" });
+// Tokens cost money.
+const client = new Client(values.limiter, { timeoutMs: Number(values["timeout-ms"]), onNoAnswer: "deny" });
 
 async function* model(maxTokens) {
   for (let token = 0; token < maxTokens; token++) {
@@ -18,13 +23,13 @@ async function* model(maxTokens) {
   }
 }
 
-async function settle(reservation, sent) {
-  // A repeated settlement answers as the first one.
+// A repeated call answers as the first one.
+async function repeated(end) {
   for (let attempt = 1; attempt <= 3; attempt++) {
     try {
-      return await client.settle(reservation, sent);
+      return await end();
     } catch (error) {
-      console.error(`settlement, attempt ${attempt}: ${error.message}`);
+      console.error(`end of a reservation, attempt ${attempt}: ${error.message}`);
     }
   }
 }
@@ -34,7 +39,11 @@ async function chat(request, response) {
   const descriptors = [{ entries: [["tokens", request.headers.user ?? ""]] }];
   // Stays charged if this program ends before the settlement.
   const reservation = await client.reserve("shop", descriptors, maxTokens, { ttlMs: 300_000, onExpiry: "charge" });
-  if (!reservation.decision.allowed) return response.writeHead(429).end();
+  if (!reservation.decision.allowed) {
+    // Holds tokens only if the answer was lost, and the default has decided.
+    await repeated(() => client.cancel(reservation));
+    return response.writeHead(429).end();
+  }
   let sent = 0;
   try {
     for await (const token of model(maxTokens)) {
@@ -44,7 +53,7 @@ async function chat(request, response) {
       sent++;
     }
   } finally {
-    await settle(reservation, sent);
+    await repeated(() => client.settle(reservation, sent));
     response.end();
   }
 }

@@ -16,6 +16,7 @@ import { DenyCache } from "./deny_cache.js";
 import { NoAnswerError } from "./errors.js";
 import { Lane } from "./lane.js";
 import type { Metrics } from "./metrics.js";
+import { numberOption } from "./options.js";
 import { type Descriptor, type Request, requestWithHits, requestWithoutHits, requireActual } from "./request.js";
 import type { HoldTerms, Reservation, Settlement } from "./reservation.js";
 
@@ -45,6 +46,8 @@ export interface ClientOptions {
 
 /** A client of the servers of one name. Create one for the whole process. */
 export class Client {
+  /** What is called for each check and each batch. */
+  readonly metrics: Metrics | undefined;
   readonly #connection: Connection;
   readonly #checks: Lane;
   readonly #peeks: Lane;
@@ -52,14 +55,13 @@ export class Client {
   readonly #denyCache: DenyCache;
   readonly #timeoutMs: number;
   readonly #allowsByDefault: boolean;
-  readonly #metrics: Metrics | undefined;
 
   /**
    * Connects in the background, so a service can start while the server is down. `target` is a gRPC name: `host:port`,
    * `dns:///host:port`, `ipv4:address:port,address:port` or `unix:path`.
    */
   constructor(target: string, options: ClientOptions = {}) {
-    const number = (name: NumberOption) => numberOption(name, options[name]);
+    const number = (name: keyof typeof NUMBER_OPTIONS) => numberOption(name, options[name], NUMBER_OPTIONS[name]);
     const { onNoAnswer = "allow", metrics } = options;
     if (!["allow", "deny"].includes(onNoAnswer)) throw new RangeError("onNoAnswer: not `allow` or `deny`");
     const bounds = {
@@ -71,7 +73,7 @@ export class Client {
     this.#denyCache = new DenyCache(number("denyCacheKeys"), number("denyCacheMaxMs"));
     this.#timeoutMs = bounds.timeoutMs;
     this.#allowsByDefault = onNoAnswer === "allow";
-    this.#metrics = metrics;
+    this.metrics = metrics;
     this.#connection = new Connection(target, options.tls);
     const lane = (method: Method, onBatch: (size: number) => void) =>
       new Lane((requests, timeoutMs) => this.#connection.call(method, requests, timeoutMs), bounds, onBatch);
@@ -91,7 +93,7 @@ export class Client {
     const decision = this.#denyCache.lookup(request, begin) ?? (await this.#decide(this.#checks, request));
     // `begin` is before the decision of the server, so the refusal here does not last longer than that of the server.
     if (!decision.allowed && decision.source === "server") this.#denyCache.insert(request, decision, begin);
-    this.#metrics?.checked(decision, performance.now() - begin);
+    this.metrics?.checked(decision, performance.now() - begin);
     return decision;
   }
 
@@ -199,13 +201,3 @@ const NUMBER_OPTIONS = {
   denyCacheKeys: { min: 0, max: 1_000_000, usual: 10_000 },
   denyCacheMaxMs: { min: 0, max: 86_400_000, usual: 1_000 },
 };
-
-type NumberOption = keyof typeof NUMBER_OPTIONS;
-
-function numberOption(name: NumberOption, given: number | undefined): number {
-  const { min, max, usual } = NUMBER_OPTIONS[name];
-  const value = given ?? usual;
-  if (!Number.isInteger(value) || value < min || value > max)
-    throw new RangeError(`${name}: not a whole number from ${min} to ${max}`);
-  return value;
-}

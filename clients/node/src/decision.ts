@@ -23,10 +23,10 @@ export interface LimitStatus {
 }
 
 /**
- * What made a decision: the server; the deny cache, because the server refused the same request before; or the option
- * `onNoAnswer`, because the server gave no answer.
+ * What made a decision: the server; the deny cache, because the server refused the same request before; a prepaid
+ * slice; or the option `onNoAnswer`, because the server gave no answer.
  */
-export type Source = "server" | "deny_cache" | "default";
+export type Source = "server" | "deny_cache" | "prepaid" | "default";
 
 /** The decision on a request. Times are in milliseconds, with fractions. */
 export interface Decision {
@@ -48,6 +48,21 @@ export interface Decision {
 export function defaultDecision(allowed: boolean, noAnswer: NoAnswerError): Decision {
   const unknown = { delayMs: 0, retryAfterMs: undefined, limits: [], degraded: false };
   return { allowed, source: "default", ...unknown, noAnswer };
+}
+
+/** The decision as it reads when this time has passed. */
+export function after(decision: Decision, elapsedMs: number): Decision {
+  const left = (ms: number) => Math.max(0, ms - elapsedMs);
+  const leftOf = (ms: number | undefined) => (ms === undefined ? undefined : left(ms));
+  return {
+    ...decision,
+    retryAfterMs: leftOf(decision.retryAfterMs),
+    limits: decision.limits.map((limit) => ({
+      ...limit,
+      resetAfterMs: left(limit.resetAfterMs),
+      retryAfterMs: leftOf(limit.retryAfterMs),
+    })),
+  };
 }
 
 /**

@@ -1,10 +1,10 @@
 // Requests that the server refused, refused here until they would pass.
 
-import type { Decision } from "./decision.js";
+import { type Decision, after } from "./decision.js";
 import type { Request } from "./request.js";
 
-// A longer key is not stored, so that the size of the cache is bounded by its number of keys.
-const KEY_LENGTH_MAX = 4_096;
+/** A longer key is not stored, so that the size of a cache is bounded by its number of keys. */
+export const KEY_LENGTH_MAX = 4_096;
 
 interface Denial {
   readonly hits: number;
@@ -43,7 +43,7 @@ export class DenyCache {
     }
     // Fewer hits may pass earlier.
     if (request.hits < denial.hits || termsOf(request) !== denial.terms) return undefined;
-    return later(denial.decision, now - denial.since);
+    return { ...after(denial.decision, now - denial.since), source: "deny_cache" };
   }
 
   /** Stores a refusal of a request that was made at the instant `since`. */
@@ -71,19 +71,4 @@ function keyOf({ domain, descriptors }: Request): string {
 
 function termsOf({ descriptors }: Request): string {
   return JSON.stringify(descriptors.map(({ limit, hits }) => [limit?.requestsPerUnit, limit?.unit, hits]));
-}
-
-function later(decision: Decision, elapsedMs: number): Decision {
-  const left = (ms: number) => Math.max(0, ms - elapsedMs);
-  const leftOf = (ms: number | undefined) => (ms === undefined ? undefined : left(ms));
-  return {
-    ...decision,
-    source: "deny_cache",
-    retryAfterMs: leftOf(decision.retryAfterMs),
-    limits: decision.limits.map((limit) => ({
-      ...limit,
-      resetAfterMs: left(limit.resetAfterMs),
-      retryAfterMs: leftOf(limit.retryAfterMs),
-    })),
-  };
 }

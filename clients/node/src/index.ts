@@ -5,5 +5,6 @@ export type { TlsOptions } from "./connection.js";
 export { type Decision, type LimitStatus, type Source, tightest } from "./decision.js";
 export { InvalidRequestError, NoAnswerError } from "./errors.js";
 export { type Metrics, Stats } from "./metrics.js";
+export { PrepaidSlices, type SliceOptions } from "./prepaid.js";
 export type { Descriptor, Limit, Request, Unit } from "./request.js";
 export type { HoldTerms, Outcome, Reservation, SettledLimit, Settlement } from "./reservation.js";

@@ -15,6 +15,8 @@ export class Stats implements Metrics {
   checks = 0;
   allowed = 0;
   denied = 0;
+  /** Of `allowed`: by prepaid slices. */
+  prepaid = 0;
   /** Of `denied`: by the deny cache. */
   deniedLocally = 0;
   /** Of `allowed` and `denied`: by default, for each reason. */
@@ -30,6 +32,7 @@ export class Stats implements Metrics {
     this.checks += 1;
     if (allowed) this.allowed += 1;
     else this.denied += 1;
+    if (source === "prepaid") this.prepaid += 1;
     if (source === "deny_cache") this.deniedLocally += 1;
     if (noAnswer) this.defaults.set(noAnswer.code, (this.defaults.get(noAnswer.code) ?? 0) + 1);
     this.latencyMsSum += latencyMs;

@@ -54,7 +54,8 @@ export interface Settlement {
   readonly unknown: boolean;
 }
 
-const TTL_MAX_MS = 86_400_000;
+/** The longest time for which the server holds hits. */
+export const TTL_MAX_MS = 86_400_000;
 
 /** The terms with their defaults. */
 export function termsOf({ ttlMs = 60_000, onExpiry = "release" }: HoldTerms) {

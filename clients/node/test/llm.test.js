@@ -2,20 +2,22 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { connectedClient, eventually, PATIENT, start, startTollgate } from "./processes.js";
+import { connectedClient, eventually, PATIENT, relay, start, startTollgate } from "./processes.js";
 
 const PROGRAM = fileURLToPath(new URL("../example/llm.js", import.meta.url));
 
 async function startExample(t) {
   const { address } = await startTollgate(t);
   const client = await connectedClient(t, address, PATIENT);
-  const arguments_ = [PROGRAM, "--limiter", address, "--port", "0"];
+  const { address: limiter, loseAnswers } = await relay(t, address);
+  // Long enough for a busy machine to reserve, and to cancel.
+  const arguments_ = [PROGRAM, "--limiter", limiter, "--timeout-ms", "2000", "--port", "0"];
   const { found } = await start(t, process.execPath, arguments_, (line) => line.match(/^listening on (.*)$/)?.[1]);
   const ask = (maxTokens, options = {}) =>
     fetch(`http://${found}/?max_tokens=${maxTokens}`, { headers: { user: "ada" }, ...options });
   const remaining = async () =>
     (await client.peek("shop", [{ entries: [["tokens", "ada"]] }])).limits[0].remaining;
-  return { ask, remaining };
+  return { ask, remaining, loseAnswers };
 }
 
 test("llm_example_charges_the_tokens_that_were_sent", async (t) => {
@@ -41,4 +43,17 @@ test("llm_example_gives_tokens_back_if_the_caller_goes_away", async (t) => {
 
   const left = await eventually("the reservation is settled", remaining);
   assert.ok(left < 1_000, left);
+});
+
+test("llm_example_cancels_reservation_whose_answer_is_lost", async (t) => {
+  const { ask, remaining, loseAnswers } = await startExample(t);
+  await (await ask(1)).text();
+  assert.equal(await remaining(), 999);
+  loseAnswers();
+
+  const answer = ask(600);
+  await eventually("tokens are held", async () => (await remaining()) === 399);
+
+  await eventually("they are given back", async () => (await remaining()) === 999);
+  assert.equal((await answer).status, 429);
 });

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 
 import { eventually, start, startTollgate } from "./processes.js";
 
@@ -16,11 +18,31 @@ test("messages_of_package_equal_those_of_the_service", () => {
     assert.equal(text(`proto/${name}`), text(`../../proto/${name}`), `${name}: run \`npm run proto\``);
 });
 
-test("readme_lines_are_lines_of_the_example", () => {
-  const [, first] = /^```js\n(.*?)^```$/ms.exec(text("README.md"));
-  const lines = new Set(text("example/server.js").split("\n"));
+const ADDRESSES = `
+domain: edge
+descriptors: [{key: remote_address, rate_limit: {unit: year, requests_per_unit: 2, algorithm: fixed_window}}]
+`;
+const [FIRST_PROGRAM, MIDDLEWARE] = [...text("README.md").matchAll(/^```js\n(.*?)^```$/gms)].map(([, block]) => block);
 
-  assert.deepEqual(first.split("\n").filter((line) => !lines.has(line)), []);
+test("first_program_of_readme_prints_the_decision", async (t) => {
+  const { address } = await startTollgate(t, { rules: ADDRESSES });
+  const client = 'new Client("127.0.0.1:8081", { timeoutMs: 1_000,';
+  assert.ok(FIRST_PROGRAM.includes(client));
+  // With a timeout that suits a busy machine.
+  const program = FIRST_PROGRAM.replace(client, `new Client("${address}", { timeoutMs: 20_000,`);
+  const directory = fileURLToPath(new URL("..", import.meta.url));
+  const run = promisify(execFile);
+  const printed = async () => {
+    const done = await run(process.execPath, ["--input-type=module", "--eval", program], { cwd: directory });
+    return done.stdout;
+  };
+
+  assert.deepEqual([await printed(), await printed()], ["server allowed\n", "server allowed\n"]);
+  assert.match(await printed(), /^server refused for [\d.]+ ms\n$/);
+});
+
+test("readme_lines_of_middleware_are_lines_of_the_example", () => {
+  assert.ok(text("example/server.js").includes(MIDDLEWARE));
 });
 
 test("readme_names_every_option_with_its_default", async () => {

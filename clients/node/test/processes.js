@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:net";
+import { createConnection, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
@@ -28,6 +28,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 3, algorithm: token_bucket}
   - key: tokens
     rate_limit: {name: of-tokens, unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
+  - key: second
+    rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
   - key: turn
     rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
 `;
@@ -90,14 +92,14 @@ export async function start(test, command, arguments_, isReady, environment = {}
   return { found: await Promise.race([ready, late]), child, stop };
 }
 
-/** A server that is ready, with the rules above; `address` is that of its gRPC listener. */
-export async function startTollgate(test, { listen = `${LOOPBACK}:0`, flags = [] } = {}) {
+/** A server that is ready, by default with the rules above; `address` is that of its gRPC listener. */
+export async function startTollgate(test, { listen = `${LOOPBACK}:0`, flags = [], rules = RULES } = {}) {
   const program = process.env.TOLLGATE;
   assert.ok(program, "TOLLGATE is the path of the server's program; it is not set");
-  const rules = join(directory(test), "rules.yaml");
-  writeFileSync(rules, RULES);
+  const file = join(directory(test), "rules.yaml");
+  writeFileSync(file, rules);
   const any = `${LOOPBACK}:0`;
-  const command = ["serve", "--rules", rules, "--grpc-listen", listen, "--http-listen", any, "--admin-listen", any];
+  const command = ["serve", "--rules", file, "--grpc-listen", listen, "--http-listen", any, "--admin-listen", any];
   command.push("--metrics-listen", any, "--log-format", "json", "--drain-delay", "0s", ...flags);
   const addresses = {};
   const { child, stop } = await start(test, program, command, (line) => {
@@ -134,6 +136,30 @@ export async function silentServer(test) {
     server.close();
   });
   return { address: `${LOOPBACK}:${server.address().port}`, sockets };
+}
+
+/** Forwards connections to a server, and its answers until `loseAnswers()`: then no client learns of them. */
+export async function relay(test, target) {
+  const sockets = new Set();
+  const [host, port] = target.split(":");
+  let isLossy = false;
+  const listener = createServer((client) => {
+    const server = createConnection(Number(port), host);
+    for (const socket of [client, server]) sockets.add(socket.on("error", () => {}));
+    client.pipe(server);
+    server.on("data", (data) => isLossy || client.write(data));
+    server.on("end", () => client.end());
+  });
+  listener.listen(0, LOOPBACK);
+  await once(listener, "listening");
+  test.after(() => {
+    for (const socket of sockets) socket.destroy();
+    listener.close();
+  });
+  const loseAnswers = () => {
+    isLossy = true;
+  };
+  return { address: `${LOOPBACK}:${listener.address().port}`, loseAnswers };
 }
 
 /** The address of a port on which no process listens. */

@@ -2,7 +2,15 @@
 
 import express from "express";
 import Fastify from "fastify";
-import { Client, type Decision, InvalidRequestError, type Settlement, Stats, tightest } from "tollgate";
+import {
+  Client,
+  type Decision,
+  InvalidRequestError,
+  PrepaidSlices,
+  type Settlement,
+  Stats,
+  tightest,
+} from "tollgate";
 import { rateLimit as expressRateLimit } from "tollgate/express";
 import { rateLimit as fastifyRateLimit } from "tollgate/fastify";
 
@@ -38,6 +46,12 @@ const settlement: Settlement = reservation.decision.allowed
   : await client.cancel(reservation);
 if (settlement.limits[0]?.outcome === "released") console.log(settlement.limits[0].notCharged);
 
+const slices = new PrepaidSlices(client, { hits: 1_000 });
+const prepaid: Decision = await slices.check("shop", [{ entries: [["user", "ada"]] }]);
+if (prepaid.source === "prepaid") await slices.close();
+
+// @ts-expect-error: not a slice
+new PrepaidSlices(client, { hits: "many" });
 // @ts-expect-error: not what happens at the expiry
 await client.reserve("shop", [], 1, { onExpiry: "shrug" });
 // @ts-expect-error: not a decision

@@ -67,6 +67,11 @@ async def chat(request):
         "models", descriptors, int(tokens_max), ttl=RESERVATION_SECONDS, on_expiry=OnExpiry.CHARGE
     )
     if not reservation.decision.allowed:
+        try:
+            # Holds hits only if the answer was lost, and the default has decided.
+            await client.cancel(reservation)
+        except NoAnswer as error:
+            logging.warning("the reservation may stay charged: %s", error)
         wait = reservation.decision.retry_after
         # Rounded up: a caller that waits for it is not refused for waiting too short.
         return Response(status_code=429, headers={} if wait is None else {"retry-after": str(math.ceil(wait))})

@@ -90,6 +90,47 @@ class Server:
         return found if {"grpc", "http"} <= found.keys() else None
 
 
+class Relay:
+    """Forwards connections to a server, and its answers until they are lost."""
+
+    def __init__(self, target):
+        self._target = target
+        self._loses_answers = False
+        self._forwarding = set()
+        self.address = None
+
+    def lose_answers(self):
+        """From now on the server reads what clients send, and no client learns of its answers."""
+        self._loses_answers = True
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        listener = await asyncio.start_server(self._forward, LOOPBACK, 0)
+        self.address = "{}:{}".format(*listener.sockets[0].getsockname())
+        try:
+            yield self
+        finally:
+            listener.close()
+            for task in self._forwarding:
+                task.cancel()
+
+    async def _forward(self, reader, writer):
+        self._forwarding.add(asyncio.current_task())
+        server_reader, server_writer = await asyncio.open_connection(*self._target.split(":"))
+        with contextlib.closing(writer), contextlib.closing(server_writer):
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await asyncio.gather(
+                    self._copy(reader, server_writer, lambda: False),
+                    self._copy(server_reader, writer, lambda: self._loses_answers),
+                )
+
+    async def _copy(self, reader, writer, is_lost):
+        while data := await reader.read(65_536):
+            if not is_lost():
+                writer.write(data)
+                await writer.drain()
+
+
 def _is_ready(address):
     connection = http.client.HTTPConnection(address, timeout=WAIT)
     try:

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 import web
-from server import LOOPBACK, eventually
+from server import LOOPBACK, Relay, eventually
 from tollgate_client import Descriptor, Source
 
 # By the hour, so that nothing comes back during the test.
@@ -30,9 +30,9 @@ async def server(start_server):
 async def start_example(server, serve, monkeypatch):
     """Starts the example with a model of this pace, and returns its port."""
 
-    async def start(pace, server=server):
+    async def start(pace, server=server, timeout="10"):
         monkeypatch.setenv("TOLLGATE_TARGET", server.address)
-        monkeypatch.setenv("TOLLGATE_TIMEOUT", "10")
+        monkeypatch.setenv("TOLLGATE_TIMEOUT", timeout)
         monkeypatch.setenv("MODEL_PACE", str(pace))
         return await serve(web.load_example("llm").app)
 
@@ -110,6 +110,21 @@ async def test_call_without_server_is_refused(start_example, server):
     server.stop()
 
     assert (await web.get(port, "/chat", x_user="ann"))[0] == 429
+
+
+async def test_reservation_whose_answer_is_lost_is_canceled(start_example, server, client):
+    async with Relay(server.address).running() as relay:
+        # Long enough for a busy machine to reserve, and to cancel.
+        port = await start_example(pace=0, server=relay, timeout="3")
+        assert (await web.get(port, "/chat?max_tokens=1", x_user="ann"))[0] == 200
+        await eventually_remain(client, "tokens", 999)
+        relay.lose_answers()
+
+        answer = asyncio.create_task(web.get(port, "/chat?max_tokens=600", x_user="ann"))
+        await eventually_remain(client, "tokens", 399)
+
+        await eventually_remain(client, "tokens", 999)
+        assert (await answer)[0] == 429
 
 
 async def test_rules_of_example_limit_tokens(start_server, start_example):

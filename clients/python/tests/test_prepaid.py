@@ -12,6 +12,8 @@ domain: edge
 descriptors:
   - key: group
     rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_log}
+  - key: second
+    rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
 """
 RED = [Descriptor([("group", "red")])]
 BLUE = [Descriptor([("group", "blue")])]
@@ -115,6 +117,18 @@ async def test_slice_at_its_end_gives_the_rest_back(client):
             return await remaining(client, RED) == 100 - passed
 
         await eventually("the rest is given back", given_back)
+
+
+async def test_slice_ends_with_the_window_of_its_limit(server, client):
+    second = [Descriptor([("second", "any")])]
+    async with PrepaidSlices(client, hits=500_000, ttl=3_600, keys_max=10) as slices:
+        await check_until_prepaid(slices, second)
+        server.stop()
+
+        async def asks_the_server():
+            return (await slices.check("edge", second)).source is Source.DEFAULT
+
+        await eventually("the slice cannot be spent any more", asks_the_server)
 
 
 async def test_half_spent_slice_is_renewed(client, counts):

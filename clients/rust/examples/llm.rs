@@ -73,6 +73,10 @@ async fn generate(State((client, model)): State<(Client, Model)>, headers: Heade
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
     if !reservation.decision.allowed {
+        // Holds hits only if the answer was lost, and the default has decided.
+        if let Err(error) = reservation.cancel().await {
+            eprintln!("the reservation may stay charged: {error}");
+        }
         let mut response = StatusCode::TOO_MANY_REQUESTS.into_response();
         if let Some(wait) = reservation.decision.retry_after {
             // Rounded up: a caller that waits for it is not refused for waiting too short.

@@ -3,9 +3,11 @@ package llm;
 import jakarta.servlet.http.HttpServletResponse;
 import java.io.IOException;
 import java.io.OutputStream;
+import java.lang.System.Logger.Level;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Iterator;
+import java.util.Map;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
 import org.springframework.http.ResponseEntity;
@@ -17,6 +19,7 @@ import org.springframework.web.servlet.mvc.method.annotation.StreamingResponseBo
 import tollgate.Decision;
 import tollgate.Descriptor;
 import tollgate.HoldTerms;
+import tollgate.NoAnswerException;
 import tollgate.Request;
 import tollgate.Reservation;
 import tollgate.TollgateClient;
@@ -29,6 +32,7 @@ import tollgate.TollgateClient;
 @RestController
 public class Application {
 
+  private static final System.Logger LOG = System.getLogger(Application.class.getName());
   // Longer than any answer takes. If this process ends, the tokens that it held stay charged.
   private static final HoldTerms TERMS = HoldTerms.chargedAfter(Duration.ofMinutes(5));
 
@@ -39,7 +43,10 @@ public class Application {
   }
 
   public static void main(String[] arguments) {
-    SpringApplication.run(Application.class, arguments);
+    SpringApplication application = new SpringApplication(Application.class);
+    // Tokens cost money.
+    application.setDefaultProperties(Map.of("tollgate.on-no-answer", "deny"));
+    application.run(arguments);
   }
 
   @GetMapping("/chat")
@@ -59,10 +66,20 @@ public class Application {
     decision.limitHeaders().forEach(response::setHeader);
     decision.retryAfterSeconds().ifPresent(wait -> response.setHeader("Retry-After", Long.toString(wait)));
     if (!decision.allowed()) {
+      giveBack(reservation);
       return ResponseEntity.status(429).build();
     }
     Iterator<String> answer = Model.answer(sentences, maxTokens);
     return ResponseEntity.ok(output -> stream(answer, output, reservation));
+  }
+
+  /** Holds hits only if the answer was lost, and the default has decided. */
+  private void giveBack(Reservation reservation) throws InterruptedException {
+    try {
+      tollgate.cancel(reservation);
+    } catch (NoAnswerException error) {
+      LOG.log(Level.WARNING, "the reservation may stay charged", error);
+    }
   }
 
   private void stream(Iterator<String> answer, OutputStream output, Reservation reservation) throws IOException {
@@ -77,7 +94,13 @@ public class Application {
       }
     } finally {
       // One request, and the tokens that the model has made.
-      tollgate.settleAsync(reservation, sent);
+      tollgate
+          .settleAsync(reservation, sent)
+          .exceptionally(
+              error -> {
+                LOG.log(Level.WARNING, "the reservation stays charged as a whole", error);
+                return null;
+              });
     }
   }
 }

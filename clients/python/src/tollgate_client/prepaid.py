@@ -23,8 +23,10 @@ class _Slice:
     """Hits that this process may spend."""
 
     reservation: Reservation
-    # The reservation was sent at this instant, so it expires on the server after its ttl from here or later.
+    # The reservation was sent at this instant, so its times on the server end after theirs from here or later.
     sent: float
+    # Seconds from `sent` for which the hits may be spent.
+    lasts: float
     spent: int = 0
 
 
@@ -45,13 +47,14 @@ class PrepaidSlices:
     is held, and stays charged if this process ends without `close`.
 
     A slice is renewed when half of it or of its time has gone, and is settled at the hits that were spent when it is
-    replaced, when it expires, and on `close`. Without a slice, a check asks the server as `Client.check` does. Hits
-    count at the time at which their slice was reserved. Other clients are refused while a slice holds the last hits.
+    replaced, when it ends, and on `close`. Without a slice, a check asks the server as `Client.check` does. Hits count
+    at the time at which their slice was reserved; a slice never outlasts the window of its limit. Other clients are
+    refused while a slice holds the last hits.
     """
 
     def __init__(self, client: Client, *, hits: int, ttl: float, keys_max: int) -> None:
         """Each slice has so many `hits`, at most what the limit has left, or there is no slice. It may be spent for
-        `ttl` seconds, 1 ms to 24 h. `keys_max` keys have slices. Close it before the client.
+        at most `ttl` seconds, 1 ms to 24 h. `keys_max` keys have slices. Close it before the client.
         """
         if hits < 1 or keys_max < 1:
             raise ValueError("hits and keys_max must be at least 1")
@@ -119,7 +122,7 @@ class PrepaidSlices:
         elapsed = now - source.sent
         left = self._hits - source.spent
         # Other hits are for the client, which knows which of them are valid.
-        if elapsed >= self._ttl or not isinstance(hits, int) or not 1 <= hits <= left:
+        if elapsed >= source.lasts or not isinstance(hits, int) or not 1 <= hits <= left:
             return None
         source.spent += hits
         decision = source.reservation.decision
@@ -131,7 +134,7 @@ class PrepaidSlices:
         )
 
     def _is_running_out(self, current: _Slice, now: float) -> bool:
-        return current.spent >= self._hits - self._hits // 2 or now - current.sent >= self._ttl / 2
+        return current.spent >= self._hits - self._hits // 2 or now - current.sent >= current.lasts / 2
 
     def _renew(self, key: tuple, slot: _Slot, question: Question) -> None:
         slot.renewing = True
@@ -147,7 +150,9 @@ class PrepaidSlices:
             # Invalid to the server, or the client is closed: a check that asks says so.
             self._pause(key, slot)
             return
-        next_slice = _Slice(reservation, sent)
+        # Hits of a window that has ended must not be spent in the next one.
+        lasts = min((limit.reset_after for limit in reservation.decision.limits), default=self._ttl)
+        next_slice = _Slice(reservation, sent, min(lasts, self._ttl))
         if self._closed or not _is_held(reservation):
             self._settle(next_slice)
             self._pause(key, slot)
@@ -155,7 +160,7 @@ class PrepaidSlices:
         self._end(slot)
         slot.renewing = False
         slot.slice = next_slice
-        rest = sent + self._ttl - time.monotonic()
+        rest = sent + next_slice.lasts - time.monotonic()
         slot.expiry = asyncio.get_running_loop().call_later(rest, self._expire, key, slot)
 
     def _pause(self, key: tuple, slot: _Slot) -> None:

@@ -5,14 +5,20 @@ use std::{
     env,
     net::SocketAddr,
     process::Stdio,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
     process::{Child, Command},
     time::{sleep, timeout},
 };
@@ -32,6 +38,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_log}
   - key: many
     rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
+  - key: second
+    rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
   - key: turn
     rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
 ";
@@ -127,6 +135,44 @@ impl Paused {
 impl Drop for Paused {
     fn drop(&mut self) {
         self.signal("CONT");
+    }
+}
+
+/// Forwards connections to a server, and its answers until they are lost. It ends with the runtime of the test.
+pub struct Relay {
+    pub address: SocketAddr,
+    loses_answers: Arc<AtomicBool>,
+}
+
+impl Relay {
+    pub async fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind(FREE).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let loses_answers = Arc::new(AtomicBool::new(false));
+        let lost = loses_answers.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (mut from_client, to_client) = client.into_split();
+                let (from_server, mut to_server) = TcpStream::connect(server).await.unwrap().into_split();
+                tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+                tokio::spawn(forward_until_lost(from_server, to_client, lost.clone()));
+            }
+        });
+        Self { address, loses_answers }
+    }
+
+    /// From now on the server reads what clients send, and no client learns of its answers.
+    pub fn lose_answers(&self) {
+        self.loses_answers.store(true, Ordering::SeqCst);
+    }
+}
+
+async fn forward_until_lost(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, lost: Arc<AtomicBool>) {
+    let mut buffer = vec![0; 1 << 16];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        if !lost.load(Ordering::SeqCst) && to.write_all(&buffer[..length]).await.is_err() {
+            return;
+        }
     }
 }
 

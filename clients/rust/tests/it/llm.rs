@@ -6,9 +6,9 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use tollgate_client::{Client, Descriptor, Request};
+use tollgate_client::{Client, Descriptor, OnNoAnswer, Options, Request};
 
-use crate::harness::{FREE, HOUR, Server, client, eventually, get, options, remaining};
+use crate::harness::{FREE, HOUR, Relay, Server, client, eventually, get, options, remaining};
 
 #[path = "../../examples/llm.rs"]
 #[expect(dead_code, reason = "the program's main")]
@@ -25,11 +25,17 @@ descriptors:
 async fn start(pace: Duration) -> (Server, Client, SocketAddr) {
     let tollgate = Server::start(RULES).await;
     let client = client(tollgate.target(), options());
-    let app = example::app(client.clone(), example::Model { pace });
+    let address = serve(client.clone(), pace).await;
+    (tollgate, client, address)
+}
+
+/// The address of the example with this client.
+async fn serve(client: Client, pace: Duration) -> SocketAddr {
+    let app = example::app(client, example::Model { pace });
     let listener = TcpListener::bind(FREE).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, app).await });
-    (tollgate, client, address)
+    address
 }
 
 fn ann() -> Request {
@@ -60,4 +66,24 @@ async fn tokens_are_charged_if_the_caller_goes_away() {
     drop(stream);
 
     eventually("one token is charged", async || remaining(&client, &ann()).await == 149).await;
+}
+
+#[tokio::test]
+async fn reservation_whose_answer_is_lost_is_canceled() {
+    let tollgate = Server::start(RULES).await;
+    let direct = client(tollgate.target(), options());
+    let relay = Relay::start(tollgate.address).await;
+    // Long enough for a busy machine to reserve, and to cancel.
+    let lossy = Options { timeout: Duration::from_secs(3), on_no_answer: OnNoAnswer::Deny, ..options() };
+    let lossy = client(relay.address.to_string(), lossy);
+    assert!(lossy.check(&ann()).await.unwrap().allowed);
+    let address = serve(lossy, Duration::ZERO).await;
+    relay.lose_answers();
+
+    let answer = tokio::spawn(async move { get(address, "/generate", &[("user", "ann")]).await });
+    eventually("tokens are held", async || remaining(&direct, &ann()).await == 149 - example::TOKENS_MAX)
+        .await;
+
+    eventually("they are given back", async || remaining(&direct, &ann()).await == 149).await;
+    assert_eq!(answer.await.unwrap().status, 429);
 }

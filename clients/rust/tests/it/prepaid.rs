@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tollgate_client::{Outcome, Prepaid, Request, Slices, Source};
 
-use crate::harness::{RULES, Server, client, counted, eventually, options, remaining, request};
+use crate::harness::{HOUR, RULES, Server, client, counted, eventually, options, remaining, request};
 
 const TEN: Slices = Slices { hits: 10, ttl: Duration::from_secs(60), keys_max: 10 };
 
@@ -117,6 +117,21 @@ async fn slice_that_is_not_used_is_given_back() {
     assert!(prepaid.check(&red).await.unwrap().allowed);
     eventually("the slice is held", async || remaining(&client, &red).await == 89).await;
     eventually("the slice is given back", async || remaining(&client, &red).await == 99).await;
+}
+
+#[tokio::test]
+async fn slice_ends_with_the_window_of_its_limit() {
+    let mut server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let slices = Slices { hits: 500_000, ttl: HOUR, ..TEN };
+    let (prepaid, second) = (Prepaid::new(client, slices).unwrap(), request("second", "any"));
+    eventually("a slice is reserved", async || spends_slice(&prepaid, &second).await).await;
+    server.kill().await;
+
+    eventually("the slice cannot be spent any more", async || {
+        matches!(prepaid.check(&second).await.unwrap().source, Source::Default(_))
+    })
+    .await;
 }
 
 #[tokio::test]

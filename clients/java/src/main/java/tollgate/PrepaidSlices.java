@@ -3,6 +3,7 @@ package tollgate;
 import io.grpc.Context;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -12,6 +13,7 @@ import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Stream;
 import tollgate.Codec.CounterKey;
 
 /**
@@ -19,9 +21,9 @@ import tollgate.Codec.CounterKey;
  * than the limit, because the whole part is held, and stays charged if this process ends without {@link #close}.
  *
  * <p>A slice is renewed when half of it or of its time has gone, and is settled at the hits that were spent when it is
- * replaced, when it expires, and on close. Without a slice, a check asks the server as {@link TollgateClient#check}
- * does. Hits count at the time at which their slice was reserved. Other clients are refused while a slice holds the
- * last hits.
+ * replaced, when it ends, and on close. Without a slice, a check asks the server as {@link TollgateClient#check} does.
+ * Hits count at the time at which their slice was reserved; a slice never outlasts the window of its limit. Other
+ * clients are refused while a slice holds the last hits.
  */
 public final class PrepaidSlices implements AutoCloseable {
 
@@ -47,20 +49,28 @@ public final class PrepaidSlices implements AutoCloseable {
   private static final class Slice {
     private final Reservation reservation;
     private final long hits;
-    private final long ttl;
-    // The reservation was sent at this instant, so it expires on the server after `ttl` from here or later.
+    // The reservation was sent at this instant, so its times on the server end after theirs from here or later.
     private final long sent;
+    // Nanoseconds from `sent` for which the hits may be spent.
+    private final long lasts;
     private long spent;
 
     private Slice(Reservation reservation, SliceOptions options, long sent) {
       this.reservation = reservation;
       this.hits = options.hits();
-      this.ttl = options.ttl().toNanos();
       this.sent = sent;
+      this.lasts = lastsOf(reservation.decision(), options.ttl()).toNanos();
+    }
+
+    // Hits of a window that has ended must not be spent in the next one.
+    private static Duration lastsOf(Decision decision, Duration ttl) {
+      return Stream.concat(Stream.of(ttl), decision.limits().stream().map(LimitStatus::resetAfter))
+          .min(Comparator.naturalOrder())
+          .orElseThrow();
     }
 
     private Optional<Decision> spend(long wanted, long now) {
-      if (now - sent >= ttl || wanted > hits - spent) {
+      if (now - sent >= lasts || wanted > hits - spent) {
         return Optional.empty();
       }
       spent += wanted;
@@ -68,7 +78,7 @@ public final class PrepaidSlices implements AutoCloseable {
     }
 
     private boolean isRunningOut(long now) {
-      return spent >= hits - hits / 2 || now - sent >= ttl / 2;
+      return spent >= hits - hits / 2 || now - sent >= lasts / 2;
     }
   }
 
@@ -185,7 +195,8 @@ public final class PrepaidSlices implements AutoCloseable {
         Slice next = unused;
         unused = slot.slice;
         slot.slice = next;
-        after(options.ttl(), () -> expire(key, slot, next));
+        Duration rest = Duration.ofNanos(sent + next.lasts - System.nanoTime());
+        after(rest, () -> expire(key, slot, next));
       } else {
         slot.isPaused = true;
         after(PAUSE, () -> resume(key, slot));

@@ -16,10 +16,14 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.springframework.boot.SpringApplication;
 import org.springframework.context.ConfigurableApplicationContext;
+import tollgate.ClientOptions;
 import tollgate.Descriptor;
+import tollgate.OnNoAnswer;
 import tollgate.Request;
 import tollgate.TollgateClient;
+import tollgate.testing.Losing;
 import tollgate.testing.TollgateServer;
+import tollgate.v1.RateLimiterGrpc;
 
 class ApplicationTest {
 
@@ -41,15 +45,17 @@ class ApplicationTest {
   @BeforeEach
   void start() {
     server = new TollgateServer(RULES);
-    application =
-        new SpringApplication(Application.class)
-            .run(
-                "--server.port=0",
-                "--server.address=127.0.0.1",
-                "--spring.main.banner-mode=off",
-                "--logging.level.root=off",
-                "--tollgate.target=" + server.address(),
-                "--tollgate.timeout=" + PATIENCE);
+    application = run(new SpringApplication(Application.class));
+  }
+
+  private ConfigurableApplicationContext run(SpringApplication example) {
+    return example.run(
+        "--server.port=0",
+        "--server.address=127.0.0.1",
+        "--spring.main.banner-mode=off",
+        "--logging.level.root=off",
+        "--tollgate.target=" + server.address(),
+        "--tollgate.timeout=" + PATIENCE);
   }
 
   @AfterEach
@@ -107,6 +113,26 @@ class ApplicationTest {
 
     eventually("the tokens that were not sent are given back", () -> remaining("tokens") > TOKENS - 6_000_000);
     eventuallyRemain("requests", 1);
+  }
+
+  @Test
+  void reservation_whoseAnswerIsLost_isCanceled() throws Exception {
+    application.close();
+    // The server answers, and the client does not learn of it.
+    Losing losing = new Losing(RateLimiterGrpc.getReserveMethod());
+    ClientOptions.Builder options = ClientOptions.builder().timeout(PATIENCE).onNoAnswer(OnNoAnswer.DENY);
+    options.channel(channel -> channel.intercept(losing));
+    try (TollgateClient client = new TollgateClient(server.address(), options.build())) {
+      SpringApplication example = new SpringApplication(Application.class);
+      example.addInitializers(context -> context.getBeanFactory().registerSingleton("lossy", client));
+      application = run(example);
+
+      assertEquals(429, get("max_tokens=600").statusCode());
+
+      assertEquals(1, losing.lost());
+      eventuallyRemain("tokens", TOKENS);
+      eventuallyRemain("requests", 2);
+    }
   }
 
   @Test

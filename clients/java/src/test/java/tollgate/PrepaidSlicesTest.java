@@ -57,6 +57,14 @@ class PrepaidSlicesTest {
     }
   }
 
+  private static boolean noAnswer(PrepaidSlices slices, Request request) {
+    try {
+      return slices.check(request).noAnswer() != null;
+    } catch (InterruptedException error) {
+      throw new AssertionError(error);
+    }
+  }
+
   private long remaining(Request request) {
     try {
       return client.peek(request).tightest().orElseThrow().remaining();
@@ -154,6 +162,17 @@ class PrepaidSlicesTest {
       int passed = checkUntilPrepaid(slices, RED);
 
       eventually("the rest is given back", () -> remaining(RED) == 100 - passed);
+    }
+  }
+
+  @Test
+  void slice_ofAWindow_endsWithIt() {
+    Request second = Request.of("edge", Descriptor.of("second", "any"));
+    try (PrepaidSlices slices = new PrepaidSlices(client, new SliceOptions(500_000, Duration.ofHours(1), 10))) {
+      checkUntilPrepaid(slices, second);
+      server.close();
+
+      eventually("the slice cannot be spent any more", () -> noAnswer(slices, second));
     }
   }
 
