@@ -115,10 +115,13 @@ impl Server {
             let content_type = head.headers.get(CONTENT_TYPE).cloned();
             return Ok(Answer { content_type, body, connection });
         }
+        // An admin listener has no text for paths that it does not have.
+        let has_text =
+            head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
         let body = to_bytes(body, REFUSAL_BYTES_MAX).await.map_err(|error| self.no_answer(error))?;
         let (text, to) = (first_line(&body), &self.to);
         Err(match head.status {
-            StatusCode::NOT_FOUND if body.is_empty() => {
+            StatusCode::NOT_FOUND if !has_text => {
                 self.no_answer("there is no such page; is this an admin listener?")
             }
             StatusCode::UNAUTHORIZED => format!("{to} requires a token: {text}; set --token-file"),

@@ -165,3 +165,81 @@ fn cluster(view: Option<&Cluster>, store: &Store) -> Figure {
         if view.isolated { Tone::Bad } else { Tone::Neutral },
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cli::top::samples::{cluster, single};
+
+    /// A figure of a server after a change of its sample.
+    fn figure(name: &str, sample: Sample) -> (String, String, Tone) {
+        let mut history = History::default();
+        history.add(sample);
+        let figure = figures(&history).into_iter().find(|figure| figure.name == name).unwrap();
+        (figure.value, figure.note, figure.tone)
+    }
+
+    #[test]
+    fn rules_show_problems_before_warnings() {
+        let of = |change: fn(&mut Value)| figure("Rules", single(change));
+        assert_eq!(of(|_| ()), ("in force".into(), "generation 1: 3 rules in 1 domain".into(), Tone::Good));
+        let (value, note, tone) = of(|sample| {
+            sample["rules"]["problems"] = 1.into();
+            sample["rules"]["overlay_problems"] = 1.into();
+            sample["rules"]["warnings"] = 2.into();
+        });
+        assert_eq!((value.as_str(), tone), ("2 problems", Tone::Bad));
+        assert!(note.contains("stay in force"), "{note}");
+        assert!(of(|sample| sample["rules"]["warnings"] = 2.into()).1.ends_with("; 2 warnings"));
+        assert_eq!(of(|sample| sample["rules"]["generation"] = 0.into()).0, "none");
+    }
+
+    #[test]
+    fn first_certificate_to_end_is_shown() {
+        let of = |change: fn(&mut Value)| figure("Certificates", cluster(change));
+        let (value, note, tone) = of(|_| ());
+        assert_eq!((value.as_str(), tone), ("end in 20 days", Tone::Warning));
+        assert_eq!(note, "the first to end: grpc, 2026-12-13");
+        let (value, note, tone) = of(|sample| {
+            let expired = json!({"listener": "http", "expires_at": "2026-11-01T00:00:00Z"});
+            sample["certificates"].as_array_mut().unwrap().push(expired);
+        });
+        assert_eq!((value.as_str(), tone), ("expired", Tone::Bad));
+        assert!(note.starts_with("the first to end: http"), "{note}");
+        assert_eq!(of(|sample| sample["certificates"] = json!([])).0, "none");
+    }
+
+    #[test]
+    fn cluster_is_one_line() {
+        let note = "this one serving; 0 slots move";
+        let of = |change: fn(&mut Value)| figure("Cluster", cluster(change));
+        assert_eq!(of(|_| ()), ("2 of 2 serve".into(), note.into(), Tone::Neutral));
+        assert_eq!(of(|sample| sample["cluster"]["members"][1]["state"] = "gone".into()).0, "1 of 2 serve");
+        assert_eq!(of(|sample| sample["cluster"]["isolated"] = true.into()).2, Tone::Bad);
+        let shared = json!({"state": "unavailable", "replicas": 3});
+        let (value, _, tone) = figure("Cluster", single(|sample| sample["store"]["shared"] = shared));
+        assert_eq!((value.as_str(), tone), ("store unavailable", Tone::Bad));
+        assert_eq!(figure("Cluster", single(|_| ())).0, "single replica");
+    }
+
+    #[test]
+    fn requests_without_decision_have_reasons() {
+        let (value, note, _) = figure(
+            "Undecided",
+            single(|sample| {
+                sample["requests"]["invalid"] = 2.into();
+                sample["requests"]["overloaded"] = 1_000.into();
+            }),
+        );
+        assert_eq!((value.as_str(), note.as_str()), ("1,002", "1,000 overloaded, 2 invalid"));
+    }
+
+    #[test]
+    fn full_memory_is_a_warning() {
+        let (_, note, tone) = figure("Counters", single(|sample| sample["store"]["refused_full"] = 7.into()));
+        assert_eq!(tone, Tone::Warning);
+        assert!(note.contains("7 charges refused for lack of memory"), "{note}");
+    }
+}

@@ -36,6 +36,8 @@ mod figures;
 mod history;
 mod numbers;
 mod sample;
+#[cfg(test)]
+mod samples;
 mod screen;
 mod stream;
 mod table;

@@ -141,3 +141,18 @@ fn is_unsafe(character: char) -> bool {
 fn instant<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn text_has_no_characters_that_control_a_terminal() {
+        let text = |given: &str| serde_json::from_value::<Text>(json!(given)).unwrap().0;
+        assert_eq!(text("edge user=\u{1b}]0;x\u{7}"), "edge user=\u{fffd}]0;x\u{fffd}");
+        assert_eq!(text("a\u{202e}b\u{9b}c\n"), "a\u{fffd}b\u{fffd}c\u{fffd}");
+        assert_eq!(text("größe=東京"), "größe=東京");
+    }
+}

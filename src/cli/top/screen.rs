@@ -227,3 +227,171 @@ fn help(view: &View) -> String {
     };
     format!("q quit   {kind}   {order}")
 }
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
+    use serde_json::json;
+
+    use super::*;
+    use crate::cli::top::samples::{cluster, loaded, single};
+
+    fn view(history: &History) -> View<'_> {
+        View {
+            server: "127.0.0.1:6070",
+            history,
+            age: Duration::ZERO,
+            lost: None,
+            kind: Kind::Keys,
+            order: Order::Rate,
+            palette: Palette::Colours,
+        }
+    }
+
+    fn drawn(view: &View, width: u16, height: u16) -> Buffer {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, view)).unwrap();
+        terminal.backend().buffer().clone()
+    }
+
+    fn lines(view: &View, width: u16, height: u16) -> Vec<String> {
+        let buffer = drawn(view, width, height);
+        let cells = buffer.content.chunks(usize::from(width));
+        cells.map(|line| line.iter().map(ratatui::buffer::Cell::symbol).collect()).collect()
+    }
+
+    /// The lines of a screen of 80 columns and 24 lines.
+    fn screen(view: &View) -> String {
+        lines(view, 80, 24).join("\n")
+    }
+
+    #[test]
+    fn usual_screen_shows_all_figures_charts_and_refused_keys() {
+        let history = loaded();
+        let text = screen(&view(&history));
+        for shown in [
+            "Tollgate 127.0.0.1:6070  live  2026-11-23 00:35:41 UTC",
+            "404 /s         2,497 since the start",
+            "96.0 /s        19.2 % of all; 500 since the start",
+            "99 % of requests; half: ≤ ",
+            "generation 1: 3 rules in 1 domain",
+            "none since the start",
+            "the listeners have no TLS",
+            "single replica",
+            "Passed, 5 minutes, up to 500 /s",
+            "Refused, 5 minutes, up to 100 /s",
+            "█",
+            "Most refused keys",
+            "125  edge remote_address=10.0.0.0",
+            "q quit",
+        ] {
+            assert!(text.contains(shown), "{shown} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn rules_are_listed_with_rate_and_share_of_refusals() {
+        let history = loaded();
+        let text = screen(&View { kind: Kind::Rules, ..view(&history) });
+        let [tenant, address] = ["edge.tenant", "edge.remote_address"].map(|name| text.find(name).unwrap());
+        assert!(tenant < address, "{text}");
+        assert!(text.contains("96.0 %  edge.remote_address"), "{text}");
+    }
+
+    #[test]
+    fn keys_are_sorted_by_rate_or_by_count() {
+        let mut history = History::default();
+        for (second, [quiet, loud]) in [[900, 1], [901, 50]].into_iter().enumerate() {
+            let denied = json!([{"key": "d quiet=1", "count": quiet}, {"key": "d loud=1", "count": loud}]);
+            let mut sample = single(|sample| sample["top"]["denied"] = denied);
+            sample.at += Duration::from_secs(second as u64);
+            history.add(sample);
+        }
+        let is_loud_first = |order| {
+            let text = screen(&View { order, ..view(&history) });
+            text.find("loud=1").unwrap() < text.find("quiet=1").unwrap()
+        };
+        assert_eq!((is_loud_first(Order::Rate), is_loud_first(Order::Total)), (true, false));
+    }
+
+    #[test]
+    fn lost_connection_and_silence_are_on_the_first_line() {
+        let history = loaded();
+        let age = Duration::from_millis(12_300);
+        let lost = lines(&View { age, lost: Some("no answer: refused"), ..view(&history) }, 80, 24);
+        assert!(lost[0].contains("disconnected for 12 s, trying again"), "{lost:?}");
+        assert!(lost[1].contains("no answer: refused"), "{lost:?}");
+        assert!(lines(&View { age, ..view(&history) }, 80, 24)[0].contains("no sample for 12 s"));
+        let none = History::default();
+        assert!(lines(&view(&none), 80, 24)[0].contains("waiting for samples"));
+    }
+
+    #[test]
+    fn every_size_is_drawn() {
+        let [none, loaded] = [History::default(), loaded()];
+        let mut extreme = History::default();
+        extreme.add(single(|sample| sample["decisions"] = json!({"ok": 0, "over_limit": 0})));
+        extreme.add(cluster(|sample| {
+            sample["decisions"] = json!({"ok": u64::MAX, "over_limit": u64::MAX});
+            sample["requests"]["count"] = u64::MAX.into();
+            sample["requests"]["invalid"] = u64::MAX.into();
+            sample["requests"]["no_rules"] = u64::MAX.into();
+            sample["store"]["bytes"] = u64::MAX.into();
+            sample["rules"]["problems"] = u64::MAX.into();
+            sample["rules"]["overlay_problems"] = u64::MAX.into();
+            sample["certificates"][0]["expires_at"] = "9999-12-30T00:00:00Z".into();
+            sample["top"]["denied"] = json!([{"key": "東京 東京", "count": u64::MAX}]);
+        }));
+        for history in [&none, &loaded, &extreme] {
+            let lost = View { lost: Some("no answer from 東京"), kind: Kind::Rules, ..view(history) };
+            for width in (0..20).chain([31, 32, 40, 79, 80, 81]) {
+                for height in 0..27 {
+                    drawn(&view(history), width, height);
+                    drawn(&lost, width, height);
+                }
+            }
+            drawn(&view(history), 1_000, 50);
+        }
+    }
+
+    #[test]
+    fn small_screen_shows_state_and_decisions_first() {
+        let history = loaded();
+        let lines = lines(&view(&history), 40, 5);
+        assert!(lines[0].starts_with("Tollgate 127.0.0.1:6070  live"), "{lines:?}");
+        assert!(lines[1].starts_with("Passed          404 /s"), "{lines:?}");
+        assert!(lines[2].starts_with("Refused         96.0 /s"), "{lines:?}");
+        assert!(lines[4].starts_with("q quit"), "{lines:?}");
+    }
+
+    #[test]
+    fn plain_palette_has_no_colours() {
+        let mut history = loaded();
+        history.add(cluster(|sample| sample["requests"]["count"] = 1_000_000.into()));
+        let has_colours = |palette| {
+            let view = View { palette, lost: Some("no answer"), ..view(&history) };
+            let cells = drawn(&view, 80, 24).content;
+            cells.iter().any(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset)
+        };
+        assert_eq!((has_colours(Palette::Colours), has_colours(Palette::Plain)), (true, false));
+    }
+
+    #[test]
+    fn charts_cover_five_minutes_up_to_now() {
+        let mut history = History::default();
+        for second in 0..=300_u64 {
+            let mut sample = single(|sample| {
+                sample["decisions"]["ok"] = (second * second).into();
+                sample["requests"]["count"] = second.into();
+            });
+            sample.at += Duration::from_secs(second);
+            history.add(sample);
+        }
+        for width in [1, 10, 39, 300, 999] {
+            let bars = bars(&history, width, |point| point.passed);
+            assert!(bars.iter().all(Option::is_some), "{bars:?}");
+            assert!(bars.is_sorted(), "{bars:?}");
+            assert_eq!(bars.last().unwrap().unwrap().round(), 599.0);
+        }
+    }
+}

@@ -138,3 +138,50 @@ async fn forward(mut stream: Stream, events: &mpsc::Sender<Event>) -> Ended {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use axum::body::{Body, Bytes};
+    use futures_util::stream;
+
+    use super::*;
+
+    const LINE: &str = include_str!("samples/cluster.ndjson");
+
+    fn stream_of(chunks: impl IntoIterator<Item = Bytes>) -> Stream {
+        let chunks: Vec<_> = chunks.into_iter().map(Ok::<_, io::Error>).collect();
+        let data = Body::from_stream(stream::iter(chunks)).into_data_stream();
+        Stream { data, buffer: Vec::new(), searched: 0, _connection: JoinSet::new() }
+    }
+
+    #[tokio::test]
+    async fn samples_are_lines_however_they_arrive() {
+        let text = LINE.trim().to_owned() + "\n" + LINE.trim() + "\n";
+        for size in [1, 7, 4_096, text.len()] {
+            let mut stream = stream_of(text.as_bytes().chunks(size).map(Bytes::copy_from_slice));
+            for _ in 0..2 {
+                assert!(stream.next().await.unwrap().unwrap().cluster.is_some());
+            }
+            assert!(stream.next().await.unwrap().is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn other_lines_and_endless_lines_are_errors() {
+        for line in ["{}\n", "<html>\n", "\n", "[]\n"] {
+            let why = stream_of([Bytes::from(line)]).next().await.unwrap_err();
+            assert!(why.starts_with("cannot read a sample"), "{why}");
+        }
+        let endless = std::iter::repeat_n(Bytes::from(vec![b'x'; 1 << 20]), 6);
+        assert!(stream_of(endless).next().await.unwrap_err().contains("more than"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_stream_is_an_error() {
+        let mut stream = stream_of([]);
+        stream.data = Body::from_stream(stream::pending::<io::Result<Bytes>>()).into_data_stream();
+        assert_eq!(stream.next().await.unwrap_err(), "no sample within 65 s");
+    }
+}
