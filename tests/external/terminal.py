@@ -92,11 +92,15 @@ class Terminal:
             and not self.screen.cursor.hidden
         )
 
+    def hang_up(self):
+        """Closes the terminal, as a lost connection does. The program has no signal of it."""
+        for descriptor in (self.slave, self.master):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
     def stop(self):
         if self.child.poll() is None:
             self.child.kill()
         self.child.wait(TIMEOUT)
-        with contextlib.suppress(OSError):
-            os.close(self.slave)
+        self.hang_up()
         self.reader.join(TIMEOUT)
-        os.close(self.master)

@@ -106,6 +106,13 @@ def test_interrupt_key_ends_top_with_restored_terminal(tollgate, open_top):
     eventually("the terminal is restored", top.is_restored)
 
 
+def test_top_ends_when_its_terminal_goes_away(tollgate, open_top):
+    top = open_top(tollgate.admin)
+    top.await_text("live")
+    top.hang_up()
+    assert top.wait() == NO_ANSWER
+
+
 def test_top_fits_into_terminal_of_any_size(tollgate, open_top):
     top = open_top(tollgate.admin, columns=1, rows=1)
     for columns, rows in [(3, 200), (200, 3), (1, 1), (60, 12)]:

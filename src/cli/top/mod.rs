@@ -12,7 +12,6 @@ use crossterm::{
     style::Colored,
 };
 use futures_util::StreamExt as _;
-use ratatui::DefaultTerminal;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
@@ -29,6 +28,7 @@ use crate::cli::{
         screen::{Palette, View, draw, figure_text, instant},
         stream::{Event, Stream, follow},
         table::{Kind, Order, table},
+        terminal::Screen,
     },
 };
 
@@ -41,6 +41,7 @@ mod samples;
 mod screen;
 mod stream;
 mod table;
+mod terminal;
 
 /// The number of samples that wait to be shown.
 const EVENTS_MAX: usize = 4;
@@ -119,13 +120,12 @@ async fn watch(server: Server) -> Result<(), String> {
     follower.spawn(follow(server, stream, sender));
 
     let unusable = |error: io::Error| format!("cannot use the terminal: {error}");
-    let mut terminal = Terminal::open().map_err(unusable)?;
+    let mut screen = Screen::open().map_err(unusable)?;
     let mut inputs = EventStream::new();
     let mut redraw = interval(REDRAW);
     let mut state = State::new();
     loop {
-        let drawn = terminal.0.draw(|frame| draw(frame, &state.view(&address)));
-        drawn.map_err(unusable)?;
+        screen.draw(|frame| draw(frame, &state.view(&address))).map_err(unusable)?;
         tokio::select! {
             event = events.recv() => match event {
                 Some(event) => state.take(event),
@@ -159,28 +159,6 @@ impl Signals {
             _ = interrupt.recv() => {}
             _ = hangup.recv() => {}
         }
-    }
-}
-
-/// The terminal, with another screen and without echo until this is dropped. A panic restores it before its message.
-struct Terminal(DefaultTerminal);
-
-impl Terminal {
-    fn open() -> io::Result<Self> {
-        let opened = ratatui::try_init();
-        if opened.is_err() {
-            // A part of it may have been done.
-            let _ = ratatui::try_restore();
-        }
-        opened.map(Self)
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        // A terminal that has gone cannot be restored.
-        let _ = self.0.show_cursor();
-        let _ = ratatui::try_restore();
     }
 }
 
