@@ -28,7 +28,7 @@ const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 
 /// The maximum length of what is shown of such a body, in characters.
-const LINE_MAX: usize = 300;
+const LINE_MAX: usize = 1_000;
 
 /// An admin request.
 pub(super) struct Call {

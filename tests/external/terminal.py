@@ -29,13 +29,13 @@ class Terminal:
         self.master, self.slave = pty.openpty()
         self.resize(columns, rows)
         self.attributes = termios.tcgetattr(self.slave)
-        environment = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/"), "TERM": "xterm-256color"}
+        environment = {name: os.environ.get(name, "/") for name in ("PATH", "HOME")}
         self.child = subprocess.Popen(
             [str(TOLLGATE), *(str(argument) for argument in arguments)],
             stdin=self.slave,
             stdout=self.slave,
             stderr=self.slave,
-            env=environment | (variables or {}),
+            env=environment | {"TERM": "xterm-256color"} | (variables or {}),
             start_new_session=True,
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
