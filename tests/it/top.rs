@@ -88,10 +88,11 @@ async fn top_beyond_the_open_pages_is_refused() {
 #[tokio::test]
 async fn top_of_another_server_says_so() {
     let service = Service::start(RULES).await;
-    let (http, grpc) = (service.addresses.http.to_string(), service.addresses.grpc.to_string());
-    for (address, why) in [(http, "is this an admin listener?"), (grpc, "HTTP")] {
-        assert!(error(&top(address, &["--once"]).await).contains(why));
-    }
+    let text = error(&top(service.addresses.http, &["--once"]).await);
+    assert!(text.contains("is this an admin listener?"), "{text}");
+    // It is closed before or after the request is written.
+    let text = error(&top(&service.addresses.grpc, &["--once"]).await);
+    assert!(text.starts_with("no answer from "), "{text}");
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
