@@ -1,12 +1,13 @@
 //! A client for the admin listener of a server.
 
-use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fmt, fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use axum::{
-    body::{Body, Bytes, to_bytes},
+    body::{Body, to_bytes},
     http::{
-        Request, StatusCode,
-        header::{AUTHORIZATION, HOST},
+        HeaderValue, Request, StatusCode,
+        header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+        response::Parts,
     },
 };
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
@@ -22,6 +23,12 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The maximum size of an answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// The maximum size of the body of an answer that refuses the request, in bytes.
+const REFUSAL_BYTES_MAX: usize = 64 * 1024;
+
+/// The maximum length of what is shown of such a body, in characters.
+const LINE_MAX: usize = 1_000;
 
 /// An admin request.
 pub(super) struct Call {
@@ -47,31 +54,86 @@ pub(super) fn args() -> [Arg; 2] {
     ]
 }
 
-/// The answer of the server that the arguments name, or the reason why there is none.
+/// The JSON that the server of the arguments answers, or the reason why there is none.
 pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
-    let to = matches.get_one::<String>("to").cloned().unwrap_or_default();
-    let none = |why: String| format!("no answer from {to}: {why}");
-    let token = matches.get_one::<PathBuf>("token-file").map(|path| {
+    let server = Server::of(matches);
+    block_on(server.in_time(async {
+        let answer = server.open(call).await?;
+        let body = to_bytes(answer.body, ANSWER_BYTES_MAX).await.map_err(|error| server.no_answer(error))?;
+        serde_json::from_slice(&body).map_err(|error| server.no_answer(error))
+    }))
+}
+
+/// The admin listener that the arguments name.
+#[derive(Debug)]
+pub(super) struct Server {
+    to: String,
+    token_file: Option<PathBuf>,
+}
+
+/// An answer with the status 200, whose body is still to be read.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) content_type: Option<HeaderValue>,
+    pub(super) body: Body,
+    /// Drives the connection. Dropping it closes the connection.
+    pub(super) connection: JoinSet<hyper::Result<()>>,
+}
+
+impl Server {
+    pub(super) fn of(matches: &ArgMatches) -> Self {
+        let to = matches.get_one::<String>("to").cloned().unwrap_or_default();
+        Self { to, token_file: matches.get_one::<PathBuf>("token-file").cloned() }
+    }
+
+    /// Its address, as it was given.
+    pub(super) fn address(&self) -> &str {
+        &self.to
+    }
+
+    /// Why the server has given no answer.
+    pub(super) fn no_answer(&self, why: impl fmt::Display) -> String {
+        format!("no answer from {}: {why}", self.to)
+    }
+
+    /// What `work` returns, or an error if that takes more time than an answer may.
+    pub(super) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
+        let none = |_| Err(self.no_answer(format_args!("none within {} s", TIMEOUT.as_secs())));
+        timeout(TIMEOUT, work).await.unwrap_or_else(none)
+    }
+
+    /// Sends a request over a connection of its own, with the token that the file has now. Any status other than 200 is
+    /// an error.
+    pub(super) async fn open(&self, call: &Call) -> Result<Answer, String> {
+        let token = self.token()?;
+        let answered = send(&self.to, token.as_deref(), call).await;
+        let (head, body, connection) = answered.map_err(|error| self.no_answer(error))?;
+        if head.status == StatusCode::OK {
+            let content_type = head.headers.get(CONTENT_TYPE).cloned();
+            return Ok(Answer { content_type, body, connection });
+        }
+        // An admin listener has no text for paths that it does not have.
+        let has_text =
+            head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+        let body = to_bytes(body, REFUSAL_BYTES_MAX).await.map_err(|error| self.no_answer(error))?;
+        let (text, to) = (first_line(&body), &self.to);
+        Err(match head.status {
+            StatusCode::NOT_FOUND if !has_text => {
+                self.no_answer("there is no such page; is this an admin listener?")
+            }
+            StatusCode::UNAUTHORIZED => format!("{to} requires a token: {text}; set --token-file"),
+            _ => format!("{to} refused the request: {text}"),
+        })
+    }
+
+    fn token(&self) -> Result<Option<String>, String> {
+        let Some(path) = &self.token_file else { return Ok(None) };
         let text =
             fs::read_to_string(path).map_err(|error| format!("--token-file: {}: {error}", path.display()))?;
-        Ok::<_, String>(text.trim().to_owned())
-    });
-    let token = token.transpose()?;
-    let answered = async {
-        match timeout(TIMEOUT, send(&to, token.as_deref(), call)).await {
-            Ok(answered) => answered.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("none within {} s", TIMEOUT.as_secs())),
-        }
-    };
-    let (status, body) = block_on(answered).map_err(none)?;
-    let text = String::from_utf8_lossy(&body);
-    match status {
-        StatusCode::OK => serde_json::from_slice(&body).map_err(|error| none(error.to_string())),
-        StatusCode::NOT_FOUND if body.is_empty() => {
-            Err(none("there is no such page; is this an admin listener?".to_owned()))
-        }
-        StatusCode::UNAUTHORIZED => Err(format!("{to} requires a token: {}; set --token-file", text.trim())),
-        _ => Err(format!("{to} refused the request: {}", text.trim())),
+        Ok(Some(text.trim().to_owned()))
     }
 }
 
@@ -79,7 +141,7 @@ async fn send(
     to: &str,
     token: Option<&str>,
     call: &Call,
-) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error>> {
+) -> Result<(Parts, Body, JoinSet<hyper::Result<()>>), Box<dyn std::error::Error>> {
     let stream = TcpStream::connect(to).await?;
     let mut request =
         Request::builder().method(call.method).uri(&call.path).header(HOST, host(to, stream.peer_addr()?));
@@ -91,13 +153,20 @@ async fn send(
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let (head, body) = sender.send_request(request).await?.into_parts();
-    Ok((head.status, to_bytes(Body::new(body), ANSWER_BYTES_MAX).await?))
+    Ok((head, Body::new(body), driver))
 }
 
 /// The `Host` of a request to `to`, which is at `address`. Without a token a server knows itself by loopback names alone,
 /// and a loopback address may have others.
 fn host(to: &str, address: SocketAddr) -> String {
     if address.ip().to_canonical().is_loopback() { address.to_string() } else { to.to_owned() }
+}
+
+/// The first line of a text, without what could control a terminal.
+fn first_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let line = text.trim().lines().next().unwrap_or_default();
+    line.chars().filter(|character| !character.is_control()).take(LINE_MAX).collect()
 }
 
 /// `text` percent-encoded for a query or for a segment of a path.

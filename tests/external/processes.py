@@ -115,13 +115,13 @@ class Tollgate(Process):
     grpc = http = admin = metrics = None
 
     def __init__(
-        self, rules, log, grpc=None, drain_delay="0s", flags=(), host=LOOPBACK, prefix=(), program=TOLLGATE
+        self, rules, log, grpc=None, admin=None, drain_delay="0s", flags=(), host=LOOPBACK, prefix=(), program=TOLLGATE
     ):
         """`rules` is the path of rule files, or None; `host` is the host of all listeners; `prefix` is a command prefix
         such as `ip netns exec`."""
         super().__init__(
             [*prefix, program, "serve", *(["--rules", rules] if rules else []), "--grpc-listen", grpc or f"{host}:0"]
-            + ["--http-listen", f"{host}:0", "--admin-listen", f"{host}:0"]
+            + ["--http-listen", f"{host}:0", "--admin-listen", admin or f"{host}:0"]
             + ["--metrics-listen", f"{host}:0", "--log-format", "json"]
             + ["--drain-delay", drain_delay, "--rules-poll-interval", "200ms", *shared_store(flags), *flags],
             log,

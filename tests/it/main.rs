@@ -38,5 +38,6 @@ mod size_limits;
 mod special_files;
 mod stop;
 mod tls;
+mod top;
 mod traces;
 mod use_cases;

@@ -15,6 +15,8 @@ use crate::{
 
 /// The maximum number of rules in a sample.
 const RULES_MAX: usize = 1_000;
+/// The maximum number of rules in a sample whose paths it has.
+const BUSIEST_MAX: usize = 50;
 /// The maximum number of denied keys in a sample.
 const KEYS_MAX: usize = 50;
 
@@ -76,7 +78,8 @@ impl Sampler {
         format!("{sample}\n")
     }
 
-    /// The totals of all rules, and those of each rule that changed, by its index in the list of rules.
+    /// The totals of all rules, and those of each rule that changed, by its index in the list of rules. The paths of
+    /// those with the most decisions since the sample before are beside them.
     fn decisions(&mut self, rules: Option<&Rules>) -> (Totals, Value) {
         let Some(rules) = rules else { return (Totals::default(), Value::Null) };
         if self.hash != rules.hash() {
@@ -85,9 +88,9 @@ impl Sampler {
         }
         self.totals.resize(rules.len(), Totals::default());
         let (mut sum, mut summed, mut changed) = (Totals::default(), HashSet::new(), Vec::new());
-        let each = rules.domains().flat_map(|domain| domain.rules()).map(|rule| rule.stats());
-        for (index, (stats, before)) in each.zip(&mut self.totals).enumerate() {
-            let Some(stats) = stats else { continue };
+        let each = rules.domains().flat_map(|domain| domain.rules());
+        for (index, (rule, before)) in each.zip(&mut self.totals).enumerate() {
+            let Some(stats) = rule.stats() else { continue };
             let now = stats.totals();
             // Rules with equal paths share their stats.
             if summed.insert(ptr::from_ref(stats)) {
@@ -95,7 +98,8 @@ impl Sampler {
             }
             if now != *before {
                 let decisions = |totals: &Totals| totals.ok + totals.over_limit;
-                changed.push((Reverse(decisions(&now).saturating_sub(decisions(before))), index, now));
+                let change = decisions(&now).saturating_sub(decisions(before));
+                changed.push((Reverse(change), index, now, &*rule.path));
                 *before = now;
             }
         }
@@ -104,9 +108,12 @@ impl Sampler {
             changed.select_nth_unstable_by_key(RULES_MAX, |(change, ..)| *change);
             changed.truncate(RULES_MAX);
         }
-        let changed = changed.iter().map(|(_, index, totals)| json!([index, numbers(totals)]));
+        changed.sort_unstable_by_key(|(change, ..)| *change);
+        let busiest = changed.iter().take(BUSIEST_MAX).map(|(_, index, _, path)| json!([index, path]));
+        let busiest = busiest.collect::<Vec<_>>();
+        let changed = changed.iter().map(|(_, index, totals, _)| json!([index, numbers(totals)]));
         let changed = changed.collect::<Vec<_>>();
-        (sum, json!({"hash": self.hash, "changed": changed, "left_out": left_out}))
+        (sum, json!({"hash": self.hash, "changed": changed, "left_out": left_out, "busiest": busiest}))
     }
 }
 

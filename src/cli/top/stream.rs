@@ -1,0 +1,187 @@
+//! The stream of samples of a server, which is opened again when it ends.
+
+use std::{mem, time::Duration};
+
+use axum::body::BodyDataStream;
+use futures_util::StreamExt as _;
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    cli::{
+        admin_client::{Answer, Call, Server},
+        top::sample::Sample,
+    },
+    resilience::Backoff,
+};
+
+/// The content type of samples.
+const CONTENT_TYPE: &str = "application/x-ndjson";
+
+/// The longest silence of a stream. A server ends each stream after a minute.
+const SILENCE_MAX: Duration = Duration::from_secs(65);
+
+/// The maximum length of a sample, in bytes.
+const SAMPLE_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// The delays between attempts to reach the server.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
+
+/// What happens to a stream that is followed.
+#[derive(Debug)]
+pub(super) enum Event {
+    Sample(Box<Sample>),
+    /// There is no stream for this reason; another attempt follows.
+    Lost(String),
+}
+
+/// An open stream.
+#[derive(Debug)]
+pub(super) struct Stream {
+    data: BodyDataStream,
+    /// What has arrived and is not read yet.
+    buffer: Vec<u8>,
+    /// The length of the part of the buffer that has no end of line.
+    searched: usize,
+    _connection: JoinSet<hyper::Result<()>>,
+}
+
+impl Stream {
+    pub(super) async fn open(server: &Server) -> Result<Self, String> {
+        let call = Call { method: "GET", path: "/live".to_owned(), body: String::new() };
+        let Answer { content_type, body, connection } = server.in_time(server.open(&call)).await?;
+        if content_type.is_none_or(|kind| kind != CONTENT_TYPE) {
+            return Err(server.no_answer("it is not a Tollgate"));
+        }
+        let data = body.into_data_stream();
+        Ok(Self { data, buffer: Vec::new(), searched: 0, _connection: connection })
+    }
+
+    /// The next sample; `None` at the end of the stream.
+    pub(super) async fn next(&mut self) -> Result<Option<Sample>, String> {
+        let Some(line) = self.line().await? else { return Ok(None) };
+        let sample = serde_json::from_slice(&line);
+        sample.map(Some).map_err(|error| format!("cannot read a sample of the server: {error}"))
+    }
+
+    async fn line(&mut self) -> Result<Option<Vec<u8>>, String> {
+        loop {
+            let end = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
+            if let Some(end) = end {
+                let rest = self.buffer.split_off(self.searched + end + 1);
+                self.searched = 0;
+                return Ok(Some(mem::replace(&mut self.buffer, rest)));
+            }
+            self.searched = self.buffer.len();
+            if self.searched > SAMPLE_BYTES_MAX {
+                return Err(format!("a sample of more than {SAMPLE_BYTES_MAX} bytes"));
+            }
+            match timeout(SILENCE_MAX, self.data.next()).await {
+                Err(_) => return Err(format!("no sample within {} s", SILENCE_MAX.as_secs())),
+                Ok(None) => return Ok(None),
+                Ok(Some(Err(error))) => return Err(error.to_string()),
+                Ok(Some(Ok(bytes))) => self.buffer.extend_from_slice(&bytes),
+            }
+        }
+    }
+}
+
+/// Sends what happens to `stream`, and to those that are opened when it has ended, until `events` is closed.
+pub(super) async fn follow(server: Server, stream: Stream, events: mpsc::Sender<Event>) {
+    let (mut stream, mut backoff) = (Ok(stream), BACKOFF);
+    loop {
+        let why = match stream {
+            Ok(open) => match forward(open, &events).await {
+                Ended::Closed => return,
+                // The server ends each stream after a while, so that the token is checked again.
+                Ended::AfterSamples => {
+                    backoff.reset();
+                    stream = Stream::open(&server).await;
+                    continue;
+                }
+                Ended::Lost(why) => server.no_answer(why),
+            },
+            Err(why) => why,
+        };
+        if events.send(Event::Lost(why)).await.is_err() {
+            return;
+        }
+        sleep(backoff.next_delay(rand::random())).await;
+        stream = Stream::open(&server).await;
+    }
+}
+
+/// How a stream has ended.
+enum Ended {
+    /// Nothing reads the events.
+    Closed,
+    AfterSamples,
+    Lost(String),
+}
+
+async fn forward(mut stream: Stream, events: &mpsc::Sender<Event>) -> Ended {
+    let mut has_samples = false;
+    loop {
+        match stream.next().await {
+            Ok(Some(sample)) => {
+                has_samples = true;
+                if events.send(Event::Sample(Box::new(sample))).await.is_err() {
+                    return Ended::Closed;
+                }
+            }
+            Ok(None) if has_samples => return Ended::AfterSamples,
+            Ok(None) => return Ended::Lost("the stream ended without a sample".to_owned()),
+            Err(why) => return Ended::Lost(why),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use axum::body::{Body, Bytes};
+    use futures_util::stream;
+
+    use super::*;
+
+    const LINE: &str = include_str!("samples/cluster.ndjson");
+
+    fn stream_of(chunks: impl IntoIterator<Item = Bytes>) -> Stream {
+        let chunks: Vec<_> = chunks.into_iter().map(Ok::<_, io::Error>).collect();
+        let data = Body::from_stream(stream::iter(chunks)).into_data_stream();
+        Stream { data, buffer: Vec::new(), searched: 0, _connection: JoinSet::new() }
+    }
+
+    #[tokio::test]
+    async fn samples_are_lines_however_they_arrive() {
+        let text = LINE.trim().to_owned() + "\n" + LINE.trim() + "\n";
+        for size in [1, 7, 4_096, text.len()] {
+            let mut stream = stream_of(text.as_bytes().chunks(size).map(Bytes::copy_from_slice));
+            for _ in 0..2 {
+                assert!(stream.next().await.unwrap().unwrap().cluster.is_some());
+            }
+            assert!(stream.next().await.unwrap().is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn other_lines_and_endless_lines_are_errors() {
+        for line in ["{}\n", "<html>\n", "\n", "[]\n"] {
+            let why = stream_of([Bytes::from(line)]).next().await.unwrap_err();
+            assert!(why.starts_with("cannot read a sample"), "{why}");
+        }
+        let endless = std::iter::repeat_n(Bytes::from(vec![b'x'; 1 << 20]), 6);
+        assert!(stream_of(endless).next().await.unwrap_err().contains("more than"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_stream_is_an_error() {
+        let mut stream = stream_of([]);
+        stream.data = Body::from_stream(stream::pending::<io::Result<Bytes>>()).into_data_stream();
+        assert_eq!(stream.next().await.unwrap_err(), "no sample within 65 s");
+    }
+}
