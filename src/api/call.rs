@@ -114,7 +114,7 @@ impl ApiKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Envoy => "envoy",
-            Self::TollgateV1 => "tollgate_v1",
+            Self::TollgateV1 => "tollgate.v1",
             Self::Json => "json",
             Self::ForwardAuth => "forward_auth",
         }

@@ -175,7 +175,7 @@ async fn requests_are_counted_by_their_api() {
     let service = Service::start_with(RULES, &check).await;
     let count =
         async |api| value(&page(&service).await, &format!(r#"tollgate_requests_total{{api="{api}"}}"#));
-    for api in ["envoy", "tollgate_v1", "json", "forward_auth"] {
+    for api in ["envoy", "tollgate.v1", "json", "forward_auth"] {
         assert_eq!(count(api).await, 0.0, "{api}");
     }
     for _ in 0..4 {
@@ -195,7 +195,7 @@ async fn requests_are_counted_by_their_api() {
     let body = json!({"requests": [body]});
     assert_eq!(service.http("POST", "/v1/check", &body.to_string()).await.0, 200);
     assert_eq!(service.http("GET", "/check", "").await.0, 200);
-    let expected = [("envoy", 5.0), ("tollgate_v1", 3.0), ("json", 2.0), ("forward_auth", 1.0)];
+    let expected = [("envoy", 5.0), ("tollgate.v1", 3.0), ("json", 2.0), ("forward_auth", 1.0)];
     for (api, number) in expected {
         assert_eq!(count(api).await, number, "{api}");
     }

@@ -124,7 +124,7 @@ metrics! { Reading;
         "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
         => |all, family| family.buckets(&all.sources.api.duration.buckets());
     Counter "tollgate_requests_total" ["api"]
-        "Requests with a decision or an error, by API: envoy for its gRPC service, tollgate_v1 for that of tollgate.v1 with each question of a stream, json for both as JSON, forward_auth for headers of gateways."
+        "Requests with a decision or an error, by API: envoy for its gRPC service, tollgate.v1 with each question of a stream, json for both as JSON, forward_auth for headers of gateways."
         => |all, family| {
             for api in ApiKind::ALL {
                 family.sample(&[api.name()], all.sources.api.requests(api));
