@@ -58,6 +58,19 @@ pub enum ResetPrecision {
     Nanos,
 }
 
+/// The API over which a call came, as metrics tell them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiKind {
+    /// Envoy's rate limit service.
+    Envoy,
+    /// `tollgate.v1` over gRPC.
+    TollgateV1,
+    /// Either of them as JSON.
+    Json,
+    /// Headers of a gateway.
+    ForwardAuth,
+}
+
 /// A call to decide.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'m> {
@@ -69,6 +82,8 @@ pub struct Call<'m> {
     pub metadata: Option<&'m HeaderMap>,
     /// How the reply of [`Method::ShouldRateLimit`] rounds durations.
     pub precision: ResetPrecision,
+    /// The API over which it came.
+    pub api: ApiKind,
 }
 
 /// The reply to a call.
@@ -80,6 +95,30 @@ pub struct Reply {
     pub passes: Option<bool>,
     /// Time to wait before the reply is sent: see [`crate::api::Api::wait`].
     pub delay: Duration,
+}
+
+impl ApiKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Envoy, Self::TollgateV1, Self::Json, Self::ForwardAuth];
+
+    /// The API of a method over gRPC.
+    #[inline]
+    pub const fn over_grpc(method: Method) -> Self {
+        match method {
+            Method::ShouldRateLimit => Self::Envoy,
+            Method::Decide(_) | Method::Hold(_) | Method::Reset => Self::TollgateV1,
+        }
+    }
+
+    /// Its name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Envoy => "envoy",
+            Self::TollgateV1 => "tollgate.v1",
+            Self::Json => "json",
+            Self::ForwardAuth => "forward_auth",
+        }
+    }
 }
 
 impl Method {

@@ -9,6 +9,7 @@ use crate::{
     api::{
         Api, Error,
         call::{Call, Method, Reply, ResetPrecision},
+        metrics::Uncounted,
         span::CallSpan,
         v1::{Decided, Partial},
     },
@@ -39,8 +40,7 @@ pub struct Batch<'a> {
     api: &'a Api,
     // Taken at the first call.
     view: Option<ActiveView<'a>>,
-    // Calls with a reply or an error.
-    answered: u32,
+    answered: Uncounted,
 }
 
 impl Batch<'_> {
@@ -71,7 +71,7 @@ impl Batch<'_> {
         {
             return Ok(Handled::Unfinished(Unfinished { span, partial: None }));
         }
-        self.answered += 1;
+        self.answered.add(call.api);
         Ok(Handled::Ready(self.api.end(span, decided)?))
     }
 }
@@ -79,7 +79,7 @@ impl Batch<'_> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         if let Some(view) = &self.view {
-            self.api.metrics.duration.record_mean(view.age(), self.answered);
+            self.api.metrics.answered_together(&self.answered, view.age());
         }
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Batch<'_> {
 impl Api {
     /// Starts a batch of calls that are read together.
     pub fn batch(&self) -> Batch<'_> {
-        Batch { api: self, view: None, answered: 0 }
+        Batch { api: self, view: None, answered: Uncounted::default() }
     }
 
     /// Decides a call of `connection`, locally or elsewhere. The reply may have a delay.
@@ -121,7 +121,7 @@ impl Api {
             }
             (Method::Reset, _) => Box::pin(self.reset(call, &view)).await.map(Reply::of_frame),
         };
-        self.metrics.duration.record(view.age());
+        self.metrics.answered(call.api, view.age());
         self.end(span, decided)
     }
 

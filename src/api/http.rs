@@ -16,7 +16,7 @@ use tonic::Code;
 
 use crate::{
     api::{
-        Api, Call, Error, Method, Reply, ResetPrecision,
+        Api, ApiKind, Call, Error, Method, Reply, ResetPrecision,
         call::{HoldVerb, Verb},
         cross_site,
         error::details,
@@ -97,6 +97,7 @@ impl Calls {
     /// Decides the message of `request`, and waits for the delay of the reply.
     async fn decide<M: Send + 'static>(
         &self,
+        api: ApiKind,
         method: Method,
         metadata: Option<HeaderMap>,
         connection: OpenForwards,
@@ -109,7 +110,8 @@ impl Calls {
         let decider = self.api.clone();
         let decided = tokio::spawn(async move {
             let precision = ResetPrecision::Millis;
-            let call = Call { method, message: message(&request), metadata: metadata.as_ref(), precision };
+            let call =
+                Call { method, message: message(&request), metadata: metadata.as_ref(), precision, api };
             decider.handle(call, &connection).await
         });
         let reply = decided.await.map_err(|_| Undecided::Failed)?.map_err(Undecided::Error)?;
@@ -174,7 +176,10 @@ async fn should_rate_limit(
         Ok(request) => request,
         Err(error) => return error.into_response(),
     };
-    let reply = match calls.decide(method, None, connection, request, |request| request.message()).await {
+    let reply = match calls
+        .decide(ApiKind::Json, method, None, connection, request, |request| request.message())
+        .await
+    {
         Ok(reply) => reply,
         Err(undecided) => return (undecided.status(), undecided.reason() + "\n").into_response(),
     };
@@ -194,7 +199,8 @@ async fn call_v1(
         Ok(request) => request,
         Err(error) => return json_response(error.status(), json::error(&error.details())),
     };
-    let decided = calls.decide(method, Some(parts.headers), connection, request, |request| request.message());
+    let decided = calls
+        .decide(ApiKind::Json, method, Some(parts.headers), connection, request, |request| request.message());
     match decided.await {
         Ok(reply) => json_response(StatusCode::OK, json::response(method, reply.message())),
         Err(undecided) => json_response(undecided.status(), json::error(&undecided.details())),
@@ -229,7 +235,10 @@ async fn decide_headers(
 ) -> Response {
     let Some(message) = check.request(&headers) else { return StatusCode::OK.into_response() };
     let Extension(connection) = connection.unwrap_or_default();
-    match calls.decide(Method::ShouldRateLimit, None, connection, message, |message| message).await {
+    match calls
+        .decide(ApiKind::ForwardAuth, Method::ShouldRateLimit, None, connection, message, |message| message)
+        .await
+    {
         Ok(reply) => {
             (check.status(reply.passes == Some(true)), forward_auth::headers(reply.message())).into_response()
         }

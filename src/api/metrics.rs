@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    api::Error,
+    api::{ApiKind, Error},
     limiter::{HoldError, LimiterError},
     telemetry::metrics::{Counter, Histogram, micros},
 };
@@ -35,7 +35,19 @@ pub struct Metrics {
     pub invalid: Counter,
     /// Reservations whose owner could not be reached.
     pub owner_unreachable: Counter,
+    // In the order of `ApiKind`.
+    requests: [Counter; ApiKind::ALL.len()],
     waiting: AtomicU64,
+}
+
+/// Requests with a reply or an error that are not counted yet.
+#[derive(Debug, Default)]
+pub(super) struct Uncounted([u32; ApiKind::ALL.len()]);
+
+impl Uncounted {
+    pub(super) fn add(&mut self, api: ApiKind) {
+        self.0[api as usize] += 1;
+    }
 }
 
 /// Counts a delayed request until it is dropped.
@@ -52,12 +64,32 @@ impl Default for Metrics {
             overloaded: Counter::default(),
             invalid: Counter::default(),
             owner_unreachable: Counter::default(),
+            requests: Default::default(),
             waiting: AtomicU64::new(0),
         }
     }
 }
 
 impl Metrics {
+    /// Requests of an API that had a reply or an error.
+    pub fn requests(&self, api: ApiKind) -> u64 {
+        self.requests[api as usize].get()
+    }
+
+    /// Counts a request that had a reply or an error after this time.
+    pub(super) fn answered(&self, api: ApiKind, duration: Duration) {
+        self.requests[api as usize].increase();
+        self.duration.record(duration);
+    }
+
+    /// Counts requests that were decided together in this time.
+    pub(super) fn answered_together(&self, Uncounted(requests): &Uncounted, duration: Duration) {
+        for (counter, number) in self.requests.iter().zip(requests).filter(|(_, number)| **number > 0) {
+            counter.add(u64::from(*number));
+        }
+        self.duration.record_mean(duration, requests.iter().sum());
+    }
+
     /// Requests that are delayed now.
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)

@@ -30,7 +30,7 @@ pub mod timeout;
 pub mod top;
 pub mod v1;
 
-pub use call::{Call, Method, Reply, ResetPrecision};
+pub use call::{ApiKind, Call, Method, Reply, ResetPrecision};
 pub use error::Error;
 pub use handle::{Batch, Handled, Unfinished};
 pub use metrics::Metrics;

@@ -34,7 +34,7 @@ use tonic::Status;
 use tracing::debug;
 
 use crate::{
-    api::{Batch, Call, Handled, Method, Reply, Unfinished, call::CHECK_STREAM_PATH},
+    api::{ApiKind, Batch, Call, Handled, Method, Reply, Unfinished, call::CHECK_STREAM_PATH},
     server::{
         Budgets,
         body::{GRPC_CONTENT_TYPE, ok_trailers},
@@ -381,7 +381,9 @@ impl Calls<'_> {
             Ok(message) => message,
             Err(error) => return log_error(send_error(&mut respond, error.status())),
         };
-        let call = Call { method, message, metadata: Some(request.headers()), precision: batch.precision() };
+        let api = ApiKind::over_grpc(method);
+        let call =
+            Call { method, message, metadata: Some(request.headers()), precision: batch.precision(), api };
         match batch.handle(call) {
             Ok(Handled::Ready(reply)) if reply.delay.is_zero() => {
                 log_error(send_reply(&mut respond, reply, self.unsent))
@@ -569,8 +571,8 @@ async fn decide(
     let Some((api, connection)) = service.api() else { return Ok(()) };
     let decided = match message::unframe(framed) {
         Ok(message) => {
-            let call =
-                Call { method, message, metadata: Some(request.headers()), precision: api.precision() };
+            let (metadata, precision) = (Some(request.headers()), api.precision());
+            let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
             let decided = match unfinished {
                 Some(unfinished) => api.finish(call, connection, unfinished).await,
                 None => api.handle(call, connection).await,

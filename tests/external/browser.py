@@ -1,6 +1,7 @@
 """A real browser, driven headless, and checks of what it shows."""
 
 import functools
+import re
 import shutil
 
 import pytest
@@ -34,19 +35,24 @@ class Browser:
             args=["--no-sandbox", f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"],
         )
 
-    def open(self, address, *, view="overview", scheme="light", width=1440, height=900, wait=True):
+    def open(self, address, *, view="overview", wait=True, **options):
         """The page of an admin listener, showing a view, in a window of its own."""
+        own = f"http://{address}/"
+        page = self.open_url(f"{own}#{view}", own, **options)
+        if wait:
+            page.get_by_role("heading", level=2).first.wait_for()
+        return page
+
+    def open_url(self, url, own, *, scheme="light", width=1440, height=900):
+        """A page in a window of its own. Requests for URLs that do not begin with `own` are problems of the page."""
         context = self.chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
         context.set_default_timeout(TIMEOUT)
         page = context.new_page()
         page.problems = []
         page.on("pageerror", lambda error: page.problems.append(str(error)))
         page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
-        own = f"http://{address}/"
         page.on("request", lambda asked: asked.url.startswith(own) or page.problems.append(asked.url))
-        page.goto(f"{own}#{view}")
-        if wait:
-            page.get_by_role("heading", level=2).first.wait_for()
+        page.goto(url)
         return page
 
     def stop(self):
@@ -79,3 +85,8 @@ def violations(page):
 
 def is_wider_than_window(page):
     return page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
+def is_dark(page):
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(map(int, re.findall(r"\d+", background)[:3])) < 3 * 128

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+import browser as browsers
 import manifests
 import network
 import processes
@@ -100,6 +101,13 @@ def silent_server():
     """An address that accepts connections and never sends a byte."""
     with socket.create_server((processes.LOOPBACK, 0)) as listening:
         yield f"{processes.LOOPBACK}:{listening.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = browsers.Browser()
+    yield browser
+    browser.stop()
 
 
 @pytest.fixture

@@ -253,6 +253,69 @@ async fn frozen_member_of_a_cluster_is_found_with_degraded_answers() {
 }
 
 #[tokio::test]
+async fn refused_links_are_found_with_their_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = async |name: &str, secret: &str, seed: &str| {
+        let file = folder.path().join(name);
+        fs::write(&file, secret).unwrap();
+        let settings = [
+            ("cluster.listen", "127.0.0.1:0"),
+            ("cluster.secret_file", file.to_str().unwrap()),
+            ("cluster.seed", seed),
+        ];
+        Service::start_unready(RULES, &settings).await
+    };
+    let inside = start("secret", "a secret that replicas share", "off").await;
+    inside.until_http("/readyz", 200).await;
+    assert!(findings(&inside).await.is_empty());
+    let seed = cluster_view(&inside).await["members"][0]["address"].as_str().unwrap().to_owned();
+    let stranger = start("other", "a secret of another cluster", &seed).await;
+    // The stranger opens the connection, so that it is the first to see a certificate.
+    for (replica, reason) in [(&inside, "by_peer"), (&stranger, "untrusted")] {
+        let found = until(async || {
+            let found = findings(replica).await;
+            found.into_iter().find(|finding| finding["id"] == "links_refused")
+        })
+        .await;
+        assert_eq!(found["level"], "warning");
+        assert!(what(&found).contains(&format!("by reason: {reason} (")), "{found}");
+    }
+    only(&inside, "links_refused").await;
+}
+
+#[tokio::test]
+async fn broken_overlay_is_found_with_its_place_until_it_is_mended() {
+    // Bound and never accepted from, so that no other process can take the port.
+    let control_plane = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", control_plane.local_addr().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let overlay = folder.path().join("overlay.yaml");
+    let write = |algorithm: &str| {
+        let rule = format!("{{match: [user], rate_limit: {{algorithm: {algorithm}}}}}");
+        fs::write(&overlay, format!("overlay:\n  - domain: shop\n    rules: [{rule}]\n")).unwrap();
+    };
+    write("token_buckt");
+    let settings = [
+        ("rules.source", "xds"),
+        ("rules.path", "off"),
+        ("rules.xds.url", &*url),
+        ("rules.overlay", overlay.to_str().unwrap()),
+    ];
+    let service = Service::start_unready(RULES, &settings).await;
+    let found = until(async || {
+        let found = findings(&service).await;
+        (found.len() == 2).then_some(found)
+    })
+    .await;
+    assert_eq!(ids(&found), ["no_rules", "overlay_problems"]);
+    assert_eq!(found[1]["level"], "error");
+    assert!(what(&found[1]).contains("overlay.yaml:3:"), "{}", found[1]);
+    assert!(what(&found[1]).contains("token_buckt"), "{}", found[1]);
+    write("token_bucket");
+    until(async || (ids(&findings(&service).await) == ["no_rules"]).then_some(())).await;
+}
+
+#[tokio::test]
 async fn envoy_configuration_is_compared_with_the_server() {
     let service = Service::start(RULES).await;
     let folder = tempfile::tempdir().unwrap();

@@ -12,7 +12,10 @@ use tollgate::{
     time::Clock,
 };
 
-use crate::harness::{Service, descriptor, http, request, request_for, settings, until, with_hits};
+use crate::{
+    api_v1::{self, each, stream::Stream},
+    harness::{Service, descriptor, http, request, request_for, settings, until, with_hits},
+};
 
 const RULES: &str = "
 domain: shop
@@ -164,6 +167,40 @@ async fn decisions_are_counted_by_rule_and_code() {
         assert_eq!(value(&page, series), expected, "{series}");
     }
     assert!(!page.contains("elsewhere"), "a domain without rules has no series");
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_their_api() {
+    let check = [("check.domain", "shop"), ("check.descriptors", "user=ann")];
+    let service = Service::start_with(RULES, &check).await;
+    let count =
+        async |api| value(&page(&service).await, &format!(r#"tollgate_requests_total{{api="{api}"}}"#));
+    for api in ["envoy", "tollgate.v1", "json", "forward_auth"] {
+        assert_eq!(count(api).await, 0.0, "{api}");
+    }
+    for _ in 0..4 {
+        service.call(request_for("shop", "user", "ann")).await.unwrap();
+    }
+    service.call(request("shop", Vec::new())).await.unwrap_err();
+    // One call with two requests, and two questions.
+    let pair = || each(vec![api_v1::request("user", "ann"), api_v1::request("user", "bob")]);
+    api_v1::check(&service, pair()).await;
+    let mut stream = Stream::open(&service).await;
+    for number in 1..=2 {
+        stream.ask(number, pair()).await;
+        stream.answer().await;
+    }
+    let body = json!({"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]});
+    assert_eq!(service.http("POST", "/json", &body.to_string()).await.0, 200);
+    let body = json!({"requests": [body]});
+    assert_eq!(service.http("POST", "/v1/check", &body.to_string()).await.0, 200);
+    assert_eq!(service.http("GET", "/check", "").await.0, 200);
+    let expected = [("envoy", 5.0), ("tollgate.v1", 3.0), ("json", 2.0), ("forward_auth", 1.0)];
+    for (api, number) in expected {
+        assert_eq!(count(api).await, number, "{api}");
+    }
+    let all = value(&page(&service).await, "tollgate_request_duration_seconds_count");
+    assert_eq!(all, expected.iter().map(|(_, number)| number).sum::<f64>());
 }
 
 #[tokio::test]

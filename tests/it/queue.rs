@@ -10,7 +10,7 @@ use tokio::{
 };
 use tollgate::{
     api::{
-        self, Api, Call, Method, ResetPrecision,
+        self, Api, ApiKind, Call, Method, ResetPrecision,
         proto::envoy::service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
         },
@@ -82,6 +82,7 @@ async fn answer(api: &Api, request: &RateLimitRequest, timeout: Option<Duration>
         message: &message,
         metadata: Some(&metadata),
         precision: ResetPrecision::Nanos,
+        api: ApiKind::Envoy,
     };
     let reply = api.handle(call, &OpenForwards::default()).await.unwrap();
     if !reply.delay.is_zero() {

@@ -14,7 +14,7 @@ use tokio::{
 use crate::{
     api::{
         Api, Error, Settings,
-        call::{Call, Method, Reply},
+        call::{ApiKind, Call, Method, Reply},
         fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
         handle::Handled,
         proto::envoy::service::ratelimit::v3::{
@@ -45,6 +45,7 @@ pub fn rls(bytes: &[u8]) {
         message,
         metadata: Some(&headers),
         precision: api.precision(),
+        api: ApiKind::Envoy,
     };
     let decoded = RateLimitRequest::decode(message);
     match api.batch().handle(call) {
@@ -96,6 +97,7 @@ pub fn remote_rls(message: &[u8]) {
         message,
         metadata: None,
         precision: replicas.clustered.precision(),
+        api: ApiKind::Envoy,
     };
     let forwards = OpenForwards::default();
     let handle = |api: &Api| replicas.runtime.block_on(api.handle(call, &forwards));
@@ -177,6 +179,7 @@ pub fn headers(lines: &[u8]) {
             message: MESSAGE,
             metadata: Some(&headers),
             precision: api.precision(),
+            api: ApiKind::Envoy,
         };
         let reply = runtime().block_on(api.handle(call, &OpenForwards::default()));
         reply.expect("the message is valid")

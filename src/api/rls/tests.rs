@@ -8,7 +8,7 @@ use prost::Message;
 use super::*;
 use crate::{
     api::{
-        Handled, Method, ResetPrecision, Settings,
+        ApiKind, Handled, Method, ResetPrecision, Settings,
         proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor,
@@ -163,7 +163,7 @@ proptest! {
         for request in requests {
             let message = request.encode_to_vec();
             let precision = api.precision();
-            if let Ok(Handled::Ready(reply)) = api.batch().handle(Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision }) {
+            if let Ok(Handled::Ready(reply)) = api.batch().handle(Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision, api: ApiKind::Envoy }) {
                 let (prefix, message) = reply.frame.split_at(FRAME_PREFIX_BYTES);
                 prop_assert_eq!(prefix, [&[0][..], &(message.len() as u32).to_be_bytes()].concat());
                 let response = RateLimitResponse::decode(message).unwrap();
@@ -181,7 +181,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for request in requests {
             let message = request.encode_to_vec();
-            let call = Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision: ResetPrecision::Nanos };
+            let call = Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision: ResetPrecision::Nanos, api: ApiKind::Envoy };
             let in_batch = batched.batch().handle(call).map(|handled| match handled {
                 Handled::Ready(reply) => reply,
                 Handled::Unfinished(_) => panic!("all counters are local"),

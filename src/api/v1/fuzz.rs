@@ -5,7 +5,7 @@ use prost::Message;
 use crate::{
     api::{
         Api, Error,
-        call::{Call, HoldVerb, Method, Reply, ResetPrecision, Verb},
+        call::{ApiKind, Call, HoldVerb, Method, Reply, ResetPrecision, Verb},
         fuzz::api,
         handle::Handled,
         proto::tollgate::v1::{
@@ -26,8 +26,13 @@ use crate::{
 pub fn v1(message: &[u8]) {
     let decoded = CheckRequest::decode(message);
     for verb in [Verb::Check, Verb::Peek, Verb::Refund] {
-        let call =
-            Call { method: Method::Decide(verb), message, metadata: None, precision: ResetPrecision::Nanos };
+        let call = Call {
+            method: Method::Decide(verb),
+            message,
+            metadata: None,
+            precision: ResetPrecision::Nanos,
+            api: ApiKind::TollgateV1,
+        };
         match api().batch().handle(call) {
             Ok(Handled::Ready(reply)) => check_reply(&reply, message),
             Ok(Handled::Unfinished(_)) => unreachable!("there is no other replica"),
@@ -88,7 +93,13 @@ fn hold(message: &[u8]) {
 }
 
 fn call_hold(api: &Api, verb: HoldVerb, message: &[u8]) -> Result<Reply, Error> {
-    let call = Call { method: Method::Hold(verb), message, metadata: None, precision: ResetPrecision::Nanos };
+    let call = Call {
+        method: Method::Hold(verb),
+        message,
+        metadata: None,
+        precision: ResetPrecision::Nanos,
+        api: ApiKind::TollgateV1,
+    };
     match api.batch().handle(call)? {
         Handled::Ready(reply) => Ok(reply),
         Handled::Unfinished(_) => unreachable!("there is no other replica"),

@@ -6,7 +6,7 @@ use prost::Message as _;
 
 use crate::{
     api::{
-        Api, Error,
+        Api, ApiKind, Error,
         call::Verb,
         protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
         v1::{CallError, Decided, Partial, decode::duration},
@@ -105,7 +105,7 @@ impl Api {
             Ok(Decided::Whole(frame)) => Ok(frame),
             Err(error) => Err(error),
         };
-        self.metrics.duration.record(view.age());
+        self.metrics.answered(ApiKind::TollgateV1, view.age());
         Ok(Answered::Ready(self.answer_of(question.number, whole)))
     }
 
@@ -121,7 +121,7 @@ impl Api {
         let timeout = question.timeout(rest)?;
         let view = self.limiter.view();
         let whole = self.finish_v1(Verb::Check, question.check, timeout, partial, &view, connection).await;
-        self.metrics.duration.record(view.age());
+        self.metrics.answered(ApiKind::TollgateV1, view.age());
         Ok(self.answer_of(question.number, whole))
     }
 

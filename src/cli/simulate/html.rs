@@ -14,7 +14,7 @@ const HEIGHT: f64 = 220.0;
 
 /// The page.
 pub(super) fn page(report: &Report, goal: Option<Goal>) -> String {
-    let mut body = String::from("<h1>Simulation</h1>\n");
+    let mut body = String::from("<main>\n<h1>Simulation</h1>\n");
     if !report.complete {
         body.push_str("<p class=\"note\">Interrupted: these are the results of a part of the traffic.</p>\n");
     }
@@ -23,8 +23,8 @@ pub(super) fn page(report: &Report, goal: Option<Goal>) -> String {
     body.push_str(&format!(
         "<p>{} requests of {}{between}, decided by {}: {} passed, <b>{} refused ({})</b>.</p>\n",
         report.requests,
-        escaped(&report.input),
-        escaped(&report.rules),
+        isolated(&report.input),
+        isolated(&report.rules),
         report.passed,
         report.refused,
         percent(report.share_refused)
@@ -34,47 +34,49 @@ pub(super) fn page(report: &Report, goal: Option<Goal>) -> String {
     }
     body.push_str(&timeline("Requests over time", &report.timeline));
     body.push_str("<h2>Rules</h2>\n");
-    body.push_str(&table(&cells::RULE, report.by_rule.iter().map(cells::rule)));
+    body.push_str(&table("Rules", &cells::RULE, report.by_rule.iter().map(cells::rule)));
     if !report.refused_most.is_empty() {
         body.push_str("<h2>Refused most</h2>\n");
-        body.push_str(&users(&report.refused_most));
+        body.push_str(&users("Refused most", &report.refused_most));
     }
     if let Some(other) = &report.comparison {
         body.push_str(&format!(
             "<h2>Compared with {}</h2>\n<p>{} passed, {} refused ({}).</p>\n",
-            escaped(&other.rules),
+            isolated(&other.rules),
             other.passed,
             other.refused,
             percent(other.share_refused)
         ));
         body.push_str(&timeline("Requests over time, by the other rules", &other.timeline));
-        body.push_str(&table(&cells::DIFFERENCE, other.by_rule.iter().map(cells::difference)));
+        body.push_str(&table("Comparison", &cells::DIFFERENCE, other.by_rule.iter().map(cells::difference)));
         for (by, list) in [
             (&report.rules, &other.users_refused_only_by_first),
             (&other.rules, &other.users_refused_only_by_other),
         ] {
             if !list.is_empty() {
-                body.push_str(&format!("<h3>Refused only by {}</h3>\n{}", escaped(by), users(list)));
+                let table = users(&format!("Refused only by {by}"), list);
+                body.push_str(&format!("<h3>Refused only by {}</h3>\n{table}", isolated(by)));
             }
         }
     }
     if let Some(goal) = goal.filter(|_| !report.suggestions.is_empty()) {
         let yaml: String = report.suggestions.iter().map(|suggestion| suggestion.yaml(goal)).collect();
-        body.push_str(&format!("<h2>Suggested limits</h2>\n<pre>{}</pre>\n", escaped(&yaml)));
+        let yaml = scrolled("Suggested limits", &format!("<pre>{}</pre>\n", escaped(&yaml)));
+        body.push_str(&format!("<h2>Suggested limits</h2>\n{yaml}"));
     }
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>Simulation</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+         <title>Simulation</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{body}</main>\n</body>\n</html>\n"
     )
 }
 
-fn users(users: &[UserReport]) -> String {
+fn users(name: &str, users: &[UserReport]) -> String {
     let row = |user: &UserReport| vec![user.descriptor.clone(), user.refused.to_string()];
-    table(&["descriptor", "refused"], users.iter().map(row))
+    table(name, &["descriptor", "refused"], users.iter().map(row))
 }
 
-fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+fn table(name: &str, header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let cells = |cells: &mut dyn Iterator<Item = &str>, name: &str| {
         cells.map(|cell| format!("<{name}>{}</{name}>", escaped(cell))).collect::<String>()
     };
@@ -82,7 +84,13 @@ fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     for row in rows {
         text.push_str(&format!("<tr>{}</tr>\n", cells(&mut row.iter().map(String::as_str), "td")));
     }
-    text + "</table>\n"
+    scrolled(name, &(text + "</table>\n"))
+}
+
+/// Content that may be wider than the window. It can be focused, so that the keyboard scrolls it too.
+fn scrolled(name: &str, content: &str) -> String {
+    let name = escaped(name);
+    format!("<div class=\"scroll\" role=\"region\" aria-label=\"{name}\" tabindex=\"0\">\n{content}</div>\n")
 }
 
 /// Stacked bars of passed and refused requests.
@@ -117,6 +125,11 @@ fn timeline(title: &str, timeline: &TimelineReport) -> String {
          <span class=\"passed\">passed</span>, <span class=\"refused\">refused</span></figcaption>\n</figure>\n",
         escaped(&timeline.start)
     )
+}
+
+/// Text within a sentence, whose order it does not change if it is written from right to left.
+fn isolated(text: &str) -> String {
+    format!("<bdi>{}</bdi>", escaped(text))
 }
 
 fn escaped(text: &str) -> String {

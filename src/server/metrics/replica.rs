@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    api, limiter,
+    api::{self, ApiKind},
+    limiter,
     rules::{self, ActiveRules, Series, Totals},
     server::{Budgets, ListenerStats, ServerStats},
     store::{Memory, StoreStats},
@@ -122,6 +123,13 @@ metrics! { Reading;
     Histogram "tollgate_request_duration_seconds" []
         "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
         => |all, family| family.buckets(&all.sources.api.duration.buckets());
+    Counter "tollgate_requests_total" ["api"]
+        "Requests with a decision or an error, by API: envoy for its gRPC service, tollgate.v1 with each question of a stream, json for both as JSON, forward_auth for headers of gateways."
+        => |all, family| {
+            for api in ApiKind::ALL {
+                family.sample(&[api.name()], all.sources.api.requests(api));
+            }
+        };
     Gauge "tollgate_queue_waiting_requests" []
         "Requests waiting for their turn in a leaky_queue."
         => |all, family| family.value(all.sources.api.waiting());

@@ -7,7 +7,7 @@ mod once;
 mod openapi;
 mod reservations;
 mod reset;
-mod stream;
+pub mod stream;
 mod together;
 
 use std::time::Duration;
