@@ -210,7 +210,9 @@ impl Limiter {
         let entries = each_entry(entries);
         let request = request(domain, &entries, operation)?;
         let view = self.view();
-        Ok(Checked::of(&view.decide(&request)?))
+        // By reference: an answer is too large to move.
+        let answer = view.decide(&request);
+        Ok(Checked::of(answer.as_ref().map_err(|error| *error)?))
     }
 }
 
@@ -230,11 +232,18 @@ impl Checked {
     }
 }
 
+// `inline(always)`, and pushes: entries are too large to move.
+#[inline(always)]
 fn each_entry<'a>(entries: &[(&'a str, &'a str)]) -> SmallVec<[Entry<'a>; 4]> {
-    entries.iter().map(|&(key, value)| Entry { key, value }).collect()
+    let mut each = SmallVec::new();
+    for &(key, value) in entries {
+        each.push(Entry { key, value });
+    }
+    each
 }
 
 /// A request with one descriptor.
+#[inline(always)]
 fn request<'a>(
     domain: &'a str,
     entries: &'a [Entry<'a>],

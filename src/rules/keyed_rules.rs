@@ -16,7 +16,7 @@ use crate::{
     descriptor::{Entry, Key, KeyText, PrefixHash, Secret},
     rules::{
         Domain, LevelTrace, MatchKind, Rule, Rules,
-        prefix_tree::{self, Steps},
+        prefix_tree::{self, Step, Steps},
         trace,
     },
 };
@@ -39,14 +39,15 @@ pub struct KeyedDomain<'r> {
     keyed: &'r KeyedRules,
 }
 
-/// The rule for a descriptor and the path to it.
-#[derive(Clone, Debug)]
+/// The rule for a descriptor. Small, because it is moved several times; the path to the rule is rarely needed, and
+/// walked again.
+#[derive(Clone, Copy, Debug)]
 pub struct Match<'r> {
     /// The rule.
     pub rule: &'r Rule,
     domain: KeyedDomain<'r>,
-    // One step for each entry.
-    steps: Steps<'r>,
+    // Whether a node of the path has `value_to_metric`.
+    has_value_to_metric: bool,
     // The cached prefix of the rule; `None` unless every entry has the literal key of its node and matches in the
     // declared way.
     prefix: Option<&'r OnceLock<Box<KeyPrefix>>>,
@@ -108,14 +109,19 @@ impl<'r> KeyedDomain<'r> {
     // `inline(always)`: a match is too large to move.
     #[inline(always)]
     pub fn find(self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let mut steps = SmallVec::new();
-        let is_literal = self.domain.root.walk(entries, &mut steps, &mut 0);
-        if steps.len() < entries.len() {
+        let (mut length, mut last, mut has_value_to_metric) = (0, None, false);
+        let visit = |step: Step<'r>| {
+            length += 1;
+            last = Some(step.node);
+            has_value_to_metric |= step.node.value_to_metric;
+        };
+        let is_literal = self.domain.root.walk(entries, visit, &mut 0);
+        if length < entries.len() {
             return None;
         }
-        let rule = steps.last()?.node.rule?;
+        let rule = last?.rule?;
         let prefix = is_literal.then(|| &self.keyed.prefixes[self.domain.rules_before + rule]);
-        Some(Match { rule: &self.domain.rules[rule], domain: self, steps, prefix })
+        Some(Match { rule: &self.domain.rules[rule], domain: self, has_value_to_metric, prefix })
     }
 
     /// How each entry matches on the way to a rule: the value of its node as written, and the kind of match. Ends before
@@ -168,7 +174,7 @@ impl<'r> Match<'r> {
     /// The text of the counter's key: the entries as sent, or the pattern if all values that match it share a counter.
     pub(super) fn key_text<'a>(&self, entries: &[Entry<'a>]) -> KeyText<'a> {
         let mut text = KeyText::new(&self.domain.name);
-        for (step, entry) in self.steps.iter().zip(entries) {
+        for (step, entry) in self.steps(entries).iter().zip(entries) {
             if step.is_shared() {
                 text.pattern(Entry { key: &step.node.key, value: &step.node.value });
             } else {
@@ -178,10 +184,15 @@ impl<'r> Match<'r> {
         text
     }
 
+    /// The path to the rule: one step for each entry.
+    fn steps(&self, entries: &[Entry<'_>]) -> Steps<'r> {
+        self.domain.domain.root.steps(entries)
+    }
+
     /// The rule's name in metrics: the path, with the values that `detailed_metric` and `value_to_metric` add.
     #[inline]
     pub fn metric_name(&self, entries: &[Entry<'_>]) -> Cow<'r, str> {
-        if !self.rule.detailed_metric && self.steps.iter().all(|step| !step.node.value_to_metric) {
+        if !self.rule.detailed_metric && !self.has_value_to_metric {
             return Cow::Borrowed(&self.rule.path);
         }
         Cow::Owned(self.name_with_values(entries))
@@ -190,9 +201,10 @@ impl<'r> Match<'r> {
     #[cold]
     fn name_with_values(&self, entries: &[Entry<'_>]) -> String {
         let detailed = self.rule.detailed_metric;
-        let any_shared = self.steps.iter().any(|step| step.is_shared());
+        let steps = self.steps(entries);
+        let any_shared = steps.iter().any(|step| step.is_shared());
         let mut name = self.domain.name.clone();
-        for (step, entry) in self.steps.iter().zip(entries) {
+        for (step, entry) in steps.iter().zip(entries) {
             name.push('.');
             if step.is_shared() || !(detailed || step.node.value_to_metric || step.kind == MatchKind::Exact) {
                 name.push_str(&step.node.composite());
@@ -211,9 +223,10 @@ impl KeyPrefix {
     #[cold]
     fn new(found: &Match<'_>, entries: &[Entry<'_>], limit: &Limit) -> Self {
         let mut hash = found.key_text(entries).prefix_hash(&limit.kind().bytes(), &found.domain.keyed.secret);
-        let sent = found.steps.iter().enumerate().filter(|(_, step)| !step.is_shared());
+        let steps = found.steps(entries);
+        let sent = steps.iter().enumerate().filter(|(_, step)| !step.is_shared());
         let mut unhashed_entries: SmallVec<[usize; 4]> = sent.map(|(entry, _)| entry).collect();
-        let is_known = |entry: &&usize| found.steps[**entry].kind == MatchKind::Exact;
+        let is_known = |entry: &&usize| steps[**entry].kind == MatchKind::Exact;
         let known = unhashed_entries.iter().take_while(is_known).count();
         // The last value is hashed together with the end of the key.
         for entry in unhashed_entries.drain(..known.min(unhashed_entries.len().saturating_sub(1))) {

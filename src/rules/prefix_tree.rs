@@ -131,14 +131,14 @@ impl Level {
         self.nodes.push(node);
     }
 
-    /// Appends the path that `entries` take to `steps`: one step for each entry, or fewer if an entry has no match.
+    /// Passes the path that `entries` take to `visit`: one step for each entry, or fewer if an entry has no match.
     /// Returns whether every step is literal: the entry has the key of the node and matches in the declared way, and
     /// not only by an equal composite text. Adds the number of tables and patterns tried to `visits`.
     #[inline(always)]
     pub(crate) fn walk<'r>(
         &'r self,
         entries: &[Entry<'_>],
-        steps: &mut Steps<'r>,
+        mut visit: impl FnMut(Step<'r>),
         visits: &mut usize,
     ) -> bool {
         let (mut level, mut is_literal) = (self, true);
@@ -146,10 +146,17 @@ impl Level {
             let only = level.only_step(*entry);
             let Some(step) = only.or_else(|| level.step(*entry, visits)) else { break };
             is_literal &= only.is_some() || step.is_literal(*entry);
-            steps.push(step);
+            visit(step);
             level = &step.node.children;
         }
         is_literal
+    }
+
+    /// The path that `entries` take.
+    pub(crate) fn steps(&self, entries: &[Entry<'_>]) -> Steps<'_> {
+        let mut steps = Steps::new();
+        self.walk(entries, |step| steps.push(step), &mut 0);
+        steps
     }
 
     /// Fast path for a level with a single node that `entry` matches literally.

@@ -5,7 +5,7 @@ use crate::{
     rules::{
         Location,
         pattern::Pattern,
-        prefix_tree::{Level, MatchKind, Node, Step, Steps},
+        prefix_tree::{Level, MatchKind, Node, Step},
     },
 };
 
@@ -50,8 +50,7 @@ pub struct NodeTrace<'r> {
 
 /// One level for each entry, up to the first entry without a match.
 pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
-    let mut steps = Steps::new();
-    root.walk(entries, &mut steps, &mut 0);
+    let steps = root.steps(entries);
     let mut levels = Vec::new();
     let mut level = root;
     for (index, entry) in entries.iter().enumerate() {
