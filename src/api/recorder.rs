@@ -23,6 +23,8 @@ use crate::{
 
 /// The maximum size of lines that are not sent yet, in bytes. Beyond it requests are left out.
 const UNSENT_BYTES_MAX: usize = 4 << 20;
+/// The maximum number of further hashes that are tried if one matches a pattern that the value does not match.
+const ATTEMPTS_MAX: u8 = 63;
 
 /// What a recording shows of the values of descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -223,28 +225,50 @@ fn recorded<'r>(
     domain: Option<KeyedDomain<'r>>,
     secret: Option<&Secret>,
 ) -> Vec<RecordedEntry<'r>> {
-    let matches = domain.map(|domain| domain.matches(entries)).unwrap_or_default();
-    let value = |(index, entry): (usize, &Entry<'r>)| {
-        let Some(secret) = secret else { return entry.value.into() };
-        match matches.get(index) {
-            Some((_, MatchKind::Exact)) => return entry.value.into(),
-            Some((pattern, MatchKind::Pattern)) if pattern.contains('*') => {
-                return pattern.replace('*', &hash(name, *entry, secret)).into();
-            }
-            Some((_, MatchKind::Pattern | MatchKind::KeyOnly)) | None => {}
-        }
-        hash(name, *entry, secret).into()
+    let Some(secret) = secret else {
+        return entries
+            .iter()
+            .map(|entry| RecordedEntry { key: entry.key, value: entry.value.into() })
+            .collect();
     };
-    entries
-        .iter()
-        .enumerate()
-        .map(|(index, entry)| RecordedEntry { key: entry.key, value: value((index, entry)) })
-        .collect()
+    let matches = |entries: &[Entry<'_>]| domain.map(|domain| domain.matches(entries)).unwrap_or_default();
+    let wanted = matches(entries);
+    let mut attempt = 0;
+    loop {
+        let hashed: Vec<_> = entries
+            .iter()
+            .enumerate()
+            .map(|(index, entry)| RecordedEntry {
+                key: entry.key,
+                value: hashed(*entry, wanted.get(index).copied(), || hash(name, *entry, attempt, secret)),
+            })
+            .collect();
+        let read: Vec<_> = hashed.iter().map(|RecordedEntry { key, value }| Entry { key, value }).collect();
+        // A pattern such as `4*` also matches hashes.
+        let matches_alike = matches(&read) == wanted;
+        if matches_alike || attempt == ATTEMPTS_MAX {
+            return hashed;
+        }
+        attempt += 1;
+    }
 }
 
-/// The same text for the same entry, as long as the secret is the same.
-fn hash(domain: &str, entry: Entry<'_>, secret: &Secret) -> String {
+/// The value of an entry that matches in this way, with what no rule names replaced by `hash`.
+fn hashed<'r>(
+    entry: Entry<'r>,
+    matched: Option<(&str, MatchKind)>,
+    hash: impl Fn() -> String,
+) -> Cow<'r, str> {
+    match matched {
+        Some((_, MatchKind::Exact)) => entry.value.into(),
+        Some((pattern, MatchKind::Pattern)) if pattern.contains('*') => pattern.replace('*', &hash()).into(),
+        Some((_, MatchKind::Pattern | MatchKind::KeyOnly)) | None => hash().into(),
+    }
+}
+
+/// The same text for the same entry and attempt, as long as the secret is the same.
+fn hash(domain: &str, entry: Entry<'_>, attempt: u8, secret: &Secret) -> String {
     let mut text = KeyText::new(domain);
     text.entry(entry);
-    format!("{:016x}", text.key(&[], secret).high())
+    format!("{:016x}", text.key(&[attempt], secret).high())
 }

@@ -91,16 +91,26 @@ async fn truncated_compressed_input_is_an_error_with_its_line() {
 }
 
 #[tokio::test]
-async fn standard_input_is_read_once_only() {
+async fn standard_input_is_read() {
     let folder = folder(RULES, &[]);
     let mut process = simulate(folder.path(), "- --descriptor user={user}");
     process.stdin.take().unwrap().write_all(CSV.as_bytes()).await.unwrap();
     let (code, output, _) = ended(process).await;
     assert_eq!(code, Some(0));
     assert!(output.starts_with("standard input: 4 requests from 1970-01-01T00:01:00Z to"), "{output}");
-    let (code, _, errors) = ended(simulate(folder.path(), "- --descriptor user={user} --suggest 99%")).await;
-    assert_eq!(code, Some(1));
-    assert!(errors.contains("name a file"), "{errors}");
+}
+
+#[tokio::test]
+async fn suggestion_for_standard_input_is_that_for_the_file() {
+    let folder = folder(RULES, &[("log.csv", CSV.as_bytes())]);
+    let mut process = simulate(folder.path(), "- --descriptor user={user} --suggest 100% --json");
+    process.stdin.take().unwrap().write_all(CSV.as_bytes()).await.unwrap();
+    let (code, output, errors) = ended(process).await;
+    assert_eq!(code, Some(0), "{errors}");
+    let piped: Value = serde_json::from_str(&output).unwrap();
+    let named = reported(folder.path(), "log.csv --descriptor user={user} --suggest 100%").await;
+    assert_eq!(piped["suggestions"][0]["reaches_goal"], true);
+    assert_eq!(piped["suggestions"], named["suggestions"]);
 }
 
 #[tokio::test]

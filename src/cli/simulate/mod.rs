@@ -25,7 +25,7 @@ use crate::{
             event::Source,
             flags::{Flags, TrafficFlags},
             generator::Generated,
-            input::Recorded,
+            input::{Recorded, file::KeptInput},
             progress::Progress,
             report::{Names, Report},
             suggest::{Goal, Suggestion, Tried, suggest},
@@ -84,7 +84,8 @@ async fn in_background(rules: Rules, flags: Flags) -> Result<Report, String> {
     let (mut interrupt, mut terminate) =
         (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
     let progress = Arc::new(Progress::default());
-    let simulation = Simulation { flags, progress: progress.clone() };
+    let kept_input = flags.goal.map(|_| KeptInput::default());
+    let simulation = Simulation { flags, progress: progress.clone(), kept_input };
     let mut running = task::spawn_blocking(move || simulation.run(rules));
     let shows_progress = stderr().is_terminal();
     let (start, mut shown) = (Instant::now(), interval(SHOWN_EVERY));
@@ -120,14 +121,12 @@ fn stop(progress: &Progress) {
 struct Simulation {
     flags: Flags,
     progress: Arc<Progress>,
+    // `None` if the input is read once.
+    kept_input: Option<KeptInput>,
 }
 
 impl Simulation {
     fn run(self, rules: Rules) -> Result<Report, String> {
-        if self.flags.goal.is_some() && self.reads_standard_input() {
-            return Err("--suggest reads the input several times, and the standard input can be read once: name a file"
-                .to_owned());
-        }
         let other = self.flags.compare.as_deref().map(load).transpose()?;
         let mut table = RuleTable::default();
         let side = |rules, table: &mut RuleTable| {
@@ -179,7 +178,11 @@ impl Simulation {
                 Box::new(Generated::new((**terms).clone()))
             }
             TrafficFlags::Recorded(recorded) => {
-                let bytes = input::file::open(&recorded.path, &self.progress)?;
+                let bytes = if self.reads_standard_input() {
+                    input::file::open_standard_input(self.kept_input.as_ref(), &self.progress)?
+                } else {
+                    input::file::open(&recorded.path, &self.progress)?
+                };
                 let mapping = recorded.mapping.clone();
                 Box::new(Recorded::new(bytes, recorded.format(), mapping, recorded.on_bad_line))
             }

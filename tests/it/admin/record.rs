@@ -49,7 +49,11 @@ impl Recording {
 }
 
 async fn recorded(values: &str, calls: impl AsyncFnOnce(&Service)) -> Vec<Value> {
-    let service = Service::start_with(RULES, &[("admin.record", "plain")]).await;
+    recorded_by(RULES, values, calls).await
+}
+
+async fn recorded_by(rules: &str, values: &str, calls: impl AsyncFnOnce(&Service)) -> Vec<Value> {
+    let service = Service::start_with(rules, &[("admin.record", "plain")]).await;
     let recording = Recording::start(&service, &format!("seconds=60&values={values}")).await;
     assert!(recording.head.contains("application/x-ndjson"), "{}", recording.head);
     calls(&service).await;
@@ -101,6 +105,30 @@ async fn hashed_recording_shows_only_values_that_rules_name() {
     assert_eq!((ann, root), (again, "root"));
     assert!(ann != bob && ann.len() == 16 && path.starts_with("/api/"), "{values:?}");
     assert!(![ann, bob, path, other].iter().any(|value| value.contains("ann") || value.contains("bob")));
+}
+
+#[tokio::test]
+async fn hashed_values_match_no_other_pattern() {
+    let patterns = ["0*", "1*", "2*", "3*", "*4", "*5", "*6", "*7"];
+    let rule = |pattern: &str| {
+        format!("  - {{key: user, value: \"{pattern}\", rate_limit: {{unit: hour, requests_per_unit: 1}}}}\n")
+    };
+    let rules = format!("{RULES}{}", patterns.map(rule).concat());
+    let users: Vec<_> = (0..30).map(|number| format!("user-{number}x")).collect();
+    let lines = recorded_by(&rules, "hashed", async |service| {
+        for user in &users {
+            service.call(with_hits(request_for("shop", "user", user), 1)).await.unwrap();
+        }
+    })
+    .await;
+    let mut values: Vec<_> =
+        lines.iter().filter_map(|line| line["descriptors"][0]["entries"][0]["value"].as_str()).collect();
+    let other =
+        |value: &&str| value.starts_with(['0', '1', '2', '3']) || value.ends_with(['4', '5', '6', '7']);
+    assert!(!values.iter().any(other), "{values:?}");
+    values.sort_unstable();
+    values.dedup();
+    assert_eq!(values.len(), users.len());
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read},
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use flate2::bufread::MultiGzDecoder;
@@ -14,18 +14,17 @@ use crate::cli::simulate::progress::Progress;
 
 /// The size of reads.
 const BUFFER_BYTES: usize = 256 << 10;
+/// The maximum size of a standard input that is read several times, as it comes: 256 MiB.
+const KEPT_BYTES_MAX: usize = 256 << 20;
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// The text of a file; `-` is the standard input. Content that is compressed with gzip or zstd is decompressed.
+/// The text of a file. Content that is compressed with gzip or zstd is decompressed.
 pub(in crate::cli::simulate) fn open(
     path: &Path,
     progress: &Arc<Progress>,
 ) -> Result<Box<dyn BufRead + Send>, String> {
     let named = |error: io::Error| format!("{}: {error}", path.display());
-    if path == Path::new("-") {
-        return text(Counted { bytes: io::stdin(), progress: progress.clone() }).map_err(named);
-    }
     let file = File::open(path).map_err(named)?;
     let about = file.metadata().map_err(named)?;
     if about.is_dir() {
@@ -36,6 +35,78 @@ pub(in crate::cli::simulate) fn open(
     }
     progress.begin(about.len());
     text(Counted { bytes: file, progress: progress.clone() }).map_err(named)
+}
+
+/// The text of the standard input, as that of a file. With `kept` it starts with what earlier calls have read.
+pub(in crate::cli::simulate) fn open_standard_input(
+    kept: Option<&KeptInput>,
+    progress: &Arc<Progress>,
+) -> Result<Box<dyn BufRead + Send>, String> {
+    let progress = progress.clone();
+    let text = match kept {
+        None => text(Counted { bytes: io::stdin(), progress }),
+        Some(kept) => {
+            progress.begin(kept.len());
+            text(Counted { bytes: kept.read_again(io::stdin()), progress })
+        }
+    };
+    text.map_err(|error| format!("standard input: {error}"))
+}
+
+/// What was read of an input that can be read once.
+#[derive(Clone, Debug, Default)]
+pub(in crate::cli::simulate) struct KeptInput(Arc<Mutex<KeptBytes>>);
+
+#[derive(Debug, Default)]
+struct KeptBytes {
+    bytes: Vec<u8>,
+    // Whether these are all: a terminal could be read further.
+    has_ended: bool,
+}
+
+/// Reads what is kept, and then keeps what it reads.
+struct KeptReader<R> {
+    kept: KeptInput,
+    position: usize,
+    bytes: R,
+}
+
+impl KeptInput {
+    fn with<T>(&self, act: impl FnOnce(&mut KeptBytes) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn len(&self) -> u64 {
+        self.with(|kept| kept.bytes.len() as u64)
+    }
+
+    fn read_again<R: Read>(&self, bytes: R) -> KeptReader<R> {
+        KeptReader { kept: self.clone(), position: 0, bytes }
+    }
+}
+
+impl<R: Read> Read for KeptReader<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let (mut read, has_ended) = self.kept.with(|kept| {
+            let mut rest = kept.bytes.get(self.position..).unwrap_or_default();
+            rest.read(into).map(|read| (read, kept.has_ended))
+        })?;
+        if read == 0 && !has_ended && !into.is_empty() {
+            read = self.bytes.read(into)?;
+            self.kept.with(|kept| {
+                if kept.bytes.len() + read > KEPT_BYTES_MAX {
+                    return Err(io::Error::other(
+                        "--suggest reads it several times, and keeps at most 256 MiB of it: name a file",
+                    ));
+                }
+                kept.bytes.extend_from_slice(&into[..read]);
+                kept.has_ended = read == 0;
+                Ok(())
+            })?;
+        }
+        self.position += read;
+        Ok(read)
+    }
 }
 
 fn text(bytes: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
@@ -91,5 +162,33 @@ impl<R: Read> Read for Counted<R> {
         let read = self.bytes.read(into)?;
         self.progress.add_bytes(read as u64);
         Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_input_is_read_again_and_once_from_its_source() {
+        let kept = KeptInput::default();
+        let read = |source: &[u8], length: u64| {
+            let mut text = Vec::new();
+            kept.read_again(source).take(length).read_to_end(&mut text).unwrap();
+            text
+        };
+        assert_eq!(read(b"one", 3), b"one");
+        assert_eq!(read(b"two", 9), b"onetwo");
+        assert_eq!(read(b"further", 99), b"onetwo");
+        assert_eq!(kept.len(), 6);
+    }
+
+    #[test]
+    fn kept_input_beyond_its_bound_is_an_error() {
+        let mut reader = KeptInput::default().read_again(io::repeat(b'x'));
+        let mut part = vec![0; BUFFER_BYTES];
+        let all = std::iter::repeat_with(|| reader.read(&mut part)).take(KEPT_BYTES_MAX / BUFFER_BYTES + 1);
+        let read: Vec<_> = all.take_while(Result::is_ok).collect();
+        assert_eq!(read.len(), KEPT_BYTES_MAX / BUFFER_BYTES);
     }
 }
