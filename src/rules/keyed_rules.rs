@@ -127,9 +127,7 @@ impl<'r> KeyedDomain<'r> {
     /// How each entry matches on the way to a rule: the value of its node as written, and the kind of match. Ends before
     /// the first entry without a match.
     pub(crate) fn matches(self, entries: &[Entry<'_>]) -> Vec<(&'r str, MatchKind)> {
-        let mut steps = SmallVec::new();
-        self.domain.root.walk(entries, &mut steps, &mut 0);
-        steps.iter().map(|step| (&*step.node.value, step.kind)).collect()
+        self.domain.root.steps(entries).iter().map(|step| (&*step.node.value, step.kind)).collect()
     }
 
     /// A trace of the lookup: one level for each entry, up to the first entry without a match. Slower than
