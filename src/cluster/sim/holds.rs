@@ -122,9 +122,19 @@ impl Reservations {
 
     /// Records what expires: from the earliest instant on, its hits may be free again.
     pub(super) fn expire(&mut self, now: u64, record: &mut Record) {
+        self.expire_from(|earliest| earliest <= now, record);
+    }
+
+    /// A clock has stepped, so any of them may have expired.
+    pub(super) fn expire_any(&mut self, record: &mut Record) {
+        self.expire_from(|_| true, record);
+    }
+
+    /// Records that open reservations expire whose earliest expiry `is_due`.
+    fn expire_from(&mut self, is_due: impl Fn(u64) -> bool, record: &mut Record) {
         for hold in &mut self.each {
             let (called_at, answered_at) = hold.expiry();
-            if hold.state != State::Open || now < called_at {
+            if hold.state != State::Open || !is_due(called_at) {
                 continue;
             }
             hold.state = State::Expired;

@@ -245,6 +245,7 @@ impl World {
             Step::FreezeBorrower => self.freeze_borrower(),
             Step::Thaw => self.thaw(),
             Step::Skew(number, millis) => {
+                self.reservations.expire_any(&mut self.record);
                 let until = self.wall_of(*number);
                 if let Some(process) = self.processes.get_mut(number) {
                     process.skew += *millis * MILLISECOND as i64;
