@@ -363,13 +363,7 @@ impl Holds {
     }
 
     /// Removes the hold at `index` and takes back all but `kept` of its hits. Also returns the units taken back.
-    fn take_back(
-        &mut self,
-        index: usize,
-        counter: &mut Counter,
-        kept: u64,
-        now: Timestamp,
-    ) -> (Hold, u128) {
+    fn take_back(&mut self, index: usize, counter: &mut Counter, kept: u64, now: Timestamp) -> (Hold, u128) {
         let mut hold = self.each.remove(index);
         let units = self.limit.lighten(counter, &mut hold.held, kept, now);
         if units > 0 {

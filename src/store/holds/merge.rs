@@ -3,7 +3,7 @@
 use crate::{
     algorithm::{Counter, Held, Limit},
     store::{
-        HoldId,
+        HoldId, OnExpiry,
         holds::{Hold, Holds},
     },
     time::Timestamp,
@@ -34,8 +34,9 @@ impl HeldCounter {
 impl Holds {
     /// Adds to `counter` and its holds what another replica has made of `base`, an earlier state of both.
     ///
-    /// A hold that has ended `there` is taken out here and of `base`, so that what is added holds its used hits. A hold
-    /// that was made `there` becomes one of this counter. If both sides know it, the one here stays.
+    /// A hold that has ended `there` is taken out here and of `base`, so that what is added has its used hits; unless
+    /// its expiry has charged it here so long ago that it is forgotten, because then `base` and this counter have its
+    /// hits. A hold that was made `there` becomes one of this counter. If both sides know it, the one here stays.
     pub(in crate::store) fn absorb(
         &mut self,
         counter: &mut Counter,
@@ -49,7 +50,8 @@ impl Holds {
         there.holds.adopt(&limit);
         base.holds.adopt(&limit);
 
-        let ended_there: Vec<HoldId> = base.holds.ids_without(&there.holds);
+        let mut ended_there = base.holds.ids_without(&there.holds);
+        ended_there.retain(|id| self.knows(id) || !base.holds.is_charged_at_expiry(id));
         base.take_out(&ended_there, now);
         for id in ended_there.iter().chain(there.holds.ended.keys()) {
             self.take_out(counter, id, now);
@@ -94,6 +96,10 @@ impl Holds {
     fn ids_without(&self, others: &Self) -> Vec<HoldId> {
         let is_other = |id: &HoldId| others.each.iter().any(|other| other.id == *id);
         self.each.iter().map(|hold| &hold.id).filter(|id| !is_other(id)).cloned().collect()
+    }
+
+    fn is_charged_at_expiry(&self, id: &HoldId) -> bool {
+        self.each.iter().any(|hold| hold.id == *id && hold.on_expiry == OnExpiry::Charge)
     }
 
     fn knows(&self, id: &HoldId) -> bool {

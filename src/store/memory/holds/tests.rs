@@ -276,7 +276,9 @@ fn hold_made_by_a_clock_that_was_ahead_expires_after_its_time() {
 #[test]
 fn charge_made_by_a_clock_that_was_ahead_is_given_back_by_its_hold() {
     let shown = NOW.plus(3_600 * SECOND);
-    for limit in every_limit(10, DAY) {
+    // A queue gives only its last place back.
+    let is_queue = |limit: &Limit| matches!(limit, Limit::LeakyQueue(_));
+    for limit in every_limit(10, DAY).into_iter().filter(|limit| !is_queue(limit)) {
         for settles in [false, true] {
             let memory = Memory::new(BYTES, OnFull::Deny);
             assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", shown));
@@ -293,8 +295,15 @@ fn charge_made_by_a_clock_that_was_ahead_is_given_back_by_its_hold() {
 
 /// Two owners of the counter of `key("k")` that have continued from this copy, with the hold `a` of 4 hits.
 fn parted(limit: &Limit) -> (Memory, Memory, SlotData) {
+    parted_with(limit, OnExpiry::Release)
+}
+
+/// The same, with what the expiry of the hold does.
+fn parted_with(limit: &Limit, on_expiry: OnExpiry) -> (Memory, Memory, SlotData) {
     let (one, other) = (sharing(), Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared());
-    assert!(reserve(&one, &[check(key("k"), limit, 4)], "a", NOW));
+    let terms = terms("a", HOLD_TTL_DEFAULT, on_expiry);
+    let checks = Checks::from_slice(&[check(key("k"), limit, 4)]);
+    assert!(one.reserve(&checks, &terms, NOW, any_refused).unwrap().is_held);
     let slot = one.slot(key("k"));
     let copy = one.whole(slot).data;
     other.acquire(slot, copy.clone(), NOW);
@@ -318,8 +327,12 @@ fn assert_left(memory: &Memory, limit: &Limit, now: Timestamp, expected: u64) {
 #[test]
 fn hold_that_ended_at_another_owner_is_given_back_once() {
     type End = fn(&Memory, &Limit);
-    let settles: End = |memory, limit| drop(settle(memory, check(key("k"), limit, 1), "a", NOW));
-    let settles_more: End = |memory, limit| drop(settle(memory, check(key("k"), limit, 6), "a", NOW));
+    let settles: End = |memory, limit| {
+        settle(memory, check(key("k"), limit, 1), "a", NOW);
+    };
+    let settles_more: End = |memory, limit| {
+        settle(memory, check(key("k"), limit, 6), "a", NOW);
+    };
     let withdraws: End = |memory, limit| {
         memory.withdraw(&Checks::from_slice(&[check(key("k"), limit, 0)]), &id("a"), 0, NOW).unwrap();
     };
@@ -330,7 +343,8 @@ fn hold_that_ended_at_another_owner_is_given_back_once() {
     };
     let later = NOW.plus(120 * SECOND);
     for limit in every_limit(20, DAY) {
-        for (end, used) in [(settles, 1), (settles_more, 6), (withdraws, 0), (expires, 0), (is_forgotten, 0)] {
+        for (end, used) in [(settles, 1), (settles_more, 6), (withdraws, 0), (expires, 0), (is_forgotten, 0)]
+        {
             for ends_here_first in [false, true] {
                 let (giver, keeper, copy) = parted(&limit);
                 end(&giver, &limit);
@@ -342,6 +356,24 @@ fn hold_that_ended_at_another_owner_is_given_back_once() {
                 merge(&giver, &keeper, &copy, later);
                 assert_left(&keeper, &limit, later, 18 - used);
             }
+        }
+    }
+}
+
+#[test]
+fn hold_that_was_charged_by_its_expiry_counts_once_after_merging() {
+    // Both remember it, only one of them does, or none.
+    for (giver_at, keeper_at) in [(60, 60), (120, 60), (60, 120), (120, 120)] {
+        for limit in every_limit(20, DAY) {
+            let (giver, keeper, copy) = parted_with(&limit, OnExpiry::Charge);
+            for (memory, seconds) in [(&giver, giver_at), (&keeper, keeper_at)] {
+                memory.sweep(NOW.plus(60 * SECOND));
+                memory.sweep(NOW.plus(seconds * SECOND));
+            }
+            let later = NOW.plus(120 * SECOND);
+            giver.apply(&[check(key("k"), &limit, 3)], later, |_| false).unwrap();
+            merge(&giver, &keeper, &copy, later);
+            assert_left(&keeper, &limit, later, 13);
         }
     }
 }
