@@ -177,6 +177,7 @@ impl Memory {
         let size = holds.as_ref().map(Holds::size).unwrap_or_default();
         let Some(mut holds) = holds.or_else(|| there.limit().map(Holds::new)) else { return };
         let limit = holds.limit().clone();
+        self.clamp_holds_ahead(&mut holds, now);
         let has_room = self.has_room_for(there.now.hold_bytes());
         let room = if has_room { Room::Enough } else { Room::None };
         let (there, base) = (there.now.unpacked(&limit), there.base.unpacked(&limit));
@@ -196,13 +197,13 @@ impl Memory {
 
     /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
     pub(super) fn expire_holds(&self, table: &mut Table, key: Key, limit: &Limit, now: Timestamp) -> bool {
-        let given_up = self.lead_given_up_at(now);
-        if table.holds(key).is_none_or(|holds| given_up.is_none() && !holds.is_due(now)) {
+        let is_ahead = self.lead_given_up_at(now).is_some();
+        if table.holds(key).is_none_or(|holds| !is_ahead && !holds.is_due(now)) {
             return false;
         }
         let Some(mut holds) = table.take_holds(key) else { return false };
         let size = holds.size();
-        let has_moved = given_up.is_some_and(|at| holds.clamp_ahead(at, now));
+        let has_moved = self.clamp_holds_ahead(&mut holds, now);
         let changes = has_moved || holds.is_due(now);
         if changes {
             self.touch_counter(table, key, limit, now, |counter| {
@@ -214,6 +215,11 @@ impl Memory {
         }
         table.put_holds(key, holds, size, &self.resources);
         changes
+    }
+
+    /// Clamps holds that are ahead, before their counter is clamped. Returns whether the counter has to be.
+    pub(super) fn clamp_holds_ahead(&self, holds: &mut Holds, now: Timestamp) -> bool {
+        self.lead_given_up_at(now).is_some_and(|at| holds.clamp_ahead(at, now))
     }
 
     /// Ends the holds of a slot that have expired, and forgets those that ended long ago.

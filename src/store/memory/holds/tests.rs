@@ -283,6 +283,9 @@ fn charge_made_by_a_clock_that_was_ahead_is_given_back_by_its_hold() {
             let memory = Memory::new(BYTES, OnFull::Deny);
             assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", shown));
             memory.give_up_lead(crate::store::Lead { at: NOW, until: shown });
+            // Another charge of one hit is taken back before the next decision.
+            let other = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1));
+            memory.undo(key("k"), &limit, other.receipt.unwrap(), NOW);
             if settles {
                 settle(&memory, check(key("k"), &limit, 0), "a", NOW.plus(SECOND));
             }
