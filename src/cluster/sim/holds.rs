@@ -232,9 +232,11 @@ impl Reservations {
 }
 
 /// Whether ended reservations leave the counter as if only the used hits had been charged, whatever else is called
-/// here. A queue gives only its last place back, a refund may have taken the held hits, and counted refusals may have
-/// been refused because of them.
+/// here. A queue gives only its last place back, a log less if a clock gave up a lead and the hits were moved to
+/// one instant, a refund may have taken the held hits, and counted refusals may have been refused because of them.
 fn gives_all_back(limit: &Limit, record: &Record) -> bool {
     let is_queue = matches!(limit, Limit::LeakyQueue(_));
-    !record.is_mixed && !is_queue && limit.excess() == Excess::Refuse
+    let is_log = matches!(limit, Limit::SlidingLog(_) | Limit::Concurrency(_));
+    let may_be_moved = is_log && record.leads > 0;
+    !record.is_mixed && !is_queue && !may_be_moved && limit.excess() == Excess::Refuse
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::cluster::sim::{
     Step::{
-        self, Cut, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Settle, Skew, Start,
-        Store, Thaw, Traffic,
+        self, Cut, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Settle, Start, Store,
+        Thaw, Traffic,
     },
     record::Faults,
     scripts::play,
@@ -93,15 +93,4 @@ fn reservations_in_snapshots_of_different_ages_end_once() {
         &[millis(94), millis(5_000), Resume(1), millis(673), Resume(3), Settle],
     ];
     holds(99..100, &planned.concat(), Faults::None);
-}
-
-#[test]
-fn reservation_of_a_clock_that_was_ahead_gives_its_hits_back() {
-    let script = [
-        &[Start(3), Settle, Traffic(49), Hold(30), Hot(556), millis(344), Skew(0, 2_342_229), millis(446)][..],
-        &[Skew(0, 1_973_729), millis(317), Skew(0, -1_171_402), millis(248), Delay(18), millis(372)],
-        &[Skew(2, 680_996), millis(69), Start(1), millis(105), Skew(1, 460_730), millis(6)],
-        &[Skew(1, -1_657_476), millis(234)],
-    ];
-    holds(85..95, &script.concat(), Faults::Lead);
 }

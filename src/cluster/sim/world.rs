@@ -240,7 +240,6 @@ impl World {
             Step::FreezeBorrower => self.freeze_borrower(),
             Step::Thaw => self.thaw(),
             Step::Skew(number, millis) => {
-                self.reservations.expire_any(&mut self.record);
                 let until = self.wall_of(*number);
                 if let Some(process) = self.processes.get_mut(number) {
                     process.skew += *millis * MILLISECOND as i64;
@@ -251,6 +250,7 @@ impl World {
                         process.node.give_up_lead(Lead { at, until });
                     }
                 }
+                self.reservations.expire_any(&mut self.record);
             }
             Step::Rules(divided_by) => {
                 self.divided_by = *divided_by;
