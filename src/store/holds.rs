@@ -11,8 +11,10 @@ use crate::{
 };
 
 mod codec;
+mod merge;
 
 pub(super) use codec::DecodedHolds;
+pub(super) use merge::{HeldCounter, Room};
 
 /// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
 pub const HOLDS_MAX: usize = 1_000;
@@ -208,7 +210,7 @@ impl Holds {
             match self.each[index].on_expiry {
                 OnExpiry::Release => {
                     expired.released += 1;
-                    let hold = self.take_back(index, counter, 0, at);
+                    let (hold, _) = self.take_back(index, counter, 0, at);
                     self.end(hold, None);
                 }
                 OnExpiry::Charge => {
@@ -267,7 +269,7 @@ impl Holds {
         }
         self.observe(limit, counter, now);
         let hold = self.each.iter().position(|hold| hold.id == *id);
-        let hold = hold.map(|index| self.take_back(index, counter, actual, now));
+        let hold = hold.map(|index| self.take_back(index, counter, actual, now).0);
         let reserved = hold.as_ref().map_or(0, |hold| hold.hits);
         let missing = actual.saturating_sub(reserved);
         let (charged, _) = limit.charge_used(counter, missing, now);
@@ -298,18 +300,24 @@ impl Holds {
     ) -> bool {
         let index = self.each.iter().position(|hold| hold.id == *id && hold.attempt == attempt);
         let Some(index) = index else { return false };
-        let hold = self.take_back(index, counter, 0, now);
+        let (hold, _) = self.take_back(index, counter, 0, now);
         self.id_bytes -= hold.id.bytes.len();
         self.set_next_expiry();
         true
     }
 
     /// Clamps instants after a clock gave up a lead at `at`, not after `now`: a hold that was made ahead of `now`
-    /// expires as if it had been made at `at`.
-    pub(super) fn clamp_ahead(&mut self, at: Timestamp, now: Timestamp) {
+    /// expires as if it had been made at `at`. Returns whether charges have moved: those of the counter must move, too.
+    pub(super) fn clamp_ahead(&mut self, at: Timestamp, now: Timestamp) -> bool {
+        let mut has_moved = false;
         for hold in &mut self.each {
             if now.after(hold.ttl) < hold.expires_at {
                 hold.expires_at = at.after(hold.ttl);
+            }
+            if let Place::Instant(instant) = &mut hold.held.place
+                && now < *instant
+            {
+                (*instant, has_moved) = (at, true);
             }
         }
         let latest = now.after(HOLD_TTL_MAX).after(REMEMBERED);
@@ -317,6 +325,7 @@ impl Holds {
             ended.forgotten_at = ended.forgotten_at.min(latest);
         }
         self.set_next_expiry();
+        has_moved
     }
 
     /// Forgets a hold that has ended.
@@ -353,8 +362,8 @@ impl Holds {
         self
     }
 
-    /// Removes the hold at `index` and takes back all but `kept` of its hits.
-    fn take_back(&mut self, index: usize, counter: &mut Counter, kept: u64, now: Timestamp) -> Hold {
+    /// Removes the hold at `index` and takes back all but `kept` of its hits. Also returns the units taken back.
+    fn take_back(&mut self, index: usize, counter: &mut Counter, kept: u64, now: Timestamp) -> (Hold, u128) {
         let mut hold = self.each.remove(index);
         let units = self.limit.lighten(counter, &mut hold.held, kept, now);
         if units > 0 {
@@ -362,7 +371,7 @@ impl Holds {
             earlier.iter_mut().for_each(|other| other.held.before_later(&hold.held, units));
             later.iter_mut().for_each(|other| other.held.after_earlier(&hold.held, units));
         }
-        hold
+        (hold, units)
     }
 
     fn end(&mut self, hold: Hold, settled: Option<Settled>) {

@@ -279,6 +279,7 @@ impl Memory {
             return self.touch_counter(table, key, limit, now, decide);
         };
         let size = holds.size();
+        self.clamp_holds_ahead(&mut holds, now);
         let decided = self.touch_counter(table, key, limit, now, |counter| {
             holds.observe(limit, counter, now);
             let decision = decide(counter);

@@ -47,7 +47,7 @@ pub use reservation::{
     HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
 };
 pub use slot::{SLOTS, Slot};
-pub use slot_data::{Changes, DecodeError, PendingUsage, SlotData};
+pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
 pub use snapshot::{SlotSource, SnapshotError, StoredSlot};
 
 /// A check of one counter.

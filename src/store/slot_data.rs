@@ -11,7 +11,7 @@ use crate::{
     descriptor::Key,
     store::{
         budget::{Budget, Reservation},
-        holds::Holds,
+        holds::{HeldCounter, Holds},
         key_hasher::{ByKey, KeyHasher},
         memory::Lead,
         packed_counter::PackedCounter,
@@ -64,6 +64,28 @@ pub struct PendingUsage {
 pub(super) struct Usage {
     pub(super) packed: PackedCounter,
     pub(super) base: Option<PackedCounter>,
+}
+
+/// What another replica has counted in a slot since an earlier state of it.
+#[derive(Clone, Debug, Default)]
+pub struct Consumption {
+    /// The usage of counters without holds.
+    pub(super) pending: PendingUsage,
+    pub(super) held: ByKey<HeldConsumption>,
+}
+
+/// A counter that had or has holds on another replica.
+#[derive(Clone, Debug)]
+pub(super) struct HeldConsumption {
+    pub(super) now: HeldState,
+    pub(super) base: HeldState,
+}
+
+/// A counter and its holds, as far as there are any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HeldState {
+    packed: Option<PackedCounter>,
+    holds: Option<Holds>,
 }
 
 /// A copy of the changes of a slot.
@@ -182,8 +204,15 @@ impl SlotData {
         self.account();
     }
 
-    /// The usage since `ancestor`, an earlier state of the same slot.
-    pub fn difference(&self, ancestor: &Self) -> PendingUsage {
+    /// What was counted since `ancestor`, an earlier state of the same slot.
+    pub fn difference(&self, ancestor: &Self) -> Consumption {
+        let mut held: ByKey<HeldConsumption> = ByKey::default();
+        for key in self.holds.keys().chain(ancestor.holds.keys()) {
+            let (now, base) = (self.held_state(*key), ancestor.held_state(*key));
+            if now != base {
+                held.insert(*key, HeldConsumption { now, base });
+            }
+        }
         let mut pending = self.pending.clone();
         for (key, each) in &mut pending.by_key {
             if let Some(known) = ancestor.pending.by_key.get(key) {
@@ -192,12 +221,16 @@ impl SlotData {
         }
         for (key, packed) in &self.counters {
             let base = ancestor.counters.get(key);
-            if base != Some(packed) {
+            if base != Some(packed) && !held.contains_key(key) {
                 pending.push(*key, Usage { packed: packed.clone(), base: base.cloned() });
             }
         }
         pending.by_key.retain(|_, each| !each.is_empty());
-        pending
+        Consumption { pending, held }
+    }
+
+    fn held_state(&self, key: Key) -> HeldState {
+        HeldState { packed: self.counters.get(&key).cloned(), holds: self.holds.get(&key).cloned() }
     }
 
     /// The same without idle counters. In a partial copy they become removed keys.
@@ -269,6 +302,44 @@ impl PartialEq for SlotData {
     fn eq(&self, other: &Self) -> bool {
         (&self.counters, &self.holds, &self.pending, &self.unknown)
             == (&other.counters, &other.holds, &other.pending, &other.unknown)
+    }
+}
+
+impl Consumption {
+    /// The memory of what it adds to a slot, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.pending.bytes() + self.held.values().map(|held| held.now.bytes()).sum::<usize>()
+    }
+}
+
+impl From<PendingUsage> for Consumption {
+    fn from(pending: PendingUsage) -> Self {
+        Self { pending, ..Self::default() }
+    }
+}
+
+impl HeldConsumption {
+    /// The limit by which the other replica has observed the holds last.
+    pub(super) fn limit(&self) -> Option<&Limit> {
+        self.now.holds.as_ref().or(self.base.holds.as_ref()).map(Holds::limit)
+    }
+}
+
+impl HeldState {
+    /// The approximate memory of the holds, in bytes.
+    pub(super) fn hold_bytes(&self) -> usize {
+        self.holds.as_ref().map_or(0, Holds::bytes)
+    }
+
+    fn bytes(&self) -> usize {
+        self.hold_bytes() + self.packed.as_ref().map_or(0, PackedCounter::heap_bytes)
+    }
+
+    /// The counter of `limit`, and its holds.
+    pub(super) fn unpacked(self, limit: &Limit) -> HeldCounter {
+        let Self { packed, holds } = self;
+        let counter = packed.map_or_else(|| limit.fresh(), |packed| packed.counter(limit));
+        HeldCounter { counter, holds: holds.unwrap_or_else(|| Holds::new(limit)) }
     }
 }
 

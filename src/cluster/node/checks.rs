@@ -219,11 +219,19 @@ impl Router<'_> {
             return if may_be_claimed { self.park(open) } else { self.owner_unreachable(open) };
         };
         if self.cx.members.is_isolated()
-            || self.checks.forwarding.is_breaker_open(to, self.cx.now)
             || self.cx.out.is_full(to)
             || self.checks.forwarding.is_full()
             || !self.cx.members.is_reachable(to, self.cx.ticked_at)
         {
+            return self.owner_unreachable(open);
+        }
+        if self.checks.forwarding.is_breaker_open(to, self.cx.now) {
+            // Callers do not wait for a late owner. A take-back reaches it without a reply.
+            if let RemoteOperation::Undo(_) = open.check.operation {
+                let without_reply = OpenCheck::without_reply(open.check.clone(), self.cx.now);
+                let take_back = OpenCheck { hops: open.hops, ..without_reply };
+                self.checks.forwarding.forward(take_back, to, &mut self.cx);
+            }
             return self.owner_unreachable(open);
         }
         self.checks.forwarding.forward(open, to, &mut self.cx);

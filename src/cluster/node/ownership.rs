@@ -11,7 +11,7 @@ use crate::{
         message::{Grant, HandOff, HandOffId, Message, Origin, Owner, SlotCopy, Version},
         node::{context::Context, membership::Membership, output::Output},
     },
-    store::{Memory, PendingUsage, Slot, SlotData},
+    store::{Consumption, Memory, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -269,7 +269,7 @@ impl Ownership {
         &mut self,
         slot: Slot,
         histories: Vec<(SlotCopy, Origin)>,
-        mut consumed_elsewhere: Vec<PendingUsage>,
+        mut consumed_elsewhere: Vec<Consumption>,
         cx: &mut Context<'_>,
     ) -> Vec<Grant> {
         let mut grants = Vec::new();
@@ -294,7 +294,7 @@ impl Ownership {
         &mut self,
         slot: Slot,
         mut histories: Vec<(SlotCopy, Origin)>,
-        mut consumed_elsewhere: Vec<PendingUsage>,
+        mut consumed_elsewhere: Vec<Consumption>,
         cx: &mut Context<'_>,
     ) -> Vec<Grant> {
         histories.sort_by_key(|(copy, _)| copy.version);
@@ -398,7 +398,7 @@ impl Ownership {
 }
 
 /// The consumption in the sender's lineage that the lineage of the new owner lacks.
-fn diverged_consumption(given: &SlotData, giver: &Origin, keeper: &Origin) -> Option<PendingUsage> {
+fn diverged_consumption(given: &SlotData, giver: &Origin, keeper: &Origin) -> Option<Consumption> {
     let ancestor = if giver.since <= keeper.version.epoch {
         // The new owner started from a copy of the sender's lineage.
         keeper

@@ -1,31 +1,30 @@
-//! The slots: connects their ownership, recovery, backups and leases. Decides checks of the counters that are owned
+//! The slots: connects their ownership, recovery, backups and leases. It decides checks of the counters that are owned
 //! here.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use crate::{
-    algorithm::{Decision, Limit, Operation},
     cluster::{
         MemberId,
-        message::{HandOff, Message, Origin, Owner, RemoteCheck, RemoteOperation, Reply, SlotCopy, Version},
+        message::{Origin, Owner, SlotCopy, Version},
         node::{
             NodeSettings,
             backup::{Backups, BackupsDue},
             context::Context,
             lease_owner::LeaseOwner,
-            membership::{Departure, Membership},
-            ownership::{Arrival, Ownership},
+            membership::Membership,
+            ownership::Ownership,
             recovery::Recovery,
         },
         placement::Placement,
     },
     descriptor::Key,
-    store::{
-        Check, Checks, Memory, NotLocal, OnRefusal, ReserveError, Reserved, Slot, SlotData, SlotSource,
-        StoredSlot,
-    },
+    store::{Memory, Slot, SlotData, SlotSource, StoredSlot},
     time::Timestamp,
 };
+
+mod apply;
+mod arrivals;
 
 /// How often all slots are checked while nothing happens.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -254,85 +253,6 @@ impl Slots {
         self.send_backup(slot, cx);
     }
 
-    /// Records that `owner` owns the slot, as another member reports.
-    pub(super) fn learn_owner(&mut self, slot: Slot, owner: Owner, cx: &mut Context<'_>) {
-        // This replica knows best which slots it owns.
-        if owner.member == cx.members.local_id() {
-            return;
-        }
-        self.ownership.learn_owner(slot, owner);
-        if self.ownership.local_owner(slot).is_some_and(|local| local < owner)
-            && cx.members.is_reachable(owner.member, cx.now)
-            && cx.members.is_synced(owner.member)
-        {
-            self.send_hand_off(slot, owner.member, cx);
-        }
-    }
-
-    /// Records that a member owns the slot, as it announces itself. It started from the version `origin`.
-    pub(super) fn receive_owner(&mut self, slot: Slot, owner: Owner, origin: Version, cx: &mut Context<'_>) {
-        self.ownership.contradict(slot, owner, cx.out);
-        self.learn_owner(slot, owner, cx);
-        // The owner may have started from an older copy than the one that is stored here.
-        if let Some(stored) = self.backups.stored(slot)
-            && origin < stored.version
-            && stored.version.epoch < owner.epoch
-        {
-            cx.out.send(owner.member, Message::NewerCopy { slot, copy: stored.clone() });
-        }
-    }
-
-    pub(super) fn receive_hand_off(&mut self, from: MemberId, hand_off: HandOff, cx: &mut Context<'_>) {
-        let slot = hand_off.slot;
-        let stored = self.backups.stored(slot);
-        match self.ownership.receive_hand_off(from, hand_off, stored, cx) {
-            Arrival::Crossed => {}
-            Arrival::Acquired(grants) => {
-                self.leases.insert_grants(grants, cx);
-                self.begin_ownership(slot, cx);
-            }
-            Arrival::Merged(grants) => {
-                self.leases.insert_grants(grants, cx);
-                self.send_backup(slot, cx);
-            }
-        }
-    }
-
-    pub(super) fn receive_backup(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        copy: SlotCopy,
-        after: Option<u64>,
-        cx: &mut Context<'_>,
-    ) {
-        let version = copy.version;
-        if self.backups.receive(from, slot, copy, after, cx) {
-            if !self.ownership.owns(slot) {
-                self.receive_owner(slot, Owner { epoch: version.epoch, member: from }, version, cx);
-            }
-            cx.out.send(from, Message::BackupAck { slot, version });
-        }
-    }
-
-    pub(super) fn receive_backup_ack(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        version: Version,
-        cx: &mut Context<'_>,
-    ) {
-        if self.backups.receive_ack(from, slot, version, cx) {
-            self.ownership.acknowledge(slot, cx.out);
-        }
-    }
-
-    pub(super) fn receive_base_missing(&mut self, from: MemberId, slot: Slot, cx: &mut Context<'_>) {
-        if self.backups.receive_base_missing(from, slot) {
-            self.send_backup(slot, cx);
-        }
-    }
-
     /// Whether the last known owner no longer owns the slot.
     fn is_orphan(&self, slot: Slot, cx: &Context<'_>) -> bool {
         let is_lost =
@@ -358,187 +278,5 @@ impl Slots {
         self.ownership.acquire(slot, since, contents, origin, cx);
         self.leases.insert_grants(grants, cx);
         self.begin_ownership(slot, cx);
-    }
-
-    pub(super) fn receive_recovery_query(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        best: Version,
-        cx: &mut Context<'_>,
-    ) {
-        let (handed_off, receiver) = self.ownership.pending_hand_off(slot).unzip();
-        let known = self.ownership.local_owner(slot).or(self.ownership.owner(slot));
-        let owner = known.or(receiver);
-        let is_alive = |owner: Owner| {
-            owner.member == cx.members.local_id() || cx.members.is_reachable(owner.member, cx.now)
-        };
-        let alive = owner.is_some_and(is_alive);
-        let copies = [self.backups.stored(slot), handed_off];
-        let newest = copies.into_iter().flatten().max_by_key(|copy| copy.version);
-        let copy = newest.filter(|copy| best < copy.version).cloned();
-        cx.out.send(from, Message::RecoveryReply { slot, owner, alive, copy });
-    }
-
-    pub(super) fn receive_recovery_reply(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        owner: Option<Owner>,
-        alive: bool,
-        copy: Option<SlotCopy>,
-        cx: &mut Context<'_>,
-    ) {
-        if let Some(owner) = owner {
-            if owner.member == from {
-                self.receive_owner(slot, owner, Version { epoch: u64::MAX, seq: 0 }, cx);
-            } else {
-                self.learn_owner(slot, owner, cx);
-            }
-            // Another member reaches the owner. A recovery would create a second owner.
-            if alive && cx.members.is_departed(owner.member) {
-                return self.recovery.block(slot);
-            }
-        }
-        match self.recovery.receive_reply(from, slot, copy) {
-            Ok(()) => self.end_recovery_if_complete(slot, cx),
-            // The recovery is over, but the consumption in this copy still counts.
-            Err(Some(copy)) => self.receive_newer_copy(slot, copy, cx),
-            Err(None) => {}
-        }
-    }
-
-    pub(super) fn receive_orphan(&mut self, slot: Slot, owner: Owner) {
-        if !self.ownership.owns(slot) {
-            self.ownership.learn_owner(slot, owner);
-        }
-    }
-
-    /// A member has a newer copy than the one that the recovery started from. Its additional consumption took place
-    /// before the recovery.
-    pub(super) fn receive_newer_copy(&mut self, slot: Slot, copy: SlotCopy, cx: &mut Context<'_>) {
-        if self.ownership.owns(slot) {
-            return self.ownership.add_newer_copy(slot, copy, cx.wall);
-        }
-        // The copy follows the slot, as a check does. The sender may have replaced its own copy meanwhile.
-        match self.ownership.owner(slot) {
-            Some(owner) if cx.members.is_reachable(owner.member, cx.now) => {
-                cx.out.send(owner.member, Message::NewerCopy { slot, copy });
-            }
-            _ => self.backups.store_newer(slot, copy, cx.now),
-        }
-    }
-
-    /// Keeps the data of hand-offs to a departed member as ordinary copies, and does not wait for it any longer.
-    pub(super) fn member_departed(&mut self, member: MemberId, departure: Departure, cx: &mut Context<'_>) {
-        for (slot, copy) in self.ownership.take_hand_offs_to(member) {
-            self.backups.store_newer(slot, copy, cx.now);
-        }
-        for slot in self.recovery.stop_waiting_for(member) {
-            self.end_recovery_if_complete(slot, cx);
-        }
-        self.leases.borrower_departed(member, departure, cx);
-    }
-
-    /// Applies a check to the counter, which is owned here. `borrower` is the peer that may get a lease. `None` if
-    /// grants have to be returned first.
-    pub(super) fn apply(
-        &mut self,
-        check: &RemoteCheck,
-        borrower: Option<MemberId>,
-        cx: &mut Context<'_>,
-    ) -> Option<Reply> {
-        let RemoteCheck { key, limit, operation, lease_hits } = check;
-        let mut charged = 0;
-        let decision = match operation {
-            RemoteOperation::Decide(operation) => {
-                let check = Check { key: *key, limit, operation: *operation, on_refusal: OnRefusal::Keep };
-                match self.memory.apply(&Checks::from_slice(&[check]), cx.wall, |_| false) {
-                    Ok(decisions) => {
-                        charged = decisions.charged()[0];
-                        decisions[0]
-                    }
-                    Err(missing) => return self.not_local(missing, cx),
-                }
-            }
-            RemoteOperation::Undo(receipt) => self.memory.undo(*key, limit, *receipt, cx.wall),
-            RemoteOperation::Absorb(consumed) => {
-                self.memory.add(self.of(*key), consumed.difference(&Default::default()), cx.wall);
-                self.memory.peek(*key, limit, cx.wall).peek
-            }
-            RemoteOperation::Settle(settlement) => {
-                self.leases.settle(*key, limit, settlement, cx);
-                self.memory.peek(*key, limit, cx.wall).peek
-            }
-            RemoteOperation::Set(hits) => {
-                self.leases.fix_charged_hits(*key);
-                self.memory.set(*key, limit, *hits, cx.wall)
-            }
-            RemoteOperation::Reserve { terms, hits } => {
-                let checks = charge(*key, limit, *hits);
-                let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
-                match self.memory.reserve(&checks, terms, cx.wall, refused) {
-                    Ok(Reserved { decisions, .. }) => {
-                        charged = decisions.charged()[0];
-                        decisions[0]
-                    }
-                    Err(ReserveError::NotLocal(missing)) => return self.not_local(missing, cx),
-                    Err(ReserveError::Exhausted) => return Some(Reply::Exhausted),
-                }
-            }
-            RemoteOperation::SettleHold { id, actual } => {
-                let settled = match self.memory.settle(&charge(*key, limit, *actual), id, cx.wall) {
-                    Ok(settled) => settled[0],
-                    Err(missing) => return self.not_local(missing, cx),
-                };
-                self.leases.revoke_refusals(*key, cx.out);
-                return Some(Reply::Settled(settled));
-            }
-            RemoteOperation::WithdrawHold { id, attempt } => {
-                if let Err(missing) = self.memory.withdraw(&charge(*key, limit, 0), id, *attempt, cx.wall) {
-                    return self.not_local(missing, cx);
-                }
-                self.memory.peek(*key, limit, cx.wall).peek
-            }
-        };
-        if frees_hits(operation) {
-            self.leases.revoke_refusals(*key, cx.out);
-        }
-        let borrower = borrower.filter(|_| *lease_hits > 0);
-        let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &decision, cx));
-        Some(Reply::Decided { decision, charged, lease })
-    }
-
-    /// What follows if the memory does not decide a check of an owned slot.
-    fn not_local(&mut self, missing: NotLocal, cx: &mut Context<'_>) -> Option<Reply> {
-        match missing {
-            NotLocal::Leased(key) => {
-                self.leases.recall_grants(key, cx.out);
-                None
-            }
-            // Not expected: the caller has checked that this replica owns the slot.
-            NotLocal::Slot(_) => Some(Reply::Unreachable),
-        }
-    }
-}
-
-/// The check set of one charge, for holds.
-fn charge(key: Key, limit: &Limit, hits: u64) -> Checks<'_> {
-    let operation = Operation::Charge(hits);
-    Checks::from_slice(&[Check { key, limit, operation, on_refusal: OnRefusal::TakeBack }])
-}
-
-/// Whether the operation raises what remains, so that earlier refusals are no longer true.
-fn frees_hits(operation: &RemoteOperation) -> bool {
-    match operation {
-        RemoteOperation::Decide(Operation::Refund(_))
-        | RemoteOperation::Undo(_)
-        | RemoteOperation::Set(_)
-        | RemoteOperation::SettleHold { .. }
-        | RemoteOperation::WithdrawHold { .. } => true,
-        RemoteOperation::Decide(Operation::Peek | Operation::Charge(_))
-        | RemoteOperation::Absorb(_)
-        | RemoteOperation::Settle(_)
-        | RemoteOperation::Reserve { .. } => false,
     }
 }

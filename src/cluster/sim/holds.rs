@@ -122,9 +122,19 @@ impl Reservations {
 
     /// Records what expires: from the earliest instant on, its hits may be free again.
     pub(super) fn expire(&mut self, now: u64, record: &mut Record) {
+        self.expire_from(|earliest| earliest <= now, record);
+    }
+
+    /// A clock has stepped, so any of them may have expired.
+    pub(super) fn expire_any(&mut self, record: &mut Record) {
+        self.expire_from(|_| true, record);
+    }
+
+    /// Records that open reservations expire whose earliest expiry `is_due`.
+    fn expire_from(&mut self, is_due: impl Fn(u64) -> bool, record: &mut Record) {
         for hold in &mut self.each {
             let (called_at, answered_at) = hold.expiry();
-            if hold.state != State::Open || now < called_at {
+            if hold.state != State::Open || !is_due(called_at) {
                 continue;
             }
             hold.state = State::Expired;
@@ -222,9 +232,11 @@ impl Reservations {
 }
 
 /// Whether ended reservations leave the counter as if only the used hits had been charged, whatever else is called
-/// here. A queue gives only its last place back, a refund may have taken the held hits, and counted refusals may have
-/// been refused because of them.
+/// here. A queue gives only its last place back, a log less if a clock gave up a lead and the hits were moved to
+/// one instant, a refund may have taken the held hits, and counted refusals may have been refused because of them.
 fn gives_all_back(limit: &Limit, record: &Record) -> bool {
     let is_queue = matches!(limit, Limit::LeakyQueue(_));
-    !record.is_mixed && !is_queue && limit.excess() == Excess::Refuse
+    let is_log = matches!(limit, Limit::SlidingLog(_) | Limit::Concurrency(_));
+    let may_be_moved = is_log && record.leads > 0;
+    !record.is_mixed && !is_queue && !may_be_moved && limit.excess() == Excess::Refuse
 }

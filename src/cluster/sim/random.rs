@@ -15,6 +15,8 @@ use crate::cluster::sim::{
 
 /// The seeds of each kind of script; `SIMULATION_SEEDS=FROM..TO` in the environment runs others.
 const SEEDS: Range<u64> = 0..220;
+/// One of this many scripts has reservations.
+const HOLDS_EVERY: u64 = 3;
 /// The longest step of a clock, in milliseconds.
 const CLOCK_STEP_MAX: i64 = 3_600_000;
 
@@ -26,17 +28,6 @@ enum Kind {
     Late,
     Partition,
     Stop,
-}
-
-impl Kind {
-    /// Whether a script has reservations. Their expiry is not known while clocks step, and a cut has two owners. After a
-    /// full stop, copies of different ages meet, of which one may have ended a reservation that another has open.
-    fn has_holds(self, seed: u64) -> bool {
-        match self {
-            Self::Plan | Self::Crash | Self::Late => seed.is_multiple_of(3),
-            Self::Clock | Self::Partition | Self::Stop => false,
-        }
-    }
 }
 
 /// A script in the making.
@@ -68,14 +59,14 @@ impl Writer {
         self.there.swap_remove(index)
     }
 
-    fn begin(seed: u64, kind: Kind) -> Self {
+    fn begin(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed ^ 0x5EED);
         let count = rng.random_range(2..=4);
         let calls = rng.random_range(20..160);
         let traffic = if rng.random_bool(0.7) { Mixed(calls) } else { Traffic(calls) };
         let steps = vec![Start(count), Settle, traffic];
         let mut script = Self { rng, steps, there: (0..count).collect(), started: count };
-        if kind.has_holds(seed) {
+        if seed.is_multiple_of(HOLDS_EVERY) {
             script.steps.push(Hold(30));
         }
         if script.rng.random_bool(0.2) {
@@ -203,7 +194,7 @@ impl Writer {
 
 /// A script, and the faults in it.
 fn script(seed: u64, kind: Kind) -> (Vec<Step>, Faults) {
-    let mut script = Writer::begin(seed, kind);
+    let mut script = Writer::begin(seed);
     let mut faults = Faults::None;
     for _ in 0..script.rng.random_range(1..=5) {
         script.change();

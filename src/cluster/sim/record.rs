@@ -203,11 +203,10 @@ impl Record {
     }
 
     /// Hits of a key that may be charged although no caller was admitted for them: charges that faults have repeated,
-    /// whose reply was lost or came too late, or whose take-back was forgotten, as it is while the owner answers so late
-    /// that it is not asked. In a queue, hits behind a place that is taken back were told their delays, so only the last
-    /// place is given back.
-    fn wasted(&self, key: usize, limit: &Limit, faults: Faults) -> u64 {
-        let may_be_kept = faults == Faults::Late || matches!(limit, Limit::LeakyQueue(_));
+    /// whose reply was lost or came too late, or whose take-back was forgotten. In a queue, hits behind a place that is
+    /// taken back were told their delays, so only the last place is given back.
+    fn wasted(&self, key: usize, limit: &Limit) -> u64 {
+        let may_be_kept = matches!(limit, Limit::LeakyQueue(_));
         let is_wasted = |entry: &&Entry| {
             entry.degraded
                 || match entry.effect {
@@ -278,7 +277,7 @@ impl Record {
         };
         let changed = u64::from(self.divided_by > 1);
         let certain = self.refunded(key, 0, u64::MAX).1;
-        (smallest + certain).saturating_sub(self.wasted(key, limit, faults) + lead + changed)
+        (smallest + certain).saturating_sub(self.wasted(key, limit) + lead + changed)
     }
 
     /// The first key with a short period whose limit did not hold in the time before `now`, while these hits of each key

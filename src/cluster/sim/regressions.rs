@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::cluster::sim::{
     Step::{
-        self, Cut, Delay, Drain, Freeze, Heal, Hot, Kill, Mixed, Pass, Resume, Settle, Start, Store, Thaw,
-        Traffic,
+        self, Cut, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Settle, Start, Store,
+        Thaw, Traffic,
     },
     record::Faults,
     scripts::play,
@@ -68,4 +68,29 @@ fn lease_in_a_late_reply_is_returned_to_its_owner() {
     let mixed = [Start(2), Settle, Mixed(500), millis(60), Delay(300), millis(400)];
     holds(0..10, &[&one_key[..], &in_time].concat(), Faults::Late);
     holds(0..10, &[&mixed[..], &in_time].concat(), Faults::Late);
+}
+
+#[test]
+fn reservations_in_snapshots_of_different_ages_end_once() {
+    let stop = [Settle, millis(1_200), Store, millis(130), Traffic(0), millis(600)];
+    let late_death = [
+        &[Start(2), Settle, Mixed(81), Hold(30), Hot(1_069), millis(462), Delay(24), millis(69)][..],
+        &stop,
+        &[Kill(1), millis(8), Drain(0), millis(0), millis(5_000), Resume(1), millis(474), Resume(1), Settle],
+    ];
+    holds(30..31, &late_death.concat(), Faults::Crashes);
+    let first_death = [
+        &[Start(2), Settle, Traffic(112), Hold(30), millis(522), Delay(8), millis(108), Settle][..],
+        &[millis(1_200), Store, millis(548), Traffic(0), millis(600)],
+        &[Kill(0), millis(34), Drain(1), millis(40), millis(5_000)],
+        &[Resume(1), millis(1_480), Resume(1), Settle],
+    ];
+    holds(384..385, &first_death.concat(), Faults::Crashes);
+    let planned = [
+        &[Start(2), Settle, Traffic(54), Hold(30), Hot(2_066), millis(298), millis(74), Start(1)][..],
+        &[millis(275), Start(1), millis(387), Settle, millis(1_200), Store, millis(172), Traffic(0)],
+        &[millis(600), Drain(0), millis(37), Drain(3), millis(33), Drain(1), millis(16), Drain(2)],
+        &[millis(94), millis(5_000), Resume(1), millis(673), Resume(3), Settle],
+    ];
+    holds(99..100, &planned.concat(), Faults::None);
 }

@@ -1,6 +1,6 @@
 //! What must hold after a script, whatever its faults.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use crate::{
     algorithm::Operation,
@@ -14,10 +14,11 @@ use crate::{
         record::Faults,
     },
     cluster::{
-        message::{RemoteCheck, RemoteOperation},
-        node::{Action, ForwardPolicy, Ticket},
+        message::{Message, RemoteCheck, RemoteOperation},
+        node::{Action, ForwardPolicy, Node, Ticket},
     },
     rules::OnOwnerUnavailable,
+    time::Timestamp,
 };
 
 const fn millis(millis: u64) -> Duration {
@@ -160,6 +161,40 @@ fn only_late_replies_of_a_peer_open_its_breaker() {
     assert_eq!(openings_after(false, &[10, 10, 10]), 0, "the link took no message in time");
     assert_eq!(openings_after(true, &[600, 10]), 0, "this replica did not run");
     assert_eq!(openings_after(true, &[10, 10, 10]), 1, "the owner is late");
+}
+
+#[test]
+fn take_back_is_sent_to_an_owner_whose_breaker_is_open() {
+    let mut world = World::new(1);
+    world.run(&[Start(2), Settle]);
+    let (node, mut now, TestKey { key, limit, .. }, owner) = world.caller(0);
+    node.heard(owner, now);
+    node.tick(now);
+    let charged = limit.decide(&mut limit.fresh(), now, Operation::Charge(1));
+    let undo = RemoteOperation::Undo(charged.receipt.expect("the charge passes"));
+    let submit = |node: &mut Node, calls: Range<u64>, operation: &RemoteOperation, now: Timestamp| {
+        for call in calls {
+            let check =
+                RemoteCheck { key, limit: limit.clone(), operation: operation.clone(), lease_hits: 0 };
+            let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+            node.submit(Ticket { call, check: 0 }, check, policy, now.after(millis(20)), now);
+        }
+    };
+    submit(node, 0..100, &RemoteOperation::Decide(Operation::Peek), now);
+    for _ in 0..3 {
+        node.outgoing(owner, usize::MAX, usize::MAX, now);
+        now = now.after(millis(10));
+        node.tick(now);
+    }
+    assert_eq!((node.actions().len(), node.stats().breaker_openings), (100, 1));
+    submit(node, 100..101, &RemoteOperation::Decide(Operation::Peek), now);
+    submit(node, 101..102, &undo, now);
+    assert_eq!(node.actions().len(), 2, "no caller waits");
+    let sent = node.outgoing(owner, usize::MAX, usize::MAX, now);
+    let forwarded = |message| {
+        if let Message::Forward { check, .. } = message { Some(check.operation.clone()) } else { None }
+    };
+    assert_eq!(sent.into_iter().filter_map(forwarded).collect::<Vec<_>>(), [undo]);
 }
 
 #[test]

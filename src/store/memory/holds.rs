@@ -9,8 +9,9 @@ use crate::{
     descriptor::Key,
     store::{
         Check, CheckSet, Checks, Decisions, HOLDS_MAX, HoldId, HoldTerms, NotLocal, Settled, Slot,
-        holds::{HoldSize, Holds},
+        holds::{HoldSize, Holds, Room},
         memory::{Action, LockedSlots, Memory, leases::apply_action},
+        slot_data::HeldConsumption,
         table::Table,
     },
     time::Timestamp,
@@ -170,6 +171,23 @@ impl Memory {
         Ok(locked)
     }
 
+    /// Merges what another replica has made of the counter of `key` and of its holds.
+    pub(super) fn absorb_held(&self, table: &mut Table, key: Key, there: HeldConsumption, now: Timestamp) {
+        let holds = table.take_holds(key);
+        let size = holds.as_ref().map(Holds::size).unwrap_or_default();
+        let Some(mut holds) = holds.or_else(|| there.limit().map(Holds::new)) else { return };
+        let limit = holds.limit().clone();
+        self.clamp_holds_ahead(&mut holds, now);
+        let has_room = self.has_room_for(there.now.hold_bytes());
+        let room = if has_room { Room::Enough } else { Room::None };
+        let (there, base) = (there.now.unpacked(&limit), there.base.unpacked(&limit));
+        self.touch_counter(table, key, &limit, now, |counter| {
+            holds.absorb(counter, there, base, room, now);
+            limit.decide(counter, now, Operation::Peek)
+        });
+        table.put_holds(key, holds, size, &self.resources);
+    }
+
     /// Restores the holds of `key` from a snapshot, if there is memory.
     pub(super) fn restore_holds(&self, key: Key, holds: Holds) {
         if self.has_room_for(holds.bytes()) {
@@ -177,19 +195,17 @@ impl Memory {
         }
     }
 
-    /// Ends the holds of `key` that have expired, and returns whether there were any.
+    /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
     pub(super) fn expire_holds(&self, table: &mut Table, key: Key, limit: &Limit, now: Timestamp) -> bool {
-        let given_up = self.lead_given_up_at(now);
-        if table.holds(key).is_none_or(|holds| given_up.is_none() && !holds.is_due(now)) {
+        let is_ahead = self.lead_given_up_at(now).is_some();
+        if table.holds(key).is_none_or(|holds| !is_ahead && !holds.is_due(now)) {
             return false;
         }
         let Some(mut holds) = table.take_holds(key) else { return false };
         let size = holds.size();
-        if let Some(at) = given_up {
-            holds.clamp_ahead(at, now);
-        }
-        let due = holds.is_due(now);
-        if due {
+        let has_moved = self.clamp_holds_ahead(&mut holds, now);
+        let changes = has_moved || holds.is_due(now);
+        if changes {
             self.touch_counter(table, key, limit, now, |counter| {
                 let expired = holds.expire(limit, counter, now);
                 self.resources.holds.released.add(expired.released);
@@ -198,7 +214,12 @@ impl Memory {
             });
         }
         table.put_holds(key, holds, size, &self.resources);
-        due
+        changes
+    }
+
+    /// Clamps holds that are ahead, before their counter is clamped. Returns whether the counter has to be.
+    pub(super) fn clamp_holds_ahead(&self, holds: &mut Holds, now: Timestamp) -> bool {
+        self.lead_given_up_at(now).is_some_and(|at| holds.clamp_ahead(at, now))
     }
 
     /// Ends the holds of a slot that have expired, and forgets those that ended long ago.

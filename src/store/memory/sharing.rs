@@ -6,7 +6,7 @@ use crate::{
     algorithm::{Counter, Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, PendingUsage, Slot, SlotData,
+        Changes, Consumption, Slot, SlotData,
         budget::Reservation,
         memory::{
             Memory,
@@ -74,19 +74,28 @@ impl Memory {
         ownerships.record_all_changed(slot, &mut ownership);
     }
 
-    /// Adds usage from other replicas to `slot`; each counter merges its part at the next check of its key. Returns
-    /// whether it was added: not if the slot is not owned, nor if there is no memory.
-    pub fn add(&self, slot: Slot, mut pending: PendingUsage, now: Timestamp) -> bool {
+    /// Adds what other replicas have counted to `slot`. A counter without holds merges its part at the next check of
+    /// its key, because that depends on the limit; the limit of a counter with holds is known. Returns whether it was
+    /// added: not if the slot is not owned, nor if there is no memory.
+    pub fn add(&self, slot: Slot, mut consumption: Consumption, now: Timestamp) -> bool {
         let Some(ownerships) = &self.ownerships else { return false };
-        pending.forget_idle(now);
-        let table = self.table(slot);
+        consumption.pending.forget_idle(now);
+        let mut table = self.table(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
             return false;
         }
-        if self.resources.budget.is_short_of(pending.bytes()) {
-            self.refused_full.add(pending.len());
+        if self.resources.budget.is_short_of(consumption.bytes()) {
+            self.refused_full.add(consumption.pending.len() + consumption.held.len());
             return false;
+        }
+        let Consumption { pending, held } = consumption;
+        for (key, there) in held {
+            self.absorb_held(&mut table, key, there, now);
+            ownerships.record_change(slot, &mut ownership, key, table.len());
+        }
+        if pending.is_empty() {
+            return true;
         }
         for key in pending.keys() {
             ownerships.record_change(slot, &mut ownership, key, table.len());

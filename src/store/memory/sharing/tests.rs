@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     algorithm::Decision,
     store::{
-        Check, Checks, DecodeError, NotLocal, OnFull, OnRefusal,
+        Check, Checks, DecodeError, NotLocal, OnFull, OnRefusal, PendingUsage,
         memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, window},
     },
     time::SECOND,
@@ -160,10 +160,10 @@ fn owner_adds_usage_of_other_owner_since_they_parted() {
         operation(&second, name, &limit, Operation::Charge(4), NOW).unwrap();
 
         let (lost, _) = second.release(slot).unwrap();
-        let pending = lost.difference(&base);
+        let pending = lost.difference(&base).pending;
         assert_eq!(pending.len(), 1);
         let pending = PendingUsage::decode(&pending.encode(NOW), NOW).unwrap();
-        assert!(first.add(slot, pending, NOW));
+        assert!(first.add(slot, pending.into(), NOW));
         // Also without further checks, and over another hand-off.
         let (with_extras, seq) = first.release(slot).unwrap();
         assert_eq!(seq, 3);

@@ -1,0 +1,197 @@
+//! What other members tell of the slots: owners, hand-offs, backups and copies.
+
+use crate::{
+    cluster::{
+        MemberId,
+        message::{HandOff, Message, Owner, SlotCopy, Version},
+        node::{context::Context, membership::Departure, ownership::Arrival, slots::Slots},
+    },
+    store::Slot,
+};
+
+impl Slots {
+    /// Records that `owner` owns the slot, as another member reports.
+    pub(in crate::cluster::node) fn learn_owner(&mut self, slot: Slot, owner: Owner, cx: &mut Context<'_>) {
+        // This replica knows best which slots it owns.
+        if owner.member == cx.members.local_id() {
+            return;
+        }
+        self.ownership.learn_owner(slot, owner);
+        if self.ownership.local_owner(slot).is_some_and(|local| local < owner)
+            && cx.members.is_reachable(owner.member, cx.now)
+            && cx.members.is_synced(owner.member)
+        {
+            self.send_hand_off(slot, owner.member, cx);
+        }
+    }
+
+    /// Records that a member owns the slot, as it announces itself. It started from the version `origin`.
+    pub(in crate::cluster::node) fn receive_owner(
+        &mut self,
+        slot: Slot,
+        owner: Owner,
+        origin: Version,
+        cx: &mut Context<'_>,
+    ) {
+        self.ownership.contradict(slot, owner, cx.out);
+        self.learn_owner(slot, owner, cx);
+        // The owner may have started from an older copy than the one that is stored here.
+        if let Some(stored) = self.backups.stored(slot)
+            && origin < stored.version
+            && stored.version.epoch < owner.epoch
+        {
+            cx.out.send(owner.member, Message::NewerCopy { slot, copy: stored.clone() });
+        }
+    }
+
+    pub(in crate::cluster::node) fn receive_hand_off(
+        &mut self,
+        from: MemberId,
+        hand_off: HandOff,
+        cx: &mut Context<'_>,
+    ) {
+        let slot = hand_off.slot;
+        let stored = self.backups.stored(slot);
+        match self.ownership.receive_hand_off(from, hand_off, stored, cx) {
+            Arrival::Crossed => {}
+            Arrival::Acquired(grants) => {
+                self.leases.insert_grants(grants, cx);
+                self.begin_ownership(slot, cx);
+            }
+            Arrival::Merged(grants) => {
+                self.leases.insert_grants(grants, cx);
+                self.send_backup(slot, cx);
+            }
+        }
+    }
+
+    pub(in crate::cluster::node) fn receive_backup(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        copy: SlotCopy,
+        after: Option<u64>,
+        cx: &mut Context<'_>,
+    ) {
+        let version = copy.version;
+        if self.backups.receive(from, slot, copy, after, cx) {
+            if !self.ownership.owns(slot) {
+                self.receive_owner(slot, Owner { epoch: version.epoch, member: from }, version, cx);
+            }
+            cx.out.send(from, Message::BackupAck { slot, version });
+        }
+    }
+
+    pub(in crate::cluster::node) fn receive_backup_ack(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        version: Version,
+        cx: &mut Context<'_>,
+    ) {
+        if self.backups.receive_ack(from, slot, version, cx) {
+            self.ownership.acknowledge(slot, cx.out);
+        }
+    }
+
+    pub(in crate::cluster::node) fn receive_base_missing(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        cx: &mut Context<'_>,
+    ) {
+        if self.backups.receive_base_missing(from, slot) {
+            self.send_backup(slot, cx);
+        }
+    }
+
+    pub(in crate::cluster::node) fn receive_recovery_query(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        best: Version,
+        cx: &mut Context<'_>,
+    ) {
+        let (handed_off, receiver) = self.ownership.pending_hand_off(slot).unzip();
+        let known = self.ownership.local_owner(slot).or(self.ownership.owner(slot));
+        let owner = known.or(receiver);
+        let is_alive = |owner: Owner| {
+            owner.member == cx.members.local_id() || cx.members.is_reachable(owner.member, cx.now)
+        };
+        let alive = owner.is_some_and(is_alive);
+        let copies = [self.backups.stored(slot), handed_off];
+        let newest = copies.into_iter().flatten().max_by_key(|copy| copy.version);
+        let copy = newest.filter(|copy| best < copy.version).cloned();
+        cx.out.send(from, Message::RecoveryReply { slot, owner, alive, copy });
+    }
+
+    pub(in crate::cluster::node) fn receive_recovery_reply(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        owner: Option<Owner>,
+        alive: bool,
+        copy: Option<SlotCopy>,
+        cx: &mut Context<'_>,
+    ) {
+        if let Some(owner) = owner {
+            if owner.member == from {
+                self.receive_owner(slot, owner, Version { epoch: u64::MAX, seq: 0 }, cx);
+            } else {
+                self.learn_owner(slot, owner, cx);
+            }
+            // Another member reaches the owner. A recovery would create a second owner.
+            if alive && cx.members.is_departed(owner.member) {
+                return self.recovery.block(slot);
+            }
+        }
+        match self.recovery.receive_reply(from, slot, copy) {
+            Ok(()) => self.end_recovery_if_complete(slot, cx),
+            // The recovery is over, but the consumption in this copy still counts.
+            Err(Some(copy)) => self.receive_newer_copy(slot, copy, cx),
+            Err(None) => {}
+        }
+    }
+
+    pub(in crate::cluster::node) fn receive_orphan(&mut self, slot: Slot, owner: Owner) {
+        if !self.ownership.owns(slot) {
+            self.ownership.learn_owner(slot, owner);
+        }
+    }
+
+    /// A member has a newer copy than the one that the recovery started from. Its additional consumption took place
+    /// before the recovery.
+    pub(in crate::cluster::node) fn receive_newer_copy(
+        &mut self,
+        slot: Slot,
+        copy: SlotCopy,
+        cx: &mut Context<'_>,
+    ) {
+        if self.ownership.owns(slot) {
+            return self.ownership.add_newer_copy(slot, copy, cx.wall);
+        }
+        // The copy follows the slot, as a check does. The sender may have replaced its own copy meanwhile.
+        match self.ownership.owner(slot) {
+            Some(owner) if cx.members.is_reachable(owner.member, cx.now) => {
+                cx.out.send(owner.member, Message::NewerCopy { slot, copy });
+            }
+            _ => self.backups.store_newer(slot, copy, cx.now),
+        }
+    }
+
+    /// Keeps the data of hand-offs to a departed member as ordinary copies, and does not wait for it any longer.
+    pub(in crate::cluster::node) fn member_departed(
+        &mut self,
+        member: MemberId,
+        departure: Departure,
+        cx: &mut Context<'_>,
+    ) {
+        for (slot, copy) in self.ownership.take_hand_offs_to(member) {
+            self.backups.store_newer(slot, copy, cx.now);
+        }
+        for slot in self.recovery.stop_waiting_for(member) {
+            self.end_recovery_if_complete(slot, cx);
+        }
+        self.leases.borrower_departed(member, departure, cx);
+    }
+}

@@ -1,0 +1,149 @@
+//! The network of a simulation: connections, messages on their way, cuts and notices of losses.
+
+use rand::RngExt;
+
+use crate::{
+    cluster::{
+        message::Message,
+        sim::{
+            self, keys,
+            world::{Link, MILLISECOND, World},
+        },
+    },
+    time::Timestamp,
+};
+
+impl World {
+    pub(super) fn set_cut(&mut self, numbers: &[usize], is_one_way: bool) {
+        self.cut = numbers.iter().copied().collect();
+        self.is_cut_one_way = is_one_way;
+        self.record.cut_at = Some(self.now);
+        self.note_fault(None);
+    }
+
+    fn deliver_departing(&mut self) {
+        for (from, to, mut link) in std::mem::take(&mut self.departing_links) {
+            while !self.is_cut(from, to)
+                && !self.frozen.contains_key(&to)
+                && let Some(batch) = link.next_due(self.now)
+            {
+                self.hand_over(batch, from, to);
+            }
+            if !link.in_flight.is_empty() {
+                self.departing_links.push((from, to, link));
+                continue;
+            }
+            let now = self.time_of(to);
+            if let Some(process) = self.processes.get_mut(&to) {
+                process.node.disconnected(keys::member(from), true, now);
+            }
+            self.act(to);
+        }
+    }
+
+    pub(super) fn dial(&mut self, from: usize, to: usize) {
+        let due = self.now + self.rng.random_range(1..=self.delay_max);
+        self.dials.push((due, from, to));
+    }
+
+    /// Whether nothing that `from` sends reaches `to`.
+    fn is_cut(&self, from: usize, to: usize) -> bool {
+        if self.is_cut_one_way {
+            self.cut.contains(&from) && !self.cut.contains(&to)
+        } else {
+            self.cut.contains(&from) != self.cut.contains(&to)
+        }
+    }
+
+    pub(super) fn is_cut_between(&self, a: usize, b: usize) -> bool {
+        self.is_cut(a, b) || self.is_cut(b, a)
+    }
+
+    pub(super) fn connect(&mut self) {
+        let (due, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.dials).into_iter().partition(|(at, ..)| *at <= self.now);
+        self.dials = later;
+        for (_, from, to) in due {
+            if !self.processes.contains_key(&from) || self.links.contains_key(&(from, to)) {
+                continue;
+            }
+            if self.is_cut_between(from, to)
+                || self.frozen.contains_key(&from)
+                || self.frozen.contains_key(&to)
+            {
+                self.dials.push((self.now + 100 * MILLISECOND, from, to));
+            } else if self.processes.contains_key(&to) {
+                for (one, other) in [(from, to), (to, from)] {
+                    self.links.insert((one, other), Link::default());
+                    let now = self.time_of(one);
+                    let process = self.processes.get_mut(&one).expect("both were looked up");
+                    process.node.connected(keys::member(other), &other.to_string(), now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn deliver(&mut self) {
+        let pairs: Vec<(usize, usize)> = self.links.keys().copied().collect();
+        for (from, to) in pairs {
+            if self.is_cut(from, to) || self.frozen.contains_key(&to) {
+                continue;
+            }
+            let now = self.time_of(to);
+            // Heartbeats.
+            if !self.frozen.contains_key(&from)
+                && let Some(process) = self.processes.get_mut(&to)
+            {
+                process.node.heard(keys::member(from), now);
+            }
+            loop {
+                let due = |link: &mut Link| link.next_due(self.now);
+                let Some(batch) = self.links.get_mut(&(from, to)).and_then(due) else { break };
+                self.hand_over(batch, from, to);
+            }
+        }
+        self.deliver_departing();
+    }
+
+    fn hand_over(&mut self, (sent_at, messages): (Timestamp, Vec<Message>), from: usize, to: usize) {
+        let (now, wall) = (self.time_of(to), self.wall_of(to));
+        if let Some(process) = self.processes.get_mut(&to) {
+            for message in sim::over_the_wire(&messages, sent_at, wall) {
+                process.node.receive(keys::member(from), message, now);
+            }
+        }
+        self.act(to);
+    }
+
+    pub(super) fn notice(&mut self) {
+        let (due, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.loss_notices).into_iter().partition(|(at, ..)| *at <= self.now);
+        self.loss_notices = later;
+        for (_, observer, dead) in due {
+            if self.is_cut_between(observer, dead) || self.frozen.contains_key(&observer) {
+                self.loss_notices.push((self.now + 100 * MILLISECOND, observer, dead));
+                continue;
+            }
+            let now = self.time_of(observer);
+            if let Some(process) = self.processes.get_mut(&observer) {
+                process.node.disconnected(keys::member(dead), true, now);
+            }
+            self.act(observer);
+        }
+    }
+
+    /// The peer has dropped the session.
+    pub(super) fn lose_session(&mut self, number: usize, peer: usize) {
+        if let Some(lost) = self.frozen.get_mut(&number) {
+            lost.push(peer);
+            return;
+        }
+        let now = self.time_of(number);
+        if !self.is_cut(peer, number)
+            && let Some(process) = self.processes.get_mut(&number)
+        {
+            process.node.disconnected(keys::member(peer), false, now);
+            self.act(number);
+        }
+    }
+}

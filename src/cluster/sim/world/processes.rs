@@ -1,0 +1,282 @@
+//! The processes of a simulation: how they start, run, stand still and end, and their snapshots.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use rand::RngExt;
+
+use crate::{
+    algorithm::Operation,
+    cluster::{
+        MemberId,
+        node::{Action, DecidedBy, Node},
+        sim::{
+            calls::{OpenCall, Purpose},
+            keys,
+            record::{Effect, Fault, SKEW_MAX},
+            world::{
+                CRASH_WINDOW, DELAY_MAX, MILLISECOND, NODE_SETTINGS, NOTICE_MAX, Process, SLOTS, STEP,
+                Snapshot, World,
+            },
+        },
+    },
+    store::{Memory, OnFull, Slot},
+    time::SECOND,
+};
+
+impl World {
+    pub(super) fn drain(&mut self, number: usize) {
+        let now = self.time_of(number);
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.node.drain(now);
+        }
+    }
+
+    pub(super) fn freeze_borrower(&mut self) {
+        let (end, traffic) = (self.now + 5 * SECOND, self.traffic);
+        while self.now < end {
+            if self.borrower().is_some() {
+                self.traffic.calls_per_second = 0;
+                while !self.open.is_empty() {
+                    self.pass(STEP);
+                }
+                if let Some(borrower) = self.borrower() {
+                    self.frozen.insert(borrower, Vec::new());
+                    return;
+                }
+                self.traffic = traffic;
+            }
+            self.pass(STEP);
+        }
+        panic!("no replica has borrowed hits");
+    }
+
+    /// A replica that has borrowed hits of the first key and not used them.
+    fn borrower(&self) -> Option<usize> {
+        let key = self.keys[0].key;
+        let borrows =
+            |number: &usize| self.processes[number].node.borrowed(key, self.monotonic_time_of(*number)) > 1;
+        self.processes.keys().copied().find(borrows)
+    }
+
+    pub(super) fn thaw(&mut self) {
+        for (number, lost) in std::mem::take(&mut self.frozen) {
+            let open = self.open.range_mut((number, 0)..(number + 1, 0));
+            open.for_each(|(_, call)| call.waits_since = self.now);
+            for peer in lost {
+                self.lose_session(number, peer);
+            }
+        }
+    }
+
+    pub(super) fn start(&mut self, snapshot: Option<Snapshot>) {
+        let number = self.started;
+        self.started += 1;
+        let memory = Arc::new(Memory::new(self.bytes_max, OnFull::Deny).with_slots(SLOTS).shared());
+        let skew_max = (SKEW_MAX / MILLISECOND) as i64;
+        let skew =
+            self.rng.random_range(0..2) as i64 * self.rng.random_range(0..skew_max) * MILLISECOND as i64;
+        let now = self.time_of(number);
+        let mut node =
+            Node::new(keys::member(number), number.to_string(), NODE_SETTINGS, memory.clone(), now);
+        if let Some(Snapshot { secret, copies }) = snapshot {
+            node.restore(secret, copies, now);
+        }
+        self.processes.insert(
+            number,
+            Process { node, memory, secret: None, skew, divided_by: self.divided_by, is_leaving: false },
+        );
+        let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
+        let reachable: Vec<usize> =
+            others.iter().copied().filter(|other| !self.is_cut_between(number, *other)).collect();
+        for other in others {
+            self.dial(number, other);
+        }
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.node.seeds_tried(reachable.is_empty());
+        }
+    }
+
+    pub(super) fn kill(&mut self, numbers: &[usize]) {
+        let killed: BTreeSet<usize> =
+            numbers.iter().copied().filter(|number| self.processes.contains_key(number)).collect();
+        if killed.is_empty() {
+            return;
+        }
+        let at_risk: BTreeSet<Slot> =
+            killed.iter().flat_map(|number| self.processes[number].node.slots_at_risk()).collect();
+        let window = CRASH_WINDOW + 4 * (self.delay_max - self.delay_max.min(DELAY_MAX));
+        // Backups do not cross a cut.
+        let cut_at = self.record.cut_at.filter(|_| !self.cut.is_empty()).unwrap_or(self.now);
+        let recent = self.now.min(cut_at).saturating_sub(window);
+        let (mut lost, mut forgotten) = (BTreeSet::new(), BTreeSet::new());
+        for key in 0..self.keys.len() {
+            let slot = Slot::of(self.keys[key].key, SLOTS);
+            if at_risk.contains(&slot) {
+                if self.has_recent_copy(slot, &killed) { &mut lost } else { &mut forgotten }.insert(key);
+            }
+        }
+        for (since, keys) in [(recent, lost), (0, forgotten)] {
+            self.record.faults.push(Fault { at: self.now, forgets: Some((since, self.now + window)), keys });
+        }
+        for number in killed {
+            for key in 0..self.keys.len() {
+                let hits =
+                    self.processes[&number].node.borrowed(self.keys[key].key, self.monotonic_time_of(number));
+                self.note(key, Effect::Lost(hits), self.now, false);
+            }
+            if let Some(snapshot) = self.stored.1.get(&number) {
+                self.snapshots.push_back(Some(snapshot.clone()));
+            }
+            self.end(number);
+        }
+    }
+
+    /// Whether a replica that survives has a copy of the slot that its owner has sent, and has not gone on sending to one
+    /// that is killed too.
+    fn has_recent_copy(&self, slot: Slot, killed: &BTreeSet<usize>) -> bool {
+        let (dead, survivors): (Vec<_>, Vec<_>) =
+            self.processes.iter().partition(|(number, _)| killed.contains(number));
+        let newest = |processes: &[(&usize, &Process)]| {
+            processes.iter().filter_map(|(_, process)| process.node.newest_version(slot)).max()
+        };
+        let is_backed_up_at_dead = dead.iter().any(|(_, process)| {
+            let receiver = process.node.backed_up_at(slot);
+            killed.iter().any(|number| receiver == Some(keys::member(*number)))
+        });
+        let (dead, copy) = (newest(&dead), newest(&survivors));
+        !is_backed_up_at_dead && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
+    }
+
+    /// What the process writes to its snapshot.
+    pub(super) fn snapshot(&self, number: usize) -> Option<Snapshot> {
+        let Process { node, memory, secret, .. } = self.processes.get(&number)?;
+        let now = self.wall_of(number);
+        let copy = |slot| node.snapshot_source(slot).read(slot, memory, now);
+        let copies: Vec<_> = memory.each_slot().filter_map(copy).collect();
+        let secret = secret.clone()?;
+        (!copies.is_empty()).then_some(Snapshot { secret, copies })
+    }
+
+    /// The process has said goodbye, and writes a snapshot.
+    fn leave(&mut self, number: usize) {
+        let snapshot = self.snapshot(number);
+        self.snapshots.extend(snapshot.map(Some));
+        let peers: Vec<usize> =
+            self.links.keys().filter(|(from, _)| *from == number).map(|(_, to)| *to).collect();
+        for to in peers {
+            let link = self.links.remove(&(number, to)).unwrap_or_default();
+            self.departing_links.push((number, to, link));
+        }
+        self.end(number);
+    }
+
+    /// Removes the process. Connected peers notice soon, unless they are cut off.
+    fn end(&mut self, number: usize) {
+        self.processes.remove(&number);
+        let peers: Vec<usize> =
+            self.links.keys().filter(|(from, _)| *from == number).map(|(_, to)| *to).collect();
+        self.links.retain(|(from, to), _| *from != number && *to != number);
+        for other in peers {
+            let due = self.now + self.rng.random_range(1..=NOTICE_MAX);
+            self.loss_notices.push((due, other, number));
+        }
+        let calls = self.open.extract_if(.., |(process, _), _| *process == number);
+        let lost: Vec<OpenCall> = calls.map(|(_, call)| call).collect();
+        for OpenCall { purpose, checks, called_at, .. } in lost {
+            match purpose {
+                Purpose::Settle(number) | Purpose::SettleAgain(number) => {
+                    let is_first = matches!(purpose, Purpose::Settle(_));
+                    self.finish_settlement(number, is_first, &checks, called_at, None);
+                    continue;
+                }
+                Purpose::Decide | Purpose::Reserve(_) | Purpose::ReserveAgain(..) => {}
+            }
+            for check in checks {
+                if let (Some(key), Operation::Charge(hits) | Operation::Refund(hits)) =
+                    (check.number, check.operation)
+                {
+                    self.note(key, Effect::Lost(hits), called_at, false);
+                }
+            }
+        }
+    }
+
+    /// Ends processes that have handed off every slot and answered every call.
+    pub(super) fn end_departed(&mut self) {
+        let has_open_calls = |number: &usize| self.open.keys().any(|(process, _)| process == number);
+        let done = |(number, process): (&usize, &Process)| {
+            (process.is_leaving && !has_open_calls(number)).then_some(*number)
+        };
+        let done: Vec<usize> = self.processes.iter().filter_map(done).collect();
+        for number in done {
+            self.leave(number);
+        }
+    }
+
+    pub(super) fn tick(&mut self, number: usize) {
+        let now = self.time_of(number);
+        if self.frozen.contains_key(&number) || self.stalled.contains(&number) {
+            return;
+        }
+        if self.rng.random_bool(0.8)
+            && let Some(process) = self.processes.get_mut(&number)
+        {
+            process.node.tick(now);
+            self.act(number);
+        }
+    }
+
+    /// Sends the messages and performs the actions of a replica.
+    pub(super) fn act(&mut self, number: usize) {
+        let (now, wall) = (self.time_of(number), self.wall_of(number));
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        let waiting: Vec<MemberId> = process.node.ready_peers();
+        let actions = process.node.actions();
+        for peer in waiting {
+            let messages = process.node.outgoing(peer, usize::MAX, usize::MAX, now);
+            let to = (0..self.started).find(|other| keys::member(*other) == peer);
+            if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
+                link.last = link.last.max(self.now + self.rng.random_range(1..=self.delay_max));
+                link.in_flight.push_back((link.last, wall, messages));
+            }
+        }
+        let mut is_leaving = false;
+        for action in actions {
+            match action {
+                Action::Dial(address) => {
+                    let to = address.parse().expect("addresses are numbers in the simulation");
+                    self.dial(number, to);
+                }
+                Action::Disconnect(member) => {
+                    let other = (0..self.started).find(|other| keys::member(*other) == member);
+                    if let Some(other) = other.filter(|other| self.links.contains_key(&(number, *other))) {
+                        self.links.remove(&(number, other));
+                        self.links.remove(&(other, number));
+                        // The peer learns of it when it can.
+                        if self.processes.contains_key(&other) {
+                            self.lose_session(other, number);
+                        }
+                    }
+                }
+                Action::Complete(ticket, outcome) => {
+                    self.totals.degraded += u64::from(outcome.decided_by == DecidedBy::Degraded);
+                    self.totals.by_lease += u64::from(outcome.decided_by == DecidedBy::Lease);
+                    let call = self.open.get_mut(&(number, ticket.call));
+                    if call.is_some_and(|call| call.complete(ticket.check, outcome)) {
+                        self.advance(number, ticket.call);
+                    }
+                }
+                Action::SetHashSecret(secret) => {
+                    if let Some(process) = self.processes.get_mut(&number) {
+                        process.secret = Some(secret);
+                    }
+                }
+                Action::Report(_) => {}
+                Action::Leave => is_leaving = true,
+            }
+        }
+        if is_leaving && let Some(process) = self.processes.get_mut(&number) {
+            process.is_leaving = true;
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Merges what two replicas have made of the same holds.
+
+use crate::{
+    algorithm::{Counter, Held, Limit},
+    store::{
+        HoldId, OnExpiry,
+        holds::{Hold, Holds},
+    },
+    time::Timestamp,
+};
+
+/// A counter and its holds at one time.
+#[derive(Debug)]
+pub(in crate::store) struct HeldCounter {
+    pub(in crate::store) counter: Counter,
+    pub(in crate::store) holds: Holds,
+}
+
+/// Whether records of holds may be added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store) enum Room {
+    Enough,
+    /// What is added stays charged, and is unknown.
+    None,
+}
+
+impl HeldCounter {
+    /// Takes holds back in full, and forgets them.
+    fn take_out(&mut self, ids: &[HoldId], now: Timestamp) {
+        ids.iter().for_each(|id| self.holds.take_out(&mut self.counter, id, now));
+    }
+}
+
+impl Holds {
+    /// Adds to `counter` and its holds what another replica has made of `base`, an earlier state of both.
+    ///
+    /// A hold that has ended `there` is taken out here and of `base`, so that what is added has its used hits; unless
+    /// its expiry has charged it here so long ago that it is forgotten, because then `base` and this counter have its
+    /// hits. A hold that was made `there` becomes one of this counter. If both sides know it, the one here stays.
+    pub(in crate::store) fn absorb(
+        &mut self,
+        counter: &mut Counter,
+        mut there: HeldCounter,
+        mut base: HeldCounter,
+        room: Room,
+        now: Timestamp,
+    ) {
+        let limit = self.limit.clone();
+        self.observe(&limit, counter, now);
+        there.holds.adopt(&limit);
+        base.holds.adopt(&limit);
+
+        let mut ended_there = base.holds.ids_without(&there.holds);
+        ended_there.retain(|id| self.knows(id) || !base.holds.is_charged_at_expiry(id));
+        base.take_out(&ended_there, now);
+        for id in ended_there.iter().chain(there.holds.ended.keys()) {
+            self.take_out(counter, id, now);
+        }
+        let new = there.holds.ids_without(&base.holds);
+        let (known, new): (Vec<HoldId>, Vec<HoldId>) = new.into_iter().partition(|id| self.knows(id));
+        there.take_out(&known, now);
+
+        let since = limit.since(&there.counter, &base.counter, now);
+        limit.absorb(counter, &since, now);
+        if room == Room::Enough {
+            let mut since = HeldCounter { counter: since, holds: there.holds };
+            since.holds.each.retain(|hold| new.contains(&hold.id));
+            self.add_weighed(&limit, counter, since, now);
+        }
+        self.set_next_expiry();
+    }
+
+    /// Adds the holds of an absorbed counter, each at what it weighs in that, as if it had been charged now.
+    fn add_weighed(&mut self, limit: &Limit, counter: &Counter, mut absorbed: HeldCounter, now: Timestamp) {
+        absorbed.holds.observe(limit, &absorbed.counter, now);
+        while !absorbed.holds.each.is_empty() && self.has_room(1) {
+            let (hold, taken) = absorbed.holds.take_back(0, &mut absorbed.counter, 0, now);
+            let mut held = Held { taken, floor: u128::MAX, ..hold.held };
+            limit.observe(&mut held, counter, now);
+            self.id_bytes += hold.id.bytes.len();
+            self.each.push(Hold { held, ..hold });
+        }
+        for (id, ended) in absorbed.holds.ended {
+            match self.ended.get_mut(&id) {
+                Some(own) if own.settled.is_none() => *own = ended,
+                Some(_) => {}
+                None => {
+                    self.id_bytes += id.bytes.len();
+                    self.ended.insert(id, ended);
+                }
+            }
+        }
+    }
+
+    /// The ids of the holds that still weigh something, except those of `others`.
+    fn ids_without(&self, others: &Self) -> Vec<HoldId> {
+        let is_other = |id: &HoldId| others.each.iter().any(|other| other.id == *id);
+        self.each.iter().map(|hold| &hold.id).filter(|id| !is_other(id)).cloned().collect()
+    }
+
+    fn is_charged_at_expiry(&self, id: &HoldId) -> bool {
+        self.each.iter().any(|hold| hold.id == *id && hold.on_expiry == OnExpiry::Charge)
+    }
+
+    fn knows(&self, id: &HoldId) -> bool {
+        self.ended.contains_key(id) || self.each.iter().any(|hold| hold.id == *id)
+    }
+
+    /// Takes a hold back in full, and forgets it.
+    fn take_out(&mut self, counter: &mut Counter, id: &HoldId, now: Timestamp) {
+        if let Some(index) = self.each.iter().position(|hold| hold.id == *id) {
+            let (hold, _) = self.take_back(index, counter, 0, now);
+            self.id_bytes -= hold.id.bytes.len();
+        }
+    }
+}
