@@ -11,11 +11,12 @@ use crate::{
     resilience::{BreakerState, CircuitBreaker},
     shared_store::{
         batch::{Batch, Settled},
-        counters::{Instants, touch},
+        counters::Instants,
         known::{Known, KnownValues},
         part::{Outcome, Outcomes, Part, Unavailable},
         script::GroupReply,
     },
+    store::{Expired, Now},
     time::Timestamp,
 };
 
@@ -60,6 +61,7 @@ pub(super) type Answers = Vec<(Part, Result<Outcomes, Unavailable>)>;
 pub(super) struct BatchStats {
     pub(super) conflicts: u64,
     pub(super) lost: u64,
+    pub(super) expired: Expired,
     pub(super) has_opened: bool,
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
 }
@@ -116,12 +118,13 @@ impl Lane {
         if known.claim.is_some() || local.since(known.confirmed_at) > REFUSAL_MAX {
             return None;
         }
-        known.counter.as_ref()?;
-        let mut decide = |operation| {
-            touch(&mut known.counter, limit, server, given_up, |counter| {
-                limit.decide(counter, server, operation)
-            })
-        };
+        // The end of a hold may end the refusal.
+        if known.counter.is_absent() || known.counter.is_due(server) {
+            return None;
+        }
+        let now = Now { now: server, given_up };
+        let mut decide =
+            |operation| known.counter.update(limit, now, |counter| limit.decide(counter, server, operation));
         let peek = decide(Operation::Peek);
         if limit.predict(operation, &peek).verdict.passes() {
             return None;
@@ -132,7 +135,7 @@ impl Lane {
             self.forget(key);
             return None;
         }
-        Some(Outcome { decision, charged: 0, before: decision })
+        Some(Outcome::of(decision, 0))
     }
 
     /// Forgets what is known of a counter that another replica has refunded or reset.
@@ -191,7 +194,7 @@ impl Lane {
         arrived: Timestamp,
         answers: &mut Answers,
     ) -> BatchStats {
-        let (Settled { decided, again, conflicts, lost, forgotten }, failed) =
+        let (Settled { decided, again, conflicts, lost, expired, forgotten }, failed) =
             batch.settle(replies, &mut self.known, arrived);
         self.round_trip = arrived.since(sent);
         let mut has_opened = false;
@@ -222,7 +225,7 @@ impl Lane {
         for part in front.into_iter().rev() {
             self.waiting.push_front(part);
         }
-        BatchStats { conflicts, lost, has_opened, forgotten }
+        BatchStats { conflicts, lost, expired, has_opened, forgotten }
     }
 
     /// Fails all parts that wait, because the store cannot be reached. The driver ends.
