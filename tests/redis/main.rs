@@ -5,6 +5,7 @@
 
 mod algorithms;
 mod clusters;
+mod holds;
 mod outages;
 mod races;
 mod replica;
