@@ -61,6 +61,11 @@ impl Batch {
         self.counters.len()
     }
 
+    /// The bytes of the values that were known.
+    pub(super) fn bytes(&self) -> usize {
+        self.counters.bytes()
+    }
+
     /// Whether there is nothing to send.
     pub(super) fn is_empty(&self) -> bool {
         self.counters.len() == 0

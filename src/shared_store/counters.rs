@@ -53,6 +53,7 @@ impl Instants {
 pub(super) struct Counters {
     entries: Vec<Entry>,
     index: FxHashMap<Key, usize>,
+    known_bytes: usize,
 }
 
 /// A counter of the batch.
@@ -87,6 +88,11 @@ impl Counters {
         self.entries.len()
     }
 
+    /// The bytes of the values that were known.
+    pub(super) fn bytes(&self) -> usize {
+        self.known_bytes
+    }
+
     /// The numbers of a part's counters, each once.
     pub(super) fn entries_of(
         &mut self,
@@ -98,6 +104,7 @@ impl Counters {
         for SharedCheck { key, .. } in &part.checks {
             let entry = *self.index.entry(*key).or_insert_with(|| {
                 let known = known.take(*key).filter(|known| known.is_current(instants));
+                self.known_bytes += known.as_ref().map_or(0, |known| known.bytes.len());
                 self.entries.push(Entry::new(*key, known));
                 self.entries.len() - 1
             });

@@ -22,6 +22,8 @@ use crate::{
 
 /// The most keys of a batch. A script of so many keys takes the server about half a millisecond.
 const BATCH_KEYS_MAX: usize = 256;
+/// No part is added to a batch whose known values have so many bytes. Counters with many reservations are large.
+const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// The most round trips of a part.
 const ROUNDS_MAX: u32 = 64;
 /// A counter is refused without asking the store for this long after its last answer.
@@ -159,7 +161,9 @@ impl Lane {
                 answers.push((part, Err(Unavailable::Unreachable)));
             } else if instants.local < part.not_before {
                 later.push_back(part);
-            } else if batch.is_empty() || batch.len() + part.checks.len() <= BATCH_KEYS_MAX {
+            } else if batch.is_empty()
+                || (batch.len() + part.checks.len() <= BATCH_KEYS_MAX && batch.bytes() < BATCH_BYTES_MAX)
+            {
                 if let Err((part, unavailable)) = batch.add(part, &mut self.known, &instants) {
                     answers.push((part, Err(unavailable)));
                 }

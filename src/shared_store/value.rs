@@ -86,3 +86,71 @@ fn read(counter: &[u8], holds: Option<&[u8]>) -> Value {
         DecodedHeldCounter::Malformed => Value::Malformed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        algorithm::{Operation, laws::every_limit},
+        store::{HoldId, HoldTerms, Now, OnExpiry},
+        time::SECOND,
+    };
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+    fn read_back(bytes: &[u8]) -> HeldCounter {
+        match decode(bytes) {
+            (Some(Value::Counter(counter)), None) => counter,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn counter_with_and_without_holds_is_read_as_written() {
+        let now = Now { now: NOW, given_up: None };
+        for limit in every_limit(10, 3_600 * SECOND) {
+            let mut counter = HeldCounter::default();
+            counter.update(&limit, now, |counter| limit.decide(counter, NOW, Operation::Charge(1)));
+            let plain = encode(&counter);
+            assert_eq!(plain[0], VERSION, "older versions read it");
+            assert_eq!(encode(&read_back(&plain)), plain);
+            let id = HoldId::new(b"a").unwrap();
+            let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Release).unwrap();
+            counter.reserve(&limit, &terms, 4, now).unwrap();
+            let held = encode(&counter);
+            assert_eq!(held[0], VERSION_WITH_HOLDS);
+            assert_eq!(encode(&read_back(&held)), held);
+            let [settled, expected] = [&mut read_back(&held), &mut counter]
+                .map(|counter| counter.settle(&limit, &id, 2, Now { now: NOW.plus(SECOND), given_up: None }));
+            assert_eq!(settled, expected);
+        }
+    }
+
+    #[test]
+    fn value_of_full_counter_is_bounded() {
+        let now = Now { now: NOW, given_up: None };
+        let limit = &every_limit(1_000_000, 3_600 * SECOND)[0];
+        let mut counter = HeldCounter::default();
+        let mut reserve = |number: u64| {
+            let id = HoldId::new(&[&[b'x'; 56][..], &number.to_be_bytes()].concat()).unwrap();
+            let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Release).unwrap();
+            let reserved = counter.reserve(limit, &terms, 1, now);
+            let settled = reserved.is_ok().then(|| counter.settle(limit, &id, 1, now));
+            let length = if number % 1_000 == 0 { encode(&counter).len() } else { 0 };
+            (settled.is_some(), length)
+        };
+        assert!((0..4_000).all(|number| reserve(number).0));
+        let (is_held, length) = reserve(4_000);
+        assert!(!is_held && length < 800_000, "{length}");
+    }
+
+    #[test]
+    fn truncated_and_unknown_values_are_told_apart() {
+        for malformed in [&[VERSION][..], &[VERSION_WITH_HOLDS, 9, 0, 0, 0, 1], &[VERSION_WITH_HOLDS, 0, 0]] {
+            assert!(matches!(decode(malformed), (Some(Value::Malformed), None)), "{malformed:?}");
+        }
+        assert!(matches!(decode(&[VERSION_WITH_HOLDS + 1, 1, 2]), (Some(Value::Unknown), None)));
+    }
+}

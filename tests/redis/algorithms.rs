@@ -116,7 +116,7 @@ async fn store_holds_every_algorithm_as_memory_does() {
     for (number, limit) in every_limit().into_iter().enumerate() {
         let memory = Memory::new(1 << 24, OnFull::Deny);
         let names = [key(&format!("{number} a")), key(&format!("{number} b"))];
-        for step in 0..80 {
+        for step in 0..40 {
             clock.set(clock.now().plus(random.random_range(0..HOUR / 40)));
             memory.sweep(clock.now());
             let replica = &replicas[random.random_range(0..2)];
