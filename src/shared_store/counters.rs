@@ -180,7 +180,8 @@ impl Counters {
 
     /// Holds the charges of a call, or none of them.
     fn reserve(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> Outcomes {
-        let copies = self.copies(part);
+        // A single check that is not held has changed nothing.
+        let copies = if part.checks.len() > 1 { self.copies(part) } else { Vec::new() };
         let mut outcomes: Outcomes = part.checks.iter().map(|check| self.apply(check, instants)).collect();
         let decisions: SmallVec<[Decision; 2]> = outcomes.iter().map(|outcome| outcome.decision).collect();
         let is_refused = refusal.is_refused(&decisions);
@@ -262,10 +263,14 @@ impl Counters {
                 let entry = self.expired_entry(*key, limit, instants);
                 match entry.counter.reserve(limit, terms, *hits, instants.now()) {
                     Ok((decision, charged)) => {
+                        is_changed = decision.verdict.passes();
                         // What is held is taken back by its id only.
                         Outcome::of(Decision { receipt: None, ..decision }, charged)
                     }
-                    Err(Exhausted) => Outcome { hold: HoldReply::Exhausted, ..passed() },
+                    Err(Exhausted) => {
+                        is_changed = false;
+                        Outcome { hold: HoldReply::Exhausted, ..passed() }
+                    }
                 }
             }
             Action::SettleHold { id, actual } => {
