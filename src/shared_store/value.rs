@@ -39,7 +39,7 @@ pub(super) struct Claim {
 
 /// Encodes a counter. An absent one is empty.
 pub(super) fn encode(counter: &HeldCounter) -> Vec<u8> {
-    match counter.write() {
+    match (counter.write_counter(), counter.write_holds()) {
         (None, None) => Vec::new(),
         (Some((tag, fields)), None) => [&[VERSION, tag], &fields[..]].concat(),
         (counter, Some(holds)) => {
@@ -138,7 +138,7 @@ mod tests {
             let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Release).unwrap();
             let reserved = counter.reserve(limit, &terms, 1, now);
             let settled = reserved.is_ok().then(|| counter.settle(limit, &id, 1, now));
-            let length = if number % 1_000 == 0 { encode(&counter).len() } else { 0 };
+            let length = if number.is_multiple_of(1_000) { encode(&counter).len() } else { 0 };
             (settled.is_some(), length)
         };
         assert!((0..4_000).all(|number| reserve(number).0));

@@ -62,10 +62,14 @@ impl HeldCounter {
         DecodedHeldCounter::Counter(Self { packed, holds })
     }
 
-    /// The tag and the encoded fields of the counter, if there is one, and the encoded holds.
-    pub(crate) fn write(&self) -> (Option<(u8, Vec<u8>)>, Option<Vec<u8>>) {
-        let counter = self.packed.as_ref().map(|packed| packed.write(Timestamp::EPOCH));
-        (counter, self.holds.as_ref().map(|holds| holds.write(Timestamp::EPOCH)))
+    /// The tag and the encoded fields of the counter, if there is one.
+    pub(crate) fn write_counter(&self) -> Option<(u8, Vec<u8>)> {
+        self.packed.as_ref().map(|packed| packed.write(Timestamp::EPOCH))
+    }
+
+    /// The encoded holds, if there are any.
+    pub(crate) fn write_holds(&self) -> Option<Vec<u8>> {
+        self.holds.as_ref().map(|holds| holds.write(Timestamp::EPOCH))
     }
 
     /// Whether there is neither a counter nor a hold.
