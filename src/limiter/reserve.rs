@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::{Decision, Operation},
     limiter::{
-        ActiveView, Answer, LimiterError, RemoteDecider, Request, RequestError, Status, answer,
+        ActiveView, Answer, LimiterError, Request, RequestError, Status, answer,
         plan::{AppliedLimit, Plan, applied_limits},
     },
     rules::KeyedDomain,
@@ -71,7 +71,7 @@ impl ActiveView<'_> {
         let Some(applied) = self.applied_holds(request)? else {
             return Ok(HeldAnswer::without_limits(request));
         };
-        if self.limiter.remote.as_ref().is_some_and(RemoteDecider::takes_holds) {
+        if self.limiter.remote.as_ref().is_some_and(|remote| remote.takes_holds()) {
             return Err(HoldError::Limiter(self.not_local_error()));
         }
         let plan = Plan::new(applied.domain, request, &applied.limits);
