@@ -75,7 +75,6 @@ impl Error {
                 HoldError::Ttl(_) | HoldError::NotCharge { .. } => Code::InvalidArgument,
                 HoldError::Exhausted => Code::ResourceExhausted,
                 HoldError::OwnerUnreachable => Code::Unavailable,
-                HoldError::SharedStore => Code::Unimplemented,
             },
             Self::Reset(ResetError::LimitOrHits(_)) => Code::InvalidArgument,
             Self::Reset(ResetError::Access(error)) => match error {
@@ -141,7 +140,6 @@ impl Error {
                 HoldError::NotCharge { .. } => "NOT_A_CHARGE",
                 HoldError::Exhausted => "TOO_MANY_RESERVATIONS",
                 HoldError::OwnerUnreachable => "OWNER_UNREACHABLE",
-                HoldError::SharedStore => "SHARED_STORE",
             },
             Self::Reset(error) => match error {
                 ResetError::LimitOrHits(_) => "LIMIT_OR_HITS",

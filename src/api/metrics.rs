@@ -114,10 +114,9 @@ impl Metrics {
             }
             Error::Hold(error) => match error {
                 HoldError::Limiter(error) => self.unanswered(Error::LimiterError(error)),
-                HoldError::Request(_)
-                | HoldError::Ttl(_)
-                | HoldError::NotCharge { .. }
-                | HoldError::SharedStore => self.invalid.increase(),
+                HoldError::Request(_) | HoldError::Ttl(_) | HoldError::NotCharge { .. } => {
+                    self.invalid.increase();
+                }
                 HoldError::OwnerUnreachable => self.owner_unreachable.increase(),
                 // The store counts it.
                 HoldError::Exhausted => {}

@@ -12,34 +12,12 @@ use crate::{
         node::{DecidedBy, Outcome},
         remote_check::Call,
     },
-    resilience::Overloaded,
     rules::OnOwnerUnavailable,
-    store::{self, Check, Checks, Decisions, HoldId, HoldTerms, Reserved, Settled, rounds},
+    store::{self, Check, Checks, Decisions, HoldId, HoldTerms, RemoteHoldError, Reserved, Settled, rounds},
 };
 
 /// Only owners decide on holds.
 const POLICY: ForwardPolicy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
-
-/// Why the owners have not held or settled anything for good.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RemoteHoldError {
-    /// Too many checks are open. Nothing was sent.
-    #[error("too many checks wait for counters elsewhere")]
-    Overloaded,
-    /// An owner has too many holds. Nothing is held.
-    #[error("too many reservations are open")]
-    Exhausted,
-    /// An owner could not be reached in time. Nothing is held; what was settled stays so, and a repeated call settles
-    /// the rest.
-    #[error("the owner of a counter could not be reached in time")]
-    OwnerUnreachable,
-}
-
-impl From<Overloaded> for RemoteHoldError {
-    fn from(Overloaded: Overloaded) -> Self {
-        Self::Overloaded
-    }
-}
 
 impl Cluster {
     /// Holds the charges of all checks at their owners, within half of the caller's `timeout`, or none if `refused`

@@ -43,7 +43,6 @@ mod trust;
 mod wire;
 
 pub use calls::OpenForwards;
-pub use holds::RemoteHoldError;
 pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;

@@ -11,7 +11,7 @@ impl RemoteDecider {
         match *self {}
     }
 
-    pub(super) fn keeps_holds(&self) -> bool {
+    pub(super) fn takes_holds(&self) -> bool {
         match *self {}
     }
 

@@ -5,14 +5,17 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::{
-    cluster::{Cluster, ForwardPolicy, MemberState, OpenForwards, RemoteHoldError},
+    cluster::{Cluster, ForwardPolicy, MemberState, OpenForwards},
     limiter::{
         ActiveView, Answer, HeldAnswer, HoldError, Limiter, LimiterError, Request, SettledAnswer, answer,
         plan::{AppliedLimit, Plan, applied_limits},
     },
     rules::{KeyedDomain, OnOwnerUnavailable},
     shared_store::SharedStore,
-    store::{Check, CheckSet, Decisions, HoldId, HoldTerms, Refusal, RemoteDecisions},
+    store::{
+        Check, CheckSet, Checks, Decisions, HoldId, HoldTerms, Refusal, RemoteDecisions, RemoteHoldError,
+        Reserved, Settled,
+    },
 };
 
 /// Decides checks whose counters are elsewhere.
@@ -35,11 +38,11 @@ impl RemoteDecider {
         }
     }
 
-    /// Whether its counters have holds.
-    pub(super) fn keeps_holds(&self) -> bool {
+    /// Whether it decides on all reservations, even if this replica had their counters.
+    pub(super) fn takes_holds(&self) -> bool {
         match self {
-            Self::Cluster(_) => true,
-            Self::SharedStore(_) => false,
+            Self::Cluster(_) => false,
+            Self::SharedStore(_) => true,
         }
     }
 
@@ -70,6 +73,40 @@ impl RemoteDecider {
                     policies.iter().map(|policy| policy.on_owner_unavailable).collect();
                 Ok(store.decide(checks, &policies, timeout, refusal).await?)
             }
+        }
+    }
+}
+
+impl RemoteDecider {
+    /// Holds the charges of all checks, or none if `refusal` says that their decisions refuse the call.
+    async fn reserve(
+        &self,
+        checks: &Checks<'_>,
+        terms: &HoldTerms,
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+        refusal: Refusal,
+    ) -> Result<Reserved, RemoteHoldError> {
+        match self {
+            Self::Cluster(cluster) => {
+                let refused = |decisions: &[_]| refusal.is_refused(decisions);
+                cluster.reserve(checks, terms, timeout, connection, refused).await
+            }
+            Self::SharedStore(store) => store.reserve(checks, terms, timeout, refusal).await,
+        }
+    }
+
+    /// Settles the holds of all checks, each at the hits of its charge.
+    async fn settle(
+        &self,
+        checks: &Checks<'_>,
+        id: &HoldId,
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+    ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
+        match self {
+            Self::Cluster(cluster) => cluster.settle(checks, id, timeout, connection).await,
+            Self::SharedStore(store) => store.settle(checks, id, timeout).await,
         }
     }
 }
@@ -168,11 +205,10 @@ impl ActiveView<'_> {
         let Some(applied) = self.applied_holds(request)? else {
             return Ok(HeldAnswer::without_limits(request));
         };
-        let cluster = self.limiter.cluster().ok_or(LimiterError::Remote)?;
+        let Some(remote) = &self.limiter.remote else { return Err(LimiterError::Remote.into()) };
         let plan = Plan::new(applied.domain, request, &applied.limits);
         let refusal = answer::refusal(self.limiter.modes, &applied.limits, plan.deciding());
-        let refused = |decisions: &[_]| refusal.is_refused(decisions);
-        let reserved = cluster.reserve(&plan.checks, terms, request.timeout, connection, refused).await?;
+        let reserved = remote.reserve(&plan.checks, terms, request.timeout, connection, refusal).await?;
         Ok(self.held_answer(request, &applied, &plan, &reserved))
     }
 
@@ -201,9 +237,9 @@ impl ActiveView<'_> {
         let Some(applied) = self.applied_holds(request)? else {
             return Ok(SettledAnswer::without_limits(request));
         };
-        let cluster = self.limiter.cluster().ok_or(LimiterError::Remote)?;
+        let Some(remote) = &self.limiter.remote else { return Err(LimiterError::Remote.into()) };
         let plan = Plan::new(applied.domain, request, &applied.limits);
-        let settled = cluster.settle(&plan.checks, id, request.timeout, connection).await?;
+        let settled = remote.settle(&plan.checks, id, request.timeout, connection).await?;
         Ok(SettledAnswer::of(&applied, &plan, &settled))
     }
 }

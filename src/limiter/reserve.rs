@@ -33,13 +33,10 @@ pub enum HoldError {
     /// A counter has too many reservations, or all reservations take too much memory.
     #[error("too many reservations are open: nothing was reserved, try again later")]
     Exhausted,
-    /// An owner could not be reached in time. Nothing is reserved. Of a settlement, the owners that were reached have
-    /// settled their part; a repeated call settles the rest.
+    /// An owner, or the shared store, could not be reached in time. Nothing is reserved. Of a settlement, the owners that
+    /// were reached have settled their part; a repeated call settles the rest.
     #[error("the owner of a counter could not be reached in time: try again")]
     OwnerUnreachable,
-    /// The counters are in a shared store.
-    #[error("reservations and charges with a request_id need counters in memory, not in a shared store")]
-    SharedStore,
 }
 
 /// The answer to a reservation.
@@ -74,6 +71,9 @@ impl ActiveView<'_> {
         let Some(applied) = self.applied_holds(request)? else {
             return Ok(HeldAnswer::without_limits(request));
         };
+        if self.limiter.remote.as_ref().is_some_and(|remote| remote.takes_holds()) {
+            return Err(HoldError::Limiter(self.not_local_error()));
+        }
         let plan = Plan::new(applied.domain, request, &applied.limits);
         let refused = |decisions: &[Decision]| {
             answer::refuses(self.limiter.modes, &applied.limits, plan.deciding(), decisions)
@@ -126,9 +126,6 @@ impl ActiveView<'_> {
             return Err(HoldError::NotCharge { descriptor });
         }
         let domain = self.domain_of(request)?;
-        if self.limiter.remote.as_ref().is_some_and(|remote| !remote.keeps_holds()) {
-            return Err(HoldError::SharedStore);
-        }
         Ok(domain.map(|domain| AppliedHolds { domain, limits: applied_limits(domain, request) }))
     }
 

@@ -11,6 +11,7 @@ use crate::{
         part::{Outcomes, Part, Unavailable},
         script::{Group, GroupReply, KeyChange},
     },
+    store::{Expired, HeldCounter},
     time::Timestamp,
 };
 
@@ -48,6 +49,8 @@ pub(super) struct Settled {
     pub(super) conflicts: u64,
     /// Counters that were known and are gone from the store before they were idle.
     pub(super) lost: u64,
+    /// Holds that have expired.
+    pub(super) expired: Expired,
     /// Forgotten values.
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
 }
@@ -56,6 +59,11 @@ impl Batch {
     /// The number of keys.
     pub(super) fn len(&self) -> usize {
         self.counters.len()
+    }
+
+    /// The bytes of the values that were known.
+    pub(super) fn bytes(&self) -> usize {
+        self.counters.bytes()
     }
 
     /// Whether there is nothing to send.
@@ -105,7 +113,7 @@ impl Batch {
             let is_unknown =
                 entry.known.as_ref().is_none_or(|known| known.claim.is_some() || known.is_foreign);
             if entry.group.is_none() && is_unknown {
-                (entry.known, entry.counter, entry.is_read) = (None, None, true);
+                (entry.known, entry.counter, entry.is_read) = (None, HeldCounter::default(), true);
             }
         }
     }
@@ -186,6 +194,7 @@ impl Batch {
             match replies.next() {
                 Some(GroupReply::Applied) => {
                     for entry in entries {
+                        settled.expired += self.counters[entry].expired;
                         let now_known = self.counters[entry].applied(arrived);
                         settled.forgotten.extend(known.insert(self.counters[entry].key, now_known));
                     }

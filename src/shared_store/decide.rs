@@ -31,17 +31,20 @@ const OPEN_CHECKS_MAX: usize = 32_768;
 
 /// The outcome of a check, and whether it was decided without the store.
 #[derive(Clone, Copy, Debug)]
-struct Decided {
+pub(super) struct Decided {
     outcome: Outcome,
     is_degraded: bool,
 }
 
+/// The indices and the checks of one lane.
+pub(super) type LaneChecks = (Vec<usize>, SmallVec<[SharedCheck; 1]>);
+
 /// The checks of one call with all that deciding them needs.
-struct Call {
-    store: Arc<Shared>,
-    checks: SmallVec<[SharedCheck; 1]>,
+pub(super) struct Call {
+    pub(super) store: Arc<Shared>,
+    pub(super) checks: SmallVec<[SharedCheck; 1]>,
     policies: SmallVec<[OnOwnerUnavailable; 2]>,
-    deadline: Timestamp,
+    pub(super) deadline: Timestamp,
     /// The open checks; they are closed when this is dropped.
     open: usize,
 }
@@ -72,7 +75,7 @@ impl SharedStore {
             return Ok(decisions(&[Decided { outcome, is_degraded: false }]));
         }
         let deadline = local.after(budget(timeout, self.0.settings.timeout));
-        let call = self.call(checks, policies, deadline)?;
+        let call = self.call(checks.iter().map(SharedCheck::of).collect(), policies, deadline)?;
         if !call.is_one_step() {
             // A task of its own, so that charges are taken back even if the caller goes away.
             let task = tokio::spawn(async move { call.decide_in_steps(&refusal).await });
@@ -83,9 +86,9 @@ impl SharedStore {
         Ok(decisions(&decided))
     }
 
-    fn call(
+    pub(super) fn call(
         &self,
-        checks: &[Check<'_>],
+        checks: SmallVec<[SharedCheck; 1]>,
         policies: &[OnOwnerUnavailable],
         deadline: Timestamp,
     ) -> Result<Call, Overloaded> {
@@ -93,13 +96,7 @@ impl SharedStore {
         if open > CHECKS_PER_CALL_MAX {
             return Err(Overloaded);
         }
-        let call = Call {
-            store: self.0.clone(),
-            checks: checks.iter().map(SharedCheck::of).collect(),
-            policies: policies.into(),
-            deadline,
-            open,
-        };
+        let call = Call { store: self.0.clone(), checks, policies: policies.into(), deadline, open };
         let before = self.0.open_checks.fetch_add(open, Relaxed);
         if before + open > OPEN_CHECKS_MAX { Err(Overloaded) } else { Ok(call) }
     }
@@ -113,15 +110,7 @@ impl SharedCheck {
 
     fn to_check(&self) -> Check<'_> {
         let Self { key, ref limit, on_refusal, .. } = *self;
-        Check { key, limit, operation: self.operation(), on_refusal }
-    }
-
-    /// The operation of a caller; a peek for all other actions.
-    fn operation(&self) -> Operation {
-        match self.action {
-            Action::Decide(operation) => operation,
-            Action::Undo(_) | Action::Set(_) | Action::Absorb(_) => Operation::Peek,
-        }
+        Check { key, limit, operation: self.action.operation(), on_refusal }
     }
 }
 
@@ -159,6 +148,48 @@ impl Shared {
         }
     }
 
+    /// Lets the lanes decide checks one after the other, those of one lane in one step, and waits for the outcomes.
+    pub(super) async fn decide_each(
+        self: &Arc<Self>,
+        checks: Vec<SharedCheck>,
+        deadline: Timestamp,
+    ) -> Vec<Result<Outcome, Unavailable>> {
+        let mut all: Vec<Result<Outcome, Unavailable>> = vec![Err(Unavailable::Unreachable); checks.len()];
+        let lanes = self.by_lane(checks);
+        let parts = lanes.iter().map(|(_, checks)| self.decide_part(checks.clone(), Mode::Each, deadline));
+        let outcomes = futures_util::future::join_all(parts).await;
+        for ((indices, _), outcomes) in lanes.iter().zip(outcomes) {
+            match outcomes {
+                Ok(outcomes) => {
+                    for (index, outcome) in indices.iter().zip(outcomes) {
+                        all[*index] = Ok(outcome);
+                    }
+                }
+                Err(unavailable) => {
+                    for index in indices {
+                        all[*index] = Err(unavailable);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// The checks of each lane, with their indices.
+    pub(super) fn by_lane(&self, checks: Vec<SharedCheck>) -> Vec<LaneChecks> {
+        let mut lanes: Vec<(usize, LaneChecks)> = Vec::new();
+        for (index, check) in checks.into_iter().enumerate() {
+            let lane = self.lane_of(check.key);
+            let position = lanes.iter().position(|(other, _)| *other == lane).unwrap_or_else(|| {
+                lanes.push((lane, LaneChecks::default()));
+                lanes.len() - 1
+            });
+            lanes[position].1.0.push(index);
+            lanes[position].1.1.push(check);
+        }
+        lanes.into_iter().map(|(_, checks)| checks).collect()
+    }
+
     /// Decides a check without the store.
     fn decide_degraded(&self, check: &SharedCheck, policy: OnOwnerUnavailable) -> Decided {
         self.counts.degraded.increase();
@@ -171,15 +202,15 @@ impl Shared {
             OnOwnerUnavailable::Deny => plain(Verdict::Refuse { retry_after: None }),
             OnOwnerUnavailable::LocalShare => {
                 let (replicas, now) = (self.replicas.load(Relaxed), self.degraded_now());
-                lock(&self.share).decide(check.key, &check.limit, check.operation(), replicas, now)
+                lock(&self.share).decide(check.key, &check.limit, check.action.operation(), replicas, now)
             }
         };
-        Decided { outcome: Outcome { decision, charged, before: decision }, is_degraded: true }
+        Decided { outcome: Outcome::of(decision, charged), is_degraded: true }
     }
 }
 
 impl Call {
-    fn is_one_step(&self) -> bool {
+    pub(super) fn is_one_step(&self) -> bool {
         self.store.is_one_step(self.checks.iter().map(|check| check.key))
     }
 
@@ -222,45 +253,17 @@ impl Call {
         }
     }
 
-    /// Applies actions to some of the checks, those of one hash slot in one step. A check that the store does not decide
-    /// is decided without it.
+    /// Applies actions to some of the checks. A check that the store does not decide is decided without it.
     async fn apply(&self, actions: impl Iterator<Item = (usize, Action)>) -> rounds::Outcomes<Decided> {
-        let mut lanes: Vec<(usize, Vec<usize>, SmallVec<[SharedCheck; 1]>)> = Vec::new();
-        let mut count = 0;
-        for (index, action) in actions {
-            let check = SharedCheck { action, ..self.checks[index].clone() };
-            let lane = self.store.lane_of(check.key);
-            let position = lanes.iter().position(|(other, _, _)| *other == lane).unwrap_or_else(|| {
-                lanes.push((lane, Vec::new(), SmallVec::new()));
-                lanes.len() - 1
-            });
-            lanes[position].1.push(count);
-            lanes[position].2.push(check);
-            count += 1;
-        }
-        let outcomes = futures_util::future::join_all(
-            lanes
-                .iter()
-                .map(|(_, _, checks)| self.store.decide_part(checks.clone(), Mode::Each, self.deadline)),
-        )
-        .await;
-        let mut decided: Vec<Option<Decided>> = vec![None; count];
-        for ((_, positions, checks), outcomes) in lanes.iter().zip(outcomes) {
-            let each: rounds::Outcomes<Decided> = match outcomes {
-                Ok(outcomes) => by_store(outcomes),
-                Err(_unavailable) => {
-                    let policy = |check: &SharedCheck| {
-                        let index = self.checks.iter().position(|other| other.key == check.key);
-                        index.map_or(OnOwnerUnavailable::Deny, |index| self.policies[index])
-                    };
-                    checks.iter().map(|check| self.store.decide_degraded(check, policy(check))).collect()
-                }
-            };
-            for (position, each) in positions.iter().zip(each) {
-                decided[*position] = Some(each);
-            }
-        }
-        decided.into_iter().flatten().collect()
+        let (indices, checks): (Vec<usize>, Vec<SharedCheck>) = actions
+            .map(|(index, action)| (index, SharedCheck { action, ..self.checks[index].clone() }))
+            .unzip();
+        let outcomes = self.store.decide_each(checks.clone(), self.deadline).await;
+        let decided = |((index, check), outcome): ((&usize, &SharedCheck), _)| match outcome {
+            Ok(outcome) => Decided { outcome, is_degraded: false },
+            Err(_unavailable) => self.store.decide_degraded(check, self.policies[*index]),
+        };
+        indices.iter().zip(&checks).zip(outcomes).map(decided).collect()
     }
 }
 

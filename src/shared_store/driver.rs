@@ -93,7 +93,9 @@ impl Shared {
         self.counts.round_trips.record(arrived.since(sent));
         let mut answers = Answers::new();
         let stats = lock(&self.lanes[lane]).complete(batch, replies, failure, sent, arrived, &mut answers);
-        let BatchStats { conflicts, lost, has_opened, forgotten } = stats;
+        let BatchStats { conflicts, lost, expired, has_opened, forgotten } = stats;
+        self.counts.holds_released.add(expired.released as u64);
+        self.counts.holds_charged.add(expired.charged as u64);
         self.counts.conflicts.add(conflicts);
         self.counts.lost.add(lost);
         self.counts.breaker_openings.add(has_opened.into());

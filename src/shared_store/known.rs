@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     descriptor::Key,
     shared_store::value::{Claim, Value, decode},
-    store::PackedCounter,
+    store::HeldCounter,
     time::Timestamp,
 };
 
@@ -17,8 +17,8 @@ const ENTRY_BYTES: usize = 160;
 pub(super) struct Known {
     /// The value as stored; empty if there is none.
     pub(super) bytes: Vec<u8>,
-    /// The counter in it; `None` if there is none.
-    pub(super) counter: Option<PackedCounter>,
+    /// The counter in it.
+    pub(super) counter: HeldCounter,
     /// The claim on it.
     pub(super) claim: Option<Claim>,
     /// Whether another version of Tollgate has written it, so that this one leaves it alone.
@@ -32,9 +32,9 @@ impl Known {
     pub(super) fn read(bytes: Vec<u8>, confirmed_at: Timestamp) -> Self {
         let (value, claim) = decode(&bytes);
         let (counter, is_foreign) = match value {
-            Some(Value::Counter(packed)) => (Some(packed), false),
-            Some(Value::Unknown) => (None, true),
-            Some(Value::Malformed) | None => (None, false),
+            Some(Value::Counter(counter)) => (counter, false),
+            Some(Value::Unknown) => (HeldCounter::default(), true),
+            Some(Value::Malformed) | None => (HeldCounter::default(), false),
         };
         Self { bytes, counter, claim, is_foreign, confirmed_at }
     }
@@ -45,7 +45,7 @@ impl Known {
     }
 
     fn size(&self) -> usize {
-        ENTRY_BYTES + self.bytes.len() + self.counter.as_ref().map_or(0, PackedCounter::heap_bytes)
+        ENTRY_BYTES + self.bytes.len() + self.counter.heap_bytes()
     }
 }
 

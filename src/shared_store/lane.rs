@@ -11,16 +11,19 @@ use crate::{
     resilience::{BreakerState, CircuitBreaker},
     shared_store::{
         batch::{Batch, Settled},
-        counters::{Instants, touch},
+        counters::Instants,
         known::{Known, KnownValues},
         part::{Outcome, Outcomes, Part, Unavailable},
         script::GroupReply,
     },
+    store::{Expired, Now},
     time::Timestamp,
 };
 
 /// The most keys of a batch. A script of so many keys takes the server about half a millisecond.
 const BATCH_KEYS_MAX: usize = 256;
+/// No part is added to a batch whose known values have so many bytes. Counters with many reservations are large.
+const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// The most round trips of a part.
 const ROUNDS_MAX: u32 = 64;
 /// A counter is refused without asking the store for this long after its last answer.
@@ -60,6 +63,7 @@ pub(super) type Answers = Vec<(Part, Result<Outcomes, Unavailable>)>;
 pub(super) struct BatchStats {
     pub(super) conflicts: u64,
     pub(super) lost: u64,
+    pub(super) expired: Expired,
     pub(super) has_opened: bool,
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
 }
@@ -116,12 +120,13 @@ impl Lane {
         if known.claim.is_some() || local.since(known.confirmed_at) > REFUSAL_MAX {
             return None;
         }
-        known.counter.as_ref()?;
-        let mut decide = |operation| {
-            touch(&mut known.counter, limit, server, given_up, |counter| {
-                limit.decide(counter, server, operation)
-            })
-        };
+        // The end of a hold may end the refusal.
+        if known.counter.is_absent() || known.counter.is_due(server) {
+            return None;
+        }
+        let now = Now { now: server, given_up };
+        let mut decide =
+            |operation| known.counter.update(limit, now, |counter| limit.decide(counter, server, operation));
         let peek = decide(Operation::Peek);
         if limit.predict(operation, &peek).verdict.passes() {
             return None;
@@ -132,7 +137,7 @@ impl Lane {
             self.forget(key);
             return None;
         }
-        Some(Outcome { decision, charged: 0, before: decision })
+        Some(Outcome::of(decision, 0))
     }
 
     /// Forgets what is known of a counter that another replica has refunded or reset.
@@ -156,7 +161,9 @@ impl Lane {
                 answers.push((part, Err(Unavailable::Unreachable)));
             } else if instants.local < part.not_before {
                 later.push_back(part);
-            } else if batch.is_empty() || batch.len() + part.checks.len() <= BATCH_KEYS_MAX {
+            } else if batch.is_empty()
+                || (batch.len() + part.checks.len() <= BATCH_KEYS_MAX && batch.bytes() < BATCH_BYTES_MAX)
+            {
                 if let Err((part, unavailable)) = batch.add(part, &mut self.known, &instants) {
                     answers.push((part, Err(unavailable)));
                 }
@@ -191,7 +198,7 @@ impl Lane {
         arrived: Timestamp,
         answers: &mut Answers,
     ) -> BatchStats {
-        let (Settled { decided, again, conflicts, lost, forgotten }, failed) =
+        let (Settled { decided, again, conflicts, lost, expired, forgotten }, failed) =
             batch.settle(replies, &mut self.known, arrived);
         self.round_trip = arrived.since(sent);
         let mut has_opened = false;
@@ -222,7 +229,7 @@ impl Lane {
         for part in front.into_iter().rev() {
             self.waiting.push_front(part);
         }
-        BatchStats { conflicts, lost, has_opened, forgotten }
+        BatchStats { conflicts, lost, expired, has_opened, forgotten }
     }
 
     /// Fails all parts that wait, because the store cannot be reached. The driver ends.

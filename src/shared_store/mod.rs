@@ -32,6 +32,7 @@ mod counters;
 mod decide;
 mod driver;
 mod greeting;
+mod holds;
 mod known;
 mod lane;
 mod link;
@@ -90,6 +91,7 @@ struct Shared {
     replicas: AtomicU32,
     share: Mutex<LocalShare>,
     open_checks: AtomicUsize,
+    open_withdrawals: AtomicUsize,
     /// Whether the last batch failed, and why.
     is_failing: AtomicBool,
     failure: Mutex<String>,
@@ -137,6 +139,7 @@ impl SharedStore {
             replicas: AtomicU32::new(1),
             share: Mutex::default(),
             open_checks: AtomicUsize::new(0),
+            open_withdrawals: AtomicUsize::new(0),
             is_failing: AtomicBool::new(false),
             failure: Mutex::default(),
             counts: Counts::default(),
@@ -201,6 +204,9 @@ impl SharedStore {
             degraded: counts.degraded.get(),
             late: counts.late.get(),
             breaker_openings: counts.breaker_openings.get(),
+            holds_released: counts.holds_released.get(),
+            holds_charged: counts.holds_charged.get(),
+            holds_exhausted: counts.holds_exhausted.get(),
             breakers_open: lanes.iter().filter(is_open).count(),
             round_trips: counts.round_trips.buckets(),
         }

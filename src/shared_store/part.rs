@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation, Receipt},
     descriptor::Key,
-    store::{OnRefusal, Refusal, rounds::Step},
+    store::{HoldId, HoldTerms, OnRefusal, Refusal, Settled, rounds::Step},
     time::Timestamp,
 };
 
@@ -30,6 +30,27 @@ pub(super) enum Action {
     Set(u64),
     /// Add what was consumed while the store was unreachable.
     Absorb(Counter),
+    /// Hold a charge of so many hits.
+    Reserve { terms: Box<HoldTerms>, hits: u64 },
+    /// Settle a hold.
+    SettleHold { id: HoldId, actual: u64 },
+    /// Take back what one attempt holds.
+    WithdrawHold { id: HoldId, attempt: u64 },
+}
+
+impl Action {
+    /// The operation of a caller; a peek for all other actions.
+    pub(super) fn operation(&self) -> Operation {
+        match self {
+            Self::Decide(operation) => *operation,
+            Self::Undo(_)
+            | Self::Set(_)
+            | Self::Absorb(_)
+            | Self::Reserve { .. }
+            | Self::SettleHold { .. }
+            | Self::WithdrawHold { .. } => Operation::Peek,
+        }
+    }
 }
 
 impl From<Step> for Action {
@@ -48,6 +69,8 @@ pub(super) enum Mode {
     Call(Refusal),
     /// The same without changing anything.
     DryRun(Refusal),
+    /// Reservations: all are held, or none if their decisions refuse the call.
+    Reserve(Refusal),
     /// One after the other.
     Each,
 }
@@ -99,10 +122,16 @@ impl Part {
     /// Whether a counter may refuse before and pass after it.
     pub(super) fn may_end_refusals(&self) -> bool {
         match self.mode {
-            Mode::DryRun(_) => false,
+            Mode::DryRun(_) | Mode::Reserve(_) => false,
             Mode::Call(_) | Mode::Each => self.checks.iter().any(|check| match check.action {
-                Action::Decide(Operation::Refund(_)) | Action::Undo(_) | Action::Set(_) => true,
-                Action::Decide(Operation::Peek | Operation::Charge(_)) | Action::Absorb(_) => false,
+                Action::Decide(Operation::Refund(_))
+                | Action::Undo(_)
+                | Action::Set(_)
+                | Action::SettleHold { .. }
+                | Action::WithdrawHold { .. } => true,
+                Action::Decide(Operation::Peek | Operation::Charge(_))
+                | Action::Absorb(_)
+                | Action::Reserve { .. } => false,
             }),
         }
     }
@@ -119,6 +148,26 @@ pub(super) struct Outcome {
     pub(super) charged: u64,
     /// The answer to a peek before a dry run; otherwise equal to the decision.
     pub(super) before: Decision,
+    /// What became of a hold, beside the decision.
+    pub(super) hold: HoldReply,
+}
+
+/// What became of a hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum HoldReply {
+    /// The decision says it, or there is no hold.
+    Decided,
+    /// The counter has too many holds.
+    Exhausted,
+    /// It was settled.
+    Settled(Settled),
+}
+
+impl Outcome {
+    /// The outcome of a decision that has charged so many hits.
+    pub(super) fn of(decision: Decision, charged: u64) -> Self {
+        Self { decision, charged, before: decision, hold: HoldReply::Decided }
+    }
 }
 
 /// Why the store decides nothing.

@@ -20,6 +20,9 @@ pub(super) struct Counts {
     pub(super) degraded: Counter,
     pub(super) late: Counter,
     pub(super) breaker_openings: Counter,
+    pub(super) holds_released: Counter,
+    pub(super) holds_charged: Counter,
+    pub(super) holds_exhausted: Counter,
     pub(super) round_trips: Histogram,
 }
 
@@ -34,6 +37,9 @@ impl Default for Counts {
             degraded: Counter::default(),
             late: Counter::default(),
             breaker_openings: Counter::default(),
+            holds_released: Counter::default(),
+            holds_charged: Counter::default(),
+            holds_exhausted: Counter::default(),
             round_trips: Histogram::new(&ROUND_TRIP_BOUNDS),
         }
     }
@@ -64,6 +70,12 @@ pub struct Stats {
     pub breaker_openings: u64,
     /// Lanes whose circuit breaker is open.
     pub breakers_open: usize,
+    /// Holds that this replica has released at their expiry.
+    pub holds_released: u64,
+    /// Holds that stayed charged at their expiry.
+    pub holds_charged: u64,
+    /// Reservations that were refused because a counter has too many.
+    pub holds_exhausted: u64,
     /// The durations of round trips.
     pub round_trips: Buckets,
 }

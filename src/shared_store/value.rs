@@ -1,13 +1,17 @@
-//! The value of a counter in the store: a version, then the packed counter with instants of the servers' clock.
+//! The value of a counter in the store: a version, then the packed counter and its holds, with instants of the servers'
+//! clock.
 
 use crate::{
-    store::{Decoded, PackedCounter},
+    store::{DecodedHeldCounter, HeldCounter},
     time::Timestamp,
 };
 
-/// The version of the layout. It is followed by the tag and the fields of the packed counter, whose instants are in
-/// nanoseconds since the Unix epoch.
+/// The version of a counter without holds. It is followed by the tag and the fields of the packed counter, whose
+/// instants are in nanoseconds since the Unix epoch.
 const VERSION: u8 = 1;
+/// The version of a counter with holds. It is followed by the length of what follows a [`VERSION`], 0 for no counter,
+/// that many bytes, and the holds.
+const VERSION_WITH_HOLDS: u8 = 3;
 /// A claimed value: 16 bytes of a [`Claim`], then the value. See the script.
 const CLAIMED: u8 = 2;
 /// The bytes of a claim with its mark.
@@ -17,7 +21,7 @@ const CLAIM_BYTES: usize = 17;
 #[derive(Debug)]
 pub(super) enum Value {
     /// A counter.
-    Counter(PackedCounter),
+    Counter(HeldCounter),
     /// Written by a version of Tollgate that this one does not know. It is not overwritten.
     Unknown,
     /// No value of Tollgate. It counts as absent, and the next charge overwrites it.
@@ -33,14 +37,18 @@ pub(super) struct Claim {
     pub(super) until: Timestamp,
 }
 
-/// Encodes a counter.
-pub(super) fn encode(packed: &PackedCounter) -> Vec<u8> {
-    // Ages since the epoch are absolute instants.
-    let (tag, fields) = packed.write(Timestamp::EPOCH);
-    let mut bytes = Vec::with_capacity(fields.len() + 2);
-    bytes.extend_from_slice(&[VERSION, tag]);
-    bytes.extend_from_slice(&fields);
-    bytes
+/// Encodes a counter. An absent one is empty.
+pub(super) fn encode(counter: &HeldCounter) -> Vec<u8> {
+    match (counter.write_counter(), counter.write_holds()) {
+        (None, None) => Vec::new(),
+        (Some((tag, fields)), None) => [&[VERSION, tag], &fields[..]].concat(),
+        (counter, Some(holds)) => {
+            let counter = counter.map_or_else(Vec::new, |(tag, fields)| [&[tag], &fields[..]].concat());
+            // A counter has at most some megabytes.
+            let length = (counter.len() as u32).to_le_bytes();
+            [&[VERSION_WITH_HOLDS], &length[..], &counter, &holds].concat()
+        }
+    }
 }
 
 /// Decodes a value and the claim on it. An empty value is an absent counter.
@@ -57,13 +65,92 @@ pub(super) fn decode(bytes: &[u8]) -> (Option<Value>, Option<Claim>) {
     };
     let value = match bytes {
         [] => return (None, claim),
-        [VERSION, tag, fields @ ..] => match PackedCounter::read(*tag, fields, Timestamp::EPOCH) {
-            Decoded::Counter(packed) => Value::Counter(packed),
-            Decoded::Unknown => Value::Unknown,
-            Decoded::Malformed => Value::Malformed,
-        },
+        [VERSION, counter @ ..] if !counter.is_empty() => read(counter, None),
+        [VERSION_WITH_HOLDS, rest @ ..] => {
+            let parts = rest.split_first_chunk().and_then(|(length, rest)| {
+                rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)
+            });
+            parts.map_or(Value::Malformed, |(counter, holds)| read(counter, Some(holds)))
+        }
         [VERSION] => Value::Malformed,
         [_, ..] => Value::Unknown,
     };
     (Some(value), claim)
+}
+
+/// Decodes the tag and the fields of a counter, if there are any, and its holds.
+fn read(counter: &[u8], holds: Option<&[u8]>) -> Value {
+    match HeldCounter::read(counter.split_first().map(|(tag, fields)| (*tag, fields)), holds) {
+        DecodedHeldCounter::Counter(counter) => Value::Counter(counter),
+        DecodedHeldCounter::Unknown => Value::Unknown,
+        DecodedHeldCounter::Malformed => Value::Malformed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        algorithm::{Operation, laws::every_limit},
+        store::{HoldId, HoldTerms, Now, OnExpiry},
+        time::SECOND,
+    };
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+    fn read_back(bytes: &[u8]) -> HeldCounter {
+        match decode(bytes) {
+            (Some(Value::Counter(counter)), None) => counter,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn counter_with_and_without_holds_is_read_as_written() {
+        let now = Now { now: NOW, given_up: None };
+        for limit in every_limit(10, 3_600 * SECOND) {
+            let mut counter = HeldCounter::default();
+            counter.update(&limit, now, |counter| limit.decide(counter, NOW, Operation::Charge(1)));
+            let plain = encode(&counter);
+            assert_eq!(plain[0], VERSION, "older versions read it");
+            assert_eq!(encode(&read_back(&plain)), plain);
+            let id = HoldId::new(b"a").unwrap();
+            let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Release).unwrap();
+            counter.reserve(&limit, &terms, 4, now).unwrap();
+            let held = encode(&counter);
+            assert_eq!(held[0], VERSION_WITH_HOLDS);
+            assert_eq!(encode(&read_back(&held)), held);
+            let [settled, expected] = [&mut read_back(&held), &mut counter]
+                .map(|counter| counter.settle(&limit, &id, 2, Now { now: NOW.plus(SECOND), given_up: None }));
+            assert_eq!(settled, expected);
+        }
+    }
+
+    #[test]
+    fn value_of_full_counter_is_bounded() {
+        let now = Now { now: NOW, given_up: None };
+        let limit = &every_limit(1_000_000, 3_600 * SECOND)[0];
+        let mut counter = HeldCounter::default();
+        let mut reserve = |number: u64| {
+            let id = HoldId::new(&[&[b'x'; 56][..], &number.to_be_bytes()].concat()).unwrap();
+            let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Release).unwrap();
+            let reserved = counter.reserve(limit, &terms, 1, now);
+            let settled = reserved.is_ok().then(|| counter.settle(limit, &id, 1, now));
+            let length = if number.is_multiple_of(1_000) { encode(&counter).len() } else { 0 };
+            (settled.is_some(), length)
+        };
+        assert!((0..4_000).all(|number| reserve(number).0));
+        let (is_held, length) = reserve(4_000);
+        assert!(!is_held && length < 800_000, "{length}");
+    }
+
+    #[test]
+    fn truncated_and_unknown_values_are_told_apart() {
+        for malformed in [&[VERSION][..], &[VERSION_WITH_HOLDS, 9, 0, 0, 0, 1], &[VERSION_WITH_HOLDS, 0, 0]] {
+            assert!(matches!(decode(malformed), (Some(Value::Malformed), None)), "{malformed:?}");
+        }
+        assert!(matches!(decode(&[VERSION_WITH_HOLDS + 1, 1, 2]), (Some(Value::Unknown), None)));
+    }
 }

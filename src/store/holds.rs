@@ -70,9 +70,16 @@ pub(super) struct HoldSize {
 
 /// How many holds have expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Expired {
-    pub(super) released: usize,
-    pub(super) charged: usize,
+pub(crate) struct Expired {
+    pub(crate) released: usize,
+    pub(crate) charged: usize,
+}
+
+impl std::ops::AddAssign for Expired {
+    fn add_assign(&mut self, other: Self) {
+        self.released += other.released;
+        self.charged += other.charged;
+    }
 }
 
 /// The holds of one counter.
@@ -144,6 +151,20 @@ impl Holds {
     /// Whether there is room for `more` holds.
     pub(super) fn has_room(&self, more: usize) -> bool {
         self.each.len() + more <= HOLDS_MAX
+    }
+
+    /// The number of holds that are open or remembered.
+    #[cfg(feature = "server")]
+    pub(super) fn remembered(&self) -> usize {
+        self.each.len() + self.ended.len()
+    }
+
+    /// The instant from which none is remembered.
+    #[cfg(feature = "server")]
+    pub(super) fn forgotten_at(&self) -> Timestamp {
+        let each = self.each.iter().map(Hold::forgotten_at);
+        let ended = self.ended.values().map(|ended| ended.forgotten_at);
+        each.chain(ended).max().unwrap_or(Timestamp::EPOCH)
     }
 
     /// The approximate memory, in bytes.

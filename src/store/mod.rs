@@ -9,6 +9,8 @@ mod budget;
 mod check_set;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+#[cfg(feature = "server")]
+mod held_counter;
 mod holds;
 mod key_hasher;
 mod local_share;
@@ -27,21 +29,26 @@ mod table;
 
 pub use budget::BYTES_MIN;
 pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
+#[cfg(feature = "server")]
+pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Now};
+#[cfg(feature = "server")]
+pub(crate) use holds::Expired;
 pub use holds::HOLDS_MAX;
 pub use local_share::{Admitted, LocalShare};
 #[cfg(feature = "server")]
 pub(crate) use memory::each_hold_id;
 #[cfg(feature = "server")]
 pub use memory::sweep;
-pub(crate) use memory::{Action, charged_counter, decide_set};
+pub(crate) use memory::{Action, decide_set};
 pub use memory::{
     CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, Reserved, StoreStats, UsedHits,
 };
-pub(crate) use packed_counter::{Decoded, PackedCounter};
 #[cfg(feature = "server")]
 pub use persistence::{Persistence, Settings, SlotSources};
 pub(crate) use refusal::refuses;
 pub use refusal::{Refusal, Role};
+#[cfg(feature = "server")]
+pub use reservation::RemoteHoldError;
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HoldId, HoldIdTooLong, HoldTerms,
     HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "server")]
+use crate::resilience::Overloaded;
+
 /// The most bytes of an id.
 pub const HOLD_ID_BYTES_MAX: usize = 64;
 /// A byte that no text has.
@@ -88,6 +91,29 @@ pub enum SettleOutcome {
     Released,
     /// The id is unknown, so all hits were charged now.
     Unknown,
+}
+
+/// Why counters elsewhere, of other owners or in a shared store, have not held or settled anything for good.
+#[cfg(feature = "server")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteHoldError {
+    /// Too many checks are open. Nothing was sent.
+    #[error("too many checks wait for counters elsewhere")]
+    Overloaded,
+    /// A counter has too many holds. Nothing is held.
+    #[error("too many reservations are open")]
+    Exhausted,
+    /// A counter could not be reached in time. Nothing is held; what was settled stays so, and a repeated call settles
+    /// the rest.
+    #[error("the owner of a counter could not be reached in time")]
+    OwnerUnreachable,
+}
+
+#[cfg(feature = "server")]
+impl From<Overloaded> for RemoteHoldError {
+    fn from(Overloaded: Overloaded) -> Self {
+        Self::Overloaded
+    }
 }
 
 impl HoldId {

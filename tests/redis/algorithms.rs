@@ -1,6 +1,6 @@
 //! The store decides as memory does, under every algorithm.
 
-use std::num::NonZeroU64;
+use std::{num::NonZeroU64, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tollgate::{
@@ -9,12 +9,12 @@ use tollgate::{
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
     rules::OnOwnerUnavailable,
-    store::{Memory, OnFull, Refusal, Role},
+    store::{Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull},
     time::{Clock, Timestamp},
 };
 
 use crate::{
-    replica::{Replica, check, key, settings},
+    replica::{Replica, check, key, refusal, settings},
     server::Server,
 };
 
@@ -52,6 +52,11 @@ fn without_receipt(decision: Decision) -> (Verdict, u64, std::time::Duration) {
     (decision.verdict, decision.remaining, decision.reset_after)
 }
 
+/// A decision as far as it is exact: a replica may refuse by what it knew, before another one charged more.
+fn shown(decision: Decision) -> Option<(Verdict, u64, Duration)> {
+    Some(without_receipt(decision)).filter(|(verdict, ..)| verdict.passes())
+}
+
 #[tokio::test]
 async fn store_decides_every_algorithm_as_memory_does() {
     let server = Server::start(&[]);
@@ -79,9 +84,8 @@ async fn store_decides_every_algorithm_as_memory_does() {
                 .map(|name| check(*name, &limit, operation))
                 .collect();
             let shared = replicas[0].decide_with(&checks, OnOwnerUnavailable::Deny, None).await;
-            let refusal =
-                Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false };
-            let set: tollgate::store::Checks<'_> = checks.iter().copied().collect();
+            let refusal = refusal(&checks);
+            let set: Checks<'_> = checks.iter().copied().collect();
             let local = memory.apply(&set, clock.now(), |decisions| refusal.is_refused(decisions)).unwrap();
             let expected: Vec<_> = local.iter().copied().map(without_receipt).collect();
             let decided: Vec<_> = shared.decisions.iter().copied().map(without_receipt).collect();
@@ -96,6 +100,67 @@ async fn store_decides_every_algorithm_as_memory_does() {
         for name in names {
             let peek = replicas[1].check(name, &limit, Operation::Peek).await;
             assert_eq!(peek, memory.peek(name, &limit, clock.now()).peek, "{limit:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn store_holds_every_algorithm_as_memory_does() {
+    let server = Server::start(&[]);
+    let clock = Clock::manual(Timestamp::from_nanos(1_790_000_040 * 1_000_000_000));
+    let replicas = [
+        Replica::ready_with(settings(&[server.url()]), clock.clone()).await,
+        Replica::ready_with(settings(&[server.url()]), clock.clone()).await,
+    ];
+    let mut random = StdRng::seed_from_u64(11);
+    for (number, limit) in every_limit().into_iter().enumerate() {
+        let memory = Memory::new(1 << 24, OnFull::Deny);
+        let names = [key(&format!("{number} a")), key(&format!("{number} b"))];
+        for step in 0..40 {
+            clock.set(clock.now().plus(random.random_range(0..HOUR / 40)));
+            memory.sweep(clock.now());
+            let replica = &replicas[random.random_range(0..2)];
+            let operation = Operation::Charge(random.random_range(0..5));
+            let checks: Checks<'_> = names
+                .iter()
+                .take(random.random_range(1..3))
+                .map(|name| check(*name, &limit, operation))
+                .collect();
+            let id = format!("{}", random.random_range(0..12));
+            let what = format!("{limit:?}: {operation:?} of {id} in step {step}");
+            match random.random_range(0..5) {
+                0 | 1 => {
+                    let ttl = Duration::from_secs(random.random_range(1..600));
+                    let on_expiry = [OnExpiry::Release, OnExpiry::Charge][random.random_range(0..2)];
+                    let terms = HoldTerms::new(HoldId::new(id.as_bytes()).unwrap(), ttl, on_expiry).unwrap();
+                    let shared = replica.reserve(&checks, &terms).await.unwrap();
+                    let refused = |decisions: &[Decision]| refusal(&checks).is_refused(decisions);
+                    let local = memory.reserve(&checks, &terms, clock.now(), refused).unwrap();
+                    assert_eq!(shared.is_held, local.is_held, "{what}");
+                    let [decided, expected] = [&shared, &local].map(|reserved| {
+                        reserved.decisions.iter().copied().map(without_receipt).collect::<Vec<_>>()
+                    });
+                    assert_eq!(decided, expected, "{what}");
+                    assert_eq!(shared.decisions.charged(), local.decisions.charged(), "{what}");
+                }
+                2 | 3 => {
+                    let local = memory.settle(&checks, &HoldId::new(id.as_bytes()).unwrap(), clock.now());
+                    let shared = replica.settle(&checks, &id).await.unwrap();
+                    assert_eq!(shared, local.unwrap().into_vec(), "{what}");
+                }
+                _ => {
+                    let refused = |decisions: &[Decision]| refusal(&checks).is_refused(decisions);
+                    let local = memory.apply(&checks, clock.now(), refused).unwrap();
+                    let shared = replica.decide(&checks).await;
+                    let expected: Vec<_> = local.iter().copied().map(shown).collect();
+                    let decided: Vec<_> = shared.decisions.iter().copied().map(shown).collect();
+                    assert_eq!(decided, expected, "{what}");
+                }
+            }
+            for name in names {
+                let peek = replica.check(name, &limit, Operation::Peek).await;
+                assert_eq!(shown(peek), shown(memory.peek(name, &limit, clock.now()).peek), "{what}");
+            }
         }
     }
 }

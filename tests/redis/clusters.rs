@@ -9,7 +9,7 @@ use tollgate::{
 };
 
 use crate::{
-    replica::{Replica, a_day, check, key, settings, until},
+    replica::{Replica, a_day, check, key, settings, terms, until},
     server::{PATIENCE, Server},
 };
 
@@ -210,4 +210,35 @@ async fn sentinels_name_the_next_master_after_a_failover() {
     };
     assert_eq!(after, 998, "the next master has the counter");
     assert_eq!(replica.store.state(), State::Ready);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reservation_over_hash_slots_holds_all_or_nothing() {
+    let cluster = Cluster::start();
+    let replicas = [Replica::ready(cluster.settings()).await, Replica::ready(cluster.settings()).await];
+    let (wide, tight) = (key("wide"), key("tight"));
+    let (many, few) = (a_day(60), a_day(20));
+    let hold =
+        |hits| [check(wide, &many, Operation::Charge(hits)), check(tight, &few, Operation::Charge(hits))];
+    let ttl = Duration::from_secs(60);
+    let held = replicas[0].reserve(&hold(15), &terms("a", ttl)).await.unwrap();
+    assert!(held.is_held);
+    assert!(!replicas[1].reserve(&hold(6), &terms("b", ttl)).await.unwrap().is_held);
+    // What was held in vain is withdrawn.
+    let started = Instant::now();
+    while replicas[0].check(wide, &many, Operation::Peek).await.remaining != 45 {
+        assert!(started.elapsed() < PATIENCE, "the refused reservation holds something");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(replicas[0].check(tight, &few, Operation::Peek).await.remaining, 5);
+    let settled = replicas[1].settle(&hold(4), "a").await.unwrap();
+    let remaining: Vec<u64> = settled.iter().map(|settled| settled.remaining).collect();
+    assert_eq!(remaining, [56, 16]);
+    let mut ids = 0..;
+    let racing = replicas.iter().flat_map(|replica| (0..20).map(move |_| replica)).map(|replica| {
+        let id = ids.next().unwrap_or_default().to_string();
+        async move { replica.reserve(&hold(1), &terms(&id, ttl)).await.unwrap().is_held }
+    });
+    let passed = futures_util::future::join_all(racing).await.into_iter().filter(|held| *held).count();
+    assert_eq!(passed, 16);
 }

@@ -6,6 +6,7 @@
 mod algorithms;
 mod clusters;
 mod doctor;
+mod holds;
 mod outages;
 mod races;
 mod replica;

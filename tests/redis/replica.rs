@@ -11,7 +11,10 @@ use tollgate::{
     descriptor::{Key, KeyText, Secret},
     rules::{ActiveRules, OnOwnerUnavailable},
     shared_store::{Mode, PasswordFiles, Passwords, Settings, SharedStore, State, TlsFiles},
-    store::{Check, OnRefusal, Refusal, RemoteDecisions, Role},
+    store::{
+        Check, Checks, HoldId, HoldTerms, OnExpiry, OnRefusal, Refusal, RemoteDecisions, RemoteHoldError,
+        Reserved, Role, Settled,
+    },
     time::Clock,
 };
 
@@ -85,10 +88,23 @@ impl Replica {
         policy: OnOwnerUnavailable,
         timeout: Option<Duration>,
     ) -> RemoteDecisions {
-        let refusal =
-            Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false };
         let policies = vec![policy; checks.len()];
-        self.store.decide(checks, &policies, timeout, refusal).await.unwrap()
+        self.store.decide(checks, &policies, timeout, refusal(checks)).await.unwrap()
+    }
+
+    /// Reserves the hits of charges.
+    pub async fn reserve(
+        &self,
+        checks: &[Check<'_>],
+        terms: &HoldTerms,
+    ) -> Result<Reserved, RemoteHoldError> {
+        self.store.reserve(&Checks::from_slice(checks), terms, None, refusal(checks)).await
+    }
+
+    /// Settles a reservation at the hits of charges.
+    pub async fn settle(&self, checks: &[Check<'_>], id: &str) -> Result<Vec<Settled>, RemoteHoldError> {
+        let id = HoldId::new(id.as_bytes()).unwrap();
+        self.store.settle(&Checks::from_slice(checks), &id, None).await.map(|settled| settled.into_vec())
     }
 }
 
@@ -106,6 +122,16 @@ pub fn settings(urls: &[String]) -> Settings {
         prefix: "tollgate:".to_owned(),
         memory_limit: 16 * 1024 * 1024,
     }
+}
+
+/// Every check refuses its call.
+pub fn refusal(checks: &[Check<'_>]) -> Refusal {
+    Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false }
+}
+
+/// A reservation of this id that is released after `ttl`.
+pub fn terms(id: &str, ttl: Duration) -> HoldTerms {
+    HoldTerms::new(HoldId::new(id.as_bytes()).unwrap(), ttl, OnExpiry::Release).unwrap()
 }
 
 pub fn check(key: Key, limit: &Limit, operation: Operation) -> Check<'_> {

@@ -80,7 +80,8 @@ async fn scrape(State(state): State<PageState>) -> Response {
 impl PageState {
     fn page(self) -> String {
         let xds = self.xds.map(|stats| xds::Reading::of(stats, &self.sources.active_rules));
-        let (mut page, reading) = (Page::default(), replica::Reading::of(self.sources));
+        let shared = self.shared_store.map(|store| store.stats());
+        let (mut page, reading) = (Page::default(), replica::Reading::of(self.sources, shared.as_ref()));
         page.add(replica::ALL, &reading);
         if self.reference_names {
             page.add(reference::ALL, &reference::Reading::of(&reading.rules));
@@ -89,8 +90,8 @@ impl PageState {
             let (stats, backup_bytes) = (cluster.stats(), reading.store.backup_bytes);
             page.add(cluster::ALL, &cluster::Reading { stats, backup_bytes });
         }
-        if let Some(store) = &self.shared_store {
-            page.add(shared_store::ALL, &store.stats());
+        if let Some(stats) = &shared {
+            page.add(shared_store::ALL, stats);
         }
         if let Some(stats) = xds {
             page.add(xds::ALL, &stats);

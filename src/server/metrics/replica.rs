@@ -7,6 +7,7 @@ use crate::{
     limiter,
     rules::{self, ActiveRules, Series, Totals},
     server::{Budgets, ListenerStats, ServerStats},
+    shared_store,
     store::{Memory, StoreStats},
     telemetry::{
         logs::{DroppedLines, LogControl},
@@ -38,11 +39,17 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    pub(super) fn of(sources: Sources) -> Self {
+    pub(super) fn of(sources: Sources, shared: Option<&shared_store::Stats>) -> Self {
+        let mut store = sources.memory.stats();
+        if let Some(shared) = shared {
+            store.holds_released += shared.holds_released;
+            store.holds_charged += shared.holds_charged;
+            store.holds_exhausted += shared.holds_exhausted;
+        }
         Self {
             rules: sources.active_rules.stats().totals(),
             load: sources.active_rules.status(),
-            store: sources.memory.stats(),
+            store,
             process: ProcessStats::now(),
             sources,
         }
@@ -152,7 +159,7 @@ metrics! { Reading;
         "Charges to new keys refused because memory is full."
         => |all, family| family.value(all.store.refused_full);
     Gauge "tollgate_reservations" []
-        "Open reservations."
+        "Open reservations of counters in memory."
         => |all, family| family.value(all.store.holds_open);
     Counter "tollgate_reservations_expired_total" ["outcome"]
         "Reservations that were neither settled nor canceled until their expiry: released or charged."
