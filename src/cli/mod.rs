@@ -121,15 +121,19 @@ fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Strin
 /// Prints what a command has found, or why it has found nothing.
 fn report(found: Result<(String, ExitCode), String>) -> ExitCode {
     match found {
-        Ok((text, code)) => {
-            println!("{text}");
-            code
-        }
+        Ok((text, code)) => print_line(text, code),
         Err(why) => {
             eprintln!("{why}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints `text` and ends its line. Returns `code` unless it cannot be written.
+fn print_line(mut text: String, code: ExitCode) -> ExitCode {
+    text.push('\n');
+    let printed = print(text.as_bytes());
+    if printed == ExitCode::SUCCESS { code } else { printed }
 }
 
 /// Writes to the standard output. A reader that has closed it is an error and no panic.

@@ -26,6 +26,7 @@ mod lifecycle;
 mod links;
 mod log;
 mod metrics;
+mod output;
 mod program;
 mod queue;
 mod readiness;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 
 use crate::{
-    cli::check::report::Report,
+    cli::{check::report::Report, print_line},
     rules::{self, Problems, Rules},
 };
 
@@ -41,8 +41,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     } else {
         readable(&checked)
     };
-    println!("{text}");
-    if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    print_line(text, if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A line for each problem or warning, and one for rules without problems.
