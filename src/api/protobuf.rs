@@ -120,13 +120,8 @@ fn key_and_varint(frame: &mut Vec<u8>, key: u8, value: u64) {
     if value < 0x80 {
         frame.extend_from_slice(&[key, value as u8]);
     } else {
-        // A tenth byte for 64 bits, after the key.
-        let mut bytes = [0; 11];
-        bytes[0] = key;
-        let mut rest = &mut bytes[1..];
-        encode_varint(value, &mut rest);
-        let unused = rest.len();
-        frame.extend_from_slice(&bytes[..11 - unused]);
+        frame.push(key);
+        encode_varint(value, frame);
     }
 }
 
