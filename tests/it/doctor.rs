@@ -229,11 +229,18 @@ async fn frozen_member_of_a_cluster_is_found_with_degraded_answers() {
     let first = start("off").await;
     let seed = view(&first).await["members"][0]["address"].as_str().unwrap().to_owned();
     let second = start(&seed).await;
+    let found = async || {
+        let output = run(&["--to", &first.admin.to_string(), "--json"]).await;
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        ids(report["findings"].as_array().unwrap()).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
     until(async || {
         let view = view(&first).await;
         let serving =
             view["members"].as_array().unwrap().iter().filter(|member| member["state"] == "serving");
-        (serving.count() == 2 && view["moving"] == 0).then_some(())
+        let is_settled = serving.count() == 2 && view["moving"] == 0;
+        // The second one has also told its rules.
+        (is_settled && found().await.is_empty()).then_some(())
     })
     .await;
     second.signal("STOP").await;
@@ -245,9 +252,7 @@ async fn frozen_member_of_a_cluster_is_found_with_degraded_answers() {
             "descriptors": [{"entries": [{"key": "user", "value": user.to_string()}]}],
         });
         http(first.http, "POST", "/json", &call.to_string()).await.unwrap();
-        let output = run(&["--to", &first.admin.to_string(), "--json"]).await;
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        (ids(report["findings"].as_array().unwrap()) == ["member_unreachable", "degraded"]).then_some(())
+        (found().await == ["member_unreachable", "degraded"]).then_some(())
     })
     .await;
 }
