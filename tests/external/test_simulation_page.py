@@ -161,7 +161,7 @@ def test_suggested_limits_are_text_to_paste(simulated):
     assert len(report["suggestions"]) == 2
     for suggestion in report["suggestions"]:
         assert f"# {suggestion['rule']} at {suggestion['at']}: " in text
-        assert f"requests_per_unit: {suggestion['requests_per_unit']}\n" in text + "\n"
+        assert f"{suggestion['key']}: {suggestion['limit']}\n" in text + "\n"
 
 
 @pytest.mark.parametrize("width", browsers.WIDTHS)
