@@ -18,7 +18,7 @@ use crate::{
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn racing_reservations_and_charges_over_replicas_admit_exactly_the_limit() {
+async fn racing_replicas_reserve_and_charge_exactly_the_limit() {
     let server = Server::start(&[]);
     let settings = Settings { timeout: PATIENCE, ..settings(&[server.url()]) };
     let replicas = join_all((0..3).map(|_| async { Arc::new(Replica::ready(settings.clone()).await) })).await;
