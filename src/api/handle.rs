@@ -13,8 +13,8 @@ use crate::{
         span::CallSpan,
         v1::{Decided, Partial},
     },
-    cluster::OpenForwards,
     limiter::{ActiveView, HoldError, LimiterError},
+    resilience::OpenForwards,
 };
 
 /// Result of [`Batch::handle`].

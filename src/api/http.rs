@@ -24,7 +24,7 @@ use crate::{
         proto::google::rpc,
         reader::{ReadError, ReadRequest, RequestReader},
     },
-    cluster::OpenForwards,
+    resilience::OpenForwards,
 };
 
 /// Reports whether this process is ready to serve requests.

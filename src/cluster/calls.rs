@@ -1,17 +1,15 @@
 //! Open calls of local callers, whose checks wait for other replicas, and their bounds.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dashmap::DashMap;
 use rustc_hash::FxBuildHasher;
 use tokio::sync::oneshot;
 
 use crate::{
-    cluster::node::{ForwardPolicy, Outcome, Ticket},
-    resilience::Overloaded,
+    cluster::node::{Outcome, Ticket},
+    resilience::{OpenForwards, Overloaded},
+    rules::ForwardPolicy,
     store::rounds,
 };
 
@@ -25,11 +23,6 @@ const CONNECTION_SHARE: usize = 8;
 
 /// The outcomes of the checks of a call, in their order.
 pub(super) type Outcomes = rounds::Outcomes<Outcome>;
-
-/// The number of open checks of one connection. Clones share it.
-// Invariant: changes only under the lock of `Admitted`, so no update comes between a load and a store.
-#[derive(Clone, Debug, Default)]
-pub struct OpenForwards(Arc<AtomicUsize>);
 
 /// The open calls. Calls on different cores find theirs without a common lock.
 #[derive(Debug, Default)]
@@ -61,16 +54,6 @@ struct Round {
     outcomes: Outcomes,
     pending: usize,
     reply: oneshot::Sender<Outcomes>,
-}
-
-impl OpenForwards {
-    fn get(&self) -> usize {
-        self.0.load(Relaxed)
-    }
-
-    fn set(&self, checks: usize) {
-        self.0.store(checks, Relaxed);
-    }
 }
 
 impl Calls {

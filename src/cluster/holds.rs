@@ -7,12 +7,13 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Decision,
     cluster::{
-        Cluster, ForwardPolicy, OpenForwards,
+        Cluster,
         message::{RemoteCheck, RemoteOperation},
         node::{DecidedBy, Outcome},
         remote_check::Call,
     },
-    rules::OnOwnerUnavailable,
+    resilience::OpenForwards,
+    rules::{ForwardPolicy, OnOwnerUnavailable},
     store::{self, Check, Checks, Decisions, HoldId, HoldTerms, RemoteHoldError, Reserved, Settled, rounds},
 };
 

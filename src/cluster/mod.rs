@@ -42,12 +42,10 @@ mod stats;
 mod trust;
 mod wire;
 
-pub use calls::OpenForwards;
 pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;
 pub use node::{MemberView, View};
-pub use remote_check::ForwardPolicy;
 pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};
 

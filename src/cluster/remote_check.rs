@@ -7,22 +7,20 @@ use smallvec::smallvec;
 use crate::{
     algorithm::{Decision, Limit, Operation},
     cluster::{
-        Cluster, MemberId, OpenForwards,
+        Cluster, MemberId,
         calls::Outcomes,
         message::{RemoteCheck, RemoteOperation},
         node::{DecidedBy, Outcome, Ticket},
     },
     descriptor::Key,
-    resilience::{Overloaded, budget},
-    rules::OnOwnerUnavailable,
+    resilience::{OpenForwards, Overloaded, budget},
+    rules::{ForwardPolicy, OnOwnerUnavailable},
     store::{
         Check, CounterState, Decisions, OnRefusal, RemoteDecisions, Replacement,
         rounds::{self, Step, Submit},
     },
     time::Timestamp,
 };
-
-pub use crate::cluster::node::ForwardPolicy;
 
 impl Cluster {
     /// Decides the check set of one call at the owners, within half of the caller's `timeout`.

@@ -5,12 +5,13 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::{
-    cluster::{Cluster, ForwardPolicy, MemberState, OpenForwards},
+    cluster::{Cluster, MemberState},
     limiter::{
         ActiveView, Answer, HeldAnswer, HoldError, Limiter, LimiterError, Request, SettledAnswer, answer,
         plan::{AppliedLimit, Plan, applied_limits},
     },
-    rules::{KeyedDomain, OnOwnerUnavailable},
+    resilience::OpenForwards,
+    rules::{ForwardPolicy, KeyedDomain, OnOwnerUnavailable},
     shared_store::SharedStore,
     store::{
         Check, CheckSet, Checks, Decisions, HoldId, HoldTerms, Refusal, RemoteDecisions, RemoteHoldError,

@@ -1,7 +1,13 @@
 //! What remote deciders share: the budget of a call, the circuit breaker, and delays between attempts. All are pure:
 //! time and randomness are arguments.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use crate::time::Timestamp;
 
@@ -16,6 +22,10 @@ pub fn budget(timeout: Option<Duration>, max: Duration) -> Duration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many checks wait for a remote decision")]
 pub struct Overloaded;
+
+/// The number of checks of one connection that wait for a remote decision. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct OpenForwards(Arc<AtomicUsize>);
 
 /// Stops asking a component that fails repeatedly, so that callers do not wait for it.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +46,17 @@ pub enum BreakerState {
     Open,
     /// It is asked again; the next failure opens the breaker, the next success closes it.
     HalfOpen,
+}
+
+impl OpenForwards {
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    /// The caller excludes other changes since its [`OpenForwards::get`].
+    pub(crate) fn set(&self, checks: usize) {
+        self.0.store(checks, Relaxed);
+    }
 }
 
 impl CircuitBreaker {

@@ -165,6 +165,15 @@ named! {
     }
 }
 
+/// How a check is decided whose counter is elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardPolicy {
+    /// The decision while the counter cannot be reached.
+    pub on_owner_unavailable: OnOwnerUnavailable,
+    /// Whether the owner may lend hits of the limit to this replica.
+    pub lease: bool,
+}
+
 impl Domain {
     /// What a call that another descriptor refuses does to the counter of `limit`. By default classic limits are
     /// charged and named ones are not.

@@ -17,7 +17,7 @@ use tonic::codegen::Service as _;
 
 use crate::{
     api::{Api, Batch},
-    cluster::OpenForwards,
+    resilience::OpenForwards,
     server::{
         body::{CallKind, RequestBody, Source},
         idle::{Activity, RequestActivity},

@@ -14,10 +14,10 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tollgate::{
     algorithm::{Classic, Decision, Excess, FixedWindow, Limit, Operation, Window},
-    cluster::{self, Cluster, ForwardPolicy, OpenForwards, Trust, link},
+    cluster::{self, Cluster, Trust, link},
     descriptor::{Entry, Key, KeyText, Secret},
-    resilience::Overloaded,
-    rules::{ActiveRules, OnOwnerUnavailable},
+    resilience::{OpenForwards, Overloaded},
+    rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     store::{
         Check, Checks, HOLD_TTL_MAX, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SettleOutcome,
         Settled,

@@ -6,8 +6,8 @@ use crate::{
         call::{Call, Reply},
         span::CallSpan,
     },
-    cluster::OpenForwards,
     limiter::{self, ActiveView, Answer},
+    resilience::OpenForwards,
 };
 
 mod decode;

@@ -16,8 +16,8 @@ use crate::{
             encode::{self, DecidedRequest},
         },
     },
-    cluster::OpenForwards,
     limiter::{self, ActiveView, Answer, LimiterError, TooLarge},
+    resilience::OpenForwards,
 };
 
 /// Room for an answer with one limit, in bytes.

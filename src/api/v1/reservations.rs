@@ -15,8 +15,8 @@ use crate::{
             encode::{self, DecidedRequest},
         },
     },
-    cluster::OpenForwards,
     limiter::{self, ActiveView, Bounds, HeldAnswer, SettledAnswer},
+    resilience::OpenForwards,
     store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry},
 };
 

@@ -11,7 +11,7 @@ use crate::{
         protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
         v1::{CallError, Decided, Partial, decode::duration},
     },
-    cluster::OpenForwards,
+    resilience::OpenForwards,
 };
 
 /// The questions of a stream that may be unanswered at a time.

@@ -13,13 +13,13 @@ use crate::{
             forwarding::{Forward, Forwarding, LATE_REPLY_MAX, OpenCheck, Requester},
             lease_borrower::LeaseBorrower,
             local_share::LocalShare,
-            outcome::{DecidedBy, ForwardPolicy, Outcome},
+            outcome::{DecidedBy, Outcome},
             output::Action,
             slots::Slots,
         },
     },
     descriptor::Key,
-    rules::OnOwnerUnavailable,
+    rules::{ForwardPolicy, OnOwnerUnavailable},
     time::Timestamp,
 };
 

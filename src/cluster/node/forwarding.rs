@@ -6,13 +6,10 @@ use crate::{
     cluster::{
         MemberId,
         message::{Message, RemoteCheck},
-        node::{
-            context::Context,
-            outcome::{ForwardPolicy, Ticket},
-            output::Output,
-        },
+        node::{context::Context, outcome::Ticket, output::Output},
     },
     resilience::{BreakerState, CircuitBreaker},
+    rules::ForwardPolicy,
     time::Timestamp,
 };
 

@@ -18,6 +18,7 @@ use crate::{
         message::{Hello, MemberState, Message, Owner, RemoteCheck},
     },
     descriptor::{Key, Secret},
+    rules::ForwardPolicy,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
     time::Timestamp,
 };
@@ -41,7 +42,6 @@ mod stats;
 mod tests;
 mod view;
 
-pub use outcome::ForwardPolicy;
 pub(crate) use outcome::{DecidedBy, Outcome, Ticket};
 pub(crate) use output::{Action, Event};
 pub(crate) use stats::Stats;

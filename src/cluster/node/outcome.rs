@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     algorithm::{Decision, Verdict},
-    rules::OnOwnerUnavailable,
+    rules::{ForwardPolicy, OnOwnerUnavailable},
     store::{Settled, rounds},
 };
 
@@ -13,15 +13,6 @@ use crate::{
 pub(crate) struct Ticket {
     pub(crate) call: u64,
     pub(crate) check: u32,
-}
-
-/// How a local caller's check is handled when another replica owns its counter.
-#[derive(Clone, Copy, Debug)]
-pub struct ForwardPolicy {
-    /// The answer while the owner is unreachable.
-    pub on_owner_unavailable: OnOwnerUnavailable,
-    /// Whether the owner may lend hits of the limit to this replica.
-    pub lease: bool,
 }
 
 /// The result of a check.

@@ -10,12 +10,9 @@ use std::{
 
 use crate::{
     algorithm::{Decision, Limit, Operation},
-    cluster::{
-        calls::Outcomes,
-        message::RemoteOperation,
-        node::{ForwardPolicy, Outcome},
-    },
+    cluster::{calls::Outcomes, message::RemoteOperation, node::Outcome},
     descriptor::Key,
+    rules::ForwardPolicy,
     store::{
         Check, Checks, HoldTerms, OnRefusal,
         rounds::{self, Step, Submit},

@@ -15,9 +15,9 @@ use crate::{
     },
     cluster::{
         message::{Message, RemoteCheck, RemoteOperation},
-        node::{Action, ForwardPolicy, Node, Ticket},
+        node::{Action, Node, Ticket},
     },
-    rules::OnOwnerUnavailable,
+    rules::{ForwardPolicy, OnOwnerUnavailable},
     time::Timestamp,
 };
 

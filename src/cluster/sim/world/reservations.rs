@@ -6,7 +6,7 @@ use crate::{
     algorithm::{Decision, Excess, Operation},
     cluster::{
         holds::{answered, reserve_operations, settle_operations, settled, withdrawals},
-        node::{ForwardPolicy, Outcome},
+        node::Outcome,
         sim::{
             calls::{self, OpenCall, Purpose, TestCheck},
             holds::Part,
@@ -14,7 +14,7 @@ use crate::{
             world::{STEP, World},
         },
     },
-    rules::OnOwnerUnavailable,
+    rules::{ForwardPolicy, OnOwnerUnavailable},
     store::{HoldTerms, Reserved, Settled},
     time::SECOND,
 };

@@ -6,7 +6,7 @@ use crate::{
     algorithm::{Limit, Operation, laws::every_limit},
     cluster::{
         message::{MemberState, RemoteCheck},
-        node::{DecidedBy, ForwardPolicy, Outcome, Ticket},
+        node::{DecidedBy, Outcome, Ticket},
         sim::{
             calls::{self, OpenCall, Progress, Purpose, TestCheck},
             keys::{self, TestKey},
@@ -14,7 +14,7 @@ use crate::{
             world::{BUDGET, Process, STEP, Traffic, World},
         },
     },
-    rules::OnOwnerUnavailable,
+    rules::{ForwardPolicy, OnOwnerUnavailable},
     time::SECOND,
 };
 
