@@ -34,7 +34,7 @@ pub mod rules;
 pub mod server;
 #[cfg(feature = "server")]
 pub mod settings;
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 pub mod shared_store;
 pub mod store;
 pub mod telemetry;

@@ -183,7 +183,7 @@ mod tests {
         }
 
         #[test]
-        fn join_or_leave_moves_at_most_one_share_plus_1_percent(
+        fn join_or_leave_moves_at_most_one_share_plus_2_percent(
             seed: u64,
             count in 3..=50usize,
             leaving: prop::sample::Index,
@@ -192,7 +192,7 @@ mod tests {
             let mut without = with.clone();
             without.remove(leaving.index(count));
             let moved = moved(&Placement::of(with, SLOTS), &Placement::of(without, SLOTS)) as f64 / SLOTS as f64;
-            prop_assert!(moved <= 1.0 / (count as f64 - 1.0) + 0.01, "{moved} at {count}");
+            prop_assert!(moved <= 1.0 / (count as f64 - 1.0) + 0.02, "{moved} at {count}");
         }
 
         #[test]

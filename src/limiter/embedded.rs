@@ -31,6 +31,8 @@ pub struct Checked {
     pub reset_after: Option<Duration>,
     /// After a refusal: the time until the same hits pass; `None` if they never do.
     pub retry_after: Option<Duration>,
+    /// Whether the shared store could not be reached, so that the rule's `on_owner_unavailable` has decided.
+    pub degraded: bool,
 }
 
 /// The answer to a reservation.
@@ -218,7 +220,7 @@ impl Limiter {
 
 impl Checked {
     /// The answer to a request with one descriptor.
-    fn of(answer: &Answer<'_>) -> Self {
+    pub(super) fn of(answer: &Answer<'_>) -> Self {
         let status = &answer.statuses[0];
         let limit = status.limit.map(|limit| limit.requests_per_unit);
         Self {
@@ -228,13 +230,14 @@ impl Checked {
             remaining: if limit.is_some() { status.remaining } else { u64::MAX },
             reset_after: status.reset_after,
             retry_after: status.retry_after,
+            degraded: status.degraded,
         }
     }
 }
 
 // `inline(always)`, and pushes: entries are too large to move.
 #[inline(always)]
-fn each_entry<'a>(entries: &[(&'a str, &'a str)]) -> SmallVec<[Entry<'a>; 4]> {
+pub(super) fn each_entry<'a>(entries: &[(&'a str, &'a str)]) -> SmallVec<[Entry<'a>; 4]> {
     let mut each = SmallVec::new();
     for &(key, value) in entries {
         each.push(Entry { key, value });
@@ -244,7 +247,7 @@ fn each_entry<'a>(entries: &[(&'a str, &'a str)]) -> SmallVec<[Entry<'a>; 4]> {
 
 /// A request with one descriptor.
 #[inline(always)]
-fn request<'a>(
+pub(super) fn request<'a>(
     domain: &'a str,
     entries: &'a [Entry<'a>],
     operation: Operation,

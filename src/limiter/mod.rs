@@ -19,14 +19,18 @@ mod examples;
 #[cfg(feature = "server")]
 mod explain;
 mod metrics;
+#[cfg(all(feature = "redis", not(feature = "server")))]
+mod no_cluster;
 mod plan;
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 mod remote;
-#[cfg(not(feature = "server"))]
+#[cfg(not(feature = "redis"))]
 #[path = "no_remote.rs"]
 mod remote;
 mod request;
 mod reserve;
+#[cfg(feature = "redis")]
+mod shared;
 
 pub use answer::{Answer, Status};
 pub use bounds::{Bounds, CallSize, TooLarge};
@@ -39,6 +43,8 @@ pub use plan::{CurrentLimit, Modes};
 pub use remote::RemoteDecider;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
+#[cfg(feature = "redis")]
+pub use shared::SharedLimiter;
 
 use plan::{AppliedLimit, Plan, applied_limits};
 

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+#[cfg(feature = "server")]
+use crate::cluster::{Cluster, MemberState};
+#[cfg(not(feature = "server"))]
+use crate::limiter::no_cluster::{Cluster, MemberState};
 use crate::{
-    cluster::{Cluster, MemberState},
     limiter::{
         ActiveView, Answer, HeldAnswer, HoldError, Limiter, LimiterError, Request, SettledAnswer, answer,
         plan::{AppliedLimit, Plan, applied_limits},

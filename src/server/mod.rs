@@ -17,7 +17,7 @@ use crate::{
     limiter::{self, Limiter, RemoteDecider},
     rules::{self, ActiveRules, RuleStatsRegistry},
     settings::{self, ListenAddress, Settings},
-    shared_store::PasswordError,
+    shared_store::{PasswordError, SharedStore},
     store::{self, Lead, Memory},
     telemetry::{
         logs::LogControl,
@@ -40,7 +40,6 @@ mod replica;
 mod reply_bytes;
 mod request_bytes;
 mod services;
-mod shared_store;
 mod shutdown;
 mod stats;
 mod stream;
@@ -278,7 +277,9 @@ impl Server {
             settings.shared_store.as_ref().is_some_and(|settings| settings.unready_without_store);
         let shared_store = settings
             .shared_store
-            .map(|settings| shared_store::start(settings, &clock, &active_rules, &mut background))
+            .map(|settings| {
+                SharedStore::start(settings, clock.clone(), active_rules.clone(), &mut background)
+            })
             .transpose()?;
         let remote = match (&cluster, &shared_store) {
             (Some(cluster), _) => Some(RemoteDecider::Cluster(cluster.clone())),

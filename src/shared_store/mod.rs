@@ -13,7 +13,10 @@ use std::{
 };
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+};
 use tracing::{info, warn};
 
 use crate::{
@@ -46,7 +49,7 @@ mod stats;
 mod value;
 
 pub use passwords::{PasswordError, PasswordFiles, Passwords};
-pub use settings::{Mode, Settings, TlsFiles, is_prefix, is_url};
+pub use settings::{ConnectError, Mode, Settings, TlsFiles, is_prefix, is_url};
 pub use stats::Stats;
 
 use connection::{Connection, classify};
@@ -117,6 +120,21 @@ impl std::fmt::Display for State {
 }
 
 impl SharedStore {
+    /// Starts to connect to a store, with tasks in `background`. Passwords that cannot be read are an error.
+    pub fn start(
+        settings: Settings,
+        clock: Clock,
+        active_rules: Arc<ActiveRules>,
+        background: &mut JoinSet<()>,
+    ) -> Result<Self, PasswordError> {
+        let files = settings.password_files.clone();
+        let (passwords, received) = watch::channel(files.read()?);
+        let store = Self::new(settings, clock, active_rules);
+        background.spawn(store.clone().run(received));
+        background.spawn(files.watch(passwords));
+        Ok(store)
+    }
+
     /// A store that has not been connected to. If it has a secret, that becomes the secret of the keys in
     /// `active_rules`; otherwise it gets theirs.
     pub fn new(settings: Settings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
@@ -149,7 +167,7 @@ impl SharedStore {
 
     /// Keeps the connections to the store, until it is cancelled.
     pub async fn run(self, passwords: watch::Receiver<Passwords>) {
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         for link in &self.0.links {
             let (store, link) = (self.clone(), link.clone());
             let (settings, passwords) = (self.0.settings.clone(), passwords.clone());

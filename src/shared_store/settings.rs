@@ -4,10 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use redis::IntoConnectionInfo;
 
-use crate::shared_store::PasswordFiles;
+use crate::shared_store::{PasswordError, PasswordFiles};
 
 /// How to reach the store, and how to use it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The servers, or the sentinels, as `redis://HOST:PORT` or `rediss://HOST:PORT`.
     pub urls: Vec<String>,
@@ -55,6 +55,68 @@ pub struct TlsFiles {
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
+/// Why a store cannot be connected to.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No server is named.
+    #[error("no URL of a server is given")]
+    NoUrl,
+    /// A URL is invalid.
+    #[error(
+        "{0:?} is not redis://HOST:PORT or rediss://HOST:PORT; user and password have settings of their own"
+    )]
+    Url(String),
+    /// Some URLs use TLS, and others do not.
+    #[error("either all URLs are rediss://, or none is")]
+    MixedTls,
+    /// The prefix of keys is invalid.
+    #[error("{0:?} is not a prefix of keys: 1 to 64 visible ASCII characters, without {{ }} * ? [ ] and \\")]
+    Prefix(String),
+    /// There would be no connection.
+    #[error("at least one connection is needed")]
+    NoConnection,
+    /// A password cannot be read.
+    #[error(transparent)]
+    Password(#[from] PasswordError),
+}
+
+impl Settings {
+    /// The settings of a program that uses one server and no password, as the service has them by default.
+    pub fn new<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Self {
+        Self {
+            urls: urls.into_iter().map(U::into).collect(),
+            mode: Mode::Standalone,
+            username: None,
+            tls: TlsFiles::default(),
+            password_files: PasswordFiles { server: None, sentinel: None, poll_interval: POLL_INTERVAL },
+            unready_without_store: false,
+            connections: 1,
+            timeout: Duration::from_millis(500),
+            prefix: "tollgate:".to_owned(),
+            memory_limit: MEMORY_LIMIT,
+        }
+    }
+
+    /// Whether a store can be connected to with these settings.
+    pub(crate) fn validate(&self) -> Result<(), ConnectError> {
+        if let Some(url) = self.urls.iter().find(|url| !is_url(url)) {
+            return Err(ConnectError::Url(url.clone()));
+        }
+        let with_tls = self.urls.iter().filter(|url| url.starts_with("rediss:")).count();
+        match (self.urls.len(), self.connections) {
+            (0, _) => Err(ConnectError::NoUrl),
+            (urls, _) if with_tls != 0 && with_tls != urls => Err(ConnectError::MixedTls),
+            (_, 0) => Err(ConnectError::NoConnection),
+            _ if !is_prefix(&self.prefix) => Err(ConnectError::Prefix(self.prefix.clone())),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The interval between comparisons of the password files with the passwords in use.
+const POLL_INTERVAL: Duration = Duration::from_secs(3);
+/// The memory for known values, in bytes.
+const MEMORY_LIMIT: u64 = 256 << 20;
 /// The longest prefix of keys.
 const PREFIX_BYTES_MAX: usize = 64;
 

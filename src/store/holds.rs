@@ -154,13 +154,13 @@ impl Holds {
     }
 
     /// The number of holds that are open or remembered.
-    #[cfg(feature = "server")]
+    #[cfg(feature = "redis")]
     pub(super) fn remembered(&self) -> usize {
         self.each.len() + self.ended.len()
     }
 
     /// The instant from which none is remembered.
-    #[cfg(feature = "server")]
+    #[cfg(feature = "redis")]
     pub(super) fn forgotten_at(&self) -> Timestamp {
         let each = self.each.iter().map(Hold::forgotten_at);
         let ended = self.ended.values().map(|ended| ended.forgotten_at);

@@ -9,7 +9,7 @@ mod budget;
 mod check_set;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 mod held_counter;
 mod holds;
 mod key_hasher;
@@ -20,7 +20,7 @@ mod packed_counter;
 mod persistence;
 mod refusal;
 mod reservation;
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 pub(crate) mod rounds;
 mod slot;
 mod slot_data;
@@ -29,13 +29,13 @@ mod table;
 
 pub use budget::BYTES_MIN;
 pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Now};
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 pub(crate) use holds::Expired;
 pub use holds::HOLDS_MAX;
 pub use local_share::{Admitted, LocalShare};
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 pub(crate) use memory::each_hold_id;
 #[cfg(feature = "server")]
 pub use memory::sweep;
@@ -47,7 +47,7 @@ pub use memory::{
 pub use persistence::{Persistence, Settings, SlotSources};
 pub(crate) use refusal::refuses;
 pub use refusal::{Refusal, Role};
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 pub use reservation::RemoteHoldError;
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HoldId, HoldIdTooLong, HoldTerms,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 use crate::resilience::Overloaded;
 
 /// The most bytes of an id.
@@ -94,7 +94,7 @@ pub enum SettleOutcome {
 }
 
 /// Why counters elsewhere, of other owners or in a shared store, have not held or settled anything for good.
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteHoldError {
     /// Too many checks are open. Nothing was sent.
@@ -109,7 +109,7 @@ pub enum RemoteHoldError {
     OwnerUnreachable,
 }
 
-#[cfg(feature = "server")]
+#[cfg(feature = "redis")]
 impl From<Overloaded> for RemoteHoldError {
     fn from(Overloaded: Overloaded) -> Self {
         Self::Overloaded

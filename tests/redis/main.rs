@@ -7,6 +7,7 @@ mod algorithms;
 mod clusters;
 mod doctor;
 mod holds;
+mod library;
 mod outages;
 mod races;
 mod replica;
