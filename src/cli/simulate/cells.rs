@@ -41,6 +41,9 @@ pub(super) fn difference(rule: &RuleDifference) -> Vec<String> {
 pub(super) fn notes(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     let skipped = &report.skipped;
+    if report.requests == 0 {
+        lines.push("the input has no requests: nothing was decided".to_owned());
+    }
     if skipped.bad_lines > 0 {
         lines.push(format!("bad lines, left out: {}", skipped.bad_lines));
         lines.extend(skipped.first_bad_lines.iter().map(|bad| format!("  line {}: {}", bad.line, bad.why)));
