@@ -18,6 +18,7 @@ const MEMORY_LIMIT: u64 = 256 << 20;
 
 /// The answer to one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Checked {
     /// Whether the caller may go on.
     pub passes: bool,
@@ -37,6 +38,7 @@ pub struct Checked {
 
 /// The answer to a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Reservation {
     /// The answer.
     pub checked: Checked,

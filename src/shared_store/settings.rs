@@ -57,6 +57,7 @@ pub struct TlsFiles {
 
 /// Why a store cannot be connected to.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// No server is named.
     #[error("no URL of a server is given")]
