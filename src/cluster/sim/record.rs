@@ -204,14 +204,22 @@ impl Record {
 
     /// Hits of a key that may be charged although no caller was admitted for them: charges that faults have repeated,
     /// whose reply was lost or came too late, or whose take-back was forgotten. In a queue, hits behind a place that is
-    /// taken back were told their delays, so only the last place is given back.
+    /// taken back were told their delays, so only the last place is given back. A refund takes the newest hits of a log:
+    /// if they are those of a charge that is taken back after it, nothing is left to take back.
     fn wasted(&self, key: usize, limit: &Limit) -> u64 {
-        let may_be_kept = matches!(limit, Limit::LeakyQueue(_));
+        let is_queue = matches!(limit, Limit::LeakyQueue(_));
+        let is_log = matches!(limit, Limit::SlidingLog(_));
+        let is_refunded = |charge: &Entry| {
+            let overlaps = |entry: &Entry| entry.overlaps(charge.called_at, charge.answered_at);
+            self.of(key).any(|entry| matches!(entry.effect, Effect::Refunded(_)) && overlaps(entry))
+        };
         let is_wasted = |entry: &&Entry| {
             entry.degraded
                 || match entry.effect {
                     Effect::Lost(_) => true,
-                    Effect::TakenBack(_) => may_be_kept || self.is_near_fault(entry),
+                    Effect::TakenBack(_) => {
+                        is_queue || is_log && is_refunded(entry) || self.is_near_fault(entry)
+                    }
                     Effect::Passed(_) | Effect::Refused(_) | Effect::Refunded(_) | Effect::Ended { .. } => {
                         self.is_near_fault(entry)
                     }
