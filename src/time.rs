@@ -2,13 +2,12 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering, fence},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 
 /// Nanoseconds in a second.
@@ -247,7 +246,8 @@ impl Stopwatch {
 /// The mapping from monotonic time to shown time that is in force.
 #[derive(Debug)]
 struct SystemClock {
-    mapping: ArcSwap<ClockMapping>,
+    started: Instant,
+    mapping: MappingCell,
     // In nanoseconds; 0 except in tests.
     wall_ahead: AtomicI64,
     steps_forward: AtomicU64,
@@ -257,17 +257,97 @@ struct SystemClock {
 /// Shown time as a linear function of the monotonic clock, from one point on.
 #[derive(Clone, Copy, Debug)]
 struct ClockMapping {
-    from: Instant,
+    from: Monotonic,
     shown: Timestamp,
     slewing: bool,
+}
+
+/// Nanoseconds since a clock was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Monotonic(u64);
+
+/// A mapping that is replaced as a whole. Every decision reads it, so a reader writes nothing to memory, and waits for
+/// no writer: a mapping is written beside the one in force. A reader whose mapping was replaced meanwhile reads again.
+#[derive(Debug, Default)]
+struct MappingCell {
+    // Incremented by each replacement. The lowest bit is the index of the mapping in force.
+    version: AtomicUsize,
+    mappings: [AtomicMapping; 2],
+    // Held by the writer.
+    writing: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct AtomicMapping {
+    from: AtomicU64,
+    shown: AtomicU64,
+    slewing: AtomicBool,
+}
+
+impl MappingCell {
+    fn new(mapping: ClockMapping) -> Self {
+        let cell = Self::default();
+        cell.set(mapping);
+        cell
+    }
+
+    #[inline]
+    fn get(&self) -> ClockMapping {
+        loop {
+            // Acquire: the mapping of this version is complete.
+            let version = self.version.load(Ordering::Acquire);
+            let mapping = self.mappings[version % 2].load();
+            // If any part is already of a later mapping, this fence meets the one in `set`, and the version is no
+            // longer the same.
+            fence(Ordering::Acquire);
+            if self.version.load(Ordering::Relaxed) == version {
+                return mapping;
+            }
+        }
+    }
+
+    fn set(&self, mapping: ClockMapping) {
+        // It protects no data, so a poisoned lock is harmless.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = self.version.load(Ordering::Relaxed).wrapping_add(1);
+        // A reader that sees a part of this mapping sees the version before it too, and not the one that it began with.
+        fence(Ordering::Release);
+        self.mappings[next % 2].store(mapping);
+        self.version.store(next, Ordering::Release);
+    }
+}
+
+impl AtomicMapping {
+    #[inline]
+    fn load(&self) -> ClockMapping {
+        ClockMapping {
+            from: Monotonic(self.from.load(Ordering::Relaxed)),
+            shown: Timestamp(self.shown.load(Ordering::Relaxed)),
+            slewing: self.slewing.load(Ordering::Relaxed),
+        }
+    }
+
+    fn store(&self, ClockMapping { from, shown, slewing }: ClockMapping) {
+        self.from.store(from.0, Ordering::Relaxed);
+        self.shown.store(shown.0, Ordering::Relaxed);
+        self.slewing.store(slewing, Ordering::Relaxed);
+    }
+}
+
+impl Monotonic {
+    fn nanos_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the clock")]
 impl SystemClock {
     fn start() -> Self {
-        let mapping = ClockMapping { from: Instant::now(), shown: wall(), slewing: false };
+        let started = Instant::now();
+        let mapping = ClockMapping { from: Monotonic(0), shown: wall(), slewing: false };
         Self {
-            mapping: ArcSwap::from_pointee(mapping),
+            started,
+            mapping: MappingCell::new(mapping),
             wall_ahead: AtomicI64::new(0),
             steps_forward: AtomicU64::new(0),
             steps_back: AtomicU64::new(0),
@@ -284,7 +364,11 @@ impl SystemClock {
 
     fn read(&self) -> Reading {
         let at = Instant::now();
-        Reading { now: self.mapping.load().at(at), at: Some(at) }
+        Reading { now: self.mapping.get().at(self.monotonic(at)), at: Some(at) }
+    }
+
+    fn monotonic(&self, at: Instant) -> Monotonic {
+        Monotonic(nanos(at.saturating_duration_since(self.started)))
     }
 
     fn follow(&self, comparison: &Comparison) {
@@ -297,7 +381,7 @@ impl SystemClock {
             }
             None => {}
         }
-        self.mapping.store(Arc::new(comparison.next));
+        self.mapping.set(comparison.next);
     }
 
     fn long_steps(&self) -> LongSteps {
@@ -307,26 +391,26 @@ impl SystemClock {
     }
 
     fn compare_with_wall(&self) -> Comparison {
-        let mapping = **self.mapping.load();
-        let (at, wall) = (Instant::now(), self.wall());
+        let mapping = self.mapping.get();
+        let (at, wall) = (self.monotonic(Instant::now()), self.wall());
         Comparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
     }
 }
 
 impl ClockMapping {
-    fn at(&self, monotonic: Instant) -> Timestamp {
-        let passed = nanos(monotonic.saturating_duration_since(self.from));
+    fn at(&self, monotonic: Monotonic) -> Timestamp {
+        let passed = monotonic.nanos_since(self.from);
         self.shown.plus(if self.slewing { passed - passed / SLEW_DIVISOR } else { passed })
     }
 
     /// The mapping to continue with if the wall clock shows `wall` at the instant `monotonic`.
-    fn next(&self, monotonic: Instant, wall: Timestamp) -> Self {
+    fn next(&self, monotonic: Monotonic, wall: Timestamp) -> Self {
         let shown = self.at(monotonic);
         if shown <= wall || shown.since(wall) > LEAD_MAX {
             return Self { from: monotonic, shown: wall, slewing: false };
         }
         // Slewing for one more round must not overshoot, or the clock would oscillate around the wall clock.
-        let round = nanos(monotonic.saturating_duration_since(self.from));
+        let round = monotonic.nanos_since(self.from);
         Self { from: monotonic, shown, slewing: round / SLEW_DIVISOR <= shown.nanos_since(wall) }
     }
 }
@@ -338,34 +422,35 @@ fn wall() -> Timestamp {
 }
 
 fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+    duration.as_secs().saturating_mul(SECOND).saturating_add(duration.subsec_nanos().into())
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "an arbitrary start for the mappings under test")]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     const HOUR: u64 = 3_600 * SECOND;
 
     #[test]
     fn clock_follows_forward_step_of_wall_at_once() {
-        let from = Instant::now();
+        let from = Monotonic(HOUR);
         let mapping = ClockMapping { from, shown: Timestamp(10 * HOUR), slewing: false };
-        let next = mapping.next(from + Duration::from_millis(100), Timestamp(11 * HOUR));
+        let next = mapping.next(Monotonic(HOUR + SECOND / 10), Timestamp(11 * HOUR));
         assert_eq!(next.at(next.from), Timestamp(11 * HOUR));
     }
 
     #[test]
     fn clock_slews_one_percent_until_it_meets_wall() {
-        let mut monotonic = Instant::now();
+        let mut monotonic = Monotonic(HOUR);
         let start = Timestamp(10 * HOUR);
         let mut mapping = ClockMapping { from: monotonic, shown: start, slewing: false };
         let mut wall = start.minus(SECOND / 2);
         let mut shown = mapping.at(monotonic);
         for _ in 0..1_000 {
             mapping = mapping.next(monotonic, wall);
-            monotonic += Duration::from_millis(100);
+            monotonic.0 += SECOND / 10;
             wall = wall.plus(SECOND / 10);
             let next = mapping.at(monotonic);
             assert!(
@@ -380,12 +465,32 @@ mod tests {
 
     #[test]
     fn clock_with_long_lead_gives_it_up_at_once() {
-        let from = Instant::now();
+        let from = Monotonic(HOUR);
         let mapping = ClockMapping { from, shown: Timestamp(10 * HOUR), slewing: false };
         let minute = Timestamp(10 * HOUR).before(LEAD_MAX);
         assert!(mapping.next(from, minute).slewing, "a lead of a minute is slewed away");
         let next = mapping.next(from, minute.minus(1));
         assert_eq!((next.at(from), next.slewing), (minute.minus(1), false));
+    }
+
+    #[test]
+    fn mapping_read_while_others_replace_it_is_one_of_them() {
+        const REPLACEMENTS: u64 = 100_000;
+        let of = |number: u64| ClockMapping {
+            from: Monotonic(number),
+            shown: Timestamp(number),
+            slewing: !number.is_multiple_of(2),
+        };
+        let cell = MappingCell::new(of(0));
+        thread::scope(|scope| {
+            let writers =
+                [0, 1].map(|_| scope.spawn(|| (0..=REPLACEMENTS).for_each(|number| cell.set(of(number)))));
+            while !writers.iter().all(|writer| writer.is_finished()) {
+                let ClockMapping { from, shown, slewing } = cell.get();
+                assert_eq!((from.0, !from.0.is_multiple_of(2)), (shown.0, slewing));
+            }
+        });
+        assert_eq!(cell.get().from, Monotonic(REPLACEMENTS));
     }
 
     #[test]

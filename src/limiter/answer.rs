@@ -161,8 +161,8 @@ impl<'s> Answer<'s> {
     }
 
     /// The answer from the decisions on the checks of `plan`.
-    // `inline(always)`: an answer is too large to move.
-    #[inline(always)]
+    // Not `inline(always)`, with which the compiler moves the answer once more instead of building it in place.
+    #[inline]
     pub(super) fn fold<S: CheckSet>(
         modes: Modes,
         applied: &[AppliedLimit<'s>],

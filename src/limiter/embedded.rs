@@ -173,8 +173,8 @@ impl Limiter {
     ) -> Result<Reservation, HoldError> {
         let id = HoldId::random();
         let terms = HoldTerms::new(id.clone(), ttl, OnExpiry::Release)?;
-        let entries = each_entry(entries);
-        let request = request(domain, &entries, Operation::Charge(amount))?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
         let view = self.view();
         let HeldAnswer { answer, is_held } = view.reserve(&request, &terms)?;
         Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(id) })
@@ -194,8 +194,8 @@ impl Limiter {
         id: &HoldId,
         actual: u64,
     ) -> Result<Option<Settled>, HoldError> {
-        let entries = each_entry(entries);
-        let request = request(domain, &entries, Operation::Charge(actual))?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
         Ok(self.view().settle(&request, id)?.settled[0])
     }
 
@@ -211,8 +211,8 @@ impl Limiter {
         entries: &[(&str, &str)],
         operation: Operation,
     ) -> Result<Checked, CheckError> {
-        let entries = each_entry(entries);
-        let request = request(domain, &entries, operation)?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), operation)?;
         let view = self.view();
         // By reference: an answer is too large to move.
         let answer = view.decide(&request);
@@ -237,14 +237,14 @@ impl Checked {
     }
 }
 
-// `inline(always)`, and pushes: entries are too large to move.
+/// The entries, which are written to `buffer`.
 #[inline(always)]
-pub(super) fn each_entry<'a>(entries: &[(&'a str, &'a str)]) -> SmallVec<[Entry<'a>; 4]> {
-    let mut each = SmallVec::new();
-    for &(key, value) in entries {
-        each.push(Entry { key, value });
-    }
-    each
+pub(super) fn each_entry<'b, 'a>(
+    entries: &[(&'a str, &'a str)],
+    buffer: &'b mut SmallVec<[Entry<'a>; 4]>,
+) -> &'b [Entry<'a>] {
+    buffer.extend(entries.iter().map(|&(key, value)| Entry { key, value }));
+    buffer
 }
 
 /// A request with one descriptor.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::task::JoinSet;
 
 use crate::{
@@ -139,8 +140,8 @@ impl SharedLimiter {
     ) -> Result<Reservation, HoldError> {
         let id = HoldId::random();
         let terms = HoldTerms::new(id.clone(), ttl, OnExpiry::Release)?;
-        let entries = each_entry(entries);
-        let request = request(domain, &entries, Operation::Charge(amount))?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
         let view = self.limiter.view();
         let HeldAnswer { answer, is_held } = view.reserve_remote(&request, &terms, &self.connection).await?;
         Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(id) })
@@ -158,8 +159,8 @@ impl SharedLimiter {
         id: &HoldId,
         actual: u64,
     ) -> Result<Option<Settled>, HoldError> {
-        let entries = each_entry(entries);
-        let request = request(domain, &entries, Operation::Charge(actual))?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
         let view = self.limiter.view();
         let answer = view.settle_remote(&request, id, &self.connection).await?;
         Ok(answer.settled[0])
@@ -171,8 +172,8 @@ impl SharedLimiter {
         entries: &[(&str, &str)],
         operation: Operation,
     ) -> Result<Checked, CheckError> {
-        let entries = each_entry(entries);
-        let request = request(domain, &entries, operation)?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), operation)?;
         let view = self.limiter.view();
         let answer = view.decide_remote(&request, &self.connection).await?;
         Ok(Checked::of(&answer))
