@@ -184,14 +184,14 @@ impl Recording {
 
     /// Ends the recording: the lines that are left, and one that says how complete it is.
     pub fn end(self) -> Vec<u8> {
-        self.recorder.is_recording.store(false, Relaxed);
-        let Some(Lines { mut unsent, requests, left_out, .. }) = self.recorder.lock().take() else {
-            return Vec::new();
-        };
+        // Only the drop of `self` makes room for another recording, which it would end otherwise.
+        let mut recording = self.recorder.lock();
+        let Some(Lines { unsent, requests, left_out, .. }) = &mut *recording else { return Vec::new() };
+        let mut lines = mem::take(unsent);
         let summary =
             json!({"recording": {"requests": requests, "left_out": left_out, "values": self.values}});
-        unsent.extend_from_slice(format!("{summary}\n").as_bytes());
-        unsent
+        lines.extend_from_slice(format!("{summary}\n").as_bytes());
+        lines
     }
 }
 

@@ -171,13 +171,11 @@ impl Limiter {
         amount: u64,
         ttl: Duration,
     ) -> Result<Reservation, HoldError> {
-        let id = HoldId::random();
-        let terms = HoldTerms::new(id.clone(), ttl, OnExpiry::Release)?;
+        let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
         let view = self.view();
-        let HeldAnswer { answer, is_held } = view.reserve(&request, &terms)?;
-        Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(id) })
+        Ok(Reservation::of(&view.reserve(&request, &terms)?, terms))
     }
 
     /// Settles a reservation at the hits that were used: the others are given back, missing ones are charged as far as
@@ -217,6 +215,13 @@ impl Limiter {
         // By reference: an answer is too large to move.
         let answer = view.decide(&request);
         Ok(Checked::of(answer.as_ref().map_err(|error| *error)?))
+    }
+}
+
+impl Reservation {
+    /// The answer to a reservation with these terms.
+    pub(super) fn of(HeldAnswer { answer, is_held }: &HeldAnswer<'_>, terms: HoldTerms) -> Self {
+        Self { checked: Checked::of(answer), id: is_held.then_some(terms.id) }
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use crate::{
     algorithm::Operation,
     limiter::{
-        CheckError, Checked, HeldAnswer, HoldError, Limiter, RemoteDecider, Reservation,
+        CheckError, Checked, HoldError, Limiter, RemoteDecider, Reservation,
         embedded::{each_entry, request},
     },
     resilience::OpenForwards,
@@ -138,13 +138,12 @@ impl SharedLimiter {
         amount: u64,
         ttl: Duration,
     ) -> Result<Reservation, HoldError> {
-        let id = HoldId::random();
-        let terms = HoldTerms::new(id.clone(), ttl, OnExpiry::Release)?;
+        let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
         let view = self.limiter.view();
-        let HeldAnswer { answer, is_held } = view.reserve_remote(&request, &terms, &self.connection).await?;
-        Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(id) })
+        let answer = view.reserve_remote(&request, &terms, &self.connection).await?;
+        Ok(Reservation::of(&answer, terms))
     }
 
     /// As [`Limiter::settle`].

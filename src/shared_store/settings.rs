@@ -100,17 +100,21 @@ impl Settings {
 
     /// Whether a store can be connected to with these settings.
     pub(crate) fn validate(&self) -> Result<(), ConnectError> {
+        let has_tls = |url: &String| url.starts_with("rediss:");
+        let Some(first) = self.urls.first() else { return Err(ConnectError::NoUrl) };
         if let Some(url) = self.urls.iter().find(|url| !is_url(url)) {
             return Err(ConnectError::Url(url.clone()));
         }
-        let with_tls = self.urls.iter().filter(|url| url.starts_with("rediss:")).count();
-        match (self.urls.len(), self.connections) {
-            (0, _) => Err(ConnectError::NoUrl),
-            (urls, _) if with_tls != 0 && with_tls != urls => Err(ConnectError::MixedTls),
-            (_, 0) => Err(ConnectError::NoConnection),
-            _ if !is_prefix(&self.prefix) => Err(ConnectError::Prefix(self.prefix.clone())),
-            _ => Ok(()),
+        if self.urls.iter().any(|url| has_tls(url) != has_tls(first)) {
+            return Err(ConnectError::MixedTls);
         }
+        if self.connections == 0 {
+            return Err(ConnectError::NoConnection);
+        }
+        if !is_prefix(&self.prefix) {
+            return Err(ConnectError::Prefix(self.prefix.clone()));
+        }
+        Ok(())
     }
 }
 

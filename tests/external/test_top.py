@@ -47,8 +47,8 @@ def figure(line):
     return float(found.group(1).replace(",", "")) if found else 0.0
 
 
-def quit_and_expect_restored(top):
-    top.send("q")
+def quit_and_expect_restored(top, key="q"):
+    top.send(key)
     assert top.wait() == 0
     eventually("the terminal is restored", top.is_restored)
 
@@ -101,9 +101,7 @@ def test_signal_ends_top_with_restored_terminal(tollgate, open_top, number):
 def test_interrupt_key_ends_top_with_restored_terminal(tollgate, open_top):
     top = open_top(tollgate.admin)
     top.await_text("live")
-    top.send("\x03")
-    assert top.wait() == 0
-    eventually("the terminal is restored", top.is_restored)
+    quit_and_expect_restored(top, key="\x03")
 
 
 def test_top_ends_when_its_terminal_goes_away(tollgate, open_top):
