@@ -49,6 +49,15 @@ fn what(finding: &Value) -> &str {
     finding["what"].as_str().unwrap()
 }
 
+/// The findings, once they are exactly these.
+async fn until_found<const N: usize>(service: &Service, expected: [&str; N]) -> Vec<Value> {
+    until(async || {
+        let found = findings(service).await;
+        (ids(&found) == expected).then_some(found)
+    })
+    .await
+}
+
 /// The only finding.
 async fn only(service: &Service, id: &str) -> Value {
     let mut findings = findings(service).await;
@@ -68,12 +77,8 @@ async fn sound_server_has_no_findings() {
 #[tokio::test]
 async fn server_without_rules_names_the_problems_of_its_files() {
     let service = Service::start_unready("domain: shop\ndescriptor: []\n", &[]).await;
-    let found = until(async || {
-        let found = findings(&service).await;
-        (found.len() == 2).then_some(found)
-    })
-    .await;
-    assert_eq!(ids(&found), ["no_rules", "rule_problems"]);
+    // A shared store is a finding too until it is connected.
+    let found = until_found(&service, ["no_rules", "rule_problems"]).await;
     assert!(what(&found[1]).contains("rules.yaml:2:1: "), "{}", found[1]);
     assert_eq!(found[0]["level"], "error");
 }
@@ -82,8 +87,7 @@ async fn server_without_rules_names_the_problems_of_its_files() {
 async fn broken_reload_is_found_beside_active_rules() {
     let service = Service::start(RULES).await;
     fs::write(service.rules.path().join("rules.yaml"), "domain: ''\n").unwrap();
-    until(async || (!findings(&service).await.is_empty()).then_some(())).await;
-    only(&service, "rule_problems").await;
+    until_found(&service, ["rule_problems"]).await;
 }
 
 #[tokio::test]
@@ -99,7 +103,7 @@ async fn unknown_domain_is_named_until_rules_have_it() {
         let rules = RULES.replace("domain: shop", &format!("domain: {domain}"));
         fs::write(service.rules.path().join(format!("{domain}.yaml")), rules).unwrap();
     }
-    until(async || findings(&service).await.is_empty().then_some(())).await;
+    until_found(&service, []).await;
 }
 
 #[tokio::test]
@@ -197,7 +201,7 @@ async fn clocks_apart_in_a_cluster_are_found_from_any_replica() {
             members.iter().all(|member| member["program"] == env!("CARGO_PKG_VERSION")).then_some(())
         })
         .await;
-        until(async || findings(replica).await.is_empty().then_some(())).await;
+        until_found(replica, []).await;
     }
     second.advance(Duration::from_secs(60));
     for (replica, ahead) in [(&first, "by 60000 ms"), (&second, "by -60000 ms")] {
@@ -208,7 +212,7 @@ async fn clocks_apart_in_a_cluster_are_found_from_any_replica() {
     fs::write(second.rules.path().join("rules.yaml"), RULES.replace("10", "11")).unwrap();
     second.advance(Duration::from_secs(1));
     first.advance(Duration::from_secs(61));
-    until(async || (ids(&findings(&first).await) == ["members_of_other_rules"]).then_some(())).await;
+    until_found(&first, ["members_of_other_rules"]).await;
 }
 
 #[tokio::test]
@@ -307,17 +311,12 @@ async fn broken_overlay_is_found_with_its_place_until_it_is_mended() {
         ("rules.overlay", overlay.to_str().unwrap()),
     ];
     let service = Service::start_unready(RULES, &settings).await;
-    let found = until(async || {
-        let found = findings(&service).await;
-        (found.len() == 2).then_some(found)
-    })
-    .await;
-    assert_eq!(ids(&found), ["no_rules", "overlay_problems"]);
+    let found = until_found(&service, ["no_rules", "overlay_problems"]).await;
     assert_eq!(found[1]["level"], "error");
     assert!(what(&found[1]).contains("overlay.yaml:3:"), "{}", found[1]);
     assert!(what(&found[1]).contains("token_buckt"), "{}", found[1]);
     write("token_bucket");
-    until(async || (ids(&findings(&service).await) == ["no_rules"]).then_some(())).await;
+    until_found(&service, ["no_rules"]).await;
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ pub const WINDOW_UPDATE: u8 = 8;
 /// Flags: HEADERS are complete; the stream ends (HEADERS and DATA).
 pub const END_HEADERS: u8 = 4;
 pub const END_STREAM: u8 = 1;
+/// The flag of a SETTINGS frame that acknowledges one.
+pub const ACK: u8 = 1;
 
 /// A received frame.
 #[derive(Debug, PartialEq, Eq)]

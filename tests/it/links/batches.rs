@@ -59,6 +59,10 @@ async fn batches_arrive_once_and_in_order_over_breaking_connections() {
             beats.tick().await;
             to_one.cut();
             to_two.cut();
+            // Cuts faster than reconnects would let nothing through.
+            let received = (one.received_count(two.id()), two.received_count(one.id()));
+            until(async || (one.received_count(two.id()) > received.0).then_some(())).await;
+            until(async || (two.received_count(one.id()) > received.1).then_some(())).await;
         }
     };
     let sending = async {
