@@ -1,7 +1,8 @@
 //! A tower layer that limits HTTP requests inside a program: feature `tower`.
 //!
 //! A refused request gets status 429 with `Retry-After` (if the same request passes later) and, as each response to a
-//! request with a limit, `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in whole seconds.
+//! request with a limit, `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in whole seconds. A request that
+//! finds too many others waiting for a shared store gets status 503.
 
 use std::{
     future::Future,
@@ -15,7 +16,9 @@ use http::{HeaderMap, Request, Response, StatusCode, header::RETRY_AFTER};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::limiter::{Checked, Limiter};
+#[cfg(feature = "redis")]
+use crate::limiter::SharedLimiter;
+use crate::limiter::{CheckError, Checked, Limiter, LimiterError};
 
 /// What a request asks of the limiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,43 +31,83 @@ pub struct Question {
     pub hits: u64,
 }
 
+/// A limiter that decides the requests of a layer: [`Limiter`], or with the feature `redis` `SharedLimiter`.
+pub trait Decide: Send + Sync + 'static {
+    /// Charges the hits of a question if they pass.
+    fn decide(&self, question: &Question) -> impl Future<Output = Result<Checked, CheckError>> + Send;
+}
+
+impl Decide for Limiter {
+    async fn decide(&self, question: &Question) -> Result<Checked, CheckError> {
+        self.check(&question.domain, &question.entries(), question.hits)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Decide for SharedLimiter {
+    async fn decide(&self, question: &Question) -> Result<Checked, CheckError> {
+        self.check(&question.domain, &question.entries(), question.hits).await
+    }
+}
+
+impl Question {
+    fn entries(&self) -> Vec<(&str, &str)> {
+        self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
+    }
+}
+
 /// Limits the requests of a service. `question` says what each request asks; a request for which it returns `None` is
 /// not limited.
-#[derive(Clone, Debug)]
-pub struct RateLimitLayer<Q> {
-    limiter: Arc<Limiter>,
+#[derive(Debug)]
+pub struct RateLimitLayer<Q, L = Limiter> {
+    limiter: Arc<L>,
     question: Q,
 }
 
 /// The service that [`RateLimitLayer`] makes.
-#[derive(Clone, Debug)]
-pub struct RateLimitService<S, Q> {
+#[derive(Debug)]
+pub struct RateLimitService<S, Q, L = Limiter> {
     inner: S,
-    limiter: Arc<Limiter>,
+    limiter: Arc<L>,
     question: Q,
 }
 
-impl<Q> RateLimitLayer<Q> {
+impl<Q, L> RateLimitLayer<Q, L> {
     /// A layer that asks this limiter.
-    pub fn new(limiter: Arc<Limiter>, question: Q) -> Self {
+    pub fn new(limiter: Arc<L>, question: Q) -> Self {
         Self { limiter, question }
     }
 }
 
-impl<S, Q: Clone> Layer<S> for RateLimitLayer<Q> {
-    type Service = RateLimitService<S, Q>;
+// By hand: the limiter need not be `Clone`.
+impl<Q: Clone, L> Clone for RateLimitLayer<Q, L> {
+    fn clone(&self) -> Self {
+        Self { limiter: self.limiter.clone(), question: self.question.clone() }
+    }
+}
+
+impl<S: Clone, Q: Clone, L> Clone for RateLimitService<S, Q, L> {
+    fn clone(&self) -> Self {
+        let Self { inner, limiter, question } = self;
+        Self { inner: inner.clone(), limiter: limiter.clone(), question: question.clone() }
+    }
+}
+
+impl<S, Q: Clone, L> Layer<S> for RateLimitLayer<Q, L> {
+    type Service = RateLimitService<S, Q, L>;
 
     fn layer(&self, inner: S) -> Self::Service {
         RateLimitService { inner, limiter: self.limiter.clone(), question: self.question.clone() }
     }
 }
 
-impl<S, Q, A, B> Service<Request<A>> for RateLimitService<S, Q>
+impl<S, Q, L, A, B> Service<Request<A>> for RateLimitService<S, Q, L>
 where
     S: Service<Request<A>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Send + 'static,
     Q: Fn(&Request<A>) -> Option<Question>,
+    L: Decide,
     A: Send + 'static,
     B: Default + Send + 'static,
 {
@@ -77,34 +120,43 @@ where
     }
 
     fn call(&mut self, request: Request<A>) -> Self::Future {
-        let Some(Question { domain, entries, hits }) = (self.question)(&request) else {
+        let Some(question) = (self.question)(&request) else {
             return Box::pin(self.inner.call(request));
         };
-        let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        match self.limiter.check(&domain, &entries, hits) {
-            // A question without a domain limits nothing: the program's mistake must not fail its users.
-            Err(_) => Box::pin(self.inner.call(request)),
-            Ok(checked) if !checked.passes => Box::pin(std::future::ready(Ok(refusal(&checked)))),
-            Ok(checked) => {
-                // The service that is ready is called; its clone need not be.
-                let clone = self.inner.clone();
-                let mut ready = std::mem::replace(&mut self.inner, clone);
-                Box::pin(async move {
+        // The service that is ready is called; its clone need not be.
+        let clone = self.inner.clone();
+        let mut ready = std::mem::replace(&mut self.inner, clone);
+        let limiter = self.limiter.clone();
+        Box::pin(async move {
+            match limiter.decide(&question).await {
+                Err(CheckError::Limiter(LimiterError::Overloaded)) => {
+                    Ok(response(StatusCode::SERVICE_UNAVAILABLE))
+                }
+                // A question without a domain limits nothing: the program's mistake must not fail its users.
+                Err(_) => ready.call(request).await,
+                Ok(checked) if !checked.passes => Ok(refusal(&checked)),
+                Ok(checked) => {
                     if !checked.delay.is_zero() {
                         tokio::time::sleep(checked.delay).await;
                     }
                     let mut response = ready.call(request).await?;
                     add_headers(response.headers_mut(), &checked);
                     Ok(response)
-                })
+                }
             }
-        }
+        })
     }
 }
 
-fn refusal<B: Default>(checked: &Checked) -> Response<B> {
+/// An empty response.
+fn response<B: Default>(status: StatusCode) -> Response<B> {
     let mut response = Response::new(B::default());
-    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    *response.status_mut() = status;
+    response
+}
+
+fn refusal<B: Default>(checked: &Checked) -> Response<B> {
+    let mut response = response(StatusCode::TOO_MANY_REQUESTS);
     add_headers(response.headers_mut(), checked);
     if let Some(wait) = checked.retry_after {
         response.headers_mut().insert(RETRY_AFTER, seconds(wait).into());

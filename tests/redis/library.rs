@@ -2,12 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::{Router, body::Body, routing::get};
 use futures_util::future::join_all;
+use http::{Request, StatusCode};
 use tollgate::{
     limiter::{Checked, HoldError, Limiter, SharedLimiter},
     shared_store::{ConnectError, Settings, State},
     store::SettleOutcome,
+    tower::{Question, RateLimitLayer},
 };
+use tower_layer::Layer;
+use tower_service::Service;
 
 use crate::server::{PATIENCE, Server};
 
@@ -86,6 +91,49 @@ async fn stopped_server_leaves_decisions_to_the_rule_until_it_returns() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(check("allowed").await.remaining, 0, "the server has kept the counter");
+}
+
+/// A question about the key that the path names.
+fn question(request: &Request<Body>) -> Option<Question> {
+    let key = request.uri().path().trim_start_matches('/').to_owned();
+    Some(Question { domain: "shop".to_owned(), entries: vec![(key, "a".to_owned())], hits: 1 })
+}
+
+/// A program whose service the limiter guards. Returns the status of a request for a path.
+fn program(limiter: SharedLimiter) -> impl AsyncFn(&'static str) -> StatusCode {
+    let service = Router::new().route("/{key}", get(async || ()));
+    let service = RateLimitLayer::new(Arc::new(limiter), question).layer(service);
+    async move |path| {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        service.clone().call(request).await.unwrap().status()
+    }
+}
+
+#[tokio::test]
+async fn tower_layers_of_two_programs_share_a_limit() {
+    let server = Server::start(&[]);
+    let programs = [program(connect(&server).await), program(connect(&server).await)];
+    for get in &programs {
+        assert_eq!(get("/allowed").await, StatusCode::OK);
+    }
+    for get in &programs {
+        assert_eq!(get("/allowed").await, StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn tower_layer_with_too_many_waiting_requests_answers_503() {
+    const REQUESTS: usize = 40_000;
+    let server = Server::start(&[]);
+    let settings = Settings { timeout: Duration::from_secs(2), ..Settings::new([server.url()]) };
+    let limiter = SharedLimiter::connect(Limiter::from_yaml(RULES).unwrap(), settings).await.unwrap();
+    let get = program(limiter);
+    server.signal("STOP");
+    let statuses = join_all((0..REQUESTS).map(|_| get("/allowed"))).await;
+    let count = |expected| statuses.iter().filter(|status| **status == expected).count();
+    // Those that have waited for the store pass, as the rule says.
+    let (passed, unavailable) = (count(StatusCode::OK), count(StatusCode::SERVICE_UNAVAILABLE));
+    assert!(passed > 0 && unavailable > 0 && passed + unavailable == REQUESTS, "{passed}, {unavailable}");
 }
 
 #[tokio::test]
