@@ -1,33 +1,26 @@
 //! Builds all components of the service in order, and runs them.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use bytesize::ByteSize;
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-    time::interval,
-};
-use tonic::service::Routes;
-use tracing::{info, warn};
+use tokio::sync::{mpsc, watch};
+use tracing::info;
 
 use crate::{
-    api::{Api, admin, http, proto::DESCRIPTORS, reader::RequestReader, recorder::Recorder, top},
-    cluster::{Cluster, link},
-    limiter::{self, Limiter, RemoteDecider},
-    rules::{self, ActiveRules, RuleStatsRegistry},
+    api::admin,
+    cluster::link,
     settings::{self, ListenAddress, Settings},
-    shared_store::{PasswordError, SharedStore},
-    store::{self, Lead, Memory},
+    shared_store::PasswordError,
     telemetry::{
         logs::LogControl,
         traces::{self, Traces},
     },
-    time::{Clock, Step},
+    time::Clock,
 };
 
 mod acceptor;
 mod body;
+mod components;
 mod connection;
 mod corked_io;
 mod idle;
@@ -43,6 +36,7 @@ mod services;
 mod shutdown;
 mod stats;
 mod stream;
+mod tasks;
 mod tls;
 mod wake_filter;
 mod workers;
@@ -56,16 +50,14 @@ pub use workers::WorkerPool;
 #[cfg(any(test, fuzzing))]
 pub(crate) use acceptor::fuzz;
 use acceptor::{Acceptor, Protocols, WhenFull};
+use components::Components;
 use listen::Listener;
-use replica::Replica;
 use reply_bytes::ReplyBytes;
 use request_bytes::RequestBytes;
 use services::Services;
 use shutdown::Shutdown;
+use tasks::Tasks;
 use tls::Certificates;
-
-/// Interval of comparisons with the system clock.
-const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum size of a message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -86,15 +78,6 @@ impl Budgets {
         }
     }
 }
-
-/// Maximum size of a reflection message, in bytes.
-const REFLECTION_BYTES_MAX: usize = 64 * 1024;
-
-/// Memory budget for large JSON bodies, in bytes.
-const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;
-
-/// One of this many connections of the HTTP listener is reserved for probes: calls of `/json` cannot use it.
-const PROBE_SHARE: usize = 10;
 
 /// Why the service cannot start, or has stopped.
 #[derive(Debug, thiserror::Error)]
@@ -267,157 +250,49 @@ impl Server {
     pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), Error> {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
-        let active_rules =
-            Arc::new(ActiveRules::with_stats(RuleStatsRegistry::new(settings.metrics.names_per_rule)));
-        let (persistence, replica) =
-            Replica::start(settings.cluster, settings.store, &clock, &active_rules).await?;
-        let cluster = replica.as_ref().map(Replica::cluster);
-        let mut background = JoinSet::new();
-        let unready_without_store =
-            settings.shared_store.as_ref().is_some_and(|settings| settings.unready_without_store);
-        let shared_store = settings
-            .shared_store
-            .map(|settings| {
-                SharedStore::start(settings, clock.clone(), active_rules.clone(), &mut background)
-            })
-            .transpose()?;
-        let remote = match (&cluster, &shared_store) {
-            (Some(cluster), _) => Some(RemoteDecider::Cluster(cluster.clone())),
-            (None, Some(store)) => Some(RemoteDecider::SharedStore(store.clone())),
-            (None, None) => None,
-        };
-        let memory = persistence.memory.clone();
-        let limiter_metrics = Arc::new(limiter::Metrics::new(settings.metrics.top_keys));
-        let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone())
-            .with_remote(remote)
-            .with_modes(settings.limiter)
-            .with_metrics(limiter_metrics.clone());
-        let reader = RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX);
-        let recorder = settings.admin.record.map(|values| Arc::new(Recorder::new(values)));
-        let state = admin::AdminState {
-            active_rules: active_rules.clone(),
-            memory: memory.clone(),
-            limiter: limiter.clone(),
-            reader: reader.clone(),
-            settings: settings.given.into(),
-            logs: logs.clone(),
-            live: Arc::default(),
-            recorder: recorder.clone(),
-        };
-        let api = Api::new(limiter, settings.api)
-            .with_headers(settings.headers)
-            .with_denials(settings.log.denials)
-            .with_recorder(recorder.clone())
-            .with_traces(traces.clone())
-            .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
         let (phase, phases) = watch::channel(Phase::Starting);
-        let page = admin::page::Sources {
-            state: state.clone(),
-            requests: api.metrics().clone(),
-            certificates: Arc::new(stats.clone()),
-        };
-        let stopping = lifecycle::wait_for_phase(phases.clone(), Phase::Stopping);
-
-        let xds_stats = match &settings.rules.source {
-            rules::SourceSettings::Files(_) => None,
-            rules::SourceSettings::Xds(..) => Some(Arc::<rules::xds::Stats>::default()),
-        };
-        background.spawn(settings.rules.source.run(
+        let (drain, poll_interval) = (settings.drain, settings.tls.poll_interval);
+        let mut tasks = Tasks::default();
+        let components = Components::start(
+            settings,
             clock.clone(),
-            active_rules.clone(),
-            xds_stats.clone().unwrap_or_default(),
-        ));
-        background.spawn(state.live.clone().run(page, stopping));
-        if let Some(recorder) = recorder {
-            let stopping = lifecycle::wait_for_phase(phases.clone(), Phase::Stopping);
-            background.spawn(async move {
-                stopping.await;
-                recorder.stop();
-            });
-        }
-        background.spawn(store::sweep(memory.clone(), clock.clone()));
-        let secret_source = active_rules.clone();
-        let secret = move || secret_source.secret();
-        background.spawn(persistence.clone().write_periodically(clock.clone(), secret));
-        background.spawn(follow_system_clock(clock.clone(), memory.clone(), cluster.clone()));
-        if let Some(cluster) = cluster.clone() {
-            background.spawn(replica::announce_rules(cluster, active_rules.clone()));
-        }
-        let mut links = JoinSet::new();
-        if let Some(replica) = replica {
-            links.spawn(replica.run());
-        }
-        let (reporter, health) = tonic_health::server::health_reporter();
-        let probe = lifecycle::Probe {
-            phase: phases.clone(),
-            active_rules: active_rules.clone(),
-            cluster: cluster.clone(),
-            shared_store: shared_store.clone(),
-            unready_without_store,
-            rules_required: settings.rules.required,
-        };
-        background.spawn(lifecycle::report_health(reporter, probe.clone()));
-        background.spawn(workers.worker_exit());
-
-        for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
-            background.spawn(certificates.clone().reload_on_change(settings.tls.poll_interval));
-        }
-
-        let mut listeners = JoinSet::new();
-        let connections_max = settings.http.max_connections;
-        let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
-        let routes = Services::http(http::router(api.clone(), probe, reader, settings.check, calls_max));
-        listeners.spawn(http.serve(routes, workers.http_handles(), phases.clone()));
-        let doctor = admin::doctor::Sources {
-            active_rules: active_rules.clone(),
-            memory: memory.clone(),
-            limiter: state.limiter.clone(),
-            certificates: Arc::new(stats.clone()),
-            clock: clock.clone(),
-        };
-        let sources = metrics::Sources {
-            active_rules: active_rules.clone(),
-            memory: memory.clone(),
-            limiter: limiter_metrics.clone(),
-            api: api.metrics().clone(),
-            listeners: stats,
-            budgets: grpc.budgets.clone(),
+            stats,
+            traces.clone(),
             logs,
-            clock: clock.clone(),
-        };
-        let reference_names = settings.metrics.reference_names;
-        let page =
-            metrics::router(cluster.clone(), shared_store.clone(), xds_stats, sources, reference_names);
-        listeners.spawn(metrics.serve(Services::http(page), workers.page_handles(), phases.clone()));
-        let more = top::router(limiter_metrics).merge(admin::doctor::router(doctor));
-        let admin_routes = admin::router(state, settings.admin.token_file, more);
-        listeners.spawn(admin.serve(Services::http(admin_routes), workers.page_handles(), phases.clone()));
-        let routes = Services::grpc(grpc_routes(health)?, api);
-        listeners.spawn(grpc.serve(routes, workers.grpc_handles(), phases));
+            phases.clone(),
+            &mut tasks,
+        )
+        .await?;
+        components.spawn_background(&mut tasks.background);
+        tasks.background.spawn(workers.worker_exit());
+        for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
+            tasks.background.spawn(certificates.clone().reload_on_change(poll_interval));
+        }
+        let services = components.http_services();
+        tasks.listeners.spawn(http.serve(services, workers.http_handles(), phases.clone()));
+        let services = components.metrics_services(grpc.budgets.clone());
+        tasks.listeners.spawn(metrics.serve(services, workers.page_handles(), phases.clone()));
+        let services = components.admin_services();
+        tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
+        let services = components.grpc_services(&mut tasks.background)?;
+        tasks.listeners.spawn(grpc.serve(services, workers.grpc_handles(), phases));
 
         let serve = async {
-            if settings.rules.required {
-                active_rules.loaded().await;
-            }
-            if let Some(cluster) = &cluster {
-                cluster.joined().await;
-            }
-            if let Some(store) = &shared_store {
-                store.until_known().await;
-            }
+            components.ready().await;
             phase.send_replace(Phase::Serving);
             std::future::pending::<()>().await;
         };
         let result = tokio::select! {
             () = serve => Ok(()),
             _ = shutdown.recv() => Ok(()),
-            error = replica::links_exit(&mut links) => Err(error),
-            error = task_exit(&mut listeners, "listener") => Err(error),
-            error = task_exit(&mut background, "background task") => Err(error),
+            error = tasks.exit() => Err(error),
         };
         let is_graceful = result.is_ok();
+        // The links are needed until the end.
+        let Tasks { listeners, background, links: _links } = tasks;
+        let Components { active_rules, persistence, cluster, .. } = components;
         let parts = Shutdown {
-            drain: settings.drain,
+            drain,
             phase,
             listeners,
             background,
@@ -435,56 +310,4 @@ impl Server {
 async fn listen(listener: &'static str, address: &ListenAddress, mode: u32) -> Result<Listener, Error> {
     let listening = Listener::bind(address, mode).await;
     listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
-}
-
-/// Keeps the clock of counters in step with the system clock, for as long as it is polled.
-async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
-    let mut ticks = interval(CLOCK_CHECK_INTERVAL);
-    loop {
-        ticks.tick().await;
-        let Some(comparison) = clock.compare_with_wall() else { continue };
-        match comparison.long_step() {
-            Some(Step::Back(lead)) => {
-                let given_up = Lead { at: comparison.wall(), until: comparison.shown() };
-                memory.give_up_lead(given_up);
-                if let Some(cluster) = &cluster {
-                    cluster.give_up_lead(given_up);
-                }
-                warn!(
-                    ?lead,
-                    "system clock jumped ahead and was corrected, cutting counters with times in the future"
-                );
-            }
-            Some(Step::Forward(by)) => {
-                warn!(?by, "system clock jumped ahead, counters follow it")
-            }
-            None => {}
-        }
-        clock.follow(&comparison);
-    }
-}
-
-/// Waits until one of the tasks exits, which none of them does while the service runs.
-async fn task_exit(tasks: &mut JoinSet<()>, task: &'static str) -> Error {
-    let reason = match tasks.join_next().await {
-        None | Some(Ok(())) => "task exited unexpectedly".to_owned(),
-        Some(Err(panic)) => panic.to_string(),
-    };
-    Error::TaskFailed { task, reason }
-}
-
-/// The gRPC services other than the rate limit service.
-fn grpc_routes<H>(health: tonic_health::pb::health_server::HealthServer<H>) -> Result<axum::Router, Error>
-where
-    H: tonic_health::pb::health_server::Health,
-{
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .map_err(|error| Error::TaskFailed { task: "gRPC reflection", reason: error.to_string() })?;
-    // tonic allocates the announced length, so the size must be bounded.
-    let reflection = reflection.max_decoding_message_size(REFLECTION_BYTES_MAX);
-    let routes = Routes::new(health).add_service(reflection);
-    Ok(routes.prepare().into_axum_router())
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{task::JoinSet, time::interval};
+use tokio::time::interval;
 use tracing::{info, warn};
 
 use crate::{
@@ -72,18 +72,6 @@ pub(super) async fn announce_rules(cluster: Cluster, active_rules: Arc<ActiveRul
         // Other replicas compare it for equality only.
         let digits = hash.get(..16).unwrap_or_default();
         cluster.rules_changed(u64::from_str_radix(digits, 16).unwrap_or_default());
-    }
-}
-
-/// Waits until the links task exits, which is an error before shutdown. Never completes without a cluster.
-pub(super) async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> Error {
-    match links.join_next().await {
-        None => std::future::pending().await,
-        Some(Ok(Ok(()))) => {
-            Error::TaskFailed { task: "cluster links", reason: "task exited unexpectedly".to_owned() }
-        }
-        Some(Ok(Err(error))) => error.into(),
-        Some(Err(panic)) => Error::TaskFailed { task: "cluster links", reason: panic.to_string() },
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     server::{
         Budgets, Phase, Services,
         acceptor::{Alpn, ConnectionContext, Limits, Protocols, WhenFull},
-        grpc_routes,
+        components::grpc_routes,
     },
     settings::{self, CATALOG, Settings, Sources},
 };

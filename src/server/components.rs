@@ -1,0 +1,275 @@
+//! The components behind the listeners, built in the order of their dependencies.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::watch, task::JoinSet, time::interval};
+use tonic::service::Routes;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tracing::warn;
+
+use crate::{
+    api::{
+        Api,
+        admin::{self, AdminState},
+        http,
+        proto::DESCRIPTORS,
+        reader::RequestReader,
+        recorder::Recorder,
+        top,
+    },
+    cluster::Cluster,
+    limiter::{self, Limiter, RemoteDecider},
+    rules::{self, ActiveRules, RuleStatsRegistry},
+    server::{
+        Budgets, Error, Phase, ServerStats, lifecycle, metrics,
+        replica::{self, Replica},
+        services::Services,
+        tasks::Tasks,
+    },
+    settings::Settings,
+    shared_store::SharedStore,
+    store::{self, Lead, Memory, Persistence},
+    telemetry::{logs::LogControl, traces::Traces},
+    time::{Clock, Step},
+};
+
+/// Interval of comparisons with the system clock.
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Maximum size of a reflection message, in bytes.
+const REFLECTION_BYTES_MAX: usize = 64 * 1024;
+
+/// Memory budget for large JSON bodies, in bytes.
+const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// One of this many connections of the HTTP listener is reserved for probes: calls of `/json` cannot use it.
+const PROBE_SHARE: usize = 10;
+
+/// What listeners and background tasks share.
+pub(super) struct Components {
+    settings: Settings,
+    clock: Clock,
+    stats: ServerStats,
+    phases: watch::Receiver<Phase>,
+    pub(super) active_rules: Arc<ActiveRules>,
+    pub(super) persistence: Persistence,
+    pub(super) cluster: Option<Cluster>,
+    shared_store: Option<SharedStore>,
+    // `None` without a control plane.
+    xds_stats: Option<Arc<rules::xds::Stats>>,
+    admin: AdminState,
+    api: Api,
+}
+
+impl Components {
+    /// Restores stored counters, listens for other replicas, and connects to the shared store, as far as the settings
+    /// have them.
+    pub(super) async fn start(
+        settings: Settings,
+        clock: Clock,
+        stats: ServerStats,
+        traces: Option<Traces>,
+        logs: LogControl,
+        phases: watch::Receiver<Phase>,
+        tasks: &mut Tasks,
+    ) -> Result<Self, Error> {
+        let rule_stats = RuleStatsRegistry::new(settings.metrics.names_per_rule);
+        let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
+        let (persistence, replica) =
+            Replica::start(settings.cluster.clone(), settings.store.clone(), &clock, &active_rules).await?;
+        let cluster = replica.as_ref().map(Replica::cluster);
+        if let Some(replica) = replica {
+            tasks.links.spawn(replica.run());
+        }
+        let connect = |settings| {
+            SharedStore::start(settings, clock.clone(), active_rules.clone(), &mut tasks.background)
+        };
+        let shared_store = settings.shared_store.clone().map(connect).transpose()?;
+        let remote = match (&cluster, &shared_store) {
+            (Some(cluster), _) => Some(RemoteDecider::Cluster(cluster.clone())),
+            (None, Some(store)) => Some(RemoteDecider::SharedStore(store.clone())),
+            (None, None) => None,
+        };
+        let limiter = Limiter::new(active_rules.clone(), persistence.memory.clone(), clock.clone())
+            .with_remote(remote)
+            .with_modes(settings.limiter)
+            .with_metrics(Arc::new(limiter::Metrics::new(settings.metrics.top_keys)));
+        let admin = AdminState {
+            active_rules: active_rules.clone(),
+            memory: persistence.memory.clone(),
+            limiter: limiter.clone(),
+            reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
+            settings: settings.given.clone().into(),
+            logs,
+            live: Arc::default(),
+            recorder: settings.admin.record.map(|values| Arc::new(Recorder::new(values))),
+        };
+        let api = Api::new(limiter, settings.api)
+            .with_headers(settings.headers.clone())
+            .with_denials(settings.log.denials)
+            .with_recorder(admin.recorder.clone())
+            .with_traces(traces)
+            .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
+        let xds_stats = match &settings.rules.source {
+            rules::SourceSettings::Files(_) => None,
+            rules::SourceSettings::Xds(..) => Some(Arc::default()),
+        };
+        Ok(Self {
+            settings,
+            clock,
+            stats,
+            phases,
+            active_rules,
+            persistence,
+            cluster,
+            shared_store,
+            xds_stats,
+            admin,
+            api,
+        })
+    }
+
+    /// Starts what runs beside the listeners.
+    pub(super) fn spawn_background(&self, background: &mut JoinSet<()>) {
+        let Self { settings, clock, active_rules, persistence, cluster, .. } = self;
+        let xds_stats = self.xds_stats.clone().unwrap_or_default();
+        background.spawn(settings.rules.source.clone().run(clock.clone(), active_rules.clone(), xds_stats));
+        let page = admin::page::Sources {
+            state: self.admin.clone(),
+            requests: self.api.metrics().clone(),
+            certificates: Arc::new(self.stats.clone()),
+        };
+        let stopping = || lifecycle::wait_for_phase(self.phases.clone(), Phase::Stopping);
+        background.spawn(self.admin.live.clone().run(page, stopping()));
+        if let Some(recorder) = self.admin.recorder.clone() {
+            let stopping = stopping();
+            background.spawn(async move {
+                stopping.await;
+                recorder.stop();
+            });
+        }
+        background.spawn(store::sweep(persistence.memory.clone(), clock.clone()));
+        let rules = active_rules.clone();
+        background.spawn(persistence.clone().write_periodically(clock.clone(), move || rules.secret()));
+        background.spawn(follow_system_clock(clock.clone(), persistence.memory.clone(), cluster.clone()));
+        if let Some(cluster) = cluster.clone() {
+            background.spawn(replica::announce_rules(cluster, active_rules.clone()));
+        }
+    }
+
+    /// Waits until requests can be decided.
+    pub(super) async fn ready(&self) {
+        if self.settings.rules.required {
+            self.active_rules.loaded().await;
+        }
+        if let Some(cluster) = &self.cluster {
+            cluster.joined().await;
+        }
+        if let Some(store) = &self.shared_store {
+            store.until_known().await;
+        }
+    }
+
+    /// The services of the gRPC listener.
+    pub(super) fn grpc_services(&self, background: &mut JoinSet<()>) -> Result<Services, Error> {
+        let (reporter, health) = tonic_health::server::health_reporter();
+        background.spawn(lifecycle::report_health(reporter, self.probe()));
+        Ok(Services::grpc(grpc_routes(health)?, self.api.clone()))
+    }
+
+    /// The services of the HTTP listener.
+    pub(super) fn http_services(&self) -> Services {
+        let connections_max = self.settings.http.max_connections;
+        let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
+        let (api, reader) = (self.api.clone(), self.admin.reader.clone());
+        let check = self.settings.check.clone();
+        Services::http(http::router(api, self.probe(), reader, check, calls_max))
+    }
+
+    /// The services of the admin listener.
+    pub(super) fn admin_services(&self) -> Services {
+        let limiter = &self.admin.limiter;
+        let doctor = admin::doctor::Sources {
+            active_rules: self.active_rules.clone(),
+            memory: self.persistence.memory.clone(),
+            limiter: limiter.clone(),
+            certificates: Arc::new(self.stats.clone()),
+            clock: self.clock.clone(),
+        };
+        let more = top::router(limiter.metrics().clone()).merge(admin::doctor::router(doctor));
+        Services::http(admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more))
+    }
+
+    /// The services of the metrics listener.
+    pub(super) fn metrics_services(&self, budgets: Budgets) -> Services {
+        let sources = metrics::Sources {
+            active_rules: self.active_rules.clone(),
+            memory: self.persistence.memory.clone(),
+            limiter: self.admin.limiter.metrics().clone(),
+            api: self.api.metrics().clone(),
+            listeners: self.stats.clone(),
+            budgets,
+            logs: self.admin.logs.clone(),
+            clock: self.clock.clone(),
+        };
+        Services::http(metrics::router(
+            self.cluster.clone(),
+            self.shared_store.clone(),
+            self.xds_stats.clone(),
+            sources,
+            self.settings.metrics.reference_names,
+        ))
+    }
+
+    fn probe(&self) -> lifecycle::Probe {
+        let store = self.settings.shared_store.as_ref();
+        lifecycle::Probe {
+            phase: self.phases.clone(),
+            active_rules: self.active_rules.clone(),
+            cluster: self.cluster.clone(),
+            shared_store: self.shared_store.clone(),
+            unready_without_store: store.is_some_and(|settings| settings.unready_without_store),
+            rules_required: self.settings.rules.required,
+        }
+    }
+}
+
+/// Keeps the clock of counters in step with the system clock, for as long as it is polled.
+async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
+    let mut ticks = interval(CLOCK_CHECK_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let Some(comparison) = clock.compare_with_wall() else { continue };
+        match comparison.long_step() {
+            Some(Step::Back(lead)) => {
+                let given_up = Lead { at: comparison.wall(), until: comparison.shown() };
+                memory.give_up_lead(given_up);
+                if let Some(cluster) = &cluster {
+                    cluster.give_up_lead(given_up);
+                }
+                warn!(
+                    ?lead,
+                    "system clock jumped ahead and was corrected, cutting counters with times in the future"
+                );
+            }
+            Some(Step::Forward(by)) => {
+                warn!(?by, "system clock jumped ahead, counters follow it")
+            }
+            None => {}
+        }
+        clock.follow(&comparison);
+    }
+}
+
+/// The gRPC services other than the rate limit service.
+pub(super) fn grpc_routes(health: HealthServer<impl Health>) -> Result<axum::Router, Error> {
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(|error| Error::TaskFailed { task: "gRPC reflection", reason: error.to_string() })?;
+    // tonic allocates the announced length, so the size must be bounded.
+    let reflection = reflection.max_decoding_message_size(REFLECTION_BYTES_MAX);
+    let routes = Routes::new(health).add_service(reflection);
+    Ok(routes.prepare().into_axum_router())
+}

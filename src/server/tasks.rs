@@ -1,0 +1,46 @@
+//! The tasks of the service.
+
+use tokio::task::JoinSet;
+
+use crate::{cluster::link, server::Error};
+
+/// The tasks of the service. None of them exits while it runs.
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    pub(super) listeners: JoinSet<()>,
+    pub(super) background: JoinSet<()>,
+    /// The links to other replicas; empty without a cluster.
+    pub(super) links: JoinSet<Result<(), link::Error>>,
+}
+
+impl Tasks {
+    /// Waits until one of the tasks exits.
+    pub(super) async fn exit(&mut self) -> Error {
+        tokio::select! {
+            error = links_exit(&mut self.links) => error,
+            error = task_exit(&mut self.listeners, "listener") => error,
+            error = task_exit(&mut self.background, "background task") => error,
+        }
+    }
+}
+
+/// Waits until one of the tasks exits.
+async fn task_exit(tasks: &mut JoinSet<()>, task: &'static str) -> Error {
+    let reason = match tasks.join_next().await {
+        None | Some(Ok(())) => "task exited unexpectedly".to_owned(),
+        Some(Err(panic)) => panic.to_string(),
+    };
+    Error::TaskFailed { task, reason }
+}
+
+/// Waits until the links task exits. Never completes without a cluster.
+async fn links_exit(links: &mut JoinSet<Result<(), link::Error>>) -> Error {
+    match links.join_next().await {
+        None => std::future::pending().await,
+        Some(Ok(Ok(()))) => {
+            Error::TaskFailed { task: "cluster links", reason: "task exited unexpectedly".to_owned() }
+        }
+        Some(Ok(Err(error))) => error.into(),
+        Some(Err(panic)) => Error::TaskFailed { task: "cluster links", reason: panic.to_string() },
+    }
+}
