@@ -1,7 +1,13 @@
-use axum::{Router, routing::any};
-use tokio::{sync::oneshot, task::JoinHandle};
+use axum::{
+    Router,
+    http::{Request, header},
+    routing::any,
+};
+use hyper::body::Bytes;
+use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
 use super::*;
+use crate::server::body::GRPC_CONTENT_TYPE;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// Size of the response body: several windows.

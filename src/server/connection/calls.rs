@@ -1,0 +1,386 @@
+//! The calls of a connection: how each is read, decided and replied to.
+
+use std::{
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    http::{self, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header},
+};
+use futures_util::stream::{FuturesUnordered, Stream as _, StreamExt as _};
+use h2::{Reason, RecvStream, SendStream, server::SendResponse};
+use hyper::body::{Body as _, Bytes};
+use tokio::{runtime::Handle, sync::watch};
+use tonic::Status;
+use tracing::debug;
+
+use crate::{
+    api::{ApiKind, Batch, Call, Handled, Method, Reply, Unfinished, call::CHECK_STREAM_PATH},
+    server::{
+        body::{GRPC_CONTENT_TYPE, ok_trailers},
+        connection::CALLS_PER_POLL_MAX,
+        message::{self, MessageError},
+        reply_bytes::{ReplyPart, Unsent},
+        request_bytes::{ConnectionBytes, Share},
+        services::Services,
+        stream::CheckStream,
+    },
+};
+
+const UNCOMPRESSED: HeaderValue = HeaderValue::from_static("identity");
+static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+
+/// State shared by the calls of a connection.
+pub(super) struct Calls<'a> {
+    pub(super) service: &'a Arc<Services>,
+    pub(super) pending: &'a PendingCalls,
+    pub(super) requests: &'a ConnectionBytes,
+    pub(super) unsent: &'a Unsent,
+    pub(super) closing: &'a watch::Sender<bool>,
+}
+
+/// A call that has not begun.
+pub(super) struct Deferred {
+    request: Request<RecvStream>,
+    respond: SendResponse<ReplyPart>,
+    share: Share,
+}
+
+/// Calls of a connection that wait for something.
+#[derive(Default)]
+pub(super) struct PendingCalls(FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>);
+
+impl PendingCalls {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Polls pending calls that were woken. Returns whether any completed.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        for completed in 0..CALLS_PER_POLL_MAX {
+            match Pin::new(&mut self.0).poll_next(cx) {
+                Poll::Ready(Some(())) => {}
+                Poll::Ready(None) | Poll::Pending => return completed > 0,
+            }
+        }
+        true
+    }
+}
+
+/// A call that was forwarded is decided to its end, also if its connection closes: if it is refused, what it has charged
+/// at other replicas is taken back. Calls that wait for their client end at once, because their streams have failed.
+impl Drop for PendingCalls {
+    fn drop(&mut self) {
+        let mut calls = std::mem::take(&mut self.0);
+        // Without a runtime the process has stopped.
+        if !calls.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move { while calls.next().await.is_some() {} });
+        }
+    }
+}
+
+impl Calls<'_> {
+    /// Replies to a call, or adds it to the pending calls.
+    pub(super) fn begin(
+        &self,
+        batch: Option<&mut Batch<'_>>,
+        mut request: Request<RecvStream>,
+        mut respond: SendResponse<ReplyPart>,
+        cx: &mut Context<'_>,
+    ) {
+        if let Some(response) = rejection(&request) {
+            return log_error(respond.send_response(response, true).map(drop));
+        }
+        let Some(batch) = batch else { return self.route(request, respond) };
+        let Some(method) = Method::of_path(request.uri().path()) else {
+            return match request.uri().path() {
+                CHECK_STREAM_PATH => self.serve_stream(request, respond),
+                _another => self.route(request, respond),
+            };
+        };
+        let chunk = match request.body_mut().poll_data(cx) {
+            Poll::Ready(Some(Ok(chunk))) => Some(chunk),
+            // `poll_data` returns the error again.
+            Poll::Ready(Some(Err(_)) | None) | Poll::Pending => None,
+        };
+        // The window is released when the stream is dropped.
+        let Some(framed) = chunk.as_ref().filter(|_| request.body().is_end_stream()) else {
+            return self.read_and_decide(method, request, chunk, respond);
+        };
+        let message = match message::unframe(framed) {
+            Ok(message) => message,
+            Err(error) => return log_error(send_error(&mut respond, error.status())),
+        };
+        let api = ApiKind::over_grpc(method);
+        let call =
+            Call { method, message, metadata: Some(request.headers()), precision: batch.precision(), api };
+        match batch.handle(call) {
+            Ok(Handled::Ready(reply)) if reply.delay.is_zero() => {
+                log_error(send_reply(&mut respond, reply, self.unsent))
+            }
+            Ok(Handled::Ready(reply)) => {
+                let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                self.push_pending(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
+            }
+            Ok(Handled::Unfinished(unfinished)) => {
+                let (service, unsent, framed) = (self.service.clone(), self.unsent.clone(), framed.clone());
+                self.push_pending(async move {
+                    decide(&service, method, &request, &framed, Some(unfinished), respond, &unsent).await
+                });
+            }
+            Err(error) => log_error(send_error(&mut respond, Some(error.into()))),
+        }
+    }
+
+    /// Reads the rest of a call and decides it.
+    fn read_and_decide(
+        &self,
+        method: Method,
+        mut request: Request<RecvStream>,
+        first: Option<Bytes>,
+        mut respond: SendResponse<ReplyPart>,
+    ) {
+        let (service, unsent) = (self.service.clone(), self.unsent.clone());
+        let mut share = self.requests.share(head_bytes(&request));
+        self.push_pending(async move {
+            let read = message::read(request.body_mut(), first, &mut share).await;
+            drop(share);
+            match read {
+                Ok(framed) => {
+                    Box::pin(decide(&service, method, &request, &framed, None, respond, &unsent)).await
+                }
+                Err(error) => send_error(&mut respond, error.status()),
+            }
+        });
+    }
+
+    /// Serves a stream of questions.
+    fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
+        let (service, bytes, unsent) = (self.service.clone(), self.requests.clone(), self.unsent.clone());
+        let stream = CheckStream::new(service, request, bytes, unsent, self.closing.subscribe());
+        self.push_pending(stream.run(respond));
+    }
+
+    /// Passes a call to another gRPC service.
+    fn route(&self, mut request: Request<RecvStream>, mut respond: SendResponse<ReplyPart>) {
+        let (service, unsent) = (self.service.clone(), self.unsent.clone());
+        if Services::is_streaming(&request) {
+            return self.push_pending(send_response_of(service.handle(request, None), respond, unsent));
+        }
+        let mut share = self.requests.share(head_bytes(&request));
+        self.push_pending(async move {
+            let read = message::read(request.body_mut(), None, &mut share).await;
+            drop(share);
+            match read {
+                Ok(framed) => send_response_of(service.handle(request, Some(framed)), respond, unsent).await,
+                Err(error) => send_error(&mut respond, error.status()),
+            }
+        });
+    }
+
+    fn push_pending(&self, call: impl Future<Output = Result<(), h2::Error>> + Send + 'static) {
+        self.pending.0.push(Box::pin(async move { log_error(call.await) }));
+    }
+
+    /// Keeps a call until there is room for its reply.
+    pub(super) fn defer(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) -> Deferred {
+        let share = self.requests.share(head_bytes(&request));
+        Deferred { request, respond, share }
+    }
+
+    /// Begins deferred calls in their order while there is room for replies. Returns whether any was begun or refused.
+    pub(super) fn begin_deferred(
+        &self,
+        deferred: &mut VecDeque<Deferred>,
+        mut batch: Option<&mut Batch<'_>>,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let before = deferred.len();
+        deferred.retain_mut(|call| {
+            let is_rejected = call.share.poll_rejected(cx).is_ready();
+            if is_rejected {
+                log_error(send_error(&mut call.respond, MessageError::OverBudget.status()));
+            }
+            !is_rejected
+        });
+        while self.unsent.has_room()
+            && let Some(Deferred { request, respond, share }) = deferred.pop_front()
+        {
+            drop(share);
+            self.begin(batch.as_deref_mut(), request, respond, cx);
+        }
+        deferred.len() != before
+    }
+}
+
+/// The response to a request that is not valid gRPC, or is compressed.
+fn rejection(request: &Request<RecvStream>) -> Option<Response<()>> {
+    let mut response = Response::new(());
+    if request.method() != http::Method::POST {
+        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+    } else if !is_grpc(request.headers()) {
+        *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    } else if request.headers().get(&GRPC_ENCODING).is_some_and(|encoding| *encoding != UNCOMPRESSED) {
+        response = Status::unimplemented("compressed messages are not supported").into_http();
+        response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
+    } else {
+        return None;
+    }
+    Some(response)
+}
+
+/// Whether the content type is gRPC.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(given) = headers.get(header::CONTENT_TYPE) else { return false };
+    let rest = given.as_bytes().strip_prefix(GRPC_CONTENT_TYPE.as_bytes());
+    matches!(rest, Some([] | [b'+' | b';', ..]))
+}
+
+/// Approximate memory of the request head, in bytes.
+fn head_bytes(request: &Request<RecvStream>) -> usize {
+    /// An entry of the header map without its name and value.
+    const ENTRY_BYTES: usize = 128;
+    let headers = request.headers().iter();
+    headers.map(|(name, value)| ENTRY_BYTES + name.as_str().len() + value.len()).sum()
+}
+
+/// Replies with an error. `None`: the stream is already closed.
+fn send_error(respond: &mut SendResponse<ReplyPart>, error: Option<Status>) -> Result<(), h2::Error> {
+    error.map_or(Ok(()), |error| respond.send_response(error.into_http(), true).map(drop))
+}
+
+fn log_error(completed: Result<(), h2::Error>) {
+    if let Err(error) = completed {
+        debug!(%error, "call failed");
+    }
+}
+
+/// Sends the reply and its OK trailers. Flow control may delay the bytes.
+fn send_reply(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) -> Result<(), h2::Error> {
+    let mut response = Response::new(());
+    // Allocates room for one header only.
+    *response.headers_mut() = HeaderMap::with_capacity(1);
+    response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    let mut stream = respond.send_response(response, false)?;
+    stream.send_data(unsent.part(reply.frame.into()), false)?;
+    stream.send_trailers(ok_trailers())
+}
+
+async fn wait_for(service: &Services, delay: Duration) {
+    if let Some((api, _)) = service.api() {
+        api.wait(delay).await;
+    }
+}
+
+/// Sends the reply after its delay, unless the client resets the call.
+async fn send_delayed_reply(
+    service: &Services,
+    reply: Reply,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: &Unsent,
+) -> Result<(), h2::Error> {
+    tokio::select! {
+        biased;
+        () = wait_for(service, reply.delay) => send_reply(&mut respond, reply, unsent),
+        reset = poll_fn(|cx| respond.poll_reset(cx)) => reset.map(drop),
+    }
+}
+
+/// Decides a call from its complete body, locally or elsewhere. `unfinished` is what is known of a call that was found
+/// to need another replica.
+async fn decide(
+    service: &Services,
+    method: Method,
+    request: &Request<RecvStream>,
+    framed: &[u8],
+    unfinished: Option<Unfinished>,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: &Unsent,
+) -> Result<(), h2::Error> {
+    let Some((api, connection)) = service.api() else { return Ok(()) };
+    let decided = match message::unframe(framed) {
+        Ok(message) => {
+            let (metadata, precision) = (Some(request.headers()), api.precision());
+            let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
+            let decided = match unfinished {
+                Some(unfinished) => api.finish(call, connection, unfinished).await,
+                None => api.handle(call, connection).await,
+            };
+            decided.map_err(|error| Some(error.into()))
+        }
+        Err(error) => Err(error.status()),
+    };
+    match decided {
+        Ok(reply) if reply.delay.is_zero() => send_reply(&mut respond, reply, unsent),
+        // Boxed to keep the future of a call without delay small.
+        Ok(reply) => Box::pin(send_delayed_reply(service, reply, respond, unsent)).await,
+        Err(error) => send_error(&mut respond, error),
+    }
+}
+
+/// Sends the response that `response` resolves to, unless the client resets the call.
+async fn send_response_of(
+    response: impl Future<Output = Response<Body>>,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: Unsent,
+) -> Result<(), h2::Error> {
+    let response = tokio::select! {
+        biased;
+        response = response => response,
+        reset = poll_fn(|cx| respond.poll_reset(cx)) => return reset.map(drop),
+    };
+    let (head, mut body) = response.into_parts();
+    let is_end_stream = body.is_end_stream();
+    let mut stream = respond.send_response(Response::from_parts(head, ()), is_end_stream)?;
+    if is_end_stream {
+        return Ok(());
+    }
+    loop {
+        let next = tokio::select! {
+            biased;
+            next = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => next,
+            reset = poll_fn(|cx| stream.poll_reset(cx)) => return reset.map(drop),
+        };
+        match next {
+            None => return stream.send_data(unsent.part(Bytes::new()), true),
+            Some(Err(error)) => {
+                debug!(%error, "response body failed");
+                stream.send_reset(Reason::INTERNAL_ERROR);
+                return Ok(());
+            }
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => send(&mut stream, data, &unsent).await?,
+                // Other frame types are not sent.
+                Err(frame) => {
+                    if let Ok(trailers) = frame.into_trailers() {
+                        return stream.send_trailers(trailers);
+                    }
+                }
+            },
+        }
+    }
+}
+
+/// Sends `data` as flow control allows.
+async fn send(stream: &mut SendStream<ReplyPart>, mut data: Bytes, unsent: &Unsent) -> Result<(), h2::Error> {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        while stream.capacity() == 0 {
+            // `None`: the stream is closed.
+            poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap_or(Err(Reason::CANCEL.into()))?;
+        }
+        let chunk = data.split_to(stream.capacity().min(data.len()));
+        stream.send_data(unsent.part(chunk), false)?;
+    }
+    Ok(())
+}
