@@ -132,8 +132,8 @@ async fn bad_lines_are_named_and_strict_stops_at_the_first() {
 #[tokio::test]
 async fn input_without_requests_is_reported() {
     let line = br#"{"timestamp":"2026-11-01T00:00:00Z","message":"started"}"#;
-    let folder = folder(RULES, &[("empty", b""), ("log", line)]);
-    for arguments in ["empty", "log --from-denials"] {
+    let folder = folder(RULES, &[("empty", b""), ("lines", b"\n\n"), ("log", line)]);
+    for arguments in ["empty", "lines --strict", "log --from-denials"] {
         let (code, output, _) = ended(simulate(folder.path(), arguments)).await;
         assert_eq!(code, Some(0));
         assert!(output.contains("the input has no requests: nothing was decided\n"), "{output}");

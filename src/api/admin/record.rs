@@ -26,6 +26,8 @@ use crate::{
 
 /// The maximum length of a recording, in seconds.
 const SECONDS_MAX: u64 = 600;
+/// An empty line follows this time without requests, so that the loss of the client is noticed.
+const EMPTY_LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The query for a recording: `?seconds=N&values=hashed|plain`.
 #[derive(Deserialize)]
@@ -72,8 +74,10 @@ pub(super) async fn stream(
     let end = Instant::now() + time;
     let lines = stream::unfold(Some(recording), move |recording| async move {
         let recording = recording?;
-        let (lines, rest) = match timeout_at(end, recording.next()).await {
+        let empty_line = Instant::now() + EMPTY_LINE_INTERVAL;
+        let (lines, rest) = match timeout_at(end.min(empty_line), recording.next()).await {
             Ok(Some(lines)) => (lines, Some(recording)),
+            Err(_) if empty_line < end => (b"\n".to_vec(), Some(recording)),
             Ok(None) | Err(_) => (recording.end(), None),
         };
         Some((Ok::<_, Infallible>(Bytes::from(lines)), rest))
