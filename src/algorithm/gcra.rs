@@ -123,13 +123,15 @@ impl DebtCounter {
         u128::from(self.paid_at.nanos_since(now)) * rate.units_per_nano() + u128::from(rest)
     }
 
-    /// Owes `units` at `now`.
-    pub(crate) fn owe(&mut self, rate: Rate, now: Timestamp, units: u128) {
+    /// Owes `units` at `now`. Returns the time until they are paid, as [`Rate::time_for`].
+    pub(crate) fn owe(&mut self, rate: Rate, now: Timestamp, units: u128) -> Duration {
         let units = units.min(u128::from(NANOS_MAX) * rate.units_per_nano());
         let (whole, rest) = divide(units, rate.hits);
         // It fits: it is at most NANOS_MAX.
-        self.paid_at = now.plus(whole as u64);
+        let whole = whole as u64;
+        self.paid_at = now.plus(whole);
         self.rest = rest;
+        Duration::from_nanos(whole + u64::from(rest > 0))
     }
 
     /// The instant from which nothing is owed.

@@ -87,9 +87,8 @@ impl Algorithm for LeakyQueue {
                 receipt: None,
             };
         }
-        if debt != before {
-            counter.owe(self.rate, now, debt);
-        }
+        let reset_after =
+            if debt == before { self.rate.time_for(debt) } else { counter.owe(self.rate, now, debt) };
         let (verdict, receipt) = match operation {
             Operation::Charge(hits) => {
                 let advance = self.rate.time_for(before);
@@ -98,7 +97,7 @@ impl Algorithm for LeakyQueue {
             }
             Operation::Peek | Operation::Refund(_) => (Verdict::Pass, None),
         };
-        Decision { verdict, remaining: self.left(debt), reset_after: self.rate.time_for(debt), receipt }
+        Decision { verdict, remaining: self.left(debt), reset_after, receipt }
     }
 
     fn undo(&self, counter: &mut DebtCounter, receipt: DebtReceipt, now: Timestamp) {

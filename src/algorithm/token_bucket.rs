@@ -80,10 +80,8 @@ impl Algorithm for TokenBucket {
             }
             Operation::Refund(hits) => (0, true, before.saturating_sub(self.rate.cost(hits))),
         };
-        if debt != before {
-            counter.owe(self.rate, now, debt);
-        }
-        let full_after = self.rate.time_for(debt);
+        let full_after =
+            if debt == before { self.rate.time_for(debt) } else { counter.owe(self.rate, now, debt) };
         let remaining = self.rate.hits_in(self.left(debt));
         if passes {
             // An overdraft charge is never taken back.
