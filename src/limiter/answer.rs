@@ -1,6 +1,6 @@
 //! Combines the decisions on the descriptors of a request into one answer.
 
-use std::time::Duration;
+use std::{slice, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -8,12 +8,18 @@ use crate::{
     algorithm::{Decision, Verdict},
     limiter::plan::{AppliedLimit, CurrentLimit, Modes, Plan},
     rules::Rule,
-    store::{self, CheckSet, Refusal, Role},
+    store::{self, Refusal, Role},
 };
 
 /// The answer to a request.
+pub type Answer<'s> = AnswerOf<SmallVec<[Status<'s>; 2]>>;
+
+/// The answer to a request with one descriptor.
+pub(super) type SingleAnswer<'s> = AnswerOf<[Status<'s>; 1]>;
+
+/// The answer to a request, with statuses in an `S`.
 #[derive(Clone, Debug)]
-pub struct Answer<'s> {
+pub struct AnswerOf<S> {
     /// Whether the request as a whole may pass.
     pub passes: bool,
     /// Whether it passes only because of the shadow mode of all rules.
@@ -21,7 +27,7 @@ pub struct Answer<'s> {
     /// The delay before the answer may be sent.
     pub delay: Duration,
     /// One for each descriptor, in order.
-    pub statuses: SmallVec<[Status<'s>; 2]>,
+    pub statuses: S,
 }
 
 /// The answer for one descriptor.
@@ -135,6 +141,51 @@ fn do_quotas_refuse(modes: Modes, applied: &[AppliedLimit<'_>]) -> bool {
     !(modes.quota && applied.iter().any(|applied| matches!(applied, AppliedLimit::Nothing)))
 }
 
+impl<'s, S: AsMut<[Status<'s>]>> AnswerOf<S> {
+    /// The answer before its decisions, which refuse it or not.
+    #[inline(always)]
+    fn new(modes: Modes, refused: bool, statuses: S) -> Self {
+        Self {
+            passes: !refused || modes.shadow,
+            passes_in_shadow: refused && modes.shadow,
+            delay: Duration::ZERO,
+            statuses,
+        }
+    }
+
+    /// Applies the decision on a descriptor.
+    #[inline(always)]
+    fn decide<R>(&mut self, descriptor: usize, decision: &Decision<R>, refused: bool) {
+        let status = &mut self.statuses.as_mut()[descriptor];
+        status.decide(decision);
+        match decision.verdict {
+            // Neither a shadow rule nor a refused request delays the answer.
+            Verdict::Delay(turn) if !refused && !status.in_shadow_mode() => {
+                self.delay = self.delay.max(turn);
+            }
+            Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => {}
+        }
+    }
+}
+
+impl<'s> SingleAnswer<'s> {
+    /// The answer from the decision on the only check.
+    #[inline(always)]
+    pub(super) fn of<R>(modes: Modes, applied: &AppliedLimit<'s>, decision: &Decision<R>) -> Self {
+        let refused = refuses(modes, slice::from_ref(applied), &[0], slice::from_ref(decision));
+        let mut answer = Self::new(modes, refused, [Status::of(applied)]);
+        answer.decide(0, decision, refused);
+        answer
+    }
+}
+
+impl<'s> From<SingleAnswer<'s>> for Answer<'s> {
+    #[inline]
+    fn from(SingleAnswer { passes, passes_in_shadow, delay, statuses }: SingleAnswer<'s>) -> Self {
+        Self { passes, passes_in_shadow, delay, statuses: statuses.into_iter().collect() }
+    }
+}
+
 impl<'s> Answer<'s> {
     /// The answer if no limit applies to any descriptor.
     pub(super) fn without_limits(descriptors: usize) -> Self {
@@ -161,34 +212,16 @@ impl<'s> Answer<'s> {
     }
 
     /// The answer from the decisions on the checks of `plan`.
-    // Not `inline(always)`, with which the compiler moves the answer once more instead of building it in place.
-    #[inline]
-    pub(super) fn fold<S: CheckSet>(
+    pub(super) fn fold(
         modes: Modes,
         applied: &[AppliedLimit<'s>],
-        plan: &Plan<S>,
-        decisions: &[Decision<S::Receipt>],
+        plan: &Plan<'_>,
+        decisions: &[Decision],
     ) -> Self {
         let refused = refuses(modes, applied, plan.deciding(), decisions);
-        let mut answer = Self {
-            passes: !refused || modes.shadow,
-            passes_in_shadow: refused && modes.shadow,
-            delay: Duration::ZERO,
-            statuses: SmallVec::new(),
-        };
-        for applied in applied {
-            answer.statuses.push(Status::of(applied));
-        }
+        let mut answer = Self::new(modes, refused, applied.iter().map(Status::of).collect());
         for (index, decision) in plan.deciding().iter().zip(decisions) {
-            let status = &mut answer.statuses[*index];
-            status.decide(decision);
-            match decision.verdict {
-                // Neither a shadow rule nor a refused request delays the answer.
-                Verdict::Delay(turn) if !refused && !status.in_shadow_mode() => {
-                    answer.delay = answer.delay.max(turn);
-                }
-                Verdict::Delay(_) | Verdict::Pass | Verdict::Refuse { .. } => {}
-            }
+            answer.decide(*index, decision, refused);
         }
         for (index, decision) in plan.candidates().iter().zip(&decisions[plan.deciding().len()..]) {
             answer.statuses[*index].candidate_refuses = !decision.verdict.passes();

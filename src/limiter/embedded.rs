@@ -7,7 +7,9 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Operation,
     descriptor::Entry,
-    limiter::{Answer, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError},
+    limiter::{
+        AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
+    },
     rules::{self, ActiveRules, Problems, Rules},
     store::{HoldId, HoldTerms, Memory, OnExpiry, OnFull, Settled},
     time::Clock,
@@ -211,10 +213,7 @@ impl Limiter {
     ) -> Result<Checked, CheckError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
-        let view = self.view();
-        // By reference: an answer is too large to move.
-        let answer = view.decide(&request);
-        Ok(Checked::of(answer.as_ref().map_err(|error| *error)?))
+        Ok(self.view().decide_as(&request, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
     }
 }
 
@@ -227,8 +226,9 @@ impl Reservation {
 
 impl Checked {
     /// The answer to a request with one descriptor.
-    pub(super) fn of(answer: &Answer<'_>) -> Self {
-        let status = &answer.statuses[0];
+    #[inline(always)]
+    pub(super) fn of<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
+        let status = &answer.statuses.as_ref()[0];
         let limit = status.limit.map(|limit| limit.requests_per_unit);
         Self {
             passes: answer.passes,

@@ -8,7 +8,7 @@ use crate::{
         plan::{AppliedLimit, Plan},
     },
     rules::{DecisionStats, Domain, KeyedDomain, Outcome},
-    store::{Check, CheckSet, DecisionsOf},
+    store::{Check, Decisions},
     telemetry::metrics::{Counter, TopKeys},
 };
 
@@ -54,67 +54,74 @@ impl Metrics {
         }
     }
 
-    /// Counts the outcome of each descriptor.
-    #[inline(always)]
-    pub(super) fn count<S: CheckSet>(
+    /// Counts a request and the outcome of each descriptor.
+    pub(super) fn count(
         &self,
         domain: KeyedDomain<'_>,
         request: &Request<'_>,
         applied: &[AppliedLimit<'_>],
-        plan: &Plan<S>,
-        decisions: &DecisionsOf<S>,
+        plan: &Plan<'_>,
+        decisions: &Decisions,
         answer: &Answer<'_>,
     ) {
-        if answer.passes_in_shadow {
-            self.shadow_passes.increase();
-        }
-        let checks = plan.checks.checks().iter().zip(decisions.as_ref()).zip(decisions.charged());
+        self.count_shadow_pass(answer.passes_in_shadow);
+        let checks = plan.checks.iter().zip(&**decisions).zip(decisions.charged());
         let mut decided = plan.deciding().iter().zip(checks).peekable();
         for (index, (applied, descriptor)) in applied.iter().zip(&request.descriptors).enumerate() {
-            let status = &answer.statuses[index];
             let check = decided.next_if(|(decided, _)| **decided == index);
-            let outcome = match check {
-                Some((_, ((check, decision), charged))) => {
-                    let checked = CheckOutcome { check, decision, charged: *charged };
-                    self.outcome(&domain, descriptor, checked, status)
-                }
-                None => Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() },
-            };
-            match applied {
-                AppliedLimit::Nothing => {
-                    self.unmatched.increase();
-                    self.unmatched_examples.add(&domain.name, descriptor.entries);
-                }
-                AppliedLimit::Override(..) => self.overrides.add(outcome),
-                AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
-                    if let Some(counts) = matched.rule.stats() {
-                        counts.count(matched.metric_name(descriptor.entries), outcome);
-                    }
-                }
-            }
+            let checked = check.map(|(_, ((check, decision), charged))| CheckOutcome {
+                check,
+                decision,
+                charged: *charged,
+            });
+            self.count_descriptor(&domain, descriptor, applied, checked, &answer.statuses[index]);
         }
     }
 
-    /// The outcome of a descriptor with a check. Records its key if it was denied.
     #[inline(always)]
-    fn outcome(
+    pub(super) fn count_shadow_pass(&self, passes_in_shadow: bool) {
+        if passes_in_shadow {
+            self.shadow_passes.increase();
+        }
+    }
+
+    /// Counts the outcome of a descriptor, of which `checked` is that of its check, if it has one.
+    #[inline(always)]
+    pub(super) fn count_descriptor<R>(
         &self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        CheckOutcome { check, decision, charged }: CheckOutcome<'_, impl Copy>,
+        applied: &AppliedLimit<'_>,
+        checked: Option<CheckOutcome<'_, R>>,
         status: &Status<'_>,
-    ) -> Outcome {
-        let passes = status.passes;
-        // A peek at an exhausted counter is not a denial.
-        if !passes && check.operation != Operation::Peek {
-            self.record_denied(domain, descriptor, check.key);
-        }
-        Outcome {
-            over_limit: !passes,
-            charged,
-            near_limit: near_limit(check, decision, charged),
-            shadow_denied: status.refused_in_shadow,
-            candidate_denied: status.candidate_refuses,
+    ) {
+        let outcome = match checked {
+            Some(CheckOutcome { check, decision, charged }) => {
+                // A peek at an exhausted counter is not a denial.
+                if !status.passes && check.operation != Operation::Peek {
+                    self.record_denied(domain, descriptor, check.key);
+                }
+                Outcome {
+                    over_limit: !status.passes,
+                    charged,
+                    near_limit: near_limit(check, decision, charged),
+                    shadow_denied: status.refused_in_shadow,
+                    candidate_denied: status.candidate_refuses,
+                }
+            }
+            None => Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() },
+        };
+        match applied {
+            AppliedLimit::Nothing => {
+                self.unmatched.increase();
+                self.unmatched_examples.add(&domain.name, descriptor.entries);
+            }
+            AppliedLimit::Override(..) => self.overrides.add(outcome),
+            AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
+                if let Some(counts) = matched.rule.stats() {
+                    counts.count(matched.metric_name(descriptor.entries), outcome);
+                }
+            }
         }
     }
 
@@ -125,12 +132,11 @@ impl Metrics {
     }
 }
 
-/// A check and its decision.
-#[derive(Clone, Copy)]
-struct CheckOutcome<'a, R> {
-    check: &'a Check<'a>,
-    decision: &'a Decision<R>,
-    charged: u64,
+/// A check, its decision, and the hits charged.
+pub(super) struct CheckOutcome<'a, R> {
+    pub(super) check: &'a Check<'a>,
+    pub(super) decision: &'a Decision<R>,
+    pub(super) charged: u64,
 }
 
 /// Of the hits charged, those beyond 80 % of the limit.

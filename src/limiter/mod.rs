@@ -8,7 +8,7 @@ use crate::{
     algorithm::Decision,
     resilience::Overloaded,
     rules::{ActiveRules, KeyedDomain, KeyedRules},
-    store::{CheckSet, DecisionsOf, Memory},
+    store::{Decisions, Memory},
     time::{Clock, Reading, Timestamp},
 };
 
@@ -32,7 +32,8 @@ mod reserve;
 #[cfg(feature = "redis")]
 mod shared;
 
-pub use answer::{Answer, Status};
+use answer::SingleAnswer;
+pub use answer::{Answer, AnswerOf, Status};
 pub use bounds::{Bounds, CallSize, TooLarge};
 pub use embedded::{CheckError, Checked, Reservation};
 pub use examples::{Example, Examples};
@@ -46,6 +47,7 @@ pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
 #[cfg(feature = "redis")]
 pub use shared::SharedLimiter;
 
+use metrics::CheckOutcome;
 use plan::{AppliedLimit, Plan, applied_limits};
 
 /// Why a valid request is not answered.
@@ -148,21 +150,59 @@ impl ActiveView<'_> {
 
     /// Decides and charges `request` if this replica decides all its counters.
     pub fn decide(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
+        self.decide_as(request, Answer::from, |answer| answer)
+    }
+
+    /// The same with another form of the answer, so that an answer for one descriptor need not be moved.
+    // `inline(always)`: an answer is too large to move.
+    #[inline(always)]
+    fn decide_as<'s, A>(
+        &'s self,
+        request: &Request<'_>,
+        of_single: impl FnOnce(SingleAnswer<'s>) -> A,
+        of_set: impl FnOnce(Answer<'s>) -> A,
+    ) -> Result<A, LimiterError> {
         let Some(domain) = self.domain_of(request)? else {
-            return Ok(Answer::without_limits(request.descriptors.len()));
+            return Ok(of_set(Answer::without_limits(request.descriptors.len())));
         };
         if self.limiter.remote.as_ref().is_some_and(|remote| remote.takes(request)) {
             return Err(LimiterError::Remote);
         }
-        let [descriptor] = &*request.descriptors else {
-            return self.decide_set(domain, request, &applied_limits(domain, request));
-        };
-        // `replaces` cannot apply here: there is only one descriptor.
-        let applied = [AppliedLimit::of(domain, descriptor, request)];
-        match Plan::single(domain, descriptor, &applied[0]) {
-            Some(plan) => self.decide_plan(domain, request, &applied, &plan),
-            None => self.decide_set(domain, request, &applied),
+        if let [descriptor] = &*request.descriptors
+            && let Some(answer) = self.decide_single(domain, descriptor, request)?
+        {
+            return Ok(of_single(answer));
         }
+        self.decide_set(domain, request).map(of_set)
+    }
+
+    /// Decides the only descriptor of a request, without what only several checks need. `None` unless it has exactly one
+    /// check.
+    // `inline(always)`: decision and answer are too large to move.
+    #[inline(always)]
+    fn decide_single<'s>(
+        &'s self,
+        domain: KeyedDomain<'s>,
+        descriptor: &Descriptor<'_>,
+        request: &Request<'_>,
+    ) -> Result<Option<SingleAnswer<'s>>, LimiterError> {
+        // `replaces` cannot apply here: there is no other descriptor.
+        let applied = AppliedLimit::of(domain, descriptor, request);
+        if applied.has_candidate() {
+            return Ok(None);
+        }
+        let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
+        let checks = [check];
+        // A single check is refused by itself only, so nothing is taken back.
+        let decisions = self.limiter.memory.apply(&checks, self.now(), |_| false);
+        let decisions = decisions.map_err(|_| self.not_local_error())?;
+        let answer = SingleAnswer::of(self.limiter.modes, &applied, &decisions[0]);
+        let checked =
+            CheckOutcome { check: &checks[0], decision: &decisions[0], charged: decisions.charged()[0] };
+        let metrics = &self.limiter.metrics;
+        metrics.count_shadow_pass(answer.passes_in_shadow);
+        metrics.count_descriptor(&domain, descriptor, &applied, Some(checked), &answer.statuses[0]);
+        Ok(Some(answer))
     }
 
     // `inline(never)`: keeps the stack frame of the common path small.
@@ -171,26 +211,14 @@ impl ActiveView<'_> {
         &'s self,
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
-        applied: &[AppliedLimit<'s>],
     ) -> Result<Answer<'s>, LimiterError> {
-        self.decide_plan(domain, request, applied, &Plan::new(domain, request, applied))
-    }
-
-    // `inline(always)`: decisions and answer are too large to move.
-    #[inline(always)]
-    fn decide_plan<'s, S: CheckSet>(
-        &'s self,
-        domain: KeyedDomain<'s>,
-        request: &Request<'_>,
-        applied: &[AppliedLimit<'s>],
-        plan: &Plan<S>,
-    ) -> Result<Answer<'s>, LimiterError> {
+        let applied = applied_limits(domain, request);
+        let plan = Plan::new(domain, request, &applied);
         let modes = self.limiter.modes;
-        let refused =
-            |decisions: &[Decision<S::Receipt>]| answer::refuses(modes, applied, plan.deciding(), decisions);
+        let refused = |decisions: &[Decision]| answer::refuses(modes, &applied, plan.deciding(), decisions);
         let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);
         let decisions = decisions.map_err(|_| self.not_local_error())?;
-        Ok(self.counted_answer(domain, request, applied, plan, &decisions, &[]))
+        Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &[]))
     }
 
     #[inline]
@@ -213,17 +241,16 @@ impl ActiveView<'_> {
     }
 
     /// Combines the decisions into an answer and counts it. `degraded` marks decisions made without the owner.
-    #[inline(always)]
-    fn counted_answer<'s, S: CheckSet>(
+    fn counted_answer<'s>(
         &'s self,
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
         applied: &[AppliedLimit<'s>],
-        plan: &Plan<S>,
-        decisions: &DecisionsOf<S>,
+        plan: &Plan<'_>,
+        decisions: &Decisions,
         degraded: &[bool],
     ) -> Answer<'s> {
-        let mut answer = Answer::fold(self.limiter.modes, applied, plan, decisions.as_ref());
+        let mut answer = Answer::fold(self.limiter.modes, applied, plan, decisions);
         for (index, degraded) in plan.deciding().iter().zip(degraded) {
             answer.statuses[*index].degraded = *degraded;
         }

@@ -9,7 +9,7 @@ use crate::{
     descriptor::Key,
     limiter::{Descriptor, Override, Request, request::Charging},
     rules::{Allowance, DisplayedLimit, Domain, KeyedDomain, Match, OnDenied, Rule, Unit},
-    store::{Check, CheckSet, Checks, OnRefusal, Role},
+    store::{Check, Checks, OnRefusal, Role},
 };
 
 /// Modes that apply to all rules.
@@ -83,11 +83,11 @@ impl<'s> RequestLimit<'s> {
 }
 
 /// The checks of a request.
-pub(super) struct Plan<S: CheckSet> {
+pub(super) struct Plan<'a> {
     /// The deciding checks, followed by those of candidates.
-    pub(super) checks: S,
+    pub(super) checks: Checks<'a>,
     // The index of the descriptor of each check; ascending among the deciding ones.
-    descriptors: S::Each<usize>,
+    descriptors: SmallVec<[usize; 2]>,
     deciding: usize,
 }
 
@@ -154,6 +154,11 @@ impl<'s> AppliedLimit<'s> {
         }
     }
 
+    /// Whether the rule has a candidate, and so a second check.
+    pub(super) fn has_candidate(&self) -> bool {
+        self.rule().is_some_and(|rule| rule.candidate.is_some())
+    }
+
     pub(super) fn rule(&self) -> Option<&'s Rule> {
         self.matched().map(|matched| matched.rule)
     }
@@ -170,7 +175,11 @@ impl<'s> AppliedLimit<'s> {
 
     /// The deciding check, if there is one.
     #[inline(always)]
-    fn check<'a>(&'a self, domain: KeyedDomain<'_>, descriptor: &Descriptor<'_>) -> Option<Check<'a>> {
+    pub(super) fn check<'a>(
+        &'a self,
+        domain: KeyedDomain<'_>,
+        descriptor: &Descriptor<'_>,
+    ) -> Option<Check<'a>> {
         let (key, limit) = match self {
             Self::Rule(matched, limit) => (matched.key(descriptor.entries, &limit.own), limit),
             Self::Override(_, limit) => (domain.key_as_sent(descriptor.entries, &limit.own), limit),
@@ -202,40 +211,7 @@ fn on_refusal(domain: &Domain, limit: &Limit, charging: Charging) -> OnRefusal {
     }
 }
 
-impl<S: CheckSet> Plan<S> {
-    /// The index of the descriptor of the check at this index.
-    pub(super) fn descriptor(&self, check: usize) -> usize {
-        self.descriptors.as_ref()[check]
-    }
-
-    /// The index of the descriptor of each deciding check.
-    pub(super) fn deciding(&self) -> &[usize] {
-        &self.descriptors.as_ref()[..self.deciding]
-    }
-
-    /// The index of the descriptor of each check of a candidate.
-    pub(super) fn candidates(&self) -> &[usize] {
-        &self.descriptors.as_ref()[self.deciding..]
-    }
-}
-
-impl<'a> Plan<[Check<'a>; 1]> {
-    /// The plan for the only descriptor of a request; `None` unless it has exactly one check.
-    #[inline(always)]
-    pub(super) fn single(
-        domain: KeyedDomain<'_>,
-        descriptor: &Descriptor<'_>,
-        applied: &'a AppliedLimit<'_>,
-    ) -> Option<Self> {
-        if applied.rule().is_some_and(|rule| rule.candidate.is_some()) {
-            return None;
-        }
-        let check = applied.check(domain, descriptor)?;
-        Some(Self { checks: [check], descriptors: [0], deciding: 1 })
-    }
-}
-
-impl<'a> Plan<Checks<'a>> {
+impl<'a> Plan<'a> {
     /// The plan for any request.
     pub(super) fn new(
         domain: KeyedDomain<'_>,
@@ -252,6 +228,21 @@ impl<'a> Plan<Checks<'a>> {
             plan.add(index, applied.candidate_check(domain, descriptor, request.charging));
         }
         plan
+    }
+
+    /// The index of the descriptor of the check at this index.
+    pub(super) fn descriptor(&self, check: usize) -> usize {
+        self.descriptors[check]
+    }
+
+    /// The index of the descriptor of each deciding check.
+    pub(super) fn deciding(&self) -> &[usize] {
+        &self.descriptors[..self.deciding]
+    }
+
+    /// The index of the descriptor of each check of a candidate.
+    pub(super) fn candidates(&self) -> &[usize] {
+        &self.descriptors[self.deciding..]
     }
 
     fn add(&mut self, descriptor: usize, check: Option<Check<'a>>) {

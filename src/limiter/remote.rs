@@ -14,12 +14,9 @@ use crate::{
         plan::{AppliedLimit, Plan, applied_limits},
     },
     resilience::OpenForwards,
-    rules::{ForwardPolicy, KeyedDomain, OnOwnerUnavailable},
+    rules::{ForwardPolicy, OnOwnerUnavailable},
     shared_store::SharedStore,
-    store::{
-        Check, CheckSet, Checks, Decisions, HoldId, HoldTerms, Refusal, RemoteDecisions, RemoteHoldError,
-        Reserved, Settled,
-    },
+    store::{Check, Checks, HoldId, HoldTerms, Refusal, RemoteDecisions, RemoteHoldError, Reserved, Settled},
 };
 
 /// Decides checks whose counters are elsewhere.
@@ -166,35 +163,14 @@ impl ActiveView<'_> {
             return Ok(Answer::without_limits(request.descriptors.len()));
         };
         let Some(remote) = &self.limiter.remote else { return Err(LimiterError::Remote) };
-        if let [descriptor] = &*request.descriptors {
-            let applied = [AppliedLimit::of(domain, descriptor, request)];
-            if let Some(plan) = Plan::single(domain, descriptor, &applied[0]) {
-                return self.decide_remote_plan(remote, domain, request, &applied, &plan, connection).await;
-            }
-        }
         let applied = applied_limits(domain, request);
         let plan = Plan::new(domain, request, &applied);
-        self.decide_remote_plan(remote, domain, request, &applied, &plan, connection).await
-    }
-
-    async fn decide_remote_plan<'s, S: CheckSet>(
-        &'s self,
-        remote: &RemoteDecider,
-        domain: KeyedDomain<'s>,
-        request: &Request<'_>,
-        applied: &[AppliedLimit<'s>],
-        plan: &Plan<S>,
-        connection: &OpenForwards,
-    ) -> Result<Answer<'s>, LimiterError> {
-        let refusal = answer::refusal(self.limiter.modes, applied, plan.deciding());
-        let policies = plan.checks.each(|index, _| applied[plan.descriptor(index)].forward_policy());
-        let RemoteDecisions { decisions, degraded } = remote
-            .decide(plan.checks.checks(), policies.as_ref(), request.timeout, connection, refusal)
-            .await?;
-        let each = plan.checks.each(|index, _| decisions[index].keep_receipt(S::keep));
-        let charged = plan.checks.each(|index, _| decisions.charged()[index]);
-        let decisions = Decisions::new(each, charged);
-        Ok(self.counted_answer(domain, request, applied, plan, &decisions, &degraded))
+        let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());
+        let policy = |index| applied[plan.descriptor(index)].forward_policy();
+        let policies: SmallVec<[ForwardPolicy; 2]> = (0..plan.checks.len()).map(policy).collect();
+        let RemoteDecisions { decisions, degraded } =
+            remote.decide(&plan.checks, &policies, request.timeout, connection, refusal).await?;
+        Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &degraded))
     }
 }
 

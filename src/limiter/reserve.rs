@@ -9,7 +9,7 @@ use crate::{
         plan::{AppliedLimit, Plan, applied_limits},
     },
     rules::KeyedDomain,
-    store::{Checks, HoldId, HoldTerms, HoldTtlOutOfBounds, ReserveError, Reserved, Settled},
+    store::{HoldId, HoldTerms, HoldTtlOutOfBounds, ReserveError, Reserved, Settled},
 };
 
 /// Why a reservation is not made or settled. Nothing was reserved.
@@ -133,7 +133,7 @@ impl ActiveView<'_> {
         &'s self,
         request: &Request<'_>,
         applied: &AppliedHolds<'s>,
-        plan: &Plan<Checks<'_>>,
+        plan: &Plan<'_>,
         Reserved { is_held, decisions }: &Reserved,
     ) -> HeldAnswer<'s> {
         let AppliedHolds { domain, limits } = applied;
@@ -156,7 +156,7 @@ impl<'s> SettledAnswer<'s> {
     }
 
     /// The answer from how the checks of `plan` were settled.
-    pub(super) fn of(applied: &AppliedHolds<'s>, plan: &Plan<Checks<'_>>, each: &[Settled]) -> Self {
+    pub(super) fn of(applied: &AppliedHolds<'s>, plan: &Plan<'_>, each: &[Settled]) -> Self {
         let mut statuses: SmallVec<[Status<'s>; 2]> = applied.limits.iter().map(Status::of).collect();
         let mut all = SmallVec::from_elem(None, statuses.len());
         for (index, settled) in plan.deciding().iter().zip(each) {
