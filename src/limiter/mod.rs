@@ -8,7 +8,7 @@ use crate::{
     algorithm::Decision,
     resilience::Overloaded,
     rules::{ActiveRules, KeyedDomain, KeyedRules},
-    store::{Decisions, Memory},
+    store::{Decisions, Memory, SingleDecision},
     time::{Clock, Reading, Timestamp},
 };
 
@@ -192,13 +192,10 @@ impl ActiveView<'_> {
             return Ok(None);
         }
         let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
-        let checks = [check];
-        // A single check is refused by itself only, so nothing is taken back.
-        let decisions = self.limiter.memory.apply(&checks, self.now(), |_| false);
-        let decisions = decisions.map_err(|_| self.not_local_error())?;
-        let answer = SingleAnswer::of(self.limiter.modes, &applied, &decisions[0]);
-        let checked =
-            CheckOutcome { check: &checks[0], decision: &decisions[0], charged: decisions.charged()[0] };
+        let decided = self.limiter.memory.apply_single(&check, self.now());
+        let SingleDecision { decision, charged } = decided.map_err(|_| self.not_local_error())?;
+        let answer = SingleAnswer::of(self.limiter.modes, &applied, &decision);
+        let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let metrics = &self.limiter.metrics;
         metrics.count_shadow_pass(answer.passes_in_shadow);
         metrics.count_descriptor(&domain, descriptor, &applied, Some(checked), &answer.statuses[0]);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
     descriptor::Key,
-    store::{Check, Checks, Lead, Memory, OnFull, OnRefusal},
+    store::{Check, Lead, Memory, OnFull, OnRefusal},
     time::Timestamp,
 };
 
@@ -91,11 +91,9 @@ impl LocalShare {
         let operation = if full { Operation::Peek } else { operation };
         let share = limit.share(replicas);
         let check = Check { key, limit: &share, operation, on_refusal: OnRefusal::Keep };
-        // A general set, because its decision has a receipt.
-        let decisions = self
-            .memory
-            .apply(&Checks::from_slice(&[check]), now, |_| false)
-            .expect("a memory that is not shared owns every slot");
+        // Not `apply_single`, whose decision has no receipt.
+        let decisions =
+            self.memory.apply(&[check], now, |_| false).expect("a memory that is not shared owns every slot");
         let (decision, charged) = (decisions[0], decisions.charged()[0]);
         if full {
             let verdict = Verdict::Refuse { retry_after: None };

@@ -1,15 +1,18 @@
 //! Counters in memory, in one table for each slot.
 
 use std::{
+    slice,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use crate::{
-    algorithm::{Counter, Decision, Limit, Verdict},
+    algorithm::{Counter, Decision, Limit, Receipt, Verdict},
     descriptor::Key,
     store::{
-        Check, CheckSet, DecisionsOf, OnFull, SLOTS, Slot, SlotData,
+        Check, Decisions, OnFull, SLOTS, SingleDecision, Slot, SlotData,
         budget::Budget,
         packed_counter::PackedCounter,
         table::{BYTES_FIRST, EventCounter, HoldTotals, Table, TableResources},
@@ -186,83 +189,103 @@ impl Memory {
         }
     }
 
-    /// Decides a check set atomically.
+    /// Decides the checks of one call atomically.
     ///
     /// If `refused` returns that the decisions refuse the call, the charges that passed are taken back before other
     /// calls can see them, if their checks say so; their decisions then report what is left without them.
     ///
     /// In a cluster this fails unless this replica owns the slots of all checks and no decision depends on leased
     /// hits.
-    // `inline(always)`: decisions are too large to move.
-    #[inline(always)]
-    pub fn apply<S: CheckSet>(
+    pub fn apply(
         &self,
-        checks: &S,
+        checks: &[Check<'_>],
         now: Timestamp,
-        refused: impl Fn(&[Decision<S::Receipt>]) -> bool,
-    ) -> Result<DecisionsOf<S>, NotLocal> {
-        if self.restrictions.is_suspended()
-            && let Some(check) = checks.checks().first()
-        {
-            return Err(NotLocal::Slot(self.slot(check.key)));
-        }
-        let mut locked = self.lock(checks);
-        locked.require_owned()?;
+        refused: impl Fn(&[Decision]) -> bool,
+    ) -> Result<Decisions, NotLocal> {
+        let mut locked = self.lock_owned(checks)?;
         if locked.have_side_data() {
-            return self.apply_with_side_data(&mut locked, checks, now, refused);
+            locked.absorb_pending(self, checks, now);
+            locked.expire_holds(self, checks, now);
+            locked.require_unleased(self, checks, now, &refused)?;
         }
         let decisions = decide_set(checks, refused, |index, action| {
-            let check = &checks.checks()[index];
-            self.touch::<S>(locked.table(self.slot(check.key)), check, action, now)
+            let check = &checks[index];
+            let leased = locked.leased(self, check.key);
+            let table = locked.table(self.slot(check.key));
+            if leased == 0 && !table.has_holds() {
+                return self.touch(table, check, action, now, Some);
+            }
+            let decide = |counter: &mut Counter| apply_action(leased, action, check, counter, now).decision;
+            self.touch_unpacked(table, check.key, check.limit, now, decide)
         });
         locked.record_changes(self, checks, &decisions);
         Ok(decisions)
     }
 
-    /// The same in slots of which some have holds, leases or pending usage.
+    /// Decides the only check of a call, as [`Memory::apply`] does.
+    // Without the lists that several checks need, a decision costs about a third less.
+    // `inline(always)`: a decision is too large to move.
+    #[inline(always)]
+    pub fn apply_single(&self, check: &Check<'_>, now: Timestamp) -> Result<SingleDecision, NotLocal> {
+        let slot = self.slot(check.key);
+        if self.restrictions.is_suspended() {
+            return Err(NotLocal::Slot(slot));
+        }
+        let mut table = self.table(slot);
+        let mut ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
+        if let Some(ownership) = &ownership
+            && !ownership.is_owned()
+        {
+            return Err(NotLocal::Slot(slot));
+        }
+        if table.has_holds() || ownership.as_ref().is_some_and(|ownership| ownership.side_data().is_some()) {
+            drop((ownership, table));
+            return self.apply_single_with_side_data(check, now);
+        }
+        let (decision, stored) = self.touch(&mut table, check, Action::Decide, now, |_| None);
+        let passes = decision.verdict.passes();
+        if let (Some(ownerships), Some(ownership)) = (&self.ownerships, &mut ownership)
+            && check.limit.is_changed_by(check.operation, passes)
+        {
+            ownerships.record_change(slot, ownership, check.key, table.len());
+        }
+        let charged = if stored { check.limit.charged(check.operation, passes) } else { 0 };
+        Ok(SingleDecision { decision, charged })
+    }
+
+    /// The same in a slot with holds, leases or pending usage.
     #[cold]
     #[inline(never)]
-    fn apply_with_side_data<S: CheckSet>(
+    fn apply_single_with_side_data(
         &self,
-        locked: &mut LockedSlots<'_, S>,
-        checks: &S,
+        check: &Check<'_>,
         now: Timestamp,
-        refused: impl Fn(&[Decision<S::Receipt>]) -> bool,
-    ) -> Result<DecisionsOf<S>, NotLocal> {
-        locked.absorb_pending(self, checks, now);
-        locked.expire_holds(self, checks, now);
-        locked.require_unleased(self, checks, now, &refused)?;
-        let decisions = decide_set(checks, refused, |index, action| {
-            let check = &checks.checks()[index];
-            let leased = locked.leased(self, check.key);
-            let decide = |counter: &mut Counter| apply_action(leased, action, check, counter, now).decision;
-            let table = locked.table(self.slot(check.key));
-            let (decision, stored) = self.touch_unpacked(table, check.key, check.limit, now, decide);
-            (decision.keep_receipt(S::keep), stored)
-        });
-        locked.record_changes(self, checks, &decisions);
-        Ok(decisions)
+    ) -> Result<SingleDecision, NotLocal> {
+        let decisions = self.apply(slice::from_ref(check), now, |_| false)?;
+        Ok(SingleDecision { decision: decisions[0].keep_receipt(|_| None), charged: decisions.charged()[0] })
     }
 
     /// Applies an action to the counter of a check in the table of its slot, and returns whether the counter is stored.
+    /// `keep` returns what is kept of a receipt.
     #[inline(always)]
-    fn touch<S: CheckSet>(
+    fn touch<R>(
         &self,
         table: &mut Table,
         check: &Check<'_>,
         action: Action,
         now: Timestamp,
-    ) -> (Decision<S::Receipt>, bool) {
+        keep: impl Fn(Receipt) -> Option<R>,
+    ) -> (Decision<R>, bool) {
         if let Action::Decide = action
             && let Some(packed) = table.get_mut(check.key)
             && let Some(decision) =
-                packed.decide(check.limit, self.lead_given_up_at(now), now, check.operation, S::keep)
+                packed.decide(check.limit, self.lead_given_up_at(now), now, check.operation, &keep)
         {
             return (decision, true);
         }
         let decide = |counter: &mut Counter| action.apply(check, counter, now);
         let (decision, stored) = self.touch_unpacked(table, check.key, check.limit, now, decide);
-        (decision.keep_receipt(S::keep), stored)
+        (decision.keep_receipt(keep), stored)
     }
 
     /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. Its holds observe
@@ -354,12 +377,26 @@ impl Memory {
         packed.counter(limit)
     }
 
+    /// Locks all slots of the checks, which this replica owns.
+    fn lock_owned(&self, checks: &[Check<'_>]) -> Result<LockedSlots<'_>, NotLocal> {
+        if self.restrictions.is_suspended()
+            && let Some(check) = checks.first()
+        {
+            return Err(NotLocal::Slot(self.slot(check.key)));
+        }
+        let locked = self.lock(checks);
+        locked.require_owned()?;
+        Ok(locked)
+    }
+
     /// Locks all slots of the checks, each once, in ascending order.
-    #[inline(always)]
-    fn lock<S: CheckSet>(&self, checks: &S) -> LockedSlots<'_, S> {
-        let slots = S::in_lock_order(checks.each(|_, check| self.slot(check.key)));
-        let tables = S::map(&slots, |slot| self.table(*slot));
-        let ownerships = self.ownerships.as_ref().map(|all| S::map(&slots, |slot| all.lock(*slot)));
+    fn lock(&self, checks: &[Check<'_>]) -> LockedSlots<'_> {
+        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let tables = slots.iter().map(|slot| self.table(*slot)).collect();
+        let ownerships =
+            self.ownerships.as_ref().map(|all| slots.iter().map(|slot| all.lock(*slot)).collect());
         LockedSlots { slots, tables, ownerships }
     }
 
@@ -399,49 +436,45 @@ impl Memory {
     }
 }
 
-/// The locked slots of one check set.
-struct LockedSlots<'m, S: CheckSet> {
+/// The locked slots of the checks of one call.
+struct LockedSlots<'m> {
     // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
-    slots: S::Each<Slot>,
-    tables: S::Each<MutexGuard<'m, Table>>,
-    ownerships: Option<S::Each<MutexGuard<'m, SlotOwnership>>>,
+    slots: SmallVec<[Slot; 2]>,
+    tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
+    ownerships: Option<SmallVec<[MutexGuard<'m, SlotOwnership>; 2]>>,
 }
 
-impl<S: CheckSet> LockedSlots<'_, S> {
+impl LockedSlots<'_> {
     /// The position of a slot among the locked ones.
-    #[inline(always)]
     fn position(&self, slot: Slot) -> usize {
-        if S::IS_SINGLE { 0 } else { self.slots.as_ref().partition_point(|other| *other < slot) }
+        self.slots.partition_point(|other| *other < slot)
     }
 
-    #[inline(always)]
     fn table(&mut self, slot: Slot) -> &mut Table {
         let position = self.position(slot);
-        &mut self.tables.as_mut()[position]
+        &mut self.tables[position]
     }
 
     fn ownerships(&self) -> &[MutexGuard<'_, SlotOwnership>] {
-        self.ownerships.as_ref().map_or(&[], AsRef::as_ref)
+        self.ownerships.as_deref().unwrap_or_default()
     }
 
-    #[inline(always)]
     fn require_owned(&self) -> Result<(), NotLocal> {
-        let mut slots = self.ownerships().iter().zip(self.slots.as_ref());
+        let mut slots = self.ownerships().iter().zip(&self.slots);
         let missing = slots.find(|(ownership, _)| !ownership.is_owned());
         missing.map_or(Ok(()), |(_, slot)| Err(NotLocal::Slot(*slot)))
     }
 
     /// Whether a slot has holds, leases or pending usage.
-    #[inline(always)]
     fn have_side_data(&self) -> bool {
-        self.tables.as_ref().iter().any(|table| table.has_holds())
+        self.tables.iter().any(|table| table.has_holds())
             || self.ownerships().iter().any(|ownership| ownership.side_data().is_some())
     }
 
     /// Merges pending usage into the counters of the checks.
-    fn absorb_pending(&mut self, memory: &Memory, checks: &S, now: Timestamp) {
+    fn absorb_pending(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
         let Some(ownerships) = &memory.ownerships else { return };
-        for check in checks.checks() {
+        for check in checks {
             let slot = memory.slot(check.key);
             let Some((table, ownership)) = self.part(slot) else { return };
             if memory.absorb_pending(table, ownership, check.key, check.limit, now) {
@@ -451,10 +484,9 @@ impl<S: CheckSet> LockedSlots<'_, S> {
     }
 
     /// Records which counters the checks have changed.
-    #[inline(always)]
-    fn record_changes(&mut self, memory: &Memory, checks: &S, decisions: &DecisionsOf<S>) {
+    fn record_changes(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
         let Some(ownerships) = &memory.ownerships else { return };
-        for (check, decision) in checks.checks().iter().zip(decisions.as_ref()) {
+        for (check, decision) in checks.iter().zip(decisions) {
             if check.limit.is_changed_by(check.operation, decision.verdict.passes()) {
                 let slot = memory.slot(check.key);
                 let Some((table, ownership)) = self.part(slot) else { return };
@@ -464,11 +496,10 @@ impl<S: CheckSet> LockedSlots<'_, S> {
     }
 
     /// The table and the ownership of a slot; `None` without a cluster.
-    #[inline(always)]
     fn part(&mut self, slot: Slot) -> Option<(&mut Table, &mut SlotOwnership)> {
         let position = self.position(slot);
-        let ownership = &mut self.ownerships.as_mut()?.as_mut()[position];
-        Some((&mut self.tables.as_mut()[position], ownership))
+        let ownership = &mut self.ownerships.as_mut()?[position];
+        Some((&mut self.tables[position], ownership))
     }
 }
 

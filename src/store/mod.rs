@@ -6,7 +6,7 @@ use crate::{
 };
 
 mod budget;
-mod check_set;
+mod decisions;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 #[cfg(feature = "redis")]
@@ -28,7 +28,7 @@ mod snapshot;
 mod table;
 
 pub use budget::BYTES_MIN;
-pub use check_set::{CheckSet, Checks, Decisions, DecisionsOf, RemoteDecisions};
+pub use decisions::{Checks, Decisions, RemoteDecisions, SingleDecision};
 #[cfg(feature = "redis")]
 pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Now};
 #[cfg(feature = "redis")]

@@ -1,5 +1,7 @@
 //! A counter in 16 bytes, with what eviction needs to know without its limit.
 
+use std::mem;
+
 use serde::{Deserialize, Serialize};
 
 use pack::{Pack, pack, unpack, window_nanos};
@@ -89,7 +91,9 @@ impl PackedCounter {
                 return None;
             }
             let decision = algorithm.decide(&mut counter, now, operation);
-            *self = counter.pack(algorithm, UsedShare::of(algorithm.allowance(), &decision))?;
+            let packed = counter.pack(algorithm, UsedShare::of(algorithm.allowance(), &decision))?;
+            // What is replaced was unpacked, so there is nothing to drop.
+            mem::forget(mem::replace(self, packed));
             Some(decision.keep_receipt(|receipt| keep(receipt.into())))
         })
     }

@@ -207,7 +207,7 @@ mod tests {
     fn left(persistence: &Persistence, limit: &Limit, operation: Operation, now: Timestamp) -> u64 {
         let key = KeyText::new("test").key(&limit.kind().bytes(), &SECRET);
         let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
-        persistence.memory.apply(&[check], now, |_| false).unwrap()[0].remaining
+        persistence.memory.apply_single(&check, now).unwrap().decision.remaining
     }
 
     fn checks(limit: &Limit, hits: u64) -> Checks<'_> {

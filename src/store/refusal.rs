@@ -34,12 +34,12 @@ impl Refusal {
 // `inline(always)`: part of every decision.
 #[inline(always)]
 pub(crate) fn refuses<R>(
-    roles: impl Iterator<Item = Role>,
+    roles: impl IntoIterator<Item = Role>,
     decisions: &[Decision<R>],
     do_quotas_refuse: impl FnOnce() -> bool,
 ) -> bool {
     let (mut quotas, mut exhausted) = (0, 0);
-    for (role, decision) in roles.zip(decisions) {
+    for (role, decision) in roles.into_iter().zip(decisions) {
         let passes = role.is_shadow || decision.verdict.passes();
         if role.is_quota {
             quotas += 1;

@@ -1,8 +1,10 @@
 //! Decides the checks of one call as one.
 
+use smallvec::SmallVec;
+
 use crate::{
     algorithm::{Counter, Decision, Operation, Receipt},
-    store::{Check, CheckSet, Decisions, DecisionsOf, OnRefusal},
+    store::{Check, Decisions, OnRefusal},
     time::Timestamp,
 };
 
@@ -33,34 +35,30 @@ impl Action {
 
 /// Decides the checks of one call in order, and takes charges back if the call is refused. `each` applies an action to
 /// the counter of the check at an index, and returns whether the counter is stored.
-// `inline(always)`: decisions are too large to move.
-#[inline(always)]
-pub(crate) fn decide_set<S: CheckSet>(
-    checks: &S,
-    refused: impl FnOnce(&[Decision<S::Receipt>]) -> bool,
-    mut each: impl FnMut(usize, Action) -> (Decision<S::Receipt>, bool),
-) -> DecisionsOf<S> {
-    let mut all_charged = checks.each(|_, _| 0);
-    let charged = all_charged.as_mut();
-    let mut decisions = checks.each(|index, check| {
+pub(crate) fn decide_set(
+    checks: &[Check<'_>],
+    refused: impl FnOnce(&[Decision]) -> bool,
+    mut each: impl FnMut(usize, Action) -> (Decision, bool),
+) -> Decisions {
+    let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
+    for (index, check) in checks.iter().enumerate() {
         let (decision, stored) = each(index, Action::Decide);
-        if stored {
-            charged[index] = check.limit.charged(check.operation, decision.verdict.passes());
-        }
-        decision
-    });
-    if checks.checks().len() > 1 && refused(decisions.as_ref()) {
+        let hits = check.limit.charged(check.operation, decision.verdict.passes());
+        charged.push(if stored { hits } else { 0 });
+        decisions.push(decision);
+    }
+    if checks.len() > 1 && refused(&decisions) {
         // Newest first, so that two charges to one counter are undone in reverse order.
-        for (index, decision) in decisions.as_mut().iter_mut().enumerate().rev() {
-            if checks.checks()[index].on_refusal == OnRefusal::TakeBack
+        for (index, decision) in decisions.iter_mut().enumerate().rev() {
+            if checks[index].on_refusal == OnRefusal::TakeBack
                 && let Some(receipt) = decision.receipt.take()
             {
                 charged[index] = 0;
-                each(index, Action::TakeBack(receipt.into()));
+                each(index, Action::TakeBack(receipt));
             }
         }
-        for (index, decision) in decisions.as_mut().iter_mut().enumerate() {
-            if decision.verdict.passes() && checks.checks()[index].on_refusal == OnRefusal::TakeBack {
+        for (index, decision) in decisions.iter_mut().enumerate() {
+            if decision.verdict.passes() && checks[index].on_refusal == OnRefusal::TakeBack {
                 let (left, _) = each(index, Action::Peek);
                 // After an overdraft, a peek is refused and has the time until it passes.
                 if left.verdict.passes() {
@@ -69,5 +67,5 @@ pub(crate) fn decide_set<S: CheckSet>(
             }
         }
     }
-    Decisions::new(decisions, all_charged)
+    Decisions::new(decisions, charged)
 }

@@ -8,7 +8,7 @@ use crate::{
     algorithm::{Counter, Decision, Held, Limit, Operation},
     descriptor::Key,
     store::{
-        Check, CheckSet, Checks, Decisions, HOLDS_MAX, HoldId, HoldTerms, NotLocal, Settled, Slot,
+        Check, Checks, Decisions, HOLDS_MAX, HoldId, HoldTerms, NotLocal, Settled, Slot,
         holds::{HoldSize, Holds, Room},
         memory::{Action, LockedSlots, Memory, leases::apply_action},
         slot_data::HeldConsumption,
@@ -154,18 +154,8 @@ impl Memory {
     }
 
     /// Locks the slots of the checks, and ends holds that have expired.
-    fn lock_for_holds<S: CheckSet>(
-        &self,
-        checks: &S,
-        now: Timestamp,
-    ) -> Result<LockedSlots<'_, S>, NotLocal> {
-        if self.restrictions.is_suspended()
-            && let Some(check) = checks.checks().first()
-        {
-            return Err(NotLocal::Slot(self.slot(check.key)));
-        }
-        let mut locked = self.lock(checks);
-        locked.require_owned()?;
+    fn lock_for_holds(&self, checks: &[Check<'_>], now: Timestamp) -> Result<LockedSlots<'_>, NotLocal> {
+        let mut locked = self.lock_owned(checks)?;
         locked.absorb_pending(self, checks, now);
         locked.expire_holds(self, checks, now);
         Ok(locked)
@@ -266,10 +256,10 @@ impl Memory {
     }
 }
 
-impl<S: CheckSet> LockedSlots<'_, S> {
+impl LockedSlots<'_> {
     /// Ends the holds of the checks that have expired.
-    pub(super) fn expire_holds(&mut self, memory: &Memory, checks: &S, now: Timestamp) {
-        for check in checks.checks() {
+    pub(super) fn expire_holds(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
+        for check in checks {
             let table = self.table(memory.slot(check.key));
             if memory.expire_holds(table, check.key, check.limit, now) {
                 self.record_change(memory, check.key);
@@ -285,7 +275,7 @@ impl<S: CheckSet> LockedSlots<'_, S> {
     }
 
     fn shared_table(&self, memory: &Memory, key: Key) -> &Table {
-        &self.tables.as_ref()[self.position(memory.slot(key))]
+        &self.tables[self.position(memory.slot(key))]
     }
 
     fn holds(&self, memory: &Memory, key: Key) -> Option<&Holds> {

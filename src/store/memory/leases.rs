@@ -7,7 +7,7 @@ use crate::{
     algorithm::{Counter, Decision, Limit, Operation},
     descriptor::Key,
     store::{
-        Check, CheckSet, NotLocal,
+        Check, NotLocal,
         memory::{
             LockedSlots, Memory,
             decide_set::{Action, decide_set},
@@ -99,24 +99,24 @@ impl Memory {
     }
 }
 
-impl<S: CheckSet> LockedSlots<'_, S> {
+impl LockedSlots<'_> {
     /// Checks that no decision depends on leased hits: that no check would be refused only because of them, and that no
     /// refund may be for hits that a borrower has used and not reported. Changes nothing.
     pub(super) fn require_unleased(
         &self,
         memory: &Memory,
-        checks: &S,
+        checks: &[Check<'_>],
         now: Timestamp,
-        refused: impl Fn(&[Decision<S::Receipt>]) -> bool,
+        refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<(), NotLocal> {
-        if checks.checks().iter().all(|check| self.leased(memory, check.key) == 0) {
+        if checks.iter().all(|check| self.leased(memory, check.key) == 0) {
             return Ok(());
         }
         let (mut copies, mut wanted): (BTreeMap<Key, Counter>, _) = (BTreeMap::new(), None);
         decide_set(checks, refused, |index, action| {
-            let check = &checks.checks()[index];
+            let check = &checks[index];
             let copy = copies.entry(check.key).or_insert_with(|| {
-                let table = &self.tables.as_ref()[self.position(memory.slot(check.key))];
+                let table = &self.tables[self.position(memory.slot(check.key))];
                 let fresh = || check.limit.fresh();
                 table.get(check.key).map_or_else(fresh, |packed| memory.copy(packed, check.limit, now))
             });
@@ -124,7 +124,7 @@ impl<S: CheckSet> LockedSlots<'_, S> {
             if apply.depends_on_leases {
                 wanted = wanted.or(Some(check.key));
             }
-            (apply.decision.keep_receipt(S::keep), true)
+            (apply.decision, true)
         });
         wanted.map_or(Ok(()), |key| Err(NotLocal::Leased(key)))
     }

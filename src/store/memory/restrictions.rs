@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use crate::time::Timestamp;
+use crate::time::{Comparison, Step, Timestamp};
 
 /// A lead that a clock gave up: the clock continued from `at` although it had shown `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,12 @@ impl Lead {
     /// A lead that covers both.
     pub(in crate::store) fn and(self, other: Self) -> Self {
         Self { at: self.at.max(other.at), until: self.until.max(other.until) }
+    }
+
+    /// The lead that a clock gives up when it follows the wall clock.
+    pub fn given_up(comparison: &Comparison) -> Option<Self> {
+        let is_given_up = matches!(comparison.long_step(), Some(Step::Back(_)));
+        is_given_up.then(|| Self { at: comparison.wall(), until: comparison.shown() })
     }
 
     /// The same lead for a clock that shows `back` nanoseconds less.
@@ -119,7 +125,7 @@ mod tests {
     }
 
     fn apply(memory: &Memory, check: &Check<'_>, now: Timestamp) -> Decision<Infallible> {
-        memory.apply(&[*check], now, |_| false).unwrap()[0]
+        memory.apply_single(check, now).unwrap().decision
     }
 
     /// A store whose allowances were used up while the clock was ahead.

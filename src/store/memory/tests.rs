@@ -74,7 +74,7 @@ fn concurrent_callers_admit_exactly_the_limit() {
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
         };
-        let passed = race(256, |_| memory.apply(&[check], NOW, |_| false).unwrap()[0].verdict.passes());
+        let passed = race(256, |_| memory.apply_single(&check, NOW).unwrap().decision.verdict.passes());
         assert_eq!(passed, 100);
     }
 }
@@ -180,7 +180,7 @@ fn sweep_evicts_idle_counters_only() {
         let key = key(&index.to_string());
         let (limit, hits) = if index % 2 == 0 { (&window, 1) } else { (&bucket, 4) };
         let check = Check { key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack };
-        memory.apply(&[check], NOW, |_| false).unwrap();
+        memory.apply_single(&check, NOW).unwrap();
     }
     let sweep = |hours: u64| {
         (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(hours * 3_600 * SECOND)))
@@ -251,7 +251,7 @@ proptest! {
         for (step, (pause, operation)) in operations.into_iter().enumerate() {
             now = now.plus(pause);
             let check = Check { key: key("one"), limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
-            let kept = memory.apply(&[check], now, |_| false).unwrap()[0];
+            let kept = memory.apply_single(&check, now).unwrap().decision;
             let expected = limit.decide(&mut counter, now, operation);
             prop_assert_eq!(kept.verdict, expected.verdict);
             prop_assert_eq!((kept.remaining, kept.reset_after), (expected.remaining, expected.reset_after));
@@ -266,7 +266,7 @@ proptest! {
 
 pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> bool {
     let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::TakeBack };
-    memory.apply(&[check], now, |_| false).unwrap()[0].verdict.passes()
+    memory.apply_single(&check, now).unwrap().decision.verdict.passes()
 }
 
 fn number(number: u64) -> Key {

@@ -46,7 +46,7 @@ fn settle(memory: &Memory, check: Check<'_>, name: &str, now: Timestamp) -> Sett
 
 fn left_at(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> u64 {
     let peek = Check { operation: Operation::Peek, ..check(key, limit, 0) };
-    memory.apply(&[peek], now, |_| false).unwrap()[0].remaining
+    memory.apply_single(&peek, now).unwrap().decision.remaining
 }
 
 fn sharing() -> Memory {
@@ -91,7 +91,7 @@ fn racing_reservations_and_charges_admit_exactly_the_limit() {
                         let check = check(key("k"), limit, 1);
                         let admitted = match call % 2 {
                             0 => reserve(memory, &[check], &format!("{thread} {call}"), NOW),
-                            _ => memory.apply(&[check], NOW, |_| false).unwrap()[0].verdict.passes(),
+                            _ => memory.apply_single(&check, NOW).unwrap().decision.verdict.passes(),
                         };
                         passed.fetch_add(admitted.into(), Ordering::Relaxed);
                     }

@@ -30,7 +30,7 @@ fn charge(
 ) -> Result<Decision<Infallible>, NotLocal> {
     let check =
         Check { key: key("one"), limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack };
-    memory.apply(&[check], now, |_| false).map(|decisions| decisions[0])
+    memory.apply_single(&check, now).map(|decided| decided.decision)
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn refund_beyond_charged_hits_waits_for_leased_ones() {
     let refund = || {
         let (operation, on_refusal) = (Operation::Refund(4), OnRefusal::TakeBack);
         let check = Check { key: name, limit: &limit, operation, on_refusal };
-        memory.apply(&[check], NOW, |_| false).map(|decisions| decisions[0].remaining)
+        memory.apply_single(&check, NOW).map(|decided| decided.decision.remaining)
     };
     assert_eq!(refund(), Err(NotLocal::Leased(name)));
     assert!(memory.charge_leased(name, &limit, UsedHits { hits: 4, at: NOW }, NOW));

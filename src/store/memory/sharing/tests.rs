@@ -36,7 +36,7 @@ fn operation(
     now: Timestamp,
 ) -> Result<Decision<Infallible>, NotLocal> {
     let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
-    memory.apply(&[check], now, |_| false).map(|decisions| decisions[0])
+    memory.apply_single(&check, now).map(|decided| decided.decision)
 }
 
 /// Slot data after a transfer to a replica whose clock shows `there`.
