@@ -24,7 +24,7 @@ pub mod descriptor;
 #[cfg(feature = "watch")]
 pub mod file_watch;
 pub mod files;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(feature = "server", any(test, fuzzing)))]
 pub mod fuzz;
 pub mod limiter;
 mod named;

@@ -16,6 +16,11 @@ pub const SECOND: u64 = 1_000_000_000;
 /// The slew rate while the wall clock is behind: the clock runs slower than real time by 1/100.
 const SLEW_DIVISOR: u64 = 100;
 
+/// The time between two comparisons with the wall clock. The drift of a machine's clock in between is negligible.
+pub const FOLLOW_EVERY: Duration = Duration::from_millis(100);
+
+const FOLLOW_NANOS: u64 = FOLLOW_EVERY.as_nanos() as u64;
+
 /// A larger lead over the wall clock is given up at once: regular corrections are smaller, so the wall clock had
 /// jumped ahead and was set back.
 pub const LEAD_MAX: Duration = Duration::from_secs(60);
@@ -99,18 +104,25 @@ impl Clock {
 
     /// The current instant.
     pub fn now(&self) -> Timestamp {
-        match &self.0 {
-            Source::System(clock) => clock.now(),
-            Source::Manual(nanos) => Timestamp(nanos.load(Ordering::SeqCst)),
-        }
+        self.read().now
     }
 
     /// The current instant, with a monotonic reading to measure what follows.
+    #[inline]
     pub fn read(&self) -> Reading {
         match &self.0 {
             Source::System(clock) => clock.read(),
-            Source::Manual(_) => Reading { now: self.now(), at: None },
+            Source::Manual(nanos) => {
+                let now = Timestamp(nanos.load(Ordering::SeqCst));
+                Reading { now, at: Monotonic::default(), must_follow: false }
+            }
         }
+    }
+
+    /// The time since `reading`, independent of changes of the wall clock; zero for a manual clock.
+    pub fn since(&self, reading: &Reading) -> Duration {
+        let since = |clock: &SystemClock| clock.monotonic.now().nanos_since(reading.at);
+        Duration::from_nanos(self.as_system().map_or(0, since))
     }
 
     /// The wall clock. Certificates are issued and verified by it, as replicas and clients verify by theirs.
@@ -134,7 +146,7 @@ impl Clock {
         }
     }
 
-    /// Compares a system clock with the wall clock. Pass the result to [`Clock::follow`], about ten times a second.
+    /// Compares a system clock with the wall clock. Pass the result to [`Clock::follow`], every [`FOLLOW_EVERY`].
     /// `None` for a manual clock.
     pub fn compare_with_wall(&self) -> Option<Comparison> {
         self.as_system().map(SystemClock::compare_with_wall)
@@ -211,19 +223,14 @@ pub struct LongSteps {
     pub back: u64,
 }
 
-/// One reading of a clock, with the means to measure the time since.
+/// One reading of a clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
     /// What the clock showed.
     pub now: Timestamp,
-    at: Option<Instant>,
-}
-
-impl Reading {
-    /// The time since the reading, independent of clock changes; zero for a manual clock.
-    pub fn elapsed(&self) -> Duration {
-        self.at.map_or(Duration::ZERO, |at| Stopwatch(at).elapsed())
-    }
+    /// Whether a system clock was compared with the wall clock longer than [`FOLLOW_EVERY`] ago.
+    pub must_follow: bool,
+    at: Monotonic,
 }
 
 /// Measures elapsed time, independent of clock changes.
@@ -246,12 +253,28 @@ impl Stopwatch {
 /// The mapping from monotonic time to shown time that is in force.
 #[derive(Debug)]
 struct SystemClock {
-    started: Instant,
+    monotonic: MonotonicClock,
     mapping: MappingCell,
     // In nanoseconds; 0 except in tests.
     wall_ahead: AtomicI64,
     steps_forward: AtomicU64,
     steps_back: AtomicU64,
+}
+
+/// The monotonic clock of the system.
+#[cfg(not(feature = "tsc"))]
+#[derive(Debug)]
+struct MonotonicClock {
+    started: Instant,
+}
+
+/// The monotonic clock of the processor: its time stamp counter, where that is stable, otherwise the clock of the
+/// system. It may drift from the wall clock more than that of the system does, which [`Clock::follow`] corrects.
+#[cfg(feature = "tsc")]
+#[derive(Debug)]
+struct MonotonicClock {
+    counter: quanta::Clock,
+    started: u64,
 }
 
 /// Shown time as a linear function of the monotonic clock, from one point on.
@@ -334,19 +357,47 @@ impl AtomicMapping {
     }
 }
 
+#[cfg(not(feature = "tsc"))]
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+impl MonotonicClock {
+    fn start() -> Self {
+        Self { started: Instant::now() }
+    }
+
+    #[inline]
+    fn now(&self) -> Monotonic {
+        Monotonic(nanos(Instant::now().saturating_duration_since(self.started)))
+    }
+}
+
+#[cfg(feature = "tsc")]
+impl MonotonicClock {
+    fn start() -> Self {
+        let counter = quanta::Clock::new();
+        let started = counter.raw();
+        Self { counter, started }
+    }
+
+    #[inline]
+    fn now(&self) -> Monotonic {
+        // The counter of another core may be a little behind that of the start.
+        let raw = self.counter.raw().max(self.started);
+        Monotonic(self.counter.delta_as_nanos(self.started, raw))
+    }
+}
+
 impl Monotonic {
     fn nanos_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the clock")]
 impl SystemClock {
     fn start() -> Self {
-        let started = Instant::now();
-        let mapping = ClockMapping { from: Monotonic(0), shown: wall(), slewing: false };
+        let monotonic = MonotonicClock::start();
+        let mapping = ClockMapping { from: monotonic.now(), shown: wall(), slewing: false };
         Self {
-            started,
+            monotonic,
             mapping: MappingCell::new(mapping),
             wall_ahead: AtomicI64::new(0),
             steps_forward: AtomicU64::new(0),
@@ -358,17 +409,11 @@ impl SystemClock {
         Timestamp(wall().0.saturating_add_signed(self.wall_ahead.load(Ordering::Relaxed)))
     }
 
-    fn now(&self) -> Timestamp {
-        self.read().now
-    }
-
+    #[inline]
     fn read(&self) -> Reading {
-        let at = Instant::now();
-        Reading { now: self.mapping.get().at(self.monotonic(at)), at: Some(at) }
-    }
-
-    fn monotonic(&self, at: Instant) -> Monotonic {
-        Monotonic(nanos(at.saturating_duration_since(self.started)))
+        let (at, mapping) = (self.monotonic.now(), self.mapping.get());
+        let must_follow = at.nanos_since(mapping.from) >= FOLLOW_NANOS;
+        Reading { now: mapping.at(at), must_follow, at }
     }
 
     fn follow(&self, comparison: &Comparison) {
@@ -392,7 +437,7 @@ impl SystemClock {
 
     fn compare_with_wall(&self) -> Comparison {
         let mapping = self.mapping.get();
-        let (at, wall) = (self.monotonic(Instant::now()), self.wall());
+        let (at, wall) = (self.monotonic.now(), self.wall());
         Comparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
     }
 }

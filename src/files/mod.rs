@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-#[cfg(any(test, fuzzing))]
+#[cfg(all(feature = "server", any(test, fuzzing)))]
 pub(crate) mod fuzz;
 
 /// The size of one read: the kernel occupies the core while it copies.

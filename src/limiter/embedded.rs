@@ -11,8 +11,8 @@ use crate::{
         AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
     },
     rules::{self, ActiveRules, Problems, Rules},
-    store::{HoldId, HoldTerms, Memory, OnExpiry, OnFull, Settled},
-    time::Clock,
+    store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled},
+    time::{Clock, Reading},
 };
 
 /// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.
@@ -98,7 +98,20 @@ impl Limiter {
     fn embedded(rules: Rules, memory_limit: u64) -> Self {
         let clock = Clock::system();
         let active_rules = Arc::new(ActiveRules::of(rules, clock.now()));
-        Self::new(active_rules, Arc::new(Memory::new(memory_limit, OnFull::Deny)), clock)
+        let limiter = Self::new(active_rules, Arc::new(Memory::new(memory_limit, OnFull::Deny)), clock);
+        Self { follows_wall: true, ..limiter }
+    }
+
+    /// Follows the wall clock, and reads the clock.
+    #[cold]
+    pub(super) fn follow_wall(&self) -> Reading {
+        if let Some(comparison) = self.clock.compare_with_wall() {
+            if let Some(lead) = Lead::given_up(&comparison) {
+                self.memory.give_up_lead(lead);
+            }
+            self.clock.follow(&comparison);
+        }
+        self.clock.read()
     }
 
     /// Replaces the rules by those in `yaml`. Counters stay, and new limits apply to them at once.
@@ -205,14 +218,25 @@ impl Limiter {
         self.memory.sweep(self.clock.now());
     }
 
-    fn ask(
+    pub(super) fn ask(
         &self,
         domain: &str,
         entries: &[(&str, &str)],
         operation: Operation,
     ) -> Result<Checked, CheckError> {
         let mut buffer = SmallVec::new();
-        let request = request(domain, each_entry(entries, &mut buffer), operation)?;
+        self.ask_entries(domain, each_entry(entries, &mut buffer), operation)
+    }
+
+    // `inline(always)`: two callers, of which only one is hot.
+    #[inline(always)]
+    pub(super) fn ask_entries(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        operation: Operation,
+    ) -> Result<Checked, CheckError> {
+        let request = request(domain, entries, operation)?;
         Ok(self.view().decide_as(&request, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
     }
 }
@@ -265,6 +289,7 @@ pub(super) fn request<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::time::{SECOND, Stopwatch};
 
     const RULES: &str = "
 domain: shop
@@ -317,6 +342,32 @@ descriptors:
         assert!(limiter.check("shop", &queue, 1).unwrap().delay.is_zero());
         let second = limiter.check("shop", &queue, 1).unwrap();
         assert!(second.passes && !second.delay.is_zero());
+    }
+
+    #[test]
+    fn limiter_follows_wall_clock_that_jumps_and_is_put_right() {
+        const DAY: u64 = 24 * 3_600 * SECOND;
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        let user = [("user", "ada")];
+        let start = limiter.view().now();
+        assert!(limiter.check("shop", &user, 3).unwrap().passes);
+        limiter.clock.set_wall_ahead(3 * DAY as i64);
+        until(|| limiter.view().now() > start.plus(2 * DAY));
+        assert_eq!(limiter.check("shop", &user, 2).unwrap().remaining, 1);
+        limiter.clock.set_wall_ahead(0);
+        until(|| limiter.view().now() < start.plus(DAY));
+        // The window that lies three days ahead has become the next one.
+        let refused = limiter.check("shop", &user, 2).unwrap();
+        let retry_after = refused.retry_after.unwrap();
+        assert!(!refused.passes && retry_after <= Duration::from_nanos(2 * DAY), "{retry_after:?}");
+    }
+
+    fn until(condition: impl Fn() -> bool) {
+        let watch = Stopwatch::start();
+        while !condition() {
+            assert!(watch.elapsed() < Duration::from_secs(60), "the condition does not hold within a minute");
+            std::thread::yield_now();
+        }
     }
 
     #[test]

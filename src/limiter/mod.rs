@@ -85,6 +85,8 @@ pub struct Limiter {
     remote: Option<RemoteDecider>,
     modes: Modes,
     metrics: Arc<Metrics>,
+    // Whether calls make the clock follow the wall clock. In the service a task does.
+    follows_wall: bool,
 }
 
 /// The active view: rules, secret and time that decide one request or one read batch.
@@ -98,7 +100,15 @@ pub struct ActiveView<'l> {
 impl Limiter {
     /// A limiter with the rules in `active_rules` and the counters in `memory`.
     pub fn new(active_rules: Arc<ActiveRules>, memory: Arc<Memory>, clock: Clock) -> Self {
-        Self { active_rules, memory, clock, remote: None, modes: Modes::default(), metrics: Arc::default() }
+        Self {
+            active_rules,
+            memory,
+            clock,
+            remote: None,
+            modes: Modes::default(),
+            metrics: Arc::default(),
+            follows_wall: false,
+        }
     }
 
     /// The same limiter with counters elsewhere.
@@ -128,7 +138,13 @@ impl Limiter {
 
     /// A view of the active rules, secret and time.
     pub fn view(&self) -> ActiveView<'_> {
-        ActiveView { limiter: self, rules: self.active_rules.current(), reading: self.clock.read() }
+        ActiveView { limiter: self, rules: self.active_rules.current(), reading: self.read_clock() }
+    }
+
+    #[inline(always)]
+    fn read_clock(&self) -> Reading {
+        let reading = self.clock.read();
+        if self.follows_wall && reading.must_follow { self.follow_wall() } else { reading }
     }
 }
 
@@ -145,7 +161,7 @@ impl ActiveView<'_> {
 
     /// The time since the view was taken.
     pub fn age(&self) -> Duration {
-        self.reading.elapsed()
+        self.limiter.clock.since(&self.reading)
     }
 
     /// Decides and charges `request` if this replica decides all its counters.

@@ -15,7 +15,7 @@ mod contents;
 mod descriptor_ref;
 mod diagnostics;
 mod file;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(feature = "server", any(test, fuzzing)))]
 pub(crate) mod fuzz;
 mod keyed_rules;
 mod keys;

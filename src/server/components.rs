@@ -1,6 +1,6 @@
 //! The components behind the listeners, built in the order of their dependencies.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::{sync::watch, task::JoinSet, time::interval};
 use tonic::service::Routes;
@@ -30,11 +30,8 @@ use crate::{
     shared_store::SharedStore,
     store::{self, Lead, Memory, Persistence},
     telemetry::{logs::LogControl, traces::Traces},
-    time::{Clock, Step},
+    time::{Clock, FOLLOW_EVERY, Step},
 };
-
-/// Interval of comparisons with the system clock.
-const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum size of a reflection message, in bytes.
 const REFLECTION_BYTES_MAX: usize = 64 * 1024;
@@ -236,17 +233,18 @@ impl Components {
 
 /// Keeps the clock of counters in step with the system clock, for as long as it is polled.
 async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
-    let mut ticks = interval(CLOCK_CHECK_INTERVAL);
+    let mut ticks = interval(FOLLOW_EVERY);
     loop {
         ticks.tick().await;
         let Some(comparison) = clock.compare_with_wall() else { continue };
+        if let Some(lead) = Lead::given_up(&comparison) {
+            memory.give_up_lead(lead);
+            if let Some(cluster) = &cluster {
+                cluster.give_up_lead(lead);
+            }
+        }
         match comparison.long_step() {
             Some(Step::Back(lead)) => {
-                let given_up = Lead { at: comparison.wall(), until: comparison.shown() };
-                memory.give_up_lead(given_up);
-                if let Some(cluster) = &cluster {
-                    cluster.give_up_lead(given_up);
-                }
                 warn!(
                     ?lead,
                     "system clock jumped ahead and was corrected, cutting counters with times in the future"

@@ -7,7 +7,7 @@ use crate::{
 
 mod budget;
 mod decisions;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(feature = "server", any(test, fuzzing)))]
 pub(crate) mod fuzz;
 #[cfg(feature = "redis")]
 mod held_counter;
