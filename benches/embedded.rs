@@ -1,8 +1,9 @@
 //! The limiter inside a program beside other libraries: time of one decision for one key, for a million keys, and for a
 //! million keys on two threads, and bytes per key. All have the same rate and burst (GCRA, nothing is refused), keys of
-//! the same length that the caller owns, and read the clock for each decision.
+//! the same length that the caller owns, and read the clock for each decision. With the feature `tsc` our clock is the
+//! counter of the processor, as governor's always is.
 //!
-//!     cargo bench --bench embedded --no-default-features
+//!     cargo bench --bench embedded --no-default-features --features tsc
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 #![allow(clippy::ptr_arg, reason = "one of the libraries takes an owned key")]
@@ -41,10 +42,17 @@ trait Library: Sync {
     const NAME: &str;
 
     fn new() -> Self;
-    fn passes(&self, key: &String) -> bool;
+    /// Decides keys in one thread.
+    fn caller(&self) -> impl FnMut(&String) -> bool;
 }
 
 struct Ours(Limiter);
+
+/// The same with a descriptor that is prepared for any key.
+struct OursPrepared(Ours);
+
+/// The same with a descriptor that is prepared for one key.
+struct OursPreparedKey(Ours);
 
 impl Library for Ours {
     const NAME: &str = "tollgate";
@@ -57,8 +65,35 @@ impl Library for Ours {
         Self(Limiter::from_yaml(&rules).unwrap())
     }
 
-    fn passes(&self, key: &String) -> bool {
-        self.0.check("d", &[("user", key)], 1).unwrap().passes
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        |key| self.0.check("d", &[("user", key)], 1).unwrap().passes
+    }
+}
+
+impl Library for OursPrepared {
+    const NAME: &str = "tollgate, prepared";
+
+    fn new() -> Self {
+        Self(Ours::new())
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        let mut user = self.0.0.prepare("d", &[], ["user"]);
+        move |key| user.check([key], 1).unwrap().passes
+    }
+}
+
+impl Library for OursPreparedKey {
+    const NAME: &str = "tollgate, prepared for one key";
+
+    fn new() -> Self {
+        Self(Ours::new())
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        let [only] = &keys(1)[..] else { unreachable!("one key") };
+        let mut only = self.0.0.prepare("d", &[("user", only)], []);
+        move |_| only.check([], 1).unwrap().passes
     }
 }
 
@@ -70,8 +105,8 @@ impl Library for DefaultKeyedRateLimiter<String> {
         RateLimiter::keyed(Quota::per_second(number(PER_SECOND)).allow_burst(number(BURST)))
     }
 
-    fn passes(&self, key: &String) -> bool {
-        self.check_key(key).is_ok()
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        |key| self.check_key(key).is_ok()
     }
 }
 
@@ -86,9 +121,9 @@ impl Library for Throttlecrab {
         Self(Mutex::new(throttlecrab::RateLimiter::new(store)))
     }
 
-    fn passes(&self, key: &String) -> bool {
+    fn caller(&self) -> impl FnMut(&String) -> bool {
         let (burst, rate) = (i64::from(BURST), i64::from(PER_SECOND));
-        self.0.lock().unwrap().rate_limit(key, burst, rate, 1, 1, SystemTime::now()).unwrap().0
+        move |key| self.0.lock().unwrap().rate_limit(key, burst, rate, 1, 1, SystemTime::now()).unwrap().0
     }
 }
 
@@ -99,15 +134,16 @@ fn keys(count: usize) -> Vec<String> {
 /// Measures `decisions` of each library, which holds these keys.
 fn measure<L: Library>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[String], threads: usize) {
     let library = L::new();
-    assert!(keys.iter().all(|key| library.passes(key)));
+    assert!(keys.iter().all(library.caller()));
     let next = AtomicUsize::new(0);
     group.bench_function(L::NAME, |bencher| {
         bencher.iter_custom(|decisions| {
             let each = decisions.div_ceil(threads as u64);
             let run = || {
                 let mut index = next.fetch_add(KEYS / 2 + 1, Ordering::Relaxed) % keys.len();
+                let mut passes = library.caller();
                 for _ in 0..each {
-                    black_box(library.passes(&keys[index]));
+                    black_box(passes(&keys[index]));
                     index = (index + STRIDE) % keys.len();
                 }
             };
@@ -121,7 +157,7 @@ fn measure<L: Library>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[String]
 fn bytes_per_key<L: Library>(keys: &[String]) {
     let before = ALLOCATOR.current_usage();
     let library = L::new();
-    assert!(keys.iter().all(|key| library.passes(key)));
+    assert!(keys.iter().all(library.caller()));
     let bytes = (ALLOCATOR.current_usage() - before) as f64 / keys.len() as f64;
     println!("{}: {bytes:.1} bytes per key", L::NAME);
 }
@@ -138,6 +174,10 @@ fn main() {
     {
         let mut group = criterion.benchmark_group(name);
         measure::<Ours>(&mut group, keys, threads);
+        measure::<OursPrepared>(&mut group, keys, threads);
+        if keys.len() == 1 {
+            measure::<OursPreparedKey>(&mut group, keys, threads);
+        }
         measure::<DefaultKeyedRateLimiter<String>>(&mut group, keys, threads);
         measure::<Throttlecrab>(&mut group, keys, threads);
     }

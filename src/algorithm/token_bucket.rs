@@ -38,6 +38,8 @@ impl TokenBucket {
     }
 
     /// Whether `hits` pass with this `debt`, and the debt afterwards.
+    // `inline(always)`: part of every decision.
+    #[inline(always)]
     fn charge(&self, debt: u128, hits: u64) -> (bool, u128) {
         let owed = debt.saturating_add(self.rate.cost(hits));
         if owed <= self.rate.cost(self.burst) || hits == 0 {

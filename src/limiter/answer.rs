@@ -72,10 +72,16 @@ impl<'s> Status<'s> {
         let (remaining, limit) = match applied {
             AppliedLimit::Nothing => (0, None),
             AppliedLimit::Unlimited(_) => (u64::MAX, None),
-            AppliedLimit::Rule(matched, _) => (0, Some(CurrentLimit::of(matched.rule))),
+            AppliedLimit::Rule(matched, _) => return Self::of_rule(matched.rule),
             AppliedLimit::Override(sent, _) => (0, Some(CurrentLimit::of_override(*sent))),
         };
         Self { remaining, limit, rule: applied.rule(), ..Self::WITHOUT_LIMIT }
+    }
+
+    /// The status before the decision on the limit of `rule`.
+    #[inline(always)]
+    pub(super) fn of_rule(rule: &'s Rule) -> Self {
+        Self { limit: Some(CurrentLimit::of(rule)), rule: Some(rule), ..Self::WITHOUT_LIMIT }
     }
 
     /// Whether a refusal refuses the request only if all other descriptors in quota mode are refused too.
@@ -118,20 +124,19 @@ pub(super) fn refuses<R>(
     deciding: &[usize],
     decisions: &[Decision<R>],
 ) -> bool {
-    let roles = deciding.iter().map(|index| role(modes, &applied[*index]));
+    let roles = deciding.iter().map(|index| in_modes(modes, applied[*index].role()));
     store::refuses(roles, decisions, || do_quotas_refuse(modes, applied))
 }
 
 #[inline(always)]
-fn role(modes: Modes, applied: &AppliedLimit<'_>) -> Role {
-    let Role { is_shadow, is_quota } = applied.role();
-    Role { is_shadow, is_quota: is_quota || modes.quota }
+fn in_modes(modes: Modes, role: Role) -> Role {
+    Role { is_quota: role.is_quota || modes.quota, ..role }
 }
 
 /// The same for decisions that are made elsewhere.
 pub(super) fn refusal(modes: Modes, applied: &[AppliedLimit<'_>], deciding: &[usize]) -> Refusal {
     Refusal {
-        roles: deciding.iter().map(|index| role(modes, &applied[*index])).collect(),
+        roles: deciding.iter().map(|index| in_modes(modes, applied[*index].role())).collect(),
         do_quotas_refuse: do_quotas_refuse(modes, applied),
     }
 }
@@ -169,11 +174,11 @@ impl<'s, S: AsMut<[Status<'s>]>> AnswerOf<S> {
 }
 
 impl<'s> SingleAnswer<'s> {
-    /// The answer from the decision on the only check.
+    /// The answer from the decision on the only check, which has this role, and the status before it.
     #[inline(always)]
-    pub(super) fn of<R>(modes: Modes, applied: &AppliedLimit<'s>, decision: &Decision<R>) -> Self {
-        let refused = refuses(modes, slice::from_ref(applied), &[0], slice::from_ref(decision));
-        let mut answer = Self::new(modes, refused, [Status::of(applied)]);
+    pub(super) fn of<R>(modes: Modes, role: Role, status: Status<'s>, decision: &Decision<R>) -> Self {
+        let refused = store::refuses([in_modes(modes, role)], slice::from_ref(decision), || true);
+        let mut answer = Self::new(modes, refused, [status]);
         answer.decide(0, decision, refused);
         answer
     }

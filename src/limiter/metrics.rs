@@ -96,19 +96,7 @@ impl Metrics {
         status: &Status<'_>,
     ) {
         let outcome = match checked {
-            Some(CheckOutcome { check, decision, charged }) => {
-                // A peek at an exhausted counter is not a denial.
-                if !status.passes && check.operation != Operation::Peek {
-                    self.record_denied(domain, descriptor, check.key);
-                }
-                Outcome {
-                    over_limit: !status.passes,
-                    charged,
-                    near_limit: near_limit(check, decision, charged),
-                    shadow_denied: status.refused_in_shadow,
-                    candidate_denied: status.candidate_refuses,
-                }
-            }
+            Some(checked) => self.outcome(domain, || descriptor.entries, checked, status),
             None => Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() },
         };
         match applied {
@@ -125,10 +113,37 @@ impl Metrics {
         }
     }
 
+    /// The outcome of a descriptor with a check, which is recorded if it is a denial.
+    #[inline(always)]
+    pub(super) fn outcome<'e, R, E: AsRef<[Entry<'e>]>>(
+        &self,
+        domain: &Domain,
+        entries: impl FnOnce() -> E,
+        CheckOutcome { check, decision, charged }: CheckOutcome<'_, R>,
+        status: &Status<'_>,
+    ) -> Outcome {
+        // A peek at an exhausted counter is not a denial.
+        if !status.passes && check.operation != Operation::Peek {
+            self.record_denied(domain, entries, check.key);
+        }
+        Outcome {
+            over_limit: !status.passes,
+            charged,
+            near_limit: near_limit(check, decision, charged),
+            shadow_denied: status.refused_in_shadow,
+            candidate_denied: status.candidate_refuses,
+        }
+    }
+
     #[cold]
-    fn record_denied(&self, domain: &Domain, descriptor: &Descriptor<'_>, key: Key) {
+    fn record_denied<'e, E: AsRef<[Entry<'e>]>>(
+        &self,
+        domain: &Domain,
+        entries: impl FnOnce() -> E,
+        key: Key,
+    ) {
         let key = u128::from(key.high()) << 64 | u128::from(key.low());
-        self.denied.add(key, || descriptor_text(&domain.name, descriptor.entries));
+        self.denied.add(key, || descriptor_text(&domain.name, entries().as_ref()));
     }
 }
 

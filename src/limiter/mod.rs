@@ -22,6 +22,7 @@ mod metrics;
 #[cfg(all(feature = "redis", not(feature = "server")))]
 mod no_cluster;
 mod plan;
+mod prepared;
 #[cfg(feature = "redis")]
 mod remote;
 #[cfg(not(feature = "redis"))]
@@ -41,6 +42,7 @@ pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use metrics::Metrics;
 pub use plan::{CurrentLimit, Modes};
+pub use prepared::PreparedDescriptor;
 pub use remote::RemoteDecider;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
@@ -210,7 +212,8 @@ impl ActiveView<'_> {
         let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
         let decided = self.limiter.memory.apply_single(&check, self.now());
         let SingleDecision { decision, charged } = decided.map_err(|_| self.not_local_error())?;
-        let answer = SingleAnswer::of(self.limiter.modes, &applied, &decision);
+        let status = Status::of(&applied);
+        let answer = SingleAnswer::of(self.limiter.modes, applied.role(), status, &decision);
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let metrics = &self.limiter.metrics;
         metrics.count_shadow_pass(answer.passes_in_shadow);

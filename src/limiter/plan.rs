@@ -166,11 +166,7 @@ impl<'s> AppliedLimit<'s> {
     /// What a refusal of this descriptor means for the request.
     #[inline(always)]
     pub(super) fn role(&self) -> Role {
-        let rule = self.rule();
-        Role {
-            is_shadow: rule.is_some_and(|rule| rule.shadow_mode),
-            is_quota: rule.is_some_and(|rule| rule.quota_mode),
-        }
+        self.rule().map(role_of).unwrap_or_default()
     }
 
     /// The deciding check, if there is one.
@@ -201,6 +197,12 @@ impl<'s> AppliedLimit<'s> {
         let on_refusal = on_refusal(&domain, candidate, charging);
         Some(Check { key, limit: candidate, operation: descriptor.operation, on_refusal })
     }
+}
+
+/// What a refusal by `rule` means for the request.
+#[inline(always)]
+pub(super) fn role_of(rule: &Rule) -> Role {
+    Role { is_shadow: rule.shadow_mode, is_quota: rule.quota_mode }
 }
 
 #[inline(always)]

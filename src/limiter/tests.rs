@@ -28,6 +28,12 @@ descriptors:
   - {key: gold, rate_limit: {name: gold, replaces: [{name: basic}], unit: minute, requests_per_unit: 3}}
   - {key: free, rate_limit: {unlimited: true}}
   - {key: other, rate_limit: {unlimited: true}}
+  - key: plan
+    value: a
+    descriptors:
+      - {key: fixed, rate_limit: {unit: minute, requests_per_unit: 2, algorithm: sliding_window}}
+      - {key: fixed_ab, rate_limit: {unit: minute, requests_per_unit: 1}}
+      - {key: bucket, rate_limit: {unit: second, requests_per_unit: 2, algorithm: token_bucket}}
 ";
 
 fn limiter(modes: Modes) -> Limiter {
@@ -62,7 +68,46 @@ fn any_operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// The rules, or others in which some limits, shadow modes and keys differ.
+fn rules(are_others: bool) -> Rules {
+    let others =
+        RULES.replace("requests_per_unit: 3", "requests_per_unit: 2").replace("key: tried", "key: late_a");
+    Rules::parse("test", if are_others { &others } else { RULES }).unwrap()
+}
+
 proptest! {
+    #[test]
+    fn prepared_descriptor_is_answered_like_any_other(
+        (quota, shadow) in any::<(bool, bool)>(),
+        steps in prop::collection::vec(
+            (0..KEYS.len(), "(a[bc]?)?", any_operation(), 0..SECOND, 0..3_u8, any::<Option<bool>>()),
+            1..60,
+        ),
+    ) {
+        let [mut asked, mut prepared] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
+        let mut open: Vec<_> = KEYS.iter().map(|key| prepared.prepare("d", &[], [key])).collect();
+        let mut nested: Vec<_> = KEYS.iter().map(|key| prepared.prepare("d", &[("plan", "a")], [key])).collect();
+        let mut now = NOW;
+        for (key, value, operation, pass, form, other_rules) in steps {
+            now = now.plus(pass);
+            for limiter in [&mut asked, &mut prepared] {
+                limiter.clock.set(now);
+                if let Some(are_others) = other_rules {
+                    limiter.active_rules.replace(rules(are_others), now);
+                }
+            }
+            let (last, plan) = ((KEYS[key], &*value), ("plan", "a"));
+            let (entries, answer) = match form {
+                0 => (vec![last], open[key].ask([&value], operation)),
+                1 => (vec![plan, last], nested[key].ask([&value], operation)),
+                _ => (vec![last], prepared.prepare("d", &[last], []).ask([], operation)),
+            };
+            prop_assert_eq!(answer, asked.ask("d", &entries, operation), "{:?}", entries);
+        }
+        prop_assert_eq!(metrics_text(&prepared), metrics_text(&asked));
+        prop_assert_eq!(prepared.memory.stats(), asked.memory.stats());
+    }
+
     #[test]
     fn descriptor_is_decided_alike_alone_and_beside_an_unlimited_one(
         (quota, shadow) in any::<(bool, bool)>(),

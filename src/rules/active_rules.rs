@@ -1,6 +1,9 @@
 //! The active rules: the set of rules that decides requests now, and the secret of the keys of their counters.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{
+    Arc, PoisonError, RwLock,
+    atomic::{AtomicU64, Ordering},
+};
 
 use arc_swap::{ArcSwap, Guard};
 #[cfg(feature = "server")]
@@ -18,6 +21,8 @@ use crate::{
 #[derive(Debug)]
 pub struct ActiveRules {
     keyed: ArcSwap<KeyedRules>,
+    // Incremented after each replacement of the rules or the secret.
+    version: AtomicU64,
     status: RwLock<Status>,
     #[cfg(feature = "server")]
     replaced: Notify,
@@ -71,6 +76,7 @@ impl ActiveRules {
         let keyed = KeyedRules::new(None, Secret::random());
         Self {
             keyed: ArcSwap::from_pointee(keyed),
+            version: AtomicU64::new(0),
             status: RwLock::default(),
             #[cfg(feature = "server")]
             replaced: Notify::new(),
@@ -88,6 +94,12 @@ impl ActiveRules {
         self.keyed.load()
     }
 
+    /// A number that changes once rules or secret have been replaced.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
     /// The secret of the keys.
     pub fn secret(&self) -> Secret {
         self.keyed.load().secret().clone()
@@ -96,6 +108,7 @@ impl ActiveRules {
     /// Replaces the secret of the keys. Replicas that join a cluster replace theirs by the secret of the cluster.
     pub fn set_secret(&self, secret: Secret) {
         self.keyed.rcu(|current| current.with_secret(secret.clone()));
+        self.version.fetch_add(1, Ordering::Release);
     }
 
     /// The outcome of the loads so far.
@@ -127,6 +140,7 @@ impl ActiveRules {
         self.stats.attach(&rules);
         let rules = Arc::new(rules);
         let previous = self.keyed.rcu(|current| current.with_rules(rules.clone()));
+        self.version.fetch_add(1, Ordering::Release);
         self.update(|status| {
             status.generation += 1;
             status.hash = Some(rules.hash().to_owned());

@@ -15,7 +15,7 @@ use crate::{
     algorithm::Limit,
     descriptor::{Entry, Key, KeyText, PrefixHash, Secret},
     rules::{
-        Domain, LevelTrace, MatchKind, Rule, Rules,
+        Allowance, Domain, LevelTrace, MatchKind, Rule, Rules,
         prefix_tree::{self, Step, Steps},
         trace,
     },
@@ -45,12 +45,30 @@ pub struct KeyedDomain<'r> {
 pub struct Match<'r> {
     /// The rule.
     pub rule: &'r Rule,
-    domain: KeyedDomain<'r>,
+    /// Its domain.
+    pub domain: KeyedDomain<'r>,
     // Whether a node of the path has `value_to_metric`.
     has_value_to_metric: bool,
     // The cached prefix of the rule; `None` unless every entry has the literal key of its node and matches in the
     // declared way.
     prefix: Option<&'r OnceLock<Box<KeyPrefix>>>,
+}
+
+/// The rule and the key of a descriptor whose last values are left open.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenMatch {
+    // The indices of the domain, and of the rule in it.
+    domain: usize,
+    rule: usize,
+    key: OpenKey,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum OpenKey {
+    /// No value is open.
+    Closed(Key),
+    /// The hash before the open values.
+    Prefix(PrefixHash),
 }
 
 /// The part of the counter key that all descriptors of one rule share.
@@ -86,6 +104,15 @@ impl KeyedRules {
     /// The secret.
     pub fn secret(&self) -> &Secret {
         &self.secret
+    }
+
+    /// The rule of `open`, which was found in these rules.
+    #[inline(always)]
+    pub fn matched(&self, open: &OpenMatch) -> Option<Match<'_>> {
+        let domain = self.rules.as_ref()?.domains.get(open.domain)?;
+        let rule = domain.rules.get(open.rule)?;
+        let domain = KeyedDomain { domain, keyed: self };
+        Some(Match { rule, domain, has_value_to_metric: false, prefix: None })
     }
 
     /// The domain with this name.
@@ -124,6 +151,34 @@ impl<'r> KeyedDomain<'r> {
         Some(Match { rule: &self.domain.rules[rule], domain: self, has_value_to_metric, prefix })
     }
 
+    /// The rule for a descriptor of which the values of the last `open` entries are not known yet. `None` if the values
+    /// may lead to another rule or are part of the name of its metrics, and if the rule has not exactly one limit.
+    pub fn find_open(self, entries: &[Entry<'_>], open: usize) -> Option<OpenMatch> {
+        let found = self.find(entries)?;
+        let steps = found.steps(entries);
+        let known = entries.len().checked_sub(open)?;
+        for (index, entry) in entries.iter().enumerate().skip(known) {
+            let level = index.checked_sub(1).map_or(&self.domain.root, |before| &steps[before].node.children);
+            level.for_any_value(entry.key)?;
+        }
+        let Allowance::Limited(limit) = &found.rule.allowance else { return None };
+        if found.rule.candidate.is_some() || found.rule.detailed_metric || found.has_value_to_metric {
+            return None;
+        }
+        let key = if open == 0 {
+            OpenKey::Closed(found.hash(found.key_text(entries), limit))
+        } else {
+            let mut hash = found.key_text(entries).prefix_hash(&limit.kind().bytes(), &self.keyed.secret);
+            let sent = steps.iter().zip(entries).take(known).filter(|(step, _)| !step.is_shared());
+            sent.for_each(|(_, entry)| hash.push(entry.value));
+            OpenKey::Prefix(hash)
+        };
+        let domain =
+            self.keyed.rules.as_ref()?.domains().position(|domain| domain.name == self.domain.name)?;
+        let rule = steps.last()?.node.rule?;
+        Some(OpenMatch { domain, rule, key })
+    }
+
     /// How each entry matches on the way to a rule: the value of its node as written, and the kind of match. Ends before
     /// the first entry without a match.
     pub(crate) fn matches(self, entries: &[Entry<'_>]) -> Vec<(&'r str, MatchKind)> {
@@ -143,6 +198,17 @@ impl<'r> KeyedDomain<'r> {
             text.entry(*entry);
         }
         text.key(&limit.kind().bytes(), &self.keyed.secret)
+    }
+}
+
+impl OpenMatch {
+    /// The key of the counter for these values, one for each open entry.
+    #[inline(always)]
+    pub fn key(&self, values: &[&str]) -> Key {
+        match &self.key {
+            OpenKey::Closed(key) => *key,
+            OpenKey::Prefix(hash) => hash.key(values.iter().copied()),
+        }
     }
 }
 

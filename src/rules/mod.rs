@@ -38,7 +38,7 @@ pub use contents::Source;
 #[cfg(feature = "server")]
 pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Origin, Problem, Problems};
-pub use keyed_rules::{KeyedDomain, KeyedRules, Match};
+pub use keyed_rules::{KeyedDomain, KeyedRules, Match, OpenMatch};
 pub use prefix_tree::MatchKind;
 pub use schema::json_schema;
 pub use source::load;

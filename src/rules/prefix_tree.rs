@@ -159,6 +159,15 @@ impl Level {
         steps
     }
 
+    /// The node that an entry with this key matches by its key alone, if its value makes no difference.
+    pub(crate) fn for_any_value(&self, key: &str) -> Option<&Node> {
+        let node = self.at(key.as_bytes()).filter(|node| node.declared_kind == MatchKind::KeyOnly)?;
+        let has_value =
+            |text: &[u8]| text.strip_prefix(key.as_bytes()).is_some_and(|rest| rest.starts_with(b"_"));
+        let is_only = self.patterns.is_empty() && !self.by_text.keys().any(|text| has_value(text));
+        is_only.then_some(node)
+    }
+
     /// Fast path for a level with a single node that `entry` matches literally.
     #[inline(always)]
     fn only_step(&self, entry: Entry<'_>) -> Option<Step<'_>> {

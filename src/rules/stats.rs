@@ -168,7 +168,7 @@ impl RuleStats {
     }
 
     /// Counts an outcome under the rule's own path.
-    #[inline]
+    #[inline(always)]
     pub fn count_plain(&self, outcome: Outcome) {
         self.plain.add(outcome);
     }
