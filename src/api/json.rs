@@ -25,7 +25,15 @@ static POOL: LazyLock<DescriptorPool> =
 pub(super) enum JsonError {
     /// More descriptors or entries than the bounds allow. The message was not built.
     #[error(transparent)]
-    TooLarge(#[from] TooLarge),
+    TooLarge(TooLarge),
+    /// The same in one request of a call.
+    #[error("requests[{request}]: {error}")]
+    RequestTooLarge {
+        /// The index of the request.
+        request: usize,
+        /// The bound.
+        error: TooLarge,
+    },
     /// Not a `RateLimitRequest` in JSON.
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
@@ -77,12 +85,16 @@ fn descriptor(method: Method) -> MethodDescriptor {
 
 /// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the parser
 /// builds that part and fails at the same byte.
-fn check_bounds(position: Position, json: &[u8], bounds: Bounds) -> Result<(), TooLarge> {
+fn check_bounds(position: Position, json: &[u8], bounds: Bounds) -> Result<(), JsonError> {
     let mut count = Count { size: CallSize::new(bounds), too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
     // The parser reports syntax errors.
     let _ = BoundsCheck { count: &mut count, position }.deserialize(&mut reader);
-    count.too_large.map_or(Ok(()), Err)
+    let Some(error) = count.too_large else { return Ok(()) };
+    Err(match count.size.request_index().filter(|_| error.is_of_request()) {
+        Some(request) => JsonError::RequestTooLarge { request, error },
+        None => JsonError::TooLarge(error),
+    })
 }
 
 /// Requests, descriptors and entries counted so far.
@@ -230,7 +242,7 @@ mod tests {
         ] {
             let too_large = match read(&json) {
                 Err(JsonError::TooLarge(error)) => Err(error),
-                Err(JsonError::Malformed(error)) => panic!("{json}: {error}"),
+                Err(error) => panic!("{json}: {error}"),
                 Ok(()) => Ok(()),
             };
             assert_eq!(too_large, expected, "{json}");

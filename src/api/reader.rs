@@ -149,7 +149,9 @@ impl ReadError {
     pub(super) fn details(&self) -> rpc::Status {
         let (code, reason) = match self {
             Self::Json(JsonError::Malformed(_)) | Self::BodyBroken(_) => (Code::InvalidArgument, "MALFORMED"),
-            Self::Json(JsonError::TooLarge(_)) | Self::BodyTooLarge => (Code::InvalidArgument, "TOO_LARGE"),
+            Self::Json(JsonError::TooLarge(_) | JsonError::RequestTooLarge { .. }) | Self::BodyTooLarge => {
+                (Code::InvalidArgument, "TOO_LARGE")
+            }
             Self::BodySlow => (Code::DeadlineExceeded, "BODY_TIMEOUT"),
             Self::Busy => (Code::ResourceExhausted, "OVERLOADED"),
             Self::Failed(_) => (Code::Internal, "INTERNAL"),
@@ -159,7 +161,10 @@ impl ReadError {
 
     /// The exceeded bound, if that is the reason.
     pub(super) fn too_large(&self) -> Option<TooLarge> {
-        if let Self::Json(JsonError::TooLarge(error)) = self { Some(*error) } else { None }
+        match self {
+            Self::Json(JsonError::TooLarge(error) | JsonError::RequestTooLarge { error, .. }) => Some(*error),
+            _other => None,
+        }
     }
 }
 

@@ -72,6 +72,11 @@ impl CallSize {
         Self { bounds, requests: 0, descriptors: 0, entries: 0, all_descriptors: 0, all_entries: 0 }
     }
 
+    /// The index of the last request; `None` if requests are not counted.
+    pub fn request_index(&self) -> Option<usize> {
+        self.requests.checked_sub(1)
+    }
+
     /// Counts the next request.
     pub fn request(&mut self) -> Result<(), TooLarge> {
         let most = self.bounds.requests;
@@ -103,6 +108,16 @@ impl CallSize {
             return Err(TooLarge::CallEntries);
         }
         Ok(())
+    }
+}
+
+impl TooLarge {
+    /// Whether one request is too large, and not the call.
+    pub fn is_of_request(self) -> bool {
+        match self {
+            Self::Descriptors { .. } | Self::Entries { .. } => true,
+            Self::Requests { .. } | Self::CallDescriptors | Self::CallEntries => false,
+        }
     }
 }
 

@@ -66,7 +66,7 @@ pub enum RequestError {
     SeveralDomains,
     /// A limit override with an unknown unit.
     #[error(
-        "descriptors[{descriptor}].limit.unit: {number} is not a unit; send SECOND, MINUTE, HOUR, DAY, MONTH or YEAR"
+        "descriptors[{descriptor}].limit.unit: {number} is not a unit; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
     )]
     Unit {
         /// The index of the descriptor.

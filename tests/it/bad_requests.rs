@@ -73,10 +73,11 @@ async fn errors_of_v1(service: &Service, request: &RateLimitRequest) -> [String;
     let body = format!("{{\"requests\": [{}]}}", request_text(request).unwrap());
     let (_, answer) = service.http("POST", "/v1/check", &body).await;
     let answer: Value = serde_json::from_str(&answer).unwrap();
-    // A request that is too large is not built, so the call as a whole is refused.
+    // A request that is too large is not built, so the call as a whole is refused, and its error names the request.
     let error_in_json = answer.pointer("/answers/0/error").unwrap_or(&answer);
     assert_eq!(error_in_json["code"], error.code);
-    [error.message, error_in_json["message"].as_str().unwrap().to_owned()]
+    let message_in_json = error_in_json["message"].as_str().unwrap();
+    [error.message, message_in_json.trim_start_matches("requests[0]: ").to_owned()]
 }
 
 /// The errors of calls for reservations, over gRPC and in JSON. Their requests begin with the same fields.

@@ -64,8 +64,12 @@ impl<'m> Requests<'m> {
     }
 }
 
-/// Counts the descriptors and entries of a request. A part that cannot be read is left to [`Request::decode`].
+/// Counts the descriptors and entries of a request. A request that is invalid by itself is left to [`Request::decode`].
 fn count(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
+    count_parts(size, request).or_else(|error| if error.is_of_request() { Ok(()) } else { Err(error) })
+}
+
+fn count_parts(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
     let mut fields = Fields::of(request);
     while let Ok(Some((number, value))) = fields.next() {
         let (2, Value::Bytes(descriptor)) = (number, value) else { continue };

@@ -232,6 +232,22 @@ async fn call_beyond_bounds_or_empty_is_refused_and_charges_nothing() {
 }
 
 #[tokio::test]
+async fn request_beyond_bounds_is_refused_beside_others_that_are_decided() {
+    let service = Service::start(RULES).await;
+    let mut large = request("user", "ann");
+    large.descriptors = vec![large.descriptors[0].clone(); 257];
+    let mut wide = request("user", "ann");
+    wide.descriptors[0].entries = vec![wide.descriptors[0].entries[0].clone(); 129];
+    // Together more than the 8 KiB from which a call is counted before it is decided.
+    let call = each(vec![request("user", "ann"), large.clone(), large, wide, request("user", "bob")]);
+    let answers = client(&service).await.check(call).await.unwrap().into_inner().answers;
+    let reasons = answers.iter().map(|answer| answer.error.as_ref().map(reason)).collect::<Vec<_>>();
+    let too_large = Some("TOO_LARGE".to_owned());
+    assert_eq!(reasons, [None, too_large.clone(), too_large.clone(), too_large, None]);
+    assert_eq!([&answers[0], &answers[4]].map(|answer| answer.limits[0].remaining), [2, 2]);
+}
+
+#[tokio::test]
 async fn call_with_too_many_descriptors_in_all_is_refused() {
     let service = Service::start(RULES).await;
     let mut wide = request("user", "ann");

@@ -71,7 +71,7 @@ async fn bad_json_calls_are_answered_with_reason_and_place() {
         (
             json!({"requests": [user("a"), wide]}).to_string(),
             "TOO_LARGE",
-            "descriptors[0] has more than 1 entries",
+            "requests[1]: descriptors[0] has more than 1 entries",
         ),
     ] {
         let (code, answer) = service.http("POST", "/v1/check", &body).await;
